@@ -1,0 +1,1 @@
+"""leakbound: how much training data do federated updates leak, and what bounds it?"""

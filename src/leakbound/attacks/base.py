@@ -1,0 +1,100 @@
+"""What an attack is: a function of an observation and a generator, and of nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from leakbound import check
+from leakbound.client import simulate
+from leakbound.types import Observation, Reconstruction, Task
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Base of all attacks: a frozen dataclass whose fields are all of its settings.
+
+    `__call__` takes an observation and a generator. It may raise `NotApplicable`, and it never sees
+    the truth: restarts, steps and settings are chosen by its own objective.
+    """
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+        """Rebuild the inputs behind the observation."""
+        raise TypeError(f"{type(self).__name__} defines no __call__(observation, generator)")
+
+    def many(
+        self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        """Several observations of equal shapes; an attack may batch the computation."""
+        return [self(o, g) for o, g in zip(observations, generators, strict=True)]
+
+    def plant(self, task: Task) -> Task:
+        """A malicious server's change of the model before it is sent; the identity for others."""
+        return task
+
+
+@dataclass(frozen=True)
+class BestOf(Attack):
+    """Restart an attack and keep the answer with the lowest objective of its own.
+
+    Args:
+        attack: the attack to repeat; each start draws from the same generator in turn.
+        restarts: how many starts at most.
+        enough: stop at the first answer whose objective is at most this.
+    """
+
+    attack: Attack
+    restarts: int = 3
+    enough: float = 0.0
+
+    def __post_init__(self) -> None:
+        check.count(restarts=self.restarts)
+        check.non_negative(enough=self.enough)
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+        """Run until the objective is low enough or all starts are used."""
+        best: Reconstruction | None = None
+        for _ in range(self.restarts):
+            answer = self.attack(observation, generator)
+            if best is None or _rank(answer) < _rank(best):
+                best = answer
+            if best.problem is None and best.objective <= self.enough:
+                break
+        assert best is not None  # restarts >= 1 is checked at construction
+        return best
+
+    def plant(self, task: Task) -> Task:
+        """The repeated attack's own change."""
+        return self.attack.plant(task)
+
+
+def _rank(answer: Reconstruction) -> tuple[bool, float]:
+    value = answer.objective
+    return (answer.problem is not None, value if value == value else float("inf"))
+
+
+def seen_task(observation: Observation) -> Task:
+    """The task that the attacker simulates, with what the update gives away if he knows how."""
+    if observation.defense is None:
+        return observation.task
+    return observation.defense.infer(observation.task, observation.update)
+
+
+def expected_rows(observation: Observation, task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
+    """The rows (R, P) that a guess would have sent, by the client's own functions."""
+    return simulate(task, inputs, labels, cohort=observation.cohort, defense=observation.defense)
+
+
+def boxed(inputs: Tensor, task: Task) -> Tensor:
+    """The guess moved into the task's input range; NaN becomes its middle."""
+    low, high = task.input_range
+    middle = (low + high) / 2
+    return torch.nan_to_num(inputs, nan=middle, posinf=high, neginf=low).clamp(low, high)
+
+
+def with_problem(answer: Reconstruction, problem: str | None) -> Reconstruction:
+    """The same answer with a problem noted, unless one was noted before."""
+    return answer if problem is None or answer.problem else replace(answer, problem=problem)

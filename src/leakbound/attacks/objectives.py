@@ -1,0 +1,70 @@
+"""How far a guessed update is from the one that was seen, and what makes an image unlikely."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Span = tuple[int, int]
+TINY = 1e-12
+
+
+def cosine(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
+    """1 - cosine between whole rows (R, P), mean over rows; blind to each row's scale.
+
+    Source: Geiping et al. 2020, eq. 4 ('sim').
+    """
+    if weights is not None:
+        guess, seen = guess * weights, seen * weights
+    dot = (guess * seen).sum(1)
+    norms = guess.square().sum(1).clamp_min(TINY**2) * seen.square().sum(1).clamp_min(TINY**2)
+    return (1 - dot / norms.sqrt()).mean()
+
+
+def cosine_layers(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
+    """1 - cosine of every tensor on its own, mean over tensors ('simlocal').
+
+    Source: Geiping et al. 2020, released code.
+    """
+    parts = []
+    for a, b in spans:
+        own = None if weights is None else weights[:, a:b]
+        parts.append(cosine(guess[:, a:b], seen[:, a:b], own, []))
+    return torch.stack(parts).mean()
+
+
+def euclidean(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
+    """Sum of squared differences; with weights 1/std the Gaussian log-likelihood up to a constant.
+
+    Source: Zhu et al. 2019, eq. 4.
+    """
+    difference = guess - seen if weights is None else (guess - seen) * weights
+    return difference.square().sum()
+
+
+def manhattan(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
+    """Sum of absolute differences; with weights 1/scale the Laplace log-likelihood."""
+    difference = guess - seen if weights is None else (guess - seen) * weights
+    return difference.abs().sum()
+
+
+DISTANCES = {
+    "cosine": cosine,
+    "cosine_layers": cosine_layers,
+    "euclidean": euclidean,
+    "manhattan": manhattan,
+}
+
+
+def total_variation(images: Tensor) -> Tensor:
+    """Mean absolute difference of neighbouring pixels, down plus across; images (B, C, H, W).
+
+    Source: Geiping et al. 2020 (anisotropic form, no padding).
+
+    Example:
+        >>> total_variation(torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]])).item()
+        1.0
+    """
+    down = (images[..., 1:, :] - images[..., :-1, :]).abs().mean()
+    across = (images[..., :, 1:] - images[..., :, :-1]).abs().mean()
+    return down + across

@@ -1,0 +1,181 @@
+"""What the cells of one plan share in one process: data, splits, models at their weights."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from leakbound import client, data, registry
+from leakbound.audit.plan import DataSpec, ModelSpec, Plan, build_defense
+from leakbound.models.custom import load_user_model, load_weights
+from leakbound.random import permutation, stream
+from leakbound.types import Batch, Task
+
+SPLITS = {"private": 0.6, "public": 0.2, "test": 0.2}
+DISTRACTORS = 100
+FEW = 10
+T = TypeVar("T")
+
+
+class Bench:
+    """Loads each thing once; everything it hands out depends on names and seeds only."""
+
+    def __init__(self, spec: DataSpec) -> None:
+        self.spec = spec
+        self._kept: dict[Any, Any] = {}
+
+    @cached_property
+    def dataset(self) -> data.Dataset:
+        """The plan's data."""
+        spec = self.spec
+        return data.load(spec.source, size=spec.size, channels=spec.channels, limit=spec.limit)
+
+    @cached_property
+    def splits(self) -> dict[str, Tensor]:
+        """Disjoint indices: private (the clients'), public (the attacker's) and test.
+
+        Fewer than 10 images are all private: the attacker then has no public ones.
+        """
+        count = len(self.dataset.labels)
+        if count < FEW:
+            none = torch.zeros(0, dtype=torch.long)
+            return {"private": torch.arange(count), "public": none, "test": none}
+        return data.split(count, SPLITS, seed=0, name="audit")
+
+    @cached_property
+    def public(self) -> Batch | None:
+        """Public images: what the attacker may know of the kind of data; None if there are none."""
+        indices = self.splits["public"]
+        return self.dataset.batch(indices) if len(indices) else None
+
+    @cached_property
+    def blind(self) -> Tensor:
+        """The guess that sees no update: the mean public image, or mid-gray."""
+        if self.public is None:
+            return torch.full(self.dataset.inputs.shape[1:], 0.5)
+        return self.public.inputs.mean(0)
+
+    @cached_property
+    def distractors(self) -> Tensor | None:
+        """Public images among which a reconstruction has to name its own."""
+        return None if self.public is None else self.public.inputs[:DISTRACTORS]
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of one image."""
+        channels, height, width = self.dataset.inputs.shape[1:]
+        return channels, height, width
+
+    def batches(self, size: int, clients: int, seed: int) -> list[Batch]:
+        """Private batches, the same for every defense and attack of that size and seed."""
+        private = self.splits["private"]
+        order = permutation(len(private), stream(seed, "batch", size))[: size * clients]
+        starts = range(0, size * clients, size)
+        return [self.dataset.batch(private[order[a : a + size]]) for a in starts]
+
+    def task(self, spec: ModelSpec, seed: int) -> Task:
+        """The model at its weights: fresh from the seed, from a file, or trained for some steps."""
+        return self._once(("task", spec, seed), lambda: self._make_task(spec, seed))
+
+    def _make_task(self, spec: ModelSpec, seed: int) -> Task:
+        task = Task.of(self._module(spec, seed), classes=self.dataset.classes)
+        with torch.no_grad():
+            output = client.forward(task, self.dataset.inputs[:1])
+        if output.ndim != 2 or output.shape[1] < self.dataset.classes:
+            raise ValueError(
+                f"model {spec.name!r} returns shape {tuple(output.shape)} for one image; give a "
+                f"model with one output for each of the {self.dataset.classes} classes"
+            )
+        if spec.train_steps:
+            task = self._trained(task, spec.train_steps, seed)
+        return task
+
+    def _module(self, spec: ModelSpec, seed: int) -> nn.Module:
+        given = {
+            "input_shape": self.input_shape,
+            "classes": self.dataset.classes,
+            "generator": stream(seed, "model", spec.name),
+        }
+        settings = dict(spec.settings)
+        if ":" in spec.name:
+            model: nn.Module = load_user_model(spec.name, **given, **settings)
+        else:
+            model = registry.build("model", spec.name, settings, **given)
+        if spec.weights is not None:
+            load_weights(model, Path(spec.weights))
+        return model
+
+    def _trained(self, task: Task, steps: int, seed: int) -> Task:
+        """Adam (rate 1e-3, batches of 64) on public and test images, never on private ones."""
+        pool = torch.cat([self.splits["public"], self.splits["test"]])
+        source = stream(seed, "pretrain")
+        weights = nn.Parameter(task.parameters.clone())
+        optimizer = torch.optim.Adam([weights], lr=1e-3)
+        for _ in range(steps):
+            batch = self.dataset.batch(pool[permutation(len(pool), source)[:64]])
+            weights.grad = client.gradient(
+                task, batch.inputs, batch.labels, weights.detach()
+            ).detach()
+            optimizer.step()
+        return task.with_parameters(weights.detach().clone())
+
+    def _once(self, key: Any, make: Callable[[], T]) -> T:
+        if key not in self._kept:
+            self._kept[key] = make()
+        kept: T = self._kept[key]
+        return kept
+
+
+def fingerprint(plan: Plan, bench: Bench) -> dict[str, Any]:
+    """The data as run.json names it, and the digests of weight files."""
+    dataset = bench.dataset
+    weights = {
+        spec.weights: hashlib.sha256(Path(spec.weights).read_bytes()).hexdigest()
+        for spec in plan.models
+        if spec.weights is not None
+    }
+    return {
+        "source": plan.data.source,
+        "fingerprint": dataset.fingerprint,
+        "examples": len(dataset.labels),
+        "shape": list(bench.input_shape),
+        "classes": dataset.classes,
+        "weights": weights,
+    }
+
+
+def check_plan(plan: Plan, bench: Bench) -> None:
+    """Build every model once and compare batches with the data, before any cell runs.
+
+    Raises:
+        ValueError: data, a model or a batch size that cannot work, with the reason.
+    """
+    available = len(bench.splits["private"])
+    for links in plan.defenses:
+        clients = build_defense(links).cohort_size
+        for size in plan.batch_sizes:
+            if size * clients > available:
+                raise ValueError(
+                    f"batch_sizes holds {size}, times {clients} clients makes {size * clients} "
+                    f"images, but the data has {available} private ones of "
+                    f"{len(bench.dataset.labels)}; take smaller batches or more data"
+                )
+    if plan.utility.rounds and plan.utility.batch_size * plan.utility.clients > available:
+        raise ValueError(
+            f"utility trains {plan.utility.clients} clients on {plan.utility.batch_size} images "
+            f"each, but the data has {available} private ones; lower utility.batch_size"
+        )
+    trains = plan.utility.rounds or any(spec.train_steps for spec in plan.models)
+    if trains and len(bench.dataset.labels) < FEW:
+        raise ValueError(
+            f"data has {len(bench.dataset.labels)} images, too few to train on: give at least "
+            f"{FEW}, or leave out [utility] and train_steps"
+        )
+    for spec in plan.models:
+        bench.task(spec, plan.seeds[0])

@@ -1,0 +1,218 @@
+"""Running one cell: a round under a defense, an attack on what it shows, a record of both."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from leakbound import metrics
+from leakbound.audit import plan as plans
+from leakbound.audit.bench import Bench
+from leakbound.audit.pictures import strip
+from leakbound.audit.utility import train
+from leakbound.audit.verdict import UNDECIDED, verdict
+from leakbound.pairing import pair
+from leakbound.protocol import Round, play
+from leakbound.random import stream
+from leakbound.types import NotApplicable, Reconstruction, Update
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """A record, the pictures it names (file name to PNG bytes), and how long it took."""
+
+    id: str
+    record: dict[str, Any]
+    pictures: dict[str, bytes] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def run_cell(cell: plans.Cell, bench: Bench, *, pictures: bool = True) -> Result:
+    """Run one cell; what its attack or model throws becomes a failed record, not an error.
+
+    The record depends on the cell, the data and the versions alone: not on other cells, their
+    order, or the process. Use one torch thread (`torch.set_num_threads(1)`), as the audit does.
+    """
+    began = time.perf_counter()
+    record = _header(cell, bench)
+    shown: dict[str, bytes] = {}
+    try:
+        attack = plans.build_attack(cell.attack)
+        defense = plans.build_defense(cell.defense)
+        clients = bench.batches(cell.batch_size, defense.cohort_size, cell.seed)
+        sources = [stream(cell.seed, "defense", i) for i in range(len(clients) + 1)]
+        played = play(
+            bench.task(cell.model, cell.seed),
+            clients,
+            defense,
+            sources,
+            threat=cell.threat,
+            attack=attack,
+            auxiliary=bench.public,
+        )
+        name = cell.attack.name
+        answer = attack(played.observation, stream(cell.seed, "attack", name, cell.batch_size))
+        shown = _judge(record, cell, bench, played, answer, pictures)
+    except NotApplicable as error:
+        record |= {"status": "not_applicable", "reason": error.reason, "verdict": None}
+    except Exception as error:  # a crash is a result of its own: recorded, counted, exit code 1
+        record |= _blank()
+        record |= {"status": "failed", "reason": _reason(error), "verdict": UNDECIDED}
+        shown = {}
+    return Result(cell.id, record, shown, time.perf_counter() - began)
+
+
+def run_utility(cell: plans.UtilityCell, bench: Bench) -> Result:
+    """Run one short training; a crash becomes a failed record."""
+    began = time.perf_counter()
+    record: dict[str, Any] = {
+        "schema": SCHEMA,
+        "unit": cell.id,
+        "model": _model(cell.model, bench),
+        "defense": _defense(cell.defense),
+        "seed": cell.seed,
+        "rounds": cell.utility.rounds,
+        "status": "ok",
+        "reason": None,
+        "training_loss": None,
+        "accuracy": None,
+    }
+    try:
+        record |= train(cell, bench)
+    except Exception as error:  # as above
+        record |= {"status": "failed", "reason": _reason(error)}
+    return Result(cell.id, record, {}, time.perf_counter() - began)
+
+
+def failed(cell: plans.Cell | plans.UtilityCell, bench: Bench, reason: str) -> Result:
+    """The record of a unit whose process died."""
+    if isinstance(cell, plans.UtilityCell):
+        record = {
+            "schema": SCHEMA,
+            "unit": cell.id,
+            "model": _model(cell.model, bench),
+            "defense": _defense(cell.defense),
+            "seed": cell.seed,
+            "rounds": cell.utility.rounds,
+            "status": "failed",
+            "reason": reason,
+            "training_loss": None,
+            "accuracy": None,
+        }
+        return Result(cell.id, record)
+    record = _header(cell, bench)
+    record |= {"status": "failed", "reason": reason, "verdict": UNDECIDED}
+    return Result(cell.id, record)
+
+
+def _blank() -> dict[str, Any]:
+    names = ("problem", "objective", "release", "metrics", "blind", "pictures")
+    return dict.fromkeys(names)
+
+
+def _header(cell: plans.Cell, bench: Bench) -> dict[str, Any]:
+    try:
+        clients = plans.build_defense(cell.defense).cohort_size
+    except ValueError:
+        clients = 1
+    return {
+        "schema": SCHEMA,
+        "cell": cell.id,
+        "attack": plans.attack_record(cell.attack),
+        "defense": _defense(cell.defense),
+        "model": _model(cell.model, bench),
+        "data": {
+            "source": cell.data.source,
+            "shape": list(bench.input_shape),
+            "classes": bench.dataset.classes,
+        },
+        "batch_size": cell.batch_size,
+        "clients": clients,
+        "seed": cell.seed,
+        "threat": plans.plain(cell.threat),
+        "status": "ok",
+        "reason": None,
+        **_blank(),
+        "threshold": {"metric": "psnr", "value": cell.threshold},
+        "bounds": [],
+        "verdict": None,
+    }
+
+
+def _defense(links: tuple[plans.Spec, ...]) -> dict[str, Any]:
+    built = plans.build_defense(links)
+    return {
+        "name": plans.defense_name(links),
+        "parameters": plans.defense_parameters(links),
+        "settings": repr(built),
+        "guarantee": built.guarantee.value,
+    }
+
+
+def _model(spec: plans.ModelSpec, bench: Bench) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "parameters": plans.plain(dict(spec.settings)),
+        "train_steps": spec.train_steps,
+        "weights": spec.weights,
+    }
+
+
+def _judge(
+    record: dict[str, Any],
+    cell: plans.Cell,
+    bench: Bench,
+    played: Round,
+    answer: Reconstruction,
+    pictures: bool,
+) -> dict[str, bytes]:
+    """Fill the record from truth and guess; returns the pictures."""
+    width = played.observation.task.input_range[1] - played.observation.task.input_range[0]
+    paired = pair(played.truth, answer)
+    measured = metrics.evaluate(paired, data_range=width, distractors=bench.distractors)
+    guess = Reconstruction(bench.blind.expand_as(played.truth.inputs).clone())
+    blind = metrics.psnr(pair(played.truth, guess), data_range=width)
+    record["metrics"] = {k: [_short(v) for v in values] for k, values in measured.items()}
+    record["blind"] = {"psnr": [_short(v) for v in blind]}
+    start = answer.trace[0] if answer.trace else answer.objective
+    record["objective"] = {"start": _short(start), "end": _short(answer.objective)}
+    record["problem"] = answer.problem
+    record["release"] = _release(played.observation.update)
+    record["verdict"] = verdict(measured["psnr"], blind, cell.threshold)
+    if not pictures:
+        return {}
+    files = {}
+    for name, images in (("truth", paired.truth.inputs), ("reconstruction", paired.inputs)):
+        file, content = strip(images, played.observation.task.input_range)
+        files[file] = content
+        record["pictures"] = {**(record["pictures"] or {}), name: file}
+    return files
+
+
+def _release(update: Update) -> dict[str, Any]:
+    withheld = 0.0 if update.mask is None else 1 - float(update.mask.double().mean())
+    return {
+        "law": type(update.law).__name__,
+        "private": update.law.private,
+        "withheld": _short(withheld),
+        "unit": update.unit.noun,
+    }
+
+
+def _short(value: float | None) -> float | None:
+    """Nine digits, and None for what JSON has no number for."""
+    if value is None or value != value or value in (float("inf"), float("-inf")):
+        return None
+    return float(f"{value:.9g}")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return "out of memory: take a smaller batch or model, or fewer workers"
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"

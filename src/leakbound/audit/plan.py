@@ -1,0 +1,198 @@
+"""The plan of an audit: a grid of cells as frozen dataclasses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field, fields
+from itertools import product
+from typing import Any
+
+from leakbound import registry
+from leakbound.attacks import Attack, settings_hash
+from leakbound.defenses import Chain, chain
+from leakbound.types import Server, ThreatModel
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A name and its settings, hashable and in one order."""
+
+    name: str
+    settings: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The settings as a dictionary."""
+        return dict(self.settings)
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Which data: a source, and what is done to its images."""
+
+    source: str = "mnist5k"
+    size: int | None = None
+    channels: int | None = None
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A built-in model or "package.module:build"; trained first, or with given weights."""
+
+    name: str
+    settings: tuple[tuple[str, Any], ...] = ()
+    train_steps: int = 0
+    weights: str | None = None
+
+
+@dataclass(frozen=True)
+class UtilitySpec:
+    """A short federated training under each defense: what the defense costs.
+
+    Each round `clients` clients send one defended update of `batch_size` images, the server
+    averages them and takes one Adam step. The first `repeats` seeds of the plan are used; 0 rounds
+    means that utility is not measured.
+    """
+
+    rounds: int = 40
+    clients: int = 4
+    batch_size: int = 16
+    learning_rate: float = 0.002
+    repeats: int = 3
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One attack on one batch under one defense: all that its record depends on."""
+
+    data: DataSpec
+    model: ModelSpec
+    defense: tuple[Spec, ...]
+    attack: Spec
+    batch_size: int
+    seed: int
+    threat: ThreatModel
+    threshold: float
+
+    @property
+    def id(self) -> str:
+        """Sixteen hex digits that name the cell, wherever it stands in a plan."""
+        return digest(plain(self))[:16]
+
+
+@dataclass(frozen=True)
+class UtilityCell:
+    """One short training of one model under one defense."""
+
+    data: DataSpec
+    model: ModelSpec
+    defense: tuple[Spec, ...]
+    seed: int
+    utility: UtilitySpec
+
+    @property
+    def id(self) -> str:
+        """Sixteen hex digits that name it."""
+        return digest(plain(self))[:16]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A grid: every attack on every batch of every model under every defense.
+
+    Attributes:
+        defenses: each a chain of one or more links; () is no defense.
+        seeds: one repetition each, with its own initial weights, batch and noise.
+        threshold: PSNR in dB from which an image counts as exposed.
+    """
+
+    name: str
+    data: DataSpec
+    models: tuple[ModelSpec, ...]
+    defenses: tuple[tuple[Spec, ...], ...]
+    attacks: tuple[Spec, ...]
+    batch_sizes: tuple[int, ...] = (1,)
+    seeds: tuple[int, ...] = (0,)
+    threat: ThreatModel = field(default_factory=ThreatModel)
+    threshold: float = 20.0
+    utility: UtilitySpec = field(default_factory=lambda: UtilitySpec(rounds=0))
+
+    def __post_init__(self) -> None:
+        for name in ("models", "defenses", "attacks", "batch_sizes", "seeds"):
+            values = getattr(self, name)
+            if not values:
+                raise ValueError(f"{name} is empty; name at least one")
+            if len(set(values)) != len(values):
+                raise ValueError(f"{name} holds the same entry twice; name each once")
+
+    @property
+    def hash(self) -> str:
+        """Sixteen hex digits that name the whole plan."""
+        return digest(plain(self))[:16]
+
+    def cells(self) -> tuple[Cell, ...]:
+        """All cells in the plan's order."""
+        grid = product(self.models, self.batch_sizes, self.defenses, self.attacks, self.seeds)
+        return tuple(
+            Cell(self.data, model, defense, attack, size, seed, self.threat, self.threshold)
+            for model, size, defense, attack, seed in grid
+        )
+
+    def utility_cells(self) -> tuple[UtilityCell, ...]:
+        """All trainings in the plan's order; none if utility is not measured."""
+        if self.utility.rounds == 0:
+            return ()
+        seeds = self.seeds[: self.utility.repeats]
+        return tuple(
+            UtilityCell(self.data, model, defense, seed, self.utility)
+            for model, defense, seed in product(self.models, self.defenses, seeds)
+        )
+
+
+def plain(thing: Any) -> Any:
+    """A dataclass as JSON values; enums by value."""
+    if hasattr(thing, "__dataclass_fields__"):
+        return {f.name: plain(getattr(thing, f.name)) for f in fields(thing)}
+    if isinstance(thing, Server):
+        return thing.value
+    if isinstance(thing, tuple | list):
+        return [plain(value) for value in thing]
+    return thing
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a JSON value in canonical form."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def build_defense(links: tuple[Spec, ...]) -> Chain:
+    """The chain that a plan's defense stands for."""
+    return chain(*(registry.build("defense", link.name, link.parameters) for link in links))
+
+
+def build_attack(spec: Spec) -> Attack:
+    """The attack that a plan's entry stands for."""
+    attack = registry.build("attack", spec.name, spec.parameters)
+    assert isinstance(attack, Attack)  # the registry holds attacks only
+    return attack
+
+
+def attack_record(spec: Spec) -> dict[str, str]:
+    """An attack as records name it: its name, full settings and their hash."""
+    attack = build_attack(spec)
+    return {"name": spec.name, "settings": repr(attack), "hash": settings_hash(attack)}
+
+
+def defense_name(links: tuple[Spec, ...]) -> str:
+    """`none`, a link's name, or several joined by `+`."""
+    return "+".join(link.name for link in links) or "none"
+
+
+def defense_parameters(links: tuple[Spec, ...]) -> dict[str, Any]:
+    """All settings of a chain; a link's name stands before them where there are several links."""
+    if len(links) == 1:
+        return links[0].parameters
+    return {f"{link.name}.{key}": value for link in links for key, value in link.settings}

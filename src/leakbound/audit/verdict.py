@@ -1,0 +1,41 @@
+"""Exposed, protected or undecided: what a cell shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+EXPOSED = "exposed"
+PROTECTED = "protected"
+UNDECIDED = "undecided"
+
+
+def verdict(
+    psnr: Sequence[float | None],
+    blind: Sequence[float | None],
+    threshold: float,
+    bounds: Sequence[dict[str, Any]] = (),
+) -> str:
+    """Join an attack's result and the bounds of one cell.
+
+    exposed: some image reached the threshold (dB), and is closer to the truth than the guess that
+    sees no update. protected: a bound that covers all attackers excludes the threshold. undecided:
+    neither; attacks failed, but that proves nothing.
+
+    Raises:
+        RuntimeError: exposed although a bound that covers all attackers excludes it: one is wrong.
+
+    Example:
+        >>> verdict([31.0, 12.0], [11.0, 10.0], 20.0), verdict([12.0], [11.0], 20.0)
+        ('exposed', 'undecided')
+    """
+    reached = any(
+        value is not None and value >= threshold and (other is None or value > other)
+        for value, other in zip(psnr, blind, strict=True)
+    )
+    excluded = any(b["covers"] == "all" and b["excludes_threshold"] for b in bounds)
+    if reached and excluded:
+        raise RuntimeError("an attack reached a threshold that a bound excludes: one is wrong")
+    if reached:
+        return EXPOSED
+    return PROTECTED if excluded else UNDECIDED

@@ -1,0 +1,94 @@
+"""Small validators for arguments: each error names the argument, its value and the mend."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+def positive(**values: float) -> None:
+    """Every value is a finite number above 0.
+
+    Example:
+        >>> positive(noise_std=-1.0)
+        Traceback (most recent call last):
+        ...
+        ValueError: noise_std is -1.0; give a finite number above 0
+    """
+    for name, value in values.items():
+        if not (math.isfinite(_number(name, value)) and value > 0):
+            raise ValueError(f"{name} is {value!r}; give a finite number above 0")
+
+
+def non_negative(**values: float) -> None:
+    """Every value is a finite number, 0 or above."""
+    for name, value in values.items():
+        if not (math.isfinite(_number(name, value)) and value >= 0):
+            raise ValueError(f"{name} is {value!r}; give a finite number of at least 0")
+
+
+def fraction(**values: float) -> None:
+    """Every value lies in [0, 1]."""
+    for name, value in values.items():
+        if not 0 <= _number(name, value) <= 1:
+            raise ValueError(f"{name} is {value!r}; give a fraction between 0 and 1")
+
+
+def count(**values: int) -> None:
+    """Every value is a whole number of at least 1."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} is {value!r}; give a whole number of at least 1")
+
+
+def one_of(allowed: Iterable[str], **values: str) -> None:
+    """Every value is one of the allowed words; the error offers the closest."""
+    words = list(allowed)
+    for name, value in values.items():
+        if value not in words:
+            raise ValueError(f"{name} is {value!r}; {closest(str(value), words)}")
+
+
+def closest(word: str, words: Iterable[str]) -> str:
+    """'did you mean ...?' with the nearest word, else the list of all.
+
+    Example:
+        >>> closest("dgl", ["dlg", "idlg"])
+        "did you mean 'dlg'? (known: dlg, idlg)"
+    """
+    known = sorted(words)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
+    listing = ", ".join(known)
+    return f"did you mean {near[0]!r}? (known: {listing})" if near else f"known: {listing}"
+
+
+def finite(name: str, value: Tensor) -> None:
+    """The tensor holds no NaN and no infinity."""
+    bad = int((~torch.isfinite(value)).sum())
+    if bad:
+        raise ValueError(
+            f"{name} holds {bad} of {value.numel()} entries that are NaN or infinite; "
+            "check the images, the weights and the learning rate"
+        )
+
+
+def labels(values: Tensor, classes: int | None) -> None:
+    """Class labels are whole numbers in 0..classes-1."""
+    if classes is None or len(values) == 0:
+        return
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high >= classes:
+        raise ValueError(
+            f"labels run from {low} to {high}, but the model has {classes} classes; "
+            f"give labels in 0..{classes - 1}"
+        )
+
+
+def _number(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} is {value!r}; give a number")
+    return float(value)

@@ -1,0 +1,143 @@
+"""The command line: audit, attack, report, list. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+
+USAGE, FAILED, STOPPED = 2, 1, 130
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Attack real batches under defenses and write a report.
+
+    Without a plan the built-in one runs on MNIST. Run the same command again to go on after a stop.
+    """
+
+    plan: Positional[Path | None] = None
+    """A plan in TOML (see docs); it may name Python code to import."""
+    out: Annotated[Path | None, arg(metavar="DIR")] = None
+    """Output folder; runs/demo or runs/quick for the built-in plans, required for your own."""
+    quick: bool = False
+    """Run the small built-in plan instead (under a minute)."""
+    workers: int = 0
+    """Processes; 0 takes one a core. The records are the same for any number."""
+    no_images: bool = False
+    """Keep no picture of the data, neither in files nor in the report."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Run one cell: one attack on one batch under one defense.
+
+    Settings follow a name after commas, as in --defense gaussian_noise,noise_std=0.01
+    """
+
+    attack: str = "inverting_gradients"
+    """Which attack (see `leakbound list`)."""
+    model: str = "mlp"
+    """Which model, or package.module:build."""
+    data: str = "mnist5k"
+    """Which data source."""
+    defense: str = "none"
+    """Which defense."""
+    batch_size: int = 1
+    """Images a client."""
+    seed: int = 0
+    """Names the weights, the batch and the noise."""
+    labels_unknown: bool = False
+    """The attacker is not told the labels."""
+    defense_unknown: bool = False
+    """The attacker is not told the defense (a weaker attacker than the default)."""
+    out: Annotated[Path | None, arg(metavar="DIR")] = None
+    """Write the true and the rebuilt images here as PNG."""
+    json: bool = False
+    """Print the record as JSON."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write report.html again from a run's records."""
+
+    folder: Positional[Path]
+    """The run's output folder."""
+    no_images: bool = False
+    """Leave all pictures out."""
+
+
+@dataclass(frozen=True)
+class List:
+    """Every attack, defense, metric, model and data source, with its settings."""
+
+    json: bool = False
+    """Print JSON instead of tables."""
+
+
+Command = (
+    Annotated[Audit, tyro.conf.subcommand("audit")]
+    | Annotated[Attack, tyro.conf.subcommand("attack")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[List, tyro.conf.subcommand("list")]
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the `leakbound` command; exits with 0, 1 (cells failed), 2 or 130."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if given in (["--version"], ["-V"]):
+        from importlib.metadata import version
+
+        print(f"leakbound {version('leakbound')}")
+        return
+    command = tyro.cli(
+        Command,
+        prog="leakbound",
+        description="How much training data do federated updates leak, and what bounds it?",
+        args=given,
+        config=(FlagCreatePairsOff,),
+    )
+    warnings.showwarning = _warn
+    try:
+        code = _run(command)
+    except KeyboardInterrupt:
+        _say("stopped; nothing is lost: run the same command again to go on")
+        code = STOPPED
+    except ValueError as error:
+        _say(str(error))
+        code = USAGE
+    except BrokenPipeError:
+        sys.stderr.close()
+        code = 0
+    sys.exit(code)
+
+
+def _run(command: Audit | Attack | Report | List) -> int:
+    from leakbound import commands
+
+    if isinstance(command, Audit):
+        return commands.audit(command)
+    if isinstance(command, Attack):
+        return commands.attack(command)
+    if isinstance(command, Report):
+        return commands.report(command)
+    return commands.listing(command)
+
+
+def _say(text: str) -> None:
+    print(f"leakbound: {text}", file=sys.stderr)
+
+
+def _warn(message: Warning | str, category: object, *rest: object, **more: object) -> None:
+    if not issubclass(category if isinstance(category, type) else Warning, DeprecationWarning):
+        _say(f"warning: {message}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""What a client computes from its batch, as pure functions.
+
+The client and the attacker who simulates it call the same code: two copies would drift apart.
+All functions are differentiable in the inputs (and in soft labels), to any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, jvp, vjp, vmap
+
+from leakbound.types import Release, Task, Unit
+
+
+def forward(task: Task, inputs: Tensor, parameters: Tensor | None = None) -> Tensor:
+    """Model output for inputs (B, *S) at the task's weights, or at other flat weights (P,)."""
+    flat = task.parameters if parameters is None else parameters
+    return _call(task, task.unflatten(flat), inputs)
+
+
+def gradient(
+    task: Task, inputs: Tensor, labels: Tensor, parameters: Tensor | None = None
+) -> Tensor:
+    """Gradient (P,) of the batch-mean loss with respect to the weights.
+
+    Shapes:
+        inputs (B, *S); labels (B,) class numbers, or (B, K) probabilities.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+        >>> gradient(Task.of(model), torch.ones(1, 1, 2, 2), torch.tensor([0])).shape
+        torch.Size([10])
+    """
+    flat = task.parameters if parameters is None else parameters
+    traced = torch.is_grad_enabled() and any(
+        t.requires_grad for t in (inputs, labels, flat) if t.is_floating_point()
+    )
+    with torch.enable_grad():
+        leaves = {
+            name: value if value.requires_grad else value.detach().requires_grad_()
+            for name, value in task.unflatten(flat).items()
+        }
+        loss = task.loss(_call(task, leaves, inputs), labels)
+        parts = torch.autograd.grad(
+            loss, list(leaves.values()), create_graph=traced, materialize_grads=True
+        )
+    return torch.cat([part.reshape(-1) for part in parts])
+
+
+def example_gradients(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Gradient of every example's own loss, (B, P); their mean is `gradient`."""
+
+    def one(flat: Tensor, image: Tensor, label: Tensor) -> Tensor:
+        return task.loss(forward(task, image[None], flat), label[None])
+
+    each: Tensor = vmap(grad(one), in_dims=(None, 0, 0))(task.parameters, inputs, labels)
+    return each
+
+
+def local_update(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
+    """The update (P,) after the task's local plan, in gradient units.
+
+    The sum of the gradients along the local steps, which is
+    (theta_before - theta_after) / learning_rate. One step gives `gradient` itself. Minibatches are
+    consecutive slices, the same for client and attacker.
+    """
+    plan = task.plan
+    total = gradient(task, inputs, labels)
+    if plan.steps == 1 and plan.batch_size is None:
+        return total
+    size = plan.batch_size or len(inputs)
+    slices = [slice(a, a + size) for a in range(0, len(inputs), size)]
+    first = slices[0]
+    total = gradient(task, inputs[first], labels[first])
+    for step in range(1, plan.steps):
+        part = slices[step % len(slices)]
+        moved = task.parameters - plan.learning_rate * total
+        total = total + gradient(task, inputs[part], labels[part], moved)
+    return total
+
+
+def rows(task: Task, inputs: Tensor, labels: Tensor, unit: Unit) -> Tensor:
+    """One client's rows before any defense: (B, P) for EXAMPLE, (1, P) for CLIENT.
+
+    Raises:
+        ValueError: per-example rows of a local plan with more than one step.
+    """
+    if unit is Unit.EXAMPLE:
+        if task.plan.steps > 1:
+            raise ValueError(
+                f"steps is {task.plan.steps}; a defense on every example's gradient needs a local "
+                "plan of 1 step"
+            )
+        return example_gradients(task, inputs, labels)
+    return local_update(task, inputs, labels)[None]
+
+
+def simulate(
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    cohort: tuple[int, ...],
+    defense: Release | None,
+) -> Tensor:
+    """The rows (R, P) that an attacker expects to see for a guess of all clients' data.
+
+    The guess is split among the clients in order; the known defense's deterministic part is
+    applied. With no known defense, what is expected is each client's plain update, summed.
+    """
+    unit = Unit.CLIENT if defense is None else defense.starts
+    at, parts = 0, []
+    for size in cohort:
+        part = slice(at, at + size)
+        parts.append(rows(task, inputs[part], labels[part], unit))
+        at += size
+    if defense is not None:
+        return defense.imitate_clients(parts)
+    return torch.cat(parts).sum(0, keepdim=True)
+
+
+def input_jvp(task: Task, inputs: Tensor, labels: Tensor, tangent: Tensor) -> Tensor:
+    """Change (P,) of the gradient when the inputs move along `tangent` (B, *S)."""
+
+    def of(x: Tensor) -> Tensor:
+        return _pure_gradient(task, x, labels)
+
+    change: Tensor = jvp(of, (inputs,), (tangent,))[1]
+    return change
+
+
+def input_vjp(task: Task, inputs: Tensor, labels: Tensor, cotangent: Tensor) -> Tensor:
+    """Gradient (B, *S) with respect to the inputs of <gradient, cotangent>, cotangent (P,)."""
+
+    def of(x: Tensor) -> Tensor:
+        return _pure_gradient(task, x, labels)
+
+    pulled: Tensor = vjp(of, inputs)[1](cotangent)[0]
+    return pulled
+
+
+def _pure_gradient(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
+    of = grad(lambda flat: task.loss(forward(task, inputs, flat), labels))
+    result: Tensor = of(task.parameters)
+    return result
+
+
+def _call(task: Task, parameters: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+    output: Tensor = functional_call(task.model, {**task.buffers, **parameters}, (inputs,))
+    return output

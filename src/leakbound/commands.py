@@ -1,0 +1,273 @@
+"""What the command line's commands do."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from leakbound import audit as audits
+from leakbound import check, registry
+from leakbound.audit.plan import Plan, defense_name
+from leakbound.audit.plan_file import LIMIT
+from leakbound.audit.records import write_atomically
+
+if TYPE_CHECKING:
+    from leakbound import cli
+
+console = Console(highlight=False)
+
+
+def audit(command: cli.Audit) -> int:
+    """Run an audit into a folder and write its report."""
+    from leakbound import report as reports
+
+    plan, out = _plan(command)
+    workers = _workers(command.workers)
+    _announce(plan, out, workers)
+    bar = _Bar(plan)
+    with bar.progress:
+        outcome = audits.audit(
+            plan, out, workers=workers, pictures=not command.no_images, watch=bar
+        )
+    page = reports.write(out, images=not command.no_images)
+    console.print(f"report: {escape(str(page))}")
+    console.print(f"{outcome.cells} cells: {bar.summary(out)}")
+    if outcome.failed:
+        console.print(f"[bold]{outcome.failed} failed[/bold]; their reasons are in the report")
+        return 1
+    return 0
+
+
+def attack(command: cli.Attack) -> int:
+    """Run one cell and show what came out."""
+    check.count(batch_size=command.batch_size)
+    check.non_negative(seed=command.seed)
+    plan = audits.parse(
+        {
+            "data": {"source": command.data},
+            "models": [_spec("model", command.model)],
+            "attacks": [_spec("attack", command.attack)],
+            "defenses": [_spec("defense", command.defense)],
+            "batch_sizes": [command.batch_size],
+            "seeds": [command.seed],
+            "threat": {
+                "labels_known": not command.labels_unknown,
+                "defense_known": not command.defense_unknown,
+            },
+        }
+    )
+    cells = plan.cells()
+    if len(cells) != 1:
+        raise ValueError(f"the settings name {len(cells)} cells; give one value for each setting")
+    _announce_code(plan)
+    from leakbound.audit.bench import check_plan
+
+    bench = audits.Bench(plan.data)
+    check_plan(plan, bench)
+    with console.status("attacking ..."):
+        result = next(iter(audits.run(plan, bench=bench)))
+    if command.out is not None:
+        _write_pictures(command.out, result)
+    if command.json:
+        print(json.dumps(result.record, indent=1, sort_keys=True))
+    else:
+        _show(result.record)
+    return {"ok": 0, "failed": 1, "not_applicable": 2}[result.record["status"]]
+
+
+def report(command: cli.Report) -> int:
+    """Write a run's report again."""
+    from leakbound import report as reports
+
+    page = reports.write(command.folder, images=not command.no_images)
+    console.print(f"report: {escape(str(page))}")
+    return 0
+
+
+def listing(command: cli.List) -> int:
+    """Print what a plan can name."""
+    from leakbound import data, metrics
+
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for kind in ("attack", "defense", "model"):
+        tables[f"{kind}s"] = [
+            {
+                "name": entry.name,
+                "summary": entry.summary,
+                "parameters": [
+                    {"name": p.name, "type": p.kind, "default": p.default} for p in entry.parameters
+                ],
+            }
+            for entry in registry.entries(kind).values()
+        ]
+    tables["defenses"].insert(0, {"name": "none", "summary": "The plain update.", "parameters": []})
+    tables["metrics"] = [
+        {"name": m.name, "summary": m.description, "parameters": []} for m in metrics.METRICS
+    ]
+    tables["data"] = [
+        {"name": name, "summary": text, "parameters": []} for name, text in data.SOURCES.items()
+    ]
+    if command.json:
+        print(json.dumps(tables, indent=1))
+        return 0
+    for title, rows in tables.items():
+        table = Table(title=title, title_justify="left", title_style="bold", show_header=False)
+        for row in rows:
+            settings = ", ".join(f"{p['name']}={p['default']!r}" for p in row["parameters"])
+            text = escape(row["summary"]) + (f"\n[dim]{escape(settings)}[/dim]" if settings else "")
+            table.add_row(escape(row["name"]), text)
+        console.print(table)
+    return 0
+
+
+def _plan(command: cli.Audit) -> tuple[Plan, Path]:
+    if command.plan is not None and command.quick:
+        raise ValueError("quick runs a built-in plan; give a plan or --quick, not both")
+    if command.plan is not None:
+        if command.out is None:
+            raise ValueError("out is not given; name the folder for the results: --out DIR")
+        return audits.load(command.plan), command.out
+    name = "quick" if command.quick else "demo"
+    text = (
+        resources.files("leakbound.experiments").joinpath(f"plans/{name}.toml").read_text("utf-8")
+    )
+    return audits.parse(tomllib.loads(text)), command.out or Path("runs") / name
+
+
+def _workers(asked: int) -> int:
+    if asked < 0:
+        raise ValueError(f"workers is {asked}; give 0 for one a core, or a number of processes")
+    return asked or os.cpu_count() or 1
+
+
+def _announce(plan: Plan, out: Path, workers: int) -> None:
+    console.print(
+        f"audit [bold]{escape(plan.name)}[/bold]: {len(plan.cells())} cells and "
+        f"{len(plan.utility_cells())} trainings, {workers} "
+        f"worker{'s' if workers > 1 else ''}, into {escape(str(out))}"
+    )
+    _announce_code(plan)
+
+
+def _announce_code(plan: Plan) -> None:
+    for model in plan.models:
+        if ":" in model.name:
+            console.print(f"importing Python code named by the plan: {escape(model.name)}")
+
+
+def _spec(kind: str, text: str) -> dict[str, Any]:
+    """`name,key=value,...` as a table; values as in TOML."""
+    name, _, settings = text.partition(",")
+    try:
+        table = tomllib.loads(f"settings = {{{settings}}}")["settings"]
+    except tomllib.TOMLDecodeError:
+        raise ValueError(
+            f'{kind} is {text!r}; write settings as in {kind} NAME,key=1.5,other="text"'
+        ) from None
+    if len(text) > LIMIT or "name" in table:
+        raise ValueError(f"{kind} is {text!r}; the name stands first: NAME,key=value")
+    return {"name": name, **table}
+
+
+def _write_pictures(folder: Path, result: audits.Result) -> None:
+    names = {file: name for name, file in (result.record["pictures"] or {}).items()}
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for file, content in result.pictures.items():
+            write_atomically(folder / f"{names.get(file, 'truth')}.png", content)
+    except OSError as error:
+        raise ValueError(
+            f"out is {str(folder)!r}, which cannot be written: {error.strerror or error}"
+        ) from None
+
+
+def _show(record: dict[str, Any]) -> None:
+    console.print(
+        f"{escape(record['attack']['settings'])}\non {escape(record['model']['name'])} under "
+        f"{escape(record['defense']['settings'])} "
+        f"(guarantee: {record['defense']['guarantee']})"
+    )
+    if record["status"] != "ok":
+        console.print(f"{record['status'].replace('_', ' ')}: {escape(record['reason'])}")
+        return
+    table = Table(show_edge=False)
+    for column in ("image", "PSNR dB", "without update", "SSIM", "identified"):
+        table.add_column(column, justify="right")
+    measured = record["metrics"]
+    rows = zip(
+        measured["psnr"],
+        record["blind"]["psnr"],
+        measured["ssim"],
+        measured["identification"],
+        strict=True,
+    )
+    for i, (psnr, blind, ssim, identified) in enumerate(rows):
+        found = "" if identified is None else ("yes" if identified else "no")
+        table.add_row(str(i), _number(psnr, 1), _number(blind, 1), _number(ssim, 3), found)
+    console.print(table)
+    if record["problem"]:
+        console.print(f"the attack says that it failed: {escape(record['problem'])}")
+    threshold = record["threshold"]["value"]
+    console.print(f"verdict: [bold]{record['verdict']}[/bold] (threshold {threshold:g} dB)")
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+class _Bar:
+    """Live progress: units done, the current one, time left; plain lines without a screen."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.progress = Progress(
+            TextColumn("[progress.description]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.plan, self.task, self.told = plan, self.progress.add_task("starting", total=None), -1
+
+    def __call__(self, now: audits.Progress) -> None:
+        """Show where the audit is."""
+        text = "starting" if now.current is None else escape(_describe(now.current))
+        self.progress.update(self.task, completed=now.done, total=now.total, description=text)
+        tenth = 10 * now.done // max(1, now.total)
+        if not console.is_terminal and tenth > self.told:
+            self.told = tenth
+            print(f"{now.done} of {now.total} done", file=sys.stderr, flush=True)
+
+    def summary(self, folder: Path) -> str:
+        """How the cells ended, in words."""
+        counts: dict[str, int] = {}
+        for line in (folder / "records.jsonl").read_bytes().splitlines():
+            record = json.loads(line)
+            word = record["verdict"] if record["status"] == "ok" else record["status"]
+            counts[word] = counts.get(word, 0) + 1
+        return ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in sorted(counts.items()))
+
+
+def _describe(unit: Any) -> str:
+    what = getattr(unit, "attack", None)
+    name = "training" if what is None else what.name
+    return f"{name} · {unit.model.name} · {defense_name(unit.defense)}"

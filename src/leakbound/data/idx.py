@@ -1,0 +1,102 @@
+"""IDX files, the format of MNIST: unsigned bytes behind a header of sizes, plain or gzipped."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from leakbound.data.raw import Options, Raw, Stream, numbered, take, within_limit
+
+_UNSIGNED_BYTE = 0x08
+
+
+def read_idx(path: Path, options: Options) -> Raw:
+    """Images of an IDX file and the labels beside it, in the order of the file.
+
+    `path` is an images file (`...images...idx3-ubyte`, or with `.gz`), a folder that holds one, or
+    the start of its name (`DIR/train`). The labels file has the same name with `labels` and `idx1`.
+
+    Raises:
+        ValueError: no such file, several to choose from, or headers that do not fit the content.
+    """
+    file = _images_file(path)
+    labels_file = _labels_file(file)
+    images, labels = _read(file, 3), _read(labels_file, 1).long()
+    if len(images) != len(labels):
+        raise ValueError(
+            f"{str(file)!r} holds {len(images)} images and {str(labels_file)!r} {len(labels)} "
+            "labels; give one for each"
+        )
+    return Raw(images[:, None], labels, numbered(repr(str(labels_file)), labels))
+
+
+def _images_file(path: Path) -> Path:
+    if path.is_file():
+        return path
+    folder, start = (path, "") if path.is_dir() else (path.parent, path.name)
+    if not folder.is_dir():
+        raise ValueError(f"{str(path)!r} does not exist; check the path")
+    names = sorted(f.name for f in folder.iterdir() if f.is_file() and f.name.startswith(start))
+    found = [n for n in names if "images" in n and "idx3" in n]
+    found = [n for n in found if n.removesuffix(".gz") == n or n.removesuffix(".gz") not in found]
+    if not found:
+        raise ValueError(f"{str(path)!r} holds no file named like train-images-idx3-ubyte")
+    if len(found) > 1:
+        raise ValueError(f"{str(path)!r} holds several images files; name one of {found}")
+    return folder / found[0]
+
+
+def _labels_file(images: Path) -> Path:
+    name = images.name.replace("images", "labels").replace("idx3", "idx1")
+    plain = name.removesuffix(".gz")
+    for candidate in (name, plain, f"{plain}.gz"):
+        file = images.with_name(candidate)
+        if candidate != images.name and file.is_file():
+            return file
+    raise ValueError(f"{str(images)!r} has no labels beside it; put {name!r} into the same folder")
+
+
+def _read(path: Path, dimensions: int) -> Tensor:
+    packed = path.name.endswith(".gz")
+    try:
+        with gzip.open(path) if packed else path.open("rb") as stream:
+            shape = _header(stream, path, dimensions)
+            within_limit(f"{str(path)!r}, as its header declares,", math.prod(shape))
+            if not packed:
+                _check_size(path, shape, path.stat().st_size - 4 - 4 * dimensions)
+            data = take(stream, math.prod(shape) + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(
+            f"{str(path)!r} is not gzip, damaged or truncated; get it again"
+        ) from error
+    _check_size(path, shape, len(data))
+    return torch.frombuffer(data, dtype=torch.uint8).reshape(shape)
+
+
+def _check_size(path: Path, shape: tuple[int, ...], held: int) -> None:
+    size = math.prod(shape)
+    if held != size:
+        raise ValueError(
+            f"{str(path)!r} declares shape {shape}, {size} bytes, but holds "
+            f"{'more' if held > size else held}; get it again"
+        )
+
+
+def _header(stream: Stream, path: Path, dimensions: int) -> tuple[int, ...]:
+    head = take(stream, 4 + 4 * dimensions)
+    if head[:4] != bytes((0, 0, _UNSIGNED_BYTE, dimensions)):
+        raise ValueError(
+            f"{str(path)!r} starts with {head[:4].hex()!r}; an IDX file of unsigned bytes with "
+            f"{dimensions} dimensions starts with '000008{dimensions:02x}'"
+        )
+    if len(head) < 4 + 4 * dimensions:
+        raise ValueError(f"{str(path)!r} ends within its header; get it again")
+    shape = tuple(int.from_bytes(head[k : k + 4], "big") for k in range(4, len(head), 4))
+    if min(shape) < 1:
+        raise ValueError(f"{str(path)!r} declares shape {shape}; it holds no image")
+    return shape

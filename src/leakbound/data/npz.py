@@ -1,0 +1,113 @@
+"""NumPy archives of images and labels, read without pickle."""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leakbound.data.archive import open_archive, open_member
+from leakbound.data.raw import Options, Raw, numbered, take, within_limit
+
+_IMAGES = ("inputs", "x", "images")
+_LABELS = ("labels", "y")
+_HEADER = 12_000
+
+Array = np.ndarray
+
+
+def read_npz(path: Path, options: Options) -> Raw:
+    """Images (`inputs`, `x` or `images`) and labels (`labels` or `y`) of an npz file.
+
+    Shapes: images (N, H, W), (N, H, W, C) or (N, C, H, W) with C 1 or 3; labels (N,).
+    Units: whole numbers in 0..255, or floats in [0, 1].
+
+    Raises:
+        ValueError: arrays that are missing, of another shape or type, out of range, or larger than
+            the file holds.
+    """
+    with open_archive(path) as archive:
+        images = _images(_array(archive, _IMAGES))
+        labels = _labels(_array(archive, _LABELS))
+    if len(images) != len(labels):
+        raise ValueError(
+            f"{str(path)!r} holds {len(images)} images and {len(labels)} labels; give one for each"
+        )
+    return Raw(images, labels, numbered(f"{str(path)!r}", labels))
+
+
+def _array(archive: zipfile.ZipFile, names: tuple[str, ...]) -> Array:
+    found = [info for info in archive.infolist() if info.filename in [f"{n}.npy" for n in names]]
+    if len(found) != 1:
+        held = ", ".join(repr(info.filename) for info in archive.infolist()[:20])
+        raise ValueError(
+            f"the archive holds {len(found)} arrays named {' or '.join(names)} (it holds: {held}); "
+            "give exactly one"
+        )
+    member = found[0]
+    with open_member(archive, member) as stream:
+        head = take(stream, _HEADER)
+        shape, fortran, dtype, start = _header(member.filename, head)
+        declared = math.prod(shape) * dtype.itemsize
+        if declared != member.file_size - start:
+            raise ValueError(
+                f"{member.filename!r} declares shape {shape} of {dtype}, {declared} bytes, "
+                f"but holds {member.file_size - start}; save it again"
+            )
+        within_limit(f"array {member.filename!r}", declared)
+        data = head[start:] + take(stream, declared)
+    if len(data) != declared:
+        raise ValueError(f"{member.filename!r} is truncated; save it again")
+    return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def _header(name: str, head: bytearray) -> tuple[tuple[int, ...], bool, np.dtype, int]:
+    stream = io.BytesIO(head)
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version == (1, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+        else:
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
+    except Exception as error:  # a header is Python text: parsing it can raise nearly anything
+        raise ValueError(f"{name!r} has no readable array header; save it with np.savez") from error
+    if dtype.kind not in "uif":
+        raise ValueError(f"{name!r} holds values of type {dtype}; give whole numbers or floats")
+    if not shape or min(shape) < 1:
+        raise ValueError(f"{name!r} has shape {shape}; it holds no image: give at least one")
+    return shape, fortran, dtype, stream.tell()
+
+
+def _images(array: Array) -> Tensor:
+    low, high = array.min(), array.max()
+    if array.dtype.kind == "f":
+        if not np.isfinite(low) or not np.isfinite(high):
+            raise ValueError("images hold NaN or infinity; give finite values in [0, 1]")
+        if low < 0 or high > 1:
+            raise ValueError(f"images run from {low:g} to {high:g}; scale floats to [0, 1]")
+    elif low < 0 or high > 255:
+        raise ValueError(f"images run from {low} to {high}; give whole numbers in 0..255")
+    values = torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else np.uint8))
+    if values.ndim == 3:
+        return values[:, None]
+    first, last = (values.shape[k] in (1, 3) if values.ndim == 4 else False for k in (1, -1))
+    if first == last:
+        raise ValueError(
+            f"images have shape {array.shape}, where the channels are "
+            f"{'ambiguous' if first else 'not found'}; give (N, H, W), or 1 or 3 channels in "
+            "(N, C, H, W) or (N, H, W, C)"
+        )
+    return values if first else values.permute(0, 3, 1, 2)
+
+
+def _labels(array: Array) -> Tensor:
+    if array.ndim != 1 or array.dtype.kind not in "ui":
+        raise ValueError(
+            f"labels have shape {array.shape} and type {array.dtype}; give whole numbers (N,)"
+        )
+    return torch.from_numpy(array.astype(np.int64))

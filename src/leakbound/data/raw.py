@@ -1,0 +1,128 @@
+"""What every reader hands over, the limits all of them keep, and the steps they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MAX_BYTES = 4 << 30
+"""The most memory that one data set, or one file of it, may take."""
+
+MAX_CLASSES = 100_000
+"""The most classes that labels may name."""
+
+_CHUNK = 1 << 20
+_LUMA = (0.299, 0.587, 0.114)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How `load` was asked to shape the images; None leaves them as they are."""
+
+    size: int | None = None
+    channels: int | None = None
+    limit: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Raw:
+    """Images (N, C, H, W), uint8 or float in [0, 1], with labels (N,) and the class names."""
+
+    images: Tensor
+    labels: Tensor
+    names: tuple[str, ...]
+
+
+class Stream(Protocol):
+    """What bytes are read from."""
+
+    def read(self, size: int, /) -> bytes:
+        """Up to `size` bytes, none at the end."""
+
+
+def within_limit(what: str, size: int) -> None:
+    """Refuse what would take more than `MAX_BYTES`."""
+    if size > MAX_BYTES:
+        raise ValueError(
+            f"{what} takes {size / 2**30:.1f} GiB; the limit is {MAX_BYTES / 2**30:.1f} GiB: "
+            "give a smaller limit or size, or fewer images"
+        )
+
+
+def take(stream: Stream, most: int) -> bytearray:
+    """Read up to `most` bytes, in chunks: memory follows what is there, not what is declared."""
+    data = bytearray()
+    while len(data) < most and (chunk := stream.read(min(_CHUNK, most - len(data)))):
+        data += chunk
+    return data
+
+
+def read_file(path: Path) -> bytearray:
+    """The content of a regular file of at most `MAX_BYTES`."""
+    if not path.exists():
+        raise ValueError(f"file {str(path)!r} does not exist; check the path")
+    if not path.is_file():
+        raise ValueError(f"{str(path)!r} is not a file; give the path of a file")
+    size = path.stat().st_size
+    within_limit(f"file {str(path)!r}", size)
+    with path.open("rb") as stream:
+        return take(stream, size)
+
+
+def numbered(what: str, labels: Tensor) -> tuple[str, ...]:
+    """The names '0', '1', ... of the classes that the labels use, up to the highest."""
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= MAX_CLASSES:
+        raise ValueError(
+            f"{what} has labels from {low} to {high}; "
+            f"give whole numbers from 0 to at most {MAX_CLASSES - 1}"
+        )
+    return tuple(str(k) for k in range(high + 1))
+
+
+def interleave(labels: Tensor) -> Tensor:
+    """An order that takes one image of each class in turn, so that any first N vary.
+
+    Example:
+        >>> interleave(torch.tensor([0, 0, 0, 1, 1, 2])).tolist()
+        [0, 3, 5, 1, 4, 2]
+    """
+    values = labels.numpy()
+    by_class = np.argsort(values, kind="stable")
+    grouped = values[by_class]
+    rank = np.empty(len(values), dtype=np.int64)
+    rank[by_class] = np.arange(len(values)) - np.searchsorted(grouped, grouped)
+    return torch.from_numpy(np.lexsort((values, rank)))
+
+
+def shape_after(shape: torch.Size, options: Options) -> tuple[int, int, int]:
+    """(C, H, W) of images of the given shape once `fit` is done with them."""
+    height, width = (options.size, options.size) if options.size else (shape[-2], shape[-1])
+    return options.channels or shape[-3], height, width
+
+
+def fit(images: Tensor, options: Options) -> Tensor:
+    """Images (N, C, H, W) as float32 with the channels and the size asked for.
+
+    Gray is the Rec. 601 luma; gray becomes RGB by repeating; resizing is bilinear, antialiased.
+    """
+    whole = images.dtype == torch.uint8
+    images = images.to(torch.float32)
+    if whole:
+        images = images / 255
+    channels, height, width = shape_after(images.shape, options)
+    if channels == 1 and images.shape[1] == 3:
+        weights = torch.tensor(_LUMA).view(1, 3, 1, 1)
+        images = (images * weights).sum(1, keepdim=True).clamp(0, 1)
+    elif channels == 3 and images.shape[1] == 1:
+        images = images.expand(-1, 3, -1, -1)
+    if images.shape[-2:] != (height, width):
+        images = torch.nn.functional.interpolate(
+            images, (height, width), mode="bilinear", antialias=True
+        ).clamp(0, 1)
+    return images

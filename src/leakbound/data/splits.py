@@ -1,0 +1,54 @@
+"""Disjoint splits of a data set, named so that nothing else can move them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from leakbound import check
+from leakbound.random import permutation, stream
+
+
+def split(count: int, fractions: Mapping[str, float], *, seed: int, name: str) -> dict[str, Tensor]:
+    """Disjoint random indices into `count` examples, one tensor a part.
+
+    The parts follow each other in one permutation and end at the rounded cumulative fractions: a
+    part differs from `fraction * count` by at most one example, and by none where that is whole.
+    Fractions that sum to less than 1 leave examples out.
+
+    Args:
+        count: the number of examples.
+        fractions: the share of each part, in (0, 1].
+        seed: the seed of the experiment.
+        name: the name of the split, usually that of the data set.
+
+    Raises:
+        ValueError: fractions that sum to more than 1, or a part that would be empty.
+
+    Example:
+        >>> parts = split(10, {"train": 0.8, "test": 0.2}, seed=0, name="mnist5k")
+        >>> {part: len(indices) for part, indices in parts.items()}
+        {'train': 8, 'test': 2}
+    """
+    check.count(count=count)
+    if not fractions:
+        raise ValueError("fractions is empty; give at least one part, such as {'train': 0.8}")
+    for part, fraction in fractions.items():
+        check.fraction(**{f"fractions[{part!r}]": fraction})
+    total = math.fsum(fractions.values())
+    if total > 1 + 1e-9:
+        raise ValueError(f"fractions sum to {total:g}; they may sum to at most 1")
+    order = permutation(count, stream(seed, "split", name))
+    shares = list(fractions.values())
+    ends = [round(count * math.fsum(shares[: k + 1])) for k in range(len(shares))]
+    parts = {}
+    for part, start, end in zip(fractions, [0, *ends], ends, strict=False):
+        if start == end:
+            raise ValueError(
+                f"fractions[{part!r}] is {fractions[part]}: of {count} examples it takes none; "
+                "give a larger fraction or more examples"
+            )
+        parts[part] = order[start:end]
+    return parts

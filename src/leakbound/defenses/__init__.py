@@ -1,0 +1,31 @@
+"""Defenses: what a client (or the server on its behalf) does to an update before it is seen.
+
+Every name exported here is a defense of the audit, under its snake_case name.
+"""
+
+from leakbound.defenses.base import Chain, Defense, chain
+from leakbound.defenses.dpsgd import dp_sgd
+from leakbound.defenses.noise import GaussianMechanism, GaussianNoise, LaplaceNoise
+from leakbound.defenses.pruning import GradientDropout, MagnitudePruning
+from leakbound.defenses.rows import Clip, ClipExamples, Mean, Sign
+from leakbound.defenses.secure import SecureAggregation
+from leakbound.defenses.training import HiddenDropout, LocalAggregation
+
+__all__ = [
+    "Chain",
+    "Clip",
+    "ClipExamples",
+    "Defense",
+    "GaussianMechanism",
+    "GaussianNoise",
+    "GradientDropout",
+    "HiddenDropout",
+    "LaplaceNoise",
+    "LocalAggregation",
+    "MagnitudePruning",
+    "Mean",
+    "SecureAggregation",
+    "Sign",
+    "chain",
+    "dp_sgd",
+]

@@ -1,0 +1,133 @@
+"""Defenses on whole rows: clipping, averaging, signs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from leakbound import check
+from leakbound.defenses.base import Defense, State
+from leakbound.random import Source
+from leakbound.types import ClientContext, Unit, Update
+
+
+def clip_rows(rows: Tensor, clip_norm: float) -> Tensor:
+    """Each row (R, P) scaled down to L2 norm `clip_norm` where it is longer."""
+    norms = rows.square().sum(1, keepdim=True).sqrt()
+    return rows * (clip_norm / norms.clamp_min(clip_norm))
+
+
+@dataclass(frozen=True, repr=False)
+class Clip(Defense):
+    """Scale the client's update down to L2 norm `clip_norm` where it is longer: G / max(1, |G|/C).
+
+    Guarantees: the L2 norm of the released row is at most `clip_norm`. No privacy: direction and
+    sign of every coordinate survive, and a scale-invariant attack loses nothing.
+
+    Source: Liu et al. 2025, GradClip.
+
+    Example:
+        >>> import torch
+        >>> clip_rows(torch.tensor([[3.0, 4.0]]), 1.0)
+        tensor([[0.6000, 0.8000]])
+    """
+
+    accepts = frozenset({Unit.CLIENT, Unit.COHORT})
+    keeps_law = False
+
+    clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        check.positive(clip_norm=self.clip_norm)
+
+    def transform(
+        self, update: Update, state: State, context: ClientContext | None, source: Source
+    ) -> tuple[Update, State]:
+        """Clip every row."""
+        rows = clip_rows(update.rows, self.clip_norm)
+        return update.opaque(rows, f"{self!r} came after the noise"), state
+
+    def imitate(self, rows: Tensor) -> Tensor:
+        """The same clipping, differentiable."""
+        return clip_rows(rows, self.clip_norm)
+
+
+@dataclass(frozen=True, repr=False)
+class ClipExamples(Defense):
+    """Scale every example's own gradient down to L2 norm `clip_norm`: the first link of DP-SGD.
+
+    Guarantees: adding or removing one example changes the sum of the rows by at most `clip_norm`
+    in L2 norm.
+
+    Source: Abadi et al. 2016, algorithm 1.
+    """
+
+    accepts = frozenset({Unit.EXAMPLE})
+    keeps_law = False
+    gives_bound = True
+
+    clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        check.positive(clip_norm=self.clip_norm)
+
+    def transform(
+        self, update: Update, state: State, context: ClientContext | None, source: Source
+    ) -> tuple[Update, State]:
+        """Clip every row and declare the bound."""
+        rows = clip_rows(update.rows, self.clip_norm)
+        reason = f"{self!r} came after the noise"
+        return update.opaque(rows, reason, bound=self.clip_norm), state
+
+    def imitate(self, rows: Tensor) -> Tensor:
+        """The same clipping, differentiable."""
+        return clip_rows(rows, self.clip_norm)
+
+
+@dataclass(frozen=True, repr=False)
+class Mean(Defense):
+    """Average the rows of all examples into the client's one row.
+
+    The number of examples is treated as public, as everywhere in leakbound.
+    """
+
+    accepts = frozenset({Unit.EXAMPLE})
+
+    def returns(self, given: Unit) -> Unit:
+        """One row per client."""
+        return Unit.CLIENT
+
+    def transform(
+        self, update: Update, state: State, context: ClientContext | None, source: Source
+    ) -> tuple[Update, State]:
+        """Sum, then divide by the number of rows; the law and the bound follow."""
+        return update.summed(Unit.CLIENT).scaled(1 / len(update.rows)), state
+
+    def imitate(self, rows: Tensor) -> Tensor:
+        """Average."""
+        return rows.mean(0, keepdim=True)
+
+
+@dataclass(frozen=True, repr=False)
+class Sign(Defense):
+    """Send only the sign of every coordinate (signSGD).
+
+    Guarantees: none. Every released coordinate is -1, 0 or 1.
+
+    Source: Bernstein et al. 2018.
+    """
+
+    accepts = frozenset({Unit.CLIENT, Unit.COHORT})
+    keeps_law = False
+
+    def transform(
+        self, update: Update, state: State, context: ClientContext | None, source: Source
+    ) -> tuple[Update, State]:
+        """Take signs."""
+        return update.opaque(update.rows.sign(), f"{self!r} came after the noise"), state
+
+    def imitate(self, rows: Tensor) -> Tensor:
+        """A smooth sign, g / sqrt(g² + s²) with s the mean |g|: attackers need its slope."""
+        smooth = rows.detach().abs().mean(1, keepdim=True).clamp_min(1e-12)
+        return rows / (rows.square() + smooth.square()).sqrt()

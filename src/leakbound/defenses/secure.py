@@ -1,0 +1,54 @@
+"""Secure aggregation: the server sees only the cohort's sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from leakbound import check
+from leakbound.defenses.base import Defense, State
+from leakbound.random import Source
+from leakbound.types import ClientContext, Unit, Update
+
+
+@dataclass(frozen=True, repr=False)
+class SecureAggregation(Defense):
+    """The server learns the sum of `clients` updates and nothing else of any of them.
+
+    The ideal functionality, not the protocol: no dropouts, no colluding clients.
+
+    Guarantees: none about the sum itself. The attack sees one larger batch.
+
+    Source: Bonawitz et al. 2017; Liu et al. 2025, section 3.
+
+    Example:
+        >>> SecureAggregation(4).returns(Unit.CLIENT).noun
+        'cohort'
+    """
+
+    accepts = frozenset({Unit.CLIENT})
+
+    clients: int = 4
+
+    def __post_init__(self) -> None:
+        check.count(clients=self.clients)
+
+    @property
+    def cohort_size(self) -> int:
+        """The number of clients."""
+        return self.clients
+
+    def returns(self, given: Unit) -> Unit:
+        """One row per cohort."""
+        return Unit.COHORT
+
+    def transform(
+        self, update: Update, state: State, context: ClientContext | None, source: Source
+    ) -> tuple[Update, State]:
+        """Sum the clients' rows."""
+        return update.summed(Unit.COHORT), state
+
+    def imitate(self, rows: Tensor) -> Tensor:
+        """Sum."""
+        return rows.sum(0, keepdim=True)

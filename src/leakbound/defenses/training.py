@@ -1,0 +1,131 @@
+"""Defenses that change the local training: several steps, dropped hidden units."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from leakbound import check
+from leakbound.defenses.base import Defense, State
+from leakbound.random import SecureSource, Source, bernoulli
+from leakbound.types import ClientContext, LocalPlan, Task, Unit, Update
+
+
+@dataclass(frozen=True, repr=False)
+class LocalAggregation(Defense):
+    """Take `steps` local SGD steps on the batch before sending the change of the weights.
+
+    Guarantees: none. The attacker who knows it simulates the same steps.
+
+    Source: Liu et al. 2025, local aggregation (3 and 5 steps).
+    """
+
+    accepts = frozenset({Unit.CLIENT, Unit.COHORT})
+
+    steps: int = 3
+    learning_rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        check.count(steps=self.steps)
+        check.positive(learning_rate=self.learning_rate)
+
+    def prepare(self, task: Task, source: Source) -> Task:
+        """Set the local plan."""
+        return replace(task, plan=LocalPlan(self.steps, self.learning_rate, task.plan.batch_size))
+
+    def infer(self, task: Task, update: Update) -> Task:
+        """The plan is no secret once the defense is known."""
+        return self.prepare(task, SecureSource())
+
+
+class _Mask(nn.Module):
+    """Multiplies a layer's input by a fixed mask over its units; used as a forward pre-hook."""
+
+    def __init__(self, mask: Tensor, spatial: int) -> None:
+        super().__init__()
+        self.mask = mask.view(-1, *([1] * spatial))
+
+    def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (args[0] * self.mask.to(args[0]), *args[1:])
+
+
+@dataclass(frozen=True, repr=False)
+class HiddenDropout(Defense):
+    """Drop each hidden unit (channel) with probability `rate` for the whole round.
+
+    One draw a client and round, the same for all its examples: the client trains a narrower net,
+    whose kept units are scaled by 1 / (1 - rate). Units are the inputs of every linear and
+    convolution layer but the first.
+
+    Guarantees: none. Dropped units leave columns of exact zeros in the update, from which the
+    attacker who knows the defense reads the draw (`infer`).
+
+    Source: Liu et al. 2025, section 3.2 (dropout; errata 2.9: `rate` is the drop probability).
+    """
+
+    accepts = frozenset({Unit.CLIENT, Unit.COHORT})
+    keeps_law = False
+
+    rate: float = 0.5
+
+    def __post_init__(self) -> None:
+        check.fraction(rate=self.rate)
+        if self.rate == 1:
+            raise ValueError("rate is 1; nothing would be left to train: give a rate below 1")
+
+    def prepare(self, task: Task, source: Source) -> Task:
+        """Draw the dropped units and hang them into a copy of the model."""
+        masks = {
+            name: bernoulli((width,), 1 - self.rate, source).float() / (1 - self.rate)
+            for name, width, _ in _hidden_layers(task.model)
+        }
+        return _with_masks(task, masks)
+
+    def transform(
+        self, update: Update, state: State, context: ClientContext | None, source: Source
+    ) -> tuple[Update, State]:
+        """Nothing more to do; the release is random, by a law that is not tracked."""
+        reason = "hidden units were dropped at random"
+        return update.opaque(update.rows, reason, bound=update.bound), state
+
+    def infer(self, task: Task, update: Update) -> Task:
+        """Units whose outgoing weights got exactly zero gradient are taken as dropped."""
+        if len(update.rows) > 1 or update.unit is not Unit.CLIENT:
+            return task
+        weights = task.unflatten(update.rows[0])
+        masks = {}
+        for name, _, _ in _hidden_layers(task.model):
+            weight = weights[f"{name}.weight" if name else "weight"]
+            alive = weight.transpose(0, 1).flatten(1).abs().sum(1) > 0
+            if bool(alive.any()):
+                masks[name] = alive.to(weight.dtype) / (1 - self.rate)
+        return _with_masks(task, masks)
+
+
+def _hidden_layers(model: nn.Module) -> Iterator[tuple[str, int, int]]:
+    """(name, number of input units, spatial dimensions) of all layers but the first."""
+    seen_first = False
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            row = (name, module.in_features, 0)
+        elif isinstance(module, nn.Conv2d) and module.groups == 1:
+            row = (name, module.in_channels, 2)
+        else:
+            continue
+        if seen_first:
+            yield row
+        seen_first = True
+
+
+def _with_masks(task: Task, masks: dict[str, Tensor]) -> Task:
+    model = copy.deepcopy(task.model)
+    for name, _, spatial in _hidden_layers(task.model):
+        if name in masks:
+            model.get_submodule(name).register_forward_pre_hook(
+                _Mask(masks[name].to(torch.float32), spatial)
+            )
+    return replace(task, model=model)

@@ -1,0 +1,1 @@
+"""Built-in plans and, later, the papers' experiments over the public API."""

@@ -1,0 +1,231 @@
+"""How near a reconstruction is to the truth: one number for each image and metric.
+
+A metric takes `Paired` images and the `data_range` that they live in (high - low, in the units of
+the inputs; never guessed from the pixels) and returns one number an image, None where it is not
+defined. All is computed in float64 on the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from leakbound import check
+from leakbound.pairing import Paired, squared_distances
+
+Values = list[float | None]
+
+PSNR_CAP = 150.0
+"""The PSNR of identical images, in dB: records hold no infinity."""
+
+_WINDOW, _SIGMA = 11, 1.5
+_MS_SSIM_SMALLEST = 176
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric with what a report needs to show it.
+
+    Attributes:
+        unit: "" where the number has none.
+        needs_distractors: `function` also takes `distractors`, other images of the same kind.
+    """
+
+    name: str
+    function: Callable[..., Values]
+    higher_is_better: bool
+    unit: str
+    description: str
+    needs_distractors: bool = False
+
+
+def mse(paired: Paired, *, data_range: float) -> Values:
+    """Mean squared error over all pixels and channels, in squared input units."""
+    return [*_errors(paired, data_range)]
+
+
+def rmse(paired: Paired, *, data_range: float) -> Values:
+    """Root of the mean squared error, in input units."""
+    return [math.sqrt(error) for error in _errors(paired, data_range)]
+
+
+def psnr(paired: Paired, *, data_range: float) -> Values:
+    """Peak signal-to-noise ratio 10 log10(R^2 / MSE) in dB, at most `PSNR_CAP`.
+
+    Example:
+        >>> from leakbound.types import Batch
+        >>> truth = Batch(torch.zeros(1, 1, 4, 4), torch.tensor([0]))
+        >>> guess = Paired(truth, torch.full((1, 1, 4, 4), 0.5), None, (0,))
+        >>> [round(decibels, 2) for decibels in psnr(guess, data_range=1.0)]
+        [6.02]
+    """
+    floor = 10 ** (-PSNR_CAP / 10)
+    ratios = [error / data_range**2 for error in _errors(paired, data_range)]
+    return [-10 * math.log10(max(ratio, floor)) for ratio in ratios]
+
+
+def ssim(paired: Paired, *, data_range: float) -> Values:
+    """Structural similarity: Gaussian window, standard deviation 1.5, 11 pixels wide.
+
+    The mean over all places where the window lies inside the image, as in the paper and in
+    scikit-image. In an image with a side under 11 pixels, the window has the largest odd width that
+    fits and its standard deviation shrinks alike: such values do not compare with those of larger
+    images. None below 3 pixels.
+
+    Source: Wang et al., "Image Quality Assessment", IEEE TIP 2004.
+    """
+    check.positive(data_range=data_range)
+    guess, truth = _images(paired)
+    side = _shortest_side(guess)
+    if side < 3:
+        return [None] * len(guess)
+    from torchmetrics.functional.image import structural_similarity_index_measure as compute
+
+    window = min(_WINDOW, side - 1 + side % 2)
+    _, full = compute(
+        guess,
+        truth,
+        sigma=_SIGMA * window / _WINDOW,
+        data_range=data_range,
+        return_full_image=True,
+        reduction="none",
+    )
+    edge = window // 2
+    return _listed(full[..., edge:-edge, edge:-edge].flatten(1).mean(1))
+
+
+def ms_ssim(paired: Paired, *, data_range: float) -> Values:
+    """Structural similarity at five scales; None for images under 176 pixels, never fewer scales.
+
+    Source: Wang, Simoncelli and Bovik, "Multi-scale structural similarity", Asilomar 2003.
+    """
+    check.positive(data_range=data_range)
+    guess, truth = _images(paired)
+    if _shortest_side(guess) < _MS_SSIM_SMALLEST:
+        return [None] * len(guess)
+    from torchmetrics.functional.image import (
+        multiscale_structural_similarity_index_measure as compute,
+    )
+
+    return _listed(compute(guess, truth, data_range=data_range, reduction="none"))
+
+
+def ncc(paired: Paired, *, data_range: float) -> Values:
+    """Normalized cross-correlation in [-1, 1]: blind to brightness and contrast.
+
+    None where the guess or the true image is constant.
+    """
+    guess, truth = (images.flatten(1) for images in _images(paired))
+    constant = (guess.amax(1) == guess.amin(1)) | (truth.amax(1) == truth.amin(1))
+    a = guess - guess.mean(1, keepdim=True)
+    b = truth - truth.mean(1, keepdim=True)
+    values = torch.nn.functional.cosine_similarity(a, b, dim=1, eps=0.0).clamp(-1, 1)
+    listed = zip(constant.tolist(), values.tolist(), strict=True)
+    return [None if skip else value for skip, value in listed]
+
+
+def label_accuracy(paired: Paired, *, data_range: float) -> Values:
+    """1 where the guessed label is the true one, else 0; None where the attack has no labels."""
+    if paired.labels is None:
+        return [None] * len(paired.inputs)
+    return _listed((paired.labels.cpu() == paired.truth.labels.cpu()).double())
+
+
+def identification(
+    paired: Paired, *, data_range: float, distractors: Tensor | None = None
+) -> Values:
+    """1 where the guess is nearer (MSE) to its own image than to any other image, else 0.
+
+    The other images are the distractors (D, *S) and the rest of the true batch; a tie counts as 0.
+    None without distractors. By chance alone it is 1 with probability 1 / (D + B).
+    """
+    if distractors is None or len(distractors) == 0:
+        return [None] * len(paired.inputs)
+    if distractors.shape[1:] != paired.inputs.shape[1:]:
+        raise ValueError(
+            f"distractors holds images {tuple(distractors.shape[1:])} and the truth "
+            f"{tuple(paired.inputs.shape[1:])}; give images of one shape"
+        )
+    check.finite("distractors", distractors)
+    to_truth = squared_distances(paired.inputs, paired.truth.inputs)
+    to_others = squared_distances(paired.inputs, distractors).amin(1)
+    own = to_truth.diagonal().clone()
+    others = to_truth.fill_diagonal_(math.inf).amin(1)
+    return _listed((own < torch.minimum(others, to_others)).double())
+
+
+METRICS = (
+    Metric("mse", mse, False, "squared input units", "mean squared error"),
+    Metric("rmse", rmse, False, "input units", "root mean squared error"),
+    Metric("psnr", psnr, True, "dB", "peak signal-to-noise ratio"),
+    Metric("ssim", ssim, True, "", "structural similarity"),
+    Metric("ms_ssim", ms_ssim, True, "", "structural similarity at five scales"),
+    Metric("ncc", ncc, True, "", "normalized cross-correlation"),
+    Metric("label_accuracy", label_accuracy, True, "", "share of right labels"),
+    Metric("identification", identification, True, "", "share of images told from others", True),
+)
+"""Every metric that `evaluate` computes, in the order of a report."""
+
+
+def evaluate(
+    paired: Paired, *, data_range: float, distractors: Tensor | None = None
+) -> dict[str, Values]:
+    """All of `METRICS` on every image, by name."""
+    return {
+        metric.name: metric.function(paired, data_range=data_range, distractors=distractors)
+        if metric.needs_distractors
+        else metric.function(paired, data_range=data_range)
+        for metric in METRICS
+    }
+
+
+def success_rate(
+    values: Sequence[float | None], threshold: float, higher_is_better: bool
+) -> float | None:
+    """Share of the defined values that reach `threshold`; None where none is defined.
+
+    Example:
+        >>> success_rate([25.0, 12.0, None], threshold=20.0, higher_is_better=True)
+        0.5
+    """
+    known = [v for v in values if v is not None]
+    if not known:
+        return None
+    reached = [v >= threshold if higher_is_better else v <= threshold for v in known]
+    return sum(reached) / len(known)
+
+
+def summary(values: Sequence[float | None]) -> dict[str, float | None]:
+    """Mean, least and greatest of the defined values; None where none is defined.
+
+    Example:
+        >>> summary([1.0, None, 3.0])
+        {'mean': 2.0, 'min': 1.0, 'max': 3.0}
+    """
+    known = [v for v in values if v is not None]
+    if not known:
+        return {"mean": None, "min": None, "max": None}
+    return {"mean": math.fsum(known) / len(known), "min": min(known), "max": max(known)}
+
+
+def _errors(paired: Paired, data_range: float) -> list[float]:
+    check.positive(data_range=data_range)
+    guess, truth = _images(paired)
+    return [float(error) for error in (guess - truth).square().flatten(1).mean(1)]
+
+
+def _images(paired: Paired) -> tuple[Tensor, Tensor]:
+    guess, truth = paired.inputs, paired.truth.inputs
+    return guess.detach().cpu().double(), truth.detach().cpu().double()
+
+
+def _shortest_side(images: Tensor) -> int:
+    return min(images.shape[2:]) if images.ndim == 4 else 0
+
+
+def _listed(values: Tensor) -> Values:
+    return [float(v) for v in values]

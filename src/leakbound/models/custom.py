@@ -1,0 +1,151 @@
+"""The user's own models: built by their code, with weights from their file."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+_OFFERED = ("input_shape", "classes", "generator")
+
+
+def load_user_model(path: str, **kwargs: Any) -> nn.Module:
+    """Import "package.module:build" and call `build` with the keyword arguments that it takes.
+
+    This runs the user's code. Of `input_shape`, `classes` and `generator`, `build` is given those
+    that its signature names; any other keyword must be one that it takes. Where a `generator` is
+    given, PyTorch's global random state is seeded from it for the call and put back afterwards, so
+    that a `build` that knows no generator is reproducible too.
+
+    Raises:
+        ValueError: the module or the name is missing, is not callable, does not take an argument,
+            needs one that is not given, raises, or returns no nn.Module.
+
+    Example:
+        >>> load_user_model("torch.nn:Flatten", classes=10)
+        Flatten(start_dim=1, end_dim=-1)
+    """
+    build = _find(path)
+    given = _accepted(path, build, kwargs)
+    try:
+        with _seeded(kwargs.get("generator")):
+            model = build(**given)
+    except Exception as error:
+        raise ValueError(f"model {path!r} raised {type(error).__name__}: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"model {path!r} returned a {type(model).__name__}; return a torch.nn.Module"
+        )
+    return model
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Copy a safetensors state dict into `model`, after a check of every name, shape and kind.
+
+    The model is left as it was where anything does not fit.
+
+    Raises:
+        ValueError: another file format, a file that cannot be read, or the first tensor that is
+            missing, unknown, of another shape, or of integers where the model has floats (or the
+            reverse).
+    """
+    if path.suffix != ".safetensors":
+        raise ValueError(
+            f"weights is {str(path)!r}; give a .safetensors file. Pickled files (.pt, .pth, .bin) "
+            "can run code when opened and are refused: "
+            "convert with safetensors.torch.save_file(model.state_dict(), ...)"
+        )
+    if not path.is_file():
+        raise ValueError(f"weights is {str(path)!r}, which is not a file; check the path")
+    wanted = model.state_dict()
+    try:
+        with safe_open(path, framework="pt") as file:
+            stored = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            shapes = {name: tuple(part.get_shape()) for name, part in stored.items()}
+            floats = {n: part.get_dtype().startswith(("F", "BF")) for n, part in stored.items()}
+            problem = _mismatch(wanted, shapes, floats)
+            if problem:
+                raise ValueError(f"weights {str(path)!r} do not fit the model: {problem}")
+            state = {name: file.get_tensor(name) for name in wanted}
+    except SafetensorError as error:
+        raise ValueError(f"weights {str(path)!r} is no valid safetensors file: {error}") from error
+    model.load_state_dict(state)
+
+
+def _mismatch(
+    wanted: dict[str, torch.Tensor], shapes: dict[str, tuple[int, ...]], floats: dict[str, bool]
+) -> str:
+    for name, tensor in wanted.items():
+        if name not in shapes:
+            return f"{name} {tuple(tensor.shape)} is missing from the file"
+        if shapes[name] != tuple(tensor.shape):
+            return f"{name} is {shapes[name]} in the file and {tuple(tensor.shape)} in the model"
+        if floats[name] != tensor.is_floating_point():
+            kinds = ("floats", "integers") if floats[name] else ("integers", "floats")
+            return f"{name} holds {kinds[0]} in the file and {kinds[1]} in the model"
+    unknown = [name for name in shapes if name not in wanted]
+    return f"{unknown[0]} is in the file but not in the model" if unknown else ""
+
+
+def _find(path: str) -> Callable[..., Any]:
+    module_name, colon, name = path.partition(":")
+    if not (module_name and colon and name) or module_name.startswith("."):
+        raise ValueError(f"model is {path!r}; write 'package.module:build'")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name + ".").startswith(error.name + "."):
+            raise ValueError(
+                f"model is {path!r}, but there is no module {error.name!r}; "
+                "install it or add its folder to PYTHONPATH"
+            ) from error
+        raise ValueError(f"model {path!r}: its module needs {error.name!r}; install it") from error
+    except Exception as error:
+        raise ValueError(
+            f"model {path!r}: importing its module raised {type(error).__name__}: {error}"
+        ) from error
+    if not hasattr(module, name):
+        raise ValueError(f"model is {path!r}, but module {module_name!r} has no {name!r}")
+    build = getattr(module, name)
+    if not callable(build):
+        raise ValueError(
+            f"model is {path!r}, which is a {type(build).__name__}; name a function that "
+            "returns a torch.nn.Module"
+        )
+    found: Callable[..., Any] = build
+    return found
+
+
+def _accepted(path: str, build: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    try:
+        signature = inspect.signature(build)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"model {path!r} has no readable signature; wrap it in a def") from error
+    parameters = signature.parameters.values()
+    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    given = {k: v for k, v in kwargs.items() if takes_all or k in named or k not in _OFFERED}
+    try:
+        signature.bind(**given)
+    except TypeError as error:
+        raise ValueError(
+            f"model {path!r} cannot be called with ({', '.join(given)}): {error}"
+        ) from error
+    return given
+
+
+@contextmanager
+def _seeded(generator: torch.Generator | None) -> Iterator[None]:
+    if generator is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(generator.initial_seed())
+        yield

@@ -1,0 +1,81 @@
+"""The only place where the truth meets a guess: which reconstruction is of which image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from leakbound import check
+from leakbound.types import Batch, Reconstruction
+
+
+@dataclass(frozen=True, eq=False)
+class Paired:
+    """A reconstruction in the order of the truth.
+
+    Attributes:
+        truth: what the clients held.
+        inputs: (B, *S) the guess for each true image.
+        labels: (B,) the guessed labels in the same order; None if the attack has none.
+        order: for each true image, the position of its guess in the reconstruction.
+    """
+
+    truth: Batch
+    inputs: Tensor
+    labels: Tensor | None
+    order: tuple[int, ...]
+
+
+def pair(truth: Batch, reconstruction: Reconstruction) -> Paired:
+    """Give every true image one guess, at the least total mean squared error.
+
+    An update does not say in which order the examples were, so an attack cannot either. Labels
+    move with their images. Of more guesses than images, the best subset is taken.
+
+    Shapes:
+        truth.inputs (B, *S); reconstruction.inputs (N, *S) with N >= B.
+
+    Raises:
+        ValueError: fewer guesses than images, other shapes, or entries that are not finite.
+
+    Example:
+        >>> black, white = torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 2, 2)
+        >>> truth = Batch(torch.cat([black, white]), torch.tensor([0, 1]))
+        >>> pair(truth, Reconstruction(torch.cat([white, black]))).order
+        (1, 0)
+    """
+    guesses, labels = reconstruction.inputs, reconstruction.labels
+    if guesses.shape[1:] != truth.inputs.shape[1:]:
+        raise ValueError(
+            f"reconstruction holds images {tuple(guesses.shape[1:])} and the truth "
+            f"{tuple(truth.inputs.shape[1:])}; give both in one shape"
+        )
+    if len(guesses) < truth.size:
+        raise ValueError(
+            f"reconstruction holds {len(guesses)} images and the truth {truth.size}; "
+            "an attack gives a guess for every image"
+        )
+    if labels is not None and len(labels) != len(guesses):
+        raise ValueError(
+            f"reconstruction holds {len(guesses)} images and {len(labels)} labels; "
+            "give one label for each, or none"
+        )
+    check.finite("truth", truth.inputs)
+    check.finite("reconstruction", guesses)
+    costs = squared_distances(truth.inputs, guesses)
+    order = tuple(int(i) for i in linear_sum_assignment(costs.numpy())[1])
+    index = torch.tensor(order)
+    moved = None if labels is None else labels[index.to(labels.device)]
+    return Paired(truth, guesses[index.to(guesses.device)], moved, order)
+
+
+def squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """Mean squared error between every image of `a` (A, *S) and of `b` (B, *S): (A, B), float64."""
+    left = a.detach().cpu().double().flatten(1)
+    right = b.detach().cpu().double().flatten(1)
+    if len(left) == 0 or len(right) == 0:
+        return torch.zeros(len(left), len(right), dtype=torch.float64)
+    return torch.stack([(right - row).square().mean(1) for row in left])

@@ -1,0 +1,120 @@
+"""One federated round: plant, prepare, client, defense, aggregate, observe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from leakbound import check
+from leakbound.attacks.base import Attack
+from leakbound.client import rows
+from leakbound.defenses.base import Chain, Defense, chain
+from leakbound.random import Source
+from leakbound.types import (
+    Batch,
+    ClientContext,
+    Observation,
+    Server,
+    Task,
+    ThreatModel,
+    Unit,
+    Update,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """What a round leaves: the attacker's view, and the truth, which only `pairing` sees too."""
+
+    observation: Observation
+    truth: Batch
+
+
+def send(task: Task, batch: Batch, defense: Defense, source: Source) -> Update:
+    """One client's defended update, before any aggregation.
+
+    Raises:
+        ValueError: labels out of range, inputs or a gradient that are not finite.
+    """
+    client, _ = _as_chain(defense).split()
+    check.finite("inputs", batch.inputs)
+    check.labels(batch.labels, task.label_range)
+    own = client.prepare(task, source)
+    starts = _as_chain(defense).starts
+    plain = rows(own, batch.inputs, batch.labels, starts).detach()
+    check.finite("the client's gradient", plain)
+    examples = (1,) * batch.size if starts is Unit.EXAMPLE else (batch.size,)
+    update = Update(plain, starts, examples)
+    context = ClientContext(own, batch)
+    update, _ = client.transform(update, client.init(own), context, source)
+    return update
+
+
+def play(
+    task: Task,
+    clients: Sequence[Batch],
+    defense: Defense,
+    sources: Sequence[Source],
+    *,
+    threat: ThreatModel | None = None,
+    attack: Attack | None = None,
+    auxiliary: Batch | None = None,
+) -> Round:
+    """Run one round and return what the server sees beside what it must not see.
+
+    Args:
+        task: the model that the server sends.
+        defense: a chain, or a single defense.
+        threat: what the attacker is told; the default knows labels and defense.
+        attack: a malicious server's attack may plant a change of the model.
+        auxiliary: public data that the attacker has.
+        clients: one batch a client; as many as the defense's cohort asks for (one, or the clients
+            of secure aggregation).
+        sources: one source of randomness a client, and one more for the cohort's links.
+
+    Example:
+        >>> from leakbound.defenses import SecureAggregation
+        >>> from leakbound.random import stream
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+        >>> batches = [Batch(torch.rand(2, 1, 2, 2), torch.tensor([0, 1])) for _ in range(3)]
+        >>> streams = [stream(0, "defense", i) for i in range(4)]
+        >>> seen = play(Task.of(model), batches, SecureAggregation(3), streams).observation
+        >>> seen.update.rows.shape, seen.cohort
+        (torch.Size([1, 10]), (2, 2, 2))
+    """
+    defense, threat = _as_chain(defense), threat or ThreatModel()
+    if len(clients) != defense.cohort_size:
+        raise ValueError(
+            f"clients holds {len(clients)} batches, but {defense!r} runs on {defense.cohort_size}"
+        )
+    if len(sources) != len(clients) + 1:
+        raise ValueError(f"sources holds {len(sources)}; give one a client and one for the cohort")
+    if attack is not None and threat.server is Server.MALICIOUS:
+        task = attack.plant(task)
+    updates = [
+        send(task, batch, defense, source)
+        for batch, source in zip(clients, sources[:-1], strict=True)
+    ]
+    _, cohort = defense.split()
+    update, _ = cohort.transform(Update.stack(updates), cohort.init(task), None, sources[-1])
+    truth = Batch(
+        torch.cat([batch.inputs for batch in clients]),
+        torch.cat([batch.labels for batch in clients]),
+    )
+    observation = Observation(
+        update=update,
+        task=task,
+        cohort=tuple(batch.size for batch in clients),
+        input_shape=tuple(truth.inputs.shape[1:]),
+        threat=threat,
+        labels=truth.labels.clone() if threat.labels_known else None,
+        auxiliary=auxiliary,
+        defense=defense if threat.defense_known else None,
+    )
+    return Round(observation, truth)
+
+
+def _as_chain(defense: Defense) -> Chain:
+    return defense if isinstance(defense, Chain) else chain(defense)

@@ -1,0 +1,176 @@
+"""Names to things: every attack, defense and model that a plan can ask for, with its parameters.
+
+A built-in is what its package exports, under its snake_case name; third parties add to it through
+the entry points `leakbound.attacks`, `leakbound.defenses` and `leakbound.models`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import Any
+
+from leakbound import attacks, check, defenses, models
+
+GIVEN = frozenset({"input_shape", "classes", "generator"})
+HIDDEN = frozenset(
+    {
+        "Attack",
+        "BestOf",
+        "Chain",
+        "Defense",
+        "chain",
+        "infer_labels",
+        "settings_hash",
+        "load_user_model",
+        "load_weights",
+    }
+)
+PACKAGES: dict[str, ModuleType] = {"attack": attacks, "defense": defenses, "model": models}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One setting of an entry: its name, its type as text and its default."""
+
+    name: str
+    kind: str
+    default: Any
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A named thing and how to build it."""
+
+    kind: str
+    name: str
+    build: Callable[..., Any]
+
+    @property
+    def summary(self) -> str:
+        """The first line of its documentation."""
+        return (inspect.getdoc(self.build) or "").strip().split("\n")[0]
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Its settings, without what the audit itself gives."""
+        rows = []
+        for parameter in inspect.signature(self.build).parameters.values():
+            if parameter.name in GIVEN or parameter.kind is parameter.VAR_KEYWORD:
+                continue
+            kind = parameter.annotation
+            text = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
+            default = None if parameter.default is parameter.empty else parameter.default
+            rows.append(Parameter(parameter.name, text, default))
+        return tuple(rows)
+
+
+def snake(name: str) -> str:
+    """`GaussianNoise` as `gaussian_noise`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+@cache
+def entries(kind: str) -> Mapping[str, Entry]:
+    """All entries of a kind ("attack", "defense", "model") by name.
+
+    Example:
+        >>> "gaussian_noise" in entries("defense"), "dlg" in entries("attack")
+        (True, True)
+    """
+    package = PACKAGES[kind]
+    found = {
+        snake(name): Entry(kind, snake(name), getattr(package, name))
+        for name in package.__all__
+        if name not in HIDDEN
+    }
+    for point in entry_points(group=f"leakbound.{kind}s"):
+        if point.name in found:
+            raise ValueError(
+                f"the entry point {point.value!r} calls itself {point.name!r}, which is a built-in "
+                f"{kind}; give it another name"
+            )
+        found[point.name] = Entry(kind, point.name, point.load())
+    return dict(sorted(found.items()))
+
+
+def find(kind: str, name: str) -> Entry:
+    """The entry of that name; the error offers the closest."""
+    known = entries(kind)
+    if name not in known:
+        raise ValueError(f"{kind} {name!r} is not known; {check.closest(name, known)}")
+    return known[name]
+
+
+def settle(entry: Entry, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Check settings by name and type against an entry; whole numbers become floats where due.
+
+    Raises:
+        ValueError: an unknown setting (the closest is offered), a missing one, or a wrong type.
+
+    Example:
+        >>> settle(find("defense", "gaussian_noise"), {"noise_std": 1})
+        {'noise_std': 1.0}
+    """
+    hints = _hints(entry.build)
+    signature = inspect.signature(entry.build).parameters
+    names = [p.name for p in entry.parameters]
+    settled = {}
+    for name, value in given.items():
+        if name not in names:
+            raise ValueError(
+                f"{entry.kind} {entry.name!r} has no setting {name!r}; {check.closest(name, names)}"
+            )
+        settled[name] = _coerce(f"{entry.name}.{name}", value, hints.get(name))
+    for name in names:
+        if signature[name].default is inspect.Parameter.empty and name not in settled:
+            raise ValueError(f"{entry.kind} {entry.name!r} needs the setting {name!r}")
+    return settled
+
+
+def takes_list(entry: Entry, name: str) -> bool:
+    """Whether a list is one value of that setting, not several values to go through."""
+    kind = _hints(entry.build).get(name)
+    return any(
+        typing.get_origin(k) in (tuple, list) or k in (tuple, list)
+        for k in (typing.get_args(kind) or (kind,))
+        if k is not None
+    ) or (typing.get_origin(kind) in (tuple, list))
+
+
+def build(kind: str, name: str, settings: Mapping[str, Any], **given: Any) -> Any:
+    """Make the thing; `given` is what the audit itself provides (a model's shape and generator)."""
+    entry = find(kind, name)
+    return entry.build(**settle(entry, settings), **given)
+
+
+def _hints(thing: Callable[..., Any]) -> dict[str, Any]:
+    target = thing.__init__ if inspect.isclass(thing) else thing
+    return typing.get_type_hints(target)
+
+
+def _coerce(name: str, value: Any, kind: Any) -> Any:
+    wanted = typing.get_args(kind) if _is_union(kind) else (kind,)
+    if type(value) is int and float in wanted and int not in wanted:
+        return float(value)
+    if isinstance(value, list):
+        value = tuple(value)
+    plain = tuple(typing.get_origin(k) or k for k in wanted if k is not None)
+    plain = tuple(k for k in plain if isinstance(k, type))
+    wrong_bool = isinstance(value, bool) and bool not in plain
+    if plain and (wrong_bool or not isinstance(value, plain)):
+        words = " or ".join(k.__name__ for k in plain)
+        raise ValueError(f"{name} is {value!r}; give a value of type {words}")
+    return value
+
+
+def _is_union(kind: Any) -> bool:
+    import types
+
+    return typing.get_origin(kind) in (typing.Union, types.UnionType)

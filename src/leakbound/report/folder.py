@@ -1,0 +1,205 @@
+"""A run folder as a report reads it: every line is checked before it is believed."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SCHEMAS = frozenset({1})
+STATUSES = ("ok", "not_applicable", "failed")
+VERDICTS = ("exposed", "undecided", "protected")
+
+Record = dict[str, Any]
+
+_TEXT, _TABLE, _LIST, _WHOLE = (str,), (dict,), (list,), (int,)
+_SETTING: dict[str, tuple[type, ...]] = {
+    "model": _TABLE,
+    "model.name": _TEXT,
+    "model.parameters": _TABLE,
+    "defense": _TABLE,
+    "defense.name": _TEXT,
+    "defense.parameters": _TABLE,
+    "status": _TEXT,
+}
+_CELL = _SETTING | {
+    "cell": _TEXT,
+    "attack": _TABLE,
+    "attack.name": _TEXT,
+    "attack.settings": _TEXT,
+    "attack.hash": _TEXT,
+    "defense.settings": _TEXT,
+    "defense.guarantee": _TEXT,
+    "batch_size": _WHOLE,
+    "clients": _WHOLE,
+    "seed": _WHOLE,
+    "threat": _TABLE,
+    "threshold": _TABLE,
+    "threshold.metric": _TEXT,
+    "threshold.value": (int, float),
+}
+_OK = {"metrics": _TABLE, "metrics.psnr": _LIST, "blind": _TABLE, "blind.psnr": _LIST}
+_TRAINING = _SETTING | {"unit": _TEXT, "seed": _WHOLE}
+_RUN: dict[str, tuple[type, ...]] = {
+    "plan": _TABLE,
+    "plan_hash": _TEXT,
+    "data": _TABLE,
+    "versions": _TABLE,
+    "machine": _TABLE,
+}
+_PICTURE_NAME = re.compile(r"[0-9a-f]{8,64}\.png")
+_PICTURE_LIMIT = 1 << 26
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG strip: its size in pixels and its bytes as a data URI."""
+
+    width: int
+    height: int
+    uri: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run left: its header, its cells and its trainings."""
+
+    folder: Path
+    header: Record
+    cells: list[Record]
+    trainings: list[Record]
+
+    def picture(self, name: str) -> Picture | None:
+        """A picture by file name; None if it is missing or no PNG."""
+        path = self.folder / "pictures" / name
+        try:
+            content = path.read_bytes() if path.stat().st_size <= _PICTURE_LIMIT else b""
+        except OSError:
+            return None
+        if len(content) < 24 or not content.startswith(b"\x89PNG\r\n\x1a\n"):
+            return None
+        width, height = struct.unpack(">II", content[16:24])
+        code = base64.b64encode(content).decode("ascii")
+        return Picture(width, height, f"data:image/png;base64,{code}")
+
+
+def read(folder: Path) -> Run:
+    """Read and check a run folder.
+
+    Raises:
+        ValueError: a missing or damaged file (with its line), or a schema that is not known.
+    """
+    header = _header(folder / "run.json")
+    cells = _lines(folder / "records.jsonl", "cell", _check_cell)
+    if not cells:
+        raise ValueError(f"{folder / 'records.jsonl'} holds no record; run the audit first")
+    path = folder / "utility.jsonl"
+    return Run(
+        folder, header, cells, _lines(path, "unit", _check_training) if path.exists() else []
+    )
+
+
+def _header(path: Path) -> Record:
+    try:
+        header = _parse(_text(path))
+        _check_fields(header, _RUN)
+        return header
+    except _Damage as damage:
+        raise ValueError(f"{path} is damaged: {damage}") from None
+
+
+def _lines(path: Path, key: str, check: Any) -> list[Record]:
+    """All records of a file; of several with one key, the last stands."""
+    records: dict[str, Record] = {}
+    for number, line in enumerate(_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            record = _parse(line)
+            check(record)
+        except _Damage as damage:
+            raise ValueError(f"{path}, line {number} is damaged: {damage}") from None
+        records[record[key]] = record
+    return list(records.values())
+
+
+class _Damage(Exception):
+    """Why a line cannot be used."""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ValueError(
+            f"{path.parent} holds no {path.name}; give the folder of a run "
+            "(leakbound audit PLAN.toml --out DIR)"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ValueError(f"{path} cannot be read: {why}") from None
+
+
+def _parse(text: str) -> Record:
+    def refuse(constant: str) -> None:
+        raise _Damage(f"it holds the number {constant}")
+
+    try:
+        value = json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError):
+        raise _Damage("it is not JSON") from None
+    if not isinstance(value, dict):
+        raise _Damage("it is not a JSON object")
+    if value.get("schema") not in SCHEMAS:
+        raise ValueError(
+            f"schema {value.get('schema')!r} is not known; this version reads "
+            f"{sorted(SCHEMAS)}: use a newer leakbound"
+        )
+    return value
+
+
+def _check_cell(record: Record) -> None:
+    _check_fields(record, _CELL)
+    _check_word("status", record["status"], STATUSES)
+    if record.get("verdict") is not None:
+        _check_word("verdict", record["verdict"], VERDICTS)
+    if record["status"] == "ok":
+        _check_fields(record, _OK)
+        for table in (record["metrics"], record["blind"]):
+            for name, values in table.items():
+                if not isinstance(values, list) or not all(map(_number_or_null, values)):
+                    raise _Damage(f"{name} is not a list of numbers")
+        if len({len(record["metrics"]["psnr"]), len(record["blind"]["psnr"])}) != 1:
+            raise _Damage("metrics.psnr and blind.psnr differ in length")
+    for name in (record.get("pictures") or {}).values():
+        if not isinstance(name, str) or not _PICTURE_NAME.fullmatch(name):
+            raise _Damage(f"{name!r} is no name of a picture")
+
+
+def _check_training(record: Record) -> None:
+    _check_fields(record, _TRAINING)
+    _check_word("status", record["status"], ("ok", "failed"))
+    if record["status"] == "ok":
+        _check_fields(record, {"accuracy": (int, float)})
+
+
+def _check_fields(record: Record, fields: dict[str, tuple[type, ...]]) -> None:
+    for name, kinds in fields.items():
+        value: Any = record
+        for part in name.split("."):
+            value = value.get(part)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise _Damage(f"{name} is {str(value)[:60]!r}")
+
+
+def _check_word(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise _Damage(f"{name} is {str(value)[:60]!r}, not one of {', '.join(allowed)}")
+
+
+def _number_or_null(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))

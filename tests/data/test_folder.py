@@ -1,0 +1,196 @@
+import io
+import os
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from leakbound.data import images as images_module
+from leakbound.data import load
+from leakbound.data import raw as raw_module
+
+
+def paint(path, value=0, size=(4, 4), mode="RGB"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, value).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for k in range(2):
+        paint(tmp_path / "dog" / f"{k}.png", (10 * k, 0, 0))
+        paint(tmp_path / "cat" / f"{k}.PNG", (10 * k, 0, 255))
+    (tmp_path / "cat" / "notes.txt").write_text("no image")
+    (tmp_path / "cat" / ".hidden.png").write_bytes(b"no image")
+    return tmp_path
+
+
+def test_classes_are_the_folders_by_name(folder):
+    data = load(f"folder:{folder}")
+    assert data.class_names == ("cat", "dog")
+    assert data.labels.tolist() == [0, 1, 0, 1]
+    assert data.inputs.shape == (4, 3, 4, 4)
+    assert data.inputs[0, :, 0, 0].tolist() == [0, 0, 1]
+    assert data.name == f"folder:{folder}"
+    assert load(f"folder:{folder}", limit=2).classes == 2
+
+
+def test_one_changed_pixel_changes_the_fingerprint(folder):
+    before = load(f"folder:{folder}").fingerprint
+    assert before == load(f"folder:{folder}").fingerprint
+    with Image.open(folder / "dog" / "0.png") as image:
+        image.putpixel((0, 0), (1, 0, 0))
+        image.save(folder / "dog" / "0.png")
+    assert before != load(f"folder:{folder}").fingerprint
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "jpeg", "bmp", "webp", "tif", "ppm"])
+def test_formats(suffix, tmp_path):
+    paint(tmp_path / f"a.{suffix}", (255, 255, 255))
+    data = load(f"folder:{tmp_path}")
+    assert data.class_names == ("all",)
+    assert data.inputs.shape == (1, 3, 4, 4)
+    assert float(data.inputs.min()) > 0.98
+
+
+def test_gray_pgm_and_bilevel_have_one_channel(tmp_path):
+    paint(tmp_path / "a" / "a.pgm", 51, mode="L")
+    paint(tmp_path / "b" / "b.png", 1, mode="1")
+    data = load(f"folder:{tmp_path}")
+    assert data.inputs[:, 0, 0, 0].tolist() == pytest.approx([0.2, 1.0])
+
+
+@pytest.mark.parametrize(("mode", "value"), [("RGBA", (255, 0, 0, 9)), ("P", 7), ("LA", (9, 9))])
+def test_alpha_and_palettes_become_rgb(mode, value, tmp_path):
+    paint(tmp_path / "a.png", value, mode=mode)
+    assert load(f"folder:{tmp_path}").inputs.shape == (1, 3, 4, 4)
+
+
+def test_a_palette_with_transparency_becomes_rgb(tmp_path):
+    Image.new("P", (4, 4), 0).save(tmp_path / "a.png", transparency=b"\x00\x80")
+    assert load(f"folder:{tmp_path}").inputs.shape == (1, 3, 4, 4)
+
+
+def test_sixteen_bits_keep_their_values(tmp_path):
+    Image.fromarray(np.full((4, 4), 13107, dtype=np.uint16)).save(tmp_path / "a.png")
+    assert load(f"folder:{tmp_path}").inputs.unique().tolist() == pytest.approx([0.2])
+
+
+@pytest.mark.parametrize("array", [np.full((2, 2), -1, np.int32), np.zeros((2, 2), np.float32)])
+def test_values_without_a_known_range_are_refused(array, tmp_path):
+    Image.fromarray(array).save(tmp_path / "a.tif")
+    with pytest.raises(ValueError, match=r"image 'a.tif'.*save it"):
+        load(f"folder:{tmp_path}")
+
+
+def test_a_class_name_is_kept_as_text(tmp_path):
+    paint(tmp_path / "<script>alert(1)</script>" / "a.png")
+    paint(tmp_path / "b" / "a.png")
+    assert "<script>alert(1)</script>" in load(f"folder:{tmp_path}").class_names
+
+
+def test_a_class_name_can_always_be_written_as_utf8(tmp_path):
+    name = os.fsdecode(b"caf\xe9")
+    try:
+        paint(tmp_path / name / "a.png")
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    paint(tmp_path / "b" / "a.png")
+    assert load(f"folder:{tmp_path}").class_names == ("b", "caf?")
+
+
+def test_images_of_other_sizes_need_a_size(folder):
+    paint(folder / "dog" / "9.png", size=(5, 4))
+    with pytest.raises(ValueError, match=r"image 'dog/9.png' has 4 x 5 pixels.*size = 32"):
+        load(f"folder:{folder}")
+    assert load(f"folder:{folder}", size=8).inputs.shape == (5, 3, 8, 8)
+
+
+def test_images_of_other_channels_need_channels(folder):
+    paint(folder / "dog" / "9.png", 0, mode="L")
+    with pytest.raises(ValueError, match=r"image 'dog/9.png' has 1 channels.*channels = 1"):
+        load(f"folder:{folder}")
+    assert load(f"folder:{folder}", channels=1).inputs.shape == (5, 1, 4, 4)
+    assert load(f"folder:{folder}", channels=3).inputs.shape == (5, 3, 4, 4)
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n" + b"\0" * 40])
+def test_a_file_that_is_no_image_is_named(content, folder):
+    (folder / "cat" / "0.PNG").write_bytes(content)
+    with pytest.raises(ValueError, match=r"image 'cat/0.PNG' cannot be read"):
+        load(f"folder:{folder}")
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "bmp", "webp", "tif", "ppm"])
+def test_a_truncated_image_is_named(suffix, tmp_path):
+    noise = torch.randint(0, 256, (64, 64, 3), generator=torch.Generator().manual_seed(0))
+    buffer = io.BytesIO()
+    kind = {"jpg": "jpeg", "tif": "tiff"}.get(suffix, suffix)
+    Image.fromarray(noise.to(torch.uint8).numpy()).save(buffer, kind)
+    (tmp_path / f"a.{suffix}").write_bytes(buffer.getvalue()[: len(buffer.getvalue()) // 2])
+    with pytest.raises(ValueError, match=f"image 'a.{suffix}' cannot be read"):
+        load(f"folder:{tmp_path}")
+
+
+@pytest.mark.parametrize(("side", "words"), [(8000, "declares 8000 x 8000"), (30000, "pixels")])
+def test_declared_dimensions_are_checked_before_decoding(side, words, tmp_path):
+    def chunk(kind, body):
+        return (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
+    body = header + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
+    (tmp_path / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + body)
+    with pytest.raises(ValueError, match=f"image 'bomb.png'.*{words}.*resize it"):
+        load(f"folder:{tmp_path}")
+
+
+def test_several_pictures_in_a_file_are_refused(tmp_path):
+    pages = [Image.new("L", (4, 4), k) for k in range(3)]
+    pages[0].save(tmp_path / "a.tif", save_all=True, append_images=pages[1:])
+    with pytest.raises(ValueError, match=r"image 'a.tif' holds 3 pictures"):
+        load(f"folder:{tmp_path}")
+
+
+def test_large_files_and_sets_are_refused(folder, monkeypatch):
+    monkeypatch.setattr(images_module, "MAX_FILE", 10)
+    with pytest.raises(ValueError, match="the limit is 10"):
+        load(f"folder:{folder}")
+    monkeypatch.undo()
+    monkeypatch.setattr(raw_module, "MAX_BYTES", 500)
+    with pytest.raises(ValueError, match="4 images of \\(3, 4, 4\\)"):
+        load(f"folder:{folder}")
+    assert len(load(f"folder:{folder}", limit=2).inputs) == 2
+
+
+def test_links_that_leave_the_folder_are_refused(folder, tmp_path_factory):
+    outside = tmp_path_factory.mktemp("outside")
+    paint(outside / "secret.png")
+    (folder / "dog" / "2.png").symlink_to(folder / "dog" / "0.png")
+    assert len(load(f"folder:{folder}").inputs) == 5
+    (folder / "dog" / "3.png").symlink_to(outside / "secret.png")
+    with pytest.raises(ValueError, match=r"'dog/3.png' is a link that leaves"):
+        load(f"folder:{folder}")
+    (folder / "dog" / "3.png").unlink()
+    (folder / "bird").symlink_to(outside)
+    with pytest.raises(ValueError, match="'bird' is a link to a folder"):
+        load(f"folder:{folder}")
+
+
+def test_a_link_to_nothing_and_a_pipe_are_refused(tmp_path):
+    (tmp_path / "a.png").symlink_to(tmp_path / "gone.png")
+    with pytest.raises(ValueError, match="does not exist"):
+        load(f"folder:{tmp_path}")
+    (tmp_path / "a.png").unlink()
+    os.mkfifo(tmp_path / "a.png")
+    with pytest.raises(ValueError, match="is not a file"):
+        load(f"folder:{tmp_path}")
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"holds no image; give files that end in .png"):
+        load(f"folder:{tmp_path}")
