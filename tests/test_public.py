@@ -1,0 +1,39 @@
+"""The public interface: a name that is dropped or added must be seen."""
+
+import leakbound
+from leakbound import attacks, audit, defenses, models
+
+
+def test_top_level():
+    assert leakbound.__all__ == [
+        "Batch",
+        "LocalPlan",
+        "NotApplicable",
+        "Observation",
+        "Reconstruction",
+        "Task",
+        "ThreatModel",
+        "Update",
+        "attacks",
+        "audit",
+        "client",
+        "data",
+        "defenses",
+        "evaluate",
+        "metrics",
+        "models",
+        "pair",
+        "play",
+        "secure",
+        "send",
+        "stream",
+    ]
+    for name in leakbound.__all__:
+        assert getattr(leakbound, name) is not None
+
+
+def test_packages():
+    assert set(models.__all__) == {"convnet64", "lenet", "mlp", "resnet18", "simple_convnet"}
+    for package in (attacks, audit, defenses):
+        for name in package.__all__:
+            assert getattr(package, name) is not None
