@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import struct
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ _RUN: dict[str, tuple[type, ...]] = {
 }
 _PICTURE_NAME = re.compile(r"[0-9a-f]{8,64}\.png")
 _PICTURE_LIMIT = 1 << 26
+_HUGE = 1e300
 
 
 @dataclass(frozen=True)
@@ -105,21 +107,21 @@ def read(folder: Path) -> Run:
 
 def _header(path: Path) -> Record:
     try:
-        header = _parse(_text(path))
+        header = _parse(_text(path), path)
         _check_fields(header, _RUN)
         return header
     except _Damage as damage:
         raise ValueError(f"{path} is damaged: {damage}") from None
 
 
-def _lines(path: Path, key: str, check: Any) -> list[Record]:
+def _lines(path: Path, key: str, check: Callable[[Record], None]) -> list[Record]:
     """All records of a file; of several with one key, the last stands."""
     records: dict[str, Record] = {}
     for number, line in enumerate(_text(path).split("\n"), 1):
         if not line.strip():
             continue
         try:
-            record = _parse(line)
+            record = _parse(line, path)
             check(record)
         except _Damage as damage:
             raise ValueError(f"{path}, line {number} is damaged: {damage}") from None
@@ -144,7 +146,7 @@ def _text(path: Path) -> str:
         raise ValueError(f"{path} cannot be read: {why}") from None
 
 
-def _parse(text: str) -> Record:
+def _parse(text: str, path: Path) -> Record:
     def refuse(constant: str) -> None:
         raise _Damage(f"it holds the number {constant}")
 
@@ -152,11 +154,15 @@ def _parse(text: str) -> Record:
         value = json.loads(text, parse_constant=refuse)
     except (ValueError, RecursionError):
         raise _Damage("it is not JSON") from None
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise _Damage("it holds half of a character") from None
     if not isinstance(value, dict):
         raise _Damage("it is not a JSON object")
-    if value.get("schema") not in SCHEMAS:
+    if not any(value.get("schema") == known for known in SCHEMAS):
         raise ValueError(
-            f"schema {value.get('schema')!r} is not known; this version reads "
+            f"{path} holds schema {str(value.get('schema'))[:20]!r}; this version reads "
             f"{sorted(SCHEMAS)}: use a newer leakbound"
         )
     return value
@@ -187,7 +193,7 @@ def _check_training(record: Record) -> None:
         _check_fields(record, {"accuracy": (int, float)})
 
 
-def _check_fields(record: Record, fields: dict[str, tuple[type, ...]]) -> None:
+def _check_fields(record: Record, fields: Mapping[str, tuple[type, ...]]) -> None:
     for name, kinds in fields.items():
         value: Any = record
         for part in name.split("."):
@@ -202,4 +208,6 @@ def _check_word(name: str, value: Any, allowed: tuple[str, ...]) -> None:
 
 
 def _number_or_null(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value is None
+    return abs(value) < _HUGE

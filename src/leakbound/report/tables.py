@@ -7,7 +7,7 @@ is all cells of one model, batch size, defense and attack: they differ in their 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -209,7 +209,7 @@ class Names:
             notes.append(f"trained {model['train_steps']} steps")
         if model.get("weights"):
             notes.append(f"weights {model['weights']}")
-        return model["name"] + (f" ({', '.join(notes)})" if notes else "")
+        return str(model["name"]) + (f" ({', '.join(notes)})" if notes else "")
 
     def defense(self, record: Record) -> str:
         """A defense with those of its parameters that vary."""
@@ -223,7 +223,8 @@ class Names:
     def _setting(self, defense: Record) -> Setting:
         name, parameters = defense["name"], defense["parameters"]
         strength = tuple((key, parameters.get(key)) for key in self._varying[name])
-        label = " ".join([name, *(_pair(*item) for item in strength)])
+        title = "no defense" if name == NO_DEFENSE else name
+        label = " ".join([title, *(_pair(*item) for item in strength)])
         return Setting(name, label, strength, defense.get("guarantee", "none"))
 
 
@@ -344,15 +345,11 @@ def plain(value: Any) -> str:
         ('0.01', '[8, 16]', 'none')
     """
     if isinstance(value, float):
-        return f"{value:g}"
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
     if isinstance(value, list):
         return "[" + ", ".join(map(plain, value)) + "]"
     words: dict[Any, str] = {None: "none", True: "yes", False: "no"}
     if value is None or isinstance(value, bool):
         return words[value]
     return str(value)
-
-
-def first_seen(values: Iterable[Any], key: Callable[[Any], Any] = lambda value: value) -> list[Any]:
-    """Distinct keys in the order of their first appearance."""
-    return list(dict.fromkeys(map(key, values)))

@@ -1,0 +1,301 @@
+"""One HTML page of a run: what was tested, what was rebuilt and what that shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from leakbound.report import tables
+from leakbound.report.folder import VERDICTS, Picture, Record, Run, read
+
+FILE = "report.html"
+NEEDS = ("jinja2", "matplotlib", "markupsafe")
+IMAGE_SIDE = 64
+"""About how many pixels of the page one image is wide."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """One image's PSNR and whether it counts as rebuilt."""
+
+    psnr: float | None
+    reached: bool
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell of the gallery. `truth` is set where it differs from that of the entry before."""
+
+    attack: str
+    status: str
+    verdict: str
+    note: str | None
+    mean: float | None
+    scores: tuple[Score, ...]
+    truth: Picture | None
+    picture: Picture | None
+    scale: int
+
+
+@dataclass(frozen=True)
+class Card:
+    """One batch under one defense: the truth and what each attack made of it."""
+
+    model: str
+    batch_size: int
+    clients: int
+    defense: str
+    seed: int
+    entries: tuple[Entry, ...]
+
+
+def write(folder: Path, *, images: bool = True) -> Path:
+    """Write `report.html` into a run folder; the same inputs give the same bytes.
+
+    Args:
+        folder: where an audit left `run.json` and `records.jsonl`.
+        images: with the pictures of the true and the rebuilt images; without, the page holds none.
+
+    Returns:
+        The path of the page. It is readable by its owner only.
+
+    Raises:
+        ValueError: a missing or damaged file, an unknown schema, a folder that cannot be written,
+            or jinja2 or matplotlib is not installed.
+    """
+    for name in NEEDS:
+        try:
+            __import__(name)
+        except ImportError:
+            raise ValueError(f"the report needs {name}; pip install 'leakbound[report]'") from None
+    page = render(read(Path(folder)), images=images)
+    try:
+        return _replace(Path(folder) / FILE, page.encode("utf-8"))
+    except OSError as error:
+        raise ValueError(
+            f"{Path(folder) / FILE} cannot be written: {error.strerror or error}"
+        ) from None
+
+
+def render(run: Run, *, images: bool = True) -> str:
+    """The page as text."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("leakbound.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "decimal": decimal,
+        "percent": percent,
+        "plain": tables.plain,
+        "listing": listing,
+        "plural": plural,
+    }
+    return environment.get_template("report.html.j2").render(_context(run, images)) + "\n"
+
+
+def decimal(value: float | None, digits: int = 1) -> str:
+    """A number for reading; a dash where there is none."""
+    return "–" if value is None else f"{value:.{digits}f}".replace("-", "−")
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    """A share for reading."""
+    return "–" if value is None else f"{100 * value:.{digits}f}\N{NO-BREAK SPACE}%"
+
+
+def listing(values: Iterable[Any]) -> str:
+    """Words joined as in a sentence.
+
+    Example:
+        >>> listing([1, 4, 8])
+        '1, 4 and 8'
+    """
+    words = [tables.plain(value) for value in values]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """A count with its noun.
+
+    Example:
+        >>> plural(1, "batch", "batches"), plural(0, "cell")
+        ('1 batch', '0 cells')
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def _context(run: Run, images: bool) -> dict[str, Any]:
+    cells, names = run.cells, tables.Names(run.cells, run.trainings)
+    gallery = _gallery(run, names, images)
+    verdicts = tables.verdicts(cells, names)
+    shown = any(entry.picture or entry.truth for card in gallery for entry in card.entries)
+    status = Counter(cell["status"] for cell in cells)
+    return {
+        "header": run.header,
+        "plan": json.dumps(run.header["plan"], indent=1, sort_keys=True, ensure_ascii=False),
+        "names": names,
+        "status": status,
+        "missing": max(0, _whole(run.header.get("cells")) - len(cells)),
+        "problems": sum(bool(c.get("problem")) for c in cells if c["status"] == "ok"),
+        "counts": [(word, sum(v.verdict == word for v in verdicts)) for word in VERDICTS],
+        "verdicts": verdicts,
+        "groups": tables.groups(cells, names),
+        "gallery": gallery,
+        "pictures": shown,
+        "images": images,
+        "own_data": shown and run.header.get("own_data") is not False,
+        "failed": [cell for cell in cells if cell["status"] == "failed"],
+        "untrained": [unit for unit in run.trainings if unit["status"] == "failed"],
+        "inapplicable": _inapplicable(cells, names),
+        "defenses": _defenses(cells),
+        "labels_hidden": any(not cell["threat"].get("labels_known") for cell in cells),
+        "utility": tables.utility(run.trainings, names),
+        "word": _word,
+        "title": _title,
+        **_tested(cells),
+        **_plots(run, names),
+    }
+
+
+def _tested(cells: Sequence[Record]) -> dict[str, Any]:
+    """What the page's second section says in words."""
+    threats = {json.dumps(cell["threat"], sort_keys=True): cell["threat"] for cell in cells}
+    thresholds = {(c["threshold"]["metric"], c["threshold"]["value"]): None for c in cells}
+    return {
+        "threats": list(threats.values()),
+        "thresholds": list(thresholds),
+        "batch_sizes": sorted({cell["batch_size"] for cell in cells}),
+        "seeds": sorted({cell["seed"] for cell in cells}),
+        "clients": sorted({cell["clients"] for cell in cells}),
+    }
+
+
+def _plots(run: Run, names: tables.Names) -> dict[str, Any]:
+    from markupsafe import Markup
+
+    from leakbound.report import plots
+
+    groups, costs = tables.groups(run.cells, names), tables.utility(run.trainings, names)
+    limits = {c["threshold"]["value"] for c in run.cells if c["threshold"]["metric"] == "psnr"}
+    threshold = limits.pop() if len(limits) == 1 else None
+    defenses = list(dict.fromkeys(setting.name for setting in names.settings.values()))
+    tradeoffs = plots.tradeoffs(groups, names.settings, costs, defenses, threshold)
+    curves = plots.curves(groups, names.settings, list(names.attacks), threshold)
+    return {
+        "tradeoffs": tradeoffs,
+        "tradeoff_keys": plots.keys([*map(_title, defenses)], "kt") if tradeoffs else [],
+        "curves": curves,
+        "curve_keys": plots.keys(list(names.attacks), "kc") if curves else [],
+        "strongest": plots.strongest,
+        "threshold": threshold,
+        "svg": Markup,  # the plots' own markup; matplotlib escapes what it is given
+    }
+
+
+def _gallery(run: Run, names: tables.Names, images: bool) -> list[Card]:
+    """Cells that ran, by batch and defense; pictures are read once each."""
+    cards: dict[tuple[str, int, int, str, int], list[Record]] = {}
+    for cell in run.cells:
+        if cell["status"] != "not_applicable":
+            size, clients = cell["batch_size"], cell["clients"]
+            key = (names.model(cell), size, clients, names.defense(cell), cell["seed"])
+            cards.setdefault(key, []).append(cell)
+    load = cache(run.picture)
+
+    def entries(cells: list[Record]) -> Iterable[Entry]:
+        last = None
+        for cell in cells:
+            files = (cell.get("pictures") or {}) if images else {}
+            truth, guess = files.get("truth"), files.get("reconstruction")
+            new = load(truth) if truth and truth != last else None
+            last = truth or last
+            yield _entry(cell, names, new, load(guess) if guess else None)
+
+    return [Card(*key, tuple(entries(cells))) for key, cells in cards.items()]
+
+
+def _entry(
+    cell: Record, names: tables.Names, truth: Picture | None, picture: Picture | None
+) -> Entry:
+    fine = cell["status"] == "ok"
+    values = cell["metrics"]["psnr"] if fine else []
+    hits = tables.reaches(cell) if fine else []
+    strip = picture or truth
+    wide = strip.width / max(len(values), 1) if strip else IMAGE_SIDE
+    return Entry(
+        attack=names.attack(cell),
+        status=cell["status"],
+        verdict=cell.get("verdict") or "undecided",
+        note=cell.get("problem") if fine else cell.get("reason"),
+        mean=tables.cell_value(cell, "psnr") if fine else None,
+        scores=tuple(map(Score, values, hits)),
+        truth=truth,
+        picture=picture,
+        scale=max(1, round(IMAGE_SIDE / wide)),
+    )
+
+
+def _inapplicable(
+    cells: Iterable[Record], names: tables.Names
+) -> list[tuple[tuple[str, int, str, str, str], int]]:
+    found = Counter(
+        (
+            names.model(cell),
+            cell["batch_size"],
+            names.defense(cell),
+            names.attack(cell),
+            str(cell.get("reason")),
+        )
+        for cell in cells
+        if cell["status"] == "not_applicable"
+    )
+    return list(found.items())
+
+
+def _defenses(cells: Iterable[Record]) -> list[tuple[str, str, list[str]]]:
+    """Each defense by name with its guarantee and all settings that were tested."""
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    for cell in cells:
+        defense = cell["defense"]
+        key = (defense["name"], defense["guarantee"])
+        found.setdefault(key, {})[defense["settings"]] = None
+    return [(*key, list(settings)) for key, settings in found.items()]
+
+
+def _word(metric: str) -> str:
+    return {"psnr": "PSNR", "ssim": "SSIM", "mse": "MSE", "rmse": "RMSE"}.get(metric, metric)
+
+
+def _title(defense: str) -> str:
+    return "no defense" if defense == tables.NO_DEFENSE else defense
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _replace(path: Path, content: bytes) -> Path:
+    descriptor, name = tempfile.mkstemp(prefix=".report-", suffix=".tmp", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return path

@@ -1,0 +1,372 @@
+"""Plots of a report: small SVG pictures without titles; the page adds words and legends in HTML.
+
+Names stay out of the SVG where they can: only parameter names and numbers are drawn. Text keeps to
+currentColor and marks keep to Okabe and Ito's colors, told apart by shape as well.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from leakbound.report.tables import NO_DEFENSE, Group, Setting, Utility
+
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+GRAY = "#808080"
+CEILING = 60.0
+"""PSNR in dB above which no eye sees a difference: higher values are drawn here."""
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "leakbound",
+    "text.parse_math": False,
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.edgecolor": GRAY,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": GRAY,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "xtick.color": GRAY,
+    "ytick.color": GRAY,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 5.5,
+}
+Line = list[tuple[float, Group]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot with the words that stand around it."""
+
+    title: str
+    svg: str
+    notes: tuple[str, ...]
+    description: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """The panels of one model and batch size."""
+
+    model: str
+    batch_size: int
+    panels: tuple[Panel, ...]
+
+
+def keys(labels: Sequence[str], prefix: str) -> list[tuple[str, str]]:
+    """A legend: each label with a small SVG of its line and marker; `prefix` starts their ids."""
+    return [(label, _key(index, f"{prefix}{index}")) for index, label in enumerate(labels)]
+
+
+def curves(
+    groups: Sequence[Group],
+    settings: Mapping[str, Setting],
+    attacks: Sequence[str],
+    threshold: float | None,
+) -> list[Section]:
+    """PSNR over defense strength: one section a model and batch size, one panel a defense.
+
+    Defenses that were tested with one choice of parameters share a panel.
+    """
+    limits = _limits([group for group in groups if group.psnr], threshold)
+    sections: list[Section] = []
+    for model, size in dict.fromkeys((g.model, g.batch_size) for g in groups):
+        own = [g for g in groups if (g.model, g.batch_size) == (model, size) and g.psnr]
+        panels: list[Panel] = []
+        for title, labels in _shared_axes(own, settings):
+            drawn = [g for g in own if g.defense in labels]
+            frame = _Frame(f"c{len(sections)}-{len(panels)}", limits, threshold, _undefended(own))
+            panels.append(_curve(title, labels, drawn, settings, attacks, frame))
+        sections.append(Section(model, size, tuple(panels)))
+    return [section for section in sections if section.panels]
+
+
+def tradeoffs(
+    groups: Sequence[Group],
+    settings: Mapping[str, Setting],
+    utility: Mapping[tuple[str, str], Utility],
+    names: Sequence[str],
+    threshold: float | None,
+) -> list[Panel]:
+    """Test accuracy against the PSNR of the strongest attack: one panel a model and batch size."""
+    limits = _limits([group for group in groups if group.psnr], threshold)
+    panels: list[Panel] = []
+    for model, size in dict.fromkeys((g.model, g.batch_size) for g in groups):
+        points = []
+        for label in dict.fromkeys(g.defense for g in groups):
+            best = strongest(groups, model, size, label)
+            cost = utility.get((model, label))
+            if best and cost and cost.mean is not None:
+                points.append((settings[label], cost, best))
+        if points:
+            frame = _Frame(f"t{len(panels)}", limits, threshold, None)
+            title = f"{model}, batch size {size}"
+            panels.append(_tradeoff(title, points, names, frame))
+    return panels
+
+
+def strongest(groups: Sequence[Group], model: str, size: int, defense: str) -> Group | None:
+    """The attack with the highest median PSNR."""
+    own = [
+        g for g in groups if (g.model, g.batch_size, g.defense) == (model, size, defense) and g.psnr
+    ]
+    return max(own, key=lambda g: g.psnr.median if g.psnr else -math.inf, default=None)
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """What a panel shares with others: a prefix for its ids, the y axis and its level lines."""
+
+    prefix: str
+    limits: tuple[float, float]
+    threshold: float | None
+    undefended: float | None
+
+
+def _shared_axes(
+    groups: Sequence[Group], settings: Mapping[str, Setting]
+) -> list[tuple[str, list[str]]]:
+    by_name: dict[str, list[str]] = {}
+    for label in dict.fromkeys(g.defense for g in groups):
+        if settings[label].name != NO_DEFENSE:
+            by_name.setdefault(settings[label].name, []).append(label)
+    axes = [(name, labels) for name, labels in by_name.items() if len(labels) > 1]
+    single = [labels[0] for labels in by_name.values() if len(labels) == 1]
+    if len(single) == 1:
+        return [*axes, (settings[single[0]].name, single)]
+    return [*axes, ("defenses with one setting", single)] if single else axes
+
+
+def _curve(
+    title: str,
+    labels: list[str],
+    groups: Sequence[Group],
+    settings: Mapping[str, Setting],
+    attacks: Sequence[str],
+    frame: _Frame,
+) -> Panel:
+    numbers = {label: settings[label].number for label in labels}
+    known = [number for number in numbers.values() if number is not None]
+    numeric = len(known) == len(labels) and len(labels) > 1
+    spots = {label: float(i) for i, label in enumerate(labels, 1)}
+    places = {k: v for k, v in numbers.items() if v is not None} if numeric else spots
+    lines = {
+        attack: sorted(((places[g.defense], g) for g in groups if g.attack == attack), key=_first)
+        for attack in attacks
+    }
+    with _figure(frame.prefix) as (axes, output):
+        _levels(axes, frame, _blind(groups))
+        spread = _nudge(known if numeric else None, len([a for a in lines if lines[a]]))
+        shown = [index for index, attack in enumerate(attacks) if lines[attack]]
+        for order, index in enumerate(shown):
+            moved = [(spread(x, order), g) for x, g in lines[attacks[index]]]
+            _draw(axes, moved, index, joined=numeric)
+        _strength_axis(axes, sorted(places.values()), numeric)
+        axes.set_xlabel(_short(settings[labels[0]].strength[0][0]) if numeric else "setting")
+    notes = [] if numeric else [f"#{i} {label}" for i, label in enumerate(labels, 1)]
+    described = f"PSNR in dB by strength of {title}; the numbers are in the results table"
+    return Panel(title, output[0], (*notes, _count(groups)), described)
+
+
+def _tradeoff(
+    title: str,
+    points: Sequence[tuple[Setting, Utility, Group]],
+    names: Sequence[str],
+    frame: _Frame,
+) -> Panel:
+    with _figure(frame.prefix, (4.9, 3.4)) as (axes, output):
+        _levels(axes, frame, _blind([group for _, _, group in points]))
+        for index, name in enumerate(names):
+            own = [point for point in points if point[0].name == name]
+            own.sort(key=lambda point: point[0].number or 0.0)
+            xs = [100 * (cost.mean or 0.0) for _, cost, _ in own]
+            ys = [_median(group) for *_, group in own]
+            for (_, cost, group), x, y in zip(own, xs, ys, strict=True):
+                low, high = 100 * (cost.low or 0.0), 100 * (cost.high or 0.0)
+                axes.plot([low, high], [y, y], color=_color(index), lw=0.9, alpha=0.7)
+                axes.plot([x, x], _bar(group), color=_color(index), lw=0.9, alpha=0.7)
+            axes.plot(xs, ys, color=_color(index), lw=0.8, alpha=0.6)
+            axes.plot(xs, ys, MARKERS[index % len(MARKERS)], color=_color(index))
+            for i in sorted({0, len(own) - 1}) if len(own) > 1 else []:
+                number = own[i][0].number
+                if number is not None:
+                    axes.annotate(
+                        f"{number:g}",
+                        (xs[i], ys[i]),
+                        (4, 4),
+                        fontsize=8,
+                        textcoords="offset points",
+                    )
+        axes.margins(x=0.1)
+        axes.set_xlabel("test accuracy in %")
+        axes.set_ylabel("PSNR of the strongest attack in dB")
+    counts = _range([cost.n for _, cost, _ in points], "training seed")
+    groups = [group for *_, group in points]
+    described = "Privacy and utility: PSNR of the strongest attack against test accuracy"
+    return Panel(title, output[0], (_count(groups), f"{counts} a point"), described)
+
+
+@contextmanager
+def _figure(
+    prefix: str, size: tuple[float, float] = (4.3, 3.0)
+) -> Iterator[tuple[Axes, list[str]]]:
+    """Axes to draw on; after the block, the list holds the SVG text."""
+    output: list[str] = []
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser has other fonts
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        figure = Figure(figsize=size)
+        figure.patch.set_alpha(0)
+        left, bottom = 0.56 / size[0], 0.5 / size[1]
+        axes = figure.add_axes((left, bottom, 0.97 - left, 0.97 - bottom))
+        axes.patch.set_alpha(0)
+        yield axes, output
+        output.append(_svg(figure, prefix))
+
+
+def _svg(figure: Figure, prefix: str) -> str:
+    """The figure as an <svg> element whose ids are unlike those of any other on the page."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg ") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
+
+    def rename(tag: re.Match[str]) -> str:
+        return re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{prefix}-", tag.group())
+
+    return re.sub(r"<[^>]+>", rename, text).strip()
+
+
+def _key(index: int, prefix: str) -> str:
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        figure = Figure(figsize=(0.42, 0.2))
+        figure.patch.set_alpha(0)
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.axis("off")
+        axes.set(xlim=(0, 2), ylim=(-1, 1))
+        axes.plot([0.2, 1, 1.8], [0, 0, 0], color=_color(index))
+        axes.plot([1], [0], MARKERS[index % len(MARKERS)], color=_color(index))
+        return _svg(figure, prefix)
+
+
+def _draw(axes: Axes, line: Line, index: int, *, joined: bool) -> None:
+    """One attack: its medians, their intervals, and hollow marks where it had trouble."""
+    color, marker = _color(index), MARKERS[index % len(MARKERS)]
+    xs, ys = [x for x, _ in line], [_median(group) for _, group in line]
+    for x, group in line:
+        axes.plot([x, x], _bar(group), color=color, lw=1.2, alpha=0.75)
+    if joined:
+        axes.plot(xs, ys, color=color)
+    for x, y, (_, group) in zip(xs, ys, line, strict=True):
+        hollow = 2 * group.problems >= group.ok
+        axes.plot([x], [y], marker, color=color, fillstyle="none" if hollow else "full")
+
+
+def _levels(axes: Axes, frame: _Frame, blind: float | None) -> None:
+    axes.set_ylim(*frame.limits)
+    axes.set_ylabel("PSNR in dB")
+    if frame.undefended is not None:
+        axes.axhline(frame.undefended, color=GRAY, lw=1.2)
+    if frame.threshold is not None:
+        axes.axhline(frame.threshold, color=GRAY, lw=1.2, ls=(0, (5, 3)))
+    if blind is not None:
+        axes.axhline(blind, color=GRAY, lw=1.2, ls=(0, (1, 2)))
+
+
+def _strength_axis(axes: Axes, values: Sequence[float], numeric: bool) -> None:
+    if not numeric:
+        axes.set_xlim(0.5, len(values) + 0.5)
+        axes.set_xticks(values, [f"#{value:g}" for value in values])
+        return
+    if _wide(values):
+        axes.set_xscale("log")
+    axes.set_xticks(values, [f"{value:g}" for value in values])
+    axes.set_xticks([], minor=True)
+    axes.margins(x=0.08)
+
+
+def _wide(values: Sequence[float]) -> bool:
+    return min(values) > 0 and max(values) / min(values) > 10
+
+
+def _nudge(numbers: Sequence[float] | None, lines: int) -> Any:
+    """How far to move a line sideways, so that intervals at one strength do not hide each other."""
+    ordered = sorted(numbers or [])
+
+    def move(x: float, order: int) -> float:
+        shift = order - (lines - 1) / 2
+        if numbers is None:
+            return x + shift * min(0.12, 0.6 / max(lines, 1))
+        if _wide(ordered):
+            return float(x * (ordered[-1] / ordered[0]) ** (0.012 * shift))
+        return x + shift * 0.012 * (ordered[-1] - ordered[0])
+
+    return move
+
+
+def _limits(groups: Sequence[Group], threshold: float | None) -> tuple[float, float]:
+    values = [end for g in groups for end in _bar(g)]
+    values += [g.blind for g in groups if g.blind is not None]
+    values += [] if threshold is None else [threshold]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    room = 0.06 * (high - low) or 1.0
+    return min(0.0, low) if low - room < 0 <= low else low - room, high + room
+
+
+def _undefended(groups: Sequence[Group]) -> float | None:
+    return max((_median(g) for g in groups if g.defense == "no defense"), default=None)
+
+
+def _blind(groups: Sequence[Group]) -> float | None:
+    levels = sorted(g.blind for g in groups if g.blind is not None)
+    return levels[len(levels) // 2] if levels else None
+
+
+def _count(groups: Sequence[Group]) -> str:
+    text = _range([group.ok for group in groups], "batch") + " a point"
+    over = any(group.psnr and group.psnr.high > CEILING for group in groups)
+    return f"{text}; values over {CEILING:g} dB are drawn at {CEILING:g}" if over else text
+
+
+def _range(counts: Sequence[int], word: str) -> str:
+    low, high = min(counts), max(counts)
+    ending = "" if high == 1 else ("es" if word.endswith("ch") else "s")
+    return f"{low} {word}{ending}" if low == high else f"{low} to {high} {word}{ending}"
+
+
+def _bar(group: Group) -> tuple[float, float]:
+    low, high = (group.psnr.low, group.psnr.high) if group.psnr else (math.nan, math.nan)
+    return min(low, CEILING), min(high, CEILING)
+
+
+def _median(group: Group) -> float:
+    return min(group.psnr.median, CEILING) if group.psnr else -math.inf
+
+
+def _first(point: tuple[float, Group]) -> float:
+    return point[0]
+
+
+def _color(index: int) -> str:
+    return COLORS[index % len(COLORS)]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:59]}…"

@@ -1,0 +1,210 @@
+"""The page in a real Chromium: nothing from outside, no error, all pictures, all controls."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from leakbound.report import write
+
+pytestmark = pytest.mark.browser
+
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+TALL = {"width": 1280, "height": 900}
+
+
+def _missing(why):
+    if os.environ.get("LEAKBOUND_REQUIRE_BROWSER") == "1":
+        pytest.fail(f"a browser is required, but {why}")
+    pytest.skip(why)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    path = os.environ.get("LEAKBOUND_CHROMIUM") or next(
+        filter(None, map(shutil.which, NAMES)), None
+    )
+    if path is None:
+        _missing("no Chromium was found; set LEAKBOUND_CHROMIUM to its path")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        _missing("playwright is not installed")
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def show(browser) -> Iterator[object]:
+    """Open a page; afterwards it must have been silent and must have asked for nothing else."""
+    pages, trouble, requests = [], [], []
+
+    def open_page(path: Path, **settings):
+        page = browser.new_context(**{"viewport": TALL} | settings).new_page()
+        page.on("console", lambda message: trouble.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        page.on("dialog", lambda dialog: (trouble.append(dialog.message), dialog.dismiss()))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(path.as_uri())
+        pages.append((page, path.as_uri()))
+        return page
+
+    yield open_page
+    for page, _ in pages:
+        page.wait_for_timeout(100)
+        page.context.close()
+    assert trouble == []
+    outside = [url for url in requests if not url.startswith("data:")]
+    assert outside == [address for _, address in pages]
+
+
+@pytest.fixture
+def report(tmp_path, make_grid) -> Path:
+    return write(make_grid(tmp_path / "run", seeds=2))
+
+
+def test_every_picture_loads(show, report):
+    page = show(report)
+    images = page.locator("img")
+    assert images.count() > 20
+    for image in images.all():
+        image.scroll_into_view_if_needed()
+    page.wait_for_function("[...document.images].every((image) => image.complete)")
+    assert page.evaluate("[...document.images].every((i) => i.naturalWidth > 0 && i.alt)")
+
+
+def test_every_plot_is_drawn(show, report):
+    page = show(report)
+    plots = page.locator("figure.plot svg")
+    assert plots.count() == 5
+    for plot in plots.all():
+        box = plot.bounding_box()
+        assert box["width"] > 200
+        assert box["height"] > 100
+        assert plot.locator("path").count() > 10
+        inner = plot.evaluate("(svg) => { const b = svg.getBBox(); return b.width * b.height; }")
+        assert inner > 0
+    keys = page.locator(".legend svg").all()
+    assert all(key.bounding_box()["width"] > 0 for key in keys)
+
+
+def test_hostile_text_shows_as_text(show, report, hostile):
+    page = show(report)
+    assert page.locator('img[src="x"]').count() == 0
+    assert page.locator("script").count() == 1
+    for area in ("#failed", "#inapplicable"):
+        assert hostile in page.locator(f"section:has({area})").inner_text()
+    assert page.locator(".card h3", has_text=hostile).count() > 0
+    assert page.locator("figure.plot svg text", has_text="$x_$ <b>").count() == 1
+
+
+def _column(page, number):
+    cells = page.locator("section:has(#verdicts) tbody tr").all()
+    return [row.locator("td").nth(number).inner_text() for row in cells]
+
+
+def test_sorting_by_click_and_by_keyboard(show, report):
+    page = show(report)
+    head = page.locator("section:has(#verdicts) th").nth(4)
+    button = head.get_by_role("button")
+    button.click()
+    values = [float(text) for text in _column(page, 4)]
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert values == sorted(values)
+    button.focus()
+    page.keyboard.press("Enter")
+    assert head.get_attribute("aria-sort") == "descending"
+    assert [float(text) for text in _column(page, 4)] == sorted(values, reverse=True)
+    page.keyboard.press("Space")
+    assert [float(text) for text in _column(page, 4)] == values
+    page.locator("section:has(#verdicts) th").nth(0).get_by_role("button").click()
+    assert page.locator("th[aria-sort]").count() == 1
+    names = [text.replace("\n", " ") for text in _column(page, 0)]
+    assert names.index("top_k_pruning rate=0.5") < names.index("top_k_pruning rate=0.99")
+
+
+def test_filters_work_together(show, report):
+    page = show(report)
+    entries = page.locator(".entry:visible")
+    everything = entries.count()
+    assert f"{everything} of {everything} cells shown" in page.locator("output").inner_text()
+    page.get_by_role("combobox", name="Attack").select_option("dlg")
+    assert entries.evaluate_all("(all) => all.every((e) => e.dataset.attack === 'dlg')")
+    page.get_by_role("combobox", name="Verdict").select_option("undecided")
+    some = entries.count()
+    assert 0 < some < everything
+    assert f"{some} of {everything} cells shown" in page.locator("output").inner_text()
+    page.get_by_role("combobox", name="Verdict").select_option("protected")
+    assert page.locator(".card:visible").count() == 0
+    page.get_by_role("combobox", name="Verdict").select_option("")
+    page.get_by_role("combobox", name="Attack").select_option("")
+    assert entries.count() == everything
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_scrolls_in_one_direction(show, report, scheme):
+    page = show(report, viewport={"width": 375, "height": 800}, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 375
+    wide = "[...document.querySelectorAll('.scroll')].some((e) => e.scrollWidth > e.clientWidth)"
+    assert page.evaluate(wide)
+
+
+def test_text_can_be_read_in_light_and_dark(show, report):
+    grounds = []
+    for scheme in ("light", "dark"):
+        page = show(report, color_scheme=scheme)
+        style = "(e) => [getComputedStyle(e).color, getComputedStyle(e).backgroundColor]"
+        ink, ground = page.locator("body").evaluate(style)
+        label = page.locator("figure.plot svg text").first
+        assert label.evaluate("(e) => getComputedStyle(e).fill") == ink
+        assert ink != ground
+        grounds.append(ground)
+    assert grounds[0] != grounds[1]
+
+
+def test_print_has_no_controls_and_whole_cards(show, report):
+    page = show(report)
+    page.emulate_media(media="print")
+    assert not page.locator(".filters").is_visible()
+    inside = "(e) => getComputedStyle(e).breakInside"
+    assert page.locator(".card").first.evaluate(inside) == "avoid"
+    assert page.pdf().startswith(b"%PDF")
+
+
+def test_without_scripts_everything_is_there(show, report):
+    page = show(report, java_script_enabled=False)
+    assert page.locator("th button").count() == 0
+    assert not page.locator(".filters").is_visible()
+    assert page.locator("section:has(#verdicts) tbody tr").count() == 11
+    assert page.locator(".entry:visible").count() > 20
+
+
+def test_without_pictures(show, report):
+    page = show(write(report.parent, images=False))
+    assert page.locator("img").count() == 0
+    assert page.get_by_text("This page was written without pictures.").is_visible()
+
+
+def test_a_thousand_cells_load_quickly(show, tmp_path, make_grid):
+    seeds, attacks = 23, ("a", "b", "c", "d")
+    path = write(make_grid(tmp_path / "run", seeds=seeds, attacks=attacks))
+    assert path.stat().st_size < 15e6
+    page = show(path)
+    assert page.locator(".entry").count() > 900
+    loaded = page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
+    assert loaded < 5000
