@@ -76,10 +76,27 @@ def finite(name: str, value: Tensor) -> None:
         )
 
 
+def within(name: str, value: Tensor, bounds: tuple[float, float]) -> None:
+    """Every entry lies in the closed range, up to rounding."""
+    low, high = bounds
+    slack = 1e-6 * (high - low)
+    least, most = float(value.min()), float(value.max())
+    if least < low - slack or most > high + slack:
+        raise ValueError(
+            f"{name} runs from {least:.6g} to {most:.6g}, but the task's input_range is "
+            f"({low:g}, {high:g}); rescale the images or give Task.of their range"
+        )
+
+
 def labels(values: Tensor, classes: int | None) -> None:
-    """Class labels are whole numbers in 0..classes-1."""
+    """Class labels (B,) are whole numbers in 0..classes-1; anything where `classes` is None."""
     if classes is None or len(values) == 0:
         return
+    if values.ndim != 1 or values.dtype != torch.int64:
+        raise ValueError(
+            f"labels has shape {tuple(values.shape)} and type {values.dtype}; "
+            "give one class number an example, (B,) of torch.int64"
+        )
     low, high = int(values.min()), int(values.max())
     if low < 0 or high >= classes:
         raise ValueError(

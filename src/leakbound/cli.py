@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 import warnings
 from dataclasses import dataclass
@@ -96,25 +98,31 @@ def main(arguments: list[str] | None = None) -> None:
 
         print(f"leakbound {version('leakbound')}")
         return
+    for stream in (sys.stdout, sys.stderr):  # a character that the terminal lacks is no crash
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     command = tyro.cli(
         Command,
         prog="leakbound",
-        description="How much training data do federated updates leak, and what bounds it?",
+        description="How much training data do federated updates leak, and what bounds it? "
+        "(leakbound --version tells the version.)",
         args=given,
         config=(FlagCreatePairsOff,),
     )
-    warnings.showwarning = _warn
     try:
-        code = _run(command)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            code = _run(command)
     except KeyboardInterrupt:
-        _say("stopped; nothing is lost: run the same command again to go on")
+        on = "; nothing is lost: run the same command again to go on"
+        _say("stopped" + (on if isinstance(command, Audit) else ""))
         code = STOPPED
-    except ValueError as error:
+    except BrokenPipeError:  # the reader of our output is gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 0
+    except (ValueError, OSError) as error:
         _say(str(error))
         code = USAGE
-    except BrokenPipeError:
-        sys.stderr.close()
-        code = 0
     sys.exit(code)
 
 
@@ -131,7 +139,18 @@ def _run(command: Audit | Attack | Report | List) -> int:
 
 
 def _say(text: str) -> None:
-    print(f"leakbound: {text}", file=sys.stderr)
+    print(f"leakbound: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    r"""A stranger's text on one line that no terminal takes for a command.
+
+    Example:
+        >>> printable("a\x1b[2Jb\nc")
+        'a\\x1b[2Jb c'
+    """
+    line = " ".join(text.split())
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 
 def _warn(message: Warning | str, category: object, *rest: object, **more: object) -> None:

@@ -65,12 +65,9 @@ def local_update(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
 
     The sum of the gradients along the local steps, which is
     (theta_before - theta_after) / learning_rate. One step gives `gradient` itself. Minibatches are
-    consecutive slices, the same for client and attacker.
+    consecutive slices, in turn and again from the first, the same for client and attacker.
     """
     plan = task.plan
-    total = gradient(task, inputs, labels)
-    if plan.steps == 1 and plan.batch_size is None:
-        return total
     size = plan.batch_size or len(inputs)
     slices = [slice(a, a + size) for a in range(0, len(inputs), size)]
     first = slices[0]
@@ -86,13 +83,13 @@ def rows(task: Task, inputs: Tensor, labels: Tensor, unit: Unit) -> Tensor:
     """One client's rows before any defense: (B, P) for EXAMPLE, (1, P) for CLIENT.
 
     Raises:
-        ValueError: per-example rows of a local plan with more than one step.
+        ValueError: per-example rows of a local plan with several steps or with minibatches.
     """
     if unit is Unit.EXAMPLE:
-        if task.plan.steps > 1:
+        if task.plan.steps > 1 or (task.plan.batch_size or len(inputs)) < len(inputs):
             raise ValueError(
-                f"steps is {task.plan.steps}; a defense on every example's gradient needs a local "
-                "plan of 1 step"
+                f"steps is {task.plan.steps} and batch_size {task.plan.batch_size}; a defense on "
+                "every example's gradient needs a local plan of 1 step on the full batch"
             )
         return example_gradients(task, inputs, labels)
     return local_update(task, inputs, labels)[None]

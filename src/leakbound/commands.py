@@ -12,26 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
 
 from leakbound import audit as audits
 from leakbound import check, registry
-from leakbound.audit.plan import Plan, defense_name
+from leakbound.audit.plan import Cell, Plan, UtilityCell, defense_name
 from leakbound.audit.plan_file import LIMIT
 from leakbound.audit.records import write_atomically
 
 if TYPE_CHECKING:
     from leakbound import cli
 
+LONGEST = 300  # characters of a stranger's text on the screen
 console = Console(highlight=False)
+errors = Console(highlight=False, stderr=True)
 
 
 def audit(command: cli.Audit) -> int:
@@ -41,16 +36,18 @@ def audit(command: cli.Audit) -> int:
     plan, out = _plan(command)
     workers = _workers(command.workers)
     _announce(plan, out, workers)
-    bar = _Bar(plan)
+    bar = _Bar()
     with bar.progress:
         outcome = audits.audit(
             plan, out, workers=workers, pictures=not command.no_images, watch=bar
         )
     page = reports.write(out, images=not command.no_images)
-    console.print(f"report: {escape(str(page))}")
-    console.print(f"{outcome.cells} cells: {bar.summary(out)}")
+    ends = ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in outcome.counts.items())
+    console.print(f"{_plural(outcome.cells, 'cell')}: {ends}")
+    console.print(f"report: {_safe(page)}", soft_wrap=True)
     if outcome.failed:
-        console.print(f"[bold]{outcome.failed} failed[/bold]; their reasons are in the report")
+        what = "cells or trainings" if plan.utility.rounds else "cells"
+        errors.print(f"leakbound: {outcome.failed} {what} failed; the report gives the reasons")
         return 1
     return 0
 
@@ -81,7 +78,7 @@ def attack(command: cli.Attack) -> int:
 
     bench = audits.Bench(plan.data)
     check_plan(plan, bench)
-    with console.status("attacking ..."):
+    with errors.status("attacking ..."):
         result = next(iter(audits.run(plan, bench=bench)))
     if command.out is not None:
         _write_pictures(command.out, result)
@@ -97,7 +94,7 @@ def report(command: cli.Report) -> int:
     from leakbound import report as reports
 
     page = reports.write(command.folder, images=not command.no_images)
-    console.print(f"report: {escape(str(page))}")
+    console.print(f"report: {_safe(page)}", soft_wrap=True)
     return 0
 
 
@@ -125,10 +122,12 @@ def listing(command: cli.List) -> int:
         {"name": name, "summary": text, "parameters": []} for name, text in data.SOURCES.items()
     ]
     if command.json:
-        print(json.dumps(tables, indent=1))
+        print(json.dumps(tables, indent=1, default=str))
         return 0
     for title, rows in tables.items():
         table = Table(title=title, title_justify="left", title_style="bold", show_header=False)
+        table.add_column(overflow="fold")
+        table.add_column(overflow="fold")
         for row in rows:
             settings = ", ".join(f"{p['name']}={p['default']!r}" for p in row["parameters"])
             text = escape(row["summary"]) + (f"\n[dim]{escape(settings)}[/dim]" if settings else "")
@@ -154,22 +153,26 @@ def _plan(command: cli.Audit) -> tuple[Plan, Path]:
 def _workers(asked: int) -> int:
     if asked < 0:
         raise ValueError(f"workers is {asked}; give 0 for one a core, or a number of processes")
-    return asked or os.cpu_count() or 1
+    if asked:
+        return asked
+    ours = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    return len(ours) or os.cpu_count() or 1
 
 
 def _announce(plan: Plan, out: Path, workers: int) -> None:
+    trainings = len(plan.utility_cells())
+    also = f" and {_plural(trainings, 'training')}" if trainings else ""
     console.print(
-        f"audit [bold]{escape(plan.name)}[/bold]: {len(plan.cells())} cells and "
-        f"{len(plan.utility_cells())} trainings, {workers} "
-        f"worker{'s' if workers > 1 else ''}, into {escape(str(out))}"
+        f"audit [bold]{_safe(plan.name)}[/bold]: {_plural(len(plan.cells()), 'cell')}{also}, "
+        f"{_plural(workers, 'worker')}, into {_safe(out)}",
+        soft_wrap=True,
     )
     _announce_code(plan)
 
 
 def _announce_code(plan: Plan) -> None:
-    for model in plan.models:
-        if ":" in model.name:
-            console.print(f"importing Python code named by the plan: {escape(model.name)}")
+    for name in sorted({model.name for model in plan.models if ":" in model.name}):
+        errors.print(f"importing Python code that the plan names: {_safe(name)}", soft_wrap=True)
 
 
 def _spec(kind: str, text: str) -> dict[str, Any]:
@@ -187,11 +190,10 @@ def _spec(kind: str, text: str) -> dict[str, Any]:
 
 
 def _write_pictures(folder: Path, result: audits.Result) -> None:
-    names = {file: name for name, file in (result.record["pictures"] or {}).items()}
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for file, content in result.pictures.items():
-            write_atomically(folder / f"{names.get(file, 'truth')}.png", content)
+        for name, file in (result.record["pictures"] or {}).items():
+            write_atomically(folder / f"{name}.png", result.pictures[file])
     except OSError as error:
         raise ValueError(
             f"out is {str(folder)!r}, which cannot be written: {error.strerror or error}"
@@ -200,16 +202,16 @@ def _write_pictures(folder: Path, result: audits.Result) -> None:
 
 def _show(record: dict[str, Any]) -> None:
     console.print(
-        f"{escape(record['attack']['settings'])}\non {escape(record['model']['name'])} under "
-        f"{escape(record['defense']['settings'])} "
+        f"{_safe(record['attack']['settings'])}\non {_safe(record['model']['name'])} under "
+        f"{_safe(record['defense']['settings'])} "
         f"(guarantee: {record['defense']['guarantee']})"
     )
     if record["status"] != "ok":
-        console.print(f"{record['status'].replace('_', ' ')}: {escape(record['reason'])}")
+        console.print(f"{record['status'].replace('_', ' ')}: {_safe(record['reason'])}")
         return
     table = Table(show_edge=False)
     for column in ("image", "PSNR dB", "without update", "SSIM", "identified"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", overflow="fold")
     measured = record["metrics"]
     rows = zip(
         measured["psnr"],
@@ -223,7 +225,7 @@ def _show(record: dict[str, Any]) -> None:
         table.add_row(str(i), _number(psnr, 1), _number(blind, 1), _number(ssim, 3), found)
     console.print(table)
     if record["problem"]:
-        console.print(f"the attack says that it failed: {escape(record['problem'])}")
+        console.print(f"the attack says that it failed: {_safe(record['problem'])}")
     threshold = record["threshold"]["value"]
     console.print(f"verdict: [bold]{record['verdict']}[/bold] (threshold {threshold:g} dB)")
 
@@ -232,42 +234,48 @@ def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
-class _Bar:
-    """Live progress: units done, the current one, time left; plain lines without a screen."""
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
-    def __init__(self, plan: Plan) -> None:
+
+def _safe(text: object) -> str:
+    """A stranger's text for the screen: one line, no control characters, no markup."""
+    from leakbound.cli import printable
+
+    line = printable(str(text))
+    return escape(line if len(line) <= LONGEST else line[:LONGEST] + "...")
+
+
+class _Bar:
+    """Live progress: units done, time left, the current unit; plain lines without a screen."""
+
+    def __init__(self) -> None:
+        current = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self.progress = Progress(
-            TextColumn("[progress.description]{task.description}"),
-            BarColumn(),
+            BarColumn(20),
             MofNCompleteColumn(),
-            TimeElapsedColumn(),
+            TimeRemainingColumn(compact=True),
             TextColumn("left"),
-            TimeRemainingColumn(),
+            TextColumn("{task.description}", table_column=current),
             console=console,
             disable=not console.is_terminal,
+            expand=True,
         )
-        self.plan, self.task, self.told = plan, self.progress.add_task("starting", total=None), -1
+        self.task, self.told = self.progress.add_task("starting", total=None), -1
 
     def __call__(self, now: audits.Progress) -> None:
         """Show where the audit is."""
-        text = "starting" if now.current is None else escape(_describe(now.current))
-        self.progress.update(self.task, completed=now.done, total=now.total, description=text)
+        text = "starting" if now.current is None else _describe(now.current)
+        text = "writing the report" if now.done == now.total else text
+        self.progress.update(
+            self.task, completed=now.done, total=now.total, description=_safe(text)
+        )
         tenth = 10 * now.done // max(1, now.total)
         if not console.is_terminal and tenth > self.told:
             self.told = tenth
             print(f"{now.done} of {now.total} done", file=sys.stderr, flush=True)
 
-    def summary(self, folder: Path) -> str:
-        """How the cells ended, in words."""
-        counts: dict[str, int] = {}
-        for line in (folder / "records.jsonl").read_bytes().splitlines():
-            record = json.loads(line)
-            word = record["verdict"] if record["status"] == "ok" else record["status"]
-            counts[word] = counts.get(word, 0) + 1
-        return ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in sorted(counts.items()))
 
-
-def _describe(unit: Any) -> str:
-    what = getattr(unit, "attack", None)
-    name = "training" if what is None else what.name
-    return f"{name} · {unit.model.name} · {defense_name(unit.defense)}"
+def _describe(unit: Cell | UtilityCell) -> str:
+    what = unit.attack.name if isinstance(unit, Cell) else "training"
+    return f"{what} · {unit.model.name} · {defense_name(unit.defense)}"

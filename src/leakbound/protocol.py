@@ -26,10 +26,15 @@ from leakbound.types import (
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """What a round leaves: the attacker's view, and the truth, which only `pairing` sees too."""
+    """What a round leaves: the attacker's view, and what only the audit knows.
+
+    `truth` meets the attacker's guess in `pairing` alone. `update` is the release with its true law
+    and mask, for records and bounds; where the defense is not known, `observation` shows neither.
+    """
 
     observation: Observation
     truth: Batch
+    update: Update
 
 
 def send(task: Task, batch: Batch, defense: Defense, source: Source) -> Update:
@@ -40,6 +45,7 @@ def send(task: Task, batch: Batch, defense: Defense, source: Source) -> Update:
     """
     client, _ = _as_chain(defense).split()
     check.finite("inputs", batch.inputs)
+    check.within("inputs", batch.inputs, task.input_range)
     check.labels(batch.labels, task.label_range)
     own = client.prepare(task, source)
     starts = _as_chain(defense).starts
@@ -104,7 +110,7 @@ def play(
         torch.cat([batch.labels for batch in clients]),
     )
     observation = Observation(
-        update=update,
+        update=update if threat.defense_known else update.undeclared(),
         task=task,
         cohort=tuple(batch.size for batch in clients),
         input_shape=tuple(truth.inputs.shape[1:]),
@@ -113,7 +119,7 @@ def play(
         auxiliary=auxiliary,
         defense=defense if threat.defense_known else None,
     )
-    return Round(observation, truth)
+    return Round(observation, truth, update)
 
 
 def _as_chain(defense: Defense) -> Chain:

@@ -19,14 +19,14 @@ from torch import Tensor
 class SecureSource:
     """Uniform bits from the operating system's cryptographic generator; it has no seed.
 
-    Assumptions: draws are 53-bit uniforms mapped in float64 and rounded to the tensor's type. That
+    Assumptions: draws are 52-bit uniforms mapped in float64 and rounded to the tensor's type. That
     is not a defense against attacks on the floating-point grid (Mironov 2012).
     """
 
     def uniform(self, count: int) -> Tensor:
         """`count` numbers in the open interval (0, 1), float64."""
         raw = np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
-        return torch.from_numpy(((raw >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53)
+        return torch.from_numpy(((raw >> np.uint64(12)).astype(np.float64) + 0.5) / 2.0**52)
 
 
 Source = torch.Generator | SecureSource
@@ -57,7 +57,8 @@ def uniform(shape: Sequence[int], source: Source, *, like: Tensor | None = None)
         draw = source.uniform(math.prod(shape)).reshape(tuple(shape))
     else:
         draw = torch.rand(tuple(shape), generator=source, dtype=_wide(like))
-    return _cast(draw, like)
+    cast = _cast(draw, like)
+    return cast.clamp_max(1 - torch.finfo(cast.dtype).eps / 2)  # the cast may round up to 1
 
 
 def normal(shape: Sequence[int], source: Source, *, like: Tensor | None = None) -> Tensor:

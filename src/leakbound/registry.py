@@ -9,11 +9,11 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from types import ModuleType
+from types import ModuleType, UnionType
 from typing import Any
 
 from leakbound import attacks, check, defenses, models
@@ -32,6 +32,7 @@ HIDDEN = frozenset(
         "load_weights",
     }
 )
+LISTS = frozenset({list, tuple, Sequence})
 PACKAGES: dict[str, ModuleType] = {"attack": attacks, "defense": defenses, "model": models}
 
 
@@ -93,10 +94,16 @@ def entries(kind: str) -> Mapping[str, Entry]:
     for point in entry_points(group=f"leakbound.{kind}s"):
         if point.name in found:
             raise ValueError(
-                f"the entry point {point.value!r} calls itself {point.name!r}, which is a built-in "
-                f"{kind}; give it another name"
+                f"the entry point {point.value!r} calls itself {point.name!r}, which is taken by "
+                f"another {kind}; give it another name"
             )
-        found[point.name] = Entry(kind, point.name, point.load())
+        try:
+            found[point.name] = Entry(kind, point.name, point.load())
+        except Exception as error:
+            raise ValueError(
+                f"the entry point {point.value!r} for the {kind} {point.name!r} does not load: "
+                f"{error}; repair or uninstall that package"
+            ) from error
     return dict(sorted(found.items()))
 
 
@@ -127,7 +134,7 @@ def settle(entry: Entry, given: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(
                 f"{entry.kind} {entry.name!r} has no setting {name!r}; {check.closest(name, names)}"
             )
-        settled[name] = _coerce(f"{entry.name}.{name}", value, hints.get(name))
+        settled[name] = _coerce(f"{entry.name}.{name}", value, hints.get(name, Any))
     for name in names:
         if signature[name].default is inspect.Parameter.empty and name not in settled:
             raise ValueError(f"{entry.kind} {entry.name!r} needs the setting {name!r}")
@@ -135,13 +142,13 @@ def settle(entry: Entry, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def takes_list(entry: Entry, name: str) -> bool:
-    """Whether a list is one value of that setting, not several values to go through."""
-    kind = _hints(entry.build).get(name)
-    return any(
-        typing.get_origin(k) in (tuple, list) or k in (tuple, list)
-        for k in (typing.get_args(kind) or (kind,))
-        if k is not None
-    ) or (typing.get_origin(kind) in (tuple, list))
+    """Whether a list is one value of that setting, not several values to go through.
+
+    Example:
+        >>> takes_list(find("model", "mlp"), "hidden"), takes_list(find("attack", "dlg"), "steps")
+        (True, False)
+    """
+    return bool(LISTS & set(_kinds(_hints(entry.build).get(name, Any))))
 
 
 def build(kind: str, name: str, settings: Mapping[str, Any], **given: Any) -> Any:
@@ -151,26 +158,27 @@ def build(kind: str, name: str, settings: Mapping[str, Any], **given: Any) -> An
 
 
 def _hints(thing: Callable[..., Any]) -> dict[str, Any]:
-    target = thing.__init__ if inspect.isclass(thing) else thing
-    return typing.get_type_hints(target)
+    return typing.get_type_hints(thing.__init__ if inspect.isclass(thing) else thing)
 
 
-def _coerce(name: str, value: Any, kind: Any) -> Any:
-    wanted = typing.get_args(kind) if _is_union(kind) else (kind,)
-    if type(value) is int and float in wanted and int not in wanted:
+def _kinds(hint: Any) -> dict[Any, Any]:
+    """What a hint allows: plain type -> type of its items (Any where that is not said)."""
+    union = isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union
+    each = typing.get_args(hint) if union else (hint,)
+    return {typing.get_origin(k) or k: (typing.get_args(k) or (Any,))[0] for k in each}
+
+
+def _coerce(name: str, value: Any, hint: Any) -> Any:
+    kinds = _kinds(hint)
+    if Any in kinds or not all(isinstance(kind, type) for kind in kinds):
+        return value  # Any, Literal and the like: the thing itself checks
+    items = [item for kind, item in kinds.items() if kind in LISTS]
+    plain = tuple(kind for kind in kinds if kind not in LISTS)
+    if items and isinstance(value, list | tuple):
+        return tuple(_coerce(f"{name}[{i}]", v, items[0]) for i, v in enumerate(value))
+    if type(value) is int and float in plain and int not in plain:
         return float(value)
-    if isinstance(value, list):
-        value = tuple(value)
-    plain = tuple(typing.get_origin(k) or k for k in wanted if k is not None)
-    plain = tuple(k for k in plain if isinstance(k, type))
-    wrong_bool = isinstance(value, bool) and bool not in plain
-    if plain and (wrong_bool or not isinstance(value, plain)):
-        words = " or ".join(k.__name__ for k in plain)
-        raise ValueError(f"{name} is {value!r}; give a value of type {words}")
-    return value
-
-
-def _is_union(kind: Any) -> bool:
-    import types
-
-    return typing.get_origin(kind) in (typing.Union, types.UnionType)
+    if isinstance(value, plain) and (bool in plain or not isinstance(value, bool)):
+        return value
+    words = [k.__name__ for k in plain if k is not type(None)] + ["list"] * bool(items)
+    raise ValueError(f"{name} is {value!r}; give a value of type {' or '.join(words)}")

@@ -7,31 +7,41 @@ Information flows one way, from `Batch` to `Reconstruction`; `Observation` has n
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum, IntEnum
+from enum import Enum
 from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from leakbound.random import Source, laplace, normal
+from leakbound.release import Exact, Gaussian, Laplace, Law, Unit, Unknown, Update
+
+__all__ = [
+    "Batch",
+    "ClientContext",
+    "Exact",
+    "Gaussian",
+    "Guarantee",
+    "Laplace",
+    "Law",
+    "LocalPlan",
+    "Loss",
+    "NotApplicable",
+    "Observation",
+    "Reconstruction",
+    "Release",
+    "Server",
+    "Task",
+    "ThreatModel",
+    "Unit",
+    "Unknown",
+    "Update",
+]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-class Unit(IntEnum):
-    """Whose contribution one row of an `Update` holds. A chain of defenses only coarsens it."""
-
-    EXAMPLE = 0
-    CLIENT = 1
-    COHORT = 2
-
-    @property
-    def noun(self) -> str:
-        """The unit as a word for messages: 'example', 'client' or 'cohort'."""
-        return self.name.lower()
 
 
 class Guarantee(Enum):
@@ -91,8 +101,8 @@ class LocalPlan:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps is {self.steps}; a client takes at least 1 local step")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate is {self.learning_rate}; give a finite one above 0")
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"batch_size is {self.batch_size}; it must be at least 1")
 
@@ -129,8 +139,8 @@ class Task:
         """Take a module's architecture and weights; later changes of the module do not matter.
 
         Raises:
-            ValueError: no parameters, weights that are not finite, or BatchNorm or dropout in
-                training mode (their output depends on the batch or on hidden randomness).
+            ValueError: no parameters, weights that are not finite, dropout in training mode (hidden
+                randomness), or a norm that computes or keeps statistics of the batch.
 
         Example:
             >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
@@ -185,185 +195,24 @@ class Task:
 
 def _refuse_training_mode(model: nn.Module) -> None:
     for name, module in model.named_modules():
+        where = name or "the model itself"
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
+            raise ValueError(
+                f"model has BatchNorm without running statistics ({where}): its output for one "
+                "example depends on the others; build it with track_running_stats=True"
+            )
         if not module.training:
             continue
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if getattr(module, "running_mean", None) is not None:
             raise ValueError(
-                f"model has BatchNorm in training mode ({name or 'the model itself'}): its output "
-                "for one example depends on the others; call model.eval() first"
+                f"model has {type(module).__name__} in training mode ({where}): it depends on the "
+                "batch or changes with it; call model.eval() first"
             )
-        if isinstance(module, nn.modules.dropout._DropoutNd) and getattr(module, "p", 0) > 0:
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
             raise ValueError(
-                f"model has dropout in training mode ({name or 'the model itself'}): call "
-                "model.eval() first, or use the defense hidden_dropout, whose draws are named"
+                f"model has dropout in training mode ({where}): call model.eval() first, or use "
+                "the defense hidden_dropout, whose draws are named"
             )
-
-
-@dataclass(frozen=True, eq=False)
-class Exact:
-    """The release is a deterministic function of the data (given the mask, where there is one)."""
-
-    private: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class Gaussian:
-    """Gaussian noise on the release; `covariance` is a scalar or a diagonal (P,)."""
-
-    covariance: float | Tensor
-    private: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class Laplace:
-    """Laplace noise on the release; `scale` is a scalar or one number a coordinate (P,)."""
-
-    scale: float | Tensor
-    private: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class Unknown:
-    """No law is known of the release given the data, for the stated reason."""
-
-    reason: str
-    private: bool = True
-
-
-Law = Exact | Gaussian | Laplace | Unknown
-"""What is known of a release given the data. `private`: the law itself depends on the batch."""
-
-
-@dataclass(frozen=True, eq=False)
-class Update:
-    """What leaves a client, in gradient units: (theta_before - theta_after) / learning_rate.
-
-    Defenses change an update only through `scaled`, `noised`, `masked`, `summed` and `opaque`,
-    which keep the declared law true, so that attacks and bounds can trust it.
-
-    Attributes:
-        rows: (R, P), one row a unit.
-        examples: how many examples each row holds, R numbers.
-        law: the noise of each row, independent between rows.
-        mask: (R, P) bool, False where a coordinate is withheld (sent as zero); None: all are sent.
-        bound: the L2 bound on what one example can add to a row; None where nothing bounds it.
-    """
-
-    rows: Tensor
-    unit: Unit
-    examples: tuple[int, ...]
-    law: Law = Exact()
-    mask: Tensor | None = None
-    bound: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.rows.ndim != 2 or len(self.rows) != len(self.examples):
-            raise ValueError(
-                f"rows has shape {tuple(self.rows.shape)} and examples names "
-                f"{len(self.examples)} rows; give rows (R, P) and R numbers"
-            )
-
-    def scaled(self, factor: float) -> Update:
-        """Every row times a number that does not depend on the data."""
-        law: Law = self.law
-        if isinstance(law, Gaussian):
-            law = replace(law, covariance=law.covariance * factor**2)
-        elif isinstance(law, Laplace):
-            law = replace(law, scale=law.scale * abs(factor))
-        bound = None if self.bound is None else self.bound * abs(factor)
-        return replace(self, rows=self.rows * factor, law=law, bound=bound)
-
-    def noised(self, noise: Gaussian | Laplace, source: Source) -> Update:
-        """Add independent noise of the given law to every coordinate, masked ones too.
-
-        Noise covers the zeros of a mask, so the mask is no longer visible: it is dropped.
-        """
-        if isinstance(noise, Gaussian):
-            spread = torch.as_tensor(noise.covariance, device=self.rows.device).sqrt()
-            draw = normal(self.rows.shape, source, like=self.rows)
-        else:
-            spread = torch.as_tensor(noise.scale, device=self.rows.device)
-            draw = laplace(self.rows.shape, source, like=self.rows)
-        rows = self.rows + draw * spread.to(self.rows.dtype)
-        return replace(self, rows=rows, law=_sum_of(self.law, noise), mask=None)
-
-    def masked(self, mask: Tensor, *, by_value: bool) -> Update:
-        """Withhold the coordinates where `mask` (R, P) is False.
-
-        Args:
-            mask: what is still sent.
-            by_value: the mask was chosen from the rows themselves. It is then an observation of
-                its own (the law is private), and after noise no law is known any more.
-        """
-        law: Law = self.law
-        if by_value and isinstance(law, Exact):
-            law = Exact(private=True)
-        elif by_value and not isinstance(law, Unknown):
-            law = Unknown("coordinates were chosen by their noisy values")
-        joint = mask if self.mask is None else mask & self.mask
-        return replace(self, rows=self.rows * mask, law=law, mask=joint)
-
-    def summed(self, unit: Unit) -> Update:
-        """All rows added into one row of a coarser unit."""
-        law: Law = self.law
-        count: int | Tensor = len(self.rows)
-        if self.mask is not None and not isinstance(law, Exact):
-            count = self.mask.sum(0)
-        if isinstance(law, Gaussian):
-            law = replace(law, covariance=law.covariance * count)
-        elif isinstance(law, Laplace) and len(self.rows) > 1:
-            law = Unknown("a sum of Laplace draws is not Laplace")
-        mask = None if self.mask is None else self.mask.any(0, keepdim=True)
-        rows = self.rows.sum(0, keepdim=True)
-        return Update(rows, unit, (sum(self.examples),), law, mask, self.bound)
-
-    def opaque(self, rows: Tensor, reason: str, *, bound: float | None = None) -> Update:
-        """Rows changed by any other function of the rows alone: noise laws do not survive it."""
-        law: Law = self.law
-        if isinstance(law, Gaussian | Laplace):
-            law = Unknown(reason)
-        return replace(self, rows=rows, law=law, bound=bound)
-
-    @staticmethod
-    def stack(updates: list[Update]) -> Update:
-        """One-row updates of several clients as one update with a row for each."""
-        first = updates[0]
-        mask = None
-        if any(u.mask is not None for u in updates):
-            mask = torch.cat(
-                [
-                    torch.ones_like(u.rows, dtype=torch.bool) if u.mask is None else u.mask
-                    for u in updates
-                ]
-            )
-        law = first.law
-        if not all(_same_law(law, u.law) for u in updates):
-            law = Unknown("the clients' release laws differ")
-        rows = torch.cat([u.rows for u in updates])
-        examples = tuple(n for u in updates for n in u.examples)
-        return Update(rows, first.unit, examples, law, mask, first.bound)
-
-
-def _sum_of(law: Law, noise: Gaussian | Laplace) -> Law:
-    if isinstance(law, Exact):
-        return replace(noise, private=noise.private or law.private)
-    if isinstance(law, Gaussian) and isinstance(noise, Gaussian):
-        return Gaussian(law.covariance + noise.covariance, law.private or noise.private)
-    return law if isinstance(law, Unknown) else Unknown("noise of two different laws was added")
-
-
-def _same_law(a: Law, b: Law) -> bool:
-    if type(a) is not type(b) or a.private != b.private:
-        return False
-    if isinstance(a, Gaussian) and isinstance(b, Gaussian):
-        return _same_number(a.covariance, b.covariance)
-    if isinstance(a, Laplace) and isinstance(b, Laplace):
-        return _same_number(a.scale, b.scale)
-    return True
-
-
-def _same_number(a: float | Tensor, b: float | Tensor) -> bool:
-    return torch.equal(torch.as_tensor(a), torch.as_tensor(b))
 
 
 @dataclass(frozen=True)
@@ -436,23 +285,38 @@ class Observation:
         """(R, P) weight of each coordinate for an attacker who knows law and mask; None: all alike.
 
         1 / standard deviation where noise differs between coordinates, 0 where a coordinate was
-        withheld. Scaled to a largest weight of 1.
+        withheld. Scaled to a largest weight of 1; coordinates without noise count as if theirs were
+        a thousandth of the smallest.
         """
+        law, mask = self.update.law, self.update.mask
         if not self.threat.defense_known:
             return None
-        rows, law = self.update.rows, self.update.law
-        spread: float | Tensor = 1.0
+        spread = torch.ones((), dtype=torch.float64)
         if isinstance(law, Gaussian):
-            spread = torch.as_tensor(law.covariance).sqrt()
+            spread = torch.as_tensor(law.covariance, dtype=torch.float64).sqrt()
         elif isinstance(law, Laplace):
-            spread = torch.as_tensor(law.scale)
-        weights = torch.as_tensor(spread, dtype=rows.dtype, device=rows.device)
-        if weights.ndim == 0 and self.update.mask is None:
+            spread = torch.as_tensor(law.scale, dtype=torch.float64)
+        if spread.ndim == 0 and mask is None:
             return None
-        floor = weights[weights > 0].min() if bool((weights > 0).any()) else weights.new_ones(())
-        weights = (floor / weights.clamp_min(floor * 1e-3)).clamp_max(1e3).expand_as(rows)
-        weights = weights / weights.max()
-        return weights if self.update.mask is None else weights * self.update.mask
+        some = spread[spread > 0]
+        floor = some.min() if len(some) else spread.new_ones(())
+        weights = (1 / (spread / floor).clamp_min(1e-3)).to(self.update.rows)
+        weights = weights.expand_as(self.update.rows)
+        if mask is not None:
+            weights = weights * mask
+        return weights / weights.max().clamp_min(1e-30)
+
+    @property
+    def noise_share(self) -> float:
+        """Expected share of noise in the (weighted) energy seen, in [0, 1]; 0 if unknown."""
+        law, rows, weights = self.update.law, self.update.rows.double(), self.weights
+        if not self.threat.defense_known or not isinstance(law, Gaussian | Laplace):
+            return 0.0
+        variance = law.covariance if isinstance(law, Gaussian) else 2 * law.scale**2
+        noise = torch.as_tensor(variance, dtype=rows.dtype, device=rows.device).expand_as(rows)
+        scale = torch.ones_like(rows) if weights is None else weights.double().square()
+        seen = float((scale * rows.square()).sum())
+        return min(1.0, float((scale * noise).sum()) / seen) if seen > 0 else 0.0
 
 
 @dataclass(frozen=True, eq=False)

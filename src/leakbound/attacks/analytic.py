@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 
 import torch
@@ -13,17 +14,18 @@ from leakbound.attacks.base import Attack, boxed, seen_task
 from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
 SAME = 1e-3
+ROUNDS = 50
 
 
 @dataclass(frozen=True)
 class LinearInversion(Attack):
     """Read the input off the first linear layer: row i of dL/dW is dL/db_i times the input.
 
-    One example: the least-squares input over all rows, which is exact without noise and averages
-    noise away with it; withheld coordinates are left out. Several examples: each row gives a
-    mixture of the inputs; rows that only one example activates give it exactly. Candidates
-    dW_i / db_i that lie in the input range are ranked by how many rows agree on them, then by
-    |db_i| (the best-conditioned first).
+    One example: [dW | db] is the outer product of db and [input | 1]. The best fit of that form
+    is exact without noise, and the most likely one under Gaussian noise of a known law; withheld
+    coordinates are left out. Several examples: each row gives a mixture of the inputs; rows that
+    only one example activates give it exactly. Candidates dW_i / db_i that lie in the input range
+    are ranked by how many rows agree on them, then by |db_i| (the best-conditioned first).
 
     Args:
         tolerance: how far outside the input range, in units of its width, a candidate may lie.
@@ -45,21 +47,25 @@ class LinearInversion(Attack):
         """Solve; the generator is not used."""
         task = seen_task(observation)
         name = input_layer(task, observation.input_shape)
-        mask = observation.update.mask if observation.threat.defense_known else None
         weight, bias = _layer(task, observation.update.rows.sum(0), name)
-        known = torch.ones_like(weight, dtype=torch.bool)
-        if mask is not None:
-            kept, bias_kept = _layer(task, mask.any(0), name)
-            known, bias = kept & bias_kept[:, None], bias * bias_kept
+        trust = torch.ones_like(observation.update.rows)
+        if observation.weights is not None:
+            trust = observation.weights
+        kept, bias_kept = _layer(task, trust.amax(0), name)
+        bias = bias * (bias_kept > 0)
         if not bool((bias != 0).any()):
             middle = torch.full(observation.batch_shape, float("nan"), device=weight.device)
             reason = "gradient vanished: the layer's bias gradient is zero everywhere"
             return Reconstruction(boxed(middle, task), observation.labels, problem=reason)
         if observation.examples == 1:
-            image, residual = _least_squares(weight, bias, known)
-            inputs = image.reshape(observation.batch_shape)
-            problem = None if residual < 0.9 else "objective did not fall: no input explains it"
-            return Reconstruction(boxed(inputs, task), observation.labels, residual, (), problem)
+            joint = torch.cat([weight, bias[:, None]], 1)
+            image, left = _rank_one(joint, torch.cat([kept, bias_kept[:, None]], 1))
+            inputs = boxed(image.reshape(observation.batch_shape).to(weight), task)
+            problem = None
+            if left > _left_by_noise(joint.shape):
+                problem = "objective did not fall: the layer's gradient looks like noise alone"
+            return Reconstruction(inputs, observation.labels, left, (), problem)
+        known = (kept > 0) & (bias_kept[:, None] > 0)
         return self._separate(observation, task, weight, bias, known)
 
     def _separate(
@@ -72,13 +78,15 @@ class LinearInversion(Attack):
         strength = bias[rows].abs()
         inside = ((images >= low - slack) & (images <= high + slack)).all(1)
         images, strength = images[inside], strength[inside]
-        chosen = _agreed(images, strength, observation.examples, SAME * (high - low))
+        chosen, agreed = _agreed(images, strength, observation.examples, SAME * (high - low))
         answer = torch.full((observation.examples, weight.shape[1]), float("nan"))
         answer = answer.to(weight)
         answer[: len(chosen)] = chosen
         problem = None
         if len(chosen) < observation.examples:
             problem = f"only {len(chosen)} of {observation.examples} inputs could be separated"
+        elif not agreed:
+            problem = "no two rows agree on an input: all may be mixtures"
         inputs = boxed(answer.reshape(observation.batch_shape), task)
         return Reconstruction(inputs, None, float("nan"), (), problem)
 
@@ -91,14 +99,13 @@ def input_layer(task: Task, input_shape: tuple[int, ...]) -> str:
     """
     model = copy.deepcopy(task.model)
     low, high = task.input_range
-    probe = torch.linspace(low, high, 2 * int(torch.tensor(input_shape).prod()))
+    probe = torch.linspace(low, high, 2 * math.prod(input_shape))
     probe = probe.reshape(2, *input_shape).to(task.parameters)
     found: list[str] = []
 
     def watch(name: str, layer: nn.Linear) -> None:
         def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            given = args[0].flatten(1)
-            if given.shape == probe.flatten(1).shape and torch.equal(given, probe.flatten(1)):
+            if torch.equal(args[0], probe.flatten(1)):
                 found.append(name)
 
         layer.register_forward_pre_hook(hook)
@@ -121,19 +128,35 @@ def _layer(task: Task, row: Tensor, name: str) -> tuple[Tensor, Tensor]:
     return parts[f"{prefix}weight"], parts[f"{prefix}bias"]
 
 
-def _least_squares(weight: Tensor, bias: Tensor, known: Tensor) -> tuple[Tensor, float]:
-    """Argmin over x of the known part of |weight - bias xᵀ|², and the share left unexplained."""
-    wide = torch.where(known, weight, 0).double()
-    own = torch.where(known, bias[:, None], 0).double()
-    image = (own * wide).sum(0) / own.square().sum(0).clamp_min(1e-300)
-    rest = (wide - own * image).square().sum() / wide.square().sum().clamp_min(1e-300)
-    return image.to(weight.dtype), float(rest.sqrt())
+def _rank_one(joint: Tensor, trust: Tensor) -> tuple[Tensor, float]:
+    """The input x of the best fit u [x | 1] to `joint` (h, D + 1), and the share it leaves.
+
+    Alternating weighted least squares from u = db; with equal weights that is power iteration.
+    """
+    seen, weight = joint.double(), trust.double().square()
+    held = weight * seen
+    u, tiny = seen[:, -1], 1e-300
+    for _ in range(ROUNDS):
+        v = (u @ held) / (u.square() @ weight).clamp_min(tiny)
+        u = (held @ v) / (weight @ v.square()).clamp_min(tiny)
+    left = (weight * (seen - u[:, None] * v).square()).sum() / (held * seen).sum().clamp_min(tiny)
+    return v[:-1] / v[-1], float(left.sqrt())
 
 
-def _agreed(images: Tensor, strength: Tensor, count: int, same: float) -> Tensor:
-    """Up to `count` distinct candidates, most agreed on first, then best conditioned."""
+def _left_by_noise(shape: torch.Size) -> float:
+    """The share that the best rank-one fit leaves of a matrix of pure noise, less a margin."""
+    rows, columns = shape
+    explained = (rows**0.5 + columns**0.5) ** 2 / (rows * columns)
+    return float((1 - min(0.5, 1.2 * explained)) ** 0.5)
+
+
+def _agreed(images: Tensor, strength: Tensor, count: int, same: float) -> tuple[Tensor, bool]:
+    """Up to `count` distinct candidates, most agreed on first, then best conditioned.
+
+    And whether there is one on which two rows agree.
+    """
     if len(images) == 0:
-        return images
+        return images, False
     distance = torch.cdist(images.double(), images.double()) / images.shape[1] ** 0.5
     support = (distance < same).sum(1)
     order = sorted(range(len(images)), key=lambda i: (-int(support[i]), -float(strength[i])))
@@ -143,4 +166,4 @@ def _agreed(images: Tensor, strength: Tensor, count: int, same: float) -> Tensor
             chosen.append(i)
         if len(chosen) == count:
             break
-    return images[chosen]
+    return images[chosen], bool(support.max() > 1)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.client import simulate
-from leakbound.types import Observation, Reconstruction, Task
+from leakbound.client import example_gradients, simulate
+from leakbound.types import Observation, Reconstruction, Task, Unit
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,8 @@ def seen_task(observation: Observation) -> Task:
 
 def expected_rows(observation: Observation, task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
     """The rows (R, P) that a guess would have sent, by the client's own functions."""
+    if observation.defense is None and observation.update.unit is Unit.EXAMPLE:
+        return example_gradients(task, inputs, labels)
     return simulate(task, inputs, labels, cohort=observation.cohort, defense=observation.defense)
 
 
@@ -93,8 +95,3 @@ def boxed(inputs: Tensor, task: Task) -> Tensor:
     low, high = task.input_range
     middle = (low + high) / 2
     return torch.nan_to_num(inputs, nan=middle, posinf=high, neginf=low).clamp(low, high)
-
-
-def with_problem(answer: Reconstruction, problem: str | None) -> Reconstruction:
-    """The same answer with a problem noted, unless one was noted before."""
-    return answer if problem is None or answer.problem else replace(answer, problem=problem)

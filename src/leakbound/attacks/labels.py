@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -17,53 +20,70 @@ def infer_labels(observation: Observation, generator: torch.Generator) -> Tensor
     The last layer's bias gradient is the mean of p - y. One example: its class is the only
     negative entry. Several: class k has N·(mean p_k) - (sum of p - y)_k examples, with mean p from
     public data where there is some, else from random images; whole numbers are filled greedily.
-    Without a bias the sums of the weight rows stand in (the layer's inputs must be at least 0).
+    Without a bias, the layer's weight gradient is (p - y) times the layer's input: one example's
+    class is the row of the largest norm; of several, the sums of the rows over the mean sum of the
+    layer's input stand in for the bias.
 
     Assumptions: cross-entropy; a linear last layer with one row a class; updates not rescaled by an
     unknown factor (clipping makes counts of several examples unreliable, not the single label).
+    Without a bias: at least three classes, and for several examples inputs of the last layer whose
+    sum is alike for all of them (sigmoid or ReLU features).
 
     Raises:
         NotApplicable: no such layer, or its gradient was withheld or vanished.
 
     Source: Zhao et al. 2020 (iDLG); Wainakh et al. 2022 and Geng et al. 2021 (counts).
     """
-    task, total = seen_task(observation), observation.update.rows.sum(0)
-    signal = _last_layer_signal(task, total) / task.plan.steps
-    if not bool((signal != 0).any()):
+    task = seen_task(observation)
+    name = _last_layer(task)
+    parts = task.unflatten(observation.update.rows.sum(0) / task.plan.steps)
+    weight = parts[f"{name}.weight" if name else "weight"]
+    bias = parts.get(f"{name}.bias" if name else "bias")
+    if bias is not None and not bool((bias != 0).any()):
+        bias = None  # withheld
+    if bias is None and not bool((weight != 0).any()):
         raise NotApplicable("the last layer's gradient is zero: it tells no label")
     if observation.examples == 1:
-        return signal.argmin().reshape(1)
+        found = weight.norm(dim=1).argmax() if bias is None else bias.argmin()
+        return found.reshape(1)
+    output, total = _typical(observation, task, name, generator)
+    signal = weight.sum(1) / total if bias is None else bias
+    return _fill(output, signal, observation)
+
+
+def _fill(output: Tensor, signal: Tensor, observation: Observation) -> Tensor:
+    """The most likely multiset of labels, largest expected count first."""
     per_client = observation.examples / len(observation.cohort)
-    counts = observation.examples * _mean_output(observation, generator) - per_client * signal
+    counts = observation.examples * output - per_client * signal
     found = []
     for _ in range(observation.examples):
         best = int(counts.argmax())
         found.append(best)
         counts[best] -= 1
-    return torch.tensor(sorted(found), device=total.device)
+    return torch.tensor(sorted(found), device=signal.device)
 
 
-def _last_layer_signal(task: Task, total: Tensor) -> Tensor:
+def _last_layer(task: Task) -> str:
     linear = [(n, m) for n, m in task.model.named_modules() if isinstance(m, nn.Linear)]
     if not linear:
         raise NotApplicable("the model has no linear layer to read labels from")
-    name, layer = linear[-1]
-    if task.label_range is not None and layer.out_features != task.label_range:
+    if task.label_range is not None and linear[-1][1].out_features != task.label_range:
         raise NotApplicable("the last linear layer has not one row a class")
-    parts = task.unflatten(total)
-    prefix = f"{name}." if name else ""
-    if layer.bias is not None and bool((parts[f"{prefix}bias"] != 0).any()):
-        return parts[f"{prefix}bias"].clone()
-    return parts[f"{prefix}weight"].sum(1)
+    return str(linear[-1][0])
 
 
-def _mean_output(observation: Observation, generator: torch.Generator) -> Tensor:
-    task = observation.task
+def _typical(
+    observation: Observation, task: Task, name: str, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Mean class probabilities (K,) and mean sum of the last layer's input, on other images."""
     if observation.auxiliary is not None:
         inputs = observation.auxiliary.inputs[:256]
     else:
         low, high = task.input_range
         shape = (64, *observation.input_shape)
         inputs = low + (high - low) * uniform(shape, generator, like=task.parameters)
+    model, features = copy.deepcopy(task.model), []
+    model.get_submodule(name).register_forward_pre_hook(lambda _, args: features.append(args[0]))
     with torch.no_grad():
-        return forward(task, inputs).softmax(-1).mean(0)
+        output = forward(replace(task, model=model), inputs).softmax(-1).mean(0)
+    return output, features[0].flatten(1).sum(1).mean()

@@ -29,6 +29,9 @@ class GradientMatching(Attack):
 
     Args:
         distance: cosine, cosine_layers, euclidean or manhattan.
+        total_variation: weight of the total variation.
+        noise_variation: what is added to that weight, times the root of the share of noise in the
+            update's energy, which the attacker computes from the declared law.
         optimizer: "adam" or "lbfgs" (then `steps` counts outer steps of up to 20 iterations).
         signed: feed Adam only the gradient's sign.
         schedule: "step" (rate x 0.1 at 3/8, 5/8, 7/8), "cosine" or "constant".
@@ -43,6 +46,7 @@ class GradientMatching(Attack):
 
     distance: str = "cosine"
     total_variation: float = 0.0
+    noise_variation: float = 0.0
     optimizer: str = "adam"
     learning_rate: float = 0.1
     steps: int = 1000
@@ -62,6 +66,7 @@ class GradientMatching(Attack):
         check.count(steps=self.steps)
         check.positive(learning_rate=self.learning_rate)
         check.non_negative(total_variation=self.total_variation, enough=self.enough)
+        check.non_negative(noise_variation=self.noise_variation)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         """Search from one random start."""
@@ -93,6 +98,10 @@ class _Search:
         self.inputs = _start(settings, self.task, observation, generator).requires_grad_()
         self.labels = _labels(settings, observation, generator)
         self.variables = [self.inputs]
+        self.prior = settings.total_variation
+        self.prior += settings.noise_variation * observation.noise_share**0.5
+        if self.prior and len(observation.input_shape) != 3:
+            raise NotApplicable("total variation needs images (C, H, W)")
         if settings.labels == "joint":
             self.labels.requires_grad_()
             self.variables.append(self.labels)
@@ -107,9 +116,8 @@ class _Search:
         labels = self.labels.softmax(-1) if self.settings.labels == "joint" else self.labels
         rows = expected_rows(self.observation, self.task, self.inputs, labels)
         match = self.distance(rows, self.seen, self.weights, self.spans)
-        if self.settings.total_variation:
-            prior = self.settings.total_variation * total_variation(self.inputs)
-            return match + prior, match
+        if self.prior:
+            return match + self.prior * total_variation(self.inputs), match
         return match, match
 
     def descend(self) -> Tensor:
@@ -124,6 +132,9 @@ class _Search:
             self.best_inputs = torch.where(better, self.inputs, self.best_inputs)
             self.best_labels = torch.where(better, self.labels, self.best_labels)
         self.last, self.last_match = total.detach(), match.detach()
+        if not self.trace:
+            self.trace.append(float(self.last_match))
+            self.vanished = not any(bool(own.any()) for own in gradients)
         return self.last
 
     def note(self, step: int) -> bool:
@@ -131,9 +142,8 @@ class _Search:
         every = max(1, self.settings.steps // TRACE_POINTS)
         if step % every and step != self.settings.steps - 1:
             return False
-        self.trace.append(float(self.last_match))
-        if step == 0:
-            self.vanished = all(v.grad is None or not v.grad.any() for v in self.variables)
+        if step or self.settings.optimizer == "lbfgs":
+            self.trace.append(float(self.last_match))
         low = float(self.best) <= self.settings.enough
         return low or self.vanished or not torch.isfinite(self.last)
 
@@ -195,7 +205,7 @@ class _Search:
         """Why the search failed, if it did."""
         if self.vanished:
             return "gradient vanished: the objective does not change with the inputs"
-        if not final < float("inf") or not self.trace:
+        if not final < float("inf"):
             return "not finite: the objective was never a number"
         lowest = min((v for v in self.trace if v == v), default=float("nan"))
         if not lowest <= STUCK * self.trace[0]:

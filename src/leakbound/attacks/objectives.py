@@ -17,8 +17,12 @@ def cosine(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span
     if weights is not None:
         guess, seen = guess * weights, seen * weights
     dot = (guess * seen).sum(1)
-    norms = guess.square().sum(1).clamp_min(TINY**2) * seen.square().sum(1).clamp_min(TINY**2)
-    return (1 - dot / norms.sqrt()).mean()
+    return (1 - dot / (_length(guess) * _length(seen))).mean()
+
+
+def _length(rows: Tensor) -> Tensor:
+    """L2 norm of each row, at least `TINY`, with a finite slope at zero."""
+    return rows.square().sum(1).clamp_min(TINY**2).sqrt()
 
 
 def cosine_layers(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
@@ -65,6 +69,5 @@ def total_variation(images: Tensor) -> Tensor:
         >>> total_variation(torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]])).item()
         1.0
     """
-    down = (images[..., 1:, :] - images[..., :-1, :]).abs().mean()
-    across = (images[..., :, 1:] - images[..., :, :-1]).abs().mean()
-    return down + across
+    parts = (images.diff(dim=-2), images.diff(dim=-1))
+    return torch.stack([part.abs().sum() / max(1, part.numel()) for part in parts]).sum()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from leakbound import client, data, registry
+from leakbound import check, client, data, registry
 from leakbound.audit.plan import DataSpec, ModelSpec, Plan, build_defense
 from leakbound.models.custom import load_user_model, load_weights
 from leakbound.random import permutation, stream
@@ -21,6 +24,17 @@ SPLITS = {"private": 0.6, "public": 0.2, "test": 0.2}
 DISTRACTORS = 100
 FEW = 10
 T = TypeVar("T")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread for a while: sums depend on the number of threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class Bench:
@@ -73,24 +87,51 @@ class Bench:
         return channels, height, width
 
     def batches(self, size: int, clients: int, seed: int) -> list[Batch]:
-        """Private batches, the same for every defense and attack of that size and seed."""
+        """Private batches, the same for every defense and attack of that size and seed.
+
+        Raises:
+            ValueError: more images than the data has private ones.
+        """
         private = self.splits["private"]
+        if size * clients > len(private):
+            raise ValueError(
+                f"batch size {size} times {clients} clients makes {size * clients} images, but the "
+                f"data has {len(private)} private ones of {len(self.dataset.labels)}; take smaller "
+                "batches or more data"
+            )
         order = permutation(len(private), stream(seed, "batch", size))[: size * clients]
         starts = range(0, size * clients, size)
         return [self.dataset.batch(private[order[a : a + size]]) for a in starts]
 
     def task(self, spec: ModelSpec, seed: int) -> Task:
-        """The model at its weights: fresh from the seed, from a file, or trained for some steps."""
-        return self._once(("task", spec, seed), lambda: self._make_task(spec, seed))
+        """The model at its weights: fresh from the seed, from a file, or trained for some steps.
+
+        Raises:
+            ValueError: the model cannot be built, or does not fit the data.
+        """
+        with one_thread():
+            return self._once(("task", spec, seed), lambda: self._make_task(spec, seed))
 
     def _make_task(self, spec: ModelSpec, seed: int) -> Task:
-        task = Task.of(self._module(spec, seed), classes=self.dataset.classes)
-        with torch.no_grad():
-            output = client.forward(task, self.dataset.inputs[:1])
-        if output.ndim != 2 or output.shape[1] < self.dataset.classes:
+        module = self._module(spec, seed)
+        image = self.dataset.inputs[:1]
+        try:
+            task = Task.of(module, classes=self.dataset.classes)
+        except ValueError as error:
+            raise ValueError(f"model {spec.name!r}: {error}") from None
+        try:
+            with torch.no_grad():
+                output = client.forward(task, image)
+        except Exception as error:
             raise ValueError(
-                f"model {spec.name!r} returns shape {tuple(output.shape)} for one image; give a "
-                f"model with one output for each of the {self.dataset.classes} classes"
+                f"model {spec.name!r} cannot take an input of shape {tuple(image.shape)} "
+                f"({one_line(error)}); take another model, or set size and channels of the data"
+            ) from None
+        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        if not isinstance(shape, tuple) or len(shape) != 2 or shape[1] < self.dataset.classes:
+            raise ValueError(
+                f"model {spec.name!r} returns {shape} for one image; give a model that returns "
+                f"(1, K) with K at least the {self.dataset.classes} classes of the data"
             )
         if spec.train_steps:
             task = self._trained(task, spec.train_steps, seed)
@@ -112,8 +153,8 @@ class Bench:
         return model
 
     def _trained(self, task: Task, steps: int, seed: int) -> Task:
-        """Adam (rate 1e-3, batches of 64) on public and test images, never on private ones."""
-        pool = torch.cat([self.splits["public"], self.splits["test"]])
+        """Adam (rate 1e-3, batches of 64) on public images: not the clients', not the test set."""
+        pool = self.splits["public"]
         source = stream(seed, "pretrain")
         weights = nn.Parameter(task.parameters.clone())
         optimizer = torch.optim.Adam([weights], lr=1e-3)
@@ -123,6 +164,7 @@ class Bench:
                 task, batch.inputs, batch.labels, weights.detach()
             ).detach()
             optimizer.step()
+        check.finite(f"the weights after {steps} train_steps", weights.detach())
         return task.with_parameters(weights.detach().clone())
 
     def _once(self, key: Any, make: Callable[[], T]) -> T:
@@ -130,6 +172,29 @@ class Bench:
             self._kept[key] = make()
         kept: T = self._kept[key]
         return kept
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as one short line that is the same in every run.
+
+    Example:
+        >>> one_line(TypeError("bad <f at 0x7f01>" + chr(10) + "  twice"))
+        'TypeError: bad <f at 0x> twice'
+    """
+    text = re.sub(r"0x[0-9a-fA-F]+", "0x", " ".join(str(error).split()))[:500]
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if type(error) is ValueError else f"{type(error).__name__}: {text}"
+
+
+def code(plan: Plan) -> dict[str, str]:
+    """The digests of the imported files whose code the plan names as a model."""
+    found = {}
+    for spec in plan.models:
+        module, colon, _ = spec.name.partition(":")
+        file = getattr(sys.modules.get(module), "__file__", None)
+        if colon and file and Path(file).is_file():
+            found[spec.name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return found
 
 
 def fingerprint(plan: Plan, bench: Bench) -> dict[str, Any]:
@@ -157,15 +222,9 @@ def check_plan(plan: Plan, bench: Bench) -> None:
         ValueError: data, a model or a batch size that cannot work, with the reason.
     """
     available = len(bench.splits["private"])
-    for links in plan.defenses:
-        clients = build_defense(links).cohort_size
+    for clients in sorted({build_defense(links).cohort_size for links in plan.defenses}):
         for size in plan.batch_sizes:
-            if size * clients > available:
-                raise ValueError(
-                    f"batch_sizes holds {size}, times {clients} clients makes {size * clients} "
-                    f"images, but the data has {available} private ones of "
-                    f"{len(bench.dataset.labels)}; take smaller batches or more data"
-                )
+            bench.batches(size, clients, plan.seeds[0])
     if plan.utility.rounds and plan.utility.batch_size * plan.utility.clients > available:
         raise ValueError(
             f"utility trains {plan.utility.clients} clients on {plan.utility.batch_size} images "

@@ -10,7 +10,7 @@ import torch
 
 from leakbound import metrics
 from leakbound.audit import plan as plans
-from leakbound.audit.bench import Bench
+from leakbound.audit.bench import Bench, one_line, one_thread
 from leakbound.audit.pictures import strip
 from leakbound.audit.utility import train
 from leakbound.audit.verdict import UNDECIDED, verdict
@@ -36,33 +36,23 @@ def run_cell(cell: plans.Cell, bench: Bench, *, pictures: bool = True) -> Result
     """Run one cell; what its attack or model throws becomes a failed record, not an error.
 
     The record depends on the cell, the data and the versions alone: not on other cells, their
-    order, or the process. Use one torch thread (`torch.set_num_threads(1)`), as the audit does.
+    order, the process or its number of threads.
+
+    Raises:
+        ValueError: the data cannot be read.
     """
     began = time.perf_counter()
     record = _header(cell, bench)
     shown: dict[str, bytes] = {}
     try:
-        attack = plans.build_attack(cell.attack)
-        defense = plans.build_defense(cell.defense)
-        clients = bench.batches(cell.batch_size, defense.cohort_size, cell.seed)
-        sources = [stream(cell.seed, "defense", i) for i in range(len(clients) + 1)]
-        played = play(
-            bench.task(cell.model, cell.seed),
-            clients,
-            defense,
-            sources,
-            threat=cell.threat,
-            attack=attack,
-            auxiliary=bench.public,
-        )
-        name = cell.attack.name
-        answer = attack(played.observation, stream(cell.seed, "attack", name, cell.batch_size))
-        shown = _judge(record, cell, bench, played, answer, pictures)
+        with one_thread():
+            played, answer = _play(cell, bench)
+            shown = _judge(record, cell, bench, played, answer, pictures)
     except NotApplicable as error:
-        record |= {"status": "not_applicable", "reason": error.reason, "verdict": None}
+        reason = " ".join(error.reason.split())
+        record |= _blank() | {"status": "not_applicable", "reason": reason, "verdict": None}
     except Exception as error:  # a crash is a result of its own: recorded, counted, exit code 1
-        record |= _blank()
-        record |= {"status": "failed", "reason": _reason(error), "verdict": UNDECIDED}
+        record |= _blank() | _failure(_reason(error)) | {"verdict": UNDECIDED}
         shown = {}
     return Result(cell.id, record, shown, time.perf_counter() - began)
 
@@ -70,44 +60,50 @@ def run_cell(cell: plans.Cell, bench: Bench, *, pictures: bool = True) -> Result
 def run_utility(cell: plans.UtilityCell, bench: Bench) -> Result:
     """Run one short training; a crash becomes a failed record."""
     began = time.perf_counter()
-    record: dict[str, Any] = {
-        "schema": SCHEMA,
-        "unit": cell.id,
-        "model": _model(cell.model, bench),
-        "defense": _defense(cell.defense),
-        "seed": cell.seed,
-        "rounds": cell.utility.rounds,
-        "status": "ok",
-        "reason": None,
-        "training_loss": None,
-        "accuracy": None,
-    }
+    record = _header(cell, bench)
     try:
-        record |= train(cell, bench)
+        with one_thread():
+            record |= {name: _short(value) for name, value in train(cell, bench).items()}
     except Exception as error:  # as above
-        record |= {"status": "failed", "reason": _reason(error)}
+        record |= _failure(_reason(error))
     return Result(cell.id, record, {}, time.perf_counter() - began)
 
 
 def failed(cell: plans.Cell | plans.UtilityCell, bench: Bench, reason: str) -> Result:
     """The record of a unit whose process died."""
-    if isinstance(cell, plans.UtilityCell):
-        record = {
-            "schema": SCHEMA,
-            "unit": cell.id,
-            "model": _model(cell.model, bench),
-            "defense": _defense(cell.defense),
-            "seed": cell.seed,
-            "rounds": cell.utility.rounds,
-            "status": "failed",
-            "reason": reason,
-            "training_loss": None,
-            "accuracy": None,
-        }
-        return Result(cell.id, record)
-    record = _header(cell, bench)
-    record |= {"status": "failed", "reason": reason, "verdict": UNDECIDED}
+    record = _header(cell, bench) | _failure(reason)
+    if isinstance(cell, plans.Cell):
+        record["verdict"] = UNDECIDED
     return Result(cell.id, record)
+
+
+def _play(cell: plans.Cell, bench: Bench) -> tuple[Round, Reconstruction]:
+    attack = plans.build_attack(cell.attack)
+    defense = plans.build_defense(cell.defense)
+    clients = bench.batches(cell.batch_size, defense.cohort_size, cell.seed)
+    sources = [stream(cell.seed, "defense", i) for i in range(len(clients) + 1)]
+    played = play(
+        bench.task(cell.model, cell.seed),
+        clients,
+        defense,
+        sources,
+        threat=cell.threat,
+        attack=attack,
+        auxiliary=bench.public,
+    )
+    source = stream(cell.seed, "attack", cell.attack.name, cell.batch_size)
+    return played, attack(played.observation, source)
+
+
+def _failure(reason: str) -> dict[str, Any]:
+    return {"status": "failed", "reason": reason}
+
+
+def _reason(error: Exception) -> str:
+    memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    if memory or "can't allocate memory" in str(error):
+        return "out of memory: take a smaller batch or model, or fewer workers"
+    return one_line(error)
 
 
 def _blank() -> dict[str, Any]:
@@ -115,28 +111,30 @@ def _blank() -> dict[str, Any]:
     return dict.fromkeys(names)
 
 
-def _header(cell: plans.Cell, bench: Bench) -> dict[str, Any]:
-    try:
-        clients = plans.build_defense(cell.defense).cohort_size
-    except ValueError:
-        clients = 1
-    return {
+def _header(cell: plans.Cell | plans.UtilityCell, bench: Bench) -> dict[str, Any]:
+    """What a record holds before anything has run."""
+    common = {
         "schema": SCHEMA,
+        "defense": _defense(cell.defense),
+        "model": _model(cell.model),
+        "seed": cell.seed,
+        "status": "ok",
+        "reason": None,
+    }
+    if isinstance(cell, plans.UtilityCell):
+        rest = {"rounds": cell.utility.rounds, "training_loss": None, "accuracy": None}
+        return common | {"unit": cell.id} | rest
+    return common | {
         "cell": cell.id,
         "attack": plans.attack_record(cell.attack),
-        "defense": _defense(cell.defense),
-        "model": _model(cell.model, bench),
         "data": {
             "source": cell.data.source,
             "shape": list(bench.input_shape),
             "classes": bench.dataset.classes,
         },
         "batch_size": cell.batch_size,
-        "clients": clients,
-        "seed": cell.seed,
+        "clients": plans.build_defense(cell.defense).cohort_size,
         "threat": plans.plain(cell.threat),
-        "status": "ok",
-        "reason": None,
         **_blank(),
         "threshold": {"metric": "psnr", "value": cell.threshold},
         "bounds": [],
@@ -148,13 +146,13 @@ def _defense(links: tuple[plans.Spec, ...]) -> dict[str, Any]:
     built = plans.build_defense(links)
     return {
         "name": plans.defense_name(links),
-        "parameters": plans.defense_parameters(links),
+        "parameters": plans.plain(plans.defense_parameters(links)),
         "settings": repr(built),
         "guarantee": built.guarantee.value,
     }
 
 
-def _model(spec: plans.ModelSpec, bench: Bench) -> dict[str, Any]:
+def _model(spec: plans.ModelSpec) -> dict[str, Any]:
     return {
         "name": spec.name,
         "parameters": plans.plain(dict(spec.settings)),
@@ -182,7 +180,7 @@ def _judge(
     start = answer.trace[0] if answer.trace else answer.objective
     record["objective"] = {"start": _short(start), "end": _short(answer.objective)}
     record["problem"] = answer.problem
-    record["release"] = _release(played.observation.update)
+    record["release"] = _release(played.update)
     record["verdict"] = verdict(measured["psnr"], blind, cell.threshold)
     if not pictures:
         return {}
@@ -209,10 +207,3 @@ def _short(value: float | None) -> float | None:
     if value is None or value != value or value in (float("inf"), float("-inf")):
         return None
     return float(f"{value:.9g}")
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return "out of memory: take a smaller batch or model, or fewer workers"
-    text = " ".join(str(error).split())
-    return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"

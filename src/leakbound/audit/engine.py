@@ -6,19 +6,22 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection
+from typing import Any
 
 import torch
 
 from leakbound.audit.bench import Bench
 from leakbound.audit.cells import Result, failed, run_cell, run_utility
-from leakbound.audit.plan import Cell, Plan, UtilityCell
+from leakbound.audit.plan import Cell, DataSpec, Plan, UtilityCell
 
 Unit = Cell | UtilityCell
 _bench: Bench | None = None
+_fingerprint = ""
 
 
 def run(
@@ -29,7 +32,7 @@ def run(
     pictures: bool = True,
     bench: Bench | None = None,
     started: Callable[[Unit], None] = lambda unit: None,
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """Run what is not done yet of a plan, lazily; nothing is written.
 
     Results come in the order in which they finish; each depends on its own cell alone, so the
@@ -38,7 +41,8 @@ def run(
     Args:
         plan: what to run.
         done: ids of cells and trainings that need not run.
-        workers: processes, each with one torch thread; 1 runs in this process.
+        workers: processes, each with one torch thread; 1 runs in this process, so that a cell that
+            ends its process ends the audit too.
         pictures: whether results carry pictures of the data.
         bench: the plan's data, where it is loaded already.
         started: called with a unit when it starts (workers = 1) or is handed out.
@@ -54,17 +58,12 @@ def run(
     everything: list[Unit] = [*plan.utility_cells(), *plan.cells()]
     units = [unit for unit in everything if unit.id not in finished]
     bench = bench or Bench(plan.data)
-    if workers <= 1:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            for unit in units:
-                started(unit)
-                yield _run_one(unit, bench, pictures)
-        finally:
-            torch.set_num_threads(threads)
-    else:
+    if workers > 1:
         yield from _run_many(units, bench, workers, pictures, started)
+        return
+    for unit in units:
+        started(unit)
+        yield _run_one(unit, bench, pictures)
 
 
 def _run_one(unit: Unit, bench: Bench, pictures: bool) -> Result:
@@ -80,30 +79,34 @@ def _run_many(
     pictures: bool,
     started: Callable[[Unit], None],
 ) -> Iterator[Result]:
-    """Hand out units to processes; a unit that kills its process twice is recorded as failed."""
-    waiting = list(reversed(units))
-    suspects: list[Unit] = []
+    """Hand out units to processes; a unit whose process dies twice is recorded as failed.
+
+    When a process dies, all units in flight are suspects: each is tried again alone.
+    """
+    waiting, suspects = deque(units), deque[Unit]()
     while waiting or suspects:
-        alone = not waiting
-        pool = _pool(bench, 1 if alone else workers)
+        alone = bool(suspects)
+        source, width = (suspects, 1) if alone else (waiting, workers + 1)
         running: dict[Future[Result], Unit] = {}
+        pool = _pool(bench, 1 if alone else workers)
         try:
-            source = suspects if alone else waiting
+            if alone:
+                _wait_for_start(pool)
             while source or running:
-                while source and len(running) < (1 if alone else workers + 1):
-                    unit = source.pop()
+                while source and len(running) < width:
+                    unit = source[0]
+                    running[_submit(pool, _work, unit, pictures)] = unit
+                    source.popleft()
                     started(unit)
-                    running[pool.submit(_work, unit, pictures)] = unit
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     result = future.result()
                     running.pop(future)
                     yield result
         except BrokenProcessPool:
-            if alone:
-                for unit in running.values():
-                    yield failed(unit, bench, "its process died (out of memory, or a crash)")
-            else:
+            if not alone:
                 suspects.extend(running.values())
+            for unit in running.values() if alone else ():
+                yield failed(unit, bench, "its process died (out of memory, or a crash)")
         finally:
             _stop(pool)
 
@@ -113,8 +116,35 @@ def _pool(bench: Bench, workers: int) -> ProcessPoolExecutor:
         workers,
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_start_worker,
-        initargs=(bench.spec,),
+        initargs=(bench.spec, bench.dataset.fingerprint),
     )
+
+
+def _submit(
+    pool: ProcessPoolExecutor, work: Callable[..., Result], *arguments: object
+) -> Future[Result]:
+    """Hand out work; a process that this starts is born with Ctrl-C blocked, as we handle it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        return pool.submit(work, *arguments)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return pool.submit(work, *arguments)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _wait_for_start(pool: ProcessPoolExecutor) -> None:
+    try:
+        _submit(pool, _started).result()
+    except BrokenProcessPool:
+        raise ValueError(
+            "worker processes cannot start; call this from a file under "
+            'if __name__ == "__main__", or take workers = 1'
+        ) from None
+
+
+def _started() -> Any:
+    """Nothing: that a worker answers is all that is asked."""
 
 
 def _stop(pool: ProcessPoolExecutor) -> None:
@@ -124,22 +154,20 @@ def _stop(pool: ProcessPoolExecutor) -> None:
     for process in processes:
         process.terminate()
     for process in processes:
-        process.join()
+        process.join(5)
+        process.kill()  # where the user's code holds on; nothing where it has ended
 
 
-def _start_worker(spec: object) -> None:
+def _start_worker(spec: DataSpec, fingerprint: str) -> None:
     """One torch thread; ignore Ctrl-C (the parent handles it); die with the parent."""
-    global _bench
+    global _bench, _fingerprint
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     parent = multiprocessing.parent_process()
     if parent is not None:
         watch = threading.Thread(target=_die_with, args=(parent.sentinel,), daemon=True)
         watch.start()
-    from leakbound.audit.plan import DataSpec
-
-    assert isinstance(spec, DataSpec)  # what _pool passes
-    _bench = Bench(spec)
+    _bench, _fingerprint = Bench(spec), fingerprint
 
 
 def _die_with(sentinel: int) -> None:
@@ -149,4 +177,9 @@ def _die_with(sentinel: int) -> None:
 
 def _work(unit: Unit, pictures: bool) -> Result:
     assert _bench is not None  # set by _start_worker
+    if _bench.dataset.fingerprint != _fingerprint:
+        raise ValueError(
+            f"data source {_bench.spec.source!r} changed while the audit ran; "
+            "put it back, or start anew in another folder"
+        )
     return _run_one(unit, _bench, pictures)

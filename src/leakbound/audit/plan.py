@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -12,6 +15,8 @@ from leakbound import registry
 from leakbound.attacks import Attack, settings_hash
 from leakbound.defenses import Chain, chain
 from leakbound.types import Server, ThreatModel
+
+MOST_CELLS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class Cell:
     threat: ThreatModel
     threshold: float
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Sixteen hex digits that name the cell, wherever it stands in a plan."""
         return digest(plain(self))[:16]
@@ -92,7 +97,7 @@ class UtilityCell:
     seed: int
     utility: UtilitySpec
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Sixteen hex digits that name it."""
         return digest(plain(self))[:16]
@@ -120,12 +125,18 @@ class Plan:
     utility: UtilitySpec = field(default_factory=lambda: UtilitySpec(rounds=0))
 
     def __post_init__(self) -> None:
-        for name in ("models", "defenses", "attacks", "batch_sizes", "seeds"):
+        names = ("models", "batch_sizes", "defenses", "attacks", "seeds")
+        refuse_large({name: len(getattr(self, name)) for name in names})
+        for name in names:
             values = getattr(self, name)
             if not values:
                 raise ValueError(f"{name} is empty; name at least one")
-            if len(set(values)) != len(values):
-                raise ValueError(f"{name} holds the same entry twice; name each once")
+            seen: set[str] = set()
+            for value in values:
+                key = digest(plain(value))
+                if key in seen:
+                    raise ValueError(f"{name} holds {_brief(value)} twice; name each once")
+                seen.add(key)
 
     @property
     def hash(self) -> str:
@@ -151,14 +162,34 @@ class Plan:
         )
 
 
+def refuse_large(sizes: Mapping[str, int]) -> None:
+    """Refuse a grid of more than a million cells, before any memory is taken for them.
+
+    Example:
+        >>> refuse_large({"attacks": 2000, "seeds": 1000})
+        Traceback (most recent call last):
+        ...
+        ValueError: the plan makes 2000 attacks x 1000 seeds = 2000000 cells, more than 1000000; \
+split it
+    """
+    cells = math.prod(sizes.values())
+    if cells > MOST_CELLS:
+        factors = " x ".join(f"{size} {name}" for name, size in sizes.items())
+        raise ValueError(
+            f"the plan makes {factors} = {cells} cells, more than {MOST_CELLS}; split it"
+        )
+
+
 def plain(thing: Any) -> Any:
-    """A dataclass as JSON values; enums by value."""
+    """A dataclass or a container as JSON values; enums by value."""
     if hasattr(thing, "__dataclass_fields__"):
         return {f.name: plain(getattr(thing, f.name)) for f in fields(thing)}
     if isinstance(thing, Server):
         return thing.value
     if isinstance(thing, tuple | list):
         return [plain(value) for value in thing]
+    if isinstance(thing, dict):
+        return {key: plain(value) for key, value in thing.items()}
     return thing
 
 
@@ -192,7 +223,24 @@ def defense_name(links: tuple[Spec, ...]) -> str:
 
 
 def defense_parameters(links: tuple[Spec, ...]) -> dict[str, Any]:
-    """All settings of a chain; a link's name stands before them where there are several links."""
+    """All settings of a chain; a link's name stands before them where there are several links.
+
+    Example:
+        >>> clip = Spec("clip", (("clip_norm", 1.0),))
+        >>> defense_parameters((clip, clip))
+        {'clip[0].clip_norm': 1.0, 'clip[1].clip_norm': 1.0}
+    """
     if len(links) == 1:
         return links[0].parameters
-    return {f"{link.name}.{key}": value for link in links for key, value in link.settings}
+    names = [link.name for link in links]
+    found: dict[str, Any] = {}
+    for i, link in enumerate(links):
+        name = link.name if names.count(link.name) == 1 else f"{link.name}[{i}]"
+        found |= {f"{name}.{key}": value for key, value in link.settings}
+    return found
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, tuple):
+        return repr(defense_name(value))
+    return repr(getattr(value, "name", value))

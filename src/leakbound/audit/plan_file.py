@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,12 @@ from leakbound.audit.plan import (
     UtilitySpec,
     build_attack,
     build_defense,
+    refuse_large,
 )
 from leakbound.types import Server, ThreatModel
 
 LIMIT = 1 << 20  # bytes of a plan
+NO_DEFENSE = {"name": "none"}
 
 
 def load(path: Path) -> Plan:
@@ -30,20 +34,21 @@ def load(path: Path) -> Plan:
         ValueError: not readable, not TOML, an unknown key or name (the closest is offered), a value
             of the wrong type, or a defense whose links do not fit.
     """
+    where = f"plan {str(path)!r}"
     try:
-        if path.stat().st_size > LIMIT:
-            raise ValueError(f"plan {str(path)!r} is over {LIMIT} bytes; a plan is a short text")
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"plan {str(path)!r} cannot be read: {_why(error)}") from None
+        with path.open("rb") as stream:
+            content = stream.read(LIMIT + 1)
+    except OSError as error:
+        raise ValueError(f"{where} cannot be read: {error.strerror}; check the path") from None
+    if len(content) > LIMIT:
+        raise ValueError(f"{where} is over {LIMIT} bytes; a plan is a short text")
     try:
-        return parse(tomllib.loads(text), name=path.stem)
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"plan {str(path)!r} is not valid TOML: {error}") from None
-
-
-def _why(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
+        table = tomllib.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} is not UTF-8 text: {error.reason} at {error.start}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is not valid TOML: {error}") from None
+    return parse(table, name=path.stem)
 
 
 def parse(table: Mapping[str, Any], *, name: str = "plan") -> Plan:
@@ -68,25 +73,34 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> Plan:
         "utility",
     ]
     _known_keys("the plan", table, known)
+    for key, value in table.items():
+        _storable(key, value)
     for need in ("models", "attacks"):
         if not table.get(need):
             raise ValueError(f"the plan names no {need}; add [[{need}]] with a name")
     threshold = _thresholds(_table("thresholds", table.get("thresholds", {})))
-    defenses = [
-        d
-        for row in _rows("defenses", table.get("defenses", [{"name": "none"}]))
-        for d in _defenses(row)
-    ]
+    models = [_models(row) for row in _rows("models", table["models"])]
+    defenses = [_defenses(row) for row in _rows("defenses", table.get("defenses", [NO_DEFENSE]))]
+    attacks = [_attacks(row) for row in _rows("attacks", table["attacks"])]
+    batch_sizes = _whole("batch_sizes", table.get("batch_sizes", [1]), 1)
+    seeds = _whole("seeds", table.get("seeds", [0]), 0)
+    refuse_large(
+        {
+            "models": sum(count for count, _ in models),
+            "batch_sizes": len(batch_sizes),
+            "defenses": sum(count for count, _ in defenses),
+            "attacks": sum(count for count, _ in attacks),
+            "seeds": len(seeds),
+        }
+    )
     plan = Plan(
         name=_typed("name", table.get("name", name), str),
         data=_dataclass(DataSpec, "data", table.get("data", {})),
-        models=tuple(m for row in _rows("models", table["models"]) for m in _models(row)),
-        defenses=tuple(defenses),
-        attacks=tuple(
-            s for row in _rows("attacks", table["attacks"]) for s in _expand("attack", row)
-        ),
-        batch_sizes=_whole("batch_sizes", table.get("batch_sizes", [1]), 1),
-        seeds=_whole("seeds", table.get("seeds", [0]), 0),
+        models=tuple(model for _, some in models for model in some),
+        defenses=tuple(links for _, some in defenses for links in some),
+        attacks=tuple(attack for _, some in attacks for attack in some),
+        batch_sizes=batch_sizes,
+        seeds=seeds,
         threat=_threat(_table("threat", table.get("threat", {}))),
         threshold=threshold,
         utility=_utility(table),
@@ -126,54 +140,104 @@ def _thresholds(table: Mapping[str, Any]) -> float:
     return float(value)
 
 
-def _defenses(row: Mapping[str, Any]) -> Iterator[tuple[Spec, ...]]:
+def _defenses(row: Mapping[str, Any]) -> tuple[int, Iterator[tuple[Spec, ...]]]:
+    """How many defenses a table names, and they, made only when asked for."""
     if "links" in row:
         _known_keys("a defense with links", row, ["links"])
-        options = [list(_expand("defense", link)) for link in _rows("links", row["links"])]
-        yield from (tuple(combination) for combination in product(*options))
-    elif row.get("name") == "none":
+        options = [_options("defense", link) for link in _rows("defenses.links", row["links"])]
+        if not options:
+            raise ValueError('links is empty; name at least one link, or name = "none"')
+        return math.prod(_count(option) for option in options), _chains(options)
+    if row.get("name") == "none":
         _known_keys("defense 'none'", row, ["name"])
-        yield ()
-    else:
-        yield from ((spec,) for spec in _expand("defense", row))
+        return 1, iter([()])
+    option = _options("defense", row)
+    return _count(option), ((spec,) for spec in _specs(option))
 
 
-def _models(row: Mapping[str, Any]) -> Iterator[ModelSpec]:
-    own = {k: v for k, v in row.items() if k in ("train_steps", "weights")}
-    rest = {k: v for k, v in row.items() if k not in own}
-    steps = own.get("train_steps", 0)
-    check.non_negative(train_steps=steps)
-    weights = own.get("weights")
+def _chains(options: list[_Options]) -> Iterator[tuple[Spec, ...]]:
+    yield from product(*(_specs(option) for option in options))
+
+
+def _attacks(row: Mapping[str, Any]) -> tuple[int, Iterator[Spec]]:
+    option = _options("attack", row)
+    return _count(option), _specs(option)
+
+
+def _models(row: Mapping[str, Any]) -> tuple[int, Iterator[ModelSpec]]:
+    rest = {k: v for k, v in row.items() if k not in ("train_steps", "weights")}
+    steps = _whole("train_steps", row.get("train_steps", 0), 0)
+    if not steps:
+        raise ValueError("models.train_steps is an empty list; give at least one value")
+    weights = row.get("weights")
     if weights is not None:
         _typed("weights", weights, str)
     name = _typed("models.name", rest.get("name", ""), str)
     if ":" in name:
         settings = tuple(sorted((k, _frozen(v)) for k, v in rest.items() if k != "name"))
-        yield ModelSpec(name, settings, int(steps), weights)
-        return
-    for spec in _expand("model", rest):
-        yield ModelSpec(spec.name, spec.settings, int(steps), weights)
+        return len(steps), (ModelSpec(name, settings, many, weights) for many in steps)
+    option = _options("model", rest)
+    specs = (
+        ModelSpec(spec.name, spec.settings, many, weights)
+        for spec in _specs(option)
+        for many in steps
+    )
+    return _count(option) * len(steps), specs
 
 
-def _expand(kind: str, row: Mapping[str, Any]) -> Iterator[Spec]:
-    """One spec for each combination of settings that are given as lists."""
+@dataclass(frozen=True)
+class _Options:
+    """An entry with all values that a table gives for each of its settings."""
+
+    entry: registry.Entry
+    values: dict[str, list[Any]]
+
+
+def _options(kind: str, row: Mapping[str, Any]) -> _Options:
     if "name" not in row:
         raise ValueError(f'{kind} {dict(row)!r} has no name; add name = "..."')
     entry = registry.find(kind, _typed(f"{kind} name", row["name"], str))
-    keys = [k for k in row if k != "name"]
-    options = []
-    for key in keys:
-        value = row[key]
-        many = isinstance(value, list) and not registry.takes_list(entry, key)
+    values = {}
+    for key, value in row.items():
+        if key == "name":
+            continue
+        known = key in (parameter.name for parameter in entry.parameters)
+        many = isinstance(value, list) and not (known and registry.takes_list(entry, key))
         if many and not value:
             raise ValueError(f"{entry.name}.{key} is an empty list; give at least one value")
-        options.append(value if many else [value])
-    for combination in product(*options):
-        settled = registry.settle(entry, dict(zip(keys, combination, strict=True)))
-        yield Spec(entry.name, tuple(sorted((k, _frozen(v)) for k, v in settled.items())))
+        values[key] = value if many else [value]
+    return _Options(entry, values)
+
+
+def _count(options: _Options) -> int:
+    return math.prod(len(values) for values in options.values.values())
+
+
+def _specs(options: _Options) -> Iterator[Spec]:
+    """One spec for each combination of values."""
+    for combination in product(*options.values.values()):
+        given = dict(zip(options.values, combination, strict=True))
+        settled = registry.settle(options.entry, given)
+        yield Spec(options.entry.name, tuple(sorted((k, _frozen(v)) for k, v in settled.items())))
+
+
+def _storable(name: str, value: Any) -> None:
+    """Refuse what a record cannot hold: dates, numbers without an end, whole ones over 64 bits."""
+    if isinstance(value, dict | list):
+        rows = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in rows:
+            _storable(f"{name}.{key}", inner)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} is {value!r}; give a finite number")
+    elif isinstance(value, int) and abs(value) >= 2**63:
+        raise ValueError(f"{name} is a number of over 64 bits; give a smaller one")
+    elif not isinstance(value, str | int | float):
+        raise ValueError(f"{name} is {value}; give a number, a text or a list of them")
 
 
 def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        raise ValueError(f"a setting is the table {value!r}; give a number, a text or a list")
     return tuple(_frozen(v) for v in value) if isinstance(value, list | tuple) else value
 
 

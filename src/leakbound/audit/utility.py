@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from leakbound import client
@@ -46,11 +44,11 @@ def train(cell: UtilityCell, bench: Bench) -> dict[str, float]:
     return evaluate(task.with_parameters(weights.detach()), bench)
 
 
-def evaluate(task: Task, bench: Bench) -> dict[str, Any]:
+def evaluate(task: Task, bench: Bench) -> dict[str, float]:
     """Mean loss on up to 1,000 private images, accuracy on up to 1,000 test images."""
     loss, _ = _score(task, bench.dataset.batch(bench.splits["private"][:EVALUATED]))
     _, accuracy = _score(task, bench.dataset.batch(bench.splits["test"][:EVALUATED]))
-    return {"training_loss": float(f"{loss:.9g}"), "accuracy": float(f"{accuracy:.9g}")}
+    return {"training_loss": loss, "accuracy": accuracy}
 
 
 def _score(task: Task, batch: Batch) -> tuple[float, float]:

@@ -1,0 +1,106 @@
+"""`run.json`: what a folder's records depend on, so that nothing else is mixed into them."""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from leakbound.audit.bench import Bench, code, fingerprint
+from leakbound.audit.cells import SCHEMA
+from leakbound.audit.plan import Plan, plain
+from leakbound.audit.records import write_atomically
+
+OWN = ("leakbound", "torch", "numpy", "scipy", "torchmetrics", "pillow")
+BUILT_IN = frozenset({"mnist5k", "digits", "photos"})
+COMPARED = {
+    "schema": "another schema",
+    "plan": "another plan",
+    "plan_hash": "another plan",
+    "data": "other data",
+    "code": "other code of its models",
+    "versions": "other versions",
+    "machine": "another kind of machine",
+    "pictures": "another choice of --no-images",
+}
+
+
+def header(plan: Plan, bench: Bench, pictures: bool) -> dict[str, Any]:
+    """What `run.json` holds."""
+    return {
+        "schema": SCHEMA,
+        "plan": plain(plan),
+        "plan_hash": plan.hash,
+        "data": fingerprint(plan, bench),
+        "code": code(plan),
+        "versions": versions(),
+        "machine": {
+            "processor": platform.machine(),
+            "system": platform.system(),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+            "threads": 1,
+        },
+        "pictures": pictures,
+        "cells": len(plan.cells()),
+        "own_data": plan.data.source not in BUILT_IN,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a record depends on."""
+    found = {"python": platform.python_version()}
+    for name in OWN:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def claim(folder: Path, now: dict[str, Any]) -> None:
+    """Write `run.json`, or compare it with the one that is there.
+
+    Raises:
+        ValueError: what differs, then and now; or a folder that holds something else.
+    """
+    path = folder / "run.json"
+    if not path.exists():
+        others = sorted(p.name for p in folder.iterdir() if p.name != ".lock")
+        if others:
+            raise ValueError(
+                f"out is {str(folder)!r}, which holds other files ({others[0]!r}, ...) but no "
+                "run.json; take an empty or new folder"
+            )
+        write_atomically(path, json.dumps(now, indent=1, sort_keys=True).encode() + b"\n")
+        return
+    try:
+        then = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        then = None
+    if not isinstance(then, dict):
+        raise ValueError(f"{path} is damaged; take another folder")
+    for key, what in COMPARED.items():
+        if then.get(key) != now[key]:
+            where, before, after = _difference(key, then.get(key), now[key])
+            raise ValueError(
+                f"out is {str(folder)!r}, which belongs to {what} ({where} is {before} there and "
+                f"{after} now); take another folder, or remove this one"
+            )
+
+
+def _difference(where: str, then: Any, now: Any) -> tuple[str, str, str]:
+    """The first place where two JSON values differ, and both short."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        for key in sorted({*then, *now}):
+            if then.get(key) != now.get(key):
+                return _difference(f"{where}.{key}", then.get(key), now.get(key))
+    return where, _short(then), _short(now)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

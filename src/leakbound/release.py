@@ -1,0 +1,198 @@
+"""Release laws and updates: what leaves a client, and what is known of it given the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from leakbound.random import Source, laplace, normal
+
+
+class Unit(IntEnum):
+    """Whose contribution one row of an `Update` holds. A chain of defenses only coarsens it."""
+
+    EXAMPLE = 0
+    CLIENT = 1
+    COHORT = 2
+
+    @property
+    def noun(self) -> str:
+        """The unit as a word for messages: 'example', 'client' or 'cohort'."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, eq=False)
+class Exact:
+    """The release is a deterministic function of the data (given the mask, where there is one)."""
+
+    private: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussian:
+    """Gaussian noise on the release; `covariance` is a scalar or a diagonal (P,)."""
+
+    covariance: float | Tensor
+    private: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Laplace:
+    """Laplace noise on the release; `scale` is a scalar or one number a coordinate (P,)."""
+
+    scale: float | Tensor
+    private: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Unknown:
+    """No law is known of the release given the data, for the stated reason."""
+
+    reason: str
+    private: bool = True
+
+
+Law = Exact | Gaussian | Laplace | Unknown
+"""What is known of a release given the data. `private`: the law itself depends on the batch."""
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What leaves a client, in gradient units: (theta_before - theta_after) / learning_rate.
+
+    Defenses change an update only through `scaled`, `noised`, `masked`, `summed` and `opaque`,
+    which keep the declared law true, so that attacks and bounds can trust it.
+
+    Attributes:
+        rows: (R, P), one row a unit.
+        examples: how many examples each row holds, R numbers.
+        law: the noise of each row, independent between rows.
+        mask: (R, P) bool, False where a coordinate is withheld (sent as zero); None: all are sent.
+        bound: the L2 bound on what one example can add to a row; None where nothing bounds it.
+    """
+
+    rows: Tensor
+    unit: Unit
+    examples: tuple[int, ...]
+    law: Law = Exact()
+    mask: Tensor | None = None
+    bound: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.rows.ndim != 2 or len(self.rows) != len(self.examples):
+            raise ValueError(
+                f"rows has shape {tuple(self.rows.shape)} and examples names "
+                f"{len(self.examples)} rows; give rows (R, P) and R numbers"
+            )
+
+    def scaled(self, factor: float) -> Update:
+        """Every row times a number that does not depend on the data."""
+        law: Law = self.law
+        if isinstance(law, Gaussian):
+            law = replace(law, covariance=law.covariance * factor**2)
+        elif isinstance(law, Laplace):
+            law = replace(law, scale=law.scale * abs(factor))
+        bound = None if self.bound is None else self.bound * abs(factor)
+        return replace(self, rows=self.rows * factor, law=law, bound=bound)
+
+    def noised(self, noise: Gaussian | Laplace, source: Source) -> Update:
+        """Add independent noise of the given law to every coordinate, masked ones too.
+
+        Noise covers the zeros of a mask, so the mask is no longer visible: it is dropped.
+        """
+        if isinstance(noise, Gaussian):
+            spread = noise.covariance**0.5
+            draw = normal(self.rows.shape, source, like=self.rows)
+        else:
+            spread = noise.scale
+            draw = laplace(self.rows.shape, source, like=self.rows)
+        if isinstance(spread, Tensor):
+            spread = spread.to(self.rows)
+        rows = self.rows + draw * spread
+        return replace(self, rows=rows, law=_sum_of(self.law, noise), mask=None)
+
+    def masked(self, mask: Tensor, *, by_value: bool) -> Update:
+        """Withhold the coordinates where `mask` (R, P) is False.
+
+        Args:
+            mask: what is still sent.
+            by_value: the mask was chosen from the rows themselves. It is then an observation of
+                its own (the law is private), and after noise no law is known any more.
+        """
+        law: Law = self.law
+        if by_value and isinstance(law, Exact):
+            law = Exact(private=True)
+        elif by_value and not isinstance(law, Unknown):
+            law = Unknown("coordinates were chosen by their noisy values")
+        joint = mask if self.mask is None else mask & self.mask
+        return replace(self, rows=self.rows * mask, law=law, mask=joint)
+
+    def summed(self, unit: Unit) -> Update:
+        """All rows added into one row of a coarser unit."""
+        law: Law = self.law
+        count: int | Tensor = len(self.rows)
+        if self.mask is not None and not isinstance(law, Exact):
+            count = self.mask.sum(0)
+        if isinstance(law, Gaussian):
+            law = replace(law, covariance=law.covariance * count)
+        elif isinstance(law, Laplace) and len(self.rows) > 1:
+            law = Unknown("a sum of Laplace draws is not Laplace")
+        mask = None if self.mask is None else self.mask.any(0, keepdim=True)
+        rows = self.rows.sum(0, keepdim=True)
+        return Update(rows, unit, (sum(self.examples),), law, mask, self.bound)
+
+    def opaque(self, rows: Tensor, reason: str, *, bound: float | None = None) -> Update:
+        """Rows changed by any other function of the rows alone: noise laws do not survive it."""
+        law: Law = self.law
+        if isinstance(law, Gaussian | Laplace):
+            law = Unknown(reason)
+        return replace(self, rows=rows, law=law, bound=bound)
+
+    def undeclared(self) -> Update:
+        """The same rows as one sees them who knows nothing of the defense."""
+        law = Unknown("the defense is not known to the attacker")
+        return Update(self.rows, self.unit, self.examples, law)
+
+    @staticmethod
+    def stack(updates: list[Update]) -> Update:
+        """One-row updates of several clients as one update with a row for each."""
+        first = updates[0]
+        mask = None
+        if any(u.mask is not None for u in updates):
+            mask = torch.cat(
+                [
+                    torch.ones_like(u.rows, dtype=torch.bool) if u.mask is None else u.mask
+                    for u in updates
+                ]
+            )
+        law = first.law
+        if not all(_same_law(law, u.law) for u in updates):
+            law = Unknown("the clients' release laws differ")
+        rows = torch.cat([u.rows for u in updates])
+        examples = tuple(n for u in updates for n in u.examples)
+        return Update(rows, first.unit, examples, law, mask, first.bound)
+
+
+def _sum_of(law: Law, noise: Gaussian | Laplace) -> Law:
+    if isinstance(law, Exact):
+        return replace(noise, private=noise.private or law.private)
+    if isinstance(law, Gaussian) and isinstance(noise, Gaussian):
+        return Gaussian(law.covariance + noise.covariance, law.private or noise.private)
+    return law if isinstance(law, Unknown) else Unknown("noise of two different laws was added")
+
+
+def _same_law(a: Law, b: Law) -> bool:
+    if type(a) is not type(b) or a.private != b.private:
+        return False
+    if isinstance(a, Gaussian) and isinstance(b, Gaussian):
+        return _same_number(a.covariance, b.covariance)
+    if isinstance(a, Laplace) and isinstance(b, Laplace):
+        return _same_number(a.scale, b.scale)
+    return True
+
+
+def _same_number(a: float | Tensor, b: float | Tensor) -> bool:
+    return torch.equal(torch.as_tensor(a), torch.as_tensor(b))

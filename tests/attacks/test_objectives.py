@@ -1,0 +1,93 @@
+"""Distances against closed forms; weights that restrict and whiten; total variation by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from leakbound.attacks.objectives import DISTANCES, total_variation
+from leakbound.random import bernoulli, normal, stream
+
+SPANS = [(0, 4), (4, 10)]
+WIDE = torch.zeros((), dtype=torch.float64)
+GUESS = normal((2, 10), stream(0, "guess"), like=WIDE)
+SEEN = normal((2, 10), stream(0, "seen"), like=WIDE)
+WEIGHTS = normal((2, 10), stream(0, "weights"), like=WIDE).abs()
+
+
+def _cosine(a, b):
+    return np.mean(
+        [1 - x @ y / np.linalg.norm(x) / np.linalg.norm(y) for x, y in zip(a, b, strict=True)]
+    )
+
+
+CLOSED = {
+    "cosine": _cosine,
+    "cosine_layers": lambda a, b: np.mean([_cosine(a[:, i:j], b[:, i:j]) for i, j in SPANS]),
+    "euclidean": lambda a, b: ((a - b) ** 2).sum(),
+    "manhattan": lambda a, b: np.abs(a - b).sum(),
+}
+every = pytest.mark.parametrize("name", DISTANCES)
+
+
+@every
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "whitened"])
+def test_closed_form(name, weights):
+    scale = 1.0 if weights is None else weights.numpy()
+    wanted = CLOSED[name](GUESS.numpy() * scale, SEEN.numpy() * scale)
+    assert float(DISTANCES[name](GUESS, SEEN, weights, SPANS)) == pytest.approx(wanted)
+
+
+@every
+def test_withheld_coordinates_have_no_say(name):
+    mask = bernoulli((2, 10), 0.6, stream(1)).double()
+    other = SEEN + (1 - mask) * 100
+    guess = GUESS.clone().requires_grad_()
+    found = DISTANCES[name](guess, other, mask, SPANS)
+    torch.testing.assert_close(found, DISTANCES[name](GUESS, SEEN, mask, SPANS))
+    (slope,) = torch.autograd.grad(found, guess)
+    assert not bool((slope * (1 - mask)).any())
+    assert bool(slope.any())
+
+
+@every
+def test_equal_rows_have_distance_zero_and_no_slope(name):
+    guess = SEEN.clone().requires_grad_()
+    found = DISTANCES[name](guess, SEEN, WEIGHTS, SPANS)
+    (slope,) = torch.autograd.grad(found, guess)
+    assert found.item() == pytest.approx(0, abs=1e-12)
+    assert float(slope.abs().max()) < 1e-9
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradient_checks_out_and_zero_rows_stay_finite(name, dtype):
+    zero = torch.zeros(2, 10, dtype=dtype, requires_grad=True)
+    for seen in (SEEN.to(dtype), torch.zeros(2, 10, dtype=dtype)):
+        found = DISTANCES[name](zero, seen, None, SPANS)
+        (slope,) = torch.autograd.grad(found, zero)
+        assert bool(torch.isfinite(found) & torch.isfinite(slope).all())
+    assert torch.autograd.gradcheck(
+        lambda g: DISTANCES[name](g, SEEN, WEIGHTS, SPANS), GUESS.clone().requires_grad_()
+    )
+
+
+@pytest.mark.parametrize("name", ["cosine", "cosine_layers"])
+@pytest.mark.parametrize("factor", [1e-8, 1e8])
+def test_cosine_is_blind_to_scale_in_single_precision(name, factor):
+    guess, seen = GUESS.float(), SEEN.float()
+    near = DISTANCES[name](guess * factor, seen / factor, None, SPANS)
+    torch.testing.assert_close(near, DISTANCES[name](guess, seen, None, SPANS))
+
+
+def test_total_variation_by_hand():
+    images = normal((2, 3, 5, 4), stream(0), like=WIDE)
+    down = across = 0.0
+    for image in images.reshape(-1, 5, 4).numpy():
+        for y in range(5):
+            for x in range(4):
+                down += abs(image[y + 1, x] - image[y, x]) if y < 4 else 0
+                across += abs(image[y, x + 1] - image[y, x]) if x < 3 else 0
+    wanted = down / (6 * 4 * 4) + across / (6 * 5 * 3)
+    assert float(total_variation(images)) == pytest.approx(wanted)
+    assert float(total_variation(torch.ones(1, 1, 4, 4))) == 0
+    assert float(total_variation(torch.rand(1, 1, 1, 1))) == 0

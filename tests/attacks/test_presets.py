@@ -1,0 +1,84 @@
+"""Presets by name: what they build, and hashes that only move when their meaning does."""
+
+import inspect
+
+import pytest
+
+from leakbound import attacks
+from leakbound.attacks import Attack, GradientMatching, LinearInversion, settings_hash
+from leakbound.registry import build
+
+HASHES = {
+    "dlg": "bf24d7d29555",
+    "gradient_matching": "c7c579caa273",
+    "idlg": "84e4c172174c",
+    "inverting_gradients": "7e99913a514b",
+    "inverting_gradients_breaching": "a5ac3dd77aa5",
+    "inverting_gradients_chen": "923db2da6fac",
+    "inverting_gradients_geiping_cli": "3f9c00aaf820",
+    "inverting_gradients_geiping_library": "7494021eea91",
+    "inverting_gradients_gradattack": "d5e3c6147847",
+    "linear_inversion": "97058adaff9d",
+}
+
+
+@pytest.mark.parametrize("name", HASHES)
+def test_a_preset_keeps_its_meaning(name):
+    """A changed hash means that records of earlier versions are of another attack: say so."""
+    attack = build("attack", name, {})
+    assert isinstance(attack, Attack)
+    assert settings_hash(attack) == HASHES[name]
+
+
+def test_the_table_names_every_attack_and_no_two_are_alike():
+    presets = {n for n in attacks.__all__ if inspect.isfunction(getattr(attacks, n))}
+    presets -= {"infer_labels", "settings_hash"}
+    assert presets | {"gradient_matching", "linear_inversion"} == set(HASHES)
+    assert len(set(HASHES.values())) == len(HASHES)
+
+
+def test_every_setting_moves_the_hash():
+    base = settings_hash(GradientMatching())
+    changed = [
+        {"distance": "euclidean"},
+        {"total_variation": 0.1},
+        {"noise_variation": 0.1},
+        {"optimizer": "lbfgs"},
+        {"learning_rate": 0.2},
+        {"steps": 2},
+        {"signed": False},
+        {"schedule": "cosine"},
+        {"initialization": "uniform"},
+        {"box": False},
+        {"labels": "joint"},
+        {"enough": 0.1},
+    ]
+    assert len({settings_hash(GradientMatching(**c)) for c in changed} - {base}) == len(changed)
+    assert settings_hash(LinearInversion(0.1)) != settings_hash(LinearInversion())
+
+
+def test_restarts_wrap_the_search():
+    assert attacks.inverting_gradients(restarts=3) == attacks.base.BestOf(
+        attacks.inverting_gradients(), 3
+    )
+    assert isinstance(attacks.dlg(restarts=1), GradientMatching)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"distance": "cosin"}, "did you mean 'cosine'"),
+        ({"optimizer": "sgd"}, "optimizer is 'sgd'"),
+        ({"schedule": "x"}, "schedule is 'x'"),
+        ({"initialization": "x"}, "initialization is 'x'"),
+        ({"labels": "true"}, "labels is 'true'"),
+        ({"steps": 0}, "steps is 0"),
+        ({"learning_rate": 0.0}, "learning_rate is 0.0"),
+        ({"total_variation": -1.0}, "total_variation is -1.0"),
+        ({"noise_variation": -1.0}, "noise_variation is -1.0"),
+        ({"enough": -1.0}, "enough is -1.0"),
+    ],
+)
+def test_bad_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        GradientMatching(**settings)

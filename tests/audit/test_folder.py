@@ -1,0 +1,227 @@
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from leakbound import audit
+from leakbound.audit import cells as cells_module
+from leakbound.audit import records, run_file
+
+
+@pytest.fixture
+def done(tiny, tmp_path):
+    """A finished run."""
+    audit.audit(tiny, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and p.name not in (".lock", "timings.jsonl")
+    }
+
+
+def runs(folder: Path) -> int:
+    return len((folder / "timings.jsonl").read_bytes().splitlines())
+
+
+def test_what_a_run_leaves(tiny, done):
+    lines = (done / "records.jsonl").read_text().splitlines()
+    assert [json.loads(line)["cell"] for line in lines] == [cell.id for cell in tiny.cells()]
+    units = [json.loads(line)["unit"] for line in (done / "utility.jsonl").read_text().splitlines()]
+    assert units == [unit.id for unit in tiny.utility_cells()]
+    assert runs(done) == 6
+    for path in [done, *done.rglob("*")]:
+        wanted = 0o700 if path.is_dir() else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == wanted, path
+    about = json.loads((done / "run.json").read_text())
+    assert about["machine"]["threads"] == 1
+    assert not about["own_data"]
+
+
+def test_again_changes_nothing(tiny, done):
+    before = content(done)
+    outcome = audit.audit(tiny, done)
+    assert content(done) == before
+    assert runs(done) == 6
+    assert (outcome.cells, outcome.failed) == (4, 0)
+    assert sum(outcome.counts.values()) == 4
+    assert set(outcome.counts) <= {"exposed", "undecided"}
+
+
+def test_damaged_lines_and_missing_pictures_run_again(tiny, done):
+    before = content(done)
+    path = done / "records.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[1][9:] + lines[2] + lines[3][:-4] + b"\0\0\0")
+    (done / "pictures" / json.loads(lines[0])["pictures"]["truth"]).unlink()
+    (done / ".records.jsonl.1.tmp").write_text("left by a kill")
+    (done / "pictures" / ".0123456789abcdef.png.1.tmp").write_text("left by a kill")
+    with pytest.warns(UserWarning, match="2 damaged lines"):
+        audit.audit(tiny, done)
+    assert content(done) == before
+    assert runs(done) == 6 + 4, "two damaged, and two cells of one batch that share a picture"
+
+
+def test_a_canonical_line_that_is_no_record_runs_again(tiny, done):
+    before = content(done)
+    for pictures in (None, [], {"truth": 3}):
+        line = records.encode({"cell": tiny.cells()[0].id, "schema": 1, "pictures": pictures})
+        (done / "records.jsonl").write_bytes(line)
+        audit.audit(tiny, done)
+        assert content(done) == before
+
+
+def change_plan(about):
+    about["plan"]["seeds"] = [7, 8]
+
+
+def change_data(about):
+    about["data"]["fingerprint"] = "0" * 64
+
+
+def change_version(about):
+    about["versions"]["torch"] = "0.1"
+
+
+def change_machine(about):
+    about["machine"]["processor"] = "abacus"
+
+
+def change_schema(about):
+    about["schema"] = 2
+
+
+def change_code(about):
+    about["code"] = {"a:b": "0"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (change_plan, ["another plan", "plan.seeds", "[7, 8]", "[0, 1]"]),
+        (change_data, ["other data", "data.fingerprint", "000"]),
+        (change_version, ["other versions", "versions.torch", '"0.1"']),
+        (change_machine, ["another kind of machine", "machine.processor", "abacus"]),
+        (change_schema, ["another schema", "2 there and 1 now"]),
+        (change_code, ["other code", "a:b"]),
+    ],
+)
+def test_a_folder_of_another_run_is_refused(tiny, done, change, words):
+    about = json.loads((done / "run.json").read_text())
+    change(about)
+    (done / "run.json").write_text(json.dumps(about))
+    refused(tiny, done, *words)
+
+
+def refused(plan, folder, *words, **options):
+    before = content(folder)
+    with pytest.raises(ValueError) as caught:
+        audit.audit(plan, folder, **options)
+    for word in (repr(str(folder))[1:-1], *words):
+        assert word in str(caught.value)
+    assert content(folder) == before
+
+
+def test_other_folders_that_are_refused(tiny, table, done, tmp_path):
+    refused(tiny, done, "--no-images", "pictures is true there and false now", pictures=False)
+    refused(audit.parse(table | {"seeds": [0]}), done, "another plan", "plan.seeds")
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "[bold]\n.txt").write_text("mine")
+    refused(tiny, foreign, "other files", "no run.json")
+    with FileLock(done / ".lock"):
+        refused(tiny, done, "another audit is running")
+    (done / "run.json").write_text("{")
+    refused(tiny, done, "run.json is damaged")
+    (done / "run.json").write_text("[" * 99999)
+    refused(tiny, done, "run.json is damaged")
+
+
+def test_records_of_unknown_cells_are_refused(tiny, done):
+    with (done / "records.jsonl").open("ab") as stream:
+        stream.write(records.encode({"cell": "f" * 16, "schema": 1}))
+    refused(tiny, done, "1 records of another plan", "f" * 16)
+
+
+def test_a_kill_before_the_first_file_does_not_hinder(tiny, tmp_path):
+    (tmp_path / ".run.json.77.tmp").write_text("{")
+    (tmp_path / ".lock").touch()
+    assert audit.audit(tiny, tmp_path).failed == 0
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_places_that_cannot_be_written(tiny, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for place in (file, file / "below"):
+        with pytest.raises(ValueError, match="which cannot be written"):
+            audit.audit(tiny, place)
+    assert file.read_text() == "mine"
+
+
+def test_a_full_disk_keeps_what_was_recorded(tiny, done, tmp_path, monkeypatch):
+    """For a failure in every write in turn: one clear error, and resuming gives the same bytes."""
+    write = os.write
+    for allowed in range(0, 14, 3):
+        folder, left = tmp_path / f"full{allowed}", [allowed]
+
+        def limited(descriptor, data, left=left):
+            left[0] -= 1
+            if left[0] < 0:
+                write(descriptor, bytes(data)[: len(data) // 2])
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return write(descriptor, data)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("os.write", limited)
+            with pytest.raises(ValueError, match=r"No space left on device; what was recorded"):
+                audit.audit(tiny, folder)
+        kept = runs(folder) if (folder / "timings.jsonl").exists() else 0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(records.warnings, "warn", lambda *_, **__: None)
+            audit.audit(tiny, folder)
+        assert content(folder) == content(done)
+        assert runs(folder) <= 6
+        assert kept == 0 or allowed > 2
+
+
+def test_an_os_error_of_a_cell_or_of_the_screen_is_not_the_folders(tiny, tmp_path, monkeypatch):
+    def broken(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cells_module, "_play", broken)
+        outcome = audit.audit(tiny, tmp_path / "a")
+    assert outcome.failed == 4
+    assert outcome.counts == {"failed": 4}
+    text = (tmp_path / "a" / "records.jsonl").read_text()
+    assert text.count("OSError: [Errno 5] Input/output error") == 4
+    with pytest.raises(BrokenPipeError):
+        audit.audit(tiny, tmp_path / "b", watch=lambda _: (_ for _ in ()).throw(BrokenPipeError()))
+
+
+def test_a_bad_plan_leaves_no_folder(table, tmp_path):
+    with pytest.raises(ValueError, match="no module"):
+        audit.audit(audit.parse(table | {"models": [{"name": "no.where:build"}]}), tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_edited_code_is_another_run(table, tmp_path, user_module):
+    text = "from leakbound.models import mlp as build\n"
+    name = user_module("edited", text)
+    plan = audit.parse(table | {"models": [{"name": name}]})
+    audit.audit(plan, tmp_path / "run")
+    user_module("edited", text + "# another line\n")
+    refused(plan, tmp_path / "run", "other code of its models", "code.edited:build")
+
+
+def test_versions_name_what_is_missing(monkeypatch):
+    monkeypatch.setattr(run_file, "OWN", ("no-such-package",))
+    assert run_file.versions()["no-such-package"] == "not installed"

@@ -1,0 +1,222 @@
+"""Several processes, kills and crashes: real ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from leakbound import audit
+
+PLAN = """
+name = "tiny"
+seeds = [0, 1, 2, 3]
+[data]
+source = "digits"
+[[models]]
+name = "mlp"
+hidden = [16]
+[[attacks]]
+name = "linear_inversion"
+[[attacks]]
+name = "inverting_gradients"
+steps = [60, 61]
+[[defenses]]
+name = "none"
+[[defenses]]
+name = "gaussian_noise"
+noise_std = 0.01
+[utility]
+rounds = 2
+repeats = 2
+"""
+COMMAND = "import leakbound.report as r; r.write = lambda out, images: out; \
+from leakbound.cli import main; main()"
+
+
+def start(plan: Path, out: Path) -> subprocess.Popen[str]:
+    line = [sys.executable, "-c", COMMAND, "audit", str(plan), "--out", str(out), "--workers", "2"]
+    return subprocess.Popen(line, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def recorded(out: Path) -> int:
+    files = (out / "records.jsonl", out / "utility.jsonl")
+    return sum(f.read_bytes().count(b"\n") for f in files if f.exists())
+
+
+def wait_for(process: subprocess.Popen[str], out: Path, count: int) -> None:
+    limit = time.monotonic() + 60
+    while recorded(out) < count and process.poll() is None:
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    assert process.poll() is None, "it ended before it could be stopped"
+
+
+def group(process: subprocess.Popen[str]) -> list[str]:
+    """The processes of its session that are alive."""
+    alive = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(session) == process.pid and state != "Z":
+            alive.append(stat.parent.name)
+    return alive
+
+
+def all_gone(process: subprocess.Popen[str], seconds: float) -> bool:
+    limit = time.monotonic() + seconds
+    while group(process) and time.monotonic() < limit:
+        time.sleep(0.05)
+    return not group(process)
+
+
+def outcome(out: Path) -> dict[str, bytes]:
+    pictures = {p.name: p.read_bytes() for p in (out / "pictures").iterdir()}
+    return pictures | {n: (out / n).read_bytes() for n in ("records.jsonl", "utility.jsonl")}
+
+
+def reference(tmp_path: Path) -> tuple[Path, dict[str, bytes]]:
+    plan = tmp_path / "tiny.toml"
+    plan.write_text(PLAN, encoding="utf-8")
+    audit.audit(audit.load(plan), tmp_path / "reference")
+    return plan, outcome(tmp_path / "reference")
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+
+
+@needs_proc
+@pytest.mark.filterwarnings("ignore:.*damaged line")
+def test_killed_stopped_and_resumed(tmp_path):
+    """SIGKILL, then Ctrl-C, then to the end: the same bytes as never stopped, nothing run twice."""
+    plan, wanted = reference(tmp_path)
+    out = tmp_path / "run"
+
+    process = start(plan, out)
+    wait_for(process, out, 3)
+    assert len(group(process)) >= 3
+    process.kill()
+    process.communicate()
+    assert all_gone(process, 10), "workers outlive their parent"
+    kept = recorded(out)
+
+    process = start(plan, out)
+    wait_for(process, out, kept + 3)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    last = errors.strip().splitlines()[-1]
+    assert last == "leakbound: stopped; nothing is lost: run the same command again to go on"
+    assert "Traceback" not in errors
+    assert all_gone(process, 5)
+
+    result = audit.audit(audit.load(plan), out)
+    assert result.failed == 0
+    assert outcome(out) == wanted
+    times = Counter(json.loads(t)["id"] for t in (out / "timings.jsonl").read_bytes().splitlines())
+    assert max(times.values()) == 1
+    assert recorded(out) == 24 + 4
+    assert len(times) >= 24 + 4 - 1, "a kill may come between a record and the note of its time"
+
+
+@needs_proc
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*damaged line")
+def test_killed_again_and_again(tmp_path):
+    """At moments that differ: while starting, in a cell, in a write."""
+    plan, wanted = reference(tmp_path)
+    out = tmp_path / "run"
+    for tenths in (5, 31, 43, 47, 52, 55, 61, 66):
+        process = start(plan, out)
+        time.sleep(tenths / 10)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert all_gone(process, 15)
+    process = start(plan, out)
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert outcome(out) == wanted
+    times = Counter(json.loads(t)["id"] for t in (out / "timings.jsonl").read_bytes().splitlines())
+    assert max(times.values()) == 1
+
+
+def test_a_process_that_dies_costs_its_own_cells_only(table, tmp_path, user_module):
+    """The rest runs; both the cell and the training of the deadly model are recorded as failed."""
+    name = user_module(
+        "deadly",
+        """
+        import multiprocessing, os, torch
+        class Deadly(torch.nn.Module):
+            def __init__(self, inner):
+                super().__init__()
+                self.inner = inner
+            def forward(self, x):
+                if multiprocessing.parent_process() is not None:
+                    os._exit(3)
+                return self.inner(x)
+        def build(input_shape, classes):
+            return Deadly(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes)))
+        """,
+    )
+    table["models"].append({"name": name})
+    table["seeds"] = [0]
+    del table["defenses"]
+    plan = audit.parse(table)
+    result = audit.audit(plan, tmp_path / "run", workers=2)
+    assert result.failed == 2
+    rows = [json.loads(r) for r in (tmp_path / "run" / "records.jsonl").read_bytes().splitlines()]
+    assert [row["status"] for row in rows] == ["ok", "failed"]
+    assert rows[1]["reason"] == "its process died (out of memory, or a crash)"
+    assert rows[1]["verdict"] == "undecided"
+    again = [json.loads(t) for t in (tmp_path / "run" / "utility.jsonl").read_bytes().splitlines()]
+    assert [row["status"] for row in again] == ["ok", "failed"]
+    alone = audit.run_cell(plan.cells()[0], audit.Bench(plan.data)).record
+    assert rows[0] == alone
+
+
+def test_workers_that_cannot_start_are_no_failed_cells(tmp_path):
+    """As in a script without `if __name__ == "__main__"`."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from leakbound import audit\n"
+        "plan = audit.parse({'data': {'source': 'digits'}, 'models': [{'name': 'mlp'}],\n"
+        "                    'attacks': [{'name': 'linear_inversion'}]})\n"
+        f"audit.audit(plan, Path({str(tmp_path / 'run')!r}), workers=2)\n",
+        encoding="utf-8",
+    )
+    run = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+    last = run.stderr.strip().splitlines()[-1]
+    assert last.startswith("ValueError: worker processes cannot start")
+    assert not (tmp_path / "run" / "records.jsonl").exists()
+
+
+def test_a_data_set_that_changes_while_the_audit_runs(table, tmp_path):
+    import numpy as np
+
+    file = tmp_path / "data.npz"
+    source = np.random.default_rng(0)
+    labels = np.arange(40) % 4
+
+    def write() -> None:
+        np.savez(file, inputs=source.random((40, 8, 8), dtype=np.float32), labels=labels)
+
+    write()
+    table["data"]["source"] = f"npz:{file}"
+    plan = audit.parse(table | {"utility": {"rounds": 0}})
+    bench = audit.Bench(plan.data)
+    assert bench.dataset.classes == 4
+    write()
+    with pytest.raises(ValueError, match="changed while the audit ran"):
+        list(audit.run(plan, workers=2, bench=bench))

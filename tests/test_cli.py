@@ -1,0 +1,239 @@
+"""The command line as a user sees it; each subprocess pays seconds for importing torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+
+import pytest
+
+from leakbound import cli, commands
+from leakbound.cli import main, printable
+
+PLAN = """
+seeds = [0, 1]
+[data]
+source = "digits"
+[[models]]
+name = "mlp"
+[[attacks]]
+name = "linear_inversion"
+[[attacks]]
+name = "inverting_gradients"
+steps = 2
+"""
+
+
+def call(*arguments):
+    """The exit code of `leakbound ARGUMENTS`, run here."""
+    with pytest.raises(SystemExit) as caught:
+        main([str(argument) for argument in arguments])
+    return caught.value.code
+
+
+@pytest.fixture
+def plan(tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text(PLAN, encoding="utf-8")
+    return path
+
+
+def test_help_and_version_are_quick_and_import_no_torch():
+    code = (
+        "import sys, time; began = time.perf_counter()\n"
+        "from leakbound.cli import main\n"
+        "try: main([ARGUMENT])\n"
+        "except SystemExit as stop: assert not stop.code\n"
+        "assert not {'torch', 'numpy', 'scipy', 'rich.progress'} & set(sys.modules)\n"
+        "print('took', time.perf_counter() - began)\n"
+    )
+    for argument, words in (
+        ("--help", ["audit", "attack", "report", "list", "--version"]),
+        ("--version", [f"leakbound {version('leakbound')}"]),
+    ):
+        run = subprocess.run(
+            [sys.executable, "-c", code.replace("ARGUMENT", repr(argument))],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ | {"COLUMNS": "80"},
+        )
+        for word in words:
+            assert word in run.stdout
+        assert run.stderr == ""
+        assert float(run.stdout.split()[-1]) < 3, "under 1 s on an idle machine"
+
+
+@pytest.mark.parametrize("command", ["audit", "attack", "report", "list"])
+def test_help_of_each_command(command, capsys):
+    assert call(command, "--help") == 0
+    shown = capsys.readouterr().out
+    assert f"usage: leakbound {command}" in shown
+    assert max(len(line) for line in shown.splitlines()) <= 100
+
+
+def test_list(capsys, monkeypatch):
+    assert call("list", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"attacks", "defenses", "models", "metrics", "data"}
+    names = {kind: {row["name"]: row for row in rows} for kind, rows in found.items()}
+    assert {"dlg", "inverting_gradients", "linear_inversion"} <= set(names["attacks"])
+    assert {"none", "gaussian_noise", "dp_sgd"} <= set(names["defenses"])
+    assert {"psnr", "ssim"} <= set(names["metrics"])
+    assert {"mnist5k", "folder:PATH"} <= set(names["data"])
+    noise = names["defenses"]["gaussian_noise"]["parameters"]
+    assert noise == [{"name": "noise_std", "type": "float", "default": 0.01}]
+    assert names["models"]["mlp"]["parameters"][0]["default"] == [128]
+    assert all(row["summary"] for rows in found.values() for row in rows)
+    for width in (40, 80):
+        monkeypatch.setattr(commands.console, "width", width)
+        assert call("list") == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= width
+    assert "GaussianMechanism" not in "".join(lines)
+
+
+def test_attack_is_the_cell_of_the_grid(plan, tmp_path, capsys):
+    """The same record, alone or in an audit, and pictures only where they are asked for."""
+    out = tmp_path / "run"
+    assert call("audit", plan, "--out", out, "--workers", "1") == 0
+    shown = capsys.readouterr()
+    assert "audit plan: 4 cells, 1 worker, into" in shown.out
+    assert re.search(r"4 cells: \d exposed(, \d undecided)?\n", shown.out)
+    assert f"report: {out / 'report.html'}\n" in shown.out
+    assert shown.err.splitlines()[0] == "0 of 4 done"
+    assert shown.err.splitlines()[-1] == "4 of 4 done"
+    settings = ["--data", "digits", "--attack", "inverting_gradients,steps=2", "--seed", "1"]
+    assert call("attack", *settings, "--json", "--out", tmp_path / "images") == 0
+    record = json.loads(capsys.readouterr().out)
+    rows = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+    assert record == rows[3]
+    assert {p.name for p in (tmp_path / "images").iterdir()} == {"truth.png", "reconstruction.png"}
+    (out / "report.html").unlink()
+    assert call("report", out, "--no-images") == 0
+    assert "data:image/png" not in (out / "report.html").read_text()
+
+
+def test_attack_in_words(capsys, tmp_path):
+    assert (
+        call("attack", "--data", "digits", "--attack", "linear_inversion", "--out", tmp_path) == 0
+    )
+    shown = capsys.readouterr().out
+    assert "LinearInversion(" in shown
+    assert "verdict: exposed (threshold 20 dB)" in shown
+    assert {p.name for p in tmp_path.iterdir()} == {"truth.png", "reconstruction.png"}
+    settings = ["--model", "lenet", "--attack", "linear_inversion", "--data", "digits"]
+    assert call("attack", *settings) == 2
+    assert "not applicable:" in capsys.readouterr().out
+
+
+def test_failed_cells_make_the_exit_code_1(plan, tmp_path, capsys, monkeypatch):
+    from leakbound.audit import cells
+
+    def broken(*_):
+        raise RuntimeError("[bold]broken[/] \x1b[2J\n<b>")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cells, "_judge", lambda *_: broken())
+        assert call("audit", plan, "--out", tmp_path / "run", "--workers", "1") == 1
+        shown = capsys.readouterr()
+        assert "4 cells: 4 failed" in shown.out
+        assert shown.err.endswith("leakbound: 4 cells failed; the report gives the reasons\n")
+        assert call("attack", "--data", "digits", "--attack", "linear_inversion") == 1
+        shown = capsys.readouterr().out
+        assert "failed: RuntimeError: [bold]broken[/] \\x1b[2J <b>" in shown
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "<b>" not in page.replace("<body>", "")
+
+
+def test_ctrl_c_and_a_reader_that_leaves(plan, tmp_path, capsys, monkeypatch):
+    def stop(error):
+        def raiser(*_, **__):
+            raise error
+
+        return raiser
+
+    with monkeypatch.context() as patch:
+        patch.setattr(commands.audits, "audit", stop(KeyboardInterrupt()))
+        assert call("audit", plan, "--out", tmp_path / "run") == 130
+    assert capsys.readouterr().err.endswith("run the same command again to go on\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(commands, "listing", stop(KeyboardInterrupt()))
+        assert call("list") == 130
+    assert capsys.readouterr().err == "leakbound: stopped\n"
+
+
+def test_output_into_a_closed_pipe_is_no_crash():
+    run = subprocess.run(
+        f"{sys.executable} -m leakbound.cli list --json | head -c 1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (run.stdout, run.stderr) == ("{", "")
+
+
+def test_printable():
+    assert printable("a\tb\r\nc \x00\x1b]0;title\x07 \u202e\udc80 é") == (
+        "a b c \\x00\\x1b]0;title\\x07 \\u202e\\udc80 é"
+    )
+    assert commands._safe("[bold]x[/]" + "y" * 999).startswith("\\[bold]x\\[/]y")
+    assert len(commands._safe("y" * 999)) == commands.LONGEST + 3
+
+
+@pytest.mark.parametrize("columns", [30, 80])
+def test_progress_on_a_terminal(plan, tmp_path, columns):
+    """A bar with the cells done, the time left and the current cell; it fits the screen."""
+    text = on_terminal(
+        ["audit", str(plan), "--out", str(tmp_path / "run"), "--workers", "1"], columns
+    )
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    assert "4/4" in plain
+    assert "left" in plain
+    if columns == 80:
+        assert "inverting_gradients · mlp · none" in plain
+    bars = [line for line in re.split(r"[\r\n]+", plain) if re.search(r"\d/4", line)]
+    assert bars
+    assert max(map(len, bars)) <= columns
+    assert "of 4 done" not in plain
+    assert "4 cells: " in plain
+
+
+def on_terminal(arguments: list[str], columns: int) -> str:
+    master, slave = pty.openpty()
+    settings = {"COLUMNS": str(columns), "LINES": "24", "TERM": "xterm-256color"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "leakbound.cli", *arguments],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env=os.environ | settings,
+    )
+    os.close(slave)
+    shown, limit = b"", time.monotonic() + 60
+    while time.monotonic() < limit:
+        try:
+            part = os.read(master, 65536)
+        except OSError:  # the terminal is closed
+            break
+        if not part:
+            break
+        shown += part
+    os.close(master)
+    assert process.wait(10) == 0, shown
+    return shown.decode()
+
+
+def test_workers():
+    assert commands._workers(3) == 3
+    assert commands._workers(0) >= 1
+    with pytest.raises(ValueError, match="workers is -1"):
+        commands._workers(-1)
+    assert cli.USAGE == 2
