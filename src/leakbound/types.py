@@ -307,13 +307,21 @@ class Observation:
         return weights / weights.max().clamp_min(1e-30)
 
     @property
+    def noise_variance(self) -> Tensor | None:
+        """(R, P) variance of the noise whose law the attacker knows, float64; None if none is."""
+        law, rows = self.update.law, self.update.rows
+        if not self.threat.defense_known or not isinstance(law, Gaussian | Laplace):
+            return None
+        variance = law.covariance if isinstance(law, Gaussian) else 2 * law.scale**2
+        wide = torch.as_tensor(variance, dtype=torch.float64, device=rows.device)
+        return wide.expand_as(rows)
+
+    @property
     def noise_share(self) -> float:
         """Expected share of noise in the (weighted) energy seen, in [0, 1]; 0 if unknown."""
-        law, rows, weights = self.update.law, self.update.rows.double(), self.weights
-        if not self.threat.defense_known or not isinstance(law, Gaussian | Laplace):
+        rows, weights, noise = self.update.rows.double(), self.weights, self.noise_variance
+        if noise is None:
             return 0.0
-        variance = law.covariance if isinstance(law, Gaussian) else 2 * law.scale**2
-        noise = torch.as_tensor(variance, dtype=rows.dtype, device=rows.device).expand_as(rows)
         scale = torch.ones_like(rows) if weights is None else weights.double().square()
         seen = float((scale * rows.square()).sum())
         return min(1.0, float((scale * noise).sum()) / seen) if seen > 0 else 0.0

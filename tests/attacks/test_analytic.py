@@ -125,6 +125,21 @@ def test_rows_that_one_example_activates_give_it_up(scene):
     assert reached >= 0.9 * alone
 
 
+@pytest.mark.parametrize(("noise_std", "least"), [(1e-4, 30), (1e-3, 17)])
+def test_known_noise_decides_which_rows_agree(scene, noise_std, least):
+    """Batch of four under noise: who knows the law separates what a fixed tolerance cannot."""
+    knows, does_not = [], []
+    for seed in range(8):
+        task, batch = scene.task("mlp", seed), scene.batch(seed, 4)
+        played = scene.play(task, batch, GaussianNoise(noise_std), seed)
+        knows += scene.decibels(played, ATTACK(played.observation, stream(0)))
+        naive = replace(played.observation, update=played.update.undeclared())
+        does_not += scene.decibels(played, ATTACK(naive, stream(0)))
+    print(f"\n{noise_std}: {median(knows):.1f} dB known, {median(does_not):.1f} dB not known")
+    assert median(knows) >= least
+    assert median(knows) > median(does_not) + 3
+
+
 def test_a_mixture_that_cannot_be_separated_is_called_so(scene):
     played = scene.play(scene.task("mlp", activation="sigmoid"), scene.batch(0, 4))
     answer = ATTACK(played.observation, stream(0))

@@ -15,6 +15,7 @@ from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
 SAME = 1e-3
 ROUNDS = 50
+NOISY = 0.1
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,9 @@ class LinearInversion(Attack):
     is exact without noise, and the most likely one under Gaussian noise of a known law; withheld
     coordinates are left out. Several examples: each row gives a mixture of the inputs; rows that
     only one example activates give it exactly. Candidates dW_i / db_i that lie in the input range
-    are ranked by how many rows agree on them, then by |db_i| (the best-conditioned first).
+    are ranked by how many rows agree on them, then by |db_i| (the best-conditioned first). Where
+    noise of a known law was added, its size decides which rows are used and which agree, and those
+    that agree are averaged.
 
     Args:
         tolerance: how far outside the input range, in units of its width, a candidate may lie.
@@ -66,19 +69,32 @@ class LinearInversion(Attack):
                 problem = "objective did not fall: the layer's gradient looks like noise alone"
             return Reconstruction(inputs, observation.labels, left, (), problem)
         known = (kept > 0) & (bias_kept[:, None] > 0)
-        return self._separate(observation, task, weight, bias, known)
+        error = torch.zeros_like(bias)
+        if observation.noise_variance is not None:
+            spread, own = _layer(task, observation.noise_variance.sum(0), name)
+            error = ((spread.mean(1) + own).sqrt() / bias.abs()).to(bias)
+        return self._separate(observation, task, weight, bias, known, error)
 
     def _separate(
-        self, observation: Observation, task: Task, weight: Tensor, bias: Tensor, known: Tensor
+        self,
+        observation: Observation,
+        task: Task,
+        weight: Tensor,
+        bias: Tensor,
+        known: Tensor,
+        error: Tensor,
     ) -> Reconstruction:
+        """Rank the rows' candidates; `error` (h,) is each one's expected error a pixel."""
         low, high = task.input_range
-        slack = self.tolerance * (high - low)
-        rows = bias.abs() > 1e-6 * bias.abs().max()
+        width = high - low
+        rows = (bias.abs() > 1e-6 * bias.abs().max()) & (error < NOISY * width)
         images = torch.where(known[rows], weight[rows], 0) / bias[rows, None]
-        strength = bias[rows].abs()
+        error, strength = error[rows], bias[rows].abs()
+        slack = self.tolerance * width + 4 * error[:, None]
         inside = ((images >= low - slack) & (images <= high + slack)).all(1)
-        images, strength = images[inside], strength[inside]
-        chosen, agreed = _agreed(images, strength, observation.examples, SAME * (high - low))
+        images, error, strength = images[inside], error[inside], strength[inside]
+        same = SAME * width + 1.2 * (error.square()[:, None] + error.square()).sqrt()
+        chosen, agreed = _agreed(images, strength, observation.examples, same, bool(error.any()))
         answer = torch.full((observation.examples, weight.shape[1]), float("nan"))
         answer = answer.to(weight)
         answer[: len(chosen)] = chosen
@@ -150,20 +166,28 @@ def _left_by_noise(shape: torch.Size) -> float:
     return float((1 - min(0.5, 1.2 * explained)) ** 0.5)
 
 
-def _agreed(images: Tensor, strength: Tensor, count: int, same: float) -> tuple[Tensor, bool]:
+def _agreed(
+    images: Tensor, strength: Tensor, count: int, same: Tensor, noisy: bool
+) -> tuple[Tensor, bool]:
     """Up to `count` distinct candidates, most agreed on first, then best conditioned.
 
-    And whether there is one on which two rows agree.
+    `same` (n, n) is how far two rows may lie apart that see one input. Returns the candidates, each
+    averaged with those that agree if they are noisy, and whether any two agree.
     """
     if len(images) == 0:
         return images, False
     distance = torch.cdist(images.double(), images.double()) / images.shape[1] ** 0.5
-    support = (distance < same).sum(1)
+    agree = distance < same
+    support = agree.sum(1)
     order = sorted(range(len(images)), key=lambda i: (-int(support[i]), -float(strength[i])))
     chosen: list[int] = []
     for i in order:
-        if all(float(distance[i, j]) >= same for j in chosen):
+        if not any(bool(agree[i, j]) for j in chosen):
             chosen.append(i)
         if len(chosen) == count:
             break
-    return images[chosen], bool(support.max() > 1)
+    pairs = bool(support.max() > 1)
+    if not noisy:
+        return images[chosen], pairs
+    share = agree[chosen] * strength.square()
+    return (share @ images) / share.sum(1, keepdim=True), pairs
