@@ -14,7 +14,8 @@ from importlib.metadata import version
 import pytest
 
 from leakbound import cli, commands
-from leakbound.cli import main, printable
+from leakbound.cli import main
+from leakbound.text import printable
 
 PLAN = """
 seeds = [0, 1]

@@ -273,7 +273,7 @@ def test_an_observation_has_no_field_for_the_truth():
     told = {"update", "task", "cohort", "input_shape", "threat", "labels", "auxiliary", "defense"}
     assert names == told
     assert {f.name for f in fields(Update)} == {
-        "rows", "unit", "examples", "law", "mask", "bound",
+        "rows", "unit", "examples", "law", "mask", "bound", "drawn",
     }  # fmt: skip
 
 

@@ -13,6 +13,8 @@ from typing import Annotated
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
+from leakbound.text import printable
+
 USAGE, FAILED, STOPPED = 2, 1, 130
 
 
@@ -140,17 +142,6 @@ def _run(command: Audit | Attack | Report | List) -> int:
 
 def _say(text: str) -> None:
     print(f"leakbound: {printable(text)}", file=sys.stderr, flush=True)
-
-
-def printable(text: str) -> str:
-    r"""A stranger's text on one line that no terminal takes for a command.
-
-    Example:
-        >>> printable("a\x1b[2Jb\nc")
-        'a\\x1b[2Jb c'
-    """
-    line = " ".join(text.split())
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 
 def _warn(message: Warning | str, category: object, *rest: object, **more: object) -> None:

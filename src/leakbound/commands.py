@@ -20,6 +20,7 @@ from leakbound import check, registry
 from leakbound.audit.plan import Cell, Plan, UtilityCell, defense_name
 from leakbound.audit.plan_file import LIMIT
 from leakbound.audit.records import write_atomically
+from leakbound.text import printable
 
 if TYPE_CHECKING:
     from leakbound import cli
@@ -240,8 +241,6 @@ def _plural(count: int, noun: str) -> str:
 
 def _safe(text: object) -> str:
     """A stranger's text for the screen: one line, no control characters, no markup."""
-    from leakbound.cli import printable
-
     line = printable(str(text))
     return escape(line if len(line) <= LONGEST else line[:LONGEST] + "...")
 

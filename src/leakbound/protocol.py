@@ -99,12 +99,7 @@ def play(
         raise ValueError(f"sources holds {len(sources)}; give one a client and one for the cohort")
     if attack is not None and threat.server is Server.MALICIOUS:
         task = attack.plant(task)
-    updates = [
-        send(task, batch, defense, source)
-        for batch, source in zip(clients, sources[:-1], strict=True)
-    ]
-    _, cohort = defense.split()
-    update, _ = cohort.transform(Update.stack(updates), cohort.init(task), None, sources[-1])
+    update = _aggregate(task, clients, defense, sources)
     truth = Batch(
         torch.cat([batch.inputs for batch in clients]),
         torch.cat([batch.labels for batch in clients]),
@@ -120,6 +115,16 @@ def play(
         defense=defense if threat.defense_known else None,
     )
     return Round(observation, truth, update)
+
+
+def _aggregate(
+    task: Task, clients: Sequence[Batch], defense: Chain, sources: Sequence[Source]
+) -> Update:
+    """What the clients send, after the links that run on all of their rows."""
+    sent = [send(task, b, defense, s) for b, s in zip(clients, sources[:-1], strict=True)]
+    _, cohort = defense.split()
+    update, _ = cohort.transform(Update.stack(sent), cohort.init(task), None, sources[-1])
+    return update
 
 
 def _as_chain(defense: Defense) -> Chain:

@@ -72,6 +72,7 @@ class Update:
         law: the noise of each row, independent between rows.
         mask: (R, P) bool, False where a coordinate is withheld (sent as zero); None: all are sent.
         bound: the L2 bound on what one example can add to a row; None where nothing bounds it.
+        drawn: the mask was drawn at random: once it is covered, no law is known given the data.
     """
 
     rows: Tensor
@@ -80,6 +81,7 @@ class Update:
     law: Law = Exact()
     mask: Tensor | None = None
     bound: float | None = None
+    drawn: bool = False
 
     def __post_init__(self) -> None:
         if self.rows.ndim != 2 or len(self.rows) != len(self.examples):
@@ -112,15 +114,19 @@ class Update:
         if isinstance(spread, Tensor):
             spread = spread.to(self.rows)
         rows = self.rows + draw * spread
-        return replace(self, rows=rows, law=_sum_of(self.law, noise), mask=None)
+        law = _sum_of(self.law, noise)
+        if self.drawn:
+            law = Unknown("noise covers which coordinates were drawn")
+        return replace(self, rows=rows, law=law, mask=None, drawn=False)
 
-    def masked(self, mask: Tensor, *, by_value: bool) -> Update:
+    def masked(self, mask: Tensor, *, by_value: bool, drawn: bool = False) -> Update:
         """Withhold the coordinates where `mask` (R, P) is False.
 
         Args:
             mask: what is still sent.
             by_value: the mask was chosen from the rows themselves. It is then an observation of
                 its own (the law is private), and after noise no law is known any more.
+            drawn: the mask was drawn at random, independent of the rows.
         """
         law: Law = self.law
         if by_value and isinstance(law, Exact):
@@ -128,7 +134,8 @@ class Update:
         elif by_value and not isinstance(law, Unknown):
             law = Unknown("coordinates were chosen by their noisy values")
         joint = mask if self.mask is None else mask & self.mask
-        return replace(self, rows=self.rows * mask, law=law, mask=joint)
+        rows, drawn = self.rows * mask, drawn or self.drawn
+        return replace(self, rows=rows, law=law, mask=joint, drawn=drawn)
 
     def summed(self, unit: Unit) -> Update:
         """All rows added into one row of a coarser unit."""
@@ -140,9 +147,11 @@ class Update:
             law = replace(law, covariance=law.covariance * count)
         elif isinstance(law, Laplace) and len(self.rows) > 1:
             law = Unknown("a sum of Laplace draws is not Laplace")
+        if self.drawn and len(self.rows) > 1:
+            law = Unknown("the sum covers which coordinates each row sent")
         mask = None if self.mask is None else self.mask.any(0, keepdim=True)
         rows = self.rows.sum(0, keepdim=True)
-        return Update(rows, unit, (sum(self.examples),), law, mask, self.bound)
+        return Update(rows, unit, (sum(self.examples),), law, mask, self.bound, self.drawn)
 
     def opaque(self, rows: Tensor, reason: str, *, bound: float | None = None) -> Update:
         """Rows changed by any other function of the rows alone: noise laws do not survive it."""
@@ -173,7 +182,8 @@ class Update:
             law = Unknown("the clients' release laws differ")
         rows = torch.cat([u.rows for u in updates])
         examples = tuple(n for u in updates for n in u.examples)
-        return Update(rows, first.unit, examples, law, mask, first.bound)
+        drawn = any(u.drawn for u in updates)
+        return Update(rows, first.unit, examples, law, mask, first.bound, drawn)
 
 
 def _sum_of(law: Law, noise: Gaussian | Laplace) -> Law:

@@ -27,10 +27,13 @@ class Defense:
     Class attributes:
         accepts: the units whose rows it can take.
         keeps_law: a noise law declared before it is still known after it.
-        law_survives_sums: its own noise law is still known after rows are added.
+        law_survives_sums: its own noise law is still known after rows, or more such noise, are
+            added.
         needs_bound: it needs rows to which one example can add only a bounded amount.
         gives_bound: it makes rows such.
         uses_context: it reads the client's model and batch, so it is not post-processing.
+        draws_mask: it draws which coordinates are sent; sums and noise after it hide the draw.
+        hides_draw: what it draws is not seen in the update, so no law is known with it.
     """
 
     accepts: ClassVar[frozenset[Unit]] = ANY_UNIT
@@ -39,6 +42,8 @@ class Defense:
     gives_bound: ClassVar[bool] = False
     uses_context: ClassVar[bool] = False
     law_survives_sums: ClassVar[bool] = True
+    draws_mask: ClassVar[bool] = False
+    hides_draw: ClassVar[bool] = False
 
     @property
     def guarantee(self) -> Guarantee:
@@ -93,6 +98,8 @@ class Chain(Defense):
     links: tuple[Defense, ...] = ()
 
     def __post_init__(self) -> None:
+        nested = [link.links if isinstance(link, Chain) else (link,) for link in self.links]
+        object.__setattr__(self, "links", tuple(link for part in nested for link in part))
         _check_order(self.links, self.starts)
 
     @property
@@ -110,21 +117,17 @@ class Chain(Defense):
 
     @property
     def guarantee(self) -> Guarantee:
-        """The strongest promise that survives the links after the one that makes it."""
-        best, maker, unit = Guarantee.NONE, Defense(), self.starts
-        for link in self.links:
-            after = link.returns(unit)
-            if best is Guarantee.DIFFERENTIAL_PRIVACY and link.uses_context:
-                best = Guarantee.NONE
-            lost = not link.keeps_law or (after is not unit and not maker.law_survives_sums)
-            if best is Guarantee.RELEASE_LAW and lost:
-                best = Guarantee.NONE
-            if link.guarantee is Guarantee.DIFFERENTIAL_PRIVACY or (
-                link.guarantee is Guarantee.RELEASE_LAW and best is Guarantee.NONE
-            ):
-                best, maker = link.guarantee, link
-            unit = after
-        return best
+        """The strongest promise that survives the other links.
+
+        Differential privacy survives all but links that read the client's batch (before the noise
+        they may mix examples, after it they are no post-processing).
+        """
+        for maker in self.links:
+            others = [link for link in self.links if link is not maker]
+            private = maker.guarantee is Guarantee.DIFFERENTIAL_PRIVACY
+            if private and not any(link.uses_context for link in others):
+                return Guarantee.DIFFERENTIAL_PRIVACY
+        return Guarantee.RELEASE_LAW if _law_is_known(self) else Guarantee.NONE
 
     def returns(self, given: Unit) -> Unit:
         """The unit after the last link."""
@@ -175,11 +178,17 @@ class Chain(Defense):
             (i for i, link in enumerate(self.links) if link.returns(Unit.CLIENT) is Unit.COHORT),
             len(self.links),
         )
-        # The second part is not checked again: it starts on CLIENT rows and was checked as a whole.
-        return Chain(self.links[:at]), Chain(self.links[at:])
+        return _Part(self.links[:at]), _Part(self.links[at:])
 
     def __repr__(self) -> str:
         return " → ".join(repr(link) for link in self.links) if self.links else "none"
+
+
+class _Part(Chain):
+    """Consecutive links of a chain that was checked as a whole; alone they may not be in order."""
+
+    def __post_init__(self) -> None:
+        pass
 
 
 def chain(*links: Defense) -> Chain:
@@ -198,23 +207,48 @@ def chain(*links: Defense) -> Chain:
         ValueError: ClipExamples(clip_norm=1.0) takes one row per example, but Mean() before it \
 returns one row per client; put ClipExamples(clip_norm=1.0) first
     """
-    flat: list[Defense] = []
-    for link in links:
-        flat.extend(link.links if isinstance(link, Chain) else [link])
-    return Chain(tuple(flat))
+    return Chain(links)
+
+
+def _law_is_known(whole: Chain) -> bool:
+    """Whether the release has noise of a known law: the laws of `Update`, before there is one."""
+    unit = whole.starts
+    noisy = lost = masked = False
+    closed = True
+    for link in whole.links:
+        after = link.returns(unit)
+        sums, adds = after is not unit, link.guarantee is not Guarantee.NONE
+        lost |= link.hides_draw or (masked and (sums or adds))
+        lost |= noisy and (not link.keeps_law or (sums and not closed))
+        closed = closed and (link.law_survives_sums or not adds)
+        lost |= noisy and adds and not closed
+        noisy, masked, unit = noisy or adds, masked or link.draws_mask, after
+    return noisy and not lost
+
+
+def _first(links: tuple[Defense, ...]) -> str:
+    """Who decided what the client's rows are, for a message."""
+    wants = next((repr(link) for link in links if Unit.CLIENT not in link.accepts), None)
+    return f"{wants} later in the chain asks for" if wants else "the client gives"
 
 
 def _check_order(links: tuple[Defense, ...], start: Unit) -> None:
+    for link in links:
+        if type(link).prepare is not Defense.prepare and start not in link.accepts:
+            raise ValueError(
+                f"{link!r} changes the local training of a whole client, but {_first(links)} one "
+                f"row per {start.noun}; they cannot be combined"
+            )
     unit, bounded = start, False
     before: Defense | None = None
     for link in links:
         if unit not in link.accepts:
             wanted = " or ".join(u.noun for u in sorted(link.accepts))
-            source = f"{before!r} before it returns" if before else "the client gives"
+            source = f"{before!r} before it returns" if before else _first(links)
             advice = (
                 f"put {link!r} first"
                 if min(link.accepts) < unit
-                else f"put a link that makes {wanted} rows between them"
+                else f"put a link that makes {wanted} rows before it"
             )
             raise ValueError(
                 f"{link!r} takes one row per {wanted}, but {source} one row per {unit.noun}; "
@@ -228,6 +262,6 @@ def _check_order(links: tuple[Defense, ...], start: Unit) -> None:
             )
         if link.gives_bound:
             bounded = True
-        elif not link.keeps_law:
+        elif not link.keeps_law or link.uses_context:
             bounded = False
         unit, before = link.returns(unit), link

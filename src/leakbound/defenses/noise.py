@@ -86,7 +86,9 @@ class GaussianMechanism(Defense):
 
     Guarantees: one release is the Gaussian mechanism with noise multiplier `noise_multiplier` for
     adding or removing one example: (epsilon, delta)-differentially private as dp-accounting's
-    Gaussian event of that multiplier says.
+    Gaussian event of that multiplier says. The batch size is public and stays the divisor of a
+    mean, so a removed example counts as a gradient of zero; replacing one by another moves the mean
+    by up to twice the bound.
 
     Source: Abadi et al. 2016, algorithm 1; Dwork and Roth 2014, appendix A.
     """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,8 +25,9 @@ def smallest(values: Tensor, count: int) -> Tensor:
 class MagnitudePruning(Defense):
     """Withhold the fraction `rate` of coordinates that are smallest in magnitude.
 
-    Exactly floor(rate · n) coordinates go, of every tensor (`scope="tensor"`, as GradAttack) or of
-    the whole update (`scope="global"`); of equal magnitudes those with the lower index.
+    Exactly floor(rate · n) coordinates go (0.29 of 100 are 29), of every tensor (`scope="tensor"`,
+    as GradAttack) or of the whole update (`scope="global"`); of equal magnitudes those with the
+    lower index.
 
     Guarantees: exactly that many coordinates are withheld. No privacy: which ones are withheld is
     itself visible to the server and depends on the data.
@@ -62,9 +64,10 @@ class MagnitudePruning(Defense):
         mask = torch.ones_like(update.rows, dtype=torch.bool)
         for row, keep in zip(update.rows, mask, strict=True):
             for start, stop in spans:
-                gone = smallest(row[start:stop].abs(), int(self.rate * (stop - start)))
-                keep[start:stop] &= ~gone
-        return update.masked(mask, by_value=True), state
+                gone = math.floor(self.rate * (stop - start) + 1e-9)  # 0.29 * 100 < 29 in floats
+                keep[start:stop] &= ~smallest(row[start:stop].abs(), gone)
+        # One example can change which coordinates are sent, so nothing bounds its part any more.
+        return replace(update.masked(mask, by_value=True), bound=None), state
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,6 +79,8 @@ class GradientDropout(Defense):
     Source: Liu et al. 2025, GradDropout.
     """
 
+    draws_mask = True
+
     rate: float = 0.5
 
     def __post_init__(self) -> None:
@@ -86,4 +91,4 @@ class GradientDropout(Defense):
     ) -> tuple[Update, State]:
         """Draw the mask and apply it."""
         keep = bernoulli(update.rows.shape, 1 - self.rate, source, like=update.rows)
-        return update.masked(keep, by_value=False), state
+        return update.masked(keep, by_value=False, drawn=True), state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from leakbound import check
@@ -14,8 +15,10 @@ from leakbound.types import ClientContext, Unit, Update
 
 def clip_rows(rows: Tensor, clip_norm: float) -> Tensor:
     """Each row (R, P) scaled down to L2 norm `clip_norm` where it is longer."""
-    norms = rows.square().sum(1, keepdim=True).sqrt()
-    return rows * (clip_norm / norms.clamp_min(clip_norm))
+    squares = rows.square().sum(1, keepdim=True)
+    longer = squares > clip_norm**2
+    norms = torch.where(longer, squares, 1.0).sqrt()  # the root of 0 has no finite slope
+    return rows * torch.where(longer, clip_norm / norms, 1.0)
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,7 +31,6 @@ class Clip(Defense):
     Source: Liu et al. 2025, GradClip.
 
     Example:
-        >>> import torch
         >>> clip_rows(torch.tensor([[3.0, 4.0]]), 1.0)
         tensor([[0.6000, 0.8000]])
     """

@@ -6,13 +6,12 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor, nn
 
 from leakbound import check
 from leakbound.defenses.base import Defense, State
 from leakbound.random import SecureSource, Source, bernoulli
-from leakbound.types import ClientContext, LocalPlan, Task, Unit, Update
+from leakbound.types import ClientContext, LocalPlan, Task, Unit, Unknown, Update
 
 
 @dataclass(frozen=True, repr=False)
@@ -24,7 +23,7 @@ class LocalAggregation(Defense):
     Source: Liu et al. 2025, local aggregation (3 and 5 steps).
     """
 
-    accepts = frozenset({Unit.CLIENT, Unit.COHORT})
+    accepts = frozenset({Unit.CLIENT})
 
     steps: int = 3
     learning_rate: float = 0.1
@@ -58,8 +57,8 @@ class HiddenDropout(Defense):
     """Drop each hidden unit (channel) with probability `rate` for the whole round.
 
     One draw a client and round, the same for all its examples: the client trains a narrower net,
-    whose kept units are scaled by 1 / (1 - rate). Units are the inputs of every linear and
-    convolution layer but the first.
+    whose kept units are scaled by 1 / (1 - rate). Units are the inputs of every linear layer and
+    every convolution without groups, but not of the model's first layer.
 
     Guarantees: none. Dropped units leave columns of exact zeros in the update, from which the
     attacker who knows the defense reads the draw (`infer`).
@@ -67,8 +66,9 @@ class HiddenDropout(Defense):
     Source: Liu et al. 2025, section 3.2 (dropout; errata 2.9: `rate` is the drop probability).
     """
 
-    accepts = frozenset({Unit.CLIENT, Unit.COHORT})
+    accepts = frozenset({Unit.CLIENT})
     keeps_law = False
+    hides_draw = True
 
     rate: float = 0.5
 
@@ -80,7 +80,7 @@ class HiddenDropout(Defense):
     def prepare(self, task: Task, source: Source) -> Task:
         """Draw the dropped units and hang them into a copy of the model."""
         masks = {
-            name: bernoulli((width,), 1 - self.rate, source).float() / (1 - self.rate)
+            name: bernoulli((width,), 1 - self.rate, source).double() / (1 - self.rate)
             for name, width, _ in _hidden_layers(task.model)
         }
         return _with_masks(task, masks)
@@ -89,21 +89,26 @@ class HiddenDropout(Defense):
         self, update: Update, state: State, context: ClientContext | None, source: Source
     ) -> tuple[Update, State]:
         """Nothing more to do; the release is random, by a law that is not tracked."""
-        reason = "hidden units were dropped at random"
-        return update.opaque(update.rows, reason, bound=update.bound), state
+        return replace(update, law=Unknown("hidden units were dropped at random")), state
 
     def infer(self, task: Task, update: Update) -> Task:
-        """Units whose outgoing weights got exactly zero gradient are taken as dropped."""
+        """Units whose outgoing weights got exactly zero gradient are taken as dropped.
+
+        Where none is, although so many units would hardly all be kept, something covers the zeros
+        (noise, a sum of clients) and nothing is learned.
+        """
         if len(update.rows) > 1 or update.unit is not Unit.CLIENT:
             return task
         weights = task.unflatten(update.rows[0])
-        masks = {}
+        masks, units, dropped = {}, 0, 0
         for name, _, _ in _hidden_layers(task.model):
             weight = weights[f"{name}.weight" if name else "weight"]
             alive = weight.transpose(0, 1).flatten(1).abs().sum(1) > 0
+            units, dropped = units + len(alive), dropped + int((~alive).sum())
             if bool(alive.any()):
-                masks[name] = alive.to(weight.dtype) / (1 - self.rate)
-        return _with_masks(task, masks)
+                masks[name] = alive.double() / (1 - self.rate)
+        covered = dropped == 0 and (1 - self.rate) ** units < 1e-3
+        return task if covered else _with_masks(task, masks)
 
 
 def _hidden_layers(model: nn.Module) -> Iterator[tuple[str, int, int]]:
@@ -112,11 +117,11 @@ def _hidden_layers(model: nn.Module) -> Iterator[tuple[str, int, int]]:
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             row = (name, module.in_features, 0)
-        elif isinstance(module, nn.Conv2d) and module.groups == 1:
-            row = (name, module.in_channels, 2)
+        elif isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            row = (name, module.in_channels, len(module.kernel_size))
         else:
             continue
-        if seen_first:
+        if seen_first and getattr(module, "groups", 1) == 1:
             yield row
         seen_first = True
 
@@ -125,7 +130,5 @@ def _with_masks(task: Task, masks: dict[str, Tensor]) -> Task:
     model = copy.deepcopy(task.model)
     for name, _, spatial in _hidden_layers(task.model):
         if name in masks:
-            model.get_submodule(name).register_forward_pre_hook(
-                _Mask(masks[name].to(torch.float32), spatial)
-            )
+            model.get_submodule(name).register_forward_pre_hook(_Mask(masks[name], spatial))
     return replace(task, model=model)

@@ -1,0 +1,118 @@
+"""The algebra of release laws, against draws and by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from leakbound.random import stream
+from leakbound.types import Exact, Gaussian, Laplace, Unit, Unknown, Update
+
+WIDTH = 60_000  # every coordinate of a row is one draw
+
+
+def _update(rows=1, law=None):
+    plain = torch.zeros(rows, WIDTH, dtype=torch.float64)
+    return Update(plain, Unit.CLIENT, (1,) * rows, law or Exact(), bound=2.0)
+
+
+def _accepts(draws, law):
+    """Whether draws follow the declared law, and no law of a 10 % other spread."""
+    gaussian = isinstance(law, Gaussian)
+    name = "norm" if gaussian else "laplace"
+    spread = np.broadcast_to(law.covariance**0.5 if gaussian else law.scale, draws.shape)
+    right, *wrong = (
+        stats.kstest(draws / spread / factor, name).pvalue for factor in (1.0, 0.9, 1.1)
+    )
+    return right > 1e-3 and max(wrong) < 1e-9
+
+
+HALF = torch.cat([torch.full((WIDTH // 2,), 0.25), torch.full((WIDTH // 2,), 4.0)]).double()
+
+
+@pytest.mark.parametrize("law", [Gaussian(0.5), Gaussian(HALF), Laplace(0.5), Laplace(HALF)])
+@pytest.mark.parametrize("factor", [1.0, -0.1, 3.0])
+def test_noise_and_scale(law, factor):
+    update = _update().noised(law, stream(0)).scaled(factor)
+    assert _accepts(update.rows[0].numpy(), update.law)
+    assert update.bound == pytest.approx(2 * abs(factor))
+
+
+def test_two_noises_and_a_sum():
+    source = stream(1)
+    update = _update(3).noised(Gaussian(0.5), source).scaled(2.0).noised(Gaussian(1.5), source)
+    assert update.law.covariance == 3.5
+    total = update.summed(Unit.COHORT)
+    assert total.law.covariance == 10.5
+    assert _accepts(total.rows[0].numpy(), total.law)
+    assert (total.unit, total.examples, total.bound) == (Unit.COHORT, (3,), 4.0)
+
+
+def test_a_sum_of_what_was_sent():
+    mask = torch.zeros(3, WIDTH, dtype=torch.bool)
+    mask[:, : WIDTH // 2] = True
+    mask[0] = True
+    noisy = _update(3).noised(Gaussian(0.5), stream(2))
+    total = noisy.masked(mask, by_value=False).summed(Unit.COHORT)
+    assert total.law.covariance.unique().tolist() == [0.5, 1.5]
+    assert _accepts(total.rows[0].numpy(), total.law)
+    assert total.mask.all()
+
+
+def test_laplace_draws_do_not_add_up_to_laplace():
+    total = _update(2).noised(Laplace(1.0), stream(3)).summed(Unit.COHORT)
+    assert isinstance(total.law, Unknown)
+    assert stats.kstest(total.rows[0].numpy() / 2**0.5, "laplace").pvalue < 1e-9
+
+
+def test_noise_over_a_drawn_mask_is_a_mixture():
+    plain = replace(_update(), rows=torch.full((1, WIDTH), 3.0, dtype=torch.float64))
+    mask = (torch.rand(1, WIDTH, generator=stream(4)) < 0.5).bool()
+    drawn = plain.masked(mask, by_value=False, drawn=True)
+    assert isinstance(drawn.law, Exact)
+    noisy = drawn.noised(Gaussian(1.0), stream(5))
+    assert isinstance(noisy.law, Unknown)
+    assert (noisy.mask, noisy.drawn) == (None, False)
+    draws = noisy.rows[0].numpy()
+    assert stats.kstest(draws, "norm", (3.0, 1.0)).pvalue < 1e-9
+    assert stats.kstest(draws, "norm", (draws.mean(), draws.std())).pvalue < 1e-9
+    fixed = plain.masked(mask, by_value=False).noised(Gaussian(1.0), stream(5))
+    assert isinstance(fixed.law, Gaussian)  # a mask that all know
+    assert _accepts((fixed.rows - 3.0 * mask)[0].numpy(), fixed.law)
+
+
+def test_a_drawn_mask_is_remembered():
+    mask = torch.ones(1, WIDTH, dtype=torch.bool)
+    drawn = _update().masked(mask, by_value=False, drawn=True)
+    for later in (
+        drawn.scaled(2.0),
+        drawn.masked(mask, by_value=False),
+        drawn.masked(mask, by_value=True),
+        drawn.opaque(drawn.rows, "rounded"),
+        Update.stack([_update(), drawn]),
+        drawn.summed(Unit.COHORT),
+    ):
+        assert later.drawn
+        assert isinstance(later.law, Exact)
+        assert isinstance(later.noised(Gaussian(1.0), stream(0)).law, Unknown)
+    assert isinstance(Update.stack([drawn, drawn]).summed(Unit.COHORT).law, Unknown)
+    assert not drawn.undeclared().drawn
+
+
+def test_undeclared_shows_rows_alone():
+    noisy = _update(2).noised(Gaussian(0.5), stream(6))
+    mask = torch.ones(2, WIDTH, dtype=torch.bool)
+    shown = noisy.masked(mask, by_value=False).undeclared()
+    assert torch.equal(shown.rows, noisy.rows)
+    assert isinstance(shown.law, Unknown)
+    assert (shown.mask, shown.bound, shown.examples) == (None, None, (1, 1))
+
+
+def test_a_stack_has_the_clients_law():
+    single = [_update().noised(Gaussian(0.5), stream(7, i)) for i in range(2)]
+    both = Update.stack(single)
+    assert _accepts(both.rows.flatten().numpy(), both.law)
+    assert torch.equal(both.rows[1], single[1].rows[0])
+    assert (both.examples, both.bound) == ((1, 1), 2.0)
