@@ -251,3 +251,17 @@ def test_best_of_refuses_and_hands_on():
 
     assert BestOf(Planter()).plant("task") == "planted"
     assert BestOf(Attack()).plant("task") == "task"
+
+
+def test_an_answer_that_explains_too_little_is_called_so(scene):
+    """DLG on a ReLU MLP gets stuck: the objective falls a lot and the picture is still noise."""
+    noted = right = 0
+    for seed in range(6):
+        task, batch = scene.task("mlp", seed), scene.batch(seed, 4)
+        played = scene.play(task, batch, seed=seed)
+        answer = dlg(steps=10, restarts=1)(played.observation, stream(seed))
+        far = (answer.problem or "").startswith("objective did not fall far enough")
+        bad = max(scene.decibels(played, answer)) < 12
+        noted, right = noted + far, right + (far or not bad)
+    assert noted >= 1
+    assert right == 6

@@ -178,5 +178,5 @@ def test_a_cohort_is_imitated_as_it_is_sent(task, batch):
 
 def test_local_training_cannot_be_mixed_with_example_rows():
     for links in [(dp_sgd(1.0, 1.0), LocalAggregation(3)), (LocalAggregation(3), dp_sgd(1.0, 1.0))]:
-        with pytest.raises(ValueError, match="LocalAggregation.*cannot be combined"):
+        with pytest.raises(ValueError, match=r"LocalAggregation.*cannot be combined"):
             chain(*links)

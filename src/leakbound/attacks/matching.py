@@ -17,6 +17,7 @@ from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
 TRACE_POINTS = 50
 STUCK = 0.9
+UNEXPLAINED = 0.1
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,23 @@ class _Search:
         lowest = min((v for v in self.trace if v == v), default=float("nan"))
         if not lowest <= STUCK * self.trace[0]:
             return f"objective did not fall: {self.trace[0]:.3g} at the start, {lowest:.3g} at best"
+        left, noise = self.unexplained(), self.observation.noise_share
+        if not left <= UNEXPLAINED + noise:
+            return (
+                f"objective did not fall far enough: the answer leaves {left:.0%} of the update "
+                f"unexplained, of which noise would be {noise:.0%}"
+            )
         return None
+
+    def unexplained(self) -> float:
+        """Share of the (weighted) update's energy that no multiple of the answer's update has."""
+        joint = self.settings.labels == "joint"
+        labels = self.best_labels.softmax(-1) if joint else self.best_labels
+        rows = expected_rows(self.observation, self.task, self.best_inputs, labels).detach()
+        scale = 1.0 if self.weights is None else self.weights
+        mine, seen = (rows * scale).double().flatten(), (self.seen * scale).double().flatten()
+        both = (mine.square().sum() * seen.square().sum()).clamp_min(1e-300)
+        return float(1 - (mine @ seen).square() / both)
 
 
 def _start(

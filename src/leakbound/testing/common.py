@@ -1,0 +1,114 @@
+"""What all contract checks share: the error, a small task and batch, snapshots."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leakbound.client import forward
+from leakbound.models import mlp
+from leakbound.random import stream, uniform
+from leakbound.types import Batch, Task
+
+CHANCE = 1e-6
+"""A statistical check fails where what it saw has a probability below this."""
+
+CLASSES = 3
+
+
+class ContractError(AssertionError):
+    """A defense, attack or metric does not do what it declares; the message says what."""
+
+
+def require(holds: bool, message: str) -> None:
+    """Raise `ContractError` with the message unless it holds."""
+    if not holds:
+        raise ContractError(message)
+
+
+def small_task() -> Task:
+    """A perceptron on 6x6 images with 3 classes, in float64: 215 weights."""
+    model = mlp(
+        input_shape=(1, 6, 6),
+        classes=CLASSES,
+        generator=stream(0, "contract", "model"),
+        hidden=(5,),
+        activation="tanh",
+    )
+    return Task.of(model, classes=CLASSES).to("cpu", torch.float64)
+
+
+def small_batch(task: Task, like: Batch | None = None, *, seed: int = 0) -> Batch:
+    """Random images in the task's range, shaped as `like` (else two of 6x6), with its labels."""
+    low, high = task.input_range
+    shape = (2, 1, 6, 6) if like is None else tuple(like.inputs.shape)
+    draw = uniform(shape, stream(seed, "contract", "batch"), like=task.parameters)
+    labels = torch.arange(shape[0]) % CLASSES if like is None else like.labels.clone()
+    return Batch(low + (high - low) * draw, labels)
+
+
+def check_settings(thing: object, name: str) -> None:
+    """A frozen, hashable dataclass whose repr shows every setting."""
+    frozen = dataclasses.is_dataclass(thing) and getattr(thing, "__dataclass_params__").frozen  # noqa: B009
+    require(frozen, f"{name} is not a frozen dataclass; add @dataclass(frozen=True)")
+    try:
+        same = hash(thing) == hash(thing)
+    except TypeError as error:
+        raise ContractError(f"{name} cannot be hashed: {error}") from error
+    require(same, f"{name} has a hash that changes")
+
+
+def check_repr(thing: Any, name: str) -> None:
+    """The repr names every field and its value, since records and hashes are made of it."""
+    text = repr(thing)
+    for field in dataclasses.fields(thing):
+        shown = f"{field.name}={getattr(thing, field.name)!r}"
+        require(shown in text, f"repr {text} of {name} does not show {shown}")
+
+
+class Unchanged:
+    """Remembers tensors, models and random states, and finds what was written to since."""
+
+    def __init__(self, task: Task, batch: Batch, *tensors: Tensor | None) -> None:
+        self.task, self.batch = task, batch
+        self.tensors = [
+            (t, t.clone())
+            for t in (task.parameters, batch.inputs, batch.labels, *task.buffers.values(), *tensors)
+            if t is not None
+        ]
+        self.weights = [(t, t.clone()) for t in task.model.state_dict().values()]
+        self.output = self._forward()
+
+    def _forward(self) -> Tensor:
+        with torch.no_grad():
+            return forward(self.task, self.batch.inputs)
+
+    def check(self, name: str) -> None:
+        """Nothing that was remembered has changed since."""
+        for now, before in self.tensors:
+            require(same_bits(now, before), f"{name} wrote to a tensor that it was given")
+        for now, before in self.weights:
+            require(same_bits(now, before), f"{name} wrote to the weights of the task's model")
+        require(same_bits(self._forward(), self.output), f"{name} changed the task's model")
+
+
+def same_bits(a: Tensor | None, b: Tensor | None) -> bool:
+    """Equal shape, type and entries, NaN equal to NaN; None equals None only."""
+    if a is None or b is None:
+        return a is b
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(torch.nan_to_num(a, nan=0.1234), torch.nan_to_num(b, nan=0.1234)) and bool(
+        (a.isnan() == b.isnan()).all()
+    )
+
+
+def other_images(batch: Batch, name: str, count: int | None = None) -> Batch:
+    """Other random images in [0, 1] of the batch's shape, with its labels repeated."""
+    count = count or batch.size
+    shape = (count, *batch.inputs.shape[1:])
+    labels = batch.labels.repeat(-(-count // batch.size))[:count]
+    return Batch(uniform(shape, stream(0, "contract", name), like=batch.inputs), labels)

@@ -1,0 +1,395 @@
+"""Every built-in keeps its contract, and planted liars and peepers are caught."""
+
+import gc
+import inspect
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from leakbound import attacks, defenses, metrics, registry
+from leakbound.attacks import Attack, BestOf, GradientMatching, LinearInversion
+from leakbound.attacks.base import boxed
+from leakbound.defenses import (
+    Clip,
+    ClipExamples,
+    Defense,
+    GaussianMechanism,
+    GaussianNoise,
+    GradientDropout,
+    HiddenDropout,
+    LaplaceNoise,
+    LocalAggregation,
+    MagnitudePruning,
+    Mean,
+    SecureAggregation,
+    Sign,
+    chain,
+    dp_sgd,
+)
+from leakbound.metrics import METRICS, Metric
+from leakbound.random import normal
+from leakbound.testing import ContractError, check_attack, check_defense, check_metric
+from leakbound.testing.common import small_batch, small_task
+from leakbound.types import Batch, Exact, Gaussian, Guarantee, Reconstruction, Unit, Update
+
+DEFENSES = {
+    "clip": [Clip(0.1), Clip(100.0)],
+    "clip_examples": [ClipExamples(0.1)],
+    "dp_sgd": [dp_sgd(1.0, 0.5), dp_sgd(0.01, 3.0)],
+    "gaussian_mechanism": [GaussianMechanism(2.0)],
+    "gaussian_noise": [GaussianNoise(0.01), GaussianNoise(10.0)],
+    "gradient_dropout": [GradientDropout(0.0), GradientDropout(0.5)],
+    "hidden_dropout": [HiddenDropout(0.5)],
+    "laplace_noise": [LaplaceNoise(0.1)],
+    "local_aggregation": [LocalAggregation(3, 0.1)],
+    "magnitude_pruning": [MagnitudePruning(0.7), MagnitudePruning(0.99, scope="global")],
+    "mean": [Mean()],
+    "secure_aggregation": [SecureAggregation(1), SecureAggregation(3)],
+    "sign": [Sign()],
+}
+CHAINS = [
+    chain(),
+    chain(GaussianNoise(0.1), GaussianNoise(0.2)),
+    chain(GaussianNoise(0.1), LaplaceNoise(0.1)),
+    chain(GaussianNoise(0.1), SecureAggregation(3)),
+    chain(LaplaceNoise(0.1), SecureAggregation(3)),
+    chain(SecureAggregation(2), GaussianNoise(0.1)),
+    chain(MagnitudePruning(0.7), GaussianNoise(0.1)),
+    chain(GaussianNoise(0.1), MagnitudePruning(0.7)),
+    chain(GaussianNoise(0.1), GradientDropout(0.5), SecureAggregation(2)),
+    chain(GradientDropout(0.5), GaussianNoise(0.1)),
+    chain(HiddenDropout(0.5), GaussianNoise(0.1)),
+    chain(GaussianNoise(0.1), Clip(1.0)),
+    chain(dp_sgd(1.0, 0.5), Sign()),
+    chain(dp_sgd(1.0, 0.5), MagnitudePruning(0.5), SecureAggregation(2)),
+    chain(LocalAggregation(2, 0.1), Clip(0.1), GaussianNoise(0.01)),
+]
+FEW = {
+    "dlg": attacks.dlg(steps=5, restarts=1),
+    "gradient_matching": GradientMatching(distance="cosine_layers", steps=10),
+    "idlg": attacks.idlg(steps=5, restarts=2),
+    "inverting_gradients": attacks.inverting_gradients(steps=20),
+    "inverting_gradients_breaching": attacks.inverting_gradients_breaching(steps=10),
+    "inverting_gradients_chen": attacks.inverting_gradients_chen(steps=10),
+    "inverting_gradients_geiping_cli": attacks.inverting_gradients_geiping_cli(steps=10),
+    "inverting_gradients_geiping_library": attacks.inverting_gradients_geiping_library(steps=10),
+    "inverting_gradients_gradattack": attacks.inverting_gradients_gradattack(steps=10),
+    "linear_inversion": LinearInversion(),
+}
+
+
+def named(values):
+    return [pytest.param(v, id=f"{v!r}"[:60]) for v in values]
+
+
+@pytest.mark.parametrize("defense", named([d for row in DEFENSES.values() for d in row] + CHAINS))
+def test_defense(defense):
+    check_defense(defense)
+
+
+@pytest.mark.parametrize("attack", FEW.values(), ids=FEW)
+def test_attack(attack):
+    check_attack(attack)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        BestOf(GradientMatching(distance="manhattan", steps=5), 2),
+        GradientMatching(distance="euclidean", labels="joint", schedule="cosine", steps=10),
+        GradientMatching(labels="inferred", initialization="uniform", box=False, steps=10),
+    ],
+    ids=["manhattan", "joint", "inferred"],
+)
+def test_attack_variants(attack):
+    check_attack(attack)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda m: m.name)
+def test_metric(metric):
+    check_metric(metric)
+
+
+def test_every_built_in_has_a_row():
+    assert set(registry.entries("defense")) == set(DEFENSES)
+    assert set(registry.entries("attack")) == set(FEW)
+    assert metrics.METRICS is METRICS
+    assert defenses.__all__ == sorted(defenses.__all__)
+
+
+# Liars: each breaks one clause, and only that one.
+
+
+@dataclass(frozen=True, repr=False)
+class Liar(Defense):
+    """Adds Gaussian noise and declares `declared` times its standard deviation."""
+
+    declared: float = 1.0
+
+    @property
+    def guarantee(self):
+        return Guarantee.RELEASE_LAW
+
+    def transform(self, update, state, context, source):
+        noise = normal(update.rows.shape, source, like=update.rows)
+        law = Gaussian((0.1 * self.declared) ** 2)
+        return Update(update.rows + 0.1 * noise, update.unit, update.examples, law), state
+
+
+@dataclass(frozen=True, repr=False)
+class SameNoise(Liar):
+    """The same noise in every layer."""
+
+    def transform(self, update, state, context, source):
+        width = update.rows.shape[1]
+        block = normal((1, 100), source, like=update.rows)
+        noise = block.repeat(1, width // 100 + 1)[:, :width]
+        law = Gaussian(0.1**2)
+        return Update(update.rows + 0.1 * noise, update.unit, update.examples, law), state
+
+
+@dataclass(frozen=True, repr=False)
+class WrongShape(Liar):
+    """Uniform noise of the declared variance."""
+
+    def transform(self, update, state, context, source):
+        noise = torch.rand(update.rows.shape, generator=source) - 0.5
+        law = Gaussian(1 / 12)
+        return Update(update.rows + noise, update.unit, update.examples, law), state
+
+
+@dataclass(frozen=True, repr=False)
+class NotExact(Defense):
+    def transform(self, update, state, context, source):
+        noise = normal(update.rows.shape, source, like=update.rows)
+        return Update(update.rows + 0.1 * noise, update.unit, update.examples, Exact()), state
+
+
+@dataclass(frozen=True, repr=False)
+class NotExactButNear(Defense):
+    """So little noise that only other streams tell."""
+
+    def transform(self, update, state, context, source):
+        noise = 1e-12 * normal(update.rows.shape, source, like=update.rows)
+        return Update(update.rows + noise, update.unit, update.examples, Exact()), state
+
+
+@dataclass(frozen=True, repr=False)
+class LeakyMask(Defense):
+    def transform(self, update, state, context, source):
+        mask = torch.zeros_like(update.rows, dtype=torch.bool)
+        return Update(update.rows, update.unit, update.examples, Exact(), mask), state
+
+
+@dataclass(frozen=True, repr=False)
+class Promises(Defense):
+    """Claims a release law and declares none."""
+
+    @property
+    def guarantee(self):
+        return Guarantee.RELEASE_LAW
+
+
+@dataclass(frozen=True, repr=False)
+class FalseBound(Defense):
+    """Clips to 10, declares 1."""
+
+    accepts = frozenset({Unit.EXAMPLE})
+    gives_bound = True
+
+    def transform(self, update, state, context, source):
+        given, _ = ClipExamples(10.0).transform(update, state, context, source)
+        return given.opaque(given.rows, "", bound=1.0), state
+
+    def imitate(self, rows):
+        return ClipExamples(10.0).imitate(rows)
+
+
+@dataclass(frozen=True, repr=False)
+class HonestFace(FalseBound):
+    """The same, but imitates the honest one."""
+
+    def imitate(self, rows):
+        return ClipExamples(1.0).imitate(rows)
+
+
+@dataclass(frozen=True, repr=False)
+class LittleNoise(GaussianMechanism):
+    """A tenth of the noise that the multiplier says."""
+
+    def transform(self, update, state, context, source):
+        std = 0.1 * self.noise_multiplier * update.bound
+        return update.noised(Gaussian(std**2), source), state
+
+
+@dataclass(frozen=True, repr=False)
+class Writes(Defense):
+    def transform(self, update, state, context, source):
+        update.rows.mul_(2.0)
+        return update, state
+
+
+@dataclass(frozen=True, repr=False)
+class ReadsQuietly(Defense):
+    """Uses the client's batch without saying so."""
+
+    def transform(self, update, state, context, source):
+        factor = 1.0 if context is None else 1.0 + float(context.batch.inputs.mean())
+        return update.opaque(update.rows * factor, ""), state
+
+
+@dataclass(frozen=True, repr=False)
+class OtherImitation(Defense):
+    def imitate(self, rows):
+        return -rows
+
+
+@dataclass(frozen=True, repr=False)
+class Finer(Defense):
+    def returns(self, given):
+        return Unit.COHORT
+
+
+@pytest.mark.parametrize(
+    ("defense", "complaint"),
+    [
+        (Liar(0.8), "1.5.. times the declared"),
+        (Liar(1.2), "0.69. times the declared"),
+        (SameNoise(), "moves together"),
+        (WrongShape(), "its shape is another"),
+        (NotExact(), "though its release is exact"),
+        (NotExactButNear(), "declares an exact release, but another stream"),
+        (LeakyMask(), "its mask declares withheld"),
+        (Promises(), "declares Exact"),
+        (chain(FalseBound(), Mean(), GaussianMechanism(1.0)), "above its bound"),
+        (chain(HonestFace(), Mean(), GaussianMechanism(0.1)), "not what it releases"),
+        (chain(ClipExamples(1.0), Mean(), LittleNoise(1.0)), "below noise_multiplier"),
+        (Writes(), "wrote to a tensor"),
+        (ReadsQuietly(), "uses_context"),
+        (OtherImitation(), "not what it releases"),
+        (Finer(), "`returns` says cohort"),
+    ],
+    ids=lambda v: type(v).__name__ if isinstance(v, Defense) else "",
+)
+def test_lying_defenses_are_caught(defense, complaint):
+    with pytest.raises(ContractError, match=complaint):
+        check_defense(defense)
+
+
+def test_an_honest_defense_of_the_same_make_passes():
+    check_defense(Liar(1.0))
+
+
+# Peepers: all answer with the truth that they found elsewhere.
+
+
+@dataclass(frozen=True)
+class Holds(Attack):
+    """Was given the truth when it was made."""
+
+    truth: torch.Tensor = field(hash=False)
+
+    def __call__(self, observation, generator):
+        return Reconstruction(boxed(self.truth.clone(), observation.task))
+
+
+@dataclass(frozen=True)
+class ChoosesByTruth(Attack):
+    """Matches gradients, but picks the restart that is nearest to the truth."""
+
+    truth: torch.Tensor = field(hash=False)
+
+    def __call__(self, observation, generator):
+        shape = (200, *observation.batch_shape)
+        low, high = observation.task.input_range
+        starts = low + (high - low) * torch.rand(shape, generator=generator)
+        mixed = 0.2 * starts + 0.8 * self.truth
+        best = (mixed - self.truth).flatten(1).square().sum(1).argmin()
+        return Reconstruction(boxed(mixed[best], observation.task))
+
+
+@dataclass(frozen=True)
+class WalksFrames(Attack):
+    def __call__(self, observation, generator):
+        frame = inspect.currentframe().f_back
+        while frame is not None:
+            for value in frame.f_locals.values():
+                if isinstance(value, Batch):
+                    return Reconstruction(boxed(value.inputs.clone(), observation.task))
+            frame = frame.f_back
+        raise AssertionError("no batch found")
+
+
+@dataclass(frozen=True)
+class WalksMemory(Attack):
+    def __call__(self, observation, generator):
+        found = [o for o in gc.get_objects() if type(o) is Batch]
+        right = [b for b in found if tuple(b.inputs.shape) == observation.batch_shape]
+        return Reconstruction(boxed(right[0].inputs.clone(), observation.task))
+
+
+@dataclass(frozen=True)
+class Gray(Attack):
+    """The honest attack that learns nothing, with one fault to plant."""
+
+    fault: str = ""
+
+    def __call__(self, observation, generator):
+        guess = torch.full(observation.batch_shape, 0.5)
+        if self.fault == "global randomness":
+            torch.rand(1)
+        if self.fault == "writes":
+            observation.update.rows.zero_()
+        if self.fault == "range":
+            guess = guess + 1
+        if self.fault == "shape":
+            guess = guess[:, :, :-1]
+        silent = bool((observation.update.rows != 0).any()) or self.fault == "silence"
+        return Reconstruction(guess, problem=None if silent else "gradient vanished")
+
+
+@dataclass(frozen=True)
+class ThreeArguments(Gray):
+    def __call__(self, observation, generator, truth=None):
+        return super().__call__(observation, generator)
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda batch: Holds(batch.inputs), "hold no information"),
+        (lambda batch: ChoosesByTruth(batch.inputs), "hold no information"),
+        (lambda batch: WalksFrames(), "another batch lies around|hold no information"),
+        (lambda batch: WalksMemory(), "another batch lies around|hold no information"),
+        (lambda batch: Gray("global randomness"), "global random state"),
+        (lambda batch: Gray("writes"), "wrote to a tensor"),
+        (lambda batch: Gray("range"), "outside the input range"),
+        (lambda batch: Gray("shape"), "answers shape"),
+        (lambda batch: Gray("silence"), "reports no problem"),
+        (lambda batch: ThreeArguments(), "and nothing else"),
+    ],
+)
+def test_peeking_and_faulty_attacks_are_caught(make, complaint):
+    batch = small_batch(small_task(), seed=1)
+    with pytest.raises(ContractError, match=complaint):
+        check_attack(make(batch), batch=batch)
+
+
+def test_the_honest_gray_attack_passes():
+    check_attack(Gray())
+
+
+@pytest.mark.parametrize(
+    ("function", "higher", "complaint"),
+    [
+        (metrics.mse, True, "rates a noisy image over the perfect one"),
+        (metrics.psnr, False, "rates a noisy image over the perfect one"),
+        (lambda paired, *, data_range: [1.0], False, "values for 4 images"),
+        (lambda paired, *, data_range: [float("nan")] * 4, False, "finite"),
+        (lambda paired, *, data_range: [0.0, 1.0, 2.0, 3.0], False, "permuted"),
+    ],
+)
+def test_wrong_metrics_are_caught(function, higher, complaint):
+    with pytest.raises(ContractError, match=complaint):
+        check_metric(Metric("wrong", function, higher, "", ""))
