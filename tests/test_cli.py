@@ -238,3 +238,12 @@ def test_workers():
     with pytest.raises(ValueError, match="workers is -1"):
         commands._workers(-1)
     assert cli.USAGE == 2
+
+
+def test_a_missing_report_library_is_told_before_any_cell_runs(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(SystemExit) as ending:
+        main(["audit", "--quick", "--out", str(tmp_path / "out")])
+    assert ending.value.code == 2
+    assert "pip install 'leakbound[report]'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -34,6 +34,7 @@ def audit(command: cli.Audit) -> int:
     """Run an audit into a folder and write its report."""
     from leakbound import report as reports
 
+    reports.check_installed()
     plan, out = _plan(command)
     workers = _workers(command.workers)
     _announce(plan, out, workers)

@@ -1,5 +1,5 @@
 """The report of a run: one HTML page that works offline, written from the records alone."""
 
-from leakbound.report.html import write
+from leakbound.report.html import check_installed, write
 
-__all__ = ["write"]
+__all__ = ["check_installed", "write"]

@@ -56,6 +56,15 @@ class Card:
     entries: tuple[Entry, ...]
 
 
+def check_installed() -> None:
+    """Raise `ValueError` unless the libraries that a report needs can be imported."""
+    for name in NEEDS:
+        try:
+            __import__(name)
+        except ImportError:
+            raise ValueError(f"the report needs {name}; pip install 'leakbound[report]'") from None
+
+
 def write(folder: Path, *, images: bool = True) -> Path:
     """Write `report.html` into a run folder; the same inputs give the same bytes.
 
@@ -70,11 +79,7 @@ def write(folder: Path, *, images: bool = True) -> Path:
         ValueError: a missing or damaged file, an unknown schema, a folder that cannot be written,
             or jinja2 or matplotlib is not installed.
     """
-    for name in NEEDS:
-        try:
-            __import__(name)
-        except ImportError:
-            raise ValueError(f"the report needs {name}; pip install 'leakbound[report]'") from None
+    check_installed()
     page = render(read(Path(folder)), images=images)
     try:
         return _replace(Path(folder) / FILE, page.encode("utf-8"))

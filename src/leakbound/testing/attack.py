@@ -1,170 +1,281 @@
-"""The contract of an attack: above all, that it never sees the truth."""
+"""The contract of an attack: a function of what it sees and of one generator, and of no truth."""
 
 from __future__ import annotations
 
+import gc
 import inspect
+import random
+from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import torch
 from scipy import stats
+from torch import Tensor
 
-from leakbound.attacks.base import Attack
+from leakbound.attacks import Attack
 from leakbound.defenses import chain
-from leakbound.pairing import pair, squared_distances
+from leakbound.pairing import pair
 from leakbound.protocol import play
-from leakbound.random import normal, stream
+from leakbound.random import normal, permutation, stream
 from leakbound.testing.common import (
-    CHANCE,
     Unchanged,
-    check_repr,
     check_settings,
-    other_images,
     require,
     same_bits,
     small_batch,
     small_task,
 )
-from leakbound.types import Batch, NotApplicable, Observation, Reconstruction, Task
+from leakbound.types import (
+    Batch,
+    NotApplicable,
+    Observation,
+    Reconstruction,
+    Server,
+    Task,
+    ThreatModel,
+)
 
-DISTRACTORS = 49
-NOISES = 4
+CANDIDATES, REPEATS, UNLIKELY = 8, 8, 1e-4
+"""Images among which the truth is sought, how often, and the chance below which that is no luck."""
 
 
 def check_attack(attack: Attack, *, task: Task | None = None, batch: Batch | None = None) -> None:
-    """Raise `ContractError` unless the attack keeps its contract.
+    """Check that an attack keeps its contract, above all that it never sees the truth.
 
-    Guarantees checked: two arguments; the same bits for the same observation and generator, with
-    other truths planted around it; an answer of the observation's shape, finite and in range; no
-    change of the observation, the model or the global random state; `many` equals one by one; a
-    zero update is called a problem; an update without information gives no more than chance.
+    Signature and settings; purity, determinism and global random states; the answer's shape and
+    range; a problem where the update is zero; `many` and `plant`; the same answer whatever truth
+    lies in reach of its stack frames or the garbage collector; and no better than chance at
+    pointing to a truth of which the update tells nothing.
 
     Args:
-        attack: the attack, with few steps: it runs about a dozen times.
-        task: a model that it applies to; a small MLP otherwise.
-        batch: the truth that a cheating attack might hold; random images otherwise.
+        task: by default a small perceptron on 6x6 images with 3 classes.
+        batch: needed with a task of your own; also what a cheating attack may hold. Random pixels
+            are the fair choice: an attack with a prior knows something of natural images.
+
+    Raises:
+        ContractError: the first thing that is broken, in a sentence. An attack that says
+            `NotApplicable` for this task is only checked for its signature.
     """
     if task is not None and batch is None:
         raise ValueError("batch is None; give a batch that fits your task")
     task = task or small_task()
     batch = batch or small_batch(task)
-    check_settings(attack, repr(attack))
-    check_repr(attack, type(attack).__name__)
-    _two_arguments(attack)
-    observation = _observe(attack, task, batch)
-    unchanged = Unchanged(task, batch, observation.update.rows)
+    name = repr(attack)
+    _check_signature(attack, name)
+    check_settings(attack, name)
+    _check_plant(attack, task, batch, name)
+    observation = _observed(attack, task, batch)
     try:
-        first = _run(attack, observation)
-    except NotApplicable as reason:
-        require(bool(reason.reason), f"{attack!r} does not apply here and gives no reason")
+        answer = attack(observation, stream(0, "contract", "attack"))
+    except NotApplicable as none:
+        require(bool(str(none.reason).strip()), f"{name} is not applicable for no reason")
         return
-    _answer(attack, first, observation)
-    _surroundings(attack, observation, first, batch)
-    _no_traces(attack, observation, first)
-    attack.plant(task)
-    unchanged.check(repr(attack))
-    _no_information(attack, observation, batch)
-    _nothing_to_see(attack, observation)
+    _check_answer(answer, observation, name)
+    _check_pure(attack, observation, batch, name)
+    _check_many(attack, task, batch, name)
+    _check_zero(attack, observation, name)
+    _check_blind(attack, task, batch, name)
+    _check_chance(attack, observation, batch, name)
 
 
-def _observe(attack: Attack, task: Task, batch: Batch) -> Observation:
-    sources = [stream(0, "contract", "round", i) for i in range(2)]
-    return play(task, [batch], chain(), sources, attack=attack).observation
-
-
-def _run(attack: Attack, observation: Observation, seed: int = 0) -> Reconstruction:
-    return attack(observation, stream(seed, "contract", "attack"))
-
-
-def _two_arguments(attack: Attack) -> None:
-    parameters = list(inspect.signature(attack).parameters.values())
-    plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    require(
-        len(parameters) == 2 and len(plain) == 2,
-        f"{attack!r} takes {[p.name for p in parameters]}: an attack takes an observation and a "
-        "generator, and nothing else",
-    )
-
-
-def _answer(attack: Attack, answer: Reconstruction, observation: Observation) -> None:
-    shape = tuple(answer.inputs.shape)
-    require(
-        shape == observation.batch_shape,
-        f"{attack!r} answers shape {shape}, not {observation.batch_shape}",
-    )
-    require(bool(torch.isfinite(answer.inputs).all()), f"{attack!r} answers numbers not finite")
-    low, high = observation.task.input_range
-    inside = bool((answer.inputs >= low).all() and (answer.inputs <= high).all())
-    require(inside, f"{attack!r} answers outside the input range [{low}, {high}]")
-
-
-def _surroundings(
-    attack: Attack, observation: Observation, first: Reconstruction, batch: Batch
-) -> None:
-    """Other truths in the callers' frames and in memory change nothing."""
-    kept = []
-    for name in ("decoy one", "decoy two"):
-        truth = other_images(batch, name)
-        kept.append(truth)
-        answer = _run(attack, observation)
+def _check_signature(attack: Attack, name: str) -> None:
+    wanted: dict[str, list[str]] = {
+        "__call__": ["observation", "generator"],
+        "many": ["observations", "generators"],
+        "plant": ["task"],
+    }
+    for method, names in wanted.items():
+        given = inspect.signature(getattr(attack, method)).parameters.values()
+        plain = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in given)
         require(
-            same_bits(answer.inputs, first.inputs),
-            f"{attack!r} answers otherwise when another batch lies around it: it looks at more "
-            "than the observation, or draws from more than the generator",
+            plain and [p.name for p in given] == names,
+            f"{method} of {name} takes ({', '.join(map(str, given))}); it must take exactly "
+            f"({', '.join(names)})",
         )
 
 
-def _no_traces(attack: Attack, observation: Observation, first: Reconstruction) -> None:
-    state = torch.get_rng_state()
-    streams = [stream(0, "contract", "attack"), stream(1, "contract", "attack")]
-    several = attack.many([observation, observation], streams)
+def _check_plant(attack: Attack, task: Task, batch: Batch, name: str) -> None:
+    unchanged = Unchanged(task, batch)
+    planted = attack.plant(task)
+    unchanged.check(f"plant of {name}")
+    require(isinstance(planted, Task), f"plant of {name} returns no Task")
     require(
-        same_bits(several[0].inputs, first.inputs)
-        and same_bits(several[1].inputs, _run(attack, observation, 1).inputs),
-        f"{attack!r}.many answers otherwise than one by one",
-    )
-    require(
-        same_bits(torch.get_rng_state(), state), f"{attack!r} draws from the global random state"
+        same_bits(planted.parameters, attack.plant(task).parameters),
+        f"plant of {name} gives other weights the second time",
     )
 
 
-def _nothing_to_see(attack: Attack, observation: Observation) -> None:
-    silent = _seeing(observation, torch.zeros_like(observation.update.rows))
+def _observed(attack: Attack, task: Task, batch: Batch) -> Observation:
+    """What a malicious server sees of an undefended client; it plants if the attack does."""
+    threat = ThreatModel(server=Server.MALICIOUS)
+    sources = [stream(0, "contract", "observe", i) for i in range(2)]
+    return play(task, [batch], chain(), sources, threat=threat, attack=attack).observation
+
+
+def _check_answer(answer: Reconstruction, observation: Observation, name: str) -> None:
+    require(isinstance(answer, Reconstruction), f"{name} returns no Reconstruction")
+    shape = observation.batch_shape
+    found = tuple(answer.inputs.shape)
+    require(found == shape, f"{name} returns inputs of shape {found}; the observation asks {shape}")
+    require(bool(answer.inputs.isfinite().all()), f"{name} returns inputs that are not finite")
+    low, high = observation.task.input_range
+    inside = bool(((answer.inputs >= low) & (answer.inputs <= high)).all())
+    require(inside, f"{name} returns inputs outside the input range {low, high}")
+    require(not answer.inputs.requires_grad, f"{name} returns inputs that still require gradients")
+    labels = answer.labels
+    fits = labels is None or tuple(labels.shape) == shape[:1]
+    require(fits, f"{name} returns labels that are not one for each input")
+
+
+def _check_pure(attack: Attack, observation: Observation, batch: Batch, name: str) -> None:
+    """Same generator, same bits, under any global random state, and nothing is written to."""
+    update = observation.update
+    unchanged = Unchanged(observation.task, batch, update.rows, update.mask, observation.labels)
+    kept = _global_states()
+    answers = []
     try:
-        answer = _run(attack, silent)
-    except NotApplicable:
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            np.random.seed(seed)  # noqa: NPY002  (the global state is what is looked at)
+            random.seed(seed)
+            before = _global_states()
+            answers.append(attack(observation, stream(0, "contract", "attack")))
+            same = _same_states(before, _global_states())
+            require(same, f"{name} draws from a global random state; use the generator")
+    finally:
+        torch.set_rng_state(kept[0])
+        np.random.set_state(kept[1])  # noqa: NPY002
+        random.setstate(kept[2])
+    unchanged.check(name)
+    same = _same_answers(*answers)
+    require(same, f"{name} gives two answers to one observation and generator")
+
+
+def _check_many(attack: Attack, task: Task, batch: Batch, name: str) -> None:
+    def generators() -> list[torch.Generator]:
+        return [stream(i, "contract", "many") for i in range(2)]
+
+    seen = [_observed(attack, task, small_batch(task, batch, seed=i)) for i in range(2)]
+    alone = [_answer(attack, o, g) for o, g in zip(seen, generators(), strict=True)]
+    if any(answer is None for answer in alone):
         return
-    _answer(attack, answer, silent)
-    require(
-        answer.problem is not None,
-        f"{attack!r} sees an update of zeros and reports no problem: its picture would pass for "
-        "safety",
-    )
+    together = attack.many(seen, generators())
+    same = len(together) == 2 and all(map(_same_answers, alone, together))
+    require(same, f"many of {name} gives other answers than one call for each observation")
 
 
-def _no_information(attack: Attack, observation: Observation, batch: Batch) -> None:
-    """From noise alone, the guess names the true image among others no more often than chance."""
+def _check_zero(attack: Attack, observation: Observation, name: str) -> None:
+    rows = torch.zeros_like(observation.update.rows)
+    zero = replace(observation, update=replace(observation.update, rows=rows))
+    answer = _answer(attack, zero, stream(0, "contract", "zero"))
+    if answer is not None:
+        _check_answer(answer, zero, name)
+        require(bool(answer.problem), f"{name} reports no problem with an update that is all zero")
+
+
+def _check_blind(attack: Attack, task: Task, batch: Batch, name: str) -> None:
+    """The answer is the same while the truth is gone, in reach, or another truth is."""
+    hidden = _observed(attack, task, small_batch(task, batch, seed=3))
+    gc.collect()
+    answers = [_answer(attack, hidden, stream(0, "contract", "blind"))]
+    for seed in (3, 4, 5):
+        truth = small_batch(task, batch, seed=seed)
+        answers.append(_beside(attack, hidden, stream(0, "contract", "blind"), truth))
+    for answer in answers[1:]:
+        require(
+            _same_answers(answers[0], answer),
+            f"{name} answers otherwise while a batch lies in its stack frames or in memory: it "
+            "looks for the truth outside of its observation",
+        )
+
+
+def _check_chance(attack: Attack, observation: Observation, batch: Batch, name: str) -> None:
+    """Shown noise, the answer is no nearer to a truth than to other images more than by chance."""
+    task = observation.task
+
+    def other(k: int, i: int) -> Batch:
+        return small_batch(task, batch, seed=1000 + CANDIDATES * k + i)
+
+    def shuffled(k: int, i: int) -> Batch:
+        order = permutation(batch.inputs[0].numel(), stream(k, "contract", "order", i))
+        return Batch(batch.inputs.flatten(1)[:, order].view_as(batch.inputs), batch.labels)
+
+    kinds: list[tuple[Callable[[int], Batch], Callable[[int, int], Batch]]] = [
+        (lambda k: other(k, 0), other),
+        (lambda k: batch, shuffled),
+    ]
+    for truth_of, distractor in kinds:
+        hits = asked = 0
+        for k in range(REPEATS):
+            noise = _noise(observation, k)
+            answer = _beside(attack, noise, stream(k, "contract", "chance"), truth_of(k))
+            if answer is None:
+                continue
+            errors = [_error(truth_of(k), answer)]
+            errors += [_error(distractor(k, i), answer) for i in range(1, CANDIDATES)]
+            asked, hits = asked + 1, hits + (errors[0] < min(errors[1:]))
+        require(
+            stats.binom.sf(hits - 1, max(asked, 1), 1 / CANDIDATES) > UNLIKELY,
+            f"{name} was shown noise and still came nearest to the truth {hits} of {asked} times "
+            f"among {CANDIDATES} images: it knows the truth from elsewhere",
+        )
+
+
+def _noise(observation: Observation, seed: int) -> Observation:
+    """The same observation with noise of each tensor's size in place of the update."""
     rows = observation.update.rows
-    others = other_images(batch, "distractors", DISTRACTORS).inputs
-    hits = 0
-    for seed in range(NOISES):
-        noise = normal(rows.shape, stream(seed, "contract", "no information"), like=rows)
-        scaled = noise * rows.norm() / noise.norm()
-        try:
-            answer = _run(attack, _seeing(observation, scaled), seed)
-        except NotApplicable:
-            continue
-        guess = pair(batch, answer).inputs
-        own = (guess - batch.inputs).flatten(1).square().mean(1)
-        nearest = squared_distances(guess, others).min(1).values.to(own)
-        hits += int((own < nearest).sum())
-    chance = 1 / (DISTRACTORS + 1)
-    luck = float(stats.binom.sf(hits - 1, NOISES * batch.size, chance))
-    require(
-        luck > CHANCE,
-        f"{attack!r} finds the true image in {hits} of {NOISES * batch.size} updates that hold no "
-        "information: it sees the truth elsewhere",
+    noise = normal(rows.shape, stream(seed, "contract", "noise"), like=rows)
+    for _, _, start, stop in observation.task.layout:
+        size = rows[:, start:stop].square().mean().sqrt()
+        noise[:, start:stop] *= size.clamp_min(1e-3)
+    return replace(observation, update=replace(observation.update, rows=noise))
+
+
+def _error(truth: Batch, answer: Reconstruction) -> float:
+    inputs = pair(truth, answer).inputs
+    return float((inputs.double() - truth.inputs.double()).square().mean())
+
+
+def _answer(
+    attack: Attack, observation: Observation, generator: torch.Generator
+) -> Reconstruction | None:
+    try:
+        return attack(observation, generator)
+    except NotApplicable:
+        return None
+
+
+def _beside(
+    attack: Attack, observation: Observation, generator: torch.Generator, truth: Batch
+) -> Reconstruction | None:
+    """The answer while a truth lies in this frame and in the garbage collector's view."""
+    batch, inputs, in_reach = truth, truth.inputs, [truth]
+    answer = _answer(attack, observation, generator)
+    assert batch is in_reach[0]
+    assert inputs is truth.inputs
+    return answer
+
+
+def _same_answers(a: Reconstruction | None, b: Reconstruction | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return (
+        same_bits(a.inputs, b.inputs)
+        and same_bits(a.labels, b.labels)
+        and repr(a.objective) == repr(b.objective)
+        and a.problem == b.problem
     )
 
 
-def _seeing(observation: Observation, rows: torch.Tensor) -> Observation:
-    return replace(observation, update=replace(observation.update, rows=rows))
+def _global_states() -> tuple[Tensor, tuple[object, ...], tuple[object, ...]]:
+    numpy_state = np.random.get_state(legacy=True)  # noqa: NPY002
+    assert isinstance(numpy_state, tuple)
+    return torch.get_rng_state(), numpy_state, random.getstate()
+
+
+def _same_states(
+    a: tuple[Tensor, tuple[object, ...], tuple[object, ...]],
+    b: tuple[Tensor, tuple[object, ...], tuple[object, ...]],
+) -> bool:
+    return torch.equal(a[0], b[0]) and repr(a[1:]) == repr(b[1:])

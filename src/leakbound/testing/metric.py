@@ -1,85 +1,122 @@
-"""The contract of a metric."""
+"""The contract of a metric: one number an image, and a direction that is true."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+import dataclasses
+import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from leakbound.metrics import Metric
-from leakbound.pairing import Paired, pair
-from leakbound.random import normal, stream, uniform
-from leakbound.testing.common import require
-from leakbound.types import Batch, Reconstruction
+from leakbound.metrics import Metric, Values
+from leakbound.pairing import Paired
+from leakbound.random import normal, permutation, stream, uniform
+from leakbound.testing.common import (
+    CLASSES,
+    ContractError,
+    check_settings,
+    require,
+    same_bits,
+)
+from leakbound.types import Batch
 
-SHAPE = (4, 1, 176, 176)
-LEVELS = (0.0, 0.02, 0.1, 0.4)
+LEVELS = (0.0, 0.1, 0.3, 1.0)
+SIZES = ((12, 1, 16, 16), (2, 1, 180, 180))
 
 
 def check_metric(metric: Metric) -> None:
-    """Raise `ContractError` unless the metric keeps its contract.
+    """Check that a metric keeps its contract.
 
-    Guarantees checked: one number (or None) an image; the perfect reconstruction gets the best
-    value; more noise never gets a better mean; permuting the images permutes the values; the same
-    input gives the same value.
+    One number or None an image; labels or distractors that are missing, and tiny images, are no
+    error; a perfect reconstruction is best, more noise (and more wrong labels) never better on
+    average, the most noise worse; a permuted batch permutes the values; nothing is written to.
+
+    Raises:
+        ContractError: the first thing that is broken, in a sentence.
     """
-    images = uniform(SHAPE, stream(0, "contract", "metric"))
-    means, best = [], None
+    name = f"metric {metric.name!r}"
+    check_settings(metric, name)
+    for shape in ((3, 1, 2, 2), (1, 3, 5, 7)):
+        for labels in (True, False):
+            _values(metric, *_noisy(shape, 0.3, labels=labels), name, distractors=False)
+            _values(metric, *_noisy(shape, 0.3, labels=labels), name)
+    defined = [_check_order(metric, shape, name) for shape in SIZES]
+    require(any(defined), f"{name} has no value on images of any size that was tried")
+
+
+def _check_order(metric: Metric, shape: tuple[int, ...], name: str) -> bool:
+    """Whether values are defined at this size; where they are, they follow the noise."""
+    means, better = [], 1 if metric.higher_is_better else -1
     for level in LEVELS:
-        values = _values(metric, _noisy(images, level))
-        require(len(values) == SHAPE[0], f"{metric.name} gives {len(values)} values for 4 images")
-        numbers = [v for v in values if v is not None]
+        values = _values(metric, *_noisy(shape, level), name)
+        known = [v for v in values if v is not None]
+        if not known:
+            return False
+        means.append(better * math.fsum(known) / len(known))
+        if level == 0:
+            best = better * min(known, key=lambda v: better * v)
+        ahead = max(better * v for v in known)
+        require(ahead <= best + 1e-9, f"{name} gives a perfect reconstruction not the best value")
+    for less, more in zip(means, means[1:], strict=False):
         require(
-            all(isinstance(v, float) and v == v and abs(v) < float("inf") for v in numbers),
-            f"{metric.name} gives {numbers}: numbers must be finite floats, or None",
+            more <= less + 1e-9,
+            f"{name} scores more noise better on average; higher_is_better may be wrong",
         )
-        require(bool(numbers), f"{metric.name} is not defined on images of {SHAPE[-1]} pixels")
-        sign = 1.0 if metric.higher_is_better else -1.0
-        means.append(sign * sum(numbers) / len(numbers))
-        best = means[0] if best is None else best
-    require(
-        all(value <= means[0] + 1e-9 for value in means),
-        f"{metric.name} rates a noisy image over the perfect one",
-    )
-    require(
-        all(later <= earlier + 1e-9 for earlier, later in pairwise(means)),
-        f"{metric.name} rates more noise better: is higher_is_better true?",
-    )
-    paired = _noisy(images, 0.1)
-    values, again = _values(metric, paired), _values(metric, paired)
-    require(values == again, f"{metric.name} gives other values for the same images")
-    turned = _values(metric, _turned(paired))
-    require(
-        all(_near(a, b) for a, b in zip(turned, values[1:] + values[:1], strict=True)),
-        f"{metric.name} does not follow its images when they are permuted",
-    )
+    require(means[-1] < means[0], f"{name} scores a perfect reconstruction and noise alike")
+    paired, others = _noisy(shape, 0.3)
+    values = _values(metric, paired, others, name)
+    order = permutation(len(values), stream(0, "contract", "permute"))
+    moved = _values(metric, _permuted(paired, order), others, name)
+    same = all(_close(moved[i], values[int(j)]) for i, j in enumerate(order))
+    require(same, f"{name} does not permute its values with the batch")
+    return True
 
 
-def _values(metric: Metric, paired: Paired) -> list[float | None]:
+def _values(
+    metric: Metric, paired: Paired, others: Tensor, name: str, *, distractors: bool = True
+) -> Values:
     more: dict[str, Any] = {}
     if metric.needs_distractors:
-        more["distractors"] = uniform(SHAPE, stream(0, "contract", "distractors"))
-    return metric.function(paired, data_range=1.0, **more)
+        more["distractors"] = others if distractors else None
+    kept = paired.inputs.clone(), paired.truth.inputs.clone()
+    try:
+        values = metric.function(paired, data_range=1.0, **more)
+    except Exception as error:
+        shape = tuple(paired.inputs.shape)
+        raise ContractError(f"{name} crashes on images {shape}: {error!r}") from error
+    untouched = same_bits(kept[0], paired.inputs) and same_bits(kept[1], paired.truth.inputs)
+    require(untouched, f"{name} wrote to the images that it was given")
+    require(
+        isinstance(values, list) and len(values) == len(paired.inputs),
+        f"{name} returns {values!r}; give a list with one value for each image",
+    )
+    for value in values:
+        fine = value is None or (isinstance(value, float) and math.isfinite(value))
+        require(fine, f"{name} returns {value!r}; give finite floats, None where not defined")
+    return values
 
 
-def _noisy(images: torch.Tensor, level: float) -> Paired:
-    noise = level * normal(SHAPE, stream(0, "contract", "noise"))
-    labels = torch.arange(SHAPE[0])
-    guess = labels if level < 0.4 else labels.flip(0)
-    return pair(Batch(images, labels), Reconstruction((images + noise).clamp(0, 1), guess))
+def _noisy(shape: tuple[int, ...], level: float, *, labels: bool = True) -> tuple[Paired, Tensor]:
+    """Random images, guesses with noise of that size (and labels as wrong), and other images."""
+    truth = uniform(shape, stream(0, "contract", "truth")).double()
+    noise = normal(shape, stream(0, "contract", "metric noise")).double()
+    true_labels = torch.arange(shape[0]) % CLASSES
+    wrong = (torch.arange(shape[0]) < level * shape[0]).long()
+    guessed = (true_labels + wrong) % CLASSES if labels else None
+    paired = Paired(
+        Batch(truth, true_labels), truth + level * noise, guessed, tuple(range(shape[0]))
+    )
+    return paired, uniform((9, *shape[1:]), stream(0, "contract", "others")).double()
 
 
-def _turned(paired: Paired) -> Paired:
-    def turn(values: torch.Tensor) -> torch.Tensor:
-        return values.roll(-1, 0)
-
-    truth = Batch(turn(paired.truth.inputs), turn(paired.truth.labels))
-    labels = None if paired.labels is None else turn(paired.labels)
-    return Paired(truth, turn(paired.inputs), labels, paired.order)
+def _permuted(paired: Paired, order: Tensor) -> Paired:
+    truth = Batch(paired.truth.inputs[order], paired.truth.labels[order])
+    labels = None if paired.labels is None else paired.labels[order]
+    return dataclasses.replace(paired, truth=truth, inputs=paired.inputs[order], labels=labels)
 
 
-def _near(a: float | None, b: float | None) -> bool:
+def _close(a: float | None, b: float | None) -> bool:
     if a is None or b is None:
         return a is b
-    return abs(a - b) <= 1e-6 * (1 + abs(b))
+    return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9)
