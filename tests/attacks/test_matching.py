@@ -265,3 +265,11 @@ def test_an_answer_that_explains_too_little_is_called_so(scene):
         noted, right = noted + far, right + (far or not bad)
     assert noted >= 1
     assert right == 6
+
+
+def test_an_update_of_noise_alone_is_called_so(scene):
+    """A net with so many weights fits noise too; the declared law tells the attacker."""
+    task, batch = scene.task("simple_convnet"), scene.batch(0)
+    played = scene.play(task, batch, GaussianNoise(1.0), 0)
+    answer = inverting_gradients(20)(played.observation, stream(0))
+    assert answer.problem.startswith("too much noise: it is 100% of the update")

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -187,3 +188,16 @@ def test_user_models_see_the_same_seed_everywhere(table, user_module):
     assert torch.equal(first, second)
     assert not torch.equal(first, audit.Bench(plan.data).task(plan.models[0], 1).parameters)
     assert list(benches.code(plan)) == [name]
+
+
+def test_one_class_has_no_gradient_and_is_told(tmp_path):
+    plan = audit.parse(
+        {
+            "data": {"source": "npz:" + str(tmp_path / "one.npz")},
+            "models": [{"name": "mlp"}],
+            "attacks": [{"name": "linear_inversion"}],
+        }
+    )
+    np.savez(tmp_path / "one.npz", x=np.zeros((12, 8, 8), np.uint8), y=np.zeros(12, np.int64))
+    with pytest.raises(ValueError, match=r"one class .* cross-entropy has no gradient"):
+        audit.audit(plan, tmp_path / "out")

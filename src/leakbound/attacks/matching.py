@@ -18,6 +18,7 @@ from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 TRACE_POINTS = 50
 STUCK = 0.9
 UNEXPLAINED = 0.1
+MOSTLY = 0.99
 
 
 @dataclass(frozen=True)
@@ -208,10 +209,18 @@ class _Search:
             return "gradient vanished: the objective does not change with the inputs"
         if not final < float("inf"):
             return "not finite: the objective was never a number"
+        noise = self.observation.noise_share
+        if noise > MOSTLY:
+            return f"too much noise: it is {noise:.0%} of the update, and a match says little"
         lowest = min((v for v in self.trace if v == v), default=float("nan"))
         if not lowest <= STUCK * self.trace[0]:
             return f"objective did not fall: {self.trace[0]:.3g} at the start, {lowest:.3g} at best"
-        left, noise = self.unexplained(), self.observation.noise_share
+        left = self.unexplained()
+        if left < noise / 2:
+            return (
+                f"noise was fitted: the answer leaves {left:.0%} of the update unexplained, though "
+                f"{noise:.0%} of it is noise"
+            )
         if not left <= UNEXPLAINED + noise:
             return (
                 f"objective did not fall far enough: the answer leaves {left:.0%} of the update "

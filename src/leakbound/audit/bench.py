@@ -167,6 +167,17 @@ class Bench:
         check.finite(f"the weights after {steps} train_steps", weights.detach())
         return task.with_parameters(weights.detach().clone())
 
+    def size(self, spec: ModelSpec) -> int | None:
+        """The number of the model's parameters; None if it cannot be built."""
+
+        def count() -> int | None:
+            try:
+                return sum(p.numel() for p in self._module(spec, 0).parameters())
+            except ValueError:
+                return None
+
+        return self._once(("size", spec), count)
+
     def _once(self, key: Any, make: Callable[[], T]) -> T:
         if key not in self._kept:
             self._kept[key] = make()
@@ -235,6 +246,11 @@ def check_plan(plan: Plan, bench: Bench) -> None:
         raise ValueError(
             f"data has {len(bench.dataset.labels)} images, too few to train on: give at least "
             f"{FEW}, or leave out [utility] and train_steps"
+        )
+    if bench.dataset.classes < 2:
+        raise ValueError(
+            f"data has one class ({bench.dataset.class_names[0]!r}), on which cross-entropy has no "
+            "gradient: put the images into two or more class folders"
         )
     for spec in plan.models:
         bench.task(spec, plan.seeds[0])

@@ -116,7 +116,7 @@ def _header(cell: plans.Cell | plans.UtilityCell, bench: Bench) -> dict[str, Any
     common = {
         "schema": SCHEMA,
         "defense": _defense(cell.defense),
-        "model": _model(cell.model),
+        "model": _model(cell.model, bench),
         "seed": cell.seed,
         "status": "ok",
         "reason": None,
@@ -152,10 +152,11 @@ def _defense(links: tuple[plans.Spec, ...]) -> dict[str, Any]:
     }
 
 
-def _model(spec: plans.ModelSpec) -> dict[str, Any]:
+def _model(spec: plans.ModelSpec, bench: Bench) -> dict[str, Any]:
     return {
         "name": spec.name,
         "parameters": plans.plain(dict(spec.settings)),
+        "size": bench.size(spec),
         "train_steps": spec.train_steps,
         "weights": spec.weights,
     }
