@@ -7,6 +7,7 @@ import inspect
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,6 +50,7 @@ def check_attack(attack: Attack, *, task: Task | None = None, batch: Batch | Non
     pointing to a truth of which the update tells nothing.
 
     Args:
+        attack: with few steps, since it is called some thirty times.
         task: by default a small perceptron on 6x6 images with 3 classes.
         batch: needed with a task of your own; also what a cheating attack may hold. Random pixels
             are the fair choice: an attack with a prior knows something of natural images.
@@ -66,11 +68,14 @@ def check_attack(attack: Attack, *, task: Task | None = None, batch: Batch | Non
     check_settings(attack, name)
     _check_plant(attack, task, batch, name)
     observation = _observed(attack, task, batch)
+    update = observation.update
+    unchanged = Unchanged(observation.task, batch, update.rows, update.mask, observation.labels)
     try:
         answer = attack(observation, stream(0, "contract", "attack"))
     except NotApplicable as none:
         require(bool(str(none.reason).strip()), f"{name} is not applicable for no reason")
         return
+    unchanged.check(name)
     _check_answer(answer, observation, name)
     _check_pure(attack, observation, batch, name)
     _check_many(attack, task, batch, name)
@@ -268,14 +273,9 @@ def _same_answers(a: Reconstruction | None, b: Reconstruction | None) -> bool:
     )
 
 
-def _global_states() -> tuple[Tensor, tuple[object, ...], tuple[object, ...]]:
-    numpy_state = np.random.get_state(legacy=True)  # noqa: NPY002
-    assert isinstance(numpy_state, tuple)
-    return torch.get_rng_state(), numpy_state, random.getstate()
+def _global_states() -> tuple[Tensor, Any, Any]:
+    return torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
 
 
-def _same_states(
-    a: tuple[Tensor, tuple[object, ...], tuple[object, ...]],
-    b: tuple[Tensor, tuple[object, ...], tuple[object, ...]],
-) -> bool:
+def _same_states(a: tuple[Tensor, Any, Any], b: tuple[Tensor, Any, Any]) -> bool:
     return torch.equal(a[0], b[0]) and repr(a[1:]) == repr(b[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,7 +22,9 @@ from leakbound.testing.common import (
 )
 from leakbound.types import Batch
 
-LEVELS = (0.0, 0.1, 0.3, 1.0)
+LEVELS = (0.0, 0.1, 0.3, 1.0, 1000.0)
+"""Standard deviations of the noise; the last drowns every image and is only compared to none."""
+
 SIZES = ((12, 1, 16, 16), (2, 1, 180, 180))
 
 
@@ -58,7 +61,7 @@ def _check_order(metric: Metric, shape: tuple[int, ...], name: str) -> bool:
             best = better * min(known, key=lambda v: better * v)
         ahead = max(better * v for v in known)
         require(ahead <= best + 1e-9, f"{name} gives a perfect reconstruction not the best value")
-    for less, more in zip(means, means[1:], strict=False):
+    for less, more in pairwise(means[:-1]):
         require(
             more <= less + 1e-9,
             f"{name} scores more noise better on average; higher_is_better may be wrong",
