@@ -201,3 +201,21 @@ def test_one_class_has_no_gradient_and_is_told(tmp_path):
     np.savez(tmp_path / "one.npz", x=np.zeros((12, 8, 8), np.uint8), y=np.zeros(12, np.int64))
     with pytest.raises(ValueError, match=r"one class .* cross-entropy has no gradient"):
         audit.audit(plan, tmp_path / "out")
+
+
+def test_a_cell_computes_with_one_thread(tiny, monkeypatch):
+    counted = []
+    play = cells_module._play
+    monkeypatch.setattr(
+        cells_module,
+        "_play",
+        lambda *given: counted.append(torch.get_num_threads()) or play(*given),
+    )
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        audit.run_cell(tiny.cells()[0], audit.Bench(tiny.data))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert counted == [1]
