@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from leakbound.audit import parse, run
+from leakbound.report.tables import middle
 
 SEEDS = list(range(10))
 IG = {"name": "inverting_gradients", "steps": 1000}
@@ -86,16 +86,6 @@ ROWS: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-def median_interval(values: list[float]) -> tuple[float, float, float]:
-    """Median and its exact order-statistic interval of at least 95 %."""
-    ordered = np.sort(values)
-    n = len(ordered)
-    k = int(stats.binom.ppf(0.025, n, 0.5))
-    while k > 0 and 1 - 2 * stats.binom.cdf(k - 1, n, 0.5) < 0.95:
-        k -= 1
-    return float(np.median(ordered)), float(ordered[max(k - 1, 0)]), float(ordered[n - max(k, 1)])
-
-
 def row(name: str, wanted: str, table: dict[str, Any]) -> str:
     """One line of the table."""
     plan = parse({"data": {"source": "mnist5k"}, "seeds": SEEDS, **table}, name=name)
@@ -105,14 +95,23 @@ def row(name: str, wanted: str, table: dict[str, Any]) -> str:
         means.append(float(np.mean(psnr)))
         best.append(max(psnr))
         labels += [v for v in result.record["metrics"]["label_accuracy"] if v is not None]
-    middle, low, high = median_interval(means)
+    found = middle(means)
+    assert found is not None  # ten values
     at25, at40 = sum(v >= 25 for v in means), sum(v >= 40 for v in means)
     told = plan.threat.labels_known
-    found = "told" if told else f"{np.mean(labels):.0%} right"
-    return (
-        f"| {name} | {plan.batch_sizes[0]} | {middle:.1f} [{low:.1f}, {high:.1f}] | {at25} | "
-        f"{at40} | {np.median(best):.1f} | {found} | {wanted} |"
+    known = "told" if told else f"{np.mean(labels):.0%} right"
+    interval = f"{found.median:.1f} [{found.low:.1f}, {found.high:.1f}]"
+    cells = (
+        name,
+        plan.batch_sizes[0],
+        interval,
+        at25,
+        at40,
+        f"{np.median(best):.1f}",
+        known,
+        wanted,
     )
+    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def main() -> None:
