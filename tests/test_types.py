@@ -255,8 +255,11 @@ def test_stack():
     assert both.rows.tolist() == [[1.0, 2.0], [3.0, 0.0]]
     assert both.mask.tolist() == [[True, True], [True, False]]
     assert both.law.covariance == 1.0
-    for other in (Gaussian(2.0), Laplace(1.0), Gaussian(1.0, private=True)):
-        assert isinstance(Update.stack([a, _update([[0.0, 0.0]], other)]).law, Unknown)
+    assert isinstance(Update.stack([a, _update([[0.0, 0.0]], Laplace(1.0))]).law, Unknown)
+    for other in (Gaussian(2.0), Gaussian(torch.tensor([2.0, 2.0]), private=True)):
+        law = Update.stack([a, _update([[0.0, 0.0]], other)]).law
+        assert law.covariance.tolist() == [[1.0, 1.0], [2.0, 2.0]]
+        assert law.private is other.private
     assert Update.stack([a, a]).mask is None
 
 

@@ -33,7 +33,7 @@ class Exact:
 
 @dataclass(frozen=True, eq=False)
 class Gaussian:
-    """Gaussian noise on the release; `covariance` is a scalar or a diagonal (P,)."""
+    """Gaussian noise on the release; `covariance` is a scalar or a diagonal, (P,) or (R, P)."""
 
     covariance: float | Tensor
     private: bool = False
@@ -135,16 +135,14 @@ class Update:
             law = Unknown("coordinates were chosen by their noisy values")
         joint = mask if self.mask is None else mask & self.mask
         rows, drawn = self.rows * mask, drawn or self.drawn
-        return replace(self, rows=rows, law=law, mask=joint, drawn=drawn)
+        bound = None if by_value else self.bound  # one example can change which ones are sent
+        return replace(self, rows=rows, law=law, mask=joint, bound=bound, drawn=drawn)
 
     def summed(self, unit: Unit) -> Update:
         """All rows added into one row of a coarser unit."""
         law: Law = self.law
-        count: int | Tensor = len(self.rows)
-        if self.mask is not None and not isinstance(law, Exact):
-            count = self.mask.sum(0)
         if isinstance(law, Gaussian):
-            law = replace(law, covariance=law.covariance * count)
+            law = replace(law, covariance=self._summed_covariance(law.covariance))
         elif isinstance(law, Laplace) and len(self.rows) > 1:
             law = Unknown("a sum of Laplace draws is not Laplace")
         if self.drawn and len(self.rows) > 1:
@@ -152,6 +150,13 @@ class Update:
         mask = None if self.mask is None else self.mask.any(0, keepdim=True)
         rows = self.rows.sum(0, keepdim=True)
         return Update(rows, unit, (sum(self.examples),), law, mask, self.bound, self.drawn)
+
+    def _summed_covariance(self, covariance: float | Tensor) -> float | Tensor:
+        shared = not isinstance(covariance, Tensor) or covariance.ndim < 2
+        if shared and self.mask is None:
+            return covariance * len(self.rows)
+        wide = torch.as_tensor(covariance, device=self.rows.device).expand_as(self.rows)
+        return (wide if self.mask is None else wide * self.mask).sum(0)
 
     def opaque(self, rows: Tensor, reason: str, *, bound: float | None = None) -> Update:
         """Rows changed by any other function of the rows alone: noise laws do not survive it."""
@@ -177,13 +182,26 @@ class Update:
                     for u in updates
                 ]
             )
-        law = first.law
-        if not all(_same_law(law, u.law) for u in updates):
-            law = Unknown("the clients' release laws differ")
+        bounds = [u.bound for u in updates if u.bound is not None]
+        bound = max(bounds) if len(bounds) == len(updates) else None
         rows = torch.cat([u.rows for u in updates])
         examples = tuple(n for u in updates for n in u.examples)
         drawn = any(u.drawn for u in updates)
-        return Update(rows, first.unit, examples, law, mask, first.bound, drawn)
+        return Update(rows, first.unit, examples, _law_of_rows(updates), mask, bound, drawn)
+
+
+def _law_of_rows(updates: list[Update]) -> Law:
+    """One law for the rows of all: the common one, or Gaussian with a covariance for each row."""
+    laws = [u.law for u in updates]
+    if all(_same_law(laws[0], law) for law in laws):
+        return laws[0]
+    parts = []
+    for update, law in zip(updates, laws, strict=True):
+        if not isinstance(law, Gaussian):
+            return Unknown("the clients' release laws differ")
+        own = torch.as_tensor(law.covariance, dtype=torch.float64, device=update.rows.device)
+        parts.append(own.expand(update.rows.shape))
+    return Gaussian(torch.cat(parts), any(law.private for law in laws))
 
 
 def _sum_of(law: Law, noise: Gaussian | Laplace) -> Law:

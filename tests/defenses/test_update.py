@@ -7,8 +7,27 @@ import pytest
 import torch
 from scipy import stats
 
+from leakbound.defenses import (
+    ClipExamples,
+    GaussianMechanism,
+    GaussianNoise,
+    Mean,
+    SecureAggregation,
+    chain,
+)
+from leakbound.protocol import play
 from leakbound.random import stream
-from leakbound.types import Exact, Gaussian, Laplace, Unit, Unknown, Update
+from leakbound.types import (
+    Batch,
+    Exact,
+    Gaussian,
+    Guarantee,
+    Laplace,
+    Task,
+    Unit,
+    Unknown,
+    Update,
+)
 
 WIDTH = 60_000  # every coordinate of a row is one draw
 
@@ -116,3 +135,43 @@ def test_a_stack_has_the_clients_law():
     assert _accepts(both.rows.flatten().numpy(), both.law)
     assert torch.equal(both.rows[1], single[1].rows[0])
     assert (both.examples, both.bound) == ((1, 1), 2.0)
+
+
+def _sent(size, *links):
+    batch = Batch(torch.rand(size, 1, 4, 4, generator=stream(size)), torch.arange(size) % 3)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    return Task.of(model, classes=3), batch, chain(*links)
+
+
+@pytest.mark.parametrize("sizes", [(8, 1), (1, 8)])
+def test_the_bound_of_a_cohort_is_that_of_its_smallest_client(sizes):
+    """An example of a client with one image moves the mean most: noise must cover that one."""
+    links = (ClipExamples(1.0), Mean(), SecureAggregation(2), GaussianMechanism(1.0))
+    task, _, defense = _sent(1, *links)
+    clients = [_sent(size, *links)[1] for size in sizes]
+    update = play(task, clients, defense, [stream(i) for i in range(3)]).update
+    assert update.bound == pytest.approx(1.0)
+    assert update.law.covariance == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("sizes", [(8, 1), (4, 4), (1, 2)])
+def test_gaussian_laws_of_unequal_clients_add_up(sizes):
+    links = (GaussianNoise(0.3), Mean(), SecureAggregation(2))
+    task, _, defense = _sent(1, *links)
+    clients = [_sent(size, *links)[1] for size in sizes]
+    assert defense.guarantee is Guarantee.RELEASE_LAW
+    rows = []
+    for seed in range(400):
+        update = play(task, clients, defense, [stream(seed, i) for i in range(3)]).update
+        rows.append(update.rows)
+    declared = torch.as_tensor(update.law.covariance).double().mean()
+    assert float(declared) == pytest.approx(0.09 * (1 / sizes[0] + 1 / sizes[1]))
+    measured = torch.cat(rows).double().var(0).mean()
+    assert float(measured / declared) == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_mask_chosen_by_value_bounds_nothing():
+    update = Update(torch.rand(1, 6), Unit.CLIENT, (2,), bound=1.0)
+    mask = torch.tensor([[True, False, True, True, False, True]])
+    assert update.masked(mask, by_value=True).bound is None
+    assert update.masked(mask, by_value=False, drawn=True).bound == 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -66,8 +66,7 @@ class MagnitudePruning(Defense):
             for start, stop in spans:
                 gone = math.floor(self.rate * (stop - start) + 1e-9)  # 0.29 * 100 < 29 in floats
                 keep[start:stop] &= ~smallest(row[start:stop].abs(), gone)
-        # One example can change which coordinates are sent, so nothing bounds its part any more.
-        return replace(update.masked(mask, by_value=True), bound=None), state
+        return update.masked(mask, by_value=True), state
 
 
 @dataclass(frozen=True, repr=False)

@@ -104,11 +104,3 @@ def same_bits(a: Tensor | None, b: Tensor | None) -> bool:
     return torch.equal(torch.nan_to_num(a, nan=0.1234), torch.nan_to_num(b, nan=0.1234)) and bool(
         (a.isnan() == b.isnan()).all()
     )
-
-
-def other_images(batch: Batch, name: str, count: int | None = None) -> Batch:
-    """Other random images in [0, 1] of the batch's shape, with its labels repeated."""
-    count = count or batch.size
-    shape = (count, *batch.inputs.shape[1:])
-    labels = batch.labels.repeat(-(-count // batch.size))[:count]
-    return Batch(uniform(shape, stream(0, "contract", name), like=batch.inputs), labels)
