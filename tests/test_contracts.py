@@ -64,6 +64,7 @@ CHAINS = [
     chain(dp_sgd(1.0, 0.5), Sign()),
     chain(dp_sgd(1.0, 0.5), MagnitudePruning(0.5), SecureAggregation(2)),
     chain(LocalAggregation(2, 0.1), Clip(0.1), GaussianNoise(0.01)),
+    chain(ClipExamples(1.0), Mean(), SecureAggregation(2), GaussianMechanism(1.0)),
 ]
 FEW = {
     "dlg": attacks.dlg(steps=5, restarts=1),
@@ -275,6 +276,20 @@ class Finer(Defense):
 def test_lying_defenses_are_caught(defense, complaint):
     with pytest.raises(ContractError, match=complaint):
         check_defense(defense)
+
+
+def test_a_bound_that_forgets_the_smallest_client_is_caught(monkeypatch):
+    honest = Update.stack
+
+    def forgetful(updates):
+        whole = honest(updates)
+        return whole.opaque(whole.rows, "", bound=updates[0].bound)
+
+    monkeypatch.setattr(Update, "stack", staticmethod(forgetful))
+    with pytest.raises(ContractError, match="above its bound"):
+        check_defense(
+            chain(ClipExamples(1.0), Mean(), SecureAggregation(2), GaussianMechanism(1.0))
+        )
 
 
 def test_an_honest_defense_of_the_same_make_passes():

@@ -48,7 +48,8 @@ def _plain_rows(upto: Chain, task: Task, batch: Batch) -> list[Tensor]:
         rows = example_gradients(task, batch.inputs, batch.labels)
     else:
         rows = local_update(task, batch.inputs, batch.labels)[None]
-    return [rows.detach().double()] * upto.cohort_size
+    plain = [rows.detach().double()] * upto.cohort_size
+    return plain if len(plain) == 1 else [*plain[:-1], plain[-1][:1]]  # the last has least to mix
 
 
 def _check_bound(
@@ -61,8 +62,11 @@ def _check_bound(
         require(False, f"{name} declares no bound on what one example adds")
         raise AssertionError
     require(0 < bound < float("inf"), f"{name} its bound is {bound}")
-    for with_row, without in _neighbors(clients[0]):
-        pair = [_released(upto, [own, *clients[1:]], task, batch) for own in (with_row, without)]
+    for at, with_row, without in _neighbors(clients):
+        pair = [
+            _released(upto, [*clients[:at], own, *clients[at + 1 :]], task, batch)
+            for own in (with_row, without)
+        ]
         require(
             all(u.bound == bound for u in pair),
             f"{name} its bound depends on the data, which tells of them",
@@ -76,12 +80,18 @@ def _check_bound(
     return bound
 
 
-def _neighbors(rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows with one adversarial row, and with zeros in its place."""
+def _neighbors(clients: list[Tensor]) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Of the first and the last client: rows with one adversarial row, and with zeros there."""
+    for who in sorted({0, len(clients) - 1}):
+        for with_row, without in _changed(clients[who]):
+            yield who, with_row, without
+
+
+def _changed(rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     noise = normal(rows.shape[1:], stream(0, "contract", "row"), like=rows)
     spike = torch.zeros_like(rows[0])
     spike[0] = 1
-    for at in {0, len(rows) - 1}:
+    for at in sorted({0, len(rows) - 1}):
         without = rows.clone()
         without[at] = 0
         for direction in (rows[at], -rows.sum(0), noise, spike):
