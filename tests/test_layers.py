@@ -12,11 +12,12 @@ import leakbound
 ROOT = Path(leakbound.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 LAYERS = (
-    {"random", "check", "text"},
-    {"release"},
+    {"random", "check", "text", "covariance"},
+    {"release", "task"},
     {"types"},
     {"client"},
-    {"models", "data", "defenses", "attacks", "pairing", "metrics"},
+    {"sensitivity"},
+    {"models", "data", "defenses", "attacks", "pairing", "metrics", "bounds"},
     {"protocol", "registry"},
     {"audit", "testing"},
     {"commands", "experiments"},

@@ -7,12 +7,15 @@ All functions are differentiable in the inputs (and in soft labels), to any orde
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, jvp, vjp, vmap
 
-from leakbound.types import Release, Task, Unit
+from leakbound import check
+from leakbound.random import Source
+from leakbound.types import Batch, ClientContext, Release, Task, Unit, Update
 
 
 def forward(task: Task, inputs: Tensor, parameters: Tensor | None = None) -> Tensor:
@@ -114,9 +117,28 @@ def simulate(
         part = slice(at, at + size)
         parts.append(rows(task, inputs[part], labels[part], unit))
         at += size
-    if defense is not None:
-        return defense.imitate_clients(parts)
-    return torch.cat(parts).sum(0, keepdim=True)
+    if defense is None:
+        return torch.cat(parts).sum(0, keepdim=True)
+    alone, together = defense.sides
+    return together.imitate(torch.cat([alone.imitate(part) for part in parts]))
+
+
+def respond(
+    task: Task, batch: Batch, defense: Release, source: Source, state: Any = None
+) -> tuple[Update, Any]:
+    """One client's defended update before any aggregation, and what the client keeps.
+
+    The client's round; also an attacker's, who replays it on a guess. `state` is what this function
+    returned in the round before, None in the first.
+    """
+    alone, _ = defense.sides
+    own = alone.prepare(task, source)
+    plain = rows(own, batch.inputs, batch.labels, defense.starts).detach()
+    check.finite("the client's gradient", plain)
+    examples = (1,) * batch.size if defense.starts is Unit.EXAMPLE else (batch.size,)
+    update = Update(plain, defense.starts, examples)
+    state = alone.init(own) if state is None else state
+    return alone.transform(update, state, ClientContext(own, batch), source)
 
 
 def input_jvp(task: Task, inputs: Tensor, labels: Tensor, tangent: Tensor) -> Tensor:

@@ -9,17 +9,15 @@ import torch
 
 from leakbound import check
 from leakbound.attacks.base import Attack
-from leakbound.client import rows
-from leakbound.defenses.base import Chain, Defense, chain
+from leakbound.client import respond
+from leakbound.defenses.base import Chain, Defense, State, chain
 from leakbound.random import Source
 from leakbound.types import (
     Batch,
-    ClientContext,
     Observation,
     Server,
     Task,
     ThreatModel,
-    Unit,
     Update,
 )
 
@@ -43,19 +41,25 @@ def send(task: Task, batch: Batch, defense: Defense, source: Source) -> Update:
     Raises:
         ValueError: labels out of range, inputs or a gradient that are not finite.
     """
-    client, _ = _as_chain(defense).split()
+    return step(task, batch, resolve(defense, task, batch.size), source)[0]
+
+
+def step(
+    task: Task, batch: Batch, defense: Chain, source: Source, state: State = None
+) -> tuple[Update, State]:
+    """One of several rounds of a client: as `send`, with what the client keeps in between.
+
+    `defense` is resolved; `state` is what the round before returned, None in the first.
+    """
     check.finite("inputs", batch.inputs)
     check.within("inputs", batch.inputs, task.input_range)
     check.labels(batch.labels, task.label_range)
-    own = client.prepare(task, source)
-    starts = _as_chain(defense).starts
-    plain = rows(own, batch.inputs, batch.labels, starts).detach()
-    check.finite("the client's gradient", plain)
-    examples = (1,) * batch.size if starts is Unit.EXAMPLE else (batch.size,)
-    update = Update(plain, starts, examples)
-    context = ClientContext(own, batch)
-    update, _ = client.transform(update, client.init(own), context, source)
-    return update
+    return respond(task, batch, defense, source, state)
+
+
+def resolve(defense: Defense, task: Task, examples: int, previous: Chain | None = None) -> Chain:
+    """The defense as a chain, with what it takes from public knowledge filled in."""
+    return _as_chain(defense).resolve(task, examples, previous)
 
 
 def play(
@@ -99,13 +103,14 @@ def play(
         raise ValueError(f"sources holds {len(sources)}; give one a client and one for the cohort")
     if attack is not None and threat.server is Server.MALICIOUS:
         task = attack.plant(task)
+    defense = resolve(defense, task, max(batch.size for batch in clients))
     update = _aggregate(task, clients, defense, sources)
     truth = Batch(
         torch.cat([batch.inputs for batch in clients]),
         torch.cat([batch.labels for batch in clients]),
     )
     observation = Observation(
-        update=update if threat.defense_known else update.undeclared(),
+        update=update.seen(defense_known=threat.defense_known),
         task=task,
         cohort=tuple(batch.size for batch in clients),
         input_shape=tuple(truth.inputs.shape[1:]),
@@ -121,8 +126,8 @@ def _aggregate(
     task: Task, clients: Sequence[Batch], defense: Chain, sources: Sequence[Source]
 ) -> Update:
     """What the clients send, after the links that run on all of their rows."""
-    sent = [send(task, b, defense, s) for b, s in zip(clients, sources[:-1], strict=True)]
-    _, cohort = defense.split()
+    sent = [step(task, b, defense, s)[0] for b, s in zip(clients, sources[:-1], strict=True)]
+    _, cohort = defense.sides
     update, _ = cohort.transform(Update.stack(sent), cohort.init(task), None, sources[-1])
     return update
 

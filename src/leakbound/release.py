@@ -8,7 +8,15 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from leakbound.covariance import Structured
 from leakbound.random import Source, laplace, normal
+
+Covariance = float | Tensor | Structured
+
+
+def variance_of(covariance: Covariance) -> float | Tensor:
+    """The diagonal of a covariance."""
+    return covariance.diagonal if isinstance(covariance, Structured) else covariance
 
 
 class Unit(IntEnum):
@@ -33,10 +41,18 @@ class Exact:
 
 @dataclass(frozen=True, eq=False)
 class Gaussian:
-    """Gaussian noise on the release; `covariance` is a scalar or a diagonal, (P,) or (R, P)."""
+    """Gaussian noise on the release.
 
-    covariance: float | Tensor
+    `covariance` is a scalar, a diagonal (P,) or (R, P), or of diagonal plus low rank.
+    """
+
+    covariance: Covariance
     private: bool = False
+
+    @property
+    def variance(self) -> float | Tensor:
+        """The variance of every coordinate: a scalar, (P,) or (R, P)."""
+        return variance_of(self.covariance)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,24 +116,43 @@ class Update:
         bound = None if self.bound is None else self.bound * abs(factor)
         return replace(self, rows=self.rows * factor, law=law, bound=bound)
 
-    def noised(self, noise: Gaussian | Laplace, source: Source) -> Update:
+    def noised(
+        self, noise: Gaussian | Laplace, source: Source, *, keep_mask: bool = False
+    ) -> Update:
         """Add independent noise of the given law to every coordinate, masked ones too.
 
-        Noise covers the zeros of a mask, so the mask is no longer visible: it is dropped.
+        Noise covers the zeros of a mask, so the mask is no longer visible: it is dropped. With
+        `keep_mask` what is withheld stays withheld, and noise falls on the rest only.
         """
-        if isinstance(noise, Gaussian):
-            spread = noise.covariance**0.5
-            draw = normal(self.rows.shape, source, like=self.rows)
+        if isinstance(noise, Laplace):
+            draw = laplace(self.rows.shape, source, like=self.rows) * _like(noise.scale, self.rows)
         else:
-            spread = noise.scale
-            draw = laplace(self.rows.shape, source, like=self.rows)
-        if isinstance(spread, Tensor):
-            spread = spread.to(self.rows)
-        rows = self.rows + draw * spread
+            draw = normal(self.rows.shape, source, like=self.rows)
+            if isinstance(noise.covariance, Structured):
+                draw = noise.covariance.color(draw)
+            else:
+                draw = draw * _like(noise.covariance, self.rows) ** 0.5
+        if keep_mask and self.mask is not None:
+            law = _sum_of(self.law, _restricted(noise, self.mask))
+            return replace(self, rows=self.rows + draw * self.mask, law=law)
         law = _sum_of(self.law, noise)
         if self.drawn:
             law = Unknown("noise covers which coordinates were drawn")
-        return replace(self, rows=rows, law=law, mask=None, drawn=False)
+        return replace(self, rows=self.rows + draw, law=law, mask=None, drawn=False)
+
+    def mapped(self, root: Structured, *, whiten: bool = False) -> Update:
+        """Every row y becomes S y, S the root of a public covariance, or S⁻¹ y to `whiten`."""
+        law: Law = self.law
+        white = isinstance(law, Gaussian) and isinstance(law.covariance, float | int)
+        if isinstance(law, Gaussian) and white and not whiten:
+            law = replace(law, covariance=root.to(self.rows) * float(law.covariance))  # type: ignore[arg-type]
+        elif isinstance(law, Gaussian | Laplace):
+            law = Unknown("coordinates were mixed after the noise")
+        mask, drawn = self.mask, self.drawn
+        if mask is not None and root.blocks:
+            mask, drawn, law = None, False, Unknown("coordinates were mixed after a mask")
+        rows = root.whiten(self.rows) if whiten else root.color(self.rows)
+        return replace(self, rows=rows, law=law, mask=mask, drawn=drawn, bound=None)
 
     def masked(self, mask: Tensor, *, by_value: bool, drawn: bool = False) -> Update:
         """Withhold the coordinates where `mask` (R, P) is False.
@@ -142,7 +177,7 @@ class Update:
         """All rows added into one row of a coarser unit."""
         law: Law = self.law
         if isinstance(law, Gaussian):
-            law = replace(law, covariance=self._summed_covariance(law.covariance))
+            law = self._summed_gaussian(law)
         elif isinstance(law, Laplace) and len(self.rows) > 1:
             law = Unknown("a sum of Laplace draws is not Laplace")
         if self.drawn and len(self.rows) > 1:
@@ -151,12 +186,16 @@ class Update:
         rows = self.rows.sum(0, keepdim=True)
         return Update(rows, unit, (sum(self.examples),), law, mask, self.bound, self.drawn)
 
-    def _summed_covariance(self, covariance: float | Tensor) -> float | Tensor:
+    def _summed_gaussian(self, law: Gaussian) -> Law:
+        covariance = law.covariance
         shared = not isinstance(covariance, Tensor) or covariance.ndim < 2
         if shared and self.mask is None:
-            return covariance * len(self.rows)
+            return replace(law, covariance=covariance * len(self.rows))
+        if isinstance(covariance, Structured):
+            return Unknown("correlated noise was masked and summed")
         wide = torch.as_tensor(covariance, device=self.rows.device).expand_as(self.rows)
-        return (wide if self.mask is None else wide * self.mask).sum(0)
+        total = (wide if self.mask is None else wide * self.mask).sum(0)
+        return replace(law, covariance=total)
 
     def opaque(self, rows: Tensor, reason: str, *, bound: float | None = None) -> Update:
         """Rows changed by any other function of the rows alone: noise laws do not survive it."""
@@ -165,10 +204,18 @@ class Update:
             law = Unknown(reason)
         return replace(self, rows=rows, law=law, bound=bound)
 
-    def undeclared(self) -> Update:
-        """The same rows as one sees them who knows nothing of the defense."""
-        law = Unknown("the defense is not known to the attacker")
-        return Update(self.rows, self.unit, self.examples, law)
+    def seen(self, *, defense_known: bool = True) -> Update:
+        """The update as a server sees it, who knows the defense or nothing of it.
+
+        A covariance that depends on the batch is not sent and not known: the law is hidden.
+        """
+        if not defense_known:
+            law = Unknown("the defense is not known to the attacker")
+            return Update(self.rows, self.unit, self.examples, law)
+        if isinstance(self.law, Gaussian | Laplace) and self.law.private:
+            reason = "the noise depends on the private batch: its law is not sent"
+            return replace(self, law=Unknown(reason))
+        return self
 
     @staticmethod
     def stack(updates: list[Update]) -> Update:
@@ -197,7 +244,7 @@ def _law_of_rows(updates: list[Update]) -> Law:
         return laws[0]
     parts = []
     for update, law in zip(updates, laws, strict=True):
-        if not isinstance(law, Gaussian):
+        if not isinstance(law, Gaussian) or isinstance(law.covariance, Structured):
             return Unknown("the clients' release laws differ")
         own = torch.as_tensor(law.covariance, dtype=torch.float64, device=update.rows.device)
         parts.append(own.expand(update.rows.shape))
@@ -208,8 +255,23 @@ def _sum_of(law: Law, noise: Gaussian | Laplace) -> Law:
     if isinstance(law, Exact):
         return replace(noise, private=noise.private or law.private)
     if isinstance(law, Gaussian) and isinstance(noise, Gaussian):
+        if isinstance(law.covariance, Structured) or isinstance(noise.covariance, Structured):
+            return Unknown("correlated noise was added to other noise")
         return Gaussian(law.covariance + noise.covariance, law.private or noise.private)
     return law if isinstance(law, Unknown) else Unknown("noise of two different laws was added")
+
+
+def _restricted(noise: Gaussian | Laplace, mask: Tensor) -> Gaussian | Laplace:
+    """The law of noise on the coordinates of a mask (R, P) alone; of correlated noise, its parts.
+
+    Raises:
+        ValueError: correlated noise, which a mask would cut in two.
+    """
+    if isinstance(noise, Laplace):
+        return replace(noise, scale=mask * torch.as_tensor(noise.scale, device=mask.device))
+    if isinstance(noise.covariance, Structured):
+        raise ValueError("correlated noise cannot fall on what a mask leaves; use diagonal noise")
+    return replace(noise, covariance=mask * torch.as_tensor(noise.covariance, device=mask.device))
 
 
 def _same_law(a: Law, b: Law) -> bool:
@@ -222,5 +284,11 @@ def _same_law(a: Law, b: Law) -> bool:
     return True
 
 
-def _same_number(a: float | Tensor, b: float | Tensor) -> bool:
+def _same_number(a: Covariance, b: Covariance) -> bool:
+    if isinstance(a, Structured) or isinstance(b, Structured):
+        return a is b
     return torch.equal(torch.as_tensor(a), torch.as_tensor(b))
+
+
+def _like(value: float | Tensor, rows: Tensor) -> float | Tensor:
+    return value.to(rows) if isinstance(value, Tensor) else value

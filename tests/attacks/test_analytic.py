@@ -133,7 +133,7 @@ def test_known_noise_decides_which_rows_agree(scene, noise_std, least):
         task, batch = scene.task("mlp", seed), scene.batch(seed, 4)
         played = scene.play(task, batch, GaussianNoise(noise_std), seed)
         knows += scene.decibels(played, ATTACK(played.observation, stream(0)))
-        naive = replace(played.observation, update=played.update.undeclared())
+        naive = replace(played.observation, update=played.update.seen(defense_known=False))
         does_not += scene.decibels(played, ATTACK(naive, stream(0)))
     print(f"\n{noise_std}: {median(knows):.1f} dB known, {median(does_not):.1f} dB not known")
     assert median(knows) >= least

@@ -113,6 +113,7 @@ def test_pretraining_sees_public_images_only(table, monkeypatch):
     """Not the clients' images, and not those on which the accuracy is measured."""
     table["models"][0]["train_steps"] = 2
     bench = audit.Bench(audit.parse(table).data)
+    assert bench.public is not None  # read before what is watched
     seen = []
     batch = type(bench.dataset).batch
     monkeypatch.setattr(
@@ -129,8 +130,8 @@ def test_utility_compares_defenses_on_the_same_weights_and_batches(table, monkey
     seen = []
     from leakbound.audit import utility
 
-    send = utility.send
-    monkeypatch.setattr(utility, "send", lambda *a: seen.append(a[:2]) or send(*a))
+    step = utility.step
+    monkeypatch.setattr(utility, "step", lambda *a: seen.append(a[:2]) or step(*a))
     for cell in plan.utility_cells():
         cells_module.run_utility(cell, audit.Bench(plan.data))
     half = len(seen) // 2

@@ -71,7 +71,7 @@ def test_a_chain_is_flat_and_says_what_it_is():
     assert repr(chain()) == "none"
     assert (nested.cohort_size, nested.starts) == (2, Unit.CLIENT)
     assert nested.returns(Unit.CLIENT) is Unit.COHORT
-    client, cohort = nested.split()
+    client, cohort = nested.sides
     assert (client.links, cohort.links) == ((CLIP, NOISE), (SUM,))
     assert dp_sgd().starts is Unit.EXAMPLE
 
@@ -173,7 +173,9 @@ def test_a_cohort_is_imitated_as_it_is_sent(task, batch):
     by_hand = sum(g * min(1.0, 0.5 / float(g.norm())) for g in plain)
     by_hand = by_hand * min(1.0, 0.7 / float(by_hand.norm()))
     torch.testing.assert_close(sent, by_hand)
-    torch.testing.assert_close(defense.imitate_clients(plain), by_hand)
+    alone, together = defense.sides
+    guess = together.imitate(torch.cat([alone.imitate(p) for p in plain]))
+    torch.testing.assert_close(guess, by_hand)
 
 
 def test_local_training_cannot_be_mixed_with_example_rows():

@@ -117,13 +117,13 @@ def test_a_drawn_mask_is_remembered():
         assert isinstance(later.law, Exact)
         assert isinstance(later.noised(Gaussian(1.0), stream(0)).law, Unknown)
     assert isinstance(Update.stack([drawn, drawn]).summed(Unit.COHORT).law, Unknown)
-    assert not drawn.undeclared().drawn
+    assert not drawn.seen(defense_known=False).drawn
 
 
 def test_undeclared_shows_rows_alone():
     noisy = _update(2).noised(Gaussian(0.5), stream(6))
     mask = torch.ones(2, WIDTH, dtype=torch.bool)
-    shown = noisy.masked(mask, by_value=False).undeclared()
+    shown = noisy.masked(mask, by_value=False).seen(defense_known=False)
     assert torch.equal(shown.rows, noisy.rows)
     assert isinstance(shown.law, Unknown)
     assert (shown.mask, shown.bound, shown.examples) == (None, None, (1, 1))

@@ -116,7 +116,7 @@ class Bench:
         module = self._module(spec, seed)
         image = self.dataset.inputs[:1]
         try:
-            task = Task.of(module, classes=self.dataset.classes)
+            task = Task.of(module, classes=self.dataset.classes, public=self.public)
         except ValueError as error:
             raise ValueError(f"model {spec.name!r}: {error}") from None
         try:

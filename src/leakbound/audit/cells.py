@@ -63,7 +63,10 @@ def run_utility(cell: plans.UtilityCell, bench: Bench) -> Result:
     record = _header(cell, bench)
     try:
         with one_thread():
-            record |= {name: _short(value) for name, value in train(cell, bench).items()}
+            measured = train(cell, bench)
+            curve = [[number, _short(loss)] for number, loss in measured.pop("curve")]
+            record |= {name: _short(value) for name, value in measured.items()}
+            record["curve"] = curve
     except Exception as error:  # as above
         record |= _failure(_reason(error))
     return Result(cell.id, record, {}, time.perf_counter() - began)
@@ -122,7 +125,13 @@ def _header(cell: plans.Cell | plans.UtilityCell, bench: Bench) -> dict[str, Any
         "reason": None,
     }
     if isinstance(cell, plans.UtilityCell):
-        rest = {"rounds": cell.utility.rounds, "training_loss": None, "accuracy": None}
+        rest = {
+            "rounds": cell.utility.rounds,
+            "optimizer": cell.utility.optimizer,
+            "training_loss": None,
+            "accuracy": None,
+            "curve": [],
+        }
         return common | {"unit": cell.id} | rest
     return common | {
         "cell": cell.id,

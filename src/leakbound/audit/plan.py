@@ -57,8 +57,8 @@ class UtilitySpec:
     """A short federated training under each defense: what the defense costs.
 
     Each round `clients` clients send one defended update of `batch_size` images, the server
-    averages them and takes one Adam step. The first `repeats` seeds of the plan are used; 0 rounds
-    means that utility is not measured.
+    averages them and takes one step of Adam (or "sgd"). The first `repeats` seeds of the plan are
+    used; 0 rounds means that utility is not measured.
     """
 
     rounds: int = 40
@@ -66,6 +66,7 @@ class UtilitySpec:
     batch_size: int = 16
     learning_rate: float = 0.002
     repeats: int = 3
+    optimizer: str = "adam"
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,7 @@ def _utility(table: Mapping[str, Any]) -> UtilitySpec:
     check.count(clients=spec.clients, batch_size=spec.batch_size, repeats=spec.repeats)
     check.non_negative(rounds=spec.rounds)
     check.positive(learning_rate=spec.learning_rate)
+    check.one_of(["adam", "sgd"], optimizer=spec.optimizer)
     return spec
 
 

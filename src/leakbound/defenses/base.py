@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from leakbound.random import Source
@@ -34,6 +33,7 @@ class Defense:
         uses_context: it reads the client's model and batch, so it is not post-processing.
         draws_mask: it draws which coordinates are sent; sums and noise after it hide the draw.
         hides_draw: what it draws is not seen in the update, so no law is known with it.
+        private_law: its noise or mask is chosen from the client's batch, and tells of it.
     """
 
     accepts: ClassVar[frozenset[Unit]] = ANY_UNIT
@@ -44,6 +44,7 @@ class Defense:
     law_survives_sums: ClassVar[bool] = True
     draws_mask: ClassVar[bool] = False
     hides_draw: ClassVar[bool] = False
+    private_law: ClassVar[bool] = False
 
     @property
     def guarantee(self) -> Guarantee:
@@ -58,6 +59,18 @@ class Defense:
     def returns(self, given: Unit) -> Unit:
         """The unit of the rows that come out."""
         return given
+
+    def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
+        """The defense with all that it takes from public knowledge filled in.
+
+        Called by the server before a round, once for all clients; needs nothing of theirs.
+
+        Args:
+            task: the model as it is sent, with public data where there is some.
+            examples: the size of a client's batch.
+            previous: what `resolve` returned in the round before.
+        """
+        return self
 
     def prepare(self, task: Task, source: Source) -> Task:
         """Change the task before gradients exist (dropout, local steps)."""
@@ -76,6 +89,10 @@ class Defense:
     def imitate(self, rows: Tensor) -> Tensor:
         """The deterministic part on rows (R, P), differentiable: what a knowing attacker uses."""
         return rows
+
+    def noise_variance(self, task: Task, inputs: Tensor, labels: Tensor) -> Tensor | None:
+        """(P,) the variance that its private law would give a guess, differentiable; None: none."""
+        return None
 
     def infer(self, task: Task, update: Update) -> Task:
         """What an attacker who sees `update` learns of the task that `prepare` made."""
@@ -129,6 +146,26 @@ class Chain(Defense):
                 return Guarantee.DIFFERENTIAL_PRIVACY
         return Guarantee.RELEASE_LAW if _law_is_known(self) else Guarantee.NONE
 
+    @property
+    def private_law(self) -> bool:  # type: ignore[override]
+        """Whether some link's noise or mask is chosen from the client's batch."""
+        return any(link.private_law for link in self.links)
+
+    @property
+    def sides(self) -> tuple[Chain, Chain]:
+        """The links that run on each client, and those that run on the stacked rows of all."""
+        at = next(
+            (i for i, link in enumerate(self.links) if link.returns(Unit.CLIENT) is Unit.COHORT),
+            len(self.links),
+        )
+        return _Part(self.links[:at]), _Part(self.links[at:])
+
+    def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Chain:
+        """The chain of all resolved links."""
+        before = previous.links if isinstance(previous, Chain) else (None,) * len(self.links)
+        pairs = zip(self.links, before, strict=True)
+        return type(self)(tuple(link.resolve(task, examples, old) for link, old in pairs))
+
     def returns(self, given: Unit) -> Unit:
         """The unit after the last link."""
         for link in self.links:
@@ -167,18 +204,11 @@ class Chain(Defense):
             task = link.infer(task, update)
         return task
 
-    def imitate_clients(self, clients: list[Tensor]) -> Tensor:
-        """Noise-free rows that a server expects from several clients' plain rows."""
-        client, cohort = self.split()
-        return cohort.imitate(torch.cat([client.imitate(rows) for rows in clients]))
-
-    def split(self) -> tuple[Chain, Chain]:
-        """The links that run on each client, and those that run on the stacked rows of all."""
-        at = next(
-            (i for i, link in enumerate(self.links) if link.returns(Unit.CLIENT) is Unit.COHORT),
-            len(self.links),
-        )
-        return _Part(self.links[:at]), _Part(self.links[at:])
+    def noise_variance(self, task: Task, inputs: Tensor, labels: Tensor) -> Tensor | None:
+        """That of the one link with a private law; None where there is none or more than one."""
+        found = [link.noise_variance(task, inputs, labels) for link in self.links]
+        known = [variance for variance in found if variance is not None]
+        return known[0] if len(known) == 1 else None
 
     def __repr__(self) -> str:
         return " → ".join(repr(link) for link in self.links) if self.links else "none"

@@ -38,7 +38,9 @@ def small_task() -> Task:
         hidden=(5,),
         activation="tanh",
     )
-    return Task.of(model, classes=CLASSES).to("cpu", torch.float64)
+    images = uniform((12, 1, 6, 6), stream(0, "contract", "public"))
+    public = Batch(images, torch.arange(12) % CLASSES)
+    return Task.of(model, classes=CLASSES, public=public).to("cpu", torch.float64)
 
 
 def small_batch(task: Task, like: Batch | None = None, *, seed: int = 0) -> Batch:

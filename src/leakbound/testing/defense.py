@@ -62,8 +62,10 @@ def check_defense(
     task = task or small_task()
     batch = batch or small_batch(task)
     for link in defense.links if isinstance(defense, Chain) else (defense,):
-        _check_link(link, task, batch)
-    whole = runnable(defense)
+        check_settings(link, repr(link))
+        check_repr(link, repr(link))
+        _check_link(link.resolve(task, batch.size), task, batch)
+    whole = runnable(defense).resolve(task, batch.size)
     _check_task_kept(whole, task, batch)
     _check_releases(whole, task, batch)
     check_privacy(whole, task, batch)
@@ -82,8 +84,6 @@ def runnable(defense: Defense) -> Chain:
 
 def _check_link(link: Defense, task: Task, batch: Batch) -> None:
     name = repr(link)
-    check_settings(link, name)
-    check_repr(link, name)
     require(isinstance(link.guarantee, Guarantee), f"guarantee of {name} is not a Guarantee")
     for unit in sorted(link.accepts):
         update = _plain(link, unit, task, batch)
@@ -254,5 +254,5 @@ def _rounds(whole: Chain, task: Task, batch: Batch, seeds: Sequence[int]) -> lis
     found = []
     for seed in seeds:
         sources = [stream(seed, "contract", "round", i) for i in range(len(clients) + 1)]
-        found.append(play(task, clients, whole, sources).observation.update)
+        found.append(play(task, clients, whole, sources).update)
     return found

@@ -63,7 +63,7 @@ def spread(update: Update) -> Tensor:
     """The declared standard deviation (R, P) of every coordinate."""
     law = update.law
     if isinstance(law, Gaussian):
-        value = torch.as_tensor(law.covariance, dtype=torch.float64).sqrt()
+        value = torch.as_tensor(law.variance, dtype=torch.float64).sqrt()
     elif isinstance(law, Laplace):
         value = torch.as_tensor(law.scale, dtype=torch.float64) * 2**0.5
     else:

@@ -35,6 +35,7 @@ def check_privacy(whole: Chain, task: Task, batch: Batch) -> None:
     remove at a fixed, public divisor). With the same streams for both, all noise cancels, and what
     is left is the change of the noise-free rows.
     """
+    whole = whole.resolve(task, batch.size)
     for at, link in enumerate(whole.links):
         if link.guarantee is Guarantee.DIFFERENTIAL_PRIVACY:
             upto = Chain(whole.links[: at + 1])
@@ -132,7 +133,7 @@ def _released(
     links: Chain, clients: list[Tensor], task: Task, batch: Batch, *, unit: Unit | None = None
 ) -> Update:
     """The update of fixed plain rows under fixed streams."""
-    client, cohort = links.split()
+    client, cohort = links.sides
     unit = links.starts if unit is None else unit
     updates = []
     for i, rows in enumerate(clients):

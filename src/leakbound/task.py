@@ -1,0 +1,177 @@
+"""What a client holds and what all agree on: batches, local plans, the model at its weights."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Inputs (B, *S) and their class labels (B,): what a client holds and wants to keep.
+
+    Example:
+        >>> Batch(torch.zeros(2, 1, 8, 8), torch.tensor([3, 5])).size
+        2
+    """
+
+    inputs: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if self.inputs.ndim < 2:
+            raise ValueError(
+                f"inputs has shape {tuple(self.inputs.shape)}; give a batch of images (B, C, H, W)"
+            )
+        if len(self.inputs) == 0:
+            raise ValueError("inputs holds no example; a batch needs at least one")
+        if len(self.inputs) != len(self.labels):
+            raise ValueError(
+                f"inputs holds {len(self.inputs)} examples and labels {len(self.labels)}; "
+                "give one label for each"
+            )
+
+    @property
+    def size(self) -> int:
+        """The number of examples."""
+        return len(self.inputs)
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """Local training between two messages: `steps` of SGD; `batch_size` None is the full batch."""
+
+    steps: int = 1
+    learning_rate: float = 1.0
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps is {self.steps}; a client takes at least 1 local step")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate is {self.learning_rate}; give a finite one above 0")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"batch_size is {self.batch_size}; it must be at least 1")
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A model at given weights with its loss and local plan: what server and clients agree on.
+
+    The module is an architecture only and is never mutated; `parameters` (P,) holds the weights in
+    the order of `model.named_parameters()`. Build one with `Task.of`.
+
+    Attributes:
+        input_range: the box (low, high) that every input lies in, in the units the model is fed.
+        label_range: the number of classes, or None where the loss takes no class labels.
+        public: data that anyone may see, of the same kind as the clients': what a defense may be
+            tuned on without giving anything away.
+    """
+
+    model: nn.Module
+    parameters: Tensor
+    loss: Loss
+    plan: LocalPlan = LocalPlan()
+    input_range: tuple[float, float] = (0.0, 1.0)
+    label_range: int | None = None
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    public: Batch | None = None
+
+    @staticmethod
+    def of(
+        model: nn.Module,
+        *,
+        loss: Loss = nn.functional.cross_entropy,
+        plan: LocalPlan | None = None,
+        input_range: tuple[float, float] = (0.0, 1.0),
+        classes: int | None = None,
+        public: Batch | None = None,
+    ) -> Task:
+        """Take a module's architecture and weights; later changes of the module do not matter.
+
+        Raises:
+            ValueError: no parameters, weights that are not finite, dropout in training mode (hidden
+                randomness), or a norm that computes or keeps statistics of the batch.
+
+        Example:
+            >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
+            >>> task.parameters.shape, [name for name, *_ in task.layout]
+            (torch.Size([10]), ['1.weight', '1.bias'])
+        """
+        _refuse_training_mode(model)
+        named = [p.detach().reshape(-1) for p in model.parameters()]
+        if not named:
+            raise ValueError("model has no parameters; there is no update to attack")
+        parameters = torch.cat(named)
+        if not torch.isfinite(parameters).all():
+            raise ValueError("model holds weights that are not finite; load other weights")
+        if not input_range[0] < input_range[1]:
+            raise ValueError(f"input_range is {input_range}; give (low, high) with low < high")
+        buffers = {name: value.detach().clone() for name, value in model.named_buffers()}
+        shell = copy.deepcopy(model).requires_grad_(False)
+        plan = plan or LocalPlan()
+        return Task(shell, parameters, loss, plan, input_range, classes, buffers, public)
+
+    @cached_property
+    def layout(self) -> tuple[tuple[str, torch.Size, int, int], ...]:
+        """(name, shape, start, stop) of every tensor within the flat parameter vector."""
+        rows, start = [], 0
+        for name, parameter in self.model.named_parameters():
+            rows.append((name, parameter.shape, start, start + parameter.numel()))
+            start += parameter.numel()
+        return tuple(rows)
+
+    def unflatten(self, row: Tensor) -> dict[str, Tensor]:
+        """A flat vector (P,) as named tensors (views, no copy)."""
+        return {name: row[a:b].view(shape) for name, shape, a, b in self.layout}
+
+    def with_parameters(self, parameters: Tensor) -> Task:
+        """The same task at other weights (P,)."""
+        if parameters.shape != self.parameters.shape:
+            raise ValueError(
+                f"parameters has shape {tuple(parameters.shape)}; "
+                f"this model takes ({len(self.parameters)},)"
+            )
+        return replace(self, parameters=parameters)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Task:
+        """The task on another device, and in another floating-point type where one is given."""
+
+        def move(value: Tensor) -> Tensor:
+            return value.to(device, dtype if value.is_floating_point() else None)
+
+        model = copy.deepcopy(self.model).to(device, dtype)
+        buffers = {name: move(value) for name, value in self.buffers.items()}
+        public = self.public and Batch(move(self.public.inputs), self.public.labels.to(device))
+        parameters = move(self.parameters)
+        return replace(self, model=model, parameters=parameters, buffers=buffers, public=public)
+
+
+def _refuse_training_mode(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        where = name or "the model itself"
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
+            raise ValueError(
+                f"model has BatchNorm without running statistics ({where}): its output for one "
+                "example depends on the others; build it with track_running_stats=True"
+            )
+        if not module.training:
+            continue
+        if getattr(module, "running_mean", None) is not None:
+            raise ValueError(
+                f"model has {type(module).__name__} in training mode ({where}): it depends on the "
+                "batch or changes with it; call model.eval() first"
+            )
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            raise ValueError(
+                f"model has dropout in training mode ({where}): call model.eval() first, or use "
+                "the defense hidden_dropout, whose draws are named"
+            )
