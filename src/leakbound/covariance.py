@@ -1,4 +1,4 @@
-"""A covariance of diagonal plus low rank, by the square root that colors and whitens with it."""
+"""Covariances with structure, by the square root that colors and whitens with them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,112 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
-    """A low-rank part over the coordinates [start, stop): orthonormal columns and their gains."""
+class LowRank:
+    """I plus a low-rank part, squared: root I + Q diag(gain) Qᵀ over [start, stop).
+
+    Shapes:
+        basis Q (stop - start, k) with orthonormal columns; gain (k,) above -1.
+    """
 
     start: int
     stop: int
     basis: Tensor
     gain: Tensor
 
+    def color(self, rows: Tensor) -> Tensor:
+        """Root times rows (R, stop - start)."""
+        return self._apply(rows, self.gain)
+
+    def whiten(self, rows: Tensor) -> Tensor:
+        """Inverse root times rows."""
+        return self._apply(rows, -self.gain / (1 + self.gain))
+
+    def _apply(self, rows: Tensor, gain: Tensor) -> Tensor:
+        basis = self.basis.to(rows)
+        return rows + ((rows @ basis) * gain.to(rows)) @ basis.T
+
+    @property
+    def diagonal(self) -> Tensor:
+        """The variances (stop - start,)."""
+        return 1 + self.basis.square() @ ((1 + self.gain).square() - 1)
+
+    def to(self, like: Tensor) -> LowRank:
+        """In the type and on the device of another tensor."""
+        return replace(self, basis=self.basis.to(like), gain=self.gain.to(like))
+
+
+@dataclass(frozen=True, eq=False)
+class Kronecker:
+    """A matrix of coordinates (a, b), row by row, whose rows and columns are correlated.
+
+    The root is left ⊗ right, both symmetric and positive definite.
+
+    Shapes:
+        left (a, a), or (a,) for a diagonal; right (b, b) or (b,); their inverses beside them.
+    """
+
+    start: int
+    stop: int
+    left: Tensor
+    right: Tensor
+    left_inverse: Tensor
+    right_inverse: Tensor
+
+    def color(self, rows: Tensor) -> Tensor:
+        """Root times rows (R, a · b)."""
+        return self._apply(rows, self.left, self.right)
+
+    def whiten(self, rows: Tensor) -> Tensor:
+        """Inverse root times rows."""
+        return self._apply(rows, self.left_inverse, self.right_inverse)
+
+    def _apply(self, rows: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        left, right = left.to(rows), right.to(rows)
+        matrices = rows.reshape(len(rows), len(left), len(right))
+        matrices = left[:, None] * matrices if left.ndim == 1 else left @ matrices
+        matrices = matrices * right if right.ndim == 1 else matrices @ right
+        return matrices.reshape(rows.shape)
+
+    @property
+    def diagonal(self) -> Tensor:
+        """The variances (a · b,)."""
+        sides = (s.square() if s.ndim == 1 else s.square().sum(1) for s in (self.left, self.right))
+        return torch.outer(*sides).flatten()
+
+    def to(self, like: Tensor) -> Kronecker:
+        """In the type and on the device of another tensor."""
+        names = ("left", "right", "left_inverse", "right_inverse")
+        return replace(self, **{name: getattr(self, name).to(like) for name in names})
+
+    @staticmethod
+    def of(start: int, left: Tensor, right: Tensor) -> Kronecker:
+        """The block whose covariance is left ⊗ right, at `start`; a vector is a diagonal.
+
+        Raises:
+            ValueError: a factor that is not positive definite.
+        """
+        roots = []
+        for factor in (left, right):
+            plain = factor.ndim == 1
+            size, basis = (factor.double(), None) if plain else torch.linalg.eigh(factor.double())
+            if not bool((size > 0).all()):
+                raise ValueError(
+                    f"factor has the eigenvalue {float(size.min())}; give one that is positive "
+                    "definite"
+                )
+            powers = [size**0.5, size**-0.5]
+            roots += powers if basis is None else [(basis * p) @ basis.T for p in powers]
+        a, a_inverse, b, b_inverse = (root.to(left) for root in roots)
+        return Kronecker(start, start + len(left) * len(right), a, b, a_inverse, b_inverse)
+
 
 @dataclass(frozen=True, eq=False)
 class Structured:
-    """The covariance S Sᵀ over P coordinates with S = diag(scale) (I + Σ_blocks Q diag(gain) Qᵀ).
+    """The covariance S Sᵀ over P coordinates with S = diag(scale) · (root of every block).
 
     Shapes:
-        scale (P,), above zero; in each block Q (stop - start, k) with orthonormal columns and gain
-        (k,) above -1. Blocks do not overlap: one over all coordinates, or one a layer.
+        scale (P,), above zero; blocks do not overlap and stand in order: one over all coordinates,
+        or one a layer; outside of blocks the root is the identity.
 
     Example:
         >>> shape = Structured.of(torch.ones(3), [(0, 2, torch.tensor([[1.0], [1.0]]))])
@@ -35,7 +125,7 @@ class Structured:
     """
 
     scale: Tensor
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[LowRank | Kronecker, ...] = ()
 
     @staticmethod
     def of(diagonal: Tensor, factors: list[tuple[int, int, Tensor]] | None = None) -> Structured:
@@ -55,24 +145,23 @@ class Structured:
             basis, size, _ = torch.linalg.svd(factor / scale[start:stop, None], full_matrices=False)
             kept = size > 1e-12 * size.max().clamp_min(1e-300)
             gain = (1 + size[kept].square()).sqrt() - 1
-            blocks.append(Block(start, stop, basis[:, kept].contiguous(), gain))
+            blocks.append(LowRank(start, stop, basis[:, kept].contiguous(), gain))
         return Structured(scale, tuple(blocks))
 
     def color(self, rows: Tensor) -> Tensor:
         """S z for rows z (R, P): white noise becomes noise of this covariance."""
-        return self._mix(rows, invert=False) * self.scale.to(rows)
+        return self._mix(rows, whiten=False) * self.scale.to(rows)
 
     def whiten(self, rows: Tensor) -> Tensor:
         """S⁻¹ y for rows y (R, P): noise of this covariance becomes white."""
-        return self._mix(rows / self.scale.to(rows), invert=True)
+        return self._mix(rows / self.scale.to(rows), whiten=True)
 
-    def _mix(self, rows: Tensor, *, invert: bool) -> Tensor:
+    def _mix(self, rows: Tensor, *, whiten: bool) -> Tensor:
         parts, at = [], 0
         for block in self.blocks:
             part = rows[:, block.start : block.stop]
-            gain, basis = block.gain.to(rows), block.basis.to(rows)
-            gain = -gain / (1 + gain) if invert else gain
-            parts += [rows[:, at : block.start], part + ((part @ basis) * gain) @ basis.T]
+            mixed = block.whiten(part) if whiten else block.color(part)
+            parts += [rows[:, at : block.start], mixed]
             at = block.stop
         return torch.cat([*parts, rows[:, at:]], 1) if parts else rows
 
@@ -81,8 +170,7 @@ class Structured:
         """(P,) the variance of every coordinate."""
         inner = torch.ones_like(self.scale)
         for block in self.blocks:
-            extra = (1 + block.gain).square() - 1
-            inner[block.start : block.stop] += block.basis.square() @ extra
+            inner[block.start : block.stop] = block.diagonal.to(inner)
         return self.scale.square() * inner
 
     def dense(self) -> Tensor:
@@ -92,8 +180,7 @@ class Structured:
 
     def to(self, like: Tensor) -> Structured:
         """On the device and in the type of another tensor."""
-        blocks = (replace(b, basis=b.basis.to(like), gain=b.gain.to(like)) for b in self.blocks)
-        return Structured(self.scale.to(like), tuple(blocks))
+        return Structured(self.scale.to(like), tuple(block.to(like) for block in self.blocks))
 
     def __mul__(self, factor: float) -> Structured:
         """The covariance times a number above zero."""

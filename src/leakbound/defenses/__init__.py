@@ -6,15 +6,19 @@ Every name exported here is a defense of the audit, under its snake_case name.
 from leakbound.defenses.base import Chain, Defense, chain
 from leakbound.defenses.dpsgd import dp_sgd
 from leakbound.defenses.noise import GaussianMechanism, GaussianNoise, LaplaceNoise
+from leakbound.defenses.optimal import LocalOptimalNoise, OptimalNoise, optimal_dp_sgd
+from leakbound.defenses.optimal_pruning import LocalOptimalPruning, OptimalPruning
 from leakbound.defenses.pruning import GradientDropout, MagnitudePruning
 from leakbound.defenses.rows import Clip, ClipExamples, Mean, Sign
 from leakbound.defenses.secure import SecureAggregation
 from leakbound.defenses.training import HiddenDropout, LocalAggregation
+from leakbound.defenses.whitening import Color, Whiten, whitened_dp_sgd
 
 __all__ = [
     "Chain",
     "Clip",
     "ClipExamples",
+    "Color",
     "Defense",
     "GaussianMechanism",
     "GaussianNoise",
@@ -22,10 +26,17 @@ __all__ = [
     "HiddenDropout",
     "LaplaceNoise",
     "LocalAggregation",
+    "LocalOptimalNoise",
+    "LocalOptimalPruning",
     "MagnitudePruning",
     "Mean",
+    "OptimalNoise",
+    "OptimalPruning",
     "SecureAggregation",
     "Sign",
+    "Whiten",
     "chain",
     "dp_sgd",
+    "optimal_dp_sgd",
+    "whitened_dp_sgd",
 ]

@@ -33,6 +33,7 @@ class Defense:
         uses_context: it reads the client's model and batch, so it is not post-processing.
         draws_mask: it draws which coordinates are sent; sums and noise after it hide the draw.
         hides_draw: what it draws is not seen in the update, so no law is known with it.
+        keeps_mask: its noise falls only on what a mask before it still sends.
         private_law: its noise or mask is chosen from the client's batch, and tells of it.
     """
 
@@ -44,6 +45,7 @@ class Defense:
     law_survives_sums: ClassVar[bool] = True
     draws_mask: ClassVar[bool] = False
     hides_draw: ClassVar[bool] = False
+    keeps_mask: ClassVar[bool] = False
     private_law: ClassVar[bool] = False
 
     @property
@@ -248,7 +250,7 @@ def _law_is_known(whole: Chain) -> bool:
     for link in whole.links:
         after = link.returns(unit)
         sums, adds = after is not unit, link.guarantee is not Guarantee.NONE
-        lost |= link.hides_draw or (masked and (sums or adds))
+        lost |= link.hides_draw or (masked and (sums or (adds and not link.keeps_mask)))
         lost |= noisy and (not link.keeps_law or (sums and not closed))
         closed = closed and (link.law_survives_sums or not adds)
         lost |= noisy and adds and not closed

@@ -6,6 +6,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from leakbound.covariance import Structured
 from leakbound.testing.common import CHANCE, require
 from leakbound.types import Gaussian, Guarantee, Laplace, Update
 
@@ -93,6 +94,9 @@ def _standard(draws: list[Update], center: Tensor | None, name: str) -> tuple[Te
     )
     seen = (seen & (std > 0)).flatten(1)
     residual = torch.where(seen, rest.flatten(1) / std.flatten(1).clamp_min(1e-300), 0)
+    law = draws[0].law
+    if isinstance(law, Gaussian) and isinstance(law.covariance, Structured):
+        residual = law.covariance.whiten(rest.flatten(0, 1)).reshape(len(rest), -1)
     width = residual.shape[1]
     index = torch.arange(width)
     if width > MOST:

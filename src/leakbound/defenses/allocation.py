@@ -1,0 +1,159 @@
+"""How much noise each coordinate gets, and which ones are withheld: paper A's optima.
+
+s is the sensitivity ||dg_i/dx||² of every coordinate (P,), g² its squared gradient, or the
+expectations of both over public data. Noise of variances v lets an attacker's Fisher information
+have the trace Σ s/v, and costs Σ g² v of the loss to second order (U2, for a step of 1).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from leakbound import check
+
+SMALLEST = 1e-8
+LARGEST = 1e6
+RULES = ("utility", "energy", "algorithm_1")
+Spans = list[tuple[int, int]]
+
+
+def shape(s: Tensor, g2: Tensor, rule: str, spans: Spans | None = None) -> Tensor:
+    """Variances (P,) up to a factor.
+
+    Args:
+        s: sensitivity, (P,).
+        g2: squared gradient, (P,).
+        rule: "utility" is sqrt(s / g²), which leaves the least information at equal U2 (eq. 7);
+            "energy" is sqrt(s), the least at equal RMS noise; "algorithm_1" is s / |g|, as that
+            algorithm is printed: it is optimal for neither, and here for comparison.
+        spans: (start, stop) of every tensor, for one variance a tensor from the norms within it.
+
+    Where g is near 0 the ratio is capped: |g| counts as at least 1e-8, the ratio as at most 1e6.
+    Where no coordinate is sensitive at all, every one gets the same.
+
+    Source: Chen, Gursoy and Lei, theorem 3.5, eq. 7 and appendix B; the energy rule is
+    Cauchy-Schwarz at a fixed trace.
+
+    Example:
+        >>> shape(torch.tensor([4.0, 4.0]), torch.tensor([1.0, 4.0]), "utility").tolist()
+        [2.0, 1.0]
+    """
+    check.one_of(RULES, rule=rule)
+    if spans is not None:
+        s, g2 = _by_tensor(s, spans), _by_tensor(g2, spans)
+    slope = g2.sqrt().clamp_min(SMALLEST)
+    if rule == "utility":
+        ratio = (s.sqrt() / slope).clamp_max(LARGEST)
+    elif rule == "energy":
+        ratio = s.sqrt()
+    else:
+        ratio = (s / slope).clamp_max(LARGEST)
+    return ratio if bool((ratio > 0).any()) else torch.ones_like(ratio)
+
+
+def _by_tensor(values: Tensor, spans: Spans) -> Tensor:
+    return torch.cat([values[a:b].sum().expand(b - a) for a, b in spans])
+
+
+def with_rms(ratio: Tensor, noise_std: float) -> Tensor:
+    """Variances in proportion to `ratio` whose mean is noise_std²: paper A's noise scale.
+
+    Source: the paper's released code (sheet F11, decision 0-a).
+    """
+    return ratio * (noise_std**2 / ratio.mean())
+
+
+def with_utility(ratio: Tensor, g2: Tensor, utility_std: float) -> Tensor:
+    """Variances in proportion to `ratio` that cost as much as equal noise of `utility_std`.
+
+    The cost is U2 = Σ g² v; with v = utility_std² everywhere it is utility_std² Σ g². Where the
+    gradient is zero no noise costs anything, and the RMS noise is `utility_std`.
+
+    Source: Chen, Gursoy and Lei, definition of U2 and theorem 3.5.
+    """
+    cost, total = (ratio * g2).sum(), g2.sum()
+    if not float(cost) > 0:
+        return with_rms(ratio, utility_std)
+    return ratio * (utility_std**2 * total / cost)
+
+
+def with_floor(
+    ratio: Tensor, s: Tensor, error_floor: float, *, coordinates: int, prior_variance: float
+) -> Tensor:
+    """Variances in proportion to `ratio` under which no attacker's mean squared error is lower.
+
+    The mean is over images drawn from a Gaussian prior of that variance a pixel, and over noise.
+
+    Args:
+        ratio: variances up to a factor, (P,).
+        s: expected sensitivity, (P,).
+        error_floor: the mean squared error a pixel that is to be kept.
+        coordinates: how many pixels are hidden, all images of the batch together.
+        prior_variance: the mean variance of a pixel in public data.
+
+    Raises:
+        ValueError: a floor that no noise reaches: the guess that sees no update has the error
+            `prior_variance`.
+
+    Source: Chen, Gursoy and Lei, theorem 3.2, corrected (sheet F2): the floor a pixel is
+    1 / (tr J_D / coordinates + 1 / prior_variance), with tr J_D = Σ s / v.
+    """
+    if not 0 < error_floor < prior_variance:
+        raise ValueError(
+            f"error_floor is {error_floor!r}; noise can force any value above 0 and below "
+            f"{prior_variance:.4g}, the error of the best guess that sees no update"
+        )
+    allowed = coordinates * (1 / error_floor - 1 / prior_variance)
+    active = ratio > 0
+    information = (s[active] / ratio[active]).sum()
+    if not float(information) > 0:
+        return ratio
+    return ratio * (information / allowed)
+
+
+def prune_order(s: Tensor, g2: Tensor) -> Tensor:
+    """K = s / g² (P,): what is to be withheld first is largest; infinite where g is 0.
+
+    Source: Chen, Gursoy and Lei, theorem 3.6 (its earlier version's "smallest" is an error).
+    """
+    return torch.where(
+        g2 > 0,
+        s / g2.clamp_min(1e-300 if g2.dtype == torch.float64 else 1e-37),
+        torch.full_like(s, float("inf")),
+    )
+
+
+def keep_by_rate(order: Tensor, rate: float) -> Tensor:
+    """All but the floor(rate · P) coordinates of largest order (P,); of equal ones, the last go."""
+    gone = int(rate * len(order) + 1e-9)
+    keep = torch.ones_like(order, dtype=torch.bool)
+    keep[torch.sort(order, stable=True).indices[len(order) - gone :]] = False
+    return keep
+
+
+def keep_by_utility(order: Tensor, g2: Tensor, share: float) -> tuple[Tensor, int, float]:
+    """What to keep so that `share` of the first-order utility Σ g² is left: a fractional knapsack.
+
+    Returns:
+        the coordinates kept for certain (P,), the index of the one in between, and the probability
+        with which that one is kept.
+
+    Source: Chen, Gursoy and Lei, theorem 3.6 (mixed defense).
+
+    Example:
+        >>> order, g2 = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 2.0, 2.0])
+        >>> keep_by_utility(order, g2, 0.5)
+        (tensor([ True, False, False]), 1, 0.5)
+    """
+    ranked = torch.sort(order, stable=True).indices
+    worth = g2.double()[ranked]
+    total = worth.cumsum(0)
+    target = share * float(total[-1])
+    keep = torch.zeros_like(order, dtype=torch.bool)
+    place = min(int((total < target).sum()), len(order) - 1)
+    keep[ranked[:place]] = True
+    before = float(total[place - 1]) if place else 0.0
+    own = float(worth[place])
+    chance = min(1.0, (target - before) / own) if own > 0 else 0.0
+    return keep, int(ranked[place]), chance

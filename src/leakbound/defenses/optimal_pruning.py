@@ -1,0 +1,182 @@
+"""Paper A's optimal pruning: withhold what tells most of the input for what the loss needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from leakbound import check
+from leakbound.defenses.allocation import keep_by_rate, keep_by_utility, prune_order
+from leakbound.defenses.base import Defense, State
+from leakbound.defenses.public import expected
+from leakbound.random import Source, bernoulli
+from leakbound.sensitivity import sensitivity
+from leakbound.types import ClientContext, Task, Unit, Update
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """Which coordinates (P,) are sent; `between` only with probability `chance`."""
+
+    mask: Tensor
+    between: int = 0
+    chance: float = 0.0
+
+    def draw(self, rows: Tensor, source: Source) -> Tensor:
+        mask = self.mask.expand_as(rows).clone()
+        if 0 < self.chance < 1:
+            like = torch.zeros((), device=rows.device)
+            mask[:, self.between] = bernoulli((len(rows),), self.chance, source, like=like)
+        elif self.chance == 1:
+            mask[:, self.between] = True
+        return mask
+
+
+@dataclass(frozen=True, repr=False)
+class _Pruning(Defense):
+    """What both forms share: how much is withheld."""
+
+    accepts = frozenset({Unit.CLIENT, Unit.COHORT})
+
+    rate: float | None = None
+    utility_share: float | None = None
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        levels = {name: getattr(self, name) for name in ("rate", "utility_share", "threshold")}
+        given = [name for name, value in levels.items() if value is not None]
+        if not given:
+            object.__setattr__(self, "rate", 0.7)
+        elif len(given) > 1:
+            raise ValueError(
+                f"{given[0]} and {given[1]} are both given; they set the same level: give one"
+            )
+        if self.rate is not None:
+            check.fraction(rate=self.rate)
+        if self.utility_share is not None:
+            check.fraction(utility_share=self.utility_share)
+        if self.threshold is not None:
+            check.positive(threshold=self.threshold)
+
+    def _kept(self, s: Tensor, g2: Tensor) -> _Kept:
+        order = prune_order(s, g2)
+        if self.utility_share is not None:
+            return _Kept(*keep_by_utility(order, g2, self.utility_share))
+        if self.threshold is not None:
+            return _Kept(order <= self.threshold)
+        assert self.rate is not None  # one of the three is set when the defense is built
+        return _Kept(keep_by_rate(order, self.rate))
+
+
+@dataclass(frozen=True, repr=False)
+class OptimalPruning(_Pruning):
+    """Withhold the coordinates that tell most of the input for what they are worth to the loss.
+
+    Which ones is decided from the model and public data alone: k = E||dg_i/dx||² / E g_i² is
+    largest. Give one of three levels (by default rate = 0.7).
+
+    Args:
+        rate: the fraction of all coordinates that is withheld, exactly floor(rate · P).
+        utility_share: the part of the first-order utility E||g||² that is kept; the coordinate in
+            between is sent with the probability that meets it exactly.
+        threshold: withhold where k is above it.
+        images: how many public images decide.
+
+    Guarantees: the mask is independent of the data. No privacy: what is sent is exact.
+
+    Raises:
+        NotApplicable: the task has no public data.
+
+    Source: Chen, Gursoy and Lei, theorem 3.6.
+    """
+
+    images: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.count(images=self.images)
+
+    @property
+    def draws_mask(self) -> bool:  # type: ignore[override]
+        """Whether the coordinate in between is drawn."""
+        return self.utility_share is not None
+
+    def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
+        """Decide the mask for this model."""
+        known = expected(task, examples, self.images, None)
+        return FixedPruning(self, self._kept(known.s, known.g2))
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class FixedPruning(Defense):
+    """`OptimalPruning` for one model: a mask that everyone knows."""
+
+    accepts = frozenset({Unit.CLIENT, Unit.COHORT})
+
+    settings: OptimalPruning
+    kept: _Kept
+
+    @property
+    def draws_mask(self) -> bool:  # type: ignore[override]
+        """As the settings."""
+        return self.settings.draws_mask
+
+    def transform(
+        self, update: Update, state: State, context: ClientContext | None, source: Source
+    ) -> tuple[Update, State]:
+        """Apply the mask."""
+        drawn = self.draws_mask and 0 < self.kept.chance < 1
+        mask = self.kept.draw(update.rows, source)
+        return update.masked(mask, by_value=False, drawn=drawn), state
+
+    def imitate(self, rows: Tensor) -> Tensor:
+        """The rows where they may be sent."""
+        mask = self.kept.mask.clone()
+        mask[self.kept.between] |= self.kept.chance > 0
+        return rows * mask
+
+    def __repr__(self) -> str:
+        return repr(self.settings)
+
+
+@dataclass(frozen=True, repr=False)
+class LocalOptimalPruning(_Pruning):
+    """Optimal pruning for this very batch: the mask depends on private data and tells of them.
+
+    As the paper evaluates it: k' = ||dg_i/dx|| / |g_i| of the batch is largest.
+
+    Args:
+        rate: the fraction of all coordinates that is withheld, exactly floor(rate · P).
+        utility_share: the part of the batch's ||g||² that is kept.
+        threshold: withhold where k'² is above it.
+        directions: random directions for each example's sensitivity.
+
+    Guarantees: none; which coordinates are withheld is itself seen by the server.
+
+    Source: Chen, Gursoy and Lei, algorithm 1, eq. 13 (sheet F8).
+    """
+
+    keeps_law = False
+    uses_context = True
+    private_law = True
+
+    directions: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.count(directions=self.directions)
+
+    def transform(
+        self, update: Update, state: State, context: ClientContext | None, source: Source
+    ) -> tuple[Update, State]:
+        """Estimate the batch's sensitivities and withhold by them."""
+        if context is None:
+            raise ValueError(f"{self!r} runs on a client, which has a batch; give its context")
+        batch = context.batch
+        found = sensitivity(
+            context.task, batch.inputs, batch.labels, source, directions=self.directions
+        )
+        kept = self._kept(found.values, found.gradient.square())
+        return update.masked(kept.draw(update.rows, source), by_value=True), state

@@ -1,0 +1,207 @@
+"""What public data tell of a model's gradients: expected sensitivities, shapes of noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from leakbound import check
+from leakbound.client import example_gradients
+from leakbound.covariance import Kronecker, Structured
+from leakbound.defenses.allocation import RULES, shape
+from leakbound.random import normal, stream
+from leakbound.sensitivity import along, sensitivity
+from leakbound.types import Batch, NotApplicable, Task
+
+LEAST = 1e-4
+"""A public shape gives no coordinate less than this part of the mean variance: a coordinate that
+no public image moves may be moved by a private one, and without noise it would be seen exactly."""
+PART = 16
+SHRINK = 0.1
+"""How far estimated correlations are shrunk towards none."""
+WIDEST = 512
+"""Of a layer with more inputs or outputs, correlations between these are not estimated."""
+CORRELATIONS = ("none", "layers", "low_rank")
+
+
+@dataclass(frozen=True)
+class PublicShape:
+    """Settings of a covariance that is chosen from the model and public data alone.
+
+    Args:
+        rule: see `allocation.shape`.
+        layers: one variance a tensor.
+        clamp: gradients are clamped to [-clamp, clamp] before the noise.
+        correlation: "none" is a diagonal covariance; "layers" is a Kronecker product in each weight
+            tensor; "low_rank" adds `rank` directions to a diagonal. Both with rule "energy" only.
+        rank: how many directions "low_rank" adds.
+        images: how many public images the expectations are over.
+    """
+
+    rule: str = "utility"
+    layers: bool = False
+    clamp: float | None = None
+    correlation: str = "none"
+    rank: int = 16
+    images: int = 64
+
+    def __post_init__(self) -> None:
+        check.one_of(RULES, rule=self.rule)
+        check.one_of(CORRELATIONS, correlation=self.correlation)
+        check.count(images=self.images, rank=self.rank)
+        if self.clamp is not None:
+            check.positive(clamp=self.clamp)
+        plain = self.rule == "energy" and not self.layers and self.clamp is None
+        if self.correlation != "none" and not plain:
+            raise ValueError(
+                f"correlation is {self.correlation!r} with rule {self.rule!r}; correlated noise is "
+                'known for the rule "energy" alone, without layers and clamp'
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """Expectations over public batches: sensitivity and squared gradient, (P,) each."""
+
+    s: Tensor
+    g2: Tensor
+
+
+@lru_cache(maxsize=8)
+def expected(task: Task, examples: int, images: int, clamp: float | None) -> Expected:
+    """E||dg_i/dx||² and E g_i² for batches of `examples` images, from `images` public ones.
+
+    Deterministic: its random directions come from a fixed public stream, so that all who know the
+    model and the public data get the same numbers.
+
+    Raises:
+        NotApplicable: the task has no public data.
+    """
+    public = _public(task, images)
+    source = stream(0, "public", "sensitivity")
+    if clamp is not None:
+        return _over_batches(task, public, examples, clamp)
+    s = sensitivity(task, public.inputs, public.labels, source, directions=1).values
+    total = torch.zeros_like(s)
+    squares = torch.zeros_like(s)
+    for at in range(0, public.size, PART):
+        part = slice(at, at + PART)
+        each = example_gradients(task, public.inputs[part], public.labels[part]).detach()
+        total, squares = total + each.sum(0), squares + each.square().sum(0)
+    n = public.size
+    second = squares / n
+    squared_mean = ((total.square() - squares) / (n * (n - 1))).clamp_min(0) if n > 1 else second
+    g2 = squared_mean * (1 - 1 / examples) + second / examples
+    return Expected(s * (n / examples), g2)
+
+
+def _over_batches(task: Task, public: Batch, examples: int, clamp: float) -> Expected:
+    size = min(examples, public.size)
+    source = stream(0, "public", "batches")
+    s, g2, count = [], [], public.size // size
+    for at in range(0, count * size, size):
+        part = slice(at, at + size)
+        one = sensitivity(task, public.inputs[part], public.labels[part], source, directions=1)
+        inside = one.gradient.abs() < clamp
+        s.append(one.values * inside)
+        g2.append(one.gradient.clamp(-clamp, clamp).square())
+    return Expected(torch.stack(s).mean(0), torch.stack(g2).mean(0))
+
+
+def _public(task: Task, images: int) -> Batch:
+    if task.public is None:
+        raise NotApplicable(
+            "the task has no public data to tune this defense on; give Task.of(..., public=...)"
+        )
+    return Batch(task.public.inputs[:images], task.public.labels[:images])
+
+
+@lru_cache(maxsize=4)
+def public_shape(settings: PublicShape, task: Task, examples: int) -> Tensor | Structured:
+    """Variances (P,), or a covariance with a low-rank part, of mean variance 1."""
+    known = expected(task, examples, settings.images, settings.clamp)
+    if settings.correlation != "none":
+        make = _by_layer if settings.correlation == "layers" else _low_rank
+        structured = make(settings, task, known.s)
+        return structured * float(1 / structured.diagonal.mean())
+    spans = [(a, b) for _, _, a, b in task.layout] if settings.layers else None
+    ratio = shape(known.s, known.g2, settings.rule, spans)
+    ratio = ratio / ratio.mean()
+    ratio = ratio.clamp_min(LEAST)
+    return ratio / ratio.mean()
+
+
+def _samples(settings: PublicShape, task: Task) -> Tensor:
+    """Changes of single public images' gradients along random directions, (images, P)."""
+    public = _public(task, settings.images)
+    source = stream(0, "public", "directions")
+    changes = []
+    for i in range(public.size):
+        one = public.inputs[i : i + 1]
+        direction = normal(one.shape, source, like=one)
+        changes.append(along(task, one, public.labels[i : i + 1], direction[None])[0].detach())
+    return torch.stack(changes)
+
+
+def _by_layer(settings: PublicShape, task: Task, s: Tensor) -> Structured:
+    """About A^(1/2) within each layer, A = E[J Jᵀ] taken as a Kronecker product.
+
+    A weight matrix's gradient is a sum of outer products, so rows and columns have covariances of
+    their own. A side of more than `WIDEST` units keeps its variances only.
+    """
+    sample = _samples(settings, task)
+    scale, blocks = torch.ones_like(s), []
+    for _, size, start, stop in task.layout:
+        total = s[start:stop].sum()
+        if len(size) < 2 or not float(total) > 0:
+            scale[start:stop] = _lifted(s[start:stop].sqrt(), s).sqrt()
+            continue
+        matrices = sample[:, start:stop].reshape(len(sample), size[0], -1)
+        left, right = _moment(matrices), _moment(matrices.transpose(1, 2))
+        traces = (m.sum() if m.ndim == 1 else m.trace() for m in (left, right))
+        scale[start:stop] = (total / math.prod(float(t) for t in traces)) ** 0.25
+        blocks.append(Kronecker.of(start, _root(left), _root(right)))
+    return Structured(scale, tuple(blocks))
+
+
+def _moment(matrices: Tensor) -> Tensor:
+    """E[M Mᵀ] shrunk towards its diagonal, or that diagonal alone; M (n, a, b)."""
+    own = matrices.square().sum((0, 2))
+    own = own.clamp_min(SHRINK * own.mean().clamp_min(1e-30))
+    if len(own) > WIDEST:
+        return own
+    moment = torch.einsum("nij,nkj->ik", matrices, matrices)
+    return (1 - SHRINK) * moment + torch.diag(own - (1 - SHRINK) * moment.diagonal())
+
+
+def _root(moment: Tensor) -> Tensor:
+    if moment.ndim == 1:
+        return moment.sqrt()
+    size, basis = torch.linalg.eigh(moment.double())
+    root: Tensor = (basis * size.clamp_min(1e-12 * float(size.max())).sqrt()) @ basis.T
+    return root.to(moment)
+
+
+def _low_rank(settings: PublicShape, task: Task, s: Tensor) -> Structured:
+    """About A^(1/2), A = E[J Jᵀ], by its leading directions; the rest stays on the diagonal.
+
+    One half of the public images gives the directions, the other half how much lies in them: the
+    half that chose them would overstate it.
+    """
+    sample = _samples(settings, task)
+    half = len(sample) // 2
+    _, _, basis = torch.linalg.svd(sample[:half], full_matrices=False)
+    basis = basis[: settings.rank]
+    power = (sample[half:] @ basis.T).square().mean(0)
+    power = power * (s.sum() / sample[half:].square().sum(1).mean().clamp_min(1e-300))
+    rest = torch.maximum(s - (basis.square() * power[:, None]).sum(0), SHRINK * s)
+    return Structured.of(_lifted(rest.sqrt(), s), [(0, len(s), basis.T * power.pow(0.25))])
+
+
+def _lifted(variance: Tensor, s: Tensor) -> Tensor:
+    """Variances with the least that every coordinate gets."""
+    return variance.clamp_min(LEAST * s.sqrt().mean().clamp_min(1e-30))

@@ -1,0 +1,123 @@
+"""DP-SGD with noise of a public shape: whiten, clip, add white noise, color again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from leakbound.covariance import Structured
+from leakbound.defenses.base import Chain, Defense, State, chain
+from leakbound.defenses.dpsgd import dp_sgd
+from leakbound.defenses.public import PublicShape, public_shape
+from leakbound.random import Source
+from leakbound.types import ClientContext, Task, Update
+
+
+@dataclass(frozen=True, repr=False)
+class Whiten(Defense):
+    """Every row y becomes S⁻¹ y: in these coordinates noise of the public covariance S Sᵀ is white.
+
+    The covariance is chosen from the model and public data alone and has mean variance 1, so that
+    lengths keep their size.
+
+    Args:
+        rule: see `allocation.shape`.
+        correlation: "none"; "layers" or "low_rank" for correlated noise (rule "energy" only).
+        rank: how many directions "low_rank" adds.
+        images: how many public images decide.
+
+    Raises:
+        NotApplicable: the task has no public data.
+    """
+
+    keeps_law = False
+
+    rule: str = "energy"
+    correlation: str = "none"
+    rank: int = 16
+    images: int = 64
+
+    def __post_init__(self) -> None:
+        self._settings()
+
+    def _settings(self) -> PublicShape:
+        correlation, rank, images = self.correlation, self.rank, self.images
+        return PublicShape(rule=self.rule, correlation=correlation, rank=rank, images=images)
+
+    def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
+        """Decide the covariance for this model."""
+        found = public_shape(self._settings(), task, examples)
+        root = Structured.of(found) if isinstance(found, Tensor) else found
+        return FixedMap(self, root, whiten=True)
+
+
+@dataclass(frozen=True, repr=False)
+class Color(Whiten):
+    """Every row y becomes S y: undoes `Whiten` of the same settings.
+
+    Source: post-processing; noise that was white gets the covariance S Sᵀ.
+    """
+
+    keeps_law = True
+
+    def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
+        """Decide the covariance for this model."""
+        return replace(super().resolve(task, examples), whiten=False)  # type: ignore[call-arg]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class FixedMap(Defense):
+    """`Whiten` or `Color` for one model."""
+
+    settings: Whiten
+    root: Structured
+    whiten: bool
+
+    @property
+    def keeps_law(self) -> bool:  # type: ignore[override]
+        """White noise that is colored has a known law."""
+        return not self.whiten
+
+    def transform(
+        self, update: Update, state: State, context: ClientContext | None, source: Source
+    ) -> tuple[Update, State]:
+        """Map every row."""
+        return update.mapped(self.root, whiten=self.whiten), state
+
+    def imitate(self, rows: Tensor) -> Tensor:
+        """The same map."""
+        return self.root.whiten(rows) if self.whiten else self.root.color(rows)
+
+    def __repr__(self) -> str:
+        return repr(self.settings)
+
+
+def whitened_dp_sgd(
+    clip_norm: float = 1.0,
+    noise_multiplier: float = 1.0,
+    rule: str = "energy",
+    correlation: str = "none",
+    rank: int = 16,
+    images: int = 64,
+) -> Chain:
+    """DP-SGD whose noise has a public covariance: whiten each example's gradient, clip, add noise.
+
+    Args:
+        clip_norm: L2 bound of every example's whitened gradient.
+        noise_multiplier: noise standard deviation over the most that one example adds, in whitened
+            coordinates.
+        rule: how the covariance is spread; see `allocation.shape`.
+        correlation: "none"; "layers" or "low_rank" for correlated noise (rule "energy" only).
+        rank: how many directions "low_rank" adds.
+        images: how many public images decide.
+
+    Guarantees: the Gaussian mechanism with that multiplier, for adding or removing one example, as
+    `dp_sgd`: the covariance is public, whitening is linear, and coloring is post-processing
+    (docs/whitened_dp.md has the proof).
+
+    Source: Abadi et al. 2016, algorithm 1; the covariance from Chen, Gursoy and Lei, theorem 3.5.
+    """
+    inner = dp_sgd(clip_norm, noise_multiplier)
+    outer = (rule, correlation, rank, images)
+    return chain(Whiten(*outer), inner, Color(*outer))
