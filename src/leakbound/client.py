@@ -141,11 +141,39 @@ def respond(
     return alone.transform(update, state, ClientContext(own, batch), source)
 
 
+def pure_simulate(task: Task, inputs: Tensor, labels: Tensor, defense: Release | None) -> Tensor:
+    """As `simulate` for one client, but free of autograd calls, so that `torch.func` can see it.
+
+    Raises:
+        ValueError: a local plan with minibatches.
+    """
+    unit = Unit.CLIENT if defense is None else defense.starts
+    if unit is Unit.EXAMPLE:
+        plain = example_gradients(task, inputs, labels)
+    else:
+        plain = _pure_update(task, inputs, labels)[None]
+    if defense is None:
+        return plain
+    alone, together = defense.sides
+    return together.imitate(alone.imitate(plain))
+
+
+def _pure_update(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
+    plan = task.plan
+    if (plan.batch_size or len(inputs)) < len(inputs):
+        raise ValueError(f"batch_size is {plan.batch_size}; give a local plan on the full batch")
+    total = pure_gradient(task, inputs, labels)
+    for _ in range(1, plan.steps):
+        moved = task.parameters - plan.learning_rate * total
+        total = total + pure_gradient(task, inputs, labels, moved)
+    return total
+
+
 def input_jvp(task: Task, inputs: Tensor, labels: Tensor, tangent: Tensor) -> Tensor:
     """Change (P,) of the gradient when the inputs move along `tangent` (B, *S)."""
 
     def of(x: Tensor) -> Tensor:
-        return _pure_gradient(task, x, labels)
+        return pure_gradient(task, x, labels)
 
     change: Tensor = jvp(of, (inputs,), (tangent,))[1]
     return change
@@ -155,15 +183,18 @@ def input_vjp(task: Task, inputs: Tensor, labels: Tensor, cotangent: Tensor) -> 
     """Gradient (B, *S) with respect to the inputs of <gradient, cotangent>, cotangent (P,)."""
 
     def of(x: Tensor) -> Tensor:
-        return _pure_gradient(task, x, labels)
+        return pure_gradient(task, x, labels)
 
     pulled: Tensor = vjp(of, inputs)[1](cotangent)[0]
     return pulled
 
 
-def _pure_gradient(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
+def pure_gradient(
+    task: Task, inputs: Tensor, labels: Tensor, parameters: Tensor | None = None
+) -> Tensor:
+    """As `gradient`, but free of autograd calls, so that `torch.func` transforms can see it."""
     of = grad(lambda flat: task.loss(forward(task, inputs, flat), labels))
-    result: Tensor = of(task.parameters)
+    result: Tensor = of(task.parameters if parameters is None else parameters)
     return result
 
 

@@ -165,6 +165,10 @@ class Structured:
             at = block.stop
         return torch.cat([*parts, rows[:, at:]], 1) if parts else rows
 
+    def whiten_transposed(self, rows: Tensor) -> Tensor:
+        """S⁻ᵀ y for rows y (R, P); with `whiten` before it, the precision times y."""
+        return self._mix(rows, whiten=True) / self.scale.to(rows)
+
     @property
     def diagonal(self) -> Tensor:
         """(P,) the variance of every coordinate."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.client import gradient
+from leakbound.client import pure_gradient
 from leakbound.covariance import Structured
 from leakbound.defenses.allocation import RULES, shape, with_floor, with_rms, with_utility
 from leakbound.defenses.base import Defense, State
@@ -264,7 +264,7 @@ class LocalOptimalNoise(_Noise):
         shape_of = (self.directions, *inputs.shape)
         directions = normal(shape_of, stream(0, "guess", "directions"), like=inputs)
         changes = along(task, inputs, labels, directions)
-        return self._variances(changes.square().mean(0), gradient(task, inputs, labels), task)
+        return self._variances(changes.square().mean(0), pure_gradient(task, inputs, labels), task)
 
     def _variances(self, s: Tensor, g: Tensor, task: Task) -> Tensor:
         if self.clamp is not None:

@@ -1,0 +1,31 @@
+"""Bounds: what no attacker can beat, each with its law, its assumptions and whom it covers.
+
+Numpy and scipy only, float64: numbers in, numbers out. A floor on the error of a reconstruction
+is a lower bound; every estimate behind it errs downwards, so that a floor is never flattered.
+"""
+
+from leakbound.bounds.cramer_rao import (
+    Floor,
+    full_floor,
+    full_floor_from_samples,
+    matrix_free_floor,
+    tight_trace_floor,
+    trace_floor,
+    trace_floor_from_samples,
+)
+from leakbound.bounds.priors import FlatPrior, GaussianPrior, MixturePrior, Prior, UserPrior
+
+__all__ = [
+    "FlatPrior",
+    "Floor",
+    "GaussianPrior",
+    "MixturePrior",
+    "Prior",
+    "UserPrior",
+    "full_floor",
+    "full_floor_from_samples",
+    "matrix_free_floor",
+    "tight_trace_floor",
+    "trace_floor",
+    "trace_floor_from_samples",
+]

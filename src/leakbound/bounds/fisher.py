@@ -1,0 +1,231 @@
+"""Fisher information of a release about its inputs: tensors in, numbers out.
+
+The only bridge from updates to bounds. J is the Jacobian of what the defense sends without noise,
+J_F(x) = Jᵀ Σ⁻¹ J for Gaussian noise of covariance Σ. Where Σ depends on the batch, the pattern of
+the noise informs too: ½ Σ_i ∇log Σ_ii ∇log Σ_iiᵀ is added, which no noise level makes smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import jvp, vjp, vmap
+
+from leakbound.client import pure_simulate
+from leakbound.covariance import Structured
+from leakbound.random import Source, normal
+from leakbound.types import Batch, Gaussian, Law, NotApplicable, Release, Task, Unknown
+
+Array = NDArray[np.float64]
+CHUNK_BYTES = 1 << 28
+MOST_BYTES = 1 << 31
+
+
+@dataclass(frozen=True, eq=False)
+class Channel:
+    """What one client sends as a function of its inputs, and the law of the noise on it.
+
+    Attributes:
+        task: the model; the client's, where a defense changes the local training.
+        defense: resolved, for one client; None for the plain gradient.
+        law: the release law of one such update.
+        mask: (1, P) what is sent, where the mask is public.
+
+    Raises:
+        NotApplicable: no noise (the information is infinite), a law that is not Gaussian or not
+            known, a mask chosen by private data, several rows.
+    """
+
+    task: Task
+    defense: Release | None
+    law: Law
+    mask: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.law, Unknown):
+            raise NotApplicable(f"no release law is known: {self.law.reason}")
+        if not isinstance(self.law, Gaussian):
+            raise NotApplicable(
+                "the release has no Gaussian noise, so an attacker's Fisher information is not "
+                "bounded by it"
+            )
+        if self.law.private and (self.defense is None or not self.defense.private_law):
+            raise NotApplicable("the noise depends on private data in a way that is not known")
+
+    def expected(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """The noise-free release (P,)."""
+        rows = pure_simulate(self.task, inputs, labels, self.defense)
+        if len(rows) != 1:
+            raise NotApplicable(f"the release has {len(rows)} rows; floors are for one")
+        return rows[0] if self.mask is None else rows[0] * self.mask[0]
+
+    def variance(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
+        """(P,) the variances that depend on the batch, differentiable; None if they do not."""
+        assert isinstance(self.law, Gaussian)  # checked when it was built
+        if not self.law.private or self.defense is None:
+            return None
+        found = self.defense.noise_variance(self.task, inputs, labels)
+        if found is None:
+            raise NotApplicable("the noise depends on private data in a way that is not known")
+        return found
+
+    def whiten(self, rows: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Rows (R, P) over the noise's standard deviation; where no noise is, none must arrive."""
+        assert isinstance(self.law, Gaussian)  # as above
+        covariance = self.law.covariance
+        if isinstance(covariance, Structured):
+            return covariance.whiten(rows)
+        own = self.variance(inputs, labels)
+        spread = torch.as_tensor(covariance if own is None else own.detach()).to(rows).sqrt()
+        spread = spread.expand_as(rows)
+        if bool((rows[spread == 0] != 0).any()):
+            raise NotApplicable("some coordinate that depends on the inputs has no noise")
+        return torch.where(spread > 0, rows / spread.clamp_min(1e-30), 0)
+
+
+def fisher_matrix(channel: Channel, batch: Batch, basis: Tensor | None = None) -> Array:
+    """J_F(x) of one batch, dense: (m, m), or (k, k) along the columns of a basis.
+
+    Shapes:
+        m is the number of inputs' entries, all images together; basis (m, k).
+
+    Raises:
+        NotApplicable: as `Channel`; or more than 2 GiB would be needed (take a basis of fewer
+            columns, or `fisher_operator`).
+
+    Source: Chen, Gursoy and Lei, eq. 2 and 3; the variance term: sheet erratum 0.13.
+    """
+    total = batch.inputs.numel()
+    count = total if basis is None else basis.shape[1]
+    width = len(channel.task.parameters)
+    need = count * width * batch.inputs.element_size()
+    if need > MOST_BYTES:
+        raise NotApplicable(
+            f"the Jacobian takes {need / 2**30:.1f} GiB; take fewer directions or the matrix-free "
+            "floor"
+        )
+    frame = torch.eye(total).to(batch.inputs) if basis is None else basis.to(batch.inputs)
+    changes, patterns = [], []
+    for part in torch.split(frame.T, _chunk(width, batch.inputs)):
+        mean, pattern = _moved(channel, batch, part.reshape(-1, *batch.inputs.shape))
+        changes.append(channel.whiten(mean, batch.inputs, batch.labels))
+        if pattern is not None:
+            patterns.append(pattern)
+    whole = torch.cat(changes)
+    found = (whole @ whole.T).double()
+    if patterns:
+        pattern = torch.cat(patterns)
+        found = found + 0.5 * (pattern @ pattern.T).double()
+    return _symmetric(found)
+
+
+def fisher_trace(
+    channel: Channel,
+    batch: Batch,
+    source: Source,
+    *,
+    directions: int = 2,
+    basis: Tensor | None = None,
+) -> float:
+    """An unbiased estimate of tr J_F(x), or of tr Bᵀ J_F(x) B, from random directions."""
+    count = batch.inputs.numel() if basis is None else basis.shape[1]
+    draws = normal((directions, count), source, like=batch.inputs)
+    if basis is not None:
+        draws = draws @ basis.to(draws).T
+    total = 0.0
+    chunk = _chunk(len(channel.task.parameters), batch.inputs)
+    for part in torch.split(draws, chunk):
+        mean, pattern = _moved(channel, batch, part.reshape(-1, *batch.inputs.shape))
+        white = channel.whiten(mean, batch.inputs, batch.labels)
+        total += float(white.square().double().sum())
+        if pattern is not None:
+            total += 0.5 * float(pattern.square().double().sum())
+    return total / directions
+
+
+def fisher_operator(channel: Channel, batch: Batch) -> Callable[[Array], Array]:
+    """The map of columns (m, r) to J_F(x) times them, without ever forming J.
+
+    The pattern's part is included where the noise depends on the batch.
+    """
+    inputs, labels = batch.inputs, batch.labels
+
+    def one(direction: Tensor) -> Tensor:
+        of = _part(channel.expected, labels)
+        change = jvp(of, (inputs,), (direction,))[1]
+        white = channel.whiten(change[None], inputs, labels)
+        back = _unwhiten_transposed(channel, white, inputs, labels)[0]
+        result: Tensor = vjp(of, inputs)[1](back)[0]
+        if channel.variance(inputs, labels) is not None:
+            pattern = _part(_log_variance(channel), labels)
+            slope = jvp(pattern, (inputs,), (direction,))[1]
+            result = result + 0.5 * vjp(pattern, inputs)[1](slope)[0]
+        return result
+
+    def apply(block: Array) -> Array:
+        columns = torch.as_tensor(block.T.copy()).to(inputs)
+        rows = [one(column.reshape(inputs.shape)).flatten() for column in columns]
+        return torch.stack(rows).double().cpu().numpy().T
+
+    return apply
+
+
+def batches(public: Batch, size: int, count: int) -> Iterator[Batch]:
+    """`count` batches of public images, one after the other; fewer where they run out."""
+    for at in range(0, min(count * size, public.size - size + 1), size):
+        yield Batch(public.inputs[at : at + size], public.labels[at : at + size])
+
+
+def _moved(channel: Channel, batch: Batch, directions: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Changes (k, P) of the noise-free release and of the log variances along directions."""
+    of = _part(channel.expected, batch.labels)
+
+    def along(direction: Tensor) -> Tensor:
+        change: Tensor = jvp(of, (batch.inputs,), (direction,))[1]
+        return change
+
+    mean: Tensor = vmap(along)(directions)
+    if channel.variance(batch.inputs, batch.labels) is None:
+        return mean, None
+    pattern = _part(_log_variance(channel), batch.labels)
+    slopes = [jvp(pattern, (batch.inputs,), (d,))[1] for d in directions]
+    return mean, torch.stack(slopes)
+
+
+def _log_variance(channel: Channel) -> Callable[[Tensor, Tensor], Tensor]:
+    def of(inputs: Tensor, labels: Tensor) -> Tensor:
+        own = channel.variance(inputs, labels)
+        assert own is not None  # asked for only where there is one
+        return torch.where(own > 0, own, 1.0).log()
+
+    return of
+
+
+def _part(of: Callable[[Tensor, Tensor], Tensor], labels: Tensor) -> Callable[[Tensor], Tensor]:
+    def single(inputs: Tensor) -> Tensor:
+        return of(inputs, labels)
+
+    return single
+
+
+def _unwhiten_transposed(channel: Channel, white: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+    """S⁻ᵀ of rows (R, P); the root S of a diagonal covariance is its own transpose."""
+    assert isinstance(channel.law, Gaussian)  # checked when the channel was built
+    covariance = channel.law.covariance
+    if isinstance(covariance, Structured):
+        return covariance.whiten_transposed(white)
+    return channel.whiten(white, inputs, labels)
+
+
+def _chunk(width: int, like: Tensor) -> int:
+    return max(1, min(64, CHUNK_BYTES // (16 * width * like.element_size())))
+
+
+def _symmetric(matrix: Tensor) -> Array:
+    found: Array = ((matrix + matrix.T) / 2).cpu().numpy()
+    return found

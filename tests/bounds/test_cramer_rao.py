@@ -1,0 +1,361 @@
+"""Floors against models whose best attacker is known, and against planted wrong floors."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from leakbound.bounds import (
+    FlatPrior,
+    GaussianPrior,
+    MixturePrior,
+    UserPrior,
+    full_floor,
+    full_floor_from_samples,
+    matrix_free_floor,
+    tight_trace_floor,
+    trace_floor,
+    trace_floor_from_samples,
+)
+
+
+def spd(size, generator, spread=1.0):
+    """A random positive definite matrix with eigenvalues over `spread` decades."""
+    basis = np.linalg.qr(generator.standard_normal((size, size)))[0]
+    return (basis * 10 ** generator.uniform(-spread / 2, spread / 2, size)) @ basis.T
+
+
+class Linear:
+    """y = A x + noise with independent noise, x Gaussian: the posterior is known."""
+
+    def __init__(self, generator, m=None, d=None):
+        self.m = m or int(generator.integers(1, 7))
+        self.d = d or int(generator.integers(1, 16))
+        self.a = generator.standard_normal((self.d, self.m)) * generator.uniform(0.2, 2)
+        self.noise = generator.uniform(0.1, 3, self.d)
+        self.covariance = spd(self.m, generator)
+        self.prior = GaussianPrior(generator.standard_normal(self.m), self.covariance)
+        self.fisher = self.a.T @ (self.a / self.noise[:, None])
+
+    @property
+    def error(self):
+        """The posterior's covariance, by the gain form, without inverting J_B."""
+        cross = self.covariance @ self.a.T
+        observed = self.a @ cross + np.diag(self.noise)
+        return self.covariance - cross @ np.linalg.solve(observed, cross.T)
+
+    def attack(self, count, generator):
+        """Mean squared error of the posterior mean in `count` simulated releases, each."""
+        x = self.prior.draw(count, generator)
+        y = x @ self.a.T + generator.standard_normal((count, self.d)) * np.sqrt(self.noise)
+        cross = self.covariance @ self.a.T
+        observed = self.a @ cross + np.diag(self.noise)
+        guess = np.linalg.solve(observed, cross.T).T
+        centred = y - self.prior.mean @ self.a.T
+        return ((self.prior.mean + centred @ guess.T - x) ** 2).mean(1)
+
+    def floors(self):
+        trace = np.trace(self.fisher)
+        return [
+            full_floor(self.fisher, self.prior).value,
+            tight_trace_floor(trace, self.prior).value,
+            trace_floor(trace, self.prior).value,
+        ]
+
+    def literal(self):
+        """Theorem 3.2 as printed, with d = number of observations for m."""
+        largest = np.linalg.eigvalsh(self.prior.matrix)[-1]
+        return self.d**2 / (np.trace(self.fisher) + self.d * largest) / self.m
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_full_floor_is_the_posterior_error_in_linear_models(seed):
+    model = Linear(np.random.default_rng(seed))
+    floor = full_floor(model.fisher, model.prior)
+    assert floor.value == pytest.approx(np.trace(model.error) / model.m, rel=1e-9)
+    assert floor.per_pixel == pytest.approx(np.diag(model.error), rel=1e-9)
+    full, tight, trace = model.floors()
+    assert full * (1 + 1e-9) >= tight
+    assert tight * (1 + 1e-9) >= trace > 0
+
+
+def test_simulated_optimal_attackers_never_beat_a_floor_and_the_printed_one_is_caught():
+    generator = np.random.default_rng(2024)
+    models = [Linear(generator) for _ in range(240)]
+    scores, caught = [], 0
+    for model in models:
+        errors = model.attack(400, generator)
+        mean, error = errors.mean(), errors.std(ddof=1) / 20
+        full = model.floors()[0]
+        scores.append([(mean - f) / error for f in (*model.floors(), 1.1 * full)])
+        caught += (mean - model.literal()) / error < -3
+    scores = np.array(scores)
+    # the full floor is exact here, so its scores are standard normal: 240 looks at 1 % in all
+    assert scores[:, :3].min() > stats.norm.ppf(0.01 / len(models))
+    assert abs(scores[:, 0].mean()) < 4 / np.sqrt(len(models))
+    assert caught > 60
+    assert scores[:, 3].mean() < -1  # a floor 10 % too high is caught too
+
+
+def test_the_sheets_numbers_fit_one_model():
+    # m = 6, d = 15: .591 (m^2), 2.86 (literal d^2), .633 (tight) fix tr J_D, lambda_max, tr J_P
+    largest = (225 / 2.86 - 36 / 0.591) / 9
+    fisher = 36 / 0.591 - 6 * largest
+    total = 36 / 0.633 - fisher
+    prior = UserPrior("sheet", [largest] + [(total - largest) / 5] * 5, 100.0)
+    assert trace_floor(fisher, prior).value * 6 == pytest.approx(0.591)
+    assert tight_trace_floor(fisher, prior).value * 6 == pytest.approx(0.633)
+    assert 225 / (fisher + 15 * largest) == pytest.approx(2.86)
+    assert 2.86 > 0.994 > 0.633
+
+
+def test_directions_handed_over_only_lower_the_floor():
+    generator = np.random.default_rng(5)
+    model = Linear(generator, m=6, d=9)
+    whole = full_floor(model.fisher, model.prior).value
+    values = [
+        full_floor(
+            model.fisher, GaussianPrior(model.prior.mean, model.covariance, components=k)
+        ).value
+        for k in range(1, 7)
+    ]
+    assert values == sorted(values)
+    assert values[-1] == pytest.approx(whole, rel=1e-9)
+
+
+def test_a_singular_covariance_gives_the_exact_error():
+    generator = np.random.default_rng(6)
+    model = Linear(generator, m=5, d=4)
+    low = generator.standard_normal((5, 2))
+    model.covariance = low @ low.T
+    prior = GaussianPrior(np.zeros(5), model.covariance)
+    floor = full_floor(model.fisher, prior)
+    assert prior.rank == 2
+    assert floor.value == pytest.approx(np.trace(model.error) / 5, rel=1e-9)
+    assert floor.per_pixel == pytest.approx(np.diag(model.error), rel=1e-7, abs=1e-9)
+    small = prior.basis.T @ model.fisher @ prior.basis
+    assert full_floor(small, prior).value == pytest.approx(floor.value, rel=1e-12)
+
+
+def posterior_error(weights, means, stds, noise):
+    """Error of the posterior mean for a 1-d mixture and Gaussian noise, by quadrature."""
+    x = np.linspace(-12, 12, 1601)
+    y = np.linspace(-14, 14, 1801)
+    density = sum(w * stats.norm.pdf(x, c, s) for w, c, s in zip(weights, means, stds, strict=True))
+    joint = density * stats.norm.pdf(y[:, None], x, noise)
+    evidence = joint.sum(1)
+    mean = joint @ x / np.maximum(evidence, 1e-300)
+    second = density @ x**2 * (x[1] - x[0])
+    return second - (evidence * mean**2).sum() * (x[1] - x[0]) * (y[1] - y[0])
+
+
+@pytest.mark.parametrize("noise", [0.2, 0.7, 2.0, 6.0])
+@pytest.mark.parametrize("stds", [(0.5, 0.5), (1.0, 0.3)])
+def test_a_mixture_prior_is_never_beaten(noise, stds):
+    weights, means = [0.4, 0.6], [-2.0, 1.0]
+    prior = MixturePrior(weights, np.array(means)[:, None], np.array(stds)[:, None, None] ** 2)
+    sampled = prior.monte_carlo(40_000, np.random.default_rng(1))
+    true = posterior_error(weights, means, stds, noise)
+    for known in (prior, sampled):
+        floor = full_floor([[noise**-2]], known)
+        assert 0 < floor.value <= true * (1 + 1e-6)
+    # wrong on purpose: the total variance as if the prior were one Gaussian
+    if noise == 0.7:
+        wrong = full_floor([[noise**-2]], GaussianPrior.isotropic([0.0], prior.variance)).value
+        assert wrong > true
+
+
+def test_a_mixture_in_two_dimensions_is_never_beaten():
+    generator = np.random.default_rng(3)
+    spreads = np.array([[[1.0, 0.4], [0.4, 0.5]], [[0.3, 0.0], [0.0, 1.2]]])
+    prior = MixturePrior([0.5, 0.5], [[-1.5, 0.0], [1.0, 1.0]], spreads)
+    x = prior.draw(20_000, generator)
+    y = x + generator.standard_normal(x.shape)
+    # the evidence is a mixture too; Tweedie: E[x | y] = y + noise variance * score of y
+    evidence = MixturePrior(prior.weights, prior.means, spreads + np.eye(2))
+    errors = ((y + evidence.score(y) - x) ** 2).mean(1)
+    assert full_floor(np.eye(2), prior).value < errors.mean() - 3 * errors.std() / 141
+
+
+def test_a_uniform_prior_is_capped_and_covers_unbiased_attackers_only():
+    floor = full_floor([[1.0]], FlatPrior(1, 1 / 12))
+    assert floor.value == pytest.approx(1 / 12)
+    assert (floor.covers, floor.rests_on_prior, floor.per_pixel) == ("unbiased", False, None)
+    assert full_floor([[1.0]], FlatPrior(1, 100.0)).value == pytest.approx(1.0)
+    # the cap is no proof: the posterior mean of U[0, 1] does better
+    x, y = np.linspace(0, 1, 801), np.linspace(-7, 8, 1501)
+    joint = stats.norm.pdf(y[:, None], x, 1) / 801
+    best = (x**2).mean() - ((joint @ x) ** 2 / joint.sum(1)).sum() * (y[1] - y[0])
+    assert best == pytest.approx(0.0771, abs=5e-4)
+    assert best < floor.value
+
+
+@pytest.mark.parametrize("make", [trace_floor, tight_trace_floor])
+def test_the_ends_of_the_scale(make):
+    prior = GaussianPrior.isotropic(np.zeros(3), 0.5)
+    assert make(0.0, prior).value == pytest.approx(0.5)
+    assert make(np.inf, prior).value == 0
+    assert make(0.0, FlatPrior(3, 1.5)).value == 0.5
+    assert full_floor(np.zeros((3, 3)), FlatPrior(3, 1.5)).value == 0.5
+    assert full_floor(np.zeros((3, 3)), prior).value == pytest.approx(0.5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(1, 6),
+    seed=st.integers(0, 10**6),
+    decades=st.floats(0, 8),
+    level=st.floats(-6, 9),
+    batch=st.integers(1, 2),
+)
+def test_the_floors_are_ordered(size, seed, decades, level, batch):
+    generator = np.random.default_rng(seed)
+    prior = GaussianPrior(np.zeros(size), spd(size, generator, decades)).repeat(batch)
+    fisher = spd(size * batch, generator, decades) * 10**level
+    trace = np.trace(fisher)
+    full, tight, low = full_floor(fisher, prior), tight_trace_floor(trace, prior), None
+    low = trace_floor(trace, prior)
+    assert full.value * (1 + 1e-7) >= tight.value
+    assert tight.value * (1 + 1e-9) >= low.value > 0
+    assert full.value <= prior.variance / prior.dimension * (1 + 1e-12)
+
+
+def wishart(mean_root, rank, count, generator):
+    """`count` matrices of low rank whose mean is root root^T."""
+    draws = generator.standard_normal((count, len(mean_root), rank))
+    factors = mean_root @ draws
+    return factors @ factors.transpose(0, 2, 1) / rank
+
+
+@pytest.mark.parametrize(("count", "rank"), [(8, 4), (24, 6)])
+def test_sampled_floors_hold_where_the_plug_in_does_not(count, rank):
+    generator = np.random.default_rng(11)
+    size, repeats = 8, 300
+    fisher = spd(size, generator, 2.0)
+    root = np.linalg.cholesky(fisher)
+    prior = UserPrior("unit", np.full(size, 1.0), 10.0)
+    true = full_floor(fisher, prior).value
+    over, naive, values = 0, 0, []
+    for _ in range(repeats):
+        samples = wishart(root, rank, count, generator)
+        floor = full_floor_from_samples(samples, prior)
+        over += floor.value > true
+        naive += full_floor(samples.mean(0), prior).value > true
+        values.append(floor.value)
+    assert over <= 0.02 * repeats
+    assert naive > 0.6 * repeats
+    assert np.median(values) > (0.6 if count == 8 else 0.8) * true
+
+
+def test_a_flat_prior_can_be_sampled():
+    generator = np.random.default_rng(12)
+    prior, root = FlatPrior(6, 60.0), np.eye(6)
+    values = [
+        full_floor_from_samples(wishart(root, 3, 40, generator), prior).value for _ in range(20)
+    ]
+    assert max(values) <= 1.0
+    assert np.median(values) > 0.75
+
+
+def test_equal_samples_give_the_exact_floor():
+    generator = np.random.default_rng(13)
+    prior, fisher = GaussianPrior(np.zeros(4), spd(4, generator)), spd(4, generator)
+    floor = full_floor_from_samples(iter([fisher] * 5), prior)
+    assert floor.value == pytest.approx(full_floor(fisher, prior).value, rel=1e-9)
+    assert floor.standard_error == pytest.approx(0, abs=1e-12)
+    assert any("sampled" in sentence for sentence in floor.assumptions)
+
+
+@pytest.mark.parametrize("tight", [True, False])
+def test_sampled_traces_hold(tight):
+    generator = np.random.default_rng(14)
+    prior = UserPrior("uneven", [1.0, 4.0], 1.25)
+    true = (tight_trace_floor if tight else trace_floor)(10.0, prior).value
+    traces = generator.chisquare(10, (400, 30))
+    floors = [trace_floor_from_samples(row, prior, tight=tight) for row in traces]
+    assert np.mean([floor.value > true for floor in floors]) <= 0.025
+    assert np.median([floor.value for floor in floors]) > 0.8 * true
+    spread = np.std([floor.value for floor in floors])
+    assert np.median([floor.standard_error for floor in floors]) == pytest.approx(spread, rel=0.3)
+
+
+def operators(fishers):
+    return [lambda block, fisher=fisher: fisher @ block for fisher in fishers]
+
+
+def decaying(size, count, generator):
+    basis = np.linalg.qr(generator.standard_normal((size, size)))[0]
+    fisher = (basis * 100 * 0.6 ** np.arange(size)) @ basis.T
+    return fisher, [fisher * scale for scale in generator.uniform(0.8, 1.2, count)]
+
+
+@pytest.mark.parametrize("kind", ["isotropic", "dense", "components", "flat"])
+def test_matrix_free_is_below_the_dense_floor_and_near_it(kind):
+    generator = np.random.default_rng(15)
+    size = 40
+    prior = {
+        "isotropic": GaussianPrior.isotropic(np.zeros(size), 1.0),
+        "dense": GaussianPrior(np.zeros(size), spd(size, generator)),
+        "components": GaussianPrior(np.zeros(size), spd(size, generator), components=25),
+        "flat": FlatPrior(size, 1e9),
+    }[kind]
+    fisher, samples = decaying(size, 40, generator)
+    if kind == "flat":
+        fisher, samples = fisher + np.eye(size), [sample + np.eye(size) for sample in samples]
+    true = full_floor(fisher, prior).value
+    first, second = operators(samples[:10]), operators(samples[10:])
+    values = [
+        matrix_free_floor(first, second, prior, rank, 4, generator).value for rank in (1, 6, 20)
+    ]
+    assert max(values) <= true
+    assert values[-1] > 0.9 * true
+    assert values[0] < values[-1]
+
+
+def test_matrix_free_limits_hold_over_repeats():
+    generator = np.random.default_rng(16)
+    prior = GaussianPrior.isotropic(np.zeros(12), 1.0)
+    fisher = spd(12, generator, 2.0)
+    true, root = full_floor(fisher, prior).value, np.linalg.cholesky(fisher)
+    values = []
+    for _ in range(150):
+        samples = operators(wishart(root, 6, 24, generator))
+        values.append(matrix_free_floor(samples[:12], samples[12:], prior, 6, 3, generator).value)
+    assert np.mean(np.array(values) > true) <= 0.02
+    assert np.median(values) > 0.6 * true
+
+
+GAUSS = GaussianPrior.isotropic(np.zeros(2), 1.0)
+SOURCE = np.random.default_rng(0)
+ONE, TWO, THREE = operators([np.eye(2)] * 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        (lambda: trace_floor(-1.0, GAUSS), "fisher_trace is -1.0"),
+        (lambda: tight_trace_floor(float("nan"), GAUSS), "fisher_trace is nan"),
+        (lambda: full_floor(np.eye(3), GAUSS), r"fisher has shape \(3, 3\)"),
+        (lambda: full_floor([[1.0, 2.0], [0.0, 1.0]], GAUSS), "fisher is not symmetric"),
+        (lambda: full_floor(np.diag([1.0, -1.0]), GAUSS), "fisher has the eigenvalue -1"),
+        (lambda: full_floor(np.diag([1.0, np.nan]), GAUSS), "fisher holds 1 entries"),
+        (lambda: full_floor("no", GAUSS), "fisher is no array"),
+        (lambda: full_floor_from_samples([np.eye(2)] * 3, GAUSS), "fishers holds 3"),
+        (lambda: full_floor_from_samples([-np.eye(2)] * 4, GAUSS), "fishers holds a negative"),
+        (lambda: full_floor_from_samples([np.eye(2)] * 4, GAUSS, confidence=1), "confidence is 1"),
+        (lambda: trace_floor_from_samples([1.0], GAUSS), "traces holds 1"),
+        (lambda: trace_floor_from_samples([1.0, -1.0], GAUSS), "traces holds -1"),
+        (lambda: matrix_free_floor([ONE], [ONE, TWO], GAUSS, 1, 1, SOURCE), "shares operators"),
+        (lambda: matrix_free_floor([], [ONE, TWO], GAUSS, 1, 1, SOURCE), "first is empty"),
+        (lambda: matrix_free_floor([ONE], [TWO], GAUSS, 1, 1, SOURCE), "second holds 1"),
+        (lambda: matrix_free_floor([ONE], [TWO, THREE], GAUSS, 0, 1, SOURCE), "rank is 0"),
+        (
+            lambda: matrix_free_floor([lambda b: b[:1]], [TWO, THREE], GAUSS, 1, 1, SOURCE),
+            "keep the shape",
+        ),
+    ],
+)
+def test_bad_input_is_named(call, word):
+    with pytest.raises(ValueError, match=word):
+        call()
