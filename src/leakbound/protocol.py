@@ -27,12 +27,14 @@ class Round:
     """What a round leaves: the attacker's view, and what only the audit knows.
 
     `truth` meets the attacker's guess in `pairing` alone. `update` is the release with its true law
-    and mask, for records and bounds; where the defense is not known, `observation` shows neither.
+    and mask, and `defense` is resolved, for records and bounds; where the defense is not known,
+    `observation` shows none of these.
     """
 
     observation: Observation
     truth: Batch
     update: Update
+    defense: Chain
 
 
 def send(task: Task, batch: Batch, defense: Defense, source: Source) -> Update:
@@ -119,7 +121,7 @@ def play(
         auxiliary=auxiliary,
         defense=defense if threat.defense_known else None,
     )
-    return Round(observation, truth, update)
+    return Round(observation, truth, update, defense)
 
 
 def _aggregate(

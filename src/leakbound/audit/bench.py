@@ -110,7 +110,7 @@ class Bench:
             ValueError: the model cannot be built, or does not fit the data.
         """
         with one_thread():
-            return self._once(("task", spec, seed), lambda: self._make_task(spec, seed))
+            return self.once(("task", spec, seed), lambda: self._make_task(spec, seed))
 
     def _make_task(self, spec: ModelSpec, seed: int) -> Task:
         module = self._module(spec, seed)
@@ -176,9 +176,10 @@ class Bench:
             except ValueError:
                 return None
 
-        return self._once(("size", spec), count)
+        return self.once(("size", spec), count)
 
-    def _once(self, key: Any, make: Callable[[], T]) -> T:
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        """What `make` gives, made at the first call with that key."""
         if key not in self._kept:
             self._kept[key] = make()
         kept: T = self._kept[key]

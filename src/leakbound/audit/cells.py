@@ -11,13 +11,15 @@ import torch
 from leakbound import metrics
 from leakbound.audit import plan as plans
 from leakbound.audit.bench import Bench, one_line, one_thread
+from leakbound.audit.floors import floors, leak_map
 from leakbound.audit.pictures import strip
 from leakbound.audit.utility import train
 from leakbound.audit.verdict import UNDECIDED, verdict
+from leakbound.client import gradient
 from leakbound.pairing import pair
 from leakbound.protocol import Round, play
 from leakbound.random import stream
-from leakbound.types import NotApplicable, Reconstruction, Update
+from leakbound.types import Exact, Gaussian, NotApplicable, Reconstruction
 
 SCHEMA = 1
 
@@ -110,8 +112,8 @@ def _reason(error: Exception) -> str:
 
 
 def _blank() -> dict[str, Any]:
-    names = ("problem", "objective", "release", "metrics", "blind", "pictures")
-    return dict.fromkeys(names)
+    names = ("problem", "objective", "release", "metrics", "blind", "pictures", "bounds_note")
+    return dict.fromkeys(names) | {"bounds": []}
 
 
 def _header(cell: plans.Cell | plans.UtilityCell, bench: Bench) -> dict[str, Any]:
@@ -146,7 +148,6 @@ def _header(cell: plans.Cell | plans.UtilityCell, bench: Bench) -> dict[str, Any
         "threat": plans.plain(cell.threat),
         **_blank(),
         "threshold": {"metric": "psnr", "value": cell.threshold},
-        "bounds": [],
         "verdict": None,
     }
 
@@ -158,6 +159,7 @@ def _defense(links: tuple[plans.Spec, ...]) -> dict[str, Any]:
         "parameters": plans.plain(plans.defense_parameters(links)),
         "settings": repr(built),
         "guarantee": built.guarantee.value,
+        "private_law": built.private_law,
     }
 
 
@@ -190,26 +192,63 @@ def _judge(
     start = answer.trace[0] if answer.trace else answer.objective
     record["objective"] = {"start": _short(start), "end": _short(answer.objective)}
     record["problem"] = answer.problem
-    record["release"] = _release(played.update)
-    record["verdict"] = verdict(measured["psnr"], blind, cell.threshold)
+    record["release"] = _release(played)
+    try:
+        record["bounds"] = [
+            {k: _short(v) if isinstance(v, float) else v for k, v in bound.items()}
+            for bound in floors(cell, bench, played)
+        ]
+    except NotApplicable as error:
+        record["bounds_note"] = " ".join(error.reason.split())
+    record["verdict"] = verdict(measured["psnr"], blind, cell.threshold, record["bounds"])
     if not pictures:
         return {}
+    width_of = played.observation.task.input_range
+    shown = [("truth", paired.truth.inputs, width_of), ("reconstruction", paired.inputs, width_of)]
+    leaks = leak_map(cell, bench, played) if record["bounds"] else None
+    if leaks is not None:
+        shown.append(("leak_map", leaks, (0.0, 1.0)))
     files = {}
-    for name, images in (("truth", paired.truth.inputs), ("reconstruction", paired.inputs)):
-        file, content = strip(images, played.observation.task.input_range)
+    for name, images, span in shown:
+        file, content = strip(images, span)
         files[file] = content
         record["pictures"] = {**(record["pictures"] or {}), name: file}
     return files
 
 
-def _release(update: Update) -> dict[str, Any]:
+def _release(played: Round) -> dict[str, Any]:
+    update = played.update
     withheld = 0.0 if update.mask is None else 1 - float(update.mask.double().mean())
     return {
         "law": type(update.law).__name__,
         "private": update.law.private,
         "withheld": _short(withheld),
         "unit": update.unit.noun,
+        "utility": _utility(played),
     }
+
+
+def _utility(played: Round) -> dict[str, float | None]:
+    """First-order utility kept, and the equal noise of the same second-order cost (paper A).
+
+    Shares of the plain gradient's: <g, E y> / ||g||², and sqrt(Σ g² v / ||g||²) for noise of
+    variances v; None where the release is not that of one client's gradient, or has no known law.
+    """
+    update, truth = played.update, played.truth
+    nothing: dict[str, float | None] = {"first_order": None, "second_order": None}
+    plain = len(update.rows) == 1 and len(played.observation.cohort) == 1
+    if not plain or played.observation.task.plan.steps > 1:
+        return nothing
+    g = gradient(played.observation.task, truth.inputs, truth.labels).detach().double()
+    total, law = float(g.square().sum()), update.law
+    if not total > 0 or not isinstance(law, Exact | Gaussian):
+        return nothing
+    variance = law.variance if isinstance(law, Gaussian) else 0.0
+    noise = float((g.square() * torch.as_tensor(variance).to(g)).sum()) / total
+    if isinstance(law, Gaussian):
+        return {"first_order": None, "second_order": _short(noise**0.5)}
+    share = float((g * update.rows[0].double()).sum()) / total
+    return {"first_order": _short(share), "second_order": 0.0}
 
 
 def _short(value: float | None) -> float | None:

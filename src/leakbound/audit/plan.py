@@ -70,6 +70,25 @@ class UtilitySpec:
 
 
 @dataclass(frozen=True)
+class FloorSpec:
+    """A floor on every attacker's mean error, computed for each model, defense and batch size.
+
+    Attributes:
+        kind: "trace", "full" (tighter, slower, with a leak map) or "none".
+        prior: what attackers know of images: "gaussian" (mean and covariance of public images, in
+            their `components` leading directions), "isotropic" (their mean variance) or "flat".
+        images: over how many images of the prior the information is averaged.
+        directions: random directions for each trace.
+    """
+
+    kind: str = "trace"
+    prior: str = "gaussian"
+    components: int = 32
+    images: int = 16
+    directions: int = 4
+
+
+@dataclass(frozen=True)
 class Cell:
     """One attack on one batch under one defense: all that its record depends on."""
 
@@ -81,6 +100,7 @@ class Cell:
     seed: int
     threat: ThreatModel
     threshold: float
+    floor: FloorSpec = FloorSpec(kind="none")
 
     @cached_property
     def id(self) -> str:
@@ -124,6 +144,7 @@ class Plan:
     threat: ThreatModel = field(default_factory=ThreatModel)
     threshold: float = 20.0
     utility: UtilitySpec = field(default_factory=lambda: UtilitySpec(rounds=0))
+    floor: FloorSpec = field(default_factory=FloorSpec)
 
     def __post_init__(self) -> None:
         names = ("models", "batch_sizes", "defenses", "attacks", "seeds")
@@ -148,7 +169,17 @@ class Plan:
         """All cells in the plan's order."""
         grid = product(self.models, self.batch_sizes, self.defenses, self.attacks, self.seeds)
         return tuple(
-            Cell(self.data, model, defense, attack, size, seed, self.threat, self.threshold)
+            Cell(
+                self.data,
+                model,
+                defense,
+                attack,
+                size,
+                seed,
+                self.threat,
+                self.threshold,
+                self.floor,
+            )
             for model, size, defense, attack, seed in grid
         )
 

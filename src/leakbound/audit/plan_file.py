@@ -13,6 +13,7 @@ from typing import Any
 from leakbound import check, registry
 from leakbound.audit.plan import (
     DataSpec,
+    FloorSpec,
     ModelSpec,
     Plan,
     Spec,
@@ -71,6 +72,7 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> Plan:
         "threat",
         "thresholds",
         "utility",
+        "floor",
     ]
     _known_keys("the plan", table, known)
     for key, value in table.items():
@@ -104,6 +106,7 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> Plan:
         threat=_threat(_table("threat", table.get("threat", {}))),
         threshold=threshold,
         utility=_utility(table),
+        floor=_floor(table.get("floor", {})),
     )
     for links in plan.defenses:
         build_defense(links)
@@ -120,6 +123,14 @@ def _utility(table: Mapping[str, Any]) -> UtilitySpec:
     check.non_negative(rounds=spec.rounds)
     check.positive(learning_rate=spec.learning_rate)
     check.one_of(["adam", "sgd"], optimizer=spec.optimizer)
+    return spec
+
+
+def _floor(value: Any) -> FloorSpec:
+    spec: FloorSpec = _dataclass(FloorSpec, "floor", value)
+    check.one_of(["none", "trace", "full"], kind=spec.kind)
+    check.one_of(["gaussian", "isotropic", "flat"], prior=spec.prior)
+    check.count(components=spec.components, images=spec.images, directions=spec.directions)
     return spec
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 EXPOSED = "exposed"
 PROTECTED = "protected"
+ON_AVERAGE = "protected on average"
 UNDECIDED = "undecided"
 
 
@@ -19,8 +20,9 @@ def verdict(
     """Join an attack's result and the bounds of one cell.
 
     exposed: some image reached the threshold (dB), and is closer to the truth than the guess that
-    sees no update. protected: a bound that covers all attackers excludes the threshold. undecided:
-    neither; attacks failed, but that proves nothing.
+    sees no update. protected: a bound that covers all attackers excludes the threshold. protected
+    on average: a floor on the mean error of all attackers lies above the threshold's; a lucky image
+    is not excluded. undecided: neither; attacks failed, but that proves nothing.
 
     Raises:
         RuntimeError: exposed although a bound that covers all attackers excludes it: one is wrong.
@@ -38,4 +40,7 @@ def verdict(
         raise RuntimeError("an attack reached a threshold that a bound excludes: one is wrong")
     if reached:
         return EXPOSED
-    return PROTECTED if excluded else UNDECIDED
+    if excluded:
+        return PROTECTED
+    average = any(b["covers"] == "all" and b.get("on_average", False) for b in bounds)
+    return ON_AVERAGE if average else UNDECIDED

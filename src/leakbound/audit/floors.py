@@ -1,0 +1,168 @@
+"""Floors on every attacker's error for one cell: from the release's law and a named prior."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leakbound.audit.bench import Bench
+from leakbound.audit.plan import Cell, FloorSpec
+from leakbound.bounds import (
+    FlatPrior,
+    Floor,
+    GaussianPrior,
+    Prior,
+    full_floor,
+    full_floor_from_samples,
+    trace_floor_from_samples,
+)
+from leakbound.bounds.fisher import Channel, fisher_matrix, fisher_trace
+from leakbound.protocol import Round
+from leakbound.random import permutation, stream, uniform
+from leakbound.types import Batch, NotApplicable
+
+FEWEST = 8
+
+
+def floors(cell: Cell, bench: Bench, played: Round) -> list[dict[str, Any]]:
+    """The floors that the plan asks for, as records hold them.
+
+    They depend on model, defense, batch size and seed alone, not on the attack: all cells that
+    share these share one computation.
+
+    Raises:
+        NotApplicable: there is no floor here, and why.
+    """
+    spec = cell.floor
+    if spec.kind == "none":
+        return []
+    key = ("floor", cell.model, cell.seed, cell.defense, cell.batch_size, spec)
+    found: Floor | str = bench.once(key, lambda: _floor_or_reason(cell, bench, played))
+    if isinstance(found, str):
+        raise NotApplicable(found)
+    low, high = played.observation.task.input_range
+    limit = (high - low) ** 2 / 10 ** (cell.threshold / 10)
+    ceiling = 10 * math.log10((high - low) ** 2 / found.value) if found.value > 0 else None
+    return [
+        {
+            "name": found.name,
+            "value": found.value,
+            "psnr": ceiling,
+            "prior": found.prior,
+            "rests_on_prior": found.rests_on_prior,
+            "covers": found.covers,
+            "excludes_threshold": False,
+            "on_average": found.value > limit,
+            "equation": found.equation,
+            "assumptions": list(found.assumptions),
+            "standard_error": found.standard_error,
+        }
+    ]
+
+
+def leak_map(cell: Cell, bench: Bench, played: Round) -> Tensor | None:
+    """How much of each pixel's uncertainty the release takes away, (B, C, H, W) in [0, 1].
+
+    1 - sqrt(posterior floor / prior variance) at the very images that were sent: 0 where a pixel
+    stays as uncertain as the prior has it, 1 where it is given away. None without a full floor.
+    """
+    if cell.floor.kind != "full":
+        return None
+    channel, prior = _channel(cell, played), _prior(cell.floor, bench, cell.batch_size)
+    truth = played.truth
+    left = full_floor(fisher_matrix(channel, truth, _basis(prior)), prior).per_pixel
+    if left is None:
+        return None
+    before = _prior_variance(prior)
+    share = np.where(before > 0, left / np.maximum(before, 1e-300), 1.0)
+    known = 1 - np.sqrt(np.clip(share, 0, 1))
+    return torch.as_tensor(known).reshape(truth.inputs.shape)
+
+
+def _floor_or_reason(cell: Cell, bench: Bench, played: Round) -> Floor | str:
+    try:
+        return _floor(cell, bench, played)
+    except NotApplicable as error:
+        return error.reason
+
+
+def _floor(cell: Cell, bench: Bench, played: Round) -> Floor:
+    spec, channel = cell.floor, _channel(cell, played)
+    prior = _prior(spec, bench, cell.batch_size)
+    source = stream(cell.seed, "bounds", spec.kind, cell.batch_size)
+    drawn = _batches(spec, bench, cell.batch_size, source)
+    basis = _basis(prior)
+    if spec.kind == "full":
+        return full_floor_from_samples([fisher_matrix(channel, b, basis) for b in drawn], prior)
+    traces = [
+        fisher_trace(channel, b, source, directions=spec.directions, basis=basis) for b in drawn
+    ]
+    return trace_floor_from_samples(traces, prior)
+
+
+def _channel(cell: Cell, played: Round) -> Channel:
+    if len(played.observation.cohort) > 1:
+        raise NotApplicable("the update sums several clients; floors are for one client's release")
+    task = played.defense.infer(played.observation.task, played.update)
+    return Channel(task, played.defense, played.update.law, played.update.mask)
+
+
+def _prior(spec: FloorSpec, bench: Bench, batch_size: int) -> Prior:
+    public = bench.public
+    if public is None or public.size < FEWEST:
+        raise NotApplicable("there are too few public images to take a prior from")
+
+    def make() -> Prior:
+        pixels = public.inputs.flatten(1).double().numpy()
+        if spec.prior == "gaussian":
+            return GaussianPrior.from_samples(pixels, components=spec.components)
+        variance = float(pixels.var(0).mean())
+        if spec.prior == "flat":
+            return FlatPrior(pixels.shape[1], variance * pixels.shape[1])
+        return GaussianPrior.isotropic(pixels.mean(0), variance)
+
+    one: Prior = bench.once(("prior", spec.prior, spec.components), make)
+    return one if batch_size == 1 else one.repeat(batch_size)
+
+
+def _basis(prior: Prior) -> Tensor | None:
+    return None if prior.basis is None else torch.as_tensor(np.ascontiguousarray(prior.basis))
+
+
+def _prior_variance(prior: Prior) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The prior's variance of every pixel, (m,)."""
+    if prior.information.ndim == 1:
+        own = np.where(prior.information > 0, 1 / np.maximum(prior.information, 1e-300), 0)
+        if prior.basis is None:
+            return np.asarray(own)
+        return np.asarray(prior.basis**2 @ own)
+    covariance = np.linalg.inv(prior.matrix)
+    if prior.basis is None:
+        return np.asarray(np.diagonal(covariance))
+    return np.asarray(np.einsum("ij,jk,ik->i", prior.basis, covariance, prior.basis))
+
+
+def _batches(spec: FloorSpec, bench: Bench, size: int, source: torch.Generator) -> list[Batch]:
+    """Batches over which the information is averaged: drawn from the prior where that is known.
+
+    A floor is a theorem about its prior, so its images come from the prior; their labels from the
+    public ones. A flat prior cannot be drawn from: then they are public images.
+    """
+    public = bench.public
+    assert public is not None  # _prior has asked
+    prior = _prior(spec, bench, 1)
+    order = permutation(public.size, source)
+    count = max(4, spec.images // size)
+    index = order[torch.arange(count * size) % public.size]
+    inputs = public.inputs[index]
+    if isinstance(prior, GaussianPrior):
+        generator = np.random.default_rng(int(uniform((1,), source) * 2**24))
+        drawn = prior.draw(count * size, generator)
+        inputs = torch.as_tensor(drawn).to(inputs).reshape(inputs.shape)
+    labels = public.labels[index]
+    parts = range(0, count * size, size)
+    return [Batch(inputs[a : a + size], labels[a : a + size]) for a in parts]

@@ -1,0 +1,142 @@
+"""How much every coordinate of a client's gradient tells of its inputs: s_i = ||d g_i / d x||^2."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from leakbound import check, client
+from leakbound.random import Source, normal
+from leakbound.sensitivity.lanes import draws, fitting, over_lanes, pixels
+from leakbound.types import Task
+
+ESTIMATORS = ("exact", "batch", "per_sample")
+"""What `sensitivity` knows: the oracle, the paper's estimator, ours."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sensitivity:
+    """Squared sensitivity of every gradient coordinate to the whole batch, with its own error.
+
+    Attributes:
+        values: (P,) the estimate of s.
+        gradient: (P,) the gradient g itself, as `client.gradient` gives it, up to rounding.
+        error: (P,) the standard error of each value; zeros for `exact`.
+        relative_error: the expected distance ||values - s|| / ||s|| (Euclidean, over all
+            parameters), as estimated from the same draws; 0 for `exact`.
+        estimator: the name of the estimator.
+        directions: random directions used: over the batch for `batch`, for each example for
+            `per_sample`; 0 for `exact`.
+    """
+
+    values: Tensor
+    gradient: Tensor
+    error: Tensor | None
+    relative_error: float
+    estimator: str
+    directions: int
+
+
+def sensitivity(
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    source: Source,
+    *,
+    estimator: str = "per_sample",
+    directions: int = 2,
+    chunk: int | None = None,
+) -> Sensitivity:
+    """Estimate s_i = ||d g_i / d x||^2 for every parameter i, x being the whole batch.
+
+    As g is the mean of the examples' gradients g_b, s_i = (1/B^2) sum_b ||d g_{b,i} / d x_b||^2.
+
+    Args:
+        task: model, weights and loss; the loss is a mean over the batch.
+        inputs: (B, *S).
+        labels: (B,) class numbers, or (B, K) probabilities.
+        source: where random directions come from; `exact` draws none.
+        estimator: "per_sample" gives every example its own Gaussian direction and sums the squares
+            (unbiased; its variance falls like 1 / (directions * B)); "batch" moves the whole batch
+            along one Gaussian direction at a time (the paper's: values / s is chi2_k / k);
+            "exact" moves every input by itself.
+        directions: k, how many directions to average over; `exact` ignores it.
+        chunk: how many examples' directions (for `batch`: directions) are computed at once;
+            None chooses it from a limit of about 64 MB
+            (for `batch`: 128 MB), or one at a time.
+
+    Raises:
+        ValueError: an unknown estimator, or a count below 1.
+
+    Source: Chen, Gursoy and Lei, "Optimal Defenses", section 3.3 (`batch`, k = 10).
+
+    Example:
+        >>> from leakbound.random import stream
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+        >>> x, y = torch.ones(1, 1, 2, 2), torch.tensor([0])
+        >>> sensitivity(Task.of(model), x, y, stream(0), estimator="exact").values.shape
+        torch.Size([10])
+    """
+    check.one_of(ESTIMATORS, estimator=estimator)
+    if chunk is not None:
+        check.count(chunk=chunk)
+    if estimator != "exact":
+        check.count(directions=directions)
+    inputs, size = inputs.detach(), len(inputs)
+    if estimator == "batch":
+        return _batch(task, inputs, labels, source, directions, chunk)
+    if estimator == "exact":
+        power, gradient = over_lanes(
+            task, inputs, labels, pixels(inputs), leading=False, chunk=chunk
+        )
+        values = power.total / size**2
+        return Sensitivity(values, gradient, torch.zeros_like(values), 0.0, estimator, 0)
+    drawn = draws(inputs, source, directions)
+    power, gradient = over_lanes(task, inputs, labels, drawn, leading=True, chunk=chunk)
+    values = power.total / (directions * size**2)
+    # a draw is q = ||.||^2 chi2_1: its variance 2 ||.||^4 is two thirds of its mean square
+    error = power.norm * (math.sqrt(2 / 3) / (directions * size**2))
+    return Sensitivity(values, gradient, error, _relative(values, error), estimator, directions)
+
+
+def along(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> Tensor:
+    """Change (k, P) of the gradient when the whole batch moves along each of k directions.
+
+    Pure `torch.func`, differentiable in the inputs and in the directions.
+
+    Shapes:
+        inputs (B, *S); labels (B,) or (B, K); directions (k, B, *S).
+    """
+
+    def one(direction: Tensor) -> Tensor:
+        return client.input_jvp(task, inputs, labels, direction)
+
+    changes: Tensor = vmap(one)(directions)
+    return changes
+
+
+def _relative(values: Tensor, error: Tensor) -> float:
+    norm = torch.linalg.vector_norm
+    variance = float(norm(error, dtype=torch.float64)) ** 2
+    squares = float(norm(values, dtype=torch.float64)) ** 2 - variance  # E values^2 - variance
+    return math.sqrt(variance / squares) if squares > 0 else 0.0
+
+
+def _batch(
+    task: Task, inputs: Tensor, labels: Tensor, source: Source, directions: int, chunk: int | None
+) -> Sensitivity:
+    step = chunk or fitting(4 * len(task.parameters) + 64 * inputs.numel(), inputs, limit=2**27)
+    total = torch.zeros_like(task.parameters)
+    for start in range(0, directions, step):
+        count = min(step, directions - start)
+        drawn = torch.stack([normal(inputs.shape, source, like=inputs) for _ in range(count)])
+        total = total + along(task, inputs, labels, drawn).detach().square().sum(0)
+    values, spread = total / directions, math.sqrt(2 / directions)
+    gradient = client.gradient(task, inputs, labels).detach()
+    error = values * spread
+    relative = spread if bool((values > 0).any()) else 0.0
+    return Sensitivity(values, gradient, error, relative, "batch", directions)

@@ -1,0 +1,284 @@
+"""Every estimator against the full Jacobian, its law, its error, and the inputs it refuses."""
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from leakbound import client, models
+from leakbound.data import load
+from leakbound.random import normal, secure, stream
+from leakbound.sensitivity import along, lanes, sensitivity, taps
+from leakbound.types import Task
+
+close = torch.testing.assert_close
+ESTIMATORS = ("exact", "batch", "per_sample")
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_every_estimator_is_what_the_full_jacobian_says(small, every, size):
+    task, (x, y) = small.build(every), small.batch(size)
+    jacobian = small.jacobian(task, x, y)
+    exact = sensitivity(task, x, y, stream(0), estimator="exact", directions=0)
+    close(exact.values, jacobian.square().sum((1, 2)))
+    assert exact.relative_error == 0
+    assert not exact.error.any()
+    per_sample, source = sensitivity(task, x, y, stream(5), directions=2), stream(5)
+    drawn = torch.stack([normal(x.shape, source, like=x) for _ in range(2)])
+    moved = torch.einsum("pbn,kbn->kbp", jacobian, drawn.flatten(2))
+    close(per_sample.values, moved.square().sum((0, 1)) / 2)
+    close(per_sample.error, moved.square().square().sum((0, 1)).sqrt() * math.sqrt(2 / 3) / 2)
+    whole = sensitivity(task, x, y, stream(5), estimator="batch", directions=2)
+    close(whole.values, moved.sum(1).square().mean(0))
+    close(along(task, x, y, drawn), moved.sum(1))
+    for found in (exact, per_sample, whole):
+        close(found.gradient, client.gradient(task, x, y))
+
+
+def test_the_fast_engine_is_used_exactly_where_it_is_right(small, every):
+    task, (x, y) = small.build(every), small.batch(3)
+    assert (taps.plan(task, x, y) is not None) == (every in small.fast)
+    assert not any(m._forward_hooks for m in task.model.modules())
+
+
+def test_a_model_that_turns_unlike_its_plan_takes_the_generic_path(small):
+    class Fickle(nn.Module):
+        twice = False
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(36, 36), nn.Linear(36, 3)
+
+        def forward(self, x):
+            x = torch.tanh(self.first(x.flatten(1)))
+            return self.last(torch.tanh(self.first(x)) if Fickle.twice else x)
+
+    task, (x, y) = Task.of(Fickle().double().eval()), small.batch(2)
+    sensitivity(task, x, y, stream(0))
+    assert taps.plan(task, x, y) is not None
+    Fickle.twice = True
+    found = sensitivity(task, x, y, stream(0), estimator="exact")
+    close(found.values, small.jacobian(task, x, y).square().sum((1, 2)))
+    close(sensitivity(task, x, y, stream(0)).gradient, client.gradient(task, x, y))
+
+
+def _draws(small, estimator, count, directions=1, size=3, name="pooled"):
+    task, (x, y) = small.build(name), small.batch(size)
+    found = [
+        sensitivity(task, x, y, stream(i, "draw"), estimator=estimator, directions=directions)
+        for i in range(count)
+    ]
+    exact = sensitivity(task, x, y, stream(0), estimator="exact").values
+    return torch.stack([f.values for f in found]), torch.stack([f.error for f in found]), exact
+
+
+def _worst_z(values, truth):
+    """The largest |z| over coordinates of the mean of the draws."""
+    mean, spread = values.mean(0), values.std(0) / math.sqrt(len(values))
+    live = truth > 0
+    return float(((mean - truth).abs()[live] / spread[live]).max())
+
+
+@pytest.mark.parametrize("estimator", ["batch", "per_sample"])
+def test_unbiased(small, estimator):
+    values, _, exact = _draws(small, estimator, 400)
+    assert _worst_z(values, exact) < 4.5
+
+
+def test_planted_wrong_estimators_are_rejected(small):
+    values, _, exact = _draws(small, "per_sample", 400)
+    assert _worst_z(values * 9, exact) > 10  # 1/B^2 forgotten
+    assert _worst_z(values * 3, exact) > 10  # 1/B for 1/B^2
+    task, (x, y) = small.build("pooled"), small.batch(3)
+    jacobian = small.jacobian(task, x, y)
+    crossed = []  # one direction for all examples: squares of sums have cross terms
+    for i in range(400):
+        same = normal(x[:1].shape, stream(i, "same"), like=x).flatten(1).expand(3, -1)
+        crossed.append(torch.einsum("pbn,bn->p", jacobian, same).square())
+    assert _worst_z(torch.stack(crossed), exact) > 10
+
+
+def test_per_sample_varies_less_than_batch(small):
+    ours, _, exact = _draws(small, "per_sample", 300)
+    paper, _, _ = _draws(small, "batch", 300)
+    live = exact > 0
+    ratio = (ours.var(0) / paper.var(0))[live].median()
+    assert ratio < 0.75
+    # by theory sum_b s_b^2 / (sum_b s_b)^2, at least 1/B
+    task, (x, y) = small.build("pooled"), small.batch(3)
+    each = small.jacobian(task, x, y).square().sum(2)[live]
+    theory = (each.square().sum(1) / each.sum(1).square()).median()
+    assert float(ratio) == pytest.approx(float(theory), rel=0.25)
+
+
+@pytest.mark.parametrize(("estimator", "directions"), [("batch", 4), ("per_sample", 2)])
+def test_the_error_is_the_empirical_one(small, estimator, directions):
+    values, errors, exact = _draws(small, estimator, 300, directions)
+    live = exact > 0
+    claimed = errors.square().mean(0).sqrt()[live]
+    if estimator == "batch":  # E values^2 = s^2 (1 + 2/k), so the claim's square is too large by it
+        claimed = claimed / math.sqrt(1 + 2 / directions)
+    ratio = claimed / values.std(0)[live]
+    assert 0.9 < float(ratio.median()) < 1.1
+
+
+def test_the_relative_error_is_the_empirical_one(small):
+    task, (x, y) = small.build("pooled"), small.batch(3)
+    exact = sensitivity(task, x, y, stream(0), estimator="exact").values
+    found = [sensitivity(task, x, y, stream(i), directions=20) for i in range(40)]
+    seen = torch.stack([(f.values - exact).norm() / exact.norm() for f in found])
+    claimed = sum(f.relative_error for f in found) / len(found)
+    assert claimed == pytest.approx(float(seen.square().mean().sqrt()), rel=0.25)
+
+
+def test_batch_follows_the_chi_square_law_and_the_papers_claim(small):
+    values, _, exact = _draws(small, "batch", 400, directions=10)
+    at = int(exact.argmax())
+    ratio = (values[:, at] / exact[at]).numpy()
+    assert stats.kstest(10 * ratio, stats.chi2(10).cdf).pvalue > 0.01
+    assert stats.kstest(5 * ratio, stats.chi2(5).cdf).pvalue < 0.01
+    law = stats.chi2(10).cdf(5) + stats.chi2(10).sf(15)
+    assert law == pytest.approx(0.2409, abs=1e-4)
+    beyond = int((abs(ratio - 1) > 0.5).sum())
+    assert stats.binomtest(beyond, len(ratio), law).pvalue > 0.01
+    task, (x, y) = small.build("pooled"), small.batch(3)
+    found = sensitivity(task, x, y, stream(0), estimator="batch", directions=10)
+    assert found.relative_error == pytest.approx(math.sqrt(0.2))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_dead_units_give_finite_zeros(estimator):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).eval()
+    with torch.no_grad():
+        model[1].bias.fill_(-100.0)
+        model[3].bias.zero_()
+    x, y = torch.rand(2, 1, 2, 2, generator=stream(0)), torch.tensor([0, 1])
+    found = sensitivity(Task.of(model), x, y, stream(0), estimator=estimator)
+    assert not found.values.any()
+    assert not found.error.any()
+    assert found.relative_error == 0
+    assert torch.isfinite(found.gradient).all()
+
+
+@pytest.mark.parametrize("name", ["pooled", "reused"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_the_chunk_changes_nothing_but_rounding(small, estimator, name):
+    task, (x, y) = small.build(name), small.batch(3)
+    found = [
+        sensitivity(task, x, y, stream(1), estimator=estimator, directions=5, chunk=chunk)
+        for chunk in (None, 1, 2, 4, 7)
+    ]
+    for other in found[1:]:
+        close(other.values, found[0].values)
+        close(other.error, found[0].error)
+        close(other.gradient, found[0].gradient)
+
+
+@pytest.mark.parametrize("estimator", ["batch", "per_sample"])
+def test_the_same_source_gives_the_same_bits(small, estimator):
+    task, (x, y) = small.build("pooled"), small.batch(3)
+
+    def run(seed):
+        return sensitivity(task, x, y, stream(seed), estimator=estimator)
+
+    a, b, other = run(1), run(1), run(2)
+    assert torch.equal(a.values, b.values)
+    assert torch.equal(a.error, b.error)
+    assert not torch.equal(a.values, other.values)
+    assert torch.isfinite(sensitivity(task, x, y, secure(), estimator=estimator).values).all()
+
+
+def test_tiny_gradients_in_float32_keep_their_errors(small):
+    task, (x, y) = small.build("pooled", torch.float32), small.batch(3, torch.float32)
+
+    def tiny(output, labels):
+        return 1e-8 * nn.functional.cross_entropy(output, labels)
+
+    faint = Task(task.model, task.parameters, tiny, buffers=task.buffers)
+    usual, scaled = (sensitivity(t, x, y, stream(0)) for t in (task, faint))
+    close(scaled.values, usual.values * 1e-16, rtol=1e-3, atol=0)
+    close(scaled.error, usual.error * 1e-16, rtol=1e-3, atol=0)
+
+
+def test_soft_labels(small):
+    task, (x, _) = small.build("pooled"), small.batch(3)
+    y = torch.softmax(normal((3, 3), stream(4), like=x), 1)
+    found = sensitivity(task, x, y, stream(0), estimator="exact")
+    close(found.values, small.jacobian(task, x, y).square().sum((1, 2)))
+
+
+def test_nothing_given_is_changed_and_no_graph_is_kept(small):
+    task, (x, y) = small.build("pooled"), small.batch(3)
+    x.requires_grad_()
+    before = x.detach().clone(), task.parameters.clone()
+    with torch.no_grad():
+        found = sensitivity(task, x, y, stream(0))
+    assert not found.values.requires_grad
+    assert not found.gradient.requires_grad
+    assert torch.equal(x, before[0])
+    assert x.grad is None
+    assert torch.equal(task.parameters, before[1])
+
+
+@pytest.mark.parametrize("name", ["pooled", "strided"])
+def test_along_is_differentiable_in_the_inputs(small, name):
+    task, (x, y) = small.build(name), small.batch(2)
+    ways = normal((2, *x.shape), stream(8), like=x)
+
+    def energy(inputs):
+        return along(task, inputs, y, ways).square().sum()
+
+    assert torch.autograd.gradcheck(energy, x.requires_grad_(), fast_mode=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"estimator": "per_sampel"}, r"estimator is 'per_sampel'; did you mean 'per_sample'"),
+        ({"directions": 0}, r"directions is 0; give a whole number of at least 1"),
+        ({"estimator": "batch", "directions": 1.5}, r"directions is 1.5; give a whole number"),
+        ({"chunk": 0}, r"chunk is 0; give a whole number of at least 1"),
+    ],
+)
+def test_bad_arguments_are_named(small, arguments, words):
+    task, (x, y) = small.build("mlp"), small.batch(1)
+    with pytest.raises(ValueError, match=words):
+        sensitivity(task, x, y, stream(0), **arguments)
+
+
+def test_both_engines_agree_on_a_real_network_and_real_digits():
+    build = stream(0, "model")
+    model = models.simple_convnet(input_shape=(1, 28, 28), classes=10, generator=build)
+    task, digits = Task.of(model), load("mnist5k").batch(torch.arange(0, 5000, 625))
+    x, y = digits.inputs, digits.labels
+    assert taps.plan(task, x, y) is not None
+    found = sensitivity(task, x, y, stream(2), directions=1)
+    moved = lanes.changes(task, x, y, normal(x.shape, stream(2), like=x))
+    wanted = moved.square().sum(0) / len(x) ** 2
+    assert float((found.values - wanted).norm() / wanted.norm()) < 1e-5
+    close(found.gradient, client.gradient(task, x, y), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("build", "settings"),
+    [
+        ("mlp", {}),
+        ("lenet", {}),
+        ("simple_convnet", {}),
+        ("resnet18", {"width": 4}),
+        ("resnet18", {"width": 4, "norm": "batch"}),
+    ],
+)
+def test_the_built_in_models_take_the_fast_engine(build, settings):
+    model = getattr(models, build)(
+        input_shape=(1, 8, 8), classes=3, generator=stream(0), **settings
+    )
+    task = Task.of(model, classes=3).to("cpu", torch.float64)
+    x, y = normal((2, 1, 8, 8), stream(1), like=task.parameters), torch.tensor([0, 2])
+    assert taps.plan(task, x, y) is not None
+    found = sensitivity(task, x, y, stream(2), directions=1)
+    moved = lanes.changes(task, x, y, normal(x.shape, stream(2), like=x))
+    close(found.values, moved.square().sum(0) / 4)
+    close(found.gradient, client.gradient(task, x, y))
