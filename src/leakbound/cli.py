@@ -8,7 +8,7 @@ import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
@@ -60,6 +60,8 @@ class Attack:
     """The attacker is not told the labels."""
     defense_unknown: bool = False
     """The attacker is not told the defense (a weaker attacker than the default)."""
+    floor: Literal["none", "trace", "full"] = "trace"
+    """Floor on every attacker's mean error; "full" is tighter, slower, and draws a leak map."""
     out: Annotated[Path | None, arg(metavar="DIR")] = None
     """Write the true and the rebuilt images here as PNG."""
     json: bool = False

@@ -70,6 +70,7 @@ def attack(command: cli.Attack) -> int:
                 "labels_known": not command.labels_unknown,
                 "defense_known": not command.defense_unknown,
             },
+            "floor": {"kind": command.floor},
         }
     )
     cells = plan.cells()
@@ -103,6 +104,7 @@ def report(command: cli.Report) -> int:
 def listing(command: cli.List) -> int:
     """Print what a plan can name."""
     from leakbound import data, metrics
+    from leakbound.types import Guarantee
 
     tables: dict[str, list[dict[str, Any]]] = {}
     for kind in ("attack", "defense", "model"):
@@ -116,7 +118,12 @@ def listing(command: cli.List) -> int:
             }
             for entry in registry.entries(kind).values()
         ]
-    tables["defenses"].insert(0, {"name": "none", "summary": "The plain update.", "parameters": []})
+    for row in tables["defenses"]:
+        built = registry.build("defense", row["name"], {})
+        row |= {"guarantee": built.guarantee.value, "private_law": built.private_law}
+        row["summary"] += f" [guarantee: {_promise(built.guarantee.value, built.private_law)}]"
+    nothing = {"guarantee": Guarantee.NONE.value, "private_law": False, "parameters": []}
+    tables["defenses"].insert(0, {"name": "none", "summary": "The plain update.", **nothing})
     tables["metrics"] = [
         {"name": m.name, "summary": m.description, "parameters": []} for m in metrics.METRICS
     ]
@@ -206,7 +213,8 @@ def _show(record: dict[str, Any]) -> None:
     console.print(
         f"{_safe(record['attack']['settings'])}\non {_safe(record['model']['name'])} under "
         f"{_safe(record['defense']['settings'])} "
-        f"(guarantee: {record['defense']['guarantee']})"
+        f"(guarantee: "
+        f"{_promise(record['defense']['guarantee'], record['defense']['private_law'])})"
     )
     if record["status"] != "ok":
         console.print(f"{record['status'].replace('_', ' ')}: {_safe(record['reason'])}")
@@ -228,8 +236,21 @@ def _show(record: dict[str, Any]) -> None:
     console.print(table)
     if record["problem"]:
         console.print(f"the attack says that it failed: {_safe(record['problem'])}")
+    for bound in record["bounds"]:
+        console.print(
+            f"floor ({bound['name']}): no attacker's mean squared error is below "
+            f"{bound['value']:.3g} ({_number(bound['psnr'], 1)} dB) on average over the prior "
+            f"{_safe(bound['prior'])}, for {bound['covers']} attackers"
+        )
+    if record["bounds_note"]:
+        console.print(f"no floor: {_safe(record['bounds_note'])}")
     threshold = record["threshold"]["value"]
     console.print(f"verdict: [bold]{record['verdict']}[/bold] (threshold {threshold:g} dB)")
+
+
+def _promise(guarantee: str, private_law: bool) -> str:
+    """A guarantee, and whether the release's law tells of the batch."""
+    return f"{guarantee}; its law depends on the private batch" if private_law else guarantee
 
 
 def _number(value: float | None, digits: int) -> str:

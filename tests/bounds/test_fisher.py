@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from leakbound.bounds import GaussianPrior, full_floor, tight_trace_floor, trace_floor
 from leakbound.bounds.fisher import Channel, batches, fisher_matrix, fisher_operator, fisher_trace
-from leakbound.client import pure_simulate, simulate
+from leakbound.client import gradient, pure_simulate, simulate
 from leakbound.defenses import (
     Clip,
     GaussianNoise,
@@ -21,7 +22,7 @@ from leakbound.defenses import (
 from leakbound.protocol import resolve, send
 from leakbound.random import stream
 from leakbound.testing.common import small_batch, small_task
-from leakbound.types import Batch, NotApplicable
+from leakbound.types import Batch, NotApplicable, Task
 
 STEP = 1e-6
 
@@ -154,3 +155,61 @@ def test_one_example_rows_match_the_client(task, batch):
         ours = pure_simulate(task, batch.inputs, batch.labels, defense)
         theirs = simulate(task, batch.inputs, batch.labels, cohort=(2,), defense=defense)
         torch.testing.assert_close(ours, theirs)
+
+
+class Summed(torch.nn.Module):
+    """A linear model whose gradient of the mean output is a fixed mixture of its input."""
+
+    def __init__(self, mixing):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(mixing.shape[0]).double())
+        self.register_buffer("mixing", mixing)
+
+    def forward(self, x):
+        return x.flatten(1) @ self.mixing.T @ self.weight[:, None]
+
+
+@pytest.mark.parametrize("noise", ["equal", "uneven"])
+def test_a_linear_gaussian_release_end_to_end(noise):
+    """Model, defense, release, Fisher information and floor against the posterior's error."""
+    draw = torch.Generator().manual_seed(3)
+    mixing = torch.randn(15, 6, generator=draw).double()
+    public = Batch(torch.rand(12, 1, 2, 3, generator=draw).double(), torch.zeros(12).long())
+    task = Task.of(
+        Summed(mixing), loss=lambda out, _: out.mean(), public=public, input_range=(-9.0, 9.0)
+    )
+    plain = gradient(task, public.inputs[:1], public.labels[:1])
+    assert torch.allclose(plain, mixing @ public.inputs[0].flatten())
+    # its gradient is linear in x, so its sensitivity is the same for every x
+    defense = GaussianNoise(0.7) if noise == "equal" else OptimalNoise(0.7, rule="energy")
+    batch = Batch(public.inputs[:1], public.labels[:1])
+    channel, update, _ = channel_of(task, batch, defense)
+    variance = torch.as_tensor(update.law.covariance).double().expand(15)
+    root = torch.randn(6, 6, generator=draw).double()
+    prior = (root @ root.T + 0.1 * torch.eye(6)).numpy()
+    known = GaussianPrior(np.zeros(6), prior)
+    information = fisher_matrix(channel, batch)
+    # the posterior of x given A x + noise, by the formula of linear regression
+    a, s = mixing.numpy(), np.diag(variance.numpy())
+    posterior = prior - prior @ a.T @ np.linalg.inv(a @ prior @ a.T + s) @ a @ prior
+    exact = np.trace(posterior) / 6
+    floor = full_floor(information, known)
+    assert floor.value == pytest.approx(exact, rel=1e-6)
+    np.testing.assert_allclose(floor.per_pixel, np.diag(posterior), rtol=1e-6)
+    trace = fisher_trace(channel, batch, stream(5), directions=4000)
+    assert trace == pytest.approx(np.trace(information), rel=0.05)
+    assert trace_floor(np.trace(information), known).value <= exact
+    assert tight_trace_floor(np.trace(information), known).value <= exact
+    # the best attacker, played on the defense's own releases
+    rng = np.random.default_rng(0)
+    truth = rng.multivariate_normal(np.zeros(6), prior, 4000)
+    gain = prior @ a.T @ np.linalg.inv(a @ prior @ a.T + s)
+    ready = resolve(defense, task, 1)
+    errors = []
+    for i, x in enumerate(truth[:1000]):
+        one = Batch(torch.as_tensor(x).reshape(1, 1, 2, 3).clamp(-9, 9), torch.zeros(1).long())
+        seen = send(task, one, ready, stream(7, i)).rows[0].numpy()
+        errors.append(np.mean((gain @ seen - x) ** 2))
+    error = np.std(errors) / len(errors) ** 0.5
+    assert abs(np.mean(errors) - exact) < 4 * error
+    assert np.mean(errors) > 0.5 * exact

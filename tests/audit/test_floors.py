@@ -1,0 +1,176 @@
+"""Floors in the audit: shared by attacks, named with their prior, never more than they are."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from leakbound import audit
+from leakbound.audit import floors as floors_module
+from leakbound.audit.verdict import verdict
+
+
+def records(table, **floor):
+    table["floor"] = {"images": 8, "components": 8, **floor}
+    return [result.record for result in audit.run(audit.parse(table))]
+
+
+@pytest.fixture
+def table():
+    return {
+        "name": "tiny",
+        "data": {"source": "digits"},
+        "models": [{"name": "mlp", "hidden": [8]}],
+        "attacks": [{"name": "inverting_gradients", "steps": 3}],
+        "defenses": [{"name": "gaussian_noise", "noise_std": [0.001, 0.01, 10.0]}],
+    }
+
+
+@pytest.mark.parametrize("kind", ["trace", "full"])
+def test_more_noise_lifts_the_floor_up_to_the_prior(table, kind):
+    found = [record["bounds"][0] for record in records(table, kind=kind)]
+    values = [bound["value"] for bound in found]
+    assert values[0] < values[1] < values[2]
+    for bound in found:
+        assert bound["name"] == ("tight_trace" if kind == "trace" else "full")
+        assert bound["covers"] == "all"
+        assert bound["rests_on_prior"]
+        assert "8 of 64 directions" in bound["prior"]
+        assert bound["psnr"] == pytest.approx(-10 * math.log10(bound["value"]))
+        assert not bound["excludes_threshold"]
+    # at noise 10 nothing is left but the prior's variance in its leading directions
+    bench = audit.Bench(audit.parse(table).data)
+    pixels = bench.public.inputs.flatten(1).double().numpy()
+    top = torch.linalg.svdvals(torch.as_tensor(pixels - pixels.mean(0)))[:8].square()
+    spread = top / (len(pixels) - 1)
+    limit = float(spread.sum()) / 64
+    if kind == "trace":
+        limit = 8**2 / float((1 / spread).sum()) / 64  # the trace floor's own limit
+    assert values[2] <= limit
+    assert values[2] == pytest.approx(limit, rel=0.05)
+
+
+def test_a_floor_is_computed_once_for_all_attacks(table, monkeypatch):
+    table["attacks"] += [{"name": "linear_inversion"}, {"name": "dlg", "steps": 1, "restarts": 1}]
+    table["defenses"] = [{"name": "gaussian_noise"}]
+    calls = []
+    original = floors_module._floor
+    monkeypatch.setattr(floors_module, "_floor", lambda *a: calls.append(1) or original(*a))
+    found = records(table)
+    assert len(calls) == 1
+    assert len({json.dumps(record["bounds"]) for record in found}) == 1
+
+
+def test_alone_and_in_a_grid_the_same_bits(table):
+    table["batch_sizes"] = [1, 2]
+    whole = {r["cell"]: json.dumps(r["bounds"]) for r in records(table)}
+    table["batch_sizes"], table["defenses"] = [2], [{"name": "gaussian_noise", "noise_std": 0.01}]
+    (alone,) = records(table)
+    assert whole[alone["cell"]] == json.dumps(alone["bounds"])
+
+
+def test_protected_on_average_is_said_only_of_bounds_for_all_attackers(table):
+    table["defenses"] = [{"name": "gaussian_noise", "noise_std": 10.0}]
+    assert records(table)[0]["verdict"] == "protected on average"
+    flat = records(table, prior="flat")[0]
+    assert flat["bounds"][0]["covers"] == "unbiased"
+    assert flat["bounds"][0]["on_average"]
+    assert flat["verdict"] == "undecided"
+    assert records(table, kind="none")[0]["bounds"] == []
+    assert records(table, kind="none")[0]["verdict"] == "undecided"
+
+
+def test_a_lucky_image_is_exposed_whatever_the_mean():
+    floor = {"covers": "all", "excludes_threshold": False, "on_average": True}
+    assert verdict([25.0, 3.0], [10.0, 10.0], 20.0, [floor]) == "exposed"
+    assert verdict([15.0, 3.0], [10.0, 10.0], 20.0, [floor]) == "protected on average"
+    assert verdict([15.0], [10.0], 20.0, [{**floor, "on_average": False}]) == "undecided"
+    assert verdict([15.0], [10.0], 20.0, [{**floor, "covers": "unbiased"}]) == "undecided"
+    certain = {**floor, "excludes_threshold": True}
+    assert verdict([15.0], [10.0], 20.0, [certain, floor]) == "protected"
+
+
+@pytest.mark.parametrize(
+    ("defense", "reason"),
+    [
+        ([{"name": "none"}], "no Gaussian noise"),
+        ([{"name": "magnitude_pruning"}], "no Gaussian noise"),
+        ([{"name": "laplace_noise"}], "no Gaussian noise"),
+        ([{"name": "hidden_dropout"}], "dropped at random"),
+        (
+            [{"links": [{"name": "gaussian_noise"}, {"name": "clip"}]}],
+            "came after the noise",
+        ),
+        (
+            [{"links": [{"name": "gaussian_noise"}, {"name": "secure_aggregation", "clients": 2}]}],
+            "several clients",
+        ),
+    ],
+)
+def test_no_floor_says_why(table, defense, reason):
+    table["defenses"] = defense
+    (record,) = records(table)
+    assert record["bounds"] == []
+    assert reason in record["bounds_note"]
+    assert record["status"] == "ok"
+
+
+def test_few_images_give_no_prior(table):
+    table["data"]["limit"] = 12
+    table["defenses"] = [{"name": "gaussian_noise"}]
+    (record,) = records(table)
+    assert "too few public images" in record["bounds_note"]
+
+
+def test_the_attacker_need_not_know_the_defense(table):
+    table["defenses"] = [{"name": "gaussian_noise"}]
+    told = records(table)[0]["bounds"]
+    table["threat"] = {"defense_known": False}
+    assert records(table)[0]["bounds"] == told
+
+
+def test_local_steps_are_part_of_the_release(table):
+    table["defenses"] = [
+        {"links": [{"name": "local_aggregation", "steps": n}, {"name": "gaussian_noise"}]}
+        for n in (1, 5)
+    ]
+    one, five = (record["bounds"][0]["value"] for record in records(table, kind="full"))
+    assert five < one, "the sum of several gradients tells more under the same noise"
+
+
+def test_the_leak_map_shows_what_is_given_away(table):
+    table["defenses"] = [{"name": "gaussian_noise", "noise_std": [1e-5, 100.0]}]
+    table["floor"] = {"kind": "full", "components": 8}
+    plan = audit.parse(table)
+    shown = list(audit.run(plan))
+    for result in shown:
+        assert result.record["pictures"]["leak_map"] in result.pictures
+    bench = audit.Bench(plan.data)
+    maps = []
+    for cell in plan.cells():
+        from leakbound.audit.cells import _play
+
+        played, _ = _play(cell, bench)
+        maps.append(floors_module.leak_map(cell, bench, played))
+    assert maps[0].shape == (1, 1, 8, 8)
+    assert float(maps[0].max()) > 0.9
+    assert float(maps[1].abs().max()) < 0.01
+    table["floor"] = {"kind": "trace"}
+    (first, _) = records(table)
+    assert "leak_map" not in first["pictures"]
+
+
+@pytest.mark.parametrize(
+    ("floor", "message"),
+    [
+        ({"kind": "tight"}, "trace"),
+        ({"prior": "uniform"}, "gaussian"),
+        ({"components": 0}, "components is 0"),
+        ({"images": -1}, "images is -1"),
+        ({"kinds": "full"}, "kind"),
+    ],
+)
+def test_bad_settings(table, floor, message):
+    with pytest.raises(ValueError, match=message):
+        audit.parse({**table, "floor": floor})
