@@ -109,6 +109,7 @@ CHAINS = [
     chain(whitened_dp_sgd(1.0, 0.5), OptimalPruning(0.5)),
 ]
 FEW = {
+    "candidate_likelihood": attacks.CandidateLikelihood(),
     "dlg": attacks.dlg(steps=5, restarts=1),
     "gradient_matching": GradientMatching(distance="cosine_layers", steps=10),
     "idlg": attacks.idlg(steps=5, restarts=2),
@@ -118,7 +119,10 @@ FEW = {
     "inverting_gradients_geiping_cli": attacks.inverting_gradients_geiping_cli(steps=10),
     "inverting_gradients_geiping_library": attacks.inverting_gradients_geiping_library(steps=10),
     "inverting_gradients_gradattack": attacks.inverting_gradients_gradattack(steps=10),
+    "law_evolution": attacks.LawEvolution(population=4, generations=2),
+    "law_matching": attacks.LawMatching(steps=5),
     "linear_inversion": LinearInversion(),
+    "variance_readout": attacks.VarianceReadout(),
 }
 
 

@@ -63,7 +63,26 @@ def cell(**changes: Any) -> dict[str, Any]:
     return {"cell": hashlib.sha256(whole).hexdigest()[:16], **record}
 
 
-def training(given: dict[str, Any], seed: int, accuracy: float | None) -> dict[str, Any]:
+def bound(psnr: float | None = 19.1, **changes: Any) -> dict[str, Any]:
+    """A floor as records hold it; keyword arguments replace its fields."""
+    return {
+        "name": "trace",
+        "value": 0.0 if psnr is None else 10 ** (-psnr / 10),
+        "psnr": psnr,
+        "prior": "N(mean, covariance) in 32 of 784 directions",
+        "rests_on_prior": True,
+        "covers": "all",
+        "excludes_threshold": False,
+        "on_average": psnr is not None and psnr < 20,
+        "equation": "paper A, eq. (1)",
+        "assumptions": ["the release's law is smooth in x"],
+        "standard_error": 0.0004,
+    } | changes
+
+
+def training(
+    given: dict[str, Any], seed: int, accuracy: float | None, **changes: Any
+) -> dict[str, Any]:
     record = {
         "schema": 1,
         "model": cell()["model"],
@@ -74,6 +93,7 @@ def training(given: dict[str, Any], seed: int, accuracy: float | None) -> dict[s
         "reason": None if accuracy is not None else "RuntimeError: loss is NaN",
         "training_loss": 0.4,
         "accuracy": accuracy,
+        **changes,
     }
     whole = json.dumps(record, sort_keys=True).encode()
     return {"unit": hashlib.sha256(whole).hexdigest()[:16], **record}
@@ -188,6 +208,68 @@ def grid(
         accuracies = [0.9 - 0.02 * drop + 0.01 * s for s in range(3)]
         trainings += [training(given, s, round(a, 3)) for s, a in enumerate(accuracies)]
     return save(folder, cells, trainings)
+
+
+def floored(folder: Path, *, seeds: int = 3, strengths: int = 4, hostile: str = "") -> Path:
+    """An audit with floors, leak maps, private laws, training curves and every verdict."""
+    folder.mkdir(exist_ok=True)
+    prior = f"N(mean, covariance) in 32 of 784 directions{hostile}"
+    stds = [round(0.003 * 10 ** (i / max(strengths - 1, 1) * 2), 6) for i in range(strengths)]
+    defenses = [
+        defense("none"),
+        *(defense("gaussian_noise", noise_std=std) for std in stds),
+        defense("adaptive_noise", budget=1.0) | {"private_law": True},
+        defense("bounded_noise", level=2.0),
+    ]
+    cells, trainings = [], []
+    for place, given in enumerate(defenses):
+        noisy, strength = "gaussian" in given["name"], place / (strengths + 2)
+        best = 34 - 28 * strength
+        for turn, attack in enumerate(("inverting_gradients", "dlg")):
+            for seed in range(seeds):
+                level, rng = max(best - 3 * turn, 7), np.random.default_rng([place, seed])
+                psnr = [round(float(v), 3) for v in level + rng.normal(0, 0.7, 2)]
+                files = pictures(folder, seed, 2, 10 ** (-level / 20), 10 * place + turn)
+                made = cell(defense=given, attack=attack, seed=seed, psnr=psnr, pictures=files)
+                made["bounds_note"] = None
+                if noisy:
+                    top = 36 - 26 * strength + 0.1 * seed
+                    made["bounds"] = [bound(top, prior=prior, assumptions=[f"one{hostile}"])]
+                    made["pictures"]["leak_map"] = leak_map(folder, seed, 2, 1 - strength)
+                    kept = {"first_order": None, "second_order": 0.01 * place}
+                    made["release"] = made["release"] | {"utility": kept}
+                    if made["verdict"] != "exposed" and made["bounds"][0]["on_average"]:
+                        made["verdict"] = "protected on average"
+                elif place:
+                    made["bounds_note"] = f"the release has no Gaussian noise{hostile}"
+                if given["name"] == "bounded_noise":
+                    made["verdict"] = "protected"
+                cells.append(made)
+        for seed in range(2):
+            rounds = [0, 5, 10, 20, 40, 60]
+            losses = [2.3 - (2.1 - 1.5 * strength) * (1 - 0.93**r) + 0.02 * seed for r in rounds]
+            curve = [[r, round(v, 4)] for r, v in zip(rounds, losses, strict=True)]
+            kept = {"optimizer": f"adam{hostile}", "curve": curve}
+            trainings.append(training(given, seed, round(0.9 - 0.5 * strength, 3), **kept))
+    return save(folder, cells, trainings)
+
+
+def leak_map(folder: Path, seed: int, count: int, scale: float) -> str:
+    """A made-up leak map: bright in the middle."""
+    grid = np.linspace(-1, 1, 28)
+    x, y = np.meshgrid(grid, grid)
+    shift = 0.1 * seed
+    return strip(folder, np.stack([scale * np.exp(-3 * ((x - shift) ** 2 + y**2))] * count))
+
+
+@pytest.fixture
+def make_bound() -> Callable[..., dict[str, Any]]:
+    return bound
+
+
+@pytest.fixture
+def make_floored() -> Callable[..., Path]:
+    return floored
 
 
 @pytest.fixture

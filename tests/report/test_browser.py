@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,6 +176,28 @@ def test_text_can_be_read_in_light_and_dark(show, report):
         assert ink != ground
         grounds.append(ground)
     assert grounds[0] != grounds[1]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_floors_fit_a_phone_and_their_badge_can_be_read(show, tmp_path, make_floored, scheme):
+    path = write(make_floored(tmp_path / "run", seeds=1, strengths=14))
+    page = show(path, viewport={"width": 375, "height": 800}, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 375
+    style = "(e) => [getComputedStyle(e).color, getComputedStyle(e).backgroundColor]"
+    colors = page.locator(".badge.protected-on-average").first.evaluate(style)
+    light, dark = sorted(map(_luminance, colors), reverse=True)
+    assert (light + 0.05) / (dark + 0.05) > 4.5
+    page.get_by_role("combobox", name="Verdict").select_option("protected on average")
+    shown = page.locator(".entry:visible")
+    assert shown.count() > 0
+    assert shown.evaluate_all("(all) => all.every((e) => e.innerText.includes('on average'))")
+
+
+def _luminance(color):
+    """Of 'rgb(1, 2, 3)', as WCAG defines it."""
+    parts = [int(part) / 255 for part in re.findall(r"\d+", color)[:3]]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def test_print_has_no_controls_and_whole_cards(show, report):

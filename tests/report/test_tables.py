@@ -106,6 +106,10 @@ def test_verdict_names_the_attack_with_the_best_image(make_cell):
         (["protected", None], "protected"),
         (["protected", "undecided"], "undecided"),
         (["protected", "exposed"], "exposed"),
+        (["protected on average", "protected"], "protected on average"),
+        (["protected on average", None], "protected on average"),
+        (["protected on average", "undecided"], "undecided"),
+        (["protected on average", "exposed"], "exposed"),
         ([None, None], "undecided"),
     ],
 )

@@ -18,12 +18,18 @@ from leakbound.attacks.presets import (
     inverting_gradients_gradattack,
     settings_hash,
 )
+from leakbound.attacks.private_law import CandidateLikelihood
+from leakbound.attacks.variance import LawEvolution, LawMatching, VarianceReadout
 
 __all__ = [
     "Attack",
     "BestOf",
+    "CandidateLikelihood",
     "GradientMatching",
+    "LawEvolution",
+    "LawMatching",
     "LinearInversion",
+    "VarianceReadout",
     "dlg",
     "idlg",
     "infer_labels",

@@ -12,6 +12,7 @@ from leakbound import check
 from leakbound.attacks.base import Attack, boxed, expected_rows, seen_task
 from leakbound.attacks.labels import infer_labels
 from leakbound.attacks.objectives import DISTANCES, total_variation
+from leakbound.covariance import Structured
 from leakbound.random import normal, uniform
 from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
@@ -26,8 +27,8 @@ class GradientMatching(Attack):
     """Minimize distance(update of the guess, update seen) + total_variation · TV(guess).
 
     Knows what the threat model grants: the guess is sent through the known defense's deterministic
-    part, coordinates are weighted by the known noise law and restricted to the known mask. The
-    answer is the iterate with the lowest objective.
+    part, coordinates are weighted by the known noise law (whitened, where its noise is correlated)
+    and restricted to the known mask. The answer is the iterate with the lowest objective.
 
     Args:
         distance: cosine, cosine_layers, euclidean or manhattan.
@@ -93,15 +94,17 @@ class _Search:
     ) -> None:
         self.settings, self.observation = settings, observation
         self.task = seen_task(observation)
-        self.seen = observation.update.rows
-        self.weights = observation.weights
+        self.whitener = _whitener(observation)
+        self.weights = observation.weights if self.whitener is None else None
+        self.seen = self._white(observation.update.rows)
+        self.noise_share = self._noise_share()
         self.spans = [(a, b) for _, _, a, b in self.task.layout]
         self.distance = DISTANCES[settings.distance]
         self.inputs = _start(settings, self.task, observation, generator).requires_grad_()
         self.labels = _labels(settings, observation, generator)
         self.variables = [self.inputs]
         self.prior = settings.total_variation
-        self.prior += settings.noise_variation * observation.noise_share**0.5
+        self.prior += settings.noise_variation * self.noise_share**0.5
         if self.prior and len(observation.input_shape) != 3:
             raise NotApplicable("total variation needs images (C, H, W)")
         if settings.labels == "joint":
@@ -113,11 +116,21 @@ class _Search:
         self.trace: list[float] = []
         self.vanished = False
 
+    def _white(self, rows: Tensor) -> Tensor:
+        """Rows in coordinates in which known correlated noise is white."""
+        return rows if self.whitener is None else self.whitener.whiten(rows)
+
+    def _noise_share(self) -> float:
+        if self.whitener is None:
+            return self.observation.noise_share
+        energy = float(self.seen.double().square().sum())
+        return min(1.0, self.seen.numel() / energy) if energy > 0 else 0.0
+
     def objective(self) -> tuple[Tensor, Tensor]:
         """(distance + prior, distance alone) at the present guess."""
         labels = self.labels.softmax(-1) if self.settings.labels == "joint" else self.labels
         rows = expected_rows(self.observation, self.task, self.inputs, labels)
-        match = self.distance(rows, self.seen, self.weights, self.spans)
+        match = self.distance(self._white(rows), self.seen, self.weights, self.spans)
         if self.prior:
             return match + self.prior * total_variation(self.inputs), match
         return match, match
@@ -209,7 +222,7 @@ class _Search:
             return "gradient vanished: the objective does not change with the inputs"
         if not final < float("inf"):
             return "not finite: the objective was never a number"
-        noise = self.observation.noise_share
+        noise = self.noise_share
         if noise > MOSTLY:
             return f"too much noise: it is {noise:.0%} of the update, and a match says little"
         lowest = min((v for v in self.trace if v == v), default=float("nan"))
@@ -233,10 +246,19 @@ class _Search:
         joint = self.settings.labels == "joint"
         labels = self.best_labels.softmax(-1) if joint else self.best_labels
         rows = expected_rows(self.observation, self.task, self.best_inputs, labels).detach()
+        rows = self._white(rows)
         scale = 1.0 if self.weights is None else self.weights
         mine, seen = (rows * scale).double().flatten(), (self.seen * scale).double().flatten()
         both = (mine.square().sum() * seen.square().sum()).clamp_min(1e-300)
         return float(1 - (mine @ seen).square() / both)
+
+
+def _whitener(observation: Observation) -> Structured | None:
+    """The known covariance of correlated noise; None where a mask cut through it."""
+    correlation = observation.correlation
+    if correlation is None or (correlation.blocks and observation.update.mask is not None):
+        return None
+    return correlation.to(observation.update.rows)
 
 
 def _start(

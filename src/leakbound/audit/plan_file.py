@@ -25,6 +25,19 @@ from leakbound.audit.plan import (
 from leakbound.types import Server, ThreatModel
 
 LIMIT = 1 << 20  # bytes of a plan
+KEYS = [
+    "name",
+    "seeds",
+    "batch_sizes",
+    "data",
+    "models",
+    "attacks",
+    "defenses",
+    "threat",
+    "thresholds",
+    "utility",
+    "floor",
+]
 NO_DEFENSE = {"name": "none"}
 
 
@@ -61,20 +74,7 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> Plan:
         >>> len(plan.cells())
         2
     """
-    known = [
-        "name",
-        "seeds",
-        "batch_sizes",
-        "data",
-        "models",
-        "attacks",
-        "defenses",
-        "threat",
-        "thresholds",
-        "utility",
-        "floor",
-    ]
-    _known_keys("the plan", table, known)
+    _known_keys("the plan", table, KEYS)
     for key, value in table.items():
         _storable(key, value)
     for need in ("models", "attacks"):

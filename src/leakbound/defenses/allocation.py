@@ -42,14 +42,20 @@ def shape(s: Tensor, g2: Tensor, rule: str, spans: Spans | None = None) -> Tenso
     check.one_of(RULES, rule=rule)
     if spans is not None:
         s, g2 = _by_tensor(s, spans), _by_tensor(g2, spans)
-    slope = g2.sqrt().clamp_min(SMALLEST)
+    slope = root(g2).clamp_min(SMALLEST)
     if rule == "utility":
-        ratio = (s.sqrt() / slope).clamp_max(LARGEST)
+        ratio = (root(s) / slope).clamp_max(LARGEST)
     elif rule == "energy":
-        ratio = s.sqrt()
+        ratio = root(s)
     else:
         ratio = (s / slope).clamp_max(LARGEST)
     return ratio if bool((ratio > 0).any()) else torch.ones_like(ratio)
+
+
+def root(values: Tensor) -> Tensor:
+    """Square roots whose slope is 0, not infinite, where the value is 0: attackers need it."""
+    some = values > 0
+    return torch.where(some, torch.where(some, values, 1.0).sqrt(), 0.0)
 
 
 def _by_tensor(values: Tensor, spans: Spans) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -43,8 +43,10 @@ class _Pruning(Defense):
     rate: float | None = None
     utility_share: float | None = None
     threshold: float | None = None
+    refresh: int = 1
 
     def __post_init__(self) -> None:
+        check.count(refresh=self.refresh)
         levels = {name: getattr(self, name) for name in ("rate", "utility_share", "threshold")}
         given = [name for name, value in levels.items() if value is not None]
         if not given:
@@ -82,6 +84,7 @@ class OptimalPruning(_Pruning):
         utility_share: the part of the first-order utility E||g||² that is kept; the coordinate in
             between is sent with the probability that meets it exactly.
         threshold: withhold where k is above it.
+        refresh: use the same mask for so many rounds.
         images: how many public images decide.
 
     Guarantees: the mask is independent of the data. No privacy: what is sent is exact.
@@ -104,7 +107,9 @@ class OptimalPruning(_Pruning):
         return self.utility_share is not None
 
     def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
-        """Decide the mask for this model."""
+        """Decide the mask for this model, or keep that of an earlier round."""
+        if isinstance(previous, FixedPruning) and previous.age + 1 < self.refresh:
+            return replace(previous, age=previous.age + 1)
         known = expected(task, examples, self.images, None)
         return FixedPruning(self, self._kept(known.s, known.g2))
 
@@ -117,6 +122,7 @@ class FixedPruning(Defense):
 
     settings: OptimalPruning
     kept: _Kept
+    age: int = 0
 
     @property
     def draws_mask(self) -> bool:  # type: ignore[override]
@@ -151,6 +157,7 @@ class LocalOptimalPruning(_Pruning):
         rate: the fraction of all coordinates that is withheld, exactly floor(rate · P).
         utility_share: the part of the batch's ||g||² that is kept.
         threshold: withhold where k'² is above it.
+        refresh: use the mask of one batch for so many rounds.
         directions: random directions for each example's sensitivity.
 
     Guarantees: none; which coordinates are withheld is itself seen by the server.
@@ -172,11 +179,14 @@ class LocalOptimalPruning(_Pruning):
         self, update: Update, state: State, context: ClientContext | None, source: Source
     ) -> tuple[Update, State]:
         """Estimate the batch's sensitivities and withhold by them."""
-        if context is None:
-            raise ValueError(f"{self!r} runs on a client, which has a batch; give its context")
-        batch = context.batch
-        found = sensitivity(
-            context.task, batch.inputs, batch.labels, source, directions=self.directions
-        )
-        kept = self._kept(found.values, found.gradient.square())
-        return update.masked(kept.draw(update.rows, source), by_value=True), state
+        age, kept = state or (0, None)
+        if kept is None or age >= self.refresh:
+            if context is None:
+                raise ValueError(f"{self!r} runs on a client, which has a batch; give its context")
+            batch = context.batch
+            found = sensitivity(
+                context.task, batch.inputs, batch.labels, source, directions=self.directions
+            )
+            age, kept = 0, self._kept(found.values, found.gradient.square())
+        mask = kept.draw(update.rows, source)
+        return update.masked(mask, by_value=True), (age + 1, kept)

@@ -14,7 +14,7 @@ from leakbound.client import example_gradients
 from leakbound.covariance import Kronecker, Structured
 from leakbound.defenses.allocation import RULES, shape
 from leakbound.random import normal, stream
-from leakbound.sensitivity import along, sensitivity
+from leakbound.sensitivity import example_changes, sensitivity
 from leakbound.types import Batch, NotApplicable, Task
 
 LEAST = 1e-4
@@ -139,12 +139,13 @@ def _samples(settings: PublicShape, task: Task) -> Tensor:
     """Changes of single public images' gradients along random directions, (images, P)."""
     public = _public(task, settings.images)
     source = stream(0, "public", "directions")
-    changes = []
-    for i in range(public.size):
-        one = public.inputs[i : i + 1]
-        direction = normal(one.shape, source, like=one)
-        changes.append(along(task, one, public.labels[i : i + 1], direction[None])[0].detach())
-    return torch.stack(changes)
+    found = []
+    for at in range(0, public.size, PART):
+        part = slice(at, at + PART)
+        inputs, labels = public.inputs[part], public.labels[part]
+        directions = normal(inputs.shape, source, like=inputs)
+        found.append(example_changes(task, inputs, labels, directions).detach())
+    return torch.cat(found)
 
 
 def _by_layer(settings: PublicShape, task: Task, s: Tensor) -> Structured:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from leakbound import check
 from leakbound.covariance import Structured
 from leakbound.defenses.base import Chain, Defense, State, chain
 from leakbound.defenses.dpsgd import dp_sgd
@@ -26,6 +27,7 @@ class Whiten(Defense):
         correlation: "none"; "layers" or "low_rank" for correlated noise (rule "energy" only).
         rank: how many directions "low_rank" adds.
         images: how many public images decide.
+        refresh: use the same covariance for so many rounds.
 
     Raises:
         NotApplicable: the task has no public data.
@@ -37,8 +39,10 @@ class Whiten(Defense):
     correlation: str = "none"
     rank: int = 16
     images: int = 64
+    refresh: int = 1
 
     def __post_init__(self) -> None:
+        check.count(refresh=self.refresh)
         self._settings()
 
     def _settings(self) -> PublicShape:
@@ -46,7 +50,9 @@ class Whiten(Defense):
         return PublicShape(rule=self.rule, correlation=correlation, rank=rank, images=images)
 
     def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
-        """Decide the covariance for this model."""
+        """Decide the covariance for this model, or keep that of an earlier round."""
+        if isinstance(previous, FixedMap) and previous.age + 1 < self.refresh:
+            return replace(previous, age=previous.age + 1)
         found = public_shape(self._settings(), task, examples)
         root = Structured.of(found) if isinstance(found, Tensor) else found
         return FixedMap(self, root, whiten=True)
@@ -63,7 +69,7 @@ class Color(Whiten):
 
     def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
         """Decide the covariance for this model."""
-        return replace(super().resolve(task, examples), whiten=False)  # type: ignore[call-arg]
+        return replace(super().resolve(task, examples, previous), whiten=False)  # type: ignore[call-arg]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -73,6 +79,7 @@ class FixedMap(Defense):
     settings: Whiten
     root: Structured
     whiten: bool
+    age: int = 0
 
     @property
     def keeps_law(self) -> bool:  # type: ignore[override]
@@ -100,6 +107,7 @@ def whitened_dp_sgd(
     correlation: str = "none",
     rank: int = 16,
     images: int = 64,
+    refresh: int = 1,
 ) -> Chain:
     """DP-SGD whose noise has a public covariance: whiten each example's gradient, clip, add noise.
 
@@ -111,6 +119,7 @@ def whitened_dp_sgd(
         correlation: "none"; "layers" or "low_rank" for correlated noise (rule "energy" only).
         rank: how many directions "low_rank" adds.
         images: how many public images decide.
+        refresh: use the same covariance for so many rounds.
 
     Guarantees: the Gaussian mechanism with that multiplier, for adding or removing one example, as
     `dp_sgd`: the covariance is public, whitening is linear, and coloring is post-processing
@@ -119,5 +128,5 @@ def whitened_dp_sgd(
     Source: Abadi et al. 2016, algorithm 1; the covariance from Chen, Gursoy and Lei, theorem 3.5.
     """
     inner = dp_sgd(clip_norm, noise_multiplier)
-    outer = (rule, correlation, rank, images)
+    outer = (rule, correlation, rank, images, refresh)
     return chain(Whiten(*outer), inner, Color(*outer))

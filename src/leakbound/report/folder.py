@@ -13,11 +13,13 @@ from typing import Any
 
 SCHEMAS = frozenset({1})
 STATUSES = ("ok", "not_applicable", "failed")
-VERDICTS = ("exposed", "undecided", "protected")
+ON_AVERAGE = "protected on average"
+VERDICTS = ("exposed", "undecided", ON_AVERAGE, "protected")
 
 Record = dict[str, Any]
 
 _TEXT, _TABLE, _LIST, _WHOLE = (str,), (dict,), (list,), (int,)
+_NUMBER, _NOTHING = (int, float), type(None)
 _SETTING: dict[str, tuple[type, ...]] = {
     "model": _TABLE,
     "model.name": _TEXT,
@@ -41,10 +43,25 @@ _CELL = _SETTING | {
     "threat": _TABLE,
     "threshold": _TABLE,
     "threshold.metric": _TEXT,
-    "threshold.value": (int, float),
+    "threshold.value": _NUMBER,
 }
 _OK = {"metrics": _TABLE, "metrics.psnr": _LIST, "blind": _TABLE, "blind.psnr": _LIST}
 _TRAINING = _SETTING | {"unit": _TEXT, "seed": _WHOLE}
+_BOUND = {
+    "name": _TEXT,
+    "value": _NUMBER,
+    "psnr": (*_NUMBER, _NOTHING),
+    "prior": _TEXT,
+    "covers": _TEXT,
+}
+_BOUND_MAY_HOLD: dict[str, type | tuple[type, ...]] = {
+    "rests_on_prior": bool,
+    "excludes_threshold": bool,
+    "on_average": bool,
+    "equation": (str, _NOTHING),
+    "assumptions": list,
+    "standard_error": (*_NUMBER, _NOTHING),
+}
 _RUN: dict[str, tuple[type, ...]] = {
     "plan": _TABLE,
     "plan_hash": _TEXT,
@@ -55,6 +72,8 @@ _RUN: dict[str, tuple[type, ...]] = {
 _PICTURE_NAME = re.compile(r"[0-9a-f]{8,64}\.png")
 _PICTURE_LIMIT = 1 << 26
 _HUGE = 1e300
+_DECIBELS = 1000.0
+"""No image is so good or so bad."""
 
 
 @dataclass(frozen=True)
@@ -181,16 +200,64 @@ def _check_cell(record: Record) -> None:
                     raise _Damage(f"{name} is not a list of numbers")
         if len({len(record["metrics"]["psnr"]), len(record["blind"]["psnr"])}) != 1:
             raise _Damage("metrics.psnr and blind.psnr differ in length")
-    for name in (record.get("pictures") or {}).values():
+    for name in _table(record, "pictures").values():
         if not isinstance(name, str) or not _PICTURE_NAME.fullmatch(name):
-            raise _Damage(f"{name!r} is no name of a picture")
+            raise _Damage(f"{str(name)[:60]!r} is no name of a picture")
+    _check_optional("defense.private_law", record["defense"].get("private_law"), bool)
+    _check_optional("bounds_note", record.get("bounds_note"), str)
+    kept = _table(_table(record, "release"), "utility")
+    if not all(map(_number_or_null, kept.values())):
+        raise _Damage("release.utility is not a table of numbers")
+    _check_bounds(record.get("bounds"))
+
+
+def _check_bounds(bounds: Any) -> None:
+    _check_optional("bounds", bounds, list)
+    for bound in bounds or []:
+        if not isinstance(bound, dict):
+            raise _Damage(f"a bound is {str(bound)[:60]!r}")
+        _check_fields(bound, _BOUND)
+        for name, kind in _BOUND_MAY_HOLD.items():
+            _check_optional(f"bounds.{name}", bound.get(name), kind)
+        if not all(_number_or_null(bound.get(name)) for name in ("value", "standard_error")):
+            raise _Damage("a number of a bound is not finite")
+        if bound["value"] < 0 or not abs(bound["psnr"] or 0.0) <= _DECIBELS:
+            raise _Damage(
+                f"a bound has value {bound['value']!r:.60} and psnr {bound['psnr']!r:.60}"
+            )
+        if not all(isinstance(text, str) for text in bound.get("assumptions") or []):
+            raise _Damage("bounds.assumptions is not a list of texts")
 
 
 def _check_training(record: Record) -> None:
     _check_fields(record, _TRAINING)
     _check_word("status", record["status"], ("ok", "failed"))
     if record["status"] == "ok":
-        _check_fields(record, {"accuracy": (int, float)})
+        _check_fields(record, {"accuracy": _NUMBER})
+    _check_optional("optimizer", record.get("optimizer"), str)
+    curve = record.get("curve")
+    _check_optional("curve", curve, list)
+    last = -1
+    for point in curve or []:
+        if not isinstance(point, list) or len(point) != 2 or not all(map(_number_or_null, point)):
+            raise _Damage(f"a point of the curve is {str(point)[:60]!r}")
+        if not isinstance(point[0], int) or point[0] <= last:
+            raise _Damage(f"the rounds of the curve do not rise at {str(point[0])[:60]!r}")
+        last = point[0]
+
+
+def _table(record: Record, name: str) -> Record:
+    """A table that may be missing."""
+    value = record.get(name)
+    _check_optional(name, value, dict)
+    return value or {}
+
+
+def _check_optional(name: str, value: Any, kind: type | tuple[type, ...]) -> None:
+    """`value` is missing (None) or of this kind; a yes or no is no number."""
+    wrong = isinstance(value, bool) and kind is not bool
+    if value is not None and (wrong or not isinstance(value, kind)):
+        raise _Damage(f"{name} is {str(value)[:60]!r}")
 
 
 def _check_fields(record: Record, fields: Mapping[str, tuple[type, ...]]) -> None:

@@ -6,14 +6,14 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from leakbound.report import tables
-from leakbound.report.folder import VERDICTS, Picture, Record, Run, read
+from leakbound.report import floors, tables
+from leakbound.report.folder import ON_AVERAGE, VERDICTS, Picture, Record, Run, read
 
 FILE = "report.html"
 NEEDS = ("jinja2", "matplotlib", "markupsafe")
@@ -31,7 +31,10 @@ class Score:
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell of the gallery. `truth` is set where it differs from that of the entry before."""
+    """One cell of the gallery.
+
+    `truth` and `leak_map` are set where they differ from those of the entry before.
+    """
 
     attack: str
     status: str
@@ -40,13 +43,17 @@ class Entry:
     mean: float | None
     scores: tuple[Score, ...]
     truth: Picture | None
+    leak_map: Picture | None
     picture: Picture | None
     scale: int
 
 
 @dataclass(frozen=True)
 class Card:
-    """One batch under one defense: the truth and what each attack made of it."""
+    """One batch under one defense: the truth and what each attack made of it.
+
+    `cost`: the share of first-order utility kept, and the noise of equal second-order cost.
+    """
 
     model: str
     batch_size: int
@@ -54,6 +61,7 @@ class Card:
     defense: str
     seed: int
     entries: tuple[Entry, ...]
+    cost: tuple[float | None, float | None]
 
 
 def check_installed() -> None:
@@ -102,6 +110,8 @@ def render(run: Run, *, images: bool = True) -> str:
     )
     environment.filters |= {
         "decimal": decimal,
+        "significant": significant,
+        "brief": brief,
         "percent": percent,
         "plain": tables.plain,
         "listing": listing,
@@ -113,6 +123,27 @@ def render(run: Run, *, images: bool = True) -> str:
 def decimal(value: float | None, digits: int = 1) -> str:
     """A number for reading; a dash where there is none."""
     return "–" if value is None else f"{value:.{digits}f}".replace("-", "−")
+
+
+def significant(value: float | None) -> str:
+    """A number of any size in three digits; a dash where there is none.
+
+    Example:
+        >>> significant(1.9), significant(100.0)
+        ('1.90', '100')
+    """
+    return "–" if value is None else f"{value:#.3g}".rstrip(".").replace("-", "−")
+
+
+def brief(values: Sequence[str]) -> str:
+    """Words joined as in a sentence; of very many, the first and a count of the rest.
+
+    Example:
+        >>> brief(["a", "b"])
+        'a and b'
+    """
+    more = len(values) - floors.SHOWN
+    return listing([*values[: floors.SHOWN], f"{more} more"] if more > 0 else values)
 
 
 def percent(value: float | None, digits: int = 0) -> str:
@@ -145,8 +176,9 @@ def _context(run: Run, images: bool) -> dict[str, Any]:
     cells, names = run.cells, tables.Names(run.cells, run.trainings)
     gallery = _gallery(run, names, images)
     verdicts = tables.verdicts(cells, names)
-    shown = any(entry.picture or entry.truth for card in gallery for entry in card.entries)
+    shown = any(e.picture or e.truth or e.leak_map for card in gallery for e in card.entries)
     status = Counter(cell["status"] for cell in cells)
+    words = _verdict_words(cells)
     return {
         "header": run.header,
         "plan": json.dumps(run.header["plan"], indent=1, sort_keys=True, ensure_ascii=False),
@@ -154,7 +186,8 @@ def _context(run: Run, images: bool) -> dict[str, Any]:
         "status": status,
         "missing": max(0, _whole(run.header.get("cells")) - len(cells)),
         "problems": sum(bool(c.get("problem")) for c in cells if c["status"] == "ok"),
-        "counts": [(word, sum(v.verdict == word for v in verdicts)) for word in VERDICTS],
+        "verdict_words": words,
+        "counts": [(word, sum(v.verdict == word for v in verdicts)) for word in words],
         "verdicts": verdicts,
         "groups": tables.groups(cells, names),
         "gallery": gallery,
@@ -170,7 +203,29 @@ def _context(run: Run, images: bool) -> dict[str, Any]:
         "word": _word,
         "title": _title,
         **_tested(cells),
+        **_floors(cells, names, verdicts),
         **_plots(run, names),
+        **_training(run, names),
+    }
+
+
+def _verdict_words(cells: Iterable[Record]) -> list[str]:
+    """The verdicts that this page explains: that of floors on the mean only where it may occur."""
+    floored = any(cell.get("bounds") or cell.get("verdict") == ON_AVERAGE for cell in cells)
+    return [word for word in VERDICTS if floored or word != ON_AVERAGE]
+
+
+def _floors(
+    cells: Sequence[Record], names: tables.Names, verdicts: Sequence[tables.Verdict]
+) -> dict[str, Any]:
+    """Floors on the mean error, their footnotes, and why there is none elsewhere."""
+    sources, notes = floors.Sources(cells).all, floors.notes(cells, names.defense)
+    return {
+        "ceilings": any(row.ceiling for row in verdicts),
+        "sources": sources[: floors.SHOWN],
+        "more_sources": max(0, len(sources) - floors.SHOWN),
+        "floorless": notes[: floors.SHOWN],
+        "more_floorless": max(0, len(notes) - floors.SHOWN),
     }
 
 
@@ -190,22 +245,39 @@ def _tested(cells: Sequence[Record]) -> dict[str, Any]:
 def _plots(run: Run, names: tables.Names) -> dict[str, Any]:
     from markupsafe import Markup
 
-    from leakbound.report import plots
+    from leakbound.report import drawing, plots
 
     groups, costs = tables.groups(run.cells, names), tables.utility(run.trainings, names)
     limits = {c["threshold"]["value"] for c in run.cells if c["threshold"]["metric"] == "psnr"}
     threshold = limits.pop() if len(limits) == 1 else None
     defenses = list(dict.fromkeys(setting.name for setting in names.settings.values()))
     tradeoffs = plots.tradeoffs(groups, names.settings, costs, defenses, threshold)
-    curves = plots.curves(groups, names.settings, list(names.attacks), threshold)
+    rows = tables.verdicts(run.cells, names)
+    over = {(r.model, r.batch_size, r.defense): r.ceiling.psnr for r in rows if r.ceiling}
+    curves = plots.curves(groups, names.settings, list(names.attacks), threshold, over)
     return {
         "tradeoffs": tradeoffs,
-        "tradeoff_keys": plots.keys([*map(_title, defenses)], "kt") if tradeoffs else [],
+        "tradeoff_keys": drawing.keys([*map(_title, defenses)], "kt") if tradeoffs else [],
         "curves": curves,
-        "curve_keys": plots.keys(list(names.attacks), "kc") if curves else [],
-        "strongest": plots.strongest,
+        "curve_keys": drawing.keys(list(names.attacks), "kc") if curves else [],
+        "ceiling_key": drawing.ceiling_key("ko") if curves and over else "",
         "threshold": threshold,
         "svg": Markup,  # the plots' own markup; matplotlib escapes what it is given
+    }
+
+
+def _training(run: Run, names: tables.Names) -> dict[str, Any]:
+    from leakbound.report import drawing, training
+
+    rows = training.progress(run.trainings, names)
+    labels = training.drawn(rows, names)
+    rest = [label for label in dict.fromkeys(row.defense for row in rows) if label not in labels]
+    return {
+        "progress": rows,
+        "progress_plots": training.panels(rows, labels),
+        "progress_keys": drawing.keys(labels, "kl"),
+        "progress_rest": rest,
+        "early": any(row.early is not None for row in rows),
     }
 
 
@@ -220,24 +292,40 @@ def _gallery(run: Run, names: tables.Names, images: bool) -> list[Card]:
     load = cache(run.picture)
 
     def entries(cells: list[Record]) -> Iterable[Entry]:
-        last = None
+        last: dict[str, str] = {}
         for cell in cells:
             files = (cell.get("pictures") or {}) if images else {}
-            truth, guess = files.get("truth"), files.get("reconstruction")
-            new = load(truth) if truth and truth != last else None
-            last = truth or last
-            yield _entry(cell, names, new, load(guess) if guess else None)
+            new = {name: files[name] for name in ("truth", "leak_map") if name in files}
+            new = {name: file for name, file in new.items() if file != last.get(name)}
+            last |= new
+            guess = files.get("reconstruction")
+            pictures = {name: load(file) for name, file in new.items()}
+            yield _entry(cell, names, pictures, load(guess) if guess else None)
 
-    return [Card(*key, tuple(entries(cells))) for key, cells in cards.items()]
+    return [Card(*key, tuple(entries(cells)), _cost(cells)) for key, cells in cards.items()]
+
+
+def _cost(cells: Iterable[Record]) -> tuple[float | None, float | None]:
+    """First- and second-order utility of a release, from the first cell that knows it."""
+    for cell in cells:
+        kept = (cell.get("release") or {}).get("utility") or {}
+        values = kept.get("first_order"), kept.get("second_order")
+        if values != (None, None):
+            return values
+    return None, None
 
 
 def _entry(
-    cell: Record, names: tables.Names, truth: Picture | None, picture: Picture | None
+    cell: Record,
+    names: tables.Names,
+    shared: Mapping[str, Picture | None],
+    picture: Picture | None,
 ) -> Entry:
     fine = cell["status"] == "ok"
     values = cell["metrics"]["psnr"] if fine else []
     hits = tables.reaches(cell) if fine else []
-    strip = picture or truth
+    truth, leak_map = shared.get("truth"), shared.get("leak_map")
+    strip = picture or truth or leak_map
     wide = strip.width / max(len(values), 1) if strip else IMAGE_SIDE
     return Entry(
         attack=names.attack(cell),
@@ -247,6 +335,7 @@ def _entry(
         mean=tables.cell_value(cell, "psnr") if fine else None,
         scores=tuple(map(Score, values, hits)),
         truth=truth,
+        leak_map=leak_map,
         picture=picture,
         scale=max(1, round(IMAGE_SIDE / wide)),
     )
@@ -269,12 +358,12 @@ def _inapplicable(
     return list(found.items())
 
 
-def _defenses(cells: Iterable[Record]) -> list[tuple[str, str, list[str]]]:
+def _defenses(cells: Iterable[Record]) -> list[tuple[str, str, bool, list[str]]]:
     """Each defense by name with its guarantee and all settings that were tested."""
-    found: dict[tuple[str, str], dict[str, None]] = {}
+    found: dict[tuple[str, str, bool], dict[str, None]] = {}
     for cell in cells:
         defense = cell["defense"]
-        key = (defense["name"], defense["guarantee"])
+        key = (defense["name"], defense["guarantee"], bool(defense.get("private_law")))
         found.setdefault(key, {})[defense["settings"]] = None
     return [(*key, list(settings)) for key, settings in found.items()]
 

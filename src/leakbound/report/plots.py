@@ -1,60 +1,20 @@
-"""Plots of a report: small SVG pictures without titles; the page adds words and legends in HTML.
-
-Names stay out of the SVG where they can: only parameter names and numbers are drawn. Text keeps to
-currentColor and marks keep to Okabe and Ito's colors, told apart by shape as well.
-"""
+"""PSNR by strength, and against utility: small SVG plots; the page adds words and legends."""
 
 from __future__ import annotations
 
-import io
 import math
-import re
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
+from leakbound.report.drawing import GRAY, MARKERS, Panel, color, draw_ceiling, figure, span
 from leakbound.report.tables import NO_DEFENSE, Group, Setting, Utility
 
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-GRAY = "#808080"
-CEILING = 60.0
+TOP = 60.0
 """PSNR in dB above which no eye sees a difference: higher values are drawn here."""
-STYLE: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "leakbound",
-    "text.parse_math": False,
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "axes.edgecolor": GRAY,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": GRAY,
-    "grid.alpha": 0.25,
-    "grid.linewidth": 0.6,
-    "xtick.color": GRAY,
-    "ytick.color": GRAY,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 5.5,
-}
 Line = list[tuple[float, Group]]
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One plot with the words that stand around it."""
-
-    title: str
-    svg: str
-    notes: tuple[str, ...]
-    description: str
 
 
 @dataclass(frozen=True)
@@ -66,29 +26,29 @@ class Section:
     panels: tuple[Panel, ...]
 
 
-def keys(labels: Sequence[str], prefix: str) -> list[tuple[str, str]]:
-    """A legend: each label with a small SVG of its line and marker; `prefix` starts their ids."""
-    return [(label, _key(index, f"{prefix}{index}")) for index, label in enumerate(labels)]
-
-
 def curves(
     groups: Sequence[Group],
     settings: Mapping[str, Setting],
     attacks: Sequence[str],
     threshold: float | None,
+    ceilings: Mapping[tuple[str, int, str], float] | None = None,
 ) -> list[Section]:
     """PSNR over defense strength: one section a model and batch size, one panel a defense.
 
-    Defenses that were tested with one choice of parameters share a panel.
+    Defenses that were tested with one choice of parameters share a panel. `ceilings`: by model,
+    batch size and defense, the PSNR of the mean error that no attacker exceeds.
     """
-    limits = _limits([group for group in groups if group.psnr], threshold)
+    known = {key: min(value, TOP) for key, value in (ceilings or {}).items()}
+    limits = _limits([group for group in groups if group.psnr], threshold, [*known.values()])
     sections: list[Section] = []
     for model, size in dict.fromkeys((g.model, g.batch_size) for g in groups):
         own = [g for g in groups if (g.model, g.batch_size) == (model, size) and g.psnr]
         panels: list[Panel] = []
         for title, labels in _shared_axes(own, settings):
             drawn = [g for g in own if g.defense in labels]
-            frame = _Frame(f"c{len(sections)}-{len(panels)}", limits, threshold, _undefended(own))
+            over = {d: known[model, size, d] for d in labels if (model, size, d) in known}
+            prefix, level = f"c{len(sections)}-{len(panels)}", _undefended(own)
+            frame = _Frame(prefix, limits, threshold, level, over)
             panels.append(_curve(title, labels, drawn, settings, attacks, frame))
         sections.append(Section(model, size, tuple(panels)))
     return [section for section in sections if section.panels]
@@ -128,12 +88,13 @@ def strongest(groups: Sequence[Group], model: str, size: int, defense: str) -> G
 
 @dataclass(frozen=True)
 class _Frame:
-    """What a panel shares with others: a prefix for its ids, the y axis and its level lines."""
+    """What surrounds a panel's lines: a prefix for its ids, the y axis, level lines, ceilings."""
 
     prefix: str
     limits: tuple[float, float]
     threshold: float | None
     undefended: float | None
+    ceilings: Mapping[str, float] = field(default_factory=dict)
 
 
 def _shared_axes(
@@ -167,13 +128,17 @@ def _curve(
         attack: sorted(((places[g.defense], g) for g in groups if g.attack == attack), key=_first)
         for attack in attacks
     }
-    with _figure(frame.prefix) as (axes, output):
+    with figure(frame.prefix) as (axes, output):
         _levels(axes, frame, _blind(groups))
         spread = _nudge(known if numeric else None, len([a for a in lines if lines[a]]))
         shown = [index for index, attack in enumerate(attacks) if lines[attack]]
         for order, index in enumerate(shown):
             moved = [(spread(x, order), g) for x, g in lines[attacks[index]]]
             _draw(axes, moved, index, joined=numeric)
+        if frame.ceilings:
+            ordered = sorted(places, key=lambda label: places[label])
+            ys = [frame.ceilings.get(label, math.nan) for label in ordered]
+            draw_ceiling(axes, [places[label] for label in ordered], ys, joined=numeric)
         _strength_axis(axes, sorted(places.values()), numeric)
         axes.set_xlabel(_short(settings[labels[0]].strength[0][0]) if numeric else "setting")
     notes = [] if numeric else [f"#{i} {label}" for i, label in enumerate(labels, 1)]
@@ -187,7 +152,7 @@ def _tradeoff(
     names: Sequence[str],
     frame: _Frame,
 ) -> Panel:
-    with _figure(frame.prefix, (4.9, 3.4)) as (axes, output):
+    with figure(frame.prefix, (4.9, 3.4)) as (axes, output):
         _levels(axes, frame, _blind([group for _, _, group in points]))
         for index, name in enumerate(names):
             own = [point for point in points if point[0].name == name]
@@ -196,10 +161,10 @@ def _tradeoff(
             ys = [_median(group) for *_, group in own]
             for (_, cost, group), x, y in zip(own, xs, ys, strict=True):
                 low, high = 100 * (cost.low or 0.0), 100 * (cost.high or 0.0)
-                axes.plot([low, high], [y, y], color=_color(index), lw=0.9, alpha=0.7)
-                axes.plot([x, x], _bar(group), color=_color(index), lw=0.9, alpha=0.7)
-            axes.plot(xs, ys, color=_color(index), lw=0.8, alpha=0.6)
-            axes.plot(xs, ys, MARKERS[index % len(MARKERS)], color=_color(index))
+                axes.plot([low, high], [y, y], color=color(index), lw=0.9, alpha=0.7)
+                axes.plot([x, x], _bar(group), color=color(index), lw=0.9, alpha=0.7)
+            axes.plot(xs, ys, color=color(index), lw=0.8, alpha=0.6)
+            axes.plot(xs, ys, MARKERS[index % len(MARKERS)], color=color(index))
             for i in sorted({0, len(own) - 1}) if len(own) > 1 else []:
                 number = own[i][0].number
                 if number is not None:
@@ -213,70 +178,23 @@ def _tradeoff(
         axes.margins(x=0.1)
         axes.set_xlabel("test accuracy in %")
         axes.set_ylabel("PSNR of the strongest attack in dB")
-    counts = _range([cost.n for _, cost, _ in points], "training seed")
+    counts = span([cost.n for _, cost, _ in points], "training seed")
     groups = [group for *_, group in points]
     described = "Privacy and utility: PSNR of the strongest attack against test accuracy"
     return Panel(title, output[0], (_count(groups), f"{counts} a point"), described)
 
 
-@contextmanager
-def _figure(
-    prefix: str, size: tuple[float, float] = (4.3, 3.0)
-) -> Iterator[tuple[Axes, list[str]]]:
-    """Axes to draw on; after the block, the list holds the SVG text."""
-    output: list[str] = []
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser has other fonts
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
-        figure = Figure(figsize=size)
-        figure.patch.set_alpha(0)
-        left, bottom = 0.56 / size[0], 0.5 / size[1]
-        axes = figure.add_axes((left, bottom, 0.97 - left, 0.97 - bottom))
-        axes.patch.set_alpha(0)
-        yield axes, output
-        output.append(_svg(figure, prefix))
-
-
-def _svg(figure: Figure, prefix: str) -> str:
-    """The figure as an <svg> element whose ids are unlike those of any other on the page."""
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg ") :]
-    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
-
-    def rename(tag: re.Match[str]) -> str:
-        return re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{prefix}-", tag.group())
-
-    return re.sub(r"<[^>]+>", rename, text).strip()
-
-
-def _key(index: int, prefix: str) -> str:
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
-        figure = Figure(figsize=(0.42, 0.2))
-        figure.patch.set_alpha(0)
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.axis("off")
-        axes.set(xlim=(0, 2), ylim=(-1, 1))
-        axes.plot([0.2, 1, 1.8], [0, 0, 0], color=_color(index))
-        axes.plot([1], [0], MARKERS[index % len(MARKERS)], color=_color(index))
-        return _svg(figure, prefix)
-
-
 def _draw(axes: Axes, line: Line, index: int, *, joined: bool) -> None:
     """One attack: its medians, their intervals, and hollow marks where it had trouble."""
-    color, marker = _color(index), MARKERS[index % len(MARKERS)]
+    own, marker = color(index), MARKERS[index % len(MARKERS)]
     xs, ys = [x for x, _ in line], [_median(group) for _, group in line]
     for x, group in line:
-        axes.plot([x, x], _bar(group), color=color, lw=1.2, alpha=0.75)
+        axes.plot([x, x], _bar(group), color=own, lw=1.2, alpha=0.75)
     if joined:
-        axes.plot(xs, ys, color=color)
+        axes.plot(xs, ys, color=own)
     for x, y, (_, group) in zip(xs, ys, line, strict=True):
         hollow = 2 * group.problems >= group.ok
-        axes.plot([x], [y], marker, color=color, fillstyle="none" if hollow else "full")
+        axes.plot([x], [y], marker, color=own, fillstyle="none" if hollow else "full")
 
 
 def _levels(axes: Axes, frame: _Frame, blind: float | None) -> None:
@@ -297,7 +215,10 @@ def _strength_axis(axes: Axes, values: Sequence[float], numeric: bool) -> None:
         return
     if _wide(values):
         axes.set_xscale("log")
-    axes.set_xticks(values, [f"{value:g}" for value in values])
+    few = -(-len(values) // 7)
+    digits = 6 if few == 1 else 2
+    named = [f"{v:.{digits}g}" if i % few == 0 else "" for i, v in enumerate(values)]
+    axes.set_xticks(values, named)
     axes.set_xticks([], minor=True)
     axes.margins(x=0.08)
 
@@ -321,8 +242,11 @@ def _nudge(numbers: Sequence[float] | None, lines: int) -> Any:
     return move
 
 
-def _limits(groups: Sequence[Group], threshold: float | None) -> tuple[float, float]:
-    values = [end for g in groups for end in _bar(g)]
+def _limits(
+    groups: Sequence[Group], threshold: float | None, ceilings: Sequence[float] = ()
+) -> tuple[float, float]:
+    values = [*ceilings]
+    values += [end for g in groups for end in _bar(g)]
     values += [g.blind for g in groups if g.blind is not None]
     values += [] if threshold is None else [threshold]
     low, high = min(values, default=0.0), max(values, default=1.0)
@@ -340,32 +264,22 @@ def _blind(groups: Sequence[Group]) -> float | None:
 
 
 def _count(groups: Sequence[Group]) -> str:
-    text = _range([group.ok for group in groups], "batch") + " a point"
-    over = any(group.psnr and group.psnr.high > CEILING for group in groups)
-    return f"{text}; values over {CEILING:g} dB are drawn at {CEILING:g}" if over else text
-
-
-def _range(counts: Sequence[int], word: str) -> str:
-    low, high = min(counts), max(counts)
-    ending = "" if high == 1 else ("es" if word.endswith("ch") else "s")
-    return f"{low} {word}{ending}" if low == high else f"{low} to {high} {word}{ending}"
+    text = span([group.ok for group in groups], "batch") + " a point"
+    over = any(group.psnr and group.psnr.high > TOP for group in groups)
+    return f"{text}; values over {TOP:g} dB are drawn at {TOP:g}" if over else text
 
 
 def _bar(group: Group) -> tuple[float, float]:
     low, high = (group.psnr.low, group.psnr.high) if group.psnr else (math.nan, math.nan)
-    return min(low, CEILING), min(high, CEILING)
+    return min(low, TOP), min(high, TOP)
 
 
 def _median(group: Group) -> float:
-    return min(group.psnr.median, CEILING) if group.psnr else -math.inf
+    return min(group.psnr.median, TOP) if group.psnr else -math.inf
 
 
 def _first(point: tuple[float, Group]) -> float:
     return point[0]
-
-
-def _color(index: int) -> str:
-    return COLORS[index % len(COLORS)]
 
 
 def _short(text: str) -> str:

@@ -14,7 +14,8 @@ from typing import Any
 
 from scipy.special import bdtr, betaincinv
 
-from leakbound.report.folder import Record
+from leakbound.report.floors import Ceiling, Sources, ceiling, of_mean_error
+from leakbound.report.folder import ON_AVERAGE, Record
 
 LEVEL = 0.95
 LOWER_IS_BETTER = frozenset({"mse", "rmse"})
@@ -55,6 +56,7 @@ class Setting:
     label: str
     strength: tuple[tuple[str, Any], ...]
     guarantee: str
+    private_law: bool = False
 
     @property
     def number(self) -> float | None:
@@ -95,7 +97,9 @@ class Group:
 class Verdict:
     """What all attacks together show of one model, batch size and defense.
 
-    `attack` is the one that rebuilt the best single image, `best` that image's PSNR.
+    `attack` is the one that rebuilt the best single image, `best` that image's PSNR. `ceiling` is
+    the strongest floor on all attackers' mean error, `mean_error` the same measure of the attack
+    that comes closest to it: the PSNR of its mean squared error.
     """
 
     model: str
@@ -107,6 +111,8 @@ class Verdict:
     reached: Share | None
     cells: int
     failed: int
+    ceiling: Ceiling | None = None
+    mean_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -225,7 +231,8 @@ class Names:
         strength = tuple((key, parameters.get(key)) for key in self._varying[name])
         title = "no defense" if name == NO_DEFENSE else name
         label = " ".join([title, *(_pair(*item) for item in strength)])
-        return Setting(name, label, strength, defense.get("guarantee", "none"))
+        private = bool(defense.get("private_law"))
+        return Setting(name, label, strength, defense.get("guarantee", "none"), private)
 
 
 def groups(cells: Iterable[Record], names: Names) -> list[Group]:
@@ -240,13 +247,16 @@ def groups(cells: Iterable[Record], names: Names) -> list[Group]:
 def verdicts(cells: Iterable[Record], names: Names) -> list[Verdict]:
     """One row for each model, batch size and defense: exposed if any attack's cell is.
 
-    Protected only if every cell with a verdict is; undecided in all other cases.
+    Protected only if every cell with a verdict is; protected on average if every one is at least
+    that; undecided in all other cases.
     """
+    cells = list(cells)
+    sources = Sources(cells)
     found: dict[tuple[str, int, str], list[Record]] = {}
     for cell in cells:
         key = (names.model(cell), cell["batch_size"], names.defense(cell))
         found.setdefault(key, []).append(cell)
-    return [_verdict(key, members, names) for key, members in found.items()]
+    return [_verdict(key, members, names, sources) for key, members in found.items()]
 
 
 def utility(trainings: Iterable[Record], names: Names) -> dict[tuple[str, str], Utility]:
@@ -280,27 +290,44 @@ def _group(key: tuple[str, int, str, str], cells: list[Record]) -> Group:
     )
 
 
-def _verdict(key: tuple[str, int, str], cells: list[Record], names: Names) -> Verdict:
-    best: dict[str, float] = {}
+def word(given: Iterable[str | None]) -> str:
+    """The verdict of a combination from those of its cells; None is no verdict.
+
+    Example:
+        >>> word(["protected", "protected on average", None])
+        'protected on average'
+    """
+    known = set(given) - {None}
+    if "exposed" in known or not known:
+        return "exposed" if known else "undecided"
+    if known == {"protected"}:
+        return "protected"
+    return ON_AVERAGE if known <= {"protected", ON_AVERAGE} else "undecided"
+
+
+def _verdict(
+    key: tuple[str, int, str], cells: list[Record], names: Names, sources: Sources
+) -> Verdict:
+    images: dict[str, list[float]] = {}
     hits: dict[str, list[bool]] = {}
     for cell in cells:
         if cell["status"] == "ok":
             label = names.attack(cell)
             hits.setdefault(label, []).extend(reaches(cell))
-            for value in _images([cell]):
-                best[label] = max(value, best.get(label, value))
+            images.setdefault(label, []).extend(_images([cell]))
+    best = {label: max(values) for label, values in images.items() if values}
     strongest = max(best, key=lambda label: best[label], default=None)
-    given = {cell.get("verdict") for cell in cells} - {None}
-    word = "exposed" if "exposed" in given else "undecided"
     shown = hits[strongest] if strongest else []
     return Verdict(
         *key,
-        verdict="protected" if given == {"protected"} else word,
+        verdict=word(cell.get("verdict") for cell in cells),
         attack=strongest,
         best=best[strongest] if strongest else None,
         reached=share(sum(shown), len(shown)),
         cells=len(cells),
         failed=sum(cell["status"] == "failed" for cell in cells),
+        ceiling=ceiling(cells, sources),
+        mean_error=max(_defined(map(of_mean_error, images.values())), default=None),
     )
 
 

@@ -53,7 +53,8 @@ def key_of(defense: Mapping[str, Any]) -> Key:
     parameters = dict(defense["parameters"])
     by = next((name for name in LEVELS if name in parameters), "")
     level = float(parameters.pop(by)) if by else 0.0
-    parameters.pop("scope", None)
+    for name in ("scope", "refresh"):
+        parameters.pop(name, None)
     variant = ",".join(str(parameters[name]) for name in sorted(parameters))
     return Key(defense["name"], by, level, variant)
 

@@ -1,0 +1,282 @@
+"""Attacks on noise and masks that were chosen from the private batch: the law itself tells of it.
+
+Such a law is not sent, but an attacker who knows the defense can compute what it would have been
+for a guess: by replaying the client on candidates, or by following its slope.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from leakbound import check
+from leakbound.attacks.base import Attack, boxed, expected_rows, seen_task
+from leakbound.client import respond
+from leakbound.covariance import Structured
+from leakbound.random import Source
+from leakbound.types import (
+    Batch,
+    Exact,
+    Gaussian,
+    Laplace,
+    Law,
+    NotApplicable,
+    Observation,
+    Reconstruction,
+    Release,
+    Task,
+    Unknown,
+    Update,
+)
+
+FLOOR = 1e-12
+"""Least variance of a coordinate, as a share of the candidate's mean variance."""
+CHANGED = 0.1
+"""How likely a coordinate's place in a mask is taken to be another one than in a replay."""
+NATS = 3.0
+CLOSE = 0.01
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """What the attacker knows of the release that a candidate would have got.
+
+    Attributes:
+        mean: (R, P) the noise-free rows.
+        law: the law of the noise around them, with its covariance.
+        kept: (R, P) share of the replays that sent a coordinate; None where no mask was chosen
+            from the batch.
+    """
+
+    mean: Tensor
+    law: Law
+    kept: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class CandidateLikelihood(Attack):
+    """Name the public image under whose own mean, noise law and mask the update is most likely.
+
+    Every candidate is sent through the client and the defense; what it would have got is then known
+    exactly but for the defense's random directions. No free scale is fitted. Where noise swamps the
+    mean, a public law leaves nothing to tell candidates apart by, but a law chosen from the batch
+    does. Candidates are the observation's auxiliary images, of the true label where it is told and
+    some have it.
+
+    Args:
+        use_mean: False takes the mean as zero: the pattern of the noise alone.
+        draws: how many replays of a candidate are averaged.
+        limit: how many candidates are tried at most.
+
+    Assumptions: one client with one example; the defense is known.
+
+    Raises:
+        NotApplicable: several examples, no auxiliary images, or a defense without a release law.
+
+    Source: sheet beyond.md, F2 (the variance of the locally optimal noise names the record).
+    """
+
+    use_mean: bool = True
+    draws: int = 1
+    limit: int = 200
+
+    def __post_init__(self) -> None:
+        check.count(draws=self.draws, limit=self.limit)
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+        """Replay all candidates; draws come from the generator."""
+        _single(observation)
+        candidates = self._candidates(observation)
+        scores = log_likelihoods(
+            observation, candidates, generator, use_mean=self.use_mean, draws=self.draws
+        )
+        best = int(scores.argmax())
+        inputs = boxed(candidates.inputs[best : best + 1], observation.task)
+        labels = observation.labels
+        if labels is None:
+            labels = candidates.labels[best : best + 1].clone()
+        objective = -float(scores[best]) / observation.update.rows.numel()
+        return Reconstruction(inputs, labels, objective, (), self._problem(observation, scores))
+
+    def _candidates(self, observation: Observation) -> Batch:
+        known = observation.auxiliary
+        if known is None:
+            raise NotApplicable("candidates are public images, and there are none")
+        like = observation.task.parameters
+        inputs, labels = known.inputs.to(like), known.labels.to(like.device)
+        if observation.labels is not None and bool((labels == observation.labels).any()):
+            same = labels == observation.labels
+            inputs, labels = inputs[same], labels[same]
+        return Batch(inputs[: self.limit], labels[: self.limit])
+
+    def _problem(self, observation: Observation, scores: Tensor) -> str | None:
+        if not bool((observation.update.rows != 0).any()):
+            return "gradient vanished: the update is zero everywhere"
+        if len(scores) < 2:
+            return "there is one candidate only: nothing was told apart"
+        first, second = scores.topk(2).values.tolist()
+        least = CLOSE if isinstance(observation.update.law, Exact) else NATS
+        if not first - second >= least:
+            return f"candidates are hardly told apart: the best leads by {first - second:.2g}"
+        return None
+
+
+def _single(observation: Observation) -> None:
+    if len(observation.cohort) > 1:
+        raise NotApplicable(f"{len(observation.cohort)} clients were summed; it replays one")
+    if observation.examples > 1:
+        raise NotApplicable(f"a candidate is one image, and the batch holds {observation.examples}")
+
+
+def _defense(observation: Observation) -> Release:
+    if observation.defense is None:
+        raise NotApplicable("the defense is not known, so that nothing can be replayed")
+    return observation.defense
+
+
+def log_likelihoods(
+    observation: Observation,
+    candidates: Batch,
+    generator: Source,
+    *,
+    use_mean: bool = True,
+    draws: int = 1,
+) -> Tensor:
+    """Log-likelihood of the update under every candidate, (n,) in float64.
+
+    Up to a constant that is the same for all candidates. Without noise: how far masks agree, plus
+    the cosine of the rows, which is a score and no likelihood.
+
+    Args:
+        observation: what was seen.
+        candidates: single images with their labels; each is one client's whole batch.
+        generator: where the replays' draws come from.
+        use_mean: False takes every candidate's noise-free update as zero.
+        draws: how many replays of a candidate are averaged.
+
+    Raises:
+        NotApplicable: the defense is not known, or leaves no release law.
+    """
+    replays = replay(observation, candidates, generator, draws=draws)
+    return score(observation, replays, use_mean=use_mean)
+
+
+def replay(
+    observation: Observation, candidates: Batch, generator: Source, *, draws: int = 1
+) -> list[Replay]:
+    """Run client and defense on every candidate; serves for all updates of one task and defense."""
+    defense, task = _defense(observation), seen_task(observation)
+    found = []
+    for i in range(candidates.size):
+        one = Batch(candidates.inputs[i : i + 1], candidates.labels[i : i + 1])
+        mean = expected_rows(observation, task, one.inputs, one.labels).detach()
+        sent = [_sent(observation, defense, one, generator) for _ in range(draws)]
+        found.append(_averaged(mean, sent))
+    return found
+
+
+def _sent(observation: Observation, defense: Release, one: Batch, source: Source) -> Update:
+    update, _ = respond(observation.task, one, defense, source)
+    together = defense.sides[1]
+    update, _ = together.transform(
+        Update.stack([update]), together.init(observation.task), None, source
+    )
+    return update
+
+
+def _averaged(mean: Tensor, sent: list[Update]) -> Replay:
+    law = sent[0].law
+    if isinstance(law, Unknown):
+        raise NotApplicable(f"no law of the release is known: {law.reason}")
+    kept = None
+    if law.private and sent[0].mask is not None:
+        masks = [u.mask for u in sent if u.mask is not None]
+        kept = torch.stack(masks).to(mean).mean(0)
+    if isinstance(law, Gaussian) and isinstance(law.covariance, Tensor) and law.private:
+        parts = [u.law.covariance for u in sent if isinstance(u.law, Gaussian)]
+        total = torch.stack([torch.as_tensor(part) for part in parts]).mean(0)
+        law = replace(law, covariance=total if kept is None else total / kept.clamp_min(1e-9))
+    return Replay(mean, law, kept)
+
+
+def score(observation: Observation, replays: list[Replay], *, use_mean: bool = True) -> Tensor:
+    """Log-likelihood of the update under every replay, as `log_likelihoods` gives it."""
+    seen, mask = observation.update.rows.double(), observation.update.mask
+    return torch.tensor(
+        [float(_one(seen, mask, found, use_mean)) for found in replays], dtype=torch.float64
+    )
+
+
+def _one(seen: Tensor, mask: Tensor | None, found: Replay, use_mean: bool) -> Tensor:
+    shown = torch.ones_like(seen) if mask is None else mask.double()
+    mean = found.mean.double() * shown
+    if isinstance(found.law, Exact):
+        both = (seen.square().sum() * mean.square().sum()).clamp_min(1e-300)
+        alike = (seen * mean).sum() / both.sqrt()
+        if found.kept is None:
+            return alike
+        return alike + 1 - (found.kept.double() - shown).abs().mean()
+    left = (seen - mean if use_mean else seen) * shown
+    covariance = found.law.covariance if isinstance(found.law, Gaussian) else None
+    if isinstance(covariance, Structured):
+        return -0.5 * covariance.whiten(left).square().sum()
+    if isinstance(found.law, Laplace):
+        scale = torch.as_tensor(found.law.scale, dtype=seen.dtype).to(seen).expand_as(seen)
+        scale = scale.clamp_min(FLOOR * float(scale.mean()) + 1e-300)
+        return (shown * (-left.abs() / scale - (2 * scale).log())).sum()
+    variance = torch.as_tensor(covariance, dtype=seen.dtype).to(seen).expand_as(seen)
+    each = _normal(left, variance.clamp_min(FLOOR * float(variance.mean()) + 1e-300))
+    if found.kept is None:
+        return (shown * each).sum()
+    sends = found.kept.double().clamp(CHANGED, 1 - CHANGED)
+    broad = _normal(seen, (shown * seen.square()).sum() / shown.sum().clamp_min(1))
+    each = torch.where(found.kept > 0, each, broad) + sends.log()
+    return torch.where(shown > 0, each, (1 - sends).log()).sum()
+
+
+def _normal(left: Tensor, variance: Tensor) -> Tensor:
+    return -0.5 * (left.square() / variance + variance.log() + math.log(2 * math.pi))
+
+
+def negative_log_likelihood(
+    observation: Observation,
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    floor: float,
+    freedom: float = math.inf,
+) -> tuple[Tensor, Tensor]:
+    """-log p(y; g, v) a coordinate up to a constant, and the mean of (y - g)²/v; differentiable.
+
+    Args:
+        observation: what was seen, of one client.
+        task: the task that it is taken to have trained.
+        inputs: the guess, (B, *S).
+        labels: (B,).
+        floor: what is added to every variance, as a share of their mean.
+        freedom: degrees of freedom of a Student law; infinite for the Gaussian one.
+
+    Raises:
+        NotApplicable: noise of a public law, or the summed noise of several clients.
+    """
+    if len(observation.cohort) > 1:
+        raise NotApplicable(f"the noise of {len(observation.cohort)} clients was summed")
+    variance = _defense(observation).noise_variance(task, inputs, labels)
+    if variance is None:
+        raise NotApplicable("the defense's noise does not depend on the batch")
+    variance = variance + floor * variance.detach().mean().clamp_min(1e-30)
+    rows = expected_rows(observation, task, inputs, labels)
+    pull = (observation.update.rows - rows).square() / variance
+    if math.isinf(freedom):
+        each = 0.5 * (pull + variance.log())
+    else:
+        each = 0.5 * ((freedom + 1) * torch.log1p(pull / freedom) + variance.log())
+    mask = observation.update.mask
+    if mask is None:
+        return each.mean(), pull.detach().mean()
+    count = mask.sum().clamp_min(1)
+    return (each * mask).sum() / count, (pull.detach() * mask).sum() / count

@@ -1,0 +1,366 @@
+"""Inputs from the power of noise that the inputs chose: in closed form, and by search."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import isotonic_regression
+from torch import Tensor
+
+from leakbound import check
+from leakbound.attacks.analytic import _layer, input_layer
+from leakbound.attacks.base import Attack, boxed, seen_task
+from leakbound.attacks.labels import infer_labels
+from leakbound.attacks.objectives import total_variation
+from leakbound.attacks.private_law import (
+    CandidateLikelihood,
+    _defense,
+    _sent,
+    _single,
+    negative_log_likelihood,
+)
+from leakbound.random import normal, uniform
+from leakbound.types import Batch, NotApplicable, Observation, Reconstruction, Task
+
+TRACE_POINTS = 50
+FITS = (0.2, 5.0)
+"""How far the noise's power may lie from what an answer's law says, as a factor."""
+PACE, SOME = 0.7, 10
+MIXED = 0.1
+"""Share of the images' variance that the read-out must explain in public images."""
+
+
+@dataclass(frozen=True)
+class VarianceReadout(Attack):
+    """Read every pixel off the mean log-power of its column in the first layer's noisy gradient.
+
+    Row r of that layer has g_rp = delta_r x_p, so that the noise of the local optimum has, up to a
+    factor for the row, the variance sqrt(|grad delta_r|²/delta_r² + ... + 1/x_p²): dark pixels get
+    the most. The factor is taken out with each row's median; what a log-power says of a pixel is
+    learned by replaying the defense on public images, as a function that never turns (isotonic
+    regression). More noise changes nothing: it scales all powers alike.
+
+    Args:
+        images: how many public images are replayed at most.
+        bins: how many groups of equal size the calibration averages over.
+
+    Assumptions: one client with one example; the first linear layer sees the input.
+
+    Raises:
+        NotApplicable: no such layer, several examples, no public images, or noise of a public law.
+
+    Source: sheet beyond.md, F2 (closed-form read-out).
+    """
+
+    images: int = 64
+    bins: int = 100
+
+    def __post_init__(self) -> None:
+        check.count(images=self.images, bins=self.bins)
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+        """Calibrate on public images, whose noise is drawn from the generator; then read."""
+        _single(observation)
+        task, defense = seen_task(observation), _defense(observation)
+        name = input_layer(task, observation.input_shape)
+        public = self._public(observation)
+        if not defense.private_law or (
+            defense.noise_variance(task, public.inputs[:1], public.labels[:1]) is None
+        ):
+            raise NotApplicable("the defense's noise does not depend on the batch")
+        powers = []
+        for i in range(public.size):
+            one = Batch(public.inputs[i : i + 1], public.labels[i : i + 1])
+            powers.append(_log_power(task, _sent(observation, defense, one, generator).rows, name))
+        power, pixels = torch.stack(powers), public.inputs.flatten(1).double()
+        curve = Curve.fitted(power.flatten(), pixels.flatten(), self.bins)
+        left = (curve(power) - pixels).square().mean() / pixels.var(correction=0).clamp_min(1e-30)
+        seen = _log_power(task, observation.update.rows, name)
+        inputs = curve(seen).reshape(observation.batch_shape).to(task.parameters)
+        problem = None
+        if not bool(observation.update.rows.any()):
+            problem = "gradient vanished: the update is zero everywhere"
+        elif not float(left) < 1 - MIXED:
+            problem = "the noise of public images says next to nothing of their pixels"
+        return Reconstruction(boxed(inputs, task), observation.labels, float(left), (), problem)
+
+    def _public(self, observation: Observation) -> Batch:
+        known = observation.auxiliary
+        if known is None:
+            raise NotApplicable("the read-out is calibrated on public images, and there are none")
+        inputs = known.inputs[: self.images].to(observation.task.parameters)
+        return Batch(inputs, known.labels[: self.images].to(inputs.device))
+
+
+def _log_power(task: Task, rows: Tensor, name: str) -> Tensor:
+    """(D,) mean over the layer's rows of log y², less each row's median; silent rows left out."""
+    weight, _ = _layer(task, rows.sum(0), name)
+    squares = weight.double().square()
+    squares = squares[squares.amax(1) > 0]
+    if len(squares) == 0:
+        return torch.zeros(weight.shape[1], dtype=torch.float64, device=weight.device)
+    logs = squares.clamp_min(1e-30 * float(squares.max())).log()
+    return (logs - logs.median(1, keepdim=True).values).mean(0)
+
+
+@dataclass(frozen=True)
+class LawMatching(Attack):
+    """Search the inputs under which update and noise pattern are most likely together.
+
+    Minimizes -log p(y; g(x), v(x)) / P + total_variation · TV(x) by Adam, where v(x) is the noise
+    variance that a guess would have got. Naive matching takes the noise for an obstacle; this takes
+    it for a second observation. p is Gaussian, or a Student law that forgives what the defense's
+    random directions do to single variances. The answer is the iterate of lowest objective.
+
+    Args:
+        total_variation: weight of the total variation.
+        steps: how many steps of Adam; the rate falls tenfold at 3/8, 5/8 and 7/8 of them.
+        signed: feed Adam only the gradient's sign.
+        start: "random", "candidate" (the likeliest public image) or "readout" (`VarianceReadout`).
+        freedom: degrees of freedom of the Student law; infinite: the Gaussian law itself.
+        floor: what is added to every variance, as a share of their mean. From a random start it
+            begins as large as the mean, so that near-silent coordinates do not decide first.
+        lift: how far above the range's lower end a pixel is seen, in units of its width: exactly
+            black pixels have a capped variance without slope.
+
+    Assumptions: one client; its batch-dependent noise is the last link that changes values.
+
+    Raises:
+        NotApplicable: noise of a public law, or several clients.
+
+    Source: sheet beyond.md, F2 (the Fisher information of x-dependent covariances).
+    """
+
+    total_variation: float = 1e-3
+    steps: int = 500
+    learning_rate: float = 0.1
+    signed: bool = True
+    start: str = "random"
+    freedom: float = 3.0
+    floor: float = 1e-6
+    lift: float = 1e-3
+
+    def __post_init__(self) -> None:
+        check.count(steps=self.steps)
+        check.positive(learning_rate=self.learning_rate, floor=self.floor, freedom=self.freedom)
+        check.non_negative(total_variation=self.total_variation, lift=self.lift)
+        check.one_of(["random", "candidate", "readout"], start=self.start)
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+        """Search from one start."""
+        task, labels = seen_task(observation), observation.labels
+        defense = _defense(observation)
+        if len(observation.cohort) > 1:
+            raise NotApplicable(f"the noise of {len(observation.cohort)} clients was summed")
+        labels = infer_labels(observation, generator) if labels is None else labels
+        x = self._start(observation, task, generator)
+        if defense.noise_variance(task, x, labels) is None:
+            raise NotApplicable("the defense's noise does not depend on the batch")
+        if self.total_variation and len(observation.input_shape) != 3:
+            raise NotApplicable("total variation needs images (C, H, W)")
+        if not bool(observation.update.rows.any()):
+            reason = "gradient vanished: the update is zero everywhere"
+            return Reconstruction(boxed(x, task), labels, problem=reason)
+        best, trace = self._descend(observation, task, x, labels)
+        final, fit = negative_log_likelihood(
+            observation, task, best, labels, floor=self.floor, freedom=self.freedom
+        )
+        problem = None
+        if not bool(torch.isfinite(final)):
+            problem = "not finite: the objective was never a number"
+        elif not FITS[0] < float(fit) < FITS[1]:
+            problem = f"the noise is {float(fit):.2g} times what the answer's law allows"
+        objective = float(final + self._prior(best))
+        return Reconstruction(boxed(best, task), labels, objective, tuple(trace), problem)
+
+    def _start(self, observation: Observation, task: Task, generator: torch.Generator) -> Tensor:
+        if self.start == "candidate":
+            return CandidateLikelihood()(observation, generator).inputs.clone()
+        if self.start == "readout":
+            return VarianceReadout()(observation, generator).inputs.clone()
+        low, high = task.input_range
+        return low + (high - low) * uniform(
+            observation.batch_shape, generator, like=task.parameters
+        )
+
+    def _prior(self, x: Tensor) -> Tensor | float:
+        return self.total_variation * total_variation(x) if self.total_variation else 0.0
+
+    def _descend(
+        self, observation: Observation, task: Task, x: Tensor, labels: Tensor
+    ) -> tuple[Tensor, list[float]]:
+        low, high = task.input_range
+        least = low + self.lift * (high - low)
+        x = x.clamp(least, high).requires_grad_()
+        optimizer = torch.optim.Adam([x], lr=self.learning_rate * (high - low))
+        best, lowest, trace = x.detach().clone(), float("inf"), []
+        for step in range(self.steps):
+            done = step / self.steps
+            begun = 2 * done if self.start == "random" else 1.0
+            floor = max(self.floor, self.floor ** min(1.0, begun))
+            loss, _ = negative_log_likelihood(
+                observation, task, x, labels, floor=floor, freedom=self.freedom
+            )
+            total = loss + self._prior(x)
+            (slope,) = torch.autograd.grad(total, x)
+            if floor == self.floor and float(total.detach()) < lowest:
+                best, lowest = x.detach().clone(), float(total.detach())
+            if step % max(1, self.steps // TRACE_POINTS) == 0:
+                trace.append(float(total.detach()))
+            if not bool(torch.isfinite(slope).all()):
+                break
+            x.grad = slope.sign() if self.signed else slope
+            rate = 0.1 ** sum(done >= mark for mark in (3 / 8, 5 / 8, 7 / 8))
+            optimizer.param_groups[0]["lr"] = self.learning_rate * (high - low) * rate
+            optimizer.step()
+            with torch.no_grad():
+                x.clamp_(least, high)
+        return (best if lowest < float("inf") else x.detach()), trace
+
+
+@dataclass(frozen=True)
+class LawEvolution(Attack):
+    """Search the span of public images for the inputs under which update and noise are likeliest.
+
+    As `LawMatching`, without slopes: the likelihood of convolutions with max pools falls towards
+    the truth over long ways, but is so rough that its slope says nothing. Cross-entropy method on
+    the coefficients of the leading principal components of public images.
+
+    Args:
+        components: how many principal components.
+        population: how many guesses a generation; the likeliest quarter makes the next.
+        generations: how many generations.
+        freedom: degrees of freedom of the Student law that is fitted; see `LawMatching`.
+        floor: what is added to every variance, as a share of their mean.
+        lift: as in `LawMatching`.
+
+    Assumptions: one client; its batch-dependent noise is the last link that changes values.
+
+    Raises:
+        NotApplicable: no public images, noise of a public law, or several clients.
+
+    Source: Rubinstein 1999 (cross-entropy method); sheet beyond.md, F2.
+    """
+
+    components: int = 60
+    population: int = 80
+    generations: int = 30
+    freedom: float = 3.0
+    floor: float = 1e-6
+    lift: float = 1e-3
+
+    def __post_init__(self) -> None:
+        check.count(components=self.components, generations=self.generations)
+        check.count(population=self.population)
+        check.positive(freedom=self.freedom, floor=self.floor)
+        check.non_negative(lift=self.lift)
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+        """Evolve one population."""
+        task = seen_task(observation)
+        labels = observation.labels
+        labels = infer_labels(observation, generator) if labels is None else labels
+        public = observation.auxiliary
+        if public is None or public.size < 2:
+            raise NotApplicable("it searches the span of public images, and there are none")
+        flat = public.inputs.flatten(1).to(task.parameters)
+        center = flat.mean(0)
+        basis = torch.linalg.svd(flat - center, full_matrices=False).Vh[: self.components]
+        known = (flat - center) @ basis.T
+
+        low, high = task.input_range
+        least = low + self.lift * (high - low)
+
+        def image(z: Tensor) -> Tensor:
+            found = (center + z @ basis).reshape(observation.batch_shape)
+            return boxed(found.clamp_min(least), task)
+
+        def cost(z: Tensor) -> float:
+            found, _ = negative_log_likelihood(
+                observation, task, image(z), labels, floor=self.floor, freedom=self.freedom
+            )
+            return float(found)
+
+        middle, spread = _by_label(known, public.labels.to(labels.device), labels)
+        with torch.no_grad():
+            first = cost(middle)
+            if not bool(observation.update.rows.any()):
+                reason = "gradient vanished: the update is zero everywhere"
+                return Reconstruction(image(middle), labels, problem=reason)
+            middle, trace = self._evolve(cost, middle, spread, generator)
+            final = cost(middle)
+        problem = None
+        if not final < first:
+            problem = f"objective did not fall: {first:.6g} at the start, {final:.6g} in the end"
+        return Reconstruction(image(middle), labels, final, (first, *trace), problem)
+
+    def _evolve(
+        self,
+        cost: Callable[[Tensor], float],
+        middle: Tensor,
+        spread: Tensor,
+        generator: torch.Generator,
+    ) -> tuple[Tensor, list[float]]:
+        best, lowest, trace = middle, cost(middle), []
+        for _ in range(self.generations):
+            drawn = normal((self.population, *middle.shape), generator, like=middle)
+            guesses = middle + spread * drawn
+            costs = torch.tensor([cost(z) for z in guesses], dtype=torch.float64)
+            chosen = guesses[costs.argsort()[: max(2, self.population // 4)]]
+            middle = (1 - PACE) * middle + PACE * chosen.mean(0)
+            variance = (1 - PACE) * spread.square() + PACE * chosen.var(0, correction=0)
+            spread = variance.sqrt()
+            now = cost(middle)
+            trace.append(now)
+            if now < lowest:
+                best, lowest = middle, now
+        return best, trace
+
+
+def _by_label(known: Tensor, own: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and spread (N, K) of the public coefficients of each label; of all where few have it."""
+    middles, spreads = [], []
+    for label in labels:
+        same = known[own == label]
+        some = same if len(same) >= SOME else known
+        middles.append(some.mean(0))
+        spreads.append(some.std(0))
+    return torch.stack(middles), torch.stack(spreads)
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """A monotone piecewise linear function through (at, value), constant beyond its ends."""
+
+    at: Tensor
+    value: Tensor
+
+    @staticmethod
+    def fitted(x: Tensor, y: Tensor, bins: int) -> Curve:
+        """Isotonic regression, in the direction of the covariance, of means over equal bins.
+
+        Example:
+            >>> x = torch.tensor([0.0, 1.0, 2.0, 3.0])
+            >>> Curve.fitted(x, torch.tensor([3.0, 1.0, 2.0, 0.0]), 4).value.tolist()
+            [3.0, 1.5, 1.5, 0.0]
+        """
+        order = torch.argsort(x, stable=True)
+        size = math.ceil(len(x) / bins)
+        at = torch.stack([part.mean() for part in torch.split(x[order], size)])
+        value = torch.stack([part.mean() for part in torch.split(y[order], size)])
+        count = [len(part) for part in torch.split(x, size)]
+        falls = float(((x - x.mean()) * (y - y.mean())).sum()) < 0
+        fitted = isotonic_regression(value.cpu().numpy(), weights=count, increasing=not falls).x
+        return Curve(at, torch.as_tensor(fitted.copy()).to(value))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Its values, in the shape of `x`."""
+        if len(self.at) == 1:
+            return self.value.expand(x.shape)
+        right = torch.searchsorted(self.at, x.contiguous()).clamp(1, len(self.at) - 1)
+        low, high = self.at[right - 1], self.at[right]
+        share = ((x - low) / (high - low).clamp_min(1e-300)).clamp(0, 1)
+        return self.value[right - 1] + share * (self.value[right] - self.value[right - 1])
