@@ -62,25 +62,31 @@ def key_of(defense: Mapping[str, Any]) -> Key:
 def read(folder: Path) -> dict[Key, Point]:
     """The points of an audit's folder."""
     points: dict[Key, Point] = defaultdict(Point)
-    with (folder / "records.jsonl").open(encoding="utf-8") as stream:
-        for line in stream:
+    for name in ("records.jsonl", "utility.jsonl"):
+        path = folder / name
+        if not path.exists():
+            continue
+        for line in path.read_text(encoding="utf-8").splitlines():
             record = json.loads(line)
             if record["status"] == "failed":
                 raise ValueError(f"a unit of {folder} failed: {record['reason']}")
-            if record["status"] != "ok":
-                continue
-            point, seed = points[key_of(record["defense"])], record["seed"]
-            if "unit" in record:
-                marks = {int(round_): loss for round_, loss in record["curve"]}
-                point.early[seed], point.late[seed] = marks[5], record["training_loss"]
-                point.accuracy[seed] = record["accuracy"]
-                continue
-            attack = record["attack"]["name"]
-            point.mse[attack][seed] = float(np.mean(record["metrics"]["mse"]))
-            point.psnr[attack][seed] = float(np.mean(record["metrics"]["psnr"]))
-            for bound in record["bounds"]:
-                point.floor[seed] = float(bound["value"])
+            if record["status"] == "ok":
+                _add(points[key_of(record["defense"])], record)
     return dict(points)
+
+
+def _add(point: Point, record: Mapping[str, Any]) -> None:
+    seed = record["seed"]
+    if "unit" in record:
+        marks = {int(number): loss for number, loss in record["curve"]}
+        point.early[seed], point.late[seed] = marks[5], record["training_loss"]
+        point.accuracy[seed] = record["accuracy"]
+        return
+    attack = record["attack"]["name"]
+    point.mse[attack][seed] = float(np.mean(record["metrics"]["mse"]))
+    point.psnr[attack][seed] = float(np.mean(record["metrics"]["psnr"]))
+    for bound in record["bounds"]:
+        point.floor[seed] = float(bound["value"])
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,7 @@ class Gain:
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Gain:
-    """ours - theirs over the seeds that both have.
+    """Ours - theirs over the seeds that both have.
 
     Example:
         >>> paired({0: 2.0, 1: 3.0, 2: 4.0}, {0: 1.0, 1: 1.0, 2: 1.0}).mean
