@@ -207,12 +207,15 @@ class Update:
     def seen(self, *, defense_known: bool = True) -> Update:
         """The update as a server sees it, who knows the defense or nothing of it.
 
-        A covariance that depends on the batch is not sent and not known: the law is hidden.
+        Variances that depend on the batch are not sent and not known: the law is hidden. Noise of
+        one number over a private mask has no such variances.
         """
         if not defense_known:
             law = Unknown("the defense is not known to the attacker")
             return Update(self.rows, self.unit, self.examples, law)
-        if isinstance(self.law, Gaussian | Laplace) and self.law.private:
+        spread = self.law.covariance if isinstance(self.law, Gaussian) else None
+        spread = self.law.scale if isinstance(self.law, Laplace) else spread
+        if not isinstance(spread, float | int | None) and self.law.private:
             reason = "the noise depends on the private batch: its law is not sent"
             return replace(self, law=Unknown(reason))
         return self

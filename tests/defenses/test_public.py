@@ -1,0 +1,283 @@
+"""What is chosen from public data: against all batches by brute force, never from a client's."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy import stats
+from torch.func import functional_call, grad, jacrev
+
+from leakbound.defenses import GaussianNoise, OptimalNoise, OptimalPruning, chain, whitened_dp_sgd
+from leakbound.defenses import public as module
+from leakbound.defenses.optimal import FixedNoise
+from leakbound.defenses.public import PublicShape, expected, public_shape
+from leakbound.protocol import play, resolve
+from leakbound.random import normal, stream, uniform
+from leakbound.types import Batch, NotApplicable, Task
+
+close = torch.testing.assert_close
+
+
+def _images(count, name="public"):
+    draw = uniform((count, 1, 3, 4), stream(0, name), like=torch.zeros((), dtype=torch.float64))
+    return Batch(draw, torch.arange(count) % 3)
+
+
+def _repeated(few, times):
+    return Batch(few.inputs.repeat(times, 1, 1, 1), few.labels.repeat(times))
+
+
+def _gradient(task, x, y):
+    def loss(flat):
+        return task.loss(functional_call(task.model, task.unflatten(flat), (x,)), y)
+
+    return grad(loss)(task.parameters)
+
+
+def _jacobian(task, x, y):
+    """(P, pixels of the whole batch)."""
+    return jacrev(lambda images: _gradient(task, images, y))(x).flatten(1)
+
+
+def _singles(task, few):
+    """Exact sensitivity of every image's own gradient, (images, P)."""
+    return torch.stack(
+        [
+            _jacobian(task, few.inputs[i : i + 1], few.labels[i : i + 1]).square().sum(1)
+            for i in range(few.size)
+        ]
+    )
+
+
+@pytest.fixture
+def few():
+    return _images(5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_expected_square_is_the_mean_over_all_batches(task, few, size):
+    found = expected(replace(task, public=few), size, 64, None).g2
+    subsets = [list(c) for c in itertools.combinations(range(5), size)]
+    squares = [_gradient(task, few.inputs[c], few.labels[c]).square() for c in subsets]
+    each = [_gradient(task, few.inputs[[i]], few.labels[[i]]).square() for i in range(5)]
+    least = torch.stack(each).mean(0) / size  # what it is where gradients do not agree in sign
+    wanted = torch.maximum(torch.stack(squares).mean(0), least)
+    close(found, wanted)
+    mean = _gradient(task, few.inputs, few.labels).square()
+    assert not torch.allclose(found, mean, rtol=0.1)  # (E g)² is another quantity
+    if size > 1:
+        assert not torch.allclose(found, least, rtol=0.1)
+
+
+def _worst(found, wanted, spread):
+    live = wanted > 0
+    assert bool((found[~live] == 0).all())
+    return float(((found - wanted)[live] / spread[live]).abs().max())
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_the_expected_sensitivity_is_the_mean_over_all_batches(task, few, size):
+    """Each image stands there 400 times, for 400 random directions: the limit is known."""
+    singles = _singles(task, few)
+    subsets = [list(c) for c in itertools.combinations(range(5), size)]
+    exact = torch.stack(
+        [_jacobian(task, few.inputs[c], few.labels[c]).square().sum(1) for c in subsets]
+    ).mean(0)
+    public = _repeated(few, 400)
+    found = expected(replace(task, public=public), size, public.size, None).s
+    spread = (2 * singles.square().sum(0) / 400).sqrt() / (5 * size)  # of sums of w chi2_1
+    assert _worst(found, exact, spread) < stats.norm.isf(1e-6)
+    for wrong in (1.5 * found, found / 1.5, found * size / 5):
+        assert _worst(wrong, exact, spread) > 6
+
+
+def test_clamped_expectations_are_over_consecutive_batches(task, few):
+    four, times, clamp = Batch(few.inputs[:4], few.labels[:4]), 150, 0.05
+    pairs = [slice(0, 2), slice(2, 4)]
+    gradients = [_gradient(task, four.inputs[p], four.labels[p]) for p in pairs]
+    inside = [g.abs() < clamp for g in gradients]
+    assert all(20 < int(i.sum()) < len(i) - 20 for i in inside)
+    public = _repeated(four, times)
+    found = expected(replace(task, public=public), 2, public.size, clamp)
+    close(found.g2, torch.stack([g.clip(-clamp, clamp) ** 2 for g in gradients]).mean(0))
+    moved = [
+        _jacobian(task, four.inputs[p], four.labels[p]).square().sum(1) * i
+        for p, i in zip(pairs, inside, strict=True)
+    ]
+    singles = _singles(task, four).reshape(2, 2, -1) / 4 * torch.stack(inside)[:, None]
+    spread = (2 * singles.square().sum((0, 1)) / times).sqrt() / 2
+    exact = torch.stack(moved).mean(0)
+    assert _worst(found.s, exact, spread) < stats.norm.isf(1e-6)
+
+
+def test_everyone_gets_the_same_numbers(task, few):
+    one, two = (expected(replace(task, public=few), 2, 64, None) for _ in range(2))
+    assert one is not two
+    assert torch.equal(one.s, two.s)
+    assert torch.equal(one.g2, two.g2)
+    first = expected(replace(task, public=few), 2, 3, None)
+    cut = expected(replace(task, public=Batch(few.inputs[:3], few.labels[:3])), 2, 64, None)
+    assert torch.equal(first.s, cut.s)
+    assert not torch.equal(first.s, one.s)
+
+
+def test_a_task_without_public_data_is_not_applicable(task, batch):
+    with pytest.raises(NotApplicable, match=r"Task\.of\(\.\.\., public="):
+        expected(task, 2, 64, None)
+    for correlation in ("layers", "low_rank"):
+        with pytest.raises(NotApplicable):
+            public_shape(PublicShape("energy", correlation=correlation), task, 2)
+    with pytest.raises(NotApplicable):
+        play(task, [batch], OptimalNoise(), [stream(0), stream(1)])
+
+
+def _dense(covariance):
+    return torch.diag(covariance) if isinstance(covariance, torch.Tensor) else covariance.dense()
+
+
+SHAPES = [
+    {},
+    {"rule": "energy"},
+    {"layers": True},
+    {"clamp": 0.05},
+    {"rule": "energy", "correlation": "layers"},
+    {"rule": "energy", "correlation": "low_rank", "rank": 3},
+]
+
+
+@pytest.mark.parametrize("settings", SHAPES, ids=str)
+def test_the_private_batch_does_not_change_the_covariance(task, few, settings):
+    public = replace(task, public=few)
+    laws = []
+    for i, name in enumerate(("one", "two")):
+        private = Batch((1 + 5 * i) * _images(3, name).inputs / 6, torch.tensor([i, i, 2]))
+        sources = [stream(i, "client"), stream(i, "server")]
+        laws.append(play(public, [private], OptimalNoise(noise_std=0.1, **settings), sources))
+    first, second = (_dense(r.defense.links[0].covariance) for r in laws)
+    assert torch.equal(first, second)
+    assert float(first.diagonal().mean()) == pytest.approx(0.01, rel=1e-9)
+    assert float(first.diagonal().std()) > 1e-4  # it is no plain noise
+    another = OptimalNoise(noise_std=0.1, **settings).resolve(
+        replace(task, public=_images(5, "other")), 3
+    )
+    assert not torch.allclose(_dense(another.covariance), first, rtol=0.01)
+
+
+@pytest.mark.parametrize("settings", SHAPES, ids=str)
+def test_every_shape_has_mean_variance_one_and_leaves_no_coordinate_bare(task, few, settings):
+    flat = replace(task, public=Batch(0 * few.inputs, few.labels))  # no input weight has a gradient
+    for public in (replace(task, public=few), flat):
+        dense = _dense(public_shape(PublicShape(**settings), public, 2))
+        assert float(dense.diagonal().mean()) == pytest.approx(1, rel=1e-9)
+        assert float(torch.linalg.eigvalsh(dense).min()) > 0
+        if "correlation" not in settings:
+            assert float(dense.diagonal().min()) > 0.9e-4
+
+
+def test_correlations_follow_the_public_moments(task):
+    """At equal RMS, roots of E[J Jᵀ] as covariance leave less information than any diagonal."""
+    few = _images(6)
+    public = replace(task, public=_repeated(few, 60))
+    jacobians = [
+        _jacobian(task, few.inputs[i : i + 1], few.labels[i : i + 1]) for i in range(few.size)
+    ]
+
+    def trace(settings):
+        dense = _dense(public_shape(PublicShape(**settings, images=360), public, 1))
+        return sum(float((j * torch.linalg.solve(dense, j)).sum()) for j in jacobians) / 6
+
+    diagonal, layers, low_rank = (trace(s) for s in (SHAPES[1], SHAPES[4], SHAPES[5]))
+    moment = sum(j @ j.T for j in jacobians) / 6
+    roots = torch.linalg.eigvalsh(moment).clamp_min(0).sqrt().sum()
+    least = float(roots) ** 2 / len(moment)  # the optimum of all covariances of that trace
+    assert least < layers < 0.65 * diagonal  # seen: .61
+    assert least < low_rank < 0.55 * diagonal  # seen: .52; with A instead of its root .60
+    assert diagonal < trace({"rule": "algorithm_1"})
+
+
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("settings", SHAPES, ids=str)
+def test_one_or_two_public_images_are_enough_to_run(task, few, settings, images):
+    public = replace(task, public=few)
+    found = public_shape(PublicShape(**settings, images=images), public, 1)
+    assert float(_dense(found).diagonal().mean()) == pytest.approx(1, rel=1e-6)
+
+
+def _rounds(defense, task, count):
+    """Resolve through rounds of a training whose weights move."""
+    ready, found = None, []
+    for i in range(count):
+        step = 0.05 * i * normal(task.parameters.shape, stream(i, "step"), like=task.parameters)
+        ready = resolve(defense, task.with_parameters(task.parameters + step), 2, ready)
+        found.append(next(link for link in ready.links if isinstance(link, FixedNoise)).covariance)
+    return found
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_it_is_decided_anew_every_few_rounds(task, few, every, monkeypatch):
+    calls = []
+    real = module.expected.__wrapped__
+
+    def spy(*arguments):
+        calls.append(arguments)
+        return real(*arguments)
+
+    for owner in ("leakbound.defenses.public", "leakbound.defenses.optimal"):
+        monkeypatch.setattr(f"{owner}.expected", spy)
+    public = replace(task, public=few)
+    for defense in (
+        OptimalNoise(refresh=every),
+        chain(GaussianNoise(1e-3), OptimalNoise(refresh=every)),
+    ):
+        calls.clear()
+        found = _rounds(defense, public, 7)
+        assert len({id(a[0]) for a in calls}) == math.ceil(7 / every)
+        changed = [not torch.equal(a, b) for a, b in itertools.pairwise(found)]
+        assert changed == [i % every == 0 for i in range(1, 7)]
+
+
+def _again(defense, task, of):
+    """What `of` shows of the defense in seven rounds of a training whose weights move."""
+    ready, found = None, []
+    for i in range(7):
+        moved = task.parameters * (1 + 0.2 * i)
+        ready = resolve(defense, task.with_parameters(moved), 2, ready)
+        found.append(of(ready))
+    return [not torch.equal(a, b) for a, b in itertools.pairwise(found)]
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_masks_and_whitening_are_kept_likewise(task, few, every):
+    public, wanted = replace(task, public=few), [i % every == 0 for i in range(1, 7)]
+    mask = _again(OptimalPruning(rate=0.5, refresh=every), public, lambda c: c.links[0].kept.mask)
+    assert mask == wanted
+
+    def root(ready):
+        whiten, *_, color = ready.links
+        rows = normal((2, len(task.parameters)), stream(0), like=task.parameters)
+        close(color.imitate(whiten.imitate(rows)), rows)  # both hold the same covariance
+        return color.root.dense()
+
+    assert _again(whitened_dp_sgd(correlation="layers", refresh=every), public, root) == wanted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"rule": "enrgy"}, "energy"),
+        ({"correlation": "layer"}, "layers"),
+        ({"correlation": "layers"}, 'known for the rule "energy" alone'),
+        ({"rule": "energy", "correlation": "low_rank", "layers": True}, "without layers"),
+        ({"rule": "energy", "correlation": "low_rank", "clamp": 1.0}, "and clamp"),
+        ({"images": 0}, "images"),
+        ({"rank": 0}, "rank"),
+        ({"clamp": -1.0}, "clamp"),
+    ],
+)
+def test_bad_settings_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        PublicShape(**arguments)
+    with pytest.raises(ValueError, match=message):
+        OptimalNoise(**arguments).resolve(Task.of(torch.nn.Linear(1, 1)), 1)
