@@ -2,13 +2,16 @@
 
 import json
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
 
-from leakbound import audit
+from leakbound import audit, registry
+from leakbound.attacks import Attack
 from leakbound.audit import floors as floors_module
 from leakbound.audit.verdict import verdict
+from leakbound.types import Reconstruction
 
 
 def records(table, **floor):
@@ -21,7 +24,7 @@ def table():
     return {
         "name": "tiny",
         "data": {"source": "digits"},
-        "models": [{"name": "mlp", "hidden": [8]}],
+        "models": [{"name": "mlp", "hidden": [8], "activation": "tanh"}],
         "attacks": [{"name": "inverting_gradients", "steps": 3}],
         "defenses": [{"name": "gaussian_noise", "noise_std": [0.001, 0.01, 10.0]}],
     }
@@ -79,6 +82,91 @@ def test_protected_on_average_is_said_only_of_bounds_for_all_attackers(table):
     assert flat["verdict"] == "undecided"
     assert records(table, kind="none")[0]["bounds"] == []
     assert records(table, kind="none")[0]["verdict"] == "undecided"
+
+
+def test_a_model_with_kinks_is_no_case_for_the_theorem(table):
+    """Its gradient jumps; tests/bounds has an attacker who beats the floor of such a model."""
+    table["models"] = [{"name": "mlp", "hidden": [8]}]
+    table["defenses"] = [{"name": "gaussian_noise", "noise_std": 10.0}]
+    (record,) = records(table)
+    (bound,) = record["bounds"]
+    assert bound["covers"] == "unproved"
+    assert "relu" in bound["assumptions"][0]
+    assert bound["on_average"]
+    assert record["verdict"] == "undecided"
+
+
+def test_noise_that_falls_silent_with_the_batch_has_no_floor(table):
+    table["models"] = [{"name": "mlp", "hidden": [8]}]
+    table["defenses"] = [{"name": "local_optimal_noise", "noise_std": 10.0, "rule": "energy"}]
+    (record,) = records(table)
+    assert record["bounds"] == []
+    assert "get no noise depends on private data" in record["bounds_note"]
+    table["models"] = [{"name": "mlp", "hidden": [8], "activation": "tanh"}]
+    (record,) = records(table)
+    assert [bound["covers"] for bound in record["bounds"]] == ["unproved"]
+
+
+def test_several_images_are_not_protected_on_average(table):
+    """Guesses are paired with images in the best order, which a floor does not cover."""
+    table["defenses"] = [{"name": "gaussian_noise", "noise_std": 10.0}]
+    table["batch_sizes"] = [2]
+    (record,) = records(table)
+    assert record["bounds"][0]["value"] > 0.01
+    assert not record["bounds"][0]["on_average"]
+    assert record["verdict"] == "undecided"
+
+
+@dataclass(frozen=True)
+class Planting(Attack):
+    """A malicious server's attack that scales all weights."""
+
+    factor: float = 20.0
+
+    def __call__(self, observation, generator):
+        return Reconstruction(torch.zeros(observation.batch_shape))
+
+    def plant(self, task):
+        return task.with_parameters(task.parameters * self.factor)
+
+
+def test_a_planted_model_has_its_own_floor(table, monkeypatch):
+    entry = registry.Entry("attack", "planting", Planting)
+    known = {**registry.entries("attack"), "planting": entry}
+    original = registry.entries
+    monkeypatch.setattr(
+        registry, "entries", lambda kind: known if kind == "attack" else original(kind)
+    )
+    table["defenses"] = [{"name": "gaussian_noise", "noise_std": 0.01}]
+    table["threat"] = {"server": "malicious"}
+    table["attacks"] = [{"name": "planting"}]
+    (alone,) = records(table)
+    table["attacks"] = [{"name": "inverting_gradients", "steps": 2}, {"name": "planting"}]
+    honest, after = records(table)
+    assert after["bounds"] == alone["bounds"]
+    assert honest["bounds"] != after["bounds"]
+
+
+def test_no_picture_changes_the_record(table, monkeypatch):
+    table["defenses"] = [{"name": "gaussian_noise", "noise_std": 0.01}]
+    table["floor"] = {"kind": "full", "components": 4}
+    plan = audit.parse(table)
+
+    def broken(*_):
+        raise ValueError("fisher has the eigenvalue -1e-7; it must not be negative")
+
+    (plain,) = audit.run(plan)
+    monkeypatch.setattr(floors_module, "full_floor", broken)
+    (other,) = audit.run(plan)
+    shown = other.record["pictures"]
+    assert "leak_map" not in shown
+    assert {**other.record, "pictures": None} == {**plain.record, "pictures": None}
+
+
+def test_a_leak_map_needs_a_prior(table):
+    table["defenses"] = [{"name": "gaussian_noise", "noise_std": 0.001}]
+    (record,) = records(table, kind="full", prior="flat")
+    assert "leak_map" not in record["pictures"]
 
 
 def test_a_lucky_image_is_exposed_whatever_the_mean():

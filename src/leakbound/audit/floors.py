@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,18 +22,21 @@ from leakbound.bounds import (
     trace_floor_from_samples,
 )
 from leakbound.bounds.fisher import Channel, fisher_matrix, fisher_trace
+from leakbound.bounds.kinks import kinks
 from leakbound.protocol import Round
 from leakbound.random import permutation, stream, uniform
-from leakbound.types import Batch, NotApplicable
+from leakbound.types import Batch, Gaussian, NotApplicable, Server
 
 FEWEST = 8
+UNPROVED = "unproved"
 
 
 def floors(cell: Cell, bench: Bench, played: Round) -> list[dict[str, Any]]:
     """The floors that the plan asks for, as records hold them.
 
-    They depend on model, defense, batch size and seed alone, not on the attack: all cells that
-    share these share one computation.
+    They depend on model, defense, batch size and seed alone, not on the attack (unless it changes
+    the model): all cells that share these share one computation. Only for single images a floor is
+    said to hold on average: guesses for several are paired in the best order, floors are not.
 
     Raises:
         NotApplicable: there is no floor here, and why.
@@ -40,7 +44,8 @@ def floors(cell: Cell, bench: Bench, played: Round) -> list[dict[str, Any]]:
     spec = cell.floor
     if spec.kind == "none":
         return []
-    key = ("floor", cell.model, cell.seed, cell.defense, cell.batch_size, spec)
+    planted = cell.attack if cell.threat.server is Server.MALICIOUS else None
+    key = ("floor", cell.model, cell.seed, cell.defense, cell.batch_size, spec, planted)
     found: Floor | str = bench.once(key, lambda: _floor_or_reason(cell, bench, played))
     if isinstance(found, str):
         raise NotApplicable(found)
@@ -56,7 +61,7 @@ def floors(cell: Cell, bench: Bench, played: Round) -> list[dict[str, Any]]:
             "rests_on_prior": found.rests_on_prior,
             "covers": found.covers,
             "excludes_threshold": False,
-            "on_average": found.value > limit,
+            "on_average": found.value > limit and cell.batch_size == 1,
             "equation": found.equation,
             "assumptions": list(found.assumptions),
             "standard_error": found.standard_error,
@@ -70,15 +75,20 @@ def leak_map(cell: Cell, bench: Bench, played: Round) -> Tensor | None:
     1 - sqrt(posterior floor / prior variance) at the very images that were sent: 0 where a pixel
     stays as uncertain as the prior has it, 1 where it is given away. None without a full floor.
     """
-    if cell.floor.kind != "full":
+    prior = _prior(cell.floor, bench, cell.batch_size)
+    if cell.floor.kind != "full" or not prior.information.any():
         return None
-    channel, prior = _channel(cell, played), _prior(cell.floor, bench, cell.batch_size)
     truth = played.truth
-    left = full_floor(fisher_matrix(channel, truth, _basis(prior)), prior).per_pixel
+    try:
+        information = fisher_matrix(_channel(played), truth, _basis(prior))
+        left = full_floor(information, prior).per_pixel
+    except (NotApplicable, ValueError):  # a picture less, and no other part of the record changes
+        return None
     if left is None:
         return None
     before = _prior_variance(prior)
-    share = np.where(before > 0, left / np.maximum(before, 1e-300), 1.0)
+    varies = before > 1e-9 * before.max()
+    share = np.where(varies, left / np.where(varies, before, 1.0), 1.0)
     known = 1 - np.sqrt(np.clip(share, 0, 1))
     return torch.as_tensor(known).reshape(truth.inputs.shape)
 
@@ -91,24 +101,41 @@ def _floor_or_reason(cell: Cell, bench: Bench, played: Round) -> Floor | str:
 
 
 def _floor(cell: Cell, bench: Bench, played: Round) -> Floor:
-    spec, channel = cell.floor, _channel(cell, played)
+    spec, channel = cell.floor, _channel(played)
     prior = _prior(spec, bench, cell.batch_size)
     source = stream(cell.seed, "bounds", spec.kind, cell.batch_size)
     drawn = _batches(spec, bench, cell.batch_size, source)
     basis = _basis(prior)
     if spec.kind == "full":
-        return full_floor_from_samples([fisher_matrix(channel, b, basis) for b in drawn], prior)
+        fishers = [fisher_matrix(channel, b, basis) for b in drawn]
+        return _proved(full_floor_from_samples(fishers, prior), channel, drawn[0])
     traces = [
         fisher_trace(channel, b, source, directions=spec.directions, basis=basis) for b in drawn
     ]
-    return trace_floor_from_samples(traces, prior)
+    return _proved(trace_floor_from_samples(traces, prior), channel, drawn[0])
 
 
-def _channel(cell: Cell, played: Round) -> Channel:
+def _proved(floor: Floor, channel: Channel, batch: Batch) -> Floor:
+    """The floor, marked where its proof does not reach: kinks, noise with random directions."""
+    assert isinstance(channel.law, Gaussian)  # checked when the channel was built
+    found = kinks(channel.task, batch.inputs, batch.labels)
+    if found:
+        words = f"the model has kinks ({', '.join(found)}), where its gradient jumps"
+    elif channel.law.private:
+        words = "the noise of private data is taken along one draw of the defense's directions"
+    else:
+        return floor
+    sentence = f"{words}: the floor is not proved"
+    return replace(floor, covers=UNPROVED, assumptions=(sentence, *floor.assumptions))
+
+
+def _channel(played: Round) -> Channel:
     if len(played.observation.cohort) > 1:
         raise NotApplicable("the update sums several clients; floors are for one client's release")
     task = played.defense.infer(played.observation.task, played.update)
-    return Channel(task, played.defense, played.update.law, played.update.mask)
+    update = played.update
+    private = getattr(update, "mask_private", False)
+    return Channel(task, played.defense, update.law, update.mask, private)
 
 
 def _prior(spec: FloorSpec, bench: Bench, batch_size: int) -> Prior:

@@ -1,8 +1,10 @@
 """Fisher information of a release about its inputs: tensors in, numbers out.
 
-The only bridge from updates to bounds. J is the Jacobian of what the defense sends without noise,
-J_F(x) = Jᵀ Σ⁻¹ J for Gaussian noise of covariance Σ. Where Σ depends on the batch, the pattern of
-the noise informs too: ½ Σ_i ∇log Σ_ii ∇log Σ_iiᵀ is added, which no noise level makes smaller.
+J is the Jacobian of what the defense sends without noise, J_F(x) = Jᵀ Σ⁻¹ J for Gaussian noise of
+covariance Σ. Where Σ depends on the batch, the pattern of the noise informs too: ½ Σ_i ∇log Σ_ii
+∇log Σ_iiᵀ is added, which no noise level makes smaller. J is the derivative where there is one: the
+gradient of a model with kinks (ReLU, max pools) jumps, and what the jumps tell is not in it (see
+`kinks`), so a floor from it is proved for smooth models only.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Channel:
         task: the model; the client's, where a defense changes the local training.
         defense: resolved, for one client; None for the plain gradient.
         law: the release law of one such update.
-        mask: (1, P) what is sent, where the mask is public.
+        mask: (1, P) what is sent, where there is a mask.
+        mask_private: the mask was chosen from the batch.
 
     Raises:
         NotApplicable: no noise (the information is infinite), a law that is not Gaussian or not
@@ -45,8 +48,11 @@ class Channel:
     defense: Release | None
     law: Law
     mask: Tensor | None = None
+    mask_private: bool = False
 
     def __post_init__(self) -> None:
+        if self.mask_private:
+            raise NotApplicable("which coordinates are sent depends on private data, and tells")
         if isinstance(self.law, Unknown):
             raise NotApplicable(f"no release law is known: {self.law.reason}")
         if not isinstance(self.law, Gaussian):
@@ -72,6 +78,8 @@ class Channel:
         found = self.defense.noise_variance(self.task, inputs, labels)
         if found is None:
             raise NotApplicable("the noise depends on private data in a way that is not known")
+        if bool((found <= 0).any()):
+            raise NotApplicable("which coordinates get no noise depends on private data, and tells")
         return found
 
     def whiten(self, rows: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -89,7 +97,7 @@ class Channel:
 
 
 def fisher_matrix(channel: Channel, batch: Batch, basis: Tensor | None = None) -> Array:
-    """J_F(x) of one batch, dense: (m, m), or (k, k) along the columns of a basis.
+    """J_F(x) of one batch, dense: (m, m), or (k, k) along the columns of a basis; float64.
 
     Shapes:
         m is the number of inputs' entries, all images together; basis (m, k).
@@ -103,7 +111,7 @@ def fisher_matrix(channel: Channel, batch: Batch, basis: Tensor | None = None) -
     total = batch.inputs.numel()
     count = total if basis is None else basis.shape[1]
     width = len(channel.task.parameters)
-    need = count * width * batch.inputs.element_size()
+    need = count * width * 8
     if need > MOST_BYTES:
         raise NotApplicable(
             f"the Jacobian takes {need / 2**30:.1f} GiB; take fewer directions or the matrix-free "
@@ -113,14 +121,14 @@ def fisher_matrix(channel: Channel, batch: Batch, basis: Tensor | None = None) -
     changes, patterns = [], []
     for part in torch.split(frame.T, _chunk(width, batch.inputs)):
         mean, pattern = _moved(channel, batch, part.reshape(-1, *batch.inputs.shape))
-        changes.append(channel.whiten(mean, batch.inputs, batch.labels))
+        changes.append(channel.whiten(mean, batch.inputs, batch.labels).double())
         if pattern is not None:
-            patterns.append(pattern)
+            patterns.append(pattern.double())
     whole = torch.cat(changes)
-    found = (whole @ whole.T).double()
+    found = whole @ whole.T
     if patterns:
         pattern = torch.cat(patterns)
-        found = found + 0.5 * (pattern @ pattern.T).double()
+        found = found + 0.5 * (pattern @ pattern.T)
     return _symmetric(found)
 
 
@@ -201,7 +209,7 @@ def _log_variance(channel: Channel) -> Callable[[Tensor, Tensor], Tensor]:
     def of(inputs: Tensor, labels: Tensor) -> Tensor:
         own = channel.variance(inputs, labels)
         assert own is not None  # asked for only where there is one
-        return torch.where(own > 0, own, 1.0).log()
+        return own.log()
 
     return of
 

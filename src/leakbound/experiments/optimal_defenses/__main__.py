@@ -13,7 +13,7 @@ import torch
 from leakbound import audit
 from leakbound.audit.plan import Plan, Spec
 from leakbound.defenses import LocalOptimalNoise
-from leakbound.experiments.optimal_defenses import claims, figures, points
+from leakbound.experiments.optimal_defenses import claims, figures, points, side_channel
 from leakbound.protocol import send
 from leakbound.random import stream
 
@@ -80,6 +80,14 @@ def report(folder: Path, study: claims.Study, plan: Plan) -> Path:
         f"| 0-5 | noise differs strongly between layers | | largest over smallest RMS {spread:.0f} "
         f"| {word} |"
     )
+    lines += [
+        "",
+        "## Does the noise name the record?",
+        "",
+        "200 candidates (chance 0.5 %), batch 1, noise of RMS 1e4, Wilson intervals.",
+        "",
+        *side_channel.table(),
+    ]
     page = folder / "results.md"
     page.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return page

@@ -18,6 +18,8 @@ PAPER = "inverting_gradients_chen"
 LAYERS = "layers,energy"
 NOISES = (0.002, 0.005, 0.02, 0.05, 0.1)
 RATES = (0.5, 0.7, 0.8, 0.9)
+WHEN = {False: "after 5 rounds", True: "after 40 rounds"}
+WAYS = (("adam", False), ("adam", True), ("sgd", True))
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,10 @@ def _pruning(study: Study, attacker: str) -> list[Row]:
     found = []
     for name in ("local_optimal_pruning", "optimal_pruning"):
         ours, theirs = _rates(name), _rates("magnitude_pruning")
-        same_loss = _equal_loss(study, ours, theirs, attacker, "adam")
-        found.append(
-            _row("0-1", f"{name}: higher error than magnitude at equal loss", attacker, same_loss)
-        )
+        for late in (False, True):
+            same = _equal_loss(study, ours, theirs, attacker, "adam", late=late)
+            text = f"{name}: higher error than magnitude at equal loss {WHEN[late]}"
+            found.append(_row("0-1", text, attacker, same))
         for ours_at, theirs_at in ((0.7, 0.9), (0.8, 0.9)):
             a, b = Key(name, "rate", ours_at), Key("magnitude_pruning", "rate", theirs_at)
             error = paired(logs(study.error(a, attacker)), logs(study.error(b, attacker)))
@@ -102,9 +104,12 @@ def _noise(study: Study, attacker: str) -> list[Row]:
             found.append(_both("0-4", text, attacker, error, loss))
         ours = [Key("local_optimal_noise", by, level) for level in NOISES]
         theirs = [Key("gaussian_noise", "noise_std", level) for level in NOISES]
-        for optimizer in ("adam", "sgd"):
-            same = _equal_loss(study, ours, theirs, attacker, optimizer)
-            text = f"local_optimal_noise ({words}): higher error at equal loss, {optimizer}"
+        for optimizer, late in WAYS:
+            same = _equal_loss(study, ours, theirs, attacker, optimizer, late=late)
+            text = (
+                f"local_optimal_noise ({words}): higher error at equal loss {WHEN[late]}, "
+                f"{optimizer}"
+            )
             found.append(_row("0-4", text, attacker, same))
     return found
 
@@ -120,9 +125,9 @@ def _public(study: Study, attacker: str) -> list[Row]:
     }
     found = []
     for words, ours in forms.items():
-        for optimizer in ("adam", "sgd"):
-            same = _equal_loss(study, ours, theirs, attacker, optimizer)
-            text = f"{words}: higher error than equal noise at equal loss, {optimizer}"
+        for optimizer, late in WAYS:
+            same = _equal_loss(study, ours, theirs, attacker, optimizer, late=late)
+            text = f"{words}: higher error than equal noise at equal loss {WHEN[late]}, {optimizer}"
             found.append(_row("public", text, attacker, same))
     return found
 
@@ -151,10 +156,19 @@ def _rates(name: str) -> list[Key]:
 
 
 def _equal_loss(
-    study: Study, ours: list[Key], theirs: list[Key], attacker: str, optimizer: str
+    study: Study,
+    ours: list[Key],
+    theirs: list[Key],
+    attacker: str,
+    optimizer: str,
+    *,
+    late: bool,
 ) -> Gain | None:
     pairs = [
-        [(study.loss(key, optimizer=optimizer), study.error(key, attacker)) for key in keys]
+        [
+            (study.loss(key, optimizer=optimizer, late=late), study.error(key, attacker))
+            for key in keys
+        ]
         for keys in (ours, theirs)
     ]
     return at_equal_loss(*pairs)
