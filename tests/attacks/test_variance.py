@@ -5,15 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from leakbound.attacks import GradientMatching, LawEvolution, LawMatching, VarianceReadout
 from leakbound.attacks.matching import _Search
+from leakbound.attacks.private_law import negative_log_likelihood
 from leakbound.attacks.variance import Curve, _log_power
-from leakbound.client import simulate
+from leakbound.client import local_update, simulate
+from leakbound.covariance import Structured
 from leakbound.defenses import (
     GaussianNoise,
     LocalOptimalNoise,
     OptimalNoise,
+    OptimalPruning,
     SecureAggregation,
     chain,
 )
@@ -171,7 +175,7 @@ def test_searches_take_batches_and_infer_labels(attack):
 @pytest.mark.parametrize(
     ("observation", "reason"),
     [
-        (lambda: seen(GaussianNoise(1.0)), "does not depend"),
+        (lambda: seen(chain()), "does not depend|no Gaussian noise"),
         (lambda: seen(chain(LocalOptimalNoise(1.0), SecureAggregation(2))), "2 clients"),
         (lambda: replace(seen(LocalOptimalNoise(1.0)), defense=None), "not known"),
     ],
@@ -211,3 +215,34 @@ def test_matching_whitens_correlated_noise(correlation):
     share = 1 - float((mine @ own) ** 2 / (mine @ mine) / (own @ own))
     assert search.unexplained() == pytest.approx(share, rel=1e-6)
     assert bool(attack(observation, stream(1)).inputs.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    "defense",
+    [
+        GaussianNoise(0.05),
+        OptimalNoise(0.05, rule="energy", correlation="layers"),
+        chain(OptimalPruning(0.3), OptimalNoise(0.05)),
+    ],
+    ids=["equal", "correlated", "masked"],
+)
+def test_a_public_law_is_weighed_as_its_density_says(defense):
+    """Against scipy's density of the whole row, up to a constant that no guess changes."""
+    task = small_task()
+    truth, other = small_batch(task), small_batch(task, seed=1)
+    seen = play(task, [truth], defense, [stream(0, "a"), stream(0, "b")]).observation
+    law, shown = seen.update.law, seen.update.mask
+    matrix = law.covariance.dense() if isinstance(law.covariance, Structured) else None
+    if matrix is None:
+        wide = torch.as_tensor(law.covariance).double().expand_as(seen.update.rows)[0]
+        matrix = torch.diag(wide)
+    some = torch.ones(len(matrix), dtype=torch.bool) if shown is None else shown[0]
+    density = stats.multivariate_normal(cov=matrix[some][:, some].numpy())
+    found, wanted = [], []
+    for batch in (truth, other):
+        value, _ = negative_log_likelihood(seen, task, batch.inputs, truth.labels, floor=1e-9)
+        found.append(float(value) * len(matrix))
+        mean = local_update(task, batch.inputs, truth.labels).detach()
+        wanted.append(-density.logpdf((seen.update.rows[0] - mean)[some].numpy()))
+    assert found[1] - found[0] == pytest.approx(wanted[1] - wanted[0], rel=1e-6)
+    assert found[1] > found[0]

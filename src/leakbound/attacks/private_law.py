@@ -261,13 +261,13 @@ def negative_log_likelihood(
         freedom: degrees of freedom of a Student law; infinite for the Gaussian one.
 
     Raises:
-        NotApplicable: noise of a public law, or the summed noise of several clients.
+        NotApplicable: no noise of a known law, or the summed noise of several clients.
     """
     if len(observation.cohort) > 1:
         raise NotApplicable(f"the noise of {len(observation.cohort)} clients was summed")
     variance = _defense(observation).noise_variance(task, inputs, labels)
     if variance is None:
-        raise NotApplicable("the defense's noise does not depend on the batch")
+        return _public_law(observation, task, inputs, labels)
     variance = variance + floor * variance.detach().mean().clamp_min(1e-30)
     rows = expected_rows(observation, task, inputs, labels)
     pull = (observation.update.rows - rows).square() / variance
@@ -280,3 +280,21 @@ def negative_log_likelihood(
         return each.mean(), pull.detach().mean()
     count = mask.sum().clamp_min(1)
     return (each * mask).sum() / count, (pull.detach() * mask).sum() / count
+
+
+def _public_law(
+    observation: Observation, task: Task, inputs: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same for Gaussian noise of a public law, whose logarithm is a constant and left out."""
+    law, seen = observation.update.law, observation.update.rows
+    if not isinstance(law, Gaussian):
+        raise NotApplicable("the release has no Gaussian noise of a law that the attacker knows")
+    left = seen - expected_rows(observation, task, inputs, labels)
+    if observation.update.mask is not None:
+        left = left * observation.update.mask
+    if isinstance(law.covariance, Structured):
+        pull = law.covariance.whiten(left).square()
+    else:
+        variance = torch.as_tensor(law.covariance).to(seen).expand_as(seen)
+        pull = torch.where(variance > 0, left.square() / variance.clamp_min(1e-30), 0)
+    return 0.5 * pull.mean(), pull.detach().mean()

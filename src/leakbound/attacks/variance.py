@@ -225,9 +225,10 @@ class LawMatching(Attack):
 class LawEvolution(Attack):
     """Search the span of public images for the inputs under which update and noise are likeliest.
 
-    As `LawMatching`, without slopes: the likelihood of convolutions with max pools falls towards
-    the truth over long ways, but is so rough that its slope says nothing. Cross-entropy method on
-    the coefficients of the leading principal components of public images.
+    For Gaussian noise of any law that the attacker knows or can replay. As `LawMatching`, without
+    slopes: where the noise depends on the batch, the likelihood of convolutions with max pools
+    falls towards the truth over long ways, but is so rough that its slope says nothing.
+    Cross-entropy method on the coefficients of the leading principal components of public images.
 
     Args:
         components: how many principal components.
@@ -240,7 +241,7 @@ class LawEvolution(Attack):
     Assumptions: one client; its batch-dependent noise is the last link that changes values.
 
     Raises:
-        NotApplicable: no public images, noise of a public law, or several clients.
+        NotApplicable: no public images, no noise of a known law, or several clients.
 
     Source: Rubinstein 1999 (cross-entropy method); sheet beyond.md, F2.
     """

@@ -23,7 +23,7 @@ def plans() -> dict[str, Plan]:
     text = resources.files(__package__).joinpath("plan.toml").read_text("utf-8")
     aware = audit.parse(tomllib.loads(text))
     still = replace(aware.utility, rounds=0)
-    chen = tuple(spec for spec in aware.attacks if spec.name == claims.PAPER)
+    chen = (Spec(claims.PAPER, (("steps", 300),)),)
     threat = replace(aware.threat, defense_known=False)
     nothing = (Spec("linear_inversion"),)
     rate = replace(aware.utility, optimizer="sgd", learning_rate=0.1)

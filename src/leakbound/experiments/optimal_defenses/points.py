@@ -38,7 +38,7 @@ class Point:
     floor: dict[int, float] = field(default_factory=dict)
 
     def strongest(self) -> dict[int, float]:
-        """The lowest mean squared error of all attacks, by seed."""
+        """The lowest mean squared error of all attacks, and of the blind guess, by seed."""
         seeds = {seed for own in self.mse.values() for seed in own}
         return {s: min(own[s] for own in self.mse.values() if s in own) for s in sorted(seeds)}
 
@@ -85,6 +85,8 @@ def _add(point: Point, record: Mapping[str, Any]) -> None:
     attack = record["attack"]["name"]
     point.mse[attack][seed] = float(np.mean(record["metrics"]["mse"]))
     point.psnr[attack][seed] = float(np.mean(record["metrics"]["psnr"]))
+    blind = [10 ** (-value / 10) for value in record["blind"]["psnr"]]  # inputs lie in [0, 1]
+    point.mse["blind"][seed] = float(np.mean(blind))
     for bound in record["bounds"]:
         point.floor[seed] = float(bound["value"])
 
