@@ -78,7 +78,10 @@ DEFENSES = {
     ],
     "secure_aggregation": [SecureAggregation(1), SecureAggregation(3)],
     "sign": [Sign()],
-    "whiten": [Whiten(), Whiten(correlation="layers")],
+    "whiten": [
+        chain(Whiten(), Color()),
+        chain(Whiten(correlation="layers"), Color(correlation="layers")),
+    ],
     "whitened_dp_sgd": [whitened_dp_sgd(1.0, 0.5), whitened_dp_sgd(0.1, 1.0, correlation="layers")],
 }
 CHAINS = [
@@ -107,6 +110,22 @@ CHAINS = [
     chain(SecureAggregation(2), OptimalNoise(0.1)),
     chain(whitened_dp_sgd(1.0, 0.5, correlation="low_rank", rank=3), SecureAggregation(2)),
     chain(whitened_dp_sgd(1.0, 0.5), OptimalPruning(0.5)),
+    chain(OptimalNoise(0.1), Color()),
+    chain(LaplaceNoise(0.1), Color()),
+    chain(GaussianNoise(0.1), Color(), Color()),
+    chain(GaussianNoise(0.1), Color(), GaussianNoise(0.1)),
+    chain(OptimalNoise(0.1, rule="energy", correlation="layers"), GaussianNoise(0.1)),
+    chain(
+        OptimalPruning(utility_share=0.8),
+        OptimalNoise(0.1, rule="energy", correlation="layers"),
+    ),
+    chain(GaussianNoise(0.1), OptimalPruning(0.5), Color(correlation="layers")),
+    chain(GaussianNoise(0.1), Color(), SecureAggregation(2)),
+    chain(GaussianNoise(0.1), Color(correlation="layers"), SecureAggregation(2)),
+    chain(whitened_dp_sgd(1.0, 0.5, correlation="layers"), SecureAggregation(3)),
+    chain(MagnitudePruning(0.5), OptimalNoise(0.1)),
+    chain(GaussianNoise(0.1), OptimalNoise(0.1)),
+    chain(MagnitudePruning(0.5), GaussianNoise(0.1), Color()),
 ]
 FEW = {
     "candidate_likelihood": attacks.CandidateLikelihood(),

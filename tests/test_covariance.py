@@ -173,3 +173,13 @@ def test_only_a_positive_number_scales(factor):
 def test_a_factor_of_zeros_or_without_columns_adds_nothing():
     for factor in (torch.zeros(2, 3), torch.zeros(2, 0)):
         close(Structured.of(torch.ones(3), [(0, 2, factor)]).dense(), torch.eye(3))
+
+
+def test_equality_is_by_value():
+    for make in (_low_rank, _whole, _mixed):
+        one, other = make()[0], make()[0]
+        assert one is not other
+        assert one.equals(other)
+        assert not one.equals(other * 2.0)
+        assert not one.equals(Structured(one.scale))
+        assert not one.equals(one.to(torch.zeros((), dtype=torch.float32)))

@@ -60,8 +60,9 @@ class Attack:
     """The attacker is not told the labels."""
     defense_unknown: bool = False
     """The attacker is not told the defense (a weaker attacker than the default)."""
-    floor: Literal["none", "trace", "full"] = "trace"
-    """Floor on every attacker's mean error; "full" is tighter, slower, and draws a leak map."""
+    floor: Literal["none", "trace", "full", "weiss_weinstein"] = "trace"
+    """Floor on every attacker's mean error; "full" is tighter, slower, and draws a leak map;
+    "weiss_weinstein" holds for models with kinks (ReLU, max pools) too."""
     out: Annotated[Path | None, arg(metavar="DIR")] = None
     """Write the true and the rebuilt images here as PNG."""
     json: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -186,8 +186,25 @@ class Structured:
         """On the device and in the type of another tensor."""
         return Structured(self.scale.to(like), tuple(block.to(like) for block in self.blocks))
 
+    def equals(self, other: Structured) -> bool:
+        """Whether both have the same scale and blocks, by value."""
+        if len(self.blocks) != len(other.blocks) or not _same(self.scale, other.scale):
+            return False
+        return all(
+            type(a) is type(b)
+            and all(_same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+            for a, b in zip(self.blocks, other.blocks, strict=True)
+        )
+
     def __mul__(self, factor: float) -> Structured:
         """The covariance times a number above zero."""
         if not factor > 0:
             raise ValueError(f"factor is {factor}; a covariance can be scaled by what is above 0")
         return replace(self, scale=self.scale * factor**0.5)
+
+
+def _same(a: Tensor | int, b: Tensor | int) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        alike = a.dtype == b.dtype and a.device == b.device
+        return a is b or (alike and torch.equal(a, b))
+    return not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b

@@ -89,6 +89,9 @@ class Update:
         mask: (R, P) bool, False where a coordinate is withheld (sent as zero); None: all are sent.
         bound: the L2 bound on what one example can add to a row; None where nothing bounds it.
         drawn: the mask was drawn at random: once it is covered, no law is known given the data.
+        mask_private: the mask that is seen was chosen from the rows, and tells of them.
+        spread_public: the variances of the law do not depend on the batch, even where the law does
+            (noise of public variances covered a mask that was chosen by value).
     """
 
     rows: Tensor
@@ -98,6 +101,8 @@ class Update:
     mask: Tensor | None = None
     bound: float | None = None
     drawn: bool = False
+    mask_private: bool = False
+    spread_public: bool = False
 
     def __post_init__(self) -> None:
         if self.rows.ndim != 2 or len(self.rows) != len(self.examples):
@@ -123,7 +128,12 @@ class Update:
 
         Noise covers the zeros of a mask, so the mask is no longer visible: it is dropped. With
         `keep_mask` what is withheld stays withheld, and noise falls on the rest only.
+
+        Raises:
+            ValueError: variances that are 0 or infinite in the type of the rows.
         """
+        _check_representable(noise, self.rows)
+        public = not noise.private and (isinstance(self.law, Exact) or self.spread_public)
         if isinstance(noise, Laplace):
             draw = laplace(self.rows.shape, source, like=self.rows) * _like(noise.scale, self.rows)
         else:
@@ -133,12 +143,19 @@ class Update:
             else:
                 draw = draw * _like(noise.covariance, self.rows) ** 0.5
         if keep_mask and self.mask is not None:
-            law = _sum_of(self.law, _restricted(noise, self.mask))
-            return replace(self, rows=self.rows + draw * self.mask, law=law)
+            before = self.law
+            if self.mask_private and isinstance(before, Exact):
+                before = Exact()  # all that is private is the mask, which stays seen
+            law = _sum_of(before, _restricted(noise, self.mask))
+            rows = self.rows + draw * self.mask
+            return replace(self, rows=rows, law=law, spread_public=public)
         law = _sum_of(self.law, noise)
+        if self.mask_private and isinstance(law, Gaussian | Laplace):
+            law = replace(law, private=True)
         if self.drawn:
             law = Unknown("noise covers which coordinates were drawn")
-        return replace(self, rows=self.rows + draw, law=law, mask=None, drawn=False)
+        bare = replace(self, mask=None, drawn=False, mask_private=False, spread_public=public)
+        return replace(bare, rows=self.rows + draw, law=law)
 
     def mapped(self, root: Structured, *, whiten: bool = False) -> Update:
         """Every row y becomes S y, S the root of a public covariance, or S⁻¹ y to `whiten`."""
@@ -148,11 +165,12 @@ class Update:
             law = replace(law, covariance=root.to(self.rows) * float(law.covariance))  # type: ignore[arg-type]
         elif isinstance(law, Gaussian | Laplace):
             law = Unknown("coordinates were mixed after the noise")
-        mask, drawn = self.mask, self.drawn
-        if mask is not None and root.blocks:
-            mask, drawn, law = None, False, Unknown("coordinates were mixed after a mask")
         rows = root.whiten(self.rows) if whiten else root.color(self.rows)
-        return replace(self, rows=rows, law=law, mask=mask, drawn=drawn, bound=None)
+        moved = replace(self, rows=rows, law=law, bound=None)
+        if self.mask is not None and root.blocks:
+            law = Unknown("coordinates were mixed after a mask")
+            return replace(moved, law=law, mask=None, drawn=False, mask_private=False)
+        return moved
 
     def masked(self, mask: Tensor, *, by_value: bool, drawn: bool = False) -> Update:
         """Withhold the coordinates where `mask` (R, P) is False.
@@ -164,6 +182,8 @@ class Update:
             drawn: the mask was drawn at random, independent of the rows.
         """
         law: Law = self.law
+        covered = isinstance(law, Exact) and law.private and not self.mask_private
+        private = self.mask_private or (by_value and not covered)
         if by_value and isinstance(law, Exact):
             law = Exact(private=True)
         elif by_value and not isinstance(law, Unknown):
@@ -171,10 +191,15 @@ class Update:
         joint = mask if self.mask is None else mask & self.mask
         rows, drawn = self.rows * mask, drawn or self.drawn
         bound = None if by_value else self.bound  # one example can change which ones are sent
-        return replace(self, rows=rows, law=law, mask=joint, bound=bound, drawn=drawn)
+        sent = replace(self, rows=rows, law=law, mask=joint, bound=bound, drawn=drawn)
+        return replace(sent, mask_private=private)
 
     def summed(self, unit: Unit) -> Update:
-        """All rows added into one row of a coarser unit."""
+        """All rows added into one row of a coarser unit.
+
+        Of several rows' masks only the union is seen: where they were chosen by value, the law of
+        the sum is private.
+        """
         law: Law = self.law
         if isinstance(law, Gaussian):
             law = self._summed_gaussian(law)
@@ -183,8 +208,12 @@ class Update:
         if self.drawn and len(self.rows) > 1:
             law = Unknown("the sum covers which coordinates each row sent")
         mask = None if self.mask is None else self.mask.any(0, keepdim=True)
-        rows = self.rows.sum(0, keepdim=True)
-        return Update(rows, unit, (sum(self.examples),), law, mask, self.bound, self.drawn)
+        private, public = self.mask_private, self.spread_public
+        if private and len(self.rows) > 1:
+            law, private, public = replace(law, private=True), False, False
+        total = replace(self, rows=self.rows.sum(0, keepdim=True), examples=(sum(self.examples),))
+        total = replace(total, unit=unit, law=law, mask=mask)
+        return replace(total, mask_private=private, spread_public=public)
 
     def _summed_gaussian(self, law: Gaussian) -> Law:
         covariance = law.covariance
@@ -208,14 +237,15 @@ class Update:
         """The update as a server sees it, who knows the defense or nothing of it.
 
         Variances that depend on the batch are not sent and not known: the law is hidden. Noise of
-        one number over a private mask has no such variances.
+        public variances over a private mask, or on what it leaves, has no such variances.
         """
         if not defense_known:
             law = Unknown("the defense is not known to the attacker")
             return Update(self.rows, self.unit, self.examples, law)
         spread = self.law.covariance if isinstance(self.law, Gaussian) else None
         spread = self.law.scale if isinstance(self.law, Laplace) else spread
-        if not isinstance(spread, float | int | None) and self.law.private:
+        hidden = self.law.private and not self.spread_public
+        if not isinstance(spread, float | int | None) and hidden:
             reason = "the noise depends on the private batch: its law is not sent"
             return replace(self, law=Unknown(reason))
         return self
@@ -236,8 +266,17 @@ class Update:
         bound = max(bounds) if len(bounds) == len(updates) else None
         rows = torch.cat([u.rows for u in updates])
         examples = tuple(n for u in updates for n in u.examples)
-        drawn = any(u.drawn for u in updates)
-        return Update(rows, first.unit, examples, _law_of_rows(updates), mask, bound, drawn)
+        return Update(
+            rows,
+            first.unit,
+            examples,
+            _law_of_rows(updates),
+            mask,
+            bound,
+            drawn=any(u.drawn for u in updates),
+            mask_private=any(u.mask_private for u in updates),
+            spread_public=all(u.spread_public for u in updates),
+        )
 
 
 def _law_of_rows(updates: list[Update]) -> Law:
@@ -289,8 +328,31 @@ def _same_law(a: Law, b: Law) -> bool:
 
 def _same_number(a: Covariance, b: Covariance) -> bool:
     if isinstance(a, Structured) or isinstance(b, Structured):
-        return a is b
+        return isinstance(a, Structured) and isinstance(b, Structured) and a.equals(b)
     return torch.equal(torch.as_tensor(a), torch.as_tensor(b))
+
+
+def _check_representable(noise: Gaussian | Laplace, rows: Tensor) -> None:
+    """No variance (of Laplace noise, scale) above 0 may become 0 or infinite in the rows' type."""
+    spread = noise.covariance if isinstance(noise, Gaussian) else noise.scale
+    name = "variance" if isinstance(noise, Gaussian) else "scale"
+    if isinstance(spread, Structured):
+        given = spread.scale
+        lost = given.to(rows).square()
+        wrong = (lost == 0) | ~lost.isfinite()  # a structured covariance has no zeros of its own
+        given = given.double().square()
+    else:
+        given = torch.as_tensor(spread, dtype=None if isinstance(spread, Tensor) else torch.float64)
+        lost = given.to(rows.dtype)
+        wrong = ((lost == 0) & (given > 0)) | lost.isinf()
+        if not isinstance(spread, Tensor):
+            wrong = wrong | (given == 0)
+    if bool(wrong.any()):
+        value = float(given[wrong].reshape(-1)[0])
+        raise ValueError(
+            f"the noise has a {name} of {value:.4g}, which is 0 or infinite in {rows.dtype}; give "
+            "a level that this type can hold, or a task of another type"
+        )
 
 
 def _like(value: float | Tensor, rows: Tensor) -> float | Tensor:

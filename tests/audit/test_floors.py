@@ -262,3 +262,26 @@ def test_the_leak_map_shows_what_is_given_away(table):
 def test_bad_settings(table, floor, message):
     with pytest.raises(ValueError, match=message):
         audit.parse({**table, "floor": floor})
+
+
+def test_the_weiss_weinstein_floor_covers_models_with_kinks(table):
+    """And lies below the Cramér-Rao floors of a smooth one."""
+    table["defenses"] = [{"name": "gaussian_noise", "noise_std": [0.01, 10.0]}]
+    spec = {"kind": "weiss_weinstein", "images": 40, "components": 4}
+    table["models"] = [{"name": "mlp", "hidden": [8]}]
+    low, high = (record for record in records(table, **spec))
+    for record in (low, high):
+        (bound,) = record["bounds"]
+        assert bound["name"] == "weiss_weinstein"
+        assert bound["covers"] == "all"
+    assert 0 <= low["bounds"][0]["value"] < high["bounds"][0]["value"]
+    assert high["verdict"] == "protected on average"
+    table["models"] = [{"name": "mlp", "hidden": [8], "activation": "tanh"}]
+    ours = [record["bounds"][0]["value"] for record in records(table, **spec)]
+    full = [r["bounds"][0]["value"] for r in records(table, **(spec | {"kind": "full"}))]
+    assert 0 < ours[1] <= full[1] * 1.01
+    table["defenses"] = [{"name": "local_optimal_noise", "noise_std": 10.0}]
+    (record,) = records(table, **spec)
+    assert "depends on the batch" in record["bounds_note"]
+    with pytest.raises(ValueError, match="Gaussian prior"):
+        audit.parse({**table, "floor": {"kind": "weiss_weinstein", "prior": "flat"}})

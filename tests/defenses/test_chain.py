@@ -17,8 +17,11 @@ from leakbound.defenses import (
     HiddenDropout,
     LaplaceNoise,
     LocalAggregation,
+    LocalOptimalNoise,
+    LocalOptimalPruning,
     MagnitudePruning,
     Mean,
+    OptimalNoise,
     SecureAggregation,
     Sign,
     chain,
@@ -141,6 +144,7 @@ CHAINS = [
     ([HIDE, NOISE], NONE),
     ([NOISE, HIDE], NONE),
     ([HIDE, SUM, NOISE], NONE),
+    ([LAPLACE, SecureAggregation(1)], LAW),
 ]
 
 
@@ -182,3 +186,21 @@ def test_local_training_cannot_be_mixed_with_example_rows():
     for links in [(dp_sgd(1.0, 1.0), LocalAggregation(3)), (LocalAggregation(3), dp_sgd(1.0, 1.0))]:
         with pytest.raises(ValueError, match=r"LocalAggregation.*cannot be combined"):
             chain(*links)
+
+
+def test_a_floor_is_for_the_plain_gradient():
+    floor = OptimalNoise(error_floor=0.02)
+    for other in (LocalAggregation(), HIDE):
+        for links in [(other, floor), (floor, other)]:
+            with pytest.raises(ValueError) as error:
+                chain(*links)
+            assert repr(other) in str(error.value)
+            assert repr(floor) in str(error.value)
+        chain(other, OptimalNoise(0.1))
+
+
+@pytest.mark.parametrize("local", [LocalOptimalNoise(), LocalOptimalPruning()])
+def test_what_needs_a_batch_is_refused_on_the_sum(local):
+    with pytest.raises(ValueError, match="takes one row per client"):
+        chain(SUM, local)
+    chain(local, SUM)

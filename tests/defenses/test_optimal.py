@@ -28,6 +28,7 @@ from leakbound.types import (
     Exact,
     Gaussian,
     Guarantee,
+    NotApplicable,
     Task,
     Unit,
     Unknown,
@@ -360,3 +361,12 @@ def test_what_is_refused_of_one_form_alone():
     for more in ({"utility_std": 0.1}, {"error_floor": 0.01}, {"rounding": True}):
         with pytest.raises(ValueError, match="set by noise_std, and not rounded"):
             OptimalNoise(rule="energy", correlation="low_rank", **more)
+
+
+def test_a_floor_needs_plain_noise_of_this_model_and_enough_images(public):
+    for more in ({"refresh": 2}, {"rounding": True}):
+        with pytest.raises(ValueError, match="refresh = 1 and no rounding"):
+            OptimalNoise(error_floor=0.02, **more)
+    with pytest.raises(NotApplicable, match="7 public images; give at least 8"):
+        OptimalNoise(error_floor=0.02, images=7).resolve(public, 2)
+    OptimalNoise(error_floor=0.02, images=8).resolve(public, 2)

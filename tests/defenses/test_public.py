@@ -9,7 +9,14 @@ import torch
 from scipy import stats
 from torch.func import functional_call, grad, jacrev
 
-from leakbound.defenses import GaussianNoise, OptimalNoise, OptimalPruning, chain, whitened_dp_sgd
+from leakbound.defenses import (
+    Chain,
+    GaussianNoise,
+    OptimalNoise,
+    OptimalPruning,
+    chain,
+    whitened_dp_sgd,
+)
 from leakbound.defenses import public as module
 from leakbound.defenses.optimal import FixedNoise
 from leakbound.defenses.public import PublicShape, expected, public_shape
@@ -281,3 +288,50 @@ def test_bad_settings_are_refused(arguments, message):
         PublicShape(**arguments)
     with pytest.raises(ValueError, match=message):
         OptimalNoise(**arguments).resolve(Task.of(torch.nn.Linear(1, 1)), 1)
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1e-6, 1e-9])
+@pytest.mark.parametrize("correlation", ["layers", "low_rank"])
+def test_no_coordinate_gets_less_than_the_least_part(task, few, correlation, factor):
+    """A small last layer makes the layers before it nearly, but not wholly, insensitive."""
+    weights = task.parameters.clone()
+    _, _, start, stop = task.layout[-2]
+    weights[start:stop] *= factor
+    public = replace(task.with_parameters(weights), public=few)
+    found = public_shape(PublicShape("energy", correlation=correlation), public, 2)
+    variance = found.diagonal
+    assert float(variance.mean()) == pytest.approx(1, rel=1e-9)
+    assert float(variance.min()) >= module.LEAST * (1 - 1e-9)
+    if factor == 1e-9 and correlation == "layers":
+        assert float(variance.min()) < 2 * module.LEAST  # the floor was needed
+
+
+@pytest.mark.parametrize("defense", [OptimalNoise, OptimalPruning, whitened_dp_sgd])
+def test_what_was_decided_for_another_batch_size_is_decided_anew(task, few, defense):
+    public = replace(task, public=few)
+    first = resolve(chain(defense(refresh=5)), public, 2).links
+    for size, age in ((2, 1), (3, 0)):
+        again = resolve(chain(defense(refresh=5)), public, size, Chain(first)).links
+        assert (again[0].age, again[-1].age) == (age, age)
+        assert again[0].examples == size
+
+
+def test_clamped_batches_larger_than_the_public_data_are_refused(task, few):
+    public = replace(task, public=few)
+    expected(public, 5, 64, 0.1)
+    expected(public, 6, 64, None)
+    with pytest.raises(NotApplicable, match="give 6 public images and images=6, or no clamp"):
+        expected(public, 6, 64, 0.1)
+
+
+def test_moments_are_the_same_in_parts(task, few, monkeypatch):
+    public, settings = replace(task, public=few), PublicShape("energy", correlation="layers")
+    whole = public_shape(settings, public, 2)
+    monkeypatch.setattr(module, "PART", 2)
+    parts = public_shape.__wrapped__(settings, public, 2)
+    assert len(list(module._samples(settings, public))) == 3
+    sample = torch.cat(list(module._samples(settings, public)))
+    assert len(sample) == 5
+    monkeypatch.setattr(module, "_samples", lambda *_: iter([sample]))
+    close(parts.dense(), public_shape.__wrapped__(settings, public, 2).dense())
+    close(float(whole.diagonal.mean()), 1.0)

@@ -7,11 +7,14 @@ import pytest
 import torch
 from scipy import stats
 
+from leakbound.covariance import Structured
 from leakbound.defenses import (
     ClipExamples,
     GaussianMechanism,
     GaussianNoise,
+    LocalOptimalNoise,
     Mean,
+    OptimalNoise,
     SecureAggregation,
     chain,
 )
@@ -175,3 +178,92 @@ def test_a_mask_chosen_by_value_bounds_nothing():
     mask = torch.tensor([[True, False, True, True, False, True]])
     assert update.masked(mask, by_value=True).bound is None
     assert update.masked(mask, by_value=False, drawn=True).bound == 1.0
+
+
+HALF_MASK = torch.arange(WIDTH)[None] % 2 == 0
+
+
+def test_noise_on_what_a_private_mask_leaves_has_public_variances():
+    kept = _update().masked(HALF_MASK, by_value=True)
+    assert kept.mask_private
+    assert kept.law.private
+    noisy = kept.noised(Gaussian(HALF), stream(0), keep_mask=True)
+    assert noisy.mask_private
+    assert not noisy.law.private
+    assert isinstance(noisy.seen().law, Gaussian)
+    assert torch.equal(noisy.law.covariance, HALF * HALF_MASK)
+    local = kept.noised(Gaussian(HALF, private=True), stream(0), keep_mask=True)
+    assert local.law.private
+    assert isinstance(local.seen().law, Unknown)
+
+
+@pytest.mark.parametrize("noise", [Gaussian(0.5), Gaussian(HALF), Laplace(HALF)])
+def test_noise_over_a_private_mask_has_a_private_law_of_public_variances(noise):
+    kept = _update().masked(HALF_MASK, by_value=True)
+    covered = kept.noised(noise, stream(0))
+    assert (covered.mask, covered.mask_private, covered.law.private) == (None, False, True)
+    assert type(covered.scaled(2.0).seen().law) is type(noise)
+    hidden = kept.noised(replace(noise, private=True), stream(0)).seen().law
+    number = not isinstance(getattr(noise, "covariance", HALF), torch.Tensor)
+    assert isinstance(hidden, Unknown) is not number
+
+
+def test_a_private_mask_is_remembered_until_it_is_covered():
+    kept = _update().masked(HALF_MASK, by_value=True)
+    plain = Structured(torch.ones(WIDTH, dtype=torch.float64))
+    for later in (
+        kept.scaled(2.0),
+        kept.opaque(kept.rows, "rounded"),
+        kept.mapped(plain),
+        kept.masked(HALF_MASK, by_value=False),
+        kept.summed(Unit.COHORT),
+        Update.stack([kept, kept]),
+        Update.stack([_update(), kept]),
+    ):
+        assert later.mask_private
+    assert not _update().masked(HALF_MASK, by_value=False).mask_private
+    assert not kept.seen(defense_known=False).mask_private
+
+
+def test_a_sum_over_private_masks_has_a_private_law():
+    """Only the union is seen, so what each client withheld is not known any more."""
+    noisy = [
+        _update().masked(mask, by_value=True).noised(Gaussian(0.5), stream(i), keep_mask=True)
+        for i, mask in enumerate([HALF_MASK, HALF_MASK.flip(1)])
+    ]
+    total = Update.stack([*noisy, noisy[0]]).summed(Unit.COHORT)
+    assert total.law.covariance.unique().tolist() == [0.5, 1.0]
+    assert total.law.private
+    assert isinstance(total.seen().law, Unknown)
+    exact = Update.stack([_update().masked(HALF_MASK, by_value=True)] * 2).summed(Unit.COHORT)
+    for later in (exact, exact.masked(HALF_MASK, by_value=True)):
+        assert not later.mask_private
+        assert later.noised(Gaussian(0.5), stream(0), keep_mask=True).law.private
+
+
+@pytest.mark.parametrize(
+    ("noise", "value"),
+    [
+        (Gaussian(1e-60), "1e-60"),
+        (Gaussian(1e60), r"1e\+60"),
+        (Gaussian(0.0), "variance of 0"),
+        (Laplace(1e-60), "scale of 1e-60"),
+        (Gaussian(torch.tensor([1.0, 1e-60], dtype=torch.float64)), "1e-60"),
+        (Gaussian(Structured(torch.tensor([1.0, 1e-30], dtype=torch.float64))), "1e-60"),
+    ],
+)
+def test_noise_that_the_type_cannot_hold_is_refused(noise, value):
+    small = Update(torch.zeros(1, 2), Unit.CLIENT, (1,))
+    with pytest.raises(ValueError, match=rf"{value}.*float32"):
+        small.noised(noise, stream(0))
+    held = Gaussian(torch.tensor([1.0, 0.0], dtype=torch.float64))
+    assert float(small.noised(held, stream(0)).rows[0, 1]) == 0
+
+
+@pytest.mark.parametrize("level", [1e-30, 1e30, 1e-200, 1e200])
+def test_levels_that_the_type_cannot_hold_are_refused(level):
+    task, batch, _ = _sent(2)
+    public = replace(task, public=batch)
+    for link in (GaussianNoise(level), OptimalNoise(level), LocalOptimalNoise(level)):
+        with pytest.raises(ValueError, match="float32"):
+            play(public, [batch], link, [stream(0), stream(1)])

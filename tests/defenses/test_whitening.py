@@ -12,7 +12,9 @@ from leakbound.client import example_gradients
 from leakbound.defenses import (
     Clip,
     ClipExamples,
+    Color,
     GaussianMechanism,
+    GaussianNoise,
     LocalOptimalNoise,
     LocalOptimalPruning,
     Mean,
@@ -202,7 +204,10 @@ def test_what_is_promised(public):
         chain(ClipExamples(1.0), Whiten(), Mean(), GaussianMechanism(1.0))
     with pytest.raises(ValueError, match="put ClipExamples before it"):  # the batch's norm alone
         chain(Whiten(), Mean(), Clip(1.0), GaussianMechanism(1.0))
-    assert chain(Whiten()).guarantee is NONE
+    with pytest.raises(ValueError, match=r"GaussianMechanism.*Color\(.*bounds nothing"):
+        chain(ClipExamples(1.0), Color(), Mean(), GaussianMechanism(1.0))
+    assert chain(Whiten(), Color()).guarantee is NONE
+    assert chain(GaussianNoise(), Color()).guarantee is LAW
 
 
 def test_it_runs_under_secure_aggregation(public, batch):
@@ -226,7 +231,7 @@ def test_it_runs_under_secure_aggregation(public, batch):
 
 
 def test_noise_after_the_whitening_has_no_law_in_plain_coordinates(public, batch):
-    whole = chain(OptimalNoise(0.1), Whiten())
+    whole = chain(OptimalNoise(0.1), Whiten(), Color())
     assert whole.guarantee is NONE
     assert isinstance(send(public, batch, whole, stream(0)).law, Unknown)
 
@@ -244,3 +249,30 @@ def test_what_is_refused(task, batch):
     ]:
         with pytest.raises(ValueError, match=message):
             whitened_dp_sgd(**bad)
+
+
+@pytest.mark.parametrize(
+    ("links", "message"),
+    [
+        ([Whiten()], r"Whiten\(.*nothing undoes it"),
+        ([Color(), Whiten()], r"Whiten\(.*nothing undoes it"),
+        ([Whiten(), Whiten(), Color()], "nothing undoes it"),
+        ([Whiten(), Color(rule="utility")], r"Color\(rule='utility'.*does not undo Whiten"),
+        ([Whiten(images=3), Color()], "the same settings"),
+    ],
+)
+def test_what_is_whitened_is_colored_again(public, links, message):
+    with pytest.raises(ValueError, match=message):
+        chain(*links)
+    nested = chain(Whiten(), Whiten(images=3), Color(images=3), Color())
+    assert resolve(nested, public, 2).links[0].opens == nested.links[0].opens
+
+
+@pytest.mark.parametrize("correlation", ["none", "layers", "low_rank"])
+def test_a_sum_of_clients_has_the_sum_of_their_equal_laws(public, batch, correlation):
+    one = whitened_dp_sgd(CLIP, SIGMA, correlation=correlation)
+    single = play(public, [batch], one, [stream(0), stream(1)]).update.law
+    three = play(public, [batch] * 3, chain(one, SecureAggregation(3)), [stream(0)] * 4).update.law
+    assert isinstance(three, Gaussian)
+    close(three.covariance.dense(), 3 * single.covariance.dense())
+    assert not three.covariance.equals(single.covariance)

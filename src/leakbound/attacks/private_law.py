@@ -192,7 +192,7 @@ def _averaged(mean: Tensor, sent: list[Update]) -> Replay:
     if isinstance(law, Unknown):
         raise NotApplicable(f"no law of the release is known: {law.reason}")
     kept = None
-    if law.private and sent[0].mask is not None:
+    if sent[0].mask_private:
         masks = [u.mask for u in sent if u.mask is not None]
         kept = torch.stack(masks).to(mean).mean(0)
     if isinstance(law, Gaussian) and isinstance(law.covariance, Tensor) and law.private:

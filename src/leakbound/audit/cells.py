@@ -221,7 +221,7 @@ def _release(played: Round) -> dict[str, Any]:
     withheld = 0.0 if update.mask is None else 1 - float(update.mask.double().mean())
     return {
         "law": type(update.law).__name__,
-        "private": update.law.private,
+        "private": update.law.private or update.mask_private,
         "withheld": _short(withheld),
         "unit": update.unit.noun,
         "utility": _utility(played),

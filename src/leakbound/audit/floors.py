@@ -23,11 +23,14 @@ from leakbound.bounds import (
 )
 from leakbound.bounds.fisher import Channel, fisher_matrix, fisher_trace
 from leakbound.bounds.kinks import kinks
+from leakbound.bounds.overlap import overlaps
+from leakbound.bounds.weiss_weinstein import default_steps, least_informed, weiss_weinstein_floor
 from leakbound.protocol import Round
 from leakbound.random import permutation, stream, uniform
 from leakbound.types import Batch, Gaussian, NotApplicable, Server
 
 FEWEST = 8
+PILOT, STEPS = 4, 5
 UNPROVED = "unproved"
 
 
@@ -109,10 +112,27 @@ def _floor(cell: Cell, bench: Bench, played: Round) -> Floor:
     if spec.kind == "full":
         fishers = [fisher_matrix(channel, b, basis) for b in drawn]
         return _proved(full_floor_from_samples(fishers, prior), channel, drawn[0])
+    if spec.kind == "weiss_weinstein":
+        return _without_smoothness(channel, prior, drawn, basis)
     traces = [
         fisher_trace(channel, b, source, directions=spec.directions, basis=basis) for b in drawn
     ]
     return _proved(trace_floor_from_samples(traces, prior), channel, drawn[0])
+
+
+def _without_smoothness(
+    channel: Channel, prior: Prior, drawn: list[Batch], basis: Tensor | None
+) -> Floor:
+    """The Weiss-Weinstein floor, along the directions of which a few pilot images tell least."""
+    pilot, rest = drawn[:PILOT], drawn[PILOT:]
+    fisher = np.mean([fisher_matrix(channel, b, basis) for b in pilot], axis=0)
+    directions, known = least_informed(fisher, prior, max(1, prior.rank // 2))
+    steps = default_steps(prior, STEPS, directions=directions, information=known)
+    frame = torch.as_tensor(directions)
+    frame = frame if basis is None else basis @ frame
+    return weiss_weinstein_floor(
+        overlaps(channel, rest, frame, steps), steps, prior, directions=directions
+    )
 
 
 def _proved(floor: Floor, channel: Channel, batch: Batch) -> Floor:
@@ -134,8 +154,7 @@ def _channel(played: Round) -> Channel:
         raise NotApplicable("the update sums several clients; floors are for one client's release")
     task = played.defense.infer(played.observation.task, played.update)
     update = played.update
-    private = getattr(update, "mask_private", False)
-    return Channel(task, played.defense, update.law, update.mask, private)
+    return Channel(task, played.defense, update.law, update.mask, update.mask_private)
 
 
 def _prior(spec: FloorSpec, bench: Bench, batch_size: int) -> Prior:
@@ -183,7 +202,8 @@ def _batches(spec: FloorSpec, bench: Bench, size: int, source: torch.Generator) 
     assert public is not None  # _prior has asked
     prior = _prior(spec, bench, 1)
     order = permutation(public.size, source)
-    count = max(4, spec.images // size)
+    least = 4 + PILOT if spec.kind == "weiss_weinstein" else 4
+    count = max(least, spec.images // size)
     index = order[torch.arange(count * size) % public.size]
     inputs = public.inputs[index]
     if isinstance(prior, GaussianPrior):

@@ -74,7 +74,8 @@ class FloorSpec:
     """A floor on every attacker's mean error, computed for each model, defense and batch size.
 
     Attributes:
-        kind: "trace", "full" (tighter, slower, with a leak map) or "none".
+        kind: "trace", "full" (tighter, slower, with a leak map), "weiss_weinstein" (for models with
+            kinks too, slowest) or "none".
         prior: what attackers know of images: "gaussian" (mean and covariance of public images, in
             their `components` leading directions), "isotropic" (their mean variance) or "flat".
         images: over how many images of the prior the information is averaged.

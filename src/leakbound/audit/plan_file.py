@@ -128,7 +128,9 @@ def _utility(table: Mapping[str, Any]) -> UtilitySpec:
 
 def _floor(value: Any) -> FloorSpec:
     spec: FloorSpec = _dataclass(FloorSpec, "floor", value)
-    check.one_of(["none", "trace", "full"], kind=spec.kind)
+    check.one_of(["none", "trace", "full", "weiss_weinstein"], kind=spec.kind)
+    if (spec.kind, spec.prior) == ("weiss_weinstein", "flat"):
+        raise ValueError("kind is 'weiss_weinstein' with prior 'flat'; it needs a Gaussian prior")
     check.one_of(["gaussian", "isotropic", "flat"], prior=spec.prior)
     check.count(components=spec.components, images=spec.images, directions=spec.directions)
     return spec

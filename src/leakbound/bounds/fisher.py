@@ -51,8 +51,6 @@ class Channel:
     mask_private: bool = False
 
     def __post_init__(self) -> None:
-        if self.mask_private:
-            raise NotApplicable("which coordinates are sent depends on private data, and tells")
         if isinstance(self.law, Unknown):
             raise NotApplicable(f"no release law is known: {self.law.reason}")
         if not isinstance(self.law, Gaussian):
@@ -60,6 +58,8 @@ class Channel:
                 "the release has no Gaussian noise, so an attacker's Fisher information is not "
                 "bounded by it"
             )
+        if self.mask_private:
+            raise NotApplicable("which coordinates are sent depends on private data, and tells")
         if self.law.private and (self.defense is None or not self.defense.private_law):
             raise NotApplicable("the noise depends on private data in a way that is not known")
 

@@ -30,7 +30,8 @@ def shape(s: Tensor, g2: Tensor, rule: str, spans: Spans | None = None) -> Tenso
         spans: (start, stop) of every tensor, for one variance a tensor from the norms within it.
 
     Where g is near 0 the ratio is capped: |g| counts as at least 1e-8, the ratio as at most 1e6.
-    Where no coordinate is sensitive at all, every one gets the same.
+    Where no coordinate is sensitive at all, every one gets the same: so too where a clamp
+    saturates every coordinate of a batch's gradient, which then tells nothing to first order.
 
     Source: Chen, Gursoy and Lei, theorem 3.5, eq. 7 and appendix B; the energy rule is
     Cauchy-Schwarz at a fixed trace.

@@ -7,13 +7,25 @@ its noise-free, differentiable part, `infer` what the update gives away of `prep
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Hashable
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from leakbound.random import Source
-from leakbound.types import ClientContext, Guarantee, Task, Unit, Update
+from leakbound.covariance import LowRank, Structured
+from leakbound.random import Source, stream
+from leakbound.types import (
+    ClientContext,
+    Gaussian,
+    Guarantee,
+    Laplace,
+    Task,
+    Unit,
+    Unknown,
+    Update,
+)
 
 ANY_UNIT = frozenset(Unit)
 State = Any
@@ -30,23 +42,33 @@ class Defense:
             added.
         needs_bound: it needs rows to which one example can add only a bounded amount.
         gives_bound: it makes rows such.
+        keeps_bound: rows that were bounded still are after it.
         uses_context: it reads the client's model and batch, so it is not post-processing.
         draws_mask: it draws which coordinates are sent; sums and noise after it hide the draw.
         hides_draw: what it draws is not seen in the update, so no law is known with it.
         keeps_mask: its noise falls only on what a mask before it still sends.
         private_law: its noise or mask is chosen from the client's batch, and tells of it.
+        plain_gradient: what it promises holds for the gradient of the task as it was sent, so no
+            other link may change the local training.
+        opens: it changes the coordinates of rows; a later link that `closes` the same must undo
+            it. None where it does not.
+        closes: it undoes a link that `opens` the same; None where it undoes nothing.
     """
 
     accepts: ClassVar[frozenset[Unit]] = ANY_UNIT
     keeps_law: ClassVar[bool] = True
     needs_bound: ClassVar[bool] = False
     gives_bound: ClassVar[bool] = False
+    keeps_bound: ClassVar[bool] = True
     uses_context: ClassVar[bool] = False
     law_survives_sums: ClassVar[bool] = True
     draws_mask: ClassVar[bool] = False
     hides_draw: ClassVar[bool] = False
     keeps_mask: ClassVar[bool] = False
     private_law: ClassVar[bool] = False
+    plain_gradient: ClassVar[bool] = False
+    opens: ClassVar[Hashable] = None
+    closes: ClassVar[Hashable] = None
 
     @property
     def guarantee(self) -> Guarantee:
@@ -100,8 +122,38 @@ class Defense:
         """What an attacker who sees `update` learns of the task that `prepare` made."""
         return task
 
+    def _sketch(self, update: Update) -> Update:
+        """What `transform` does to the law of a tiny update, by the attributes of the class."""
+        after = self.returns(update.unit)
+        if after is not update.unit:
+            update = update.summed(after)
+        if self.draws_mask:
+            update = update.masked(torch.ones_like(update.rows).bool(), by_value=False, drawn=True)
+        if not self.keeps_law:
+            update = update.opaque(update.rows, f"{self!r} came after the noise")
+        if self.guarantee is not Guarantee.NONE:
+            noise = Gaussian(1.0) if self.law_survives_sums else Laplace(1.0)
+            update = update.noised(noise, _tiny_source(), keep_mask=self.keeps_mask)
+        if self.hides_draw:
+            update = replace(update, law=Unknown(f"what {self!r} drew is not seen"))
+        return update
+
     def __repr__(self) -> str:
         return describe(self)
+
+
+def _tiny_source() -> Source:
+    return stream(0, "sketch")
+
+
+def tiny_covariance(update: Update, *, correlated: bool) -> Structured:
+    """Some covariance over the coordinates of a small update, for a `_sketch`."""
+    like = update.rows
+    width = like.shape[1]
+    basis = torch.full((width, 1), width**-0.5).to(like)
+    block = LowRank(0, width, basis, torch.ones(1).to(like))
+    scale = torch.arange(1, width + 1).to(like)
+    return Structured(scale, (block,) if correlated else ())
 
 
 def describe(thing: Defense) -> str:
@@ -146,7 +198,8 @@ class Chain(Defense):
             private = maker.guarantee is Guarantee.DIFFERENTIAL_PRIVACY
             if private and not any(link.uses_context for link in others):
                 return Guarantee.DIFFERENTIAL_PRIVACY
-        return Guarantee.RELEASE_LAW if _law_is_known(self) else Guarantee.NONE
+        known = isinstance(_sketched(self).law, Gaussian | Laplace)
+        return Guarantee.RELEASE_LAW if known else Guarantee.NONE
 
     @property
     def private_law(self) -> bool:  # type: ignore[override]
@@ -227,7 +280,8 @@ def chain(*links: Defense) -> Chain:
     """Compose defenses, first to last.
 
     Raises:
-        ValueError: a link cannot take what the link before it returns; both are named.
+        ValueError: a link cannot take what the link before it returns, or does not go with another
+            one; both are named.
 
     Example:
         >>> from leakbound.defenses import ClipExamples, GaussianMechanism, Mean
@@ -239,23 +293,26 @@ def chain(*links: Defense) -> Chain:
         ValueError: ClipExamples(clip_norm=1.0) takes one row per example, but Mean() before it \
 returns one row per client; put ClipExamples(clip_norm=1.0) first
     """
-    return Chain(links)
+    whole = Chain(links)
+    _check_pairs(whole.links)
+    return whole
 
 
-def _law_is_known(whole: Chain) -> bool:
-    """Whether the release has noise of a known law: the laws of `Update`, before there is one."""
-    unit = whole.starts
-    noisy = lost = masked = False
-    closed = True
-    for link in whole.links:
-        after = link.returns(unit)
-        sums, adds = after is not unit, link.guarantee is not Guarantee.NONE
-        lost |= link.hides_draw or (masked and (sums or (adds and not link.keeps_mask)))
-        lost |= noisy and (not link.keeps_law or (sums and not closed))
-        closed = closed and (link.law_survives_sums or not adds)
-        lost |= noisy and adds and not closed
-        noisy, masked, unit = noisy or adds, masked or link.draws_mask, after
-    return noisy and not lost
+def _sketched(whole: Chain) -> Update:
+    """A tiny update after the whole chain, by the laws of `Update`: two unequal clients at most."""
+    alone, together = whole.sides
+    sent = []
+    for count in (2, 3)[: whole.cohort_size]:
+        single = whole.starts is not Unit.EXAMPLE
+        examples = (count,) if single else (1,) * count
+        update = Update(torch.ones(len(examples), 3), whole.starts, examples)
+        for link in alone.links:
+            update = link._sketch(update)
+        sent.append(update)
+    update = sent[0] if len(sent[0].rows) > 1 else Update.stack(sent)
+    for link in together.links:
+        update = link._sketch(update)
+    return update
 
 
 def _first(links: tuple[Defense, ...]) -> str:
@@ -265,13 +322,29 @@ def _first(links: tuple[Defense, ...]) -> str:
 
 
 def _check_order(links: tuple[Defense, ...], start: Unit) -> None:
+    _check_training(links, start)
+    _check_units(links, start)
+    _check_bounds(links)
+
+
+def _check_training(links: tuple[Defense, ...], start: Unit) -> None:
+    plain = next((link for link in links if link.plain_gradient), None)
     for link in links:
-        if type(link).prepare is not Defense.prepare and start not in link.accepts:
+        if type(link).prepare is Defense.prepare:
+            continue
+        if start not in link.accepts:
             raise ValueError(
                 f"{link!r} changes the local training of a whole client, but {_first(links)} one "
                 f"row per {start.noun}; they cannot be combined"
             )
-    unit, bounded = start, False
+        if plain is not None:
+            raise ValueError(
+                f"{link!r} changes the local training, but what {plain!r} promises holds for the "
+                "plain gradient alone; set its level in another way (noise_std)"
+            )
+
+
+def _check_units(links: tuple[Defense, ...], unit: Unit) -> None:
     before: Defense | None = None
     for link in links:
         if unit not in link.accepts:
@@ -286,6 +359,13 @@ def _check_order(links: tuple[Defense, ...], start: Unit) -> None:
                 f"{link!r} takes one row per {wanted}, but {source} one row per {unit.noun}; "
                 f"{advice}"
             )
+        unit, before = link.returns(unit), link
+
+
+def _check_bounds(links: tuple[Defense, ...]) -> None:
+    bounded = False
+    before: Defense | None = None  # where nothing bounds: who undid it, or the last link
+    for link in links:
         if link.needs_bound and not bounded:
             source = f"{before!r} before it" if before else "the plain gradient"
             raise ValueError(
@@ -294,6 +374,26 @@ def _check_order(links: tuple[Defense, ...], start: Unit) -> None:
             )
         if link.gives_bound:
             bounded = True
-        elif not link.keeps_law or link.uses_context:
-            bounded = False
-        unit, before = link.returns(unit), link
+        elif not (link.keeps_law and link.keeps_bound) or link.uses_context:
+            bounded, before = False, link
+        elif not bounded and before is None:
+            before = link
+
+
+def _check_pairs(links: tuple[Defense, ...]) -> None:
+    """Every link that changes the coordinates is undone by a later one, innermost first."""
+    waiting: list[Defense] = []
+    for link in links:
+        if link.closes is not None and waiting:
+            opener = waiting.pop()
+            if opener.opens != link.closes:
+                raise ValueError(
+                    f"{link!r} does not undo {opener!r} before it; give both the same settings"
+                )
+        if link.opens is not None:
+            waiting.append(link)
+    if waiting:
+        raise ValueError(
+            f"{waiting[-1]!r} leaves rows in other coordinates, and nothing undoes it; put Color "
+            "of the same settings after it"
+        )

@@ -40,7 +40,7 @@ class GaussianNoise(Defense):
         self, update: Update, state: State, context: ClientContext | None, source: Source
     ) -> tuple[Update, State]:
         """Add the noise and declare it."""
-        return update.noised(Gaussian(self.noise_std**2), source), state
+        return update.noised(Gaussian(self.noise_std * self.noise_std), source), state
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,4 +114,4 @@ class GaussianMechanism(Defense):
                 f"{self!r} got an update whose examples are not bounded; put ClipExamples before it"
             )
         std = self.noise_multiplier * update.bound
-        return update.noised(Gaussian(std**2), source), state
+        return update.noised(Gaussian(std * std), source), state

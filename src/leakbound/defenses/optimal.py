@@ -11,18 +11,29 @@ from leakbound import check
 from leakbound.client import pure_gradient
 from leakbound.covariance import Structured
 from leakbound.defenses.allocation import RULES, shape, with_floor, with_rms, with_utility
-from leakbound.defenses.base import Defense, State
-from leakbound.defenses.public import PublicShape, expected, public_shape
+from leakbound.defenses.base import Defense, State, tiny_covariance
+from leakbound.defenses.public import LEAST, PublicShape, expected, public_shape
 from leakbound.random import Source, normal, stream
 from leakbound.sensitivity import along, sensitivity
-from leakbound.types import ClientContext, Gaussian, Guarantee, Task, Unit, Unknown, Update
+from leakbound.types import (
+    ClientContext,
+    Gaussian,
+    Guarantee,
+    NotApplicable,
+    Task,
+    Unit,
+    Unknown,
+    Update,
+)
+
+FEWEST = 8
+"""Public images that an error floor is decided from."""
 
 
 @dataclass(frozen=True, repr=False)
 class _Noise(Defense):
     """What both forms share: how much noise, how it is spread over coordinates, rounding."""
 
-    accepts = frozenset({Unit.CLIENT, Unit.COHORT})
     keeps_law = False
     keeps_mask = True
 
@@ -62,7 +73,19 @@ class _Noise(Defense):
         """The clamped rows."""
         return rows if self.clamp is None else rows.clamp(-self.clamp, self.clamp)
 
+    def _sketch(self, update: Update) -> Update:
+        some = tiny_covariance(update, correlated=False).diagonal
+        return self._release(update, Gaussian(some, self.private_law), stream(0, "sketch"))
+
     def _scaled(self, ratio: Tensor, g2: Tensor) -> Tensor:
+        level = self.noise_std if self.utility_std is None else self.utility_std
+        assert level is not None  # one of the two is set when the defense is built
+        held = torch.finfo(ratio.dtype)
+        if not held.tiny < level * level * LEAST < held.max * LEAST**2:
+            raise ValueError(
+                f"the level of {self!r} is {level:.4g}; in {ratio.dtype} its variances would be 0 "
+                "or infinite: give one that this type can hold, or a task of another type"
+            )
         if self.utility_std is not None:
             return with_utility(ratio, g2, self.utility_std)
         assert self.noise_std is not None  # one of the two is set when the defense is built
@@ -106,7 +129,9 @@ class OptimalNoise(_Noise):
         utility_std: as costly, to second order, as equal noise of that standard deviation
             (`allocation.with_utility`), for the expected gradient.
         error_floor: so much that no attacker's mean squared error a pixel is below it, on average
-            over a Gaussian prior of the public pixels' mean variance; in input units squared.
+            over a Gaussian prior of the public pixels' mean variance; in input units squared. Of
+            smooth models; an estimate from public images, without a margin; not with local steps.
+            It needs 8 public images, refresh = 1 and no rounding.
         rule: "utility" is optimal at equal U2 (eq. 7), "energy" at equal RMS noise.
         layers: one variance a tensor.
         clamp: clamp every coordinate to [-clamp, clamp] first ("optimal DP-SGD", which is not
@@ -130,6 +155,8 @@ class OptimalNoise(_Noise):
         'known release law'
     """
 
+    accepts = frozenset({Unit.CLIENT, Unit.COHORT})
+
     error_floor: float | None = None
     correlation: str = "none"
     rank: int = 16
@@ -143,6 +170,23 @@ class OptimalNoise(_Noise):
                 f"correlation is {self.correlation!r}; correlated noise is set by noise_std, and "
                 "not rounded"
             )
+        if self.error_floor is not None and (self.refresh > 1 or self.rounding):
+            raise ValueError(
+                f"error_floor is {self.error_floor!r} with refresh={self.refresh!r} and "
+                f"rounding={self.rounding!r}; the floor is that of Gaussian noise for the model as "
+                "it is: use refresh = 1 and no rounding"
+            )
+
+    @property
+    def plain_gradient(self) -> bool:  # type: ignore[override]
+        """Whether a floor was asked for, which local steps or dropped units would void."""
+        return self.error_floor is not None
+
+    def _sketch(self, update: Update) -> Update:
+        if self.correlation == "none":
+            return super()._sketch(update)
+        some = Gaussian(tiny_covariance(update, correlated=True))
+        return self._release(update, some, stream(0, "sketch"))
 
     def _levels(self) -> tuple[str, ...]:
         return ("noise_std", "utility_std", "error_floor")
@@ -154,17 +198,22 @@ class OptimalNoise(_Noise):
 
     def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
         """Decide the covariance for this model, or keep that of an earlier round."""
-        if isinstance(previous, FixedNoise) and previous.age + 1 < self.refresh:
+        if isinstance(previous, FixedNoise) and previous.serves(self, examples):
             return replace(previous, age=previous.age + 1)
         found = public_shape(self._settings(), task, examples)
         if isinstance(found, Structured):
             assert self.noise_std is not None  # checked when the defense was built
-            return FixedNoise(self, found * self.noise_std**2)
+            return FixedNoise(self, found * self.noise_std**2, examples=examples)
         known = expected(task, examples, self.images, self.clamp)
         if self.error_floor is None:
-            return FixedNoise(self, self._scaled(found, known.g2))
+            return FixedNoise(self, self._scaled(found, known.g2), examples=examples)
         assert task.public is not None  # `expected` has used it
         pixels = task.public.inputs[: self.images].flatten(1)
+        if len(pixels) < FEWEST:
+            raise NotApplicable(
+                f"error_floor is decided from {len(pixels)} public images; give at least {FEWEST} "
+                "(the task's public data, and `images`)"
+            )
         variance = float(pixels.var(0, correction=0).mean())
         covariance = with_floor(
             found,
@@ -173,7 +222,7 @@ class OptimalNoise(_Noise):
             coordinates=examples * pixels.shape[1],
             prior_variance=variance,
         )
-        return FixedNoise(self, covariance)
+        return FixedNoise(self, covariance, examples=examples)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -187,6 +236,19 @@ class FixedNoise(Defense):
     settings: OptimalNoise
     covariance: Tensor | Structured
     age: int = 0
+    examples: int = 0
+
+    def serves(self, settings: OptimalNoise, examples: int) -> bool:
+        """Whether it may be used for one more round of batches of that size."""
+        return self.examples == examples and self.age + 1 < settings.refresh
+
+    @property
+    def plain_gradient(self) -> bool:  # type: ignore[override]
+        """As the settings'."""
+        return self.settings.plain_gradient
+
+    def _sketch(self, update: Update) -> Update:
+        return self.settings._sketch(update)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -234,6 +296,7 @@ class LocalOptimalNoise(_Noise):
     Source: Chen, Gursoy and Lei, algorithm 1 with eq. 7 (local form; sheet F6, F9, F11).
     """
 
+    accepts = frozenset({Unit.CLIENT})
     uses_context = True
     private_law = True
 

@@ -38,8 +38,6 @@ class _Kept:
 class _Pruning(Defense):
     """What both forms share: how much is withheld."""
 
-    accepts = frozenset({Unit.CLIENT, Unit.COHORT})
-
     rate: float | None = None
     utility_share: float | None = None
     threshold: float | None = None
@@ -95,6 +93,8 @@ class OptimalPruning(_Pruning):
     Source: Chen, Gursoy and Lei, theorem 3.6.
     """
 
+    accepts = frozenset({Unit.CLIENT, Unit.COHORT})
+
     images: int = 64
 
     def __post_init__(self) -> None:
@@ -106,12 +106,16 @@ class OptimalPruning(_Pruning):
         """Whether the coordinate in between is drawn."""
         return self.utility_share is not None
 
+    def _sketch(self, update: Update) -> Update:
+        every = torch.ones_like(update.rows).bool()
+        return update.masked(every, by_value=False, drawn=self.draws_mask)
+
     def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
         """Decide the mask for this model, or keep that of an earlier round."""
-        if isinstance(previous, FixedPruning) and previous.age + 1 < self.refresh:
+        if isinstance(previous, FixedPruning) and previous.serves(self, examples):
             return replace(previous, age=previous.age + 1)
         known = expected(task, examples, self.images, None)
-        return FixedPruning(self, self._kept(known.s, known.g2))
+        return FixedPruning(self, self._kept(known.s, known.g2), examples=examples)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -123,6 +127,14 @@ class FixedPruning(Defense):
     settings: OptimalPruning
     kept: _Kept
     age: int = 0
+    examples: int = 0
+
+    def serves(self, settings: OptimalPruning, examples: int) -> bool:
+        """Whether it may be used for one more round of batches of that size."""
+        return self.examples == examples and self.age + 1 < settings.refresh
+
+    def _sketch(self, update: Update) -> Update:
+        return self.settings._sketch(update)
 
     @property
     def draws_mask(self) -> bool:  # type: ignore[override]
@@ -165,6 +177,7 @@ class LocalOptimalPruning(_Pruning):
     Source: Chen, Gursoy and Lei, algorithm 1, eq. 13 (sheet F8).
     """
 
+    accepts = frozenset({Unit.CLIENT})
     keeps_law = False
     uses_context = True
     private_law = True
@@ -174,6 +187,9 @@ class LocalOptimalPruning(_Pruning):
     def __post_init__(self) -> None:
         super().__post_init__()
         check.count(directions=self.directions)
+
+    def _sketch(self, update: Update) -> Update:
+        return update.masked(torch.ones_like(update.rows).bool(), by_value=True)
 
     def transform(
         self, update: Update, state: State, context: ClientContext | None, source: Source

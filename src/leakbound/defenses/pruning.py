@@ -50,6 +50,9 @@ class MagnitudePruning(Defense):
         check.fraction(rate=self.rate)
         check.one_of(["tensor", "global"], scope=self.scope)
 
+    def _sketch(self, update: Update) -> Update:
+        return update.masked(torch.ones_like(update.rows).bool(), by_value=True)
+
     def init(self, task: Task) -> State:
         """The tensors' places within a row, so that no client context is needed later."""
         return tuple((start, stop) for _, _, start, stop in task.layout)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -20,6 +21,8 @@ from leakbound.types import Batch, NotApplicable, Task
 LEAST = 1e-4
 """A public shape gives no coordinate less than this part of the mean variance: a coordinate that
 no public image moves may be moved by a private one, and without noise it would be seen exactly."""
+DEAD = 1e-20
+"""A layer with less than this part of all sensitivity counts as one that tells nothing."""
 PART = 16
 SHRINK = 0.1
 """How far estimated correlations are shrunk towards none."""
@@ -71,7 +74,7 @@ class Expected:
     g2: Tensor
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=2)  # entries hold tensors as large as the model
 def expected(task: Task, examples: int, images: int, clamp: float | None) -> Expected:
     """E||dg_i/dx||² and E g_i² for batches of `examples` images, from `images` public ones.
 
@@ -79,7 +82,7 @@ def expected(task: Task, examples: int, images: int, clamp: float | None) -> Exp
     model and the public data get the same numbers.
 
     Raises:
-        NotApplicable: the task has no public data.
+        NotApplicable: the task has no public data, or with a clamp fewer than `examples`.
     """
     public = _public(task, images)
     source = stream(0, "public", "sensitivity")
@@ -100,7 +103,12 @@ def expected(task: Task, examples: int, images: int, clamp: float | None) -> Exp
 
 
 def _over_batches(task: Task, public: Batch, examples: int, clamp: float) -> Expected:
-    size = min(examples, public.size)
+    size = examples
+    if size > public.size:
+        raise NotApplicable(
+            f"batches of {size} images are clamped as a whole, but {public.size} public ones are "
+            f"used; give {size} public images and images={size}, or no clamp"
+        )
     source = stream(0, "public", "batches")
     s, g2, count = [], [], public.size // size
     for at in range(0, count * size, size):
@@ -120,13 +128,13 @@ def _public(task: Task, images: int) -> Batch:
     return Batch(task.public.inputs[:images], task.public.labels[:images])
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def public_shape(settings: PublicShape, task: Task, examples: int) -> Tensor | Structured:
     """Variances (P,), or a covariance with a low-rank part, of mean variance 1."""
     known = expected(task, examples, settings.images, settings.clamp)
     if settings.correlation != "none":
         make = _by_layer if settings.correlation == "layers" else _low_rank
-        structured = make(settings, task, known.s)
+        structured = _lifted_parts(make(settings, task, known.s))
         return structured * float(1 / structured.diagonal.mean())
     spans = [(a, b) for _, _, a, b in task.layout] if settings.layers else None
     ratio = shape(known.s, known.g2, settings.rule, spans)
@@ -135,17 +143,22 @@ def public_shape(settings: PublicShape, task: Task, examples: int) -> Tensor | S
     return ratio / ratio.mean()
 
 
-def _samples(settings: PublicShape, task: Task) -> Tensor:
-    """Changes of single public images' gradients along random directions, (images, P)."""
+def _lifted_parts(given: Structured) -> Structured:
+    """With at least `LEAST` of the mean variance on every coordinate, after the lift too."""
+    own = given.diagonal
+    least = LEAST * (1 + 2 * LEAST) * own.mean()
+    return replace(given, scale=given.scale * (least / own).clamp_min(1).sqrt())
+
+
+def _samples(settings: PublicShape, task: Task) -> Iterator[Tensor]:
+    """Changes of single public images' gradients along random directions, (few, P) at a time."""
     public = _public(task, settings.images)
     source = stream(0, "public", "directions")
-    found = []
     for at in range(0, public.size, PART):
         part = slice(at, at + PART)
         inputs, labels = public.inputs[part], public.labels[part]
         directions = normal(inputs.shape, source, like=inputs)
-        found.append(example_changes(task, inputs, labels, directions).detach())
-    return torch.cat(found)
+        yield example_changes(task, inputs, labels, directions).detach()
 
 
 def _by_layer(settings: PublicShape, task: Task, s: Tensor) -> Structured:
@@ -154,15 +167,25 @@ def _by_layer(settings: PublicShape, task: Task, s: Tensor) -> Structured:
     A weight matrix's gradient is a sum of outer products, so rows and columns have covariances of
     their own. A side of more than `WIDEST` units keeps its variances only.
     """
-    sample = _samples(settings, task)
+    wide = {
+        start: size
+        for _, size, start, stop in task.layout
+        if len(size) >= 2 and float(s[start:stop].sum()) > DEAD * float(s.sum())
+    }
+    moments: dict[int, tuple[Tensor, Tensor]] = {}
+    for sample in _samples(settings, task):
+        for start, size in wide.items():
+            part = sample[:, start : start + math.prod(size)].reshape(len(sample), size[0], -1)
+            new = _moment(part), _moment(part.transpose(1, 2))
+            old = moments.get(start)
+            moments[start] = new if old is None else (old[0] + new[0], old[1] + new[1])
     scale, blocks = torch.ones_like(s), []
-    for _, size, start, stop in task.layout:
+    for _, _, start, stop in task.layout:
         total = s[start:stop].sum()
-        if len(size) < 2 or not float(total) > 0:
+        if start not in wide:
             scale[start:stop] = _lifted(s[start:stop].sqrt(), s).sqrt()
             continue
-        matrices = sample[:, start:stop].reshape(len(sample), size[0], -1)
-        left, right = _moment(matrices), _moment(matrices.transpose(1, 2))
+        left, right = (_shrunk(moment) for moment in moments[start])
         traces = (m.sum() if m.ndim == 1 else m.trace() for m in (left, right))
         scale[start:stop] = (total / math.prod(float(t) for t in traces)) ** 0.25
         blocks.append(Kronecker.of(start, _root(left), _root(right)))
@@ -170,12 +193,18 @@ def _by_layer(settings: PublicShape, task: Task, s: Tensor) -> Structured:
 
 
 def _moment(matrices: Tensor) -> Tensor:
-    """E[M Mᵀ] shrunk towards its diagonal, or that diagonal alone; M (n, a, b)."""
-    own = matrices.square().sum((0, 2))
+    """Σ M Mᵀ, or its diagonal alone where that is wide; M (n, a, b)."""
+    if matrices.shape[1] > WIDEST:
+        return matrices.square().sum((0, 2))
+    return torch.einsum("nij,nkj->ik", matrices, matrices)
+
+
+def _shrunk(moment: Tensor) -> Tensor:
+    """A moment shrunk towards its diagonal, none of which is near 0."""
+    own = moment if moment.ndim == 1 else moment.diagonal()
     own = own.clamp_min(SHRINK * own.mean().clamp_min(1e-30))
-    if len(own) > WIDEST:
+    if moment.ndim == 1:
         return own
-    moment = torch.einsum("nij,nkj->ik", matrices, matrices)
     return (1 - SHRINK) * moment + torch.diag(own - (1 - SHRINK) * moment.diagonal())
 
 
@@ -193,7 +222,7 @@ def _low_rank(settings: PublicShape, task: Task, s: Tensor) -> Structured:
     One half of the public images gives the directions, the other half how much lies in them: the
     half that chose them would overstate it.
     """
-    sample = _samples(settings, task)
+    sample = torch.cat(list(_samples(settings, task)))
     half = len(sample) // 2
     _, _, basis = torch.linalg.svd(sample[:half], full_matrices=False)
     basis = basis[: settings.rank]

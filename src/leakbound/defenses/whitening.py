@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Hashable
+from dataclasses import dataclass, fields, replace
 
 from torch import Tensor
 
 from leakbound import check
 from leakbound.covariance import Structured
-from leakbound.defenses.base import Chain, Defense, State, chain
+from leakbound.defenses.base import Chain, Defense, State, chain, tiny_covariance
 from leakbound.defenses.dpsgd import dp_sgd
 from leakbound.defenses.public import PublicShape, public_shape
 from leakbound.random import Source
@@ -29,11 +30,14 @@ class Whiten(Defense):
         images: how many public images decide.
         refresh: use the same covariance for so many rounds.
 
+    A chain that whitens must color again, with the same settings.
+
     Raises:
         NotApplicable: the task has no public data.
     """
 
     keeps_law = False
+    keeps_bound = False
 
     rule: str = "energy"
     correlation: str = "none"
@@ -45,17 +49,29 @@ class Whiten(Defense):
         check.count(refresh=self.refresh)
         self._settings()
 
+    @property
+    def opens(self) -> Hashable:  # type: ignore[override]
+        """Its settings: `Color` of the same ones undoes it."""
+        return self._values()
+
+    def _values(self) -> Hashable:
+        return tuple(getattr(self, field.name) for field in fields(Whiten))
+
+    def _sketch(self, update: Update) -> Update:
+        root = tiny_covariance(update, correlated=self.correlation != "none")
+        return update.mapped(root, whiten=self.opens is not None)
+
     def _settings(self) -> PublicShape:
         correlation, rank, images = self.correlation, self.rank, self.images
         return PublicShape(rule=self.rule, correlation=correlation, rank=rank, images=images)
 
     def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
         """Decide the covariance for this model, or keep that of an earlier round."""
-        if isinstance(previous, FixedMap) and previous.age + 1 < self.refresh:
+        if isinstance(previous, FixedMap) and previous.serves(self, examples):
             return replace(previous, age=previous.age + 1)
         found = public_shape(self._settings(), task, examples)
         root = Structured.of(found) if isinstance(found, Tensor) else found
-        return FixedMap(self, root, whiten=True)
+        return FixedMap(self, root, whiten=True, examples=examples)
 
 
 @dataclass(frozen=True, repr=False)
@@ -67,6 +83,16 @@ class Color(Whiten):
 
     keeps_law = True
 
+    @property
+    def opens(self) -> Hashable:  # type: ignore[override]
+        """Nothing."""
+        return None
+
+    @property
+    def closes(self) -> Hashable:  # type: ignore[override]
+        """Its settings: it undoes `Whiten` of the same ones."""
+        return self._values()
+
     def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
         """Decide the covariance for this model."""
         return replace(super().resolve(task, examples, previous), whiten=False)  # type: ignore[call-arg]
@@ -76,15 +102,35 @@ class Color(Whiten):
 class FixedMap(Defense):
     """`Whiten` or `Color` for one model."""
 
+    keeps_bound = False
+
     settings: Whiten
     root: Structured
     whiten: bool
     age: int = 0
+    examples: int = 0
 
     @property
     def keeps_law(self) -> bool:  # type: ignore[override]
         """White noise that is colored has a known law."""
         return not self.whiten
+
+    @property
+    def opens(self) -> Hashable:  # type: ignore[override]
+        """As the settings'."""
+        return self.settings.opens
+
+    @property
+    def closes(self) -> Hashable:  # type: ignore[override]
+        """As the settings'."""
+        return self.settings.closes
+
+    def serves(self, settings: Whiten, examples: int) -> bool:
+        """Whether it may be used for one more round of batches of that size."""
+        return self.examples == examples and self.age + 1 < settings.refresh
+
+    def _sketch(self, update: Update) -> Update:
+        return self.settings._sketch(update)
 
     def transform(
         self, update: Update, state: State, context: ClientContext | None, source: Source

@@ -83,6 +83,7 @@ def _plot(height: int, width: int, size: tuple[float, float]) -> tuple[Any, Any]
     axes = figure.subplots(height, width, squeeze=False)[0]
     for axis in axes:
         axis.grid(visible=True, alpha=0.3)
+        axis.tick_params(axis="x", which="both", labelrotation=30, labelsize=8)
     return figure, axes
 
 
