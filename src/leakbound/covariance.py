@@ -118,7 +118,7 @@ class Structured:
 
     Example:
         >>> shape = Structured.of(torch.ones(3), [(0, 2, torch.tensor([[1.0], [1.0]]))])
-        >>> shape.dense()
+        >>> shape.dense().round(decimals=4)
         tensor([[2., 1., 0.],
                 [1., 2., 0.],
                 [0., 0., 1.]])

@@ -343,7 +343,8 @@ def _check_representable(noise: Gaussian | Laplace, rows: Tensor) -> None:
         given = given.double().square()
     else:
         given = torch.as_tensor(spread, dtype=None if isinstance(spread, Tensor) else torch.float64)
-        lost = given.to(rows.dtype)
+        alone = isinstance(noise, Gaussian) and not isinstance(spread, Tensor)
+        lost = (given.sqrt() if alone else given).to(rows.dtype)  # a number's root is cast
         wrong = ((lost == 0) & (given > 0)) | lost.isinf()
         if not isinstance(spread, Tensor):
             wrong = wrong | (given == 0)

@@ -244,8 +244,8 @@ def test_a_sum_over_private_masks_has_a_private_law():
 @pytest.mark.parametrize(
     ("noise", "value"),
     [
-        (Gaussian(1e-60), "1e-60"),
-        (Gaussian(1e60), r"1e\+60"),
+        (Gaussian(1e-100), "1e-100"),
+        (Gaussian(1e100), r"1e\+100"),
         (Gaussian(0.0), "variance of 0"),
         (Laplace(1e-60), "scale of 1e-60"),
         (Gaussian(torch.tensor([1.0, 1e-60], dtype=torch.float64)), "1e-60"),
@@ -264,6 +264,9 @@ def test_noise_that_the_type_cannot_hold_is_refused(noise, value):
 def test_levels_that_the_type_cannot_hold_are_refused(level):
     task, batch, _ = _sent(2)
     public = replace(task, public=batch)
-    for link in (GaussianNoise(level), OptimalNoise(level), LocalOptimalNoise(level)):
+    links = [OptimalNoise(level), LocalOptimalNoise(level)]
+    if not 1e-38 < level < 1e38:  # of a number, the root is cast
+        links.append(GaussianNoise(level))
+    for link in links:
         with pytest.raises(ValueError, match="float32"):
             play(public, [batch], link, [stream(0), stream(1)])

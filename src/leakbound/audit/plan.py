@@ -105,8 +105,14 @@ class Cell:
 
     @cached_property
     def id(self) -> str:
-        """Sixteen hex digits that name the cell, wherever it stands in a plan."""
-        return digest(plain(self))[:16]
+        """Sixteen hex digits that name the cell, wherever it stands in a plan.
+
+        Settings that came with later versions count only where they are not the default.
+        """
+        known = plain(self)
+        if self.floor == FloorSpec():
+            del known["floor"]
+        return digest(known)[:16]
 
 
 @dataclass(frozen=True)
@@ -121,8 +127,11 @@ class UtilityCell:
 
     @cached_property
     def id(self) -> str:
-        """Sixteen hex digits that name it."""
-        return digest(plain(self))[:16]
+        """Sixteen hex digits that name it; as `Cell.id` over versions."""
+        known = plain(self)
+        if self.utility.optimizer == UtilitySpec().optimizer:
+            del known["utility"]["optimizer"]
+        return digest(known)[:16]
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ def _relative(values: Tensor, error: Tensor) -> float:
 def _batch(
     task: Task, inputs: Tensor, labels: Tensor, source: Source, directions: int, chunk: int | None
 ) -> Sensitivity:
-    step = chunk or fitting(4 * len(task.parameters) + 64 * inputs.numel(), inputs, limit=2**27)
+    step = chunk or fitting(4 * len(task.parameters) + 64 * inputs.numel(), inputs, limit=2**25)
     total = torch.zeros_like(task.parameters)
     for start in range(0, directions, step):
         count = min(step, directions - start)
