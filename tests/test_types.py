@@ -276,7 +276,8 @@ def test_an_observation_has_no_field_for_the_truth():
     told = {"update", "task", "cohort", "input_shape", "threat", "labels", "auxiliary", "defense"}
     assert names == told
     assert {f.name for f in fields(Update)} == {
-        "rows", "unit", "examples", "law", "mask", "bound", "drawn", "mask_private", "spread_public",
+        "rows", "unit", "examples", "law", "mask", "bound", "drawn",
+        "mask_private", "spread_public",
     }  # fmt: skip
 
 
