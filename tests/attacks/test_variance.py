@@ -185,6 +185,13 @@ def test_searches_say_what_they_cannot_attack(attack, observation, reason):
         attack(observation(), stream(0))
 
 
+def test_evolution_can_leave_public_laws_alone():
+    attack = LawEvolution(5, 4, 2, public_laws=False)
+    with pytest.raises(NotApplicable, match="does not depend"):
+        attack(seen(GaussianNoise(1.0)), stream(0))
+    assert attack(seen(LocalOptimalNoise(1.0)), stream(0)).inputs.shape == (1, 1, 12, 12)
+
+
 def test_evolution_needs_public_images():
     observation = replace(seen(LocalOptimalNoise(1.0)), auxiliary=None)
     with pytest.raises(NotApplicable, match="public images"):

@@ -237,6 +237,7 @@ class LawEvolution(Attack):
         freedom: degrees of freedom of the Student law that is fitted; see `LawMatching`.
         floor: what is added to every variance, as a share of their mean.
         lift: as in `LawMatching`.
+        public_laws: False leaves releases alone whose noise does not depend on the batch.
 
     Assumptions: one client; its batch-dependent noise is the last link that changes values.
 
@@ -252,6 +253,7 @@ class LawEvolution(Attack):
     freedom: float = 3.0
     floor: float = 1e-6
     lift: float = 1e-3
+    public_laws: bool = True
 
     def __post_init__(self) -> None:
         check.count(components=self.components, generations=self.generations)
@@ -261,6 +263,8 @@ class LawEvolution(Attack):
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         """Evolve one population."""
+        if not self.public_laws and not _defense(observation).private_law:
+            raise NotApplicable("the defense's noise does not depend on the batch")
         task = seen_task(observation)
         labels = observation.labels
         labels = infer_labels(observation, generator) if labels is None else labels
