@@ -163,6 +163,35 @@ def test_no_picture_changes_the_record(table, monkeypatch):
     assert {**other.record, "pictures": None} == {**plain.record, "pictures": None}
 
 
+def test_a_stand_in_gets_no_floor(table):
+    """`imitate` of a sign is smooth for the attacker's sake; what is sent is not."""
+    noise = {"name": "gaussian_noise", "noise_std": 0.001}
+    table["defenses"] = [{"links": [{"name": "sign"}, noise]}]
+    (record,) = records(table)
+    assert record["bounds"] == []
+    assert "stand-in" in record["bounds_note"]
+
+
+def test_a_rounded_update_has_no_proved_floor(table):
+    noise = {"name": "gaussian_noise", "noise_std": 1.0}
+    rounding = {"name": "optimal_noise", "noise_std": 0.5, "rounding": True}
+    table["defenses"] = [{"links": [rounding, noise]}]
+    (record,) = records(table)
+    assert record["bounds"][0]["covers"] == "unproved"
+    assert "round" in record["bounds"][0]["assumptions"][0]
+    assert record["verdict"] == "undecided"
+
+
+def test_what_is_imitated_exactly_has_its_floor(table):
+    noise = {"name": "gaussian_noise", "noise_std": 0.01}
+    table["defenses"] = [{"links": [{"name": "clip", "clip_norm": 0.1}, noise]}]
+    table["defenses"] += [{"name": "whitened_dp_sgd", "correlation": "layers"}]
+    table["defenses"] += [{"links": [{"name": "optimal_pruning"}, {"name": "optimal_noise"}]}]
+    table["batch_sizes"] = [1, 3]
+    found = [record["bounds"] for record in records(table)]
+    assert [bounds[0]["covers"] for bounds in found] == ["all"] * 6
+
+
 def test_a_leak_map_needs_a_prior(table):
     table["defenses"] = [{"name": "gaussian_noise", "noise_std": 0.001}]
     (record,) = records(table, kind="full", prior="flat")

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from leakbound.client import forward
-from leakbound.types import Task
+from leakbound.client import forward, rows
+from leakbound.types import Release, Task
 
 SHARP = frozenset(
     {
@@ -66,6 +66,12 @@ SHARP = frozenset(
 """Operators with a kink or a jump in their values."""
 
 
+JUMPS = frozenset(
+    {"argmax", "argmin", "ceil", "floor", "fmod", "remainder", "round", "sgn", "sign", "trunc"}
+)
+"""Operators that jump: a defense that sends their results has no derivative to go by."""
+
+
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the name of every operator that runs."""
 
@@ -78,10 +84,13 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def kinks(task: Task, inputs: Tensor, labels: Tensor) -> tuple[str, ...]:
-    """The operators of model and loss that have kinks or jumps, by name, in alphabetical order.
+def kinks(
+    task: Task, inputs: Tensor, labels: Tensor, defense: Release | None = None
+) -> tuple[str, ...]:
+    """The operators of model and loss with kinks or jumps, and of the defense with jumps, by name.
 
-    They are found by running the model once, so that functional calls are seen too.
+    They are found by running both once, so that functional calls are seen too. A kink in what a
+    defense does to the gradient (clipping) is none in the gradient's own sense: it does not jump.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2), torch.nn.ReLU())
@@ -90,4 +99,11 @@ def kinks(task: Task, inputs: Tensor, labels: Tensor) -> tuple[str, ...]:
     """
     with torch.no_grad(), _Watch() as watch:
         task.loss(forward(task, inputs), labels)
-    return tuple(sorted(watch.seen & SHARP))
+    found = watch.seen & SHARP
+    if defense is not None:
+        plain = rows(task, inputs, labels, defense.starts).detach()
+        alone, together = defense.sides
+        with torch.no_grad(), _Watch() as watch:
+            together.imitate(alone.imitate(plain))
+        found |= watch.seen & JUMPS
+    return tuple(sorted(found))
