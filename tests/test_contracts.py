@@ -105,6 +105,7 @@ CHAINS = [
     chain(OptimalPruning(utility_share=0.8), OptimalNoise(0.1), SecureAggregation(2)),
     chain(LocalOptimalPruning(0.5), LocalOptimalNoise(0.1)),
     chain(OptimalPruning(0.5), GaussianNoise(0.1)),
+    chain(LocalOptimalPruning(utility_share=0.9), GaussianNoise(0.1)),
     chain(OptimalNoise(0.1), SecureAggregation(3)),
     chain(LocalOptimalNoise(0.1), SecureAggregation(2)),
     chain(SecureAggregation(2), OptimalNoise(0.1)),

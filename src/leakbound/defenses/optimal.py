@@ -12,9 +12,10 @@ from leakbound.client import pure_gradient
 from leakbound.covariance import Structured
 from leakbound.defenses.allocation import RULES, shape, with_floor, with_rms, with_utility
 from leakbound.defenses.base import Defense, State, tiny_covariance
+from leakbound.defenses.private import batch_sensitivity
 from leakbound.defenses.public import LEAST, PublicShape, expected, public_shape
 from leakbound.random import Source, normal, stream
-from leakbound.sensitivity import along, sensitivity
+from leakbound.sensitivity import along
 from leakbound.types import (
     ClientContext,
     Gaussian,
@@ -312,12 +313,8 @@ class LocalOptimalNoise(_Noise):
         """Estimate the batch's sensitivities, then add the noise; keep the variances a while."""
         age, covariance = state or (0, None)
         if covariance is None or age >= self.refresh:
-            if context is None:
-                raise ValueError(f"{self!r} runs on a client, which has a batch; give its context")
-            batch = context.batch
-            found = sensitivity(
-                context.task, batch.inputs, batch.labels, source, directions=self.directions
-            )
+            found = batch_sensitivity(self, context, source, self.directions)
+            assert context is not None  # it was just asked for
             age, covariance = 0, self._variances(found.values, found.gradient, context.task)
         law = Gaussian(covariance.detach(), private=True)
         return self._release(update, law, source), (age + 1, covariance)

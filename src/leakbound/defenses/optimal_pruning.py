@@ -10,9 +10,9 @@ from torch import Tensor
 from leakbound import check
 from leakbound.defenses.allocation import keep_by_rate, keep_by_utility, prune_order
 from leakbound.defenses.base import Defense, State
+from leakbound.defenses.private import batch_sensitivity
 from leakbound.defenses.public import expected
 from leakbound.random import Source, bernoulli
-from leakbound.sensitivity import sensitivity
 from leakbound.types import ClientContext, Task, Unit, Update
 
 
@@ -189,7 +189,8 @@ class LocalOptimalPruning(_Pruning):
         check.count(directions=self.directions)
 
     def _sketch(self, update: Update) -> Update:
-        return update.masked(torch.ones_like(update.rows).bool(), by_value=True)
+        some, drawn = torch.ones_like(update.rows).bool(), self.utility_share is not None
+        return update.masked(some, by_value=True, drawn=drawn)
 
     def transform(
         self, update: Update, state: State, context: ClientContext | None, source: Source
@@ -197,12 +198,7 @@ class LocalOptimalPruning(_Pruning):
         """Estimate the batch's sensitivities and withhold by them."""
         age, kept = state or (0, None)
         if kept is None or age >= self.refresh:
-            if context is None:
-                raise ValueError(f"{self!r} runs on a client, which has a batch; give its context")
-            batch = context.batch
-            found = sensitivity(
-                context.task, batch.inputs, batch.labels, source, directions=self.directions
-            )
+            found = batch_sensitivity(self, context, source, self.directions)
             age, kept = 0, self._kept(found.values, found.gradient.square())
-        mask = kept.draw(update.rows, source)
-        return update.masked(mask, by_value=True), (age + 1, kept)
+        mask, drawn = kept.draw(update.rows, source), self.utility_share is not None
+        return update.masked(mask, by_value=True, drawn=drawn), (age + 1, kept)
