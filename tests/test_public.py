@@ -1,7 +1,7 @@
 """The public interface: a name that is dropped or added must be seen."""
 
 import leakbound
-from leakbound import attacks, audit, defenses, models
+from leakbound import attacks, audit, bounds, defenses, models
 
 
 def test_top_level():
@@ -16,6 +16,7 @@ def test_top_level():
         "Update",
         "attacks",
         "audit",
+        "bounds",
         "client",
         "data",
         "defenses",
@@ -34,6 +35,6 @@ def test_top_level():
 
 def test_packages():
     assert set(models.__all__) == {"convnet64", "lenet", "mlp", "resnet18", "simple_convnet"}
-    for package in (attacks, audit, defenses):
+    for package in (attacks, audit, bounds, defenses):
         for name in package.__all__:
             assert getattr(package, name) is not None

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from leakbound import attacks, audit, client, data, defenses, metrics, models
+    from leakbound import attacks, audit, bounds, client, data, defenses, metrics, models
     from leakbound.metrics import evaluate
     from leakbound.pairing import pair
     from leakbound.protocol import play, send
@@ -42,7 +42,7 @@ _WHERE = {
     "ThreatModel": "types",
     "Update": "types",
 }
-_PACKAGES = ("attacks", "audit", "client", "data", "defenses", "metrics", "models")
+_PACKAGES = ("attacks", "audit", "bounds", "client", "data", "defenses", "metrics", "models")
 
 __all__ = [
     "Batch",
@@ -55,6 +55,7 @@ __all__ = [
     "Update",
     "attacks",
     "audit",
+    "bounds",
     "client",
     "data",
     "defenses",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def positive(**values: float) -> None:
@@ -68,6 +69,8 @@ def closest(word: str, words: Iterable[str]) -> str:
 
 def finite(name: str, value: Tensor) -> None:
     """The tensor holds no NaN and no infinity."""
+    import torch  # late: the bounds check numbers without it
+
     bad = int((~torch.isfinite(value)).sum())
     if bad:
         raise ValueError(
@@ -90,6 +93,8 @@ def within(name: str, value: Tensor, bounds: tuple[float, float]) -> None:
 
 def labels(values: Tensor, classes: int | None) -> None:
     """Class labels (B,) are whole numbers in 0..classes-1; anything where `classes` is None."""
+    import torch
+
     if classes is None or len(values) == 0:
         return
     if values.ndim != 1 or values.dtype != torch.int64:

@@ -1,9 +1,20 @@
 """Bounds: what no attacker can beat, each with its law, its assumptions and whom it covers.
 
 Numpy and scipy only, float64: numbers in, numbers out. A floor on the error of a reconstruction
-is a lower bound; every estimate behind it errs downwards, so that a floor is never flattered.
+is a lower bound; every estimate behind it errs downwards, so that a floor is never flattered. The
+laws of the risk, a probability for each error threshold, stand in modules of their own.
 """
 
+from leakbound.bounds import (
+    composition,
+    conversions,
+    edgeworth,
+    from_scratch,
+    identification,
+    ladder,
+    matching,
+    renyi,
+)
 from leakbound.bounds.cramer_rao import (
     Floor,
     full_floor,
@@ -22,9 +33,17 @@ __all__ = [
     "MixturePrior",
     "Prior",
     "UserPrior",
+    "composition",
+    "conversions",
+    "edgeworth",
+    "from_scratch",
     "full_floor",
     "full_floor_from_samples",
+    "identification",
+    "ladder",
+    "matching",
     "matrix_free_floor",
+    "renyi",
     "tight_trace_floor",
     "trace_floor",
     "trace_floor_from_samples",

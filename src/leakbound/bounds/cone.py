@@ -1,0 +1,127 @@
+"""The chance that a noisy unit vector stays within an angle: the integral behind gamma*."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from leakbound.bounds.law import Array
+
+REACH = 9.6
+"""Half-width in R of all that counts: the log integrand falls at least as fast as -R^2 / 2."""
+DOUBLES = 0.3 * 2.0 ** np.arange(6)
+"""Panel edges in units of a width: that of Phi, of the power of R, and 1."""
+NODES = 12
+HALVINGS = 32
+"""Of the bisection for the mode, which needs no more than to lie within its own width."""
+ROOT, HALF = math.sqrt(2 / math.pi), math.sqrt(0.5)
+TOGETHER = 128
+_X, _W = np.polynomial.legendre.leggauss(NODES)
+
+
+def log_cone(inverse_noise: Any, cotangent: Any, dim: Any) -> Array:
+    """Logarithm of P(angle(u, u + xi / a) <= theta) for a unit vector u in R^dim.
+
+    xi is standard normal in R^dim. With R the length of its part orthogonal to u (chi with dim - 1
+    degrees of freedom, independent of the part along u), it is log E Phi(a - R cot theta): a
+    non-central t tail, here by quadrature on panels that shrink towards the mode of the integrand
+    (it is log-concave) and towards the step of Phi: to 1e-9 in tails of any depth.
+
+    Shapes: all broadcast; float64.
+
+    Args:
+        inverse_noise: a = 1 / noise multiplier, 0 to infinity.
+        cotangent: cot theta, -infinity to infinity (0 is a right angle).
+        dim: N, whole numbers of at least 1.
+
+    Source: Riess et al. (paper C) corrected: docs/errata.md, "gamma*".
+
+    Example:
+        >>> round(float(np.exp(log_cone(2.0, 1.0, 16))), 4)
+        0.0683
+    """
+    a, c, n = np.broadcast_arrays(*(np.asarray(v, float) for v in (inverse_noise, cotangent, dim)))
+    shape, flat = a.shape, [v.ravel() for v in (a, c, n)]
+    out = np.empty(flat[0].shape)
+    for start in range(0, len(out), TOGETHER):
+        part = slice(start, start + TOGETHER)
+        out[part] = _log_cone(*(v[part] for v in flat))
+    return out.reshape(shape)
+
+
+def _log_cone(a: Array, c: Array, n: Array) -> Array:
+    out = np.where(a == np.inf, 0.0, special.log_ndtr(a))  # n = 1, and the limit without noise
+    out = np.where((n > 1) & (c == np.inf) & (a < np.inf), -np.inf, out)
+    out = np.where((n > 1) & (c == -np.inf), 0.0, out)
+    do = (n > 1) & np.isfinite(a) & np.isfinite(c)
+    if do.any():
+        out[do] = np.minimum(0.0, _integral(a[do, None], c[do, None], n[do, None] - 1))
+    return out
+
+
+def _integral(a: Array, c: Array, k: Array) -> Array:
+    """Logarithm of the integral over R > 0 of chi_k(R) Phi(a - c R); arguments (n, 1)."""
+    mode = _mode(a, c, k)
+    phi, power = 1 / (1 + np.abs(c)), _power_width(mode, k)
+    near = np.concatenate([0 * mode, phi * DOUBLES, -phi * DOUBLES], 1)
+    wide = np.concatenate([w * DOUBLES for w in (power, -power, 1 + 0 * mode, -1 - 0 * mode)], 1)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        step = np.where(c > 0, a / c, mode)
+    step = np.where(np.isfinite(step), step, mode)
+    low, high = np.maximum(0.0, mode - REACH), mode + REACH
+    edges = np.concatenate([low, high, mode + near, mode + wide, step + near], 1)
+    edges = np.sort(np.clip(edges, low, high), 1)
+    half = (edges[:, 1:] - edges[:, :-1])[..., None] / 2
+    r = (edges[:, :-1, None] + half * (1 + _X)).reshape(len(mode), -1)
+    weight = (half * _W).reshape(len(mode), -1)
+    top = _log_integrand(mode, a, c, k)
+    with np.errstate(divide="ignore"):
+        total = (weight * np.exp(_relative(r, mode, a, c, k))).sum(1)
+        constant = (1 - k / 2) * np.log(2) - special.gammaln(k / 2)
+        return np.asarray((constant + top)[:, 0] + np.log(total))
+
+
+def _power_width(mode: Array, k: Array) -> Array:
+    """The width in which R^(k - 1) exp(-R^2 / 2) changes at the mode."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        found = 1 / np.hypot(np.sqrt(k - 1) / mode, (k - 1) / mode - mode)
+    return np.where((k > 1) & (found < REACH), found, REACH)
+
+
+def _log_integrand(r: Array, a: Array, c: Array, k: Array) -> Array:
+    return np.asarray(special.xlogy(k - 1, r) - r**2 / 2 + special.log_ndtr(a - c * r))
+
+
+def _relative(r: Array, mode: Array, a: Array, c: Array, k: Array) -> Array:
+    """Log integrand at r less that at the mode, without cancellation of large terms."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        growth = np.where(k > 1, (k - 1) * np.log(r / np.where(k > 1, mode, 1.0)), 0.0)
+    far = special.log_ndtr(a - c * r) - special.log_ndtr(a - c * mode)
+    return np.asarray(growth - (r - mode) * (r + mode) / 2 + far)
+
+
+def _mode(a: Array, c: Array, k: Array) -> Array:
+    """Where the log-concave integrand is largest: the root of its falling derivative."""
+    s, length = np.sqrt(k - 1), np.hypot(1.0, c)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        # phi(z) / Phi(z) is below 0.8 - z for z < 0: the root of a quadratic, if c > 0
+        least = 2 * s * (s / (0.8 * c + length * np.sqrt(0.64 * (c / length) ** 2 + 4 * s**2)))
+        most = s + np.abs(c) * _mills(a)
+    low = np.where(c > 0, np.maximum(least / 2, 1e-300), np.maximum(s, 1e-300))
+    high = np.where(c > 0, np.maximum(s, low), np.maximum(most, low))
+    low, high = np.log(low), np.log(high)
+    with np.errstate(over="ignore", divide="ignore"):
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            r = np.exp(middle)
+            rises = (k - 1) / r - r > c * _mills(a - c * r)
+            low, high = np.where(rises, middle, low), np.where(rises, high, middle)
+    return np.asarray(np.where((k == 1) & (c >= 0), 0.0, np.exp(low)))
+
+
+def _mills(z: Array) -> Array:
+    """phi(z) / Phi(z); by erfcx, as the logarithms cancel for z far below 0."""
+    return np.asarray(ROOT / special.erfcx(-HALF * z))

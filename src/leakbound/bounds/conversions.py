@@ -1,0 +1,243 @@
+"""Between a noise multiplier and what others state: (epsilon, delta) and mu-GDP.
+
+Neighbors differ by one record that is added or removed. Full batches have a closed form, good for
+epsilon up to 1e9 and delta down to 1e-300; sampled ones the composed privacy loss, rounded upwards,
+in both directions, and never above the closed form without sampling.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special
+
+from leakbound.bounds.composition import _crossing, _rate, _steps
+from leakbound.bounds.law import Array, least_where, non_negative, one, probability, whole
+from leakbound.bounds.privacy_loss import Curve, curve
+
+FAR = 60.0
+"""Logarithms of noise / sqrt(steps) that are searched reach from -FAR to FAR."""
+
+
+def mu(noise_multiplier: ArrayLike, *, steps: ArrayLike = 1) -> Any:
+    """The mu of Gaussian differential privacy of full-batch steps: sqrt(steps) / noise.
+
+    Shapes: all broadcast.
+
+    Raises:
+        ValueError: negative noise, steps below 1.
+
+    Source: Dong, Roth and Su 2022; sheet H9 and erratum 3.8.
+
+    Example:
+        >>> mu(2.0, steps=4)
+        1.0
+    """
+    sigma, count = non_negative("noise_multiplier", noise_multiplier), whole("steps", steps)
+    with np.errstate(divide="ignore", over="ignore"):
+        return one(np.sqrt(count) / sigma)
+
+
+def delta(
+    noise_multiplier: ArrayLike,
+    *,
+    epsilon: ArrayLike,
+    steps: int = 1,
+    sampling_rate: float = 1.0,
+) -> Any:
+    """The least delta that goes with epsilon.
+
+    Shapes: noise_multiplier and epsilon broadcast.
+
+    Args:
+        noise_multiplier: noise standard deviation / clip norm.
+        epsilon: of at least 0.
+        steps: how many, composed adaptively.
+        sampling_rate: the chance that a step holds a record (Poisson sampling, hidden).
+
+    Raises:
+        ValueError: a number outside its range.
+
+    Source: Balle and Wang 2018, theorem 8; sampled: Doroshenko et al. 2022.
+
+    Example:
+        >>> round(delta(1.0, epsilon=1.0), 5)
+        0.12694
+    """
+    sigma, level = np.broadcast_arrays(
+        non_negative("noise_multiplier", noise_multiplier), non_negative("epsilon", epsilon)
+    )
+    q, count = _rate(sampling_rate), _steps(steps)
+    found = np.array(np.exp(log_delta(np.asarray(mu(sigma, steps=count)), level)))
+    if q < 1:
+        for noise in _finite(sigma):
+            here = sigma == noise
+            for composed in _curves(noise, q, count):
+                found[here] = np.minimum(found[here], composed(level[here]))
+    return one(found)
+
+
+def epsilon(
+    noise_multiplier: ArrayLike,
+    *,
+    delta: ArrayLike,
+    steps: int = 1,
+    sampling_rate: float = 1.0,
+) -> Any:
+    """The least epsilon that goes with delta; 0 where none is needed.
+
+    Shapes: noise_multiplier and delta broadcast.
+
+    Args:
+        noise_multiplier: noise standard deviation / clip norm.
+        delta: in (0, 1).
+        steps: how many, composed adaptively.
+        sampling_rate: the chance that a step holds a record.
+
+    Raises:
+        ValueError: a number outside its range.
+
+    Source: as `delta`.
+
+    Example:
+        >>> round(epsilon(1.0, delta=1e-5), 3)
+        4.377
+    """
+    sigma, level = np.broadcast_arrays(
+        non_negative("noise_multiplier", noise_multiplier), probability("delta", delta)
+    )
+    q, count = _rate(sampling_rate), _steps(steps)
+    found = np.array(_full_epsilon(np.asarray(mu(sigma, steps=count)), level))
+    if q < 1:
+        for noise in _finite(sigma):
+            here = sigma == noise
+            for composed in _curves(noise, q, count):
+                highest = found[here]
+                fits = composed(highest) <= level[here]
+
+                def holds(e: Array, composed: _Both = composed, most: Array = level[here]) -> Array:
+                    return np.asarray(composed(e) <= most)
+
+                least = least_where(holds, np.zeros_like(highest), highest)
+                found[here] = np.where(fits, least, highest)
+    return one(found)
+
+
+def noise_for(
+    *, epsilon: ArrayLike, delta: ArrayLike, steps: int = 1, sampling_rate: float = 1.0
+) -> Any:
+    """The least noise multiplier that gives (epsilon, delta); never below it.
+
+    Shapes: epsilon and delta broadcast.
+
+    Args:
+        epsilon: of all steps together, at least 0.
+        delta: of all steps together, in (0, 1).
+        steps: how many, composed adaptively.
+        sampling_rate: the chance that a step holds a record.
+
+    Raises:
+        ValueError: a number outside its range.
+
+    Source: as `delta`, inverted.
+
+    Example:
+        >>> round(noise_for(epsilon=1.0, delta=1e-5), 4)
+        3.7306
+    """
+    level, most = np.broadcast_arrays(non_negative("epsilon", epsilon), probability("delta", delta))
+    q, count = _rate(sampling_rate), _steps(steps)
+
+    def holds(place: Array) -> Array:
+        return np.asarray(log_delta(np.exp(-place), level) <= np.log(most))
+
+    edge = np.full(level.shape, FAR)
+    full = np.exp(least_where(holds, -edge, edge)) * np.sqrt(count) * (1 + 1e-15)
+    if q == 1:
+        return one(full)
+    found = [
+        _sampled_noise(float(e), float(d), q, count, float(high))
+        for e, d, high in zip(level.flat, most.flat, full.flat, strict=True)
+    ]
+    return one(np.reshape(np.array(found), level.shape))
+
+
+def log_delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
+    """Log of Phi(-u) - e^epsilon Phi(-v), u = epsilon / mu - mu / 2, v = u + mu.
+
+    As e^epsilon phi(v) = phi(u), it is phi(u) times a difference of Mills ratios: no large terms.
+
+    Shapes: both broadcast; float64.
+
+    Source: Balle and Wang 2018, theorem 8.
+
+    Example:
+        >>> round(float(log_delta(1.0, 1000.0)), 2)
+        -499514.86
+    """
+    m, e = np.broadcast_arrays(np.asarray(mu, float), np.asarray(epsilon, float))
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        u, v = e / m - m / 2, e / m + m / 2
+        far = np.log(_mills(u) - _mills(v)) - u * u / 2 - np.log(2 * np.pi) / 2
+        near = np.log1p(
+            -np.exp(-u * u / 2 - np.log(2 * np.pi) / 2 - special.log_ndtr(-u)) * _mills(v)
+        )
+        found = np.where(u > 0, far, special.log_ndtr(-u) + near)
+    found = np.where((m == 0) | (e == np.inf), -np.inf, np.where(m == np.inf, 0.0, found))
+    return np.where(np.isnan(found), -np.inf, np.minimum(found, 0.0))
+
+
+def _mills(x: Array) -> Array:
+    """Phi(-x) / phi(x)."""
+    return np.asarray(np.sqrt(np.pi / 2) * special.erfcx(x / np.sqrt(2)))
+
+
+def _full_epsilon(m: Array, level: Array) -> Array:
+    """Bisection over u: delta falls in it, from u = -mu / 2 where epsilon is 0."""
+    finite = np.where(np.isfinite(m) & (m > 0), m, 1.0)
+    low, high = -finite / 2, np.maximum(-special.ndtri(level), -finite / 2)
+
+    def holds(u: Array) -> Array:
+        return np.asarray(log_delta(finite, finite * (u + finite / 2)) <= np.log(level))
+
+    with np.errstate(over="ignore"):
+        found = finite * (least_where(holds, low, high) + finite / 2)
+    found = np.where(holds(low), 0.0, found)
+    return np.where(m == 0, 0.0, np.where(m == np.inf, np.inf, found))
+
+
+class _Both:
+    """The larger delta of the two directions."""
+
+    def __init__(self, curves: tuple[Curve, Curve]) -> None:
+        self.curves = curves
+
+    def __call__(self, level: Array) -> Array:
+        return np.asarray(np.maximum(*(c.at(level) for c in self.curves)))
+
+
+def _curves(noise: float, q: float, count: int) -> list[_Both]:
+    """Both directions together, or nothing where a grid would be too coarse."""
+    there, back = curve(float(noise), q, count), curve(float(noise), q, count, False)
+    return [] if there is None or back is None else [_Both((there, back))]
+
+
+def _finite(sigma: Array) -> Array:
+    return np.unique(sigma[(sigma > 0) & (sigma < np.inf)])
+
+
+def _sampled_noise(level: float, most: float, q: float, count: int, high: float) -> float:
+    """As in `composition`: from the noise without sampling down to where delta is too large."""
+
+    def excess(place: float) -> float:
+        found = delta(np.exp(place), epsilon=level, steps=count, sampling_rate=q)
+        return float(np.log(max(found, 1e-300)) - np.log(most))
+
+    fine, gap = float(np.log(high)) + 1e-9, 0.25
+    while excess(fine - gap) <= 0 and gap < FAR:
+        fine, gap = fine - gap, 2 * gap
+    if gap >= FAR:
+        return 0.0
+    return float(np.exp(_crossing(excess, fine, fine - gap)))

@@ -1,0 +1,200 @@
+"""How often the right record is named, or any goal of known blind success reached: all attackers.
+
+A server that may choose the model and sees every step tells "record in" from "record out" no better
+than the Gaussian mechanism allows. Whatever it wants to hit with a blind success of kappa, it hits
+with probability gamma at most. The blind success is that of the best guess under a prior of
+records, so these are averages over that prior.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special, stats
+
+from leakbound.bounds.from_scratch.laws import exact
+from leakbound.bounds.law import Array, Law, Scope, between, non_negative, one, probability, whole
+
+
+@dataclass(frozen=True)
+class Gaussian(Law):
+    """gamma = Phi(Phi^-1(kappa) + sqrt(steps) / noise): every attacker, every step full batch."""
+
+    def __call__(
+        self,
+        noise_multiplier: ArrayLike,
+        *,
+        kappa: ArrayLike | None = None,
+        log_kappa: ArrayLike | None = None,
+        steps: ArrayLike = 1,
+    ) -> Any:
+        """Most probability of reaching a goal whose blind success is kappa.
+
+        Shapes: all broadcast.
+
+        Args:
+            noise_multiplier: noise standard deviation / clip norm.
+            kappa: blind success, in [0, 1]; or
+            log_kappa: its natural logarithm, for those too small for a float.
+            steps: full-batch steps, composed adaptively.
+
+        Raises:
+            ValueError: kappa outside [0, 1], both or neither given, steps below 1.
+
+        Source: Hayes et al. 2023; Kaissis et al. 2023; paper C, equation for ReRo (sheet H9).
+
+        Example:
+            >>> round(gaussian(1.0, kappa=0.1), 4)
+            0.3891
+        """
+        return one(np.exp(np.asarray(self.log(noise_multiplier, kappa, log_kappa, steps))))
+
+    def log(
+        self,
+        noise_multiplier: ArrayLike,
+        kappa: ArrayLike | None = None,
+        log_kappa: ArrayLike | None = None,
+        steps: ArrayLike = 1,
+    ) -> Any:
+        """The natural logarithm of the same."""
+        sigma, blind = non_negative("noise_multiplier", noise_multiplier), _log(kappa, log_kappa)
+        count = whole("steps", steps)
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            gain = np.sqrt(count) / sigma
+            found = special.log_ndtr(special.ndtri_exp(blind) + gain)
+        found = np.where(blind == -np.inf, -np.inf, found)
+        return one(np.where((blind == 0) | (gain == np.inf), 0.0, found))
+
+    def noise_for(
+        self,
+        gamma: ArrayLike,
+        *,
+        kappa: ArrayLike | None = None,
+        log_kappa: ArrayLike | None = None,
+        steps: ArrayLike = 1,
+    ) -> Any:
+        """The noise multiplier at which the bound is gamma; infinite where gamma = kappa.
+
+        Raises:
+            ValueError: kappa above gamma: no noise can help.
+
+        Source: sheet H9.
+
+        Example:
+            >>> round(gaussian.noise_for(0.1, kappa=1 / 11), 2)
+            18.65
+        """
+        blind, count = _log(kappa, log_kappa), whole("steps", steps)
+        gamma, blind, count = np.broadcast_arrays(probability("gamma", gamma), blind, count)
+        if np.any(blind > np.log(gamma)):
+            worst = np.argmax((blind - np.log(gamma)).ravel())
+            raise ValueError(
+                f"gamma is {gamma.flat[worst]:g}, below the blind success kappa = "
+                f"{np.exp(blind.flat[worst]):.6g}: no noise helps; give a gamma above it"
+            )
+        with np.errstate(divide="ignore"):
+            distance = special.ndtri(gamma) - special.ndtri_exp(blind)
+            distance = np.where(blind == np.log(gamma), 0.0, np.maximum(0.0, distance))
+            return one(np.sqrt(count) / distance)
+
+    def kappa_at(
+        self, noise_multiplier: ArrayLike, *, gamma: ArrayLike, steps: ArrayLike = 1
+    ) -> Any:
+        """The blind success with which the bound is gamma.
+
+        Example:
+            >>> round(gaussian.kappa_at(1.0, gamma=0.3891), 3)
+            0.1
+        """
+        sigma, count = non_negative("noise_multiplier", noise_multiplier), whole("steps", steps)
+        reached = special.ndtri(probability("gamma", gamma))
+        with np.errstate(divide="ignore", over="ignore"):
+            return one(special.ndtr(reached - np.sqrt(count) / sigma))
+
+
+@dataclass(frozen=True)
+class Glrt(Law):
+    """Power of the presence test that knows no direction (a likelihood-ratio test over all)."""
+
+    def __call__(self, noise_multiplier: ArrayLike, *, dim: ArrayLike, kappa: ArrayLike) -> Any:
+        """The larger power of the two tests (record in against out, and reversed) at level kappa.
+
+        Shapes: all broadcast.
+
+        Raises:
+            ValueError: kappa outside (0, 1), dim below 1.
+
+        Source: Kaissis et al. 2023, relaxed threat model (sheet H10).
+
+        Example:
+            >>> round(glrt(0.5, dim=10, kappa=0.1), 3)
+            0.326
+        """
+        sigma, n = non_negative("noise_multiplier", noise_multiplier), whole("dim", dim)
+        sigma, n, kappa = np.broadcast_arrays(sigma, n, probability("kappa", kappa))
+        with np.errstate(divide="ignore", over="ignore"):
+            shift = np.minimum(1 / sigma**2, 1e9)
+        there = stats.ncx2.sf(stats.chi2.isf(kappa, n), n, shift)
+        back = stats.chi2.cdf(stats.ncx2.ppf(kappa, n, shift), n)
+        found = np.where(shift >= 1e9, 1.0, np.maximum(there, back))
+        return one(np.clip(found, 0.0, 1.0))
+
+
+def kappa_sphere(*, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0) -> Any:
+    """Blind success on the sphere: the best guess comes within an MSE of eta this often.
+
+    Uniform direction, |X| = norm known: a cap of half-angle arcsin sqrt(N eta / norm^2), 1 from
+    eta = norm^2 / N on. Below 1e-308 it is 0: take `log_kappa_sphere` there.
+
+    Source: docs/errata.md, "kappa".
+
+    Example:
+        >>> round(kappa_sphere(dim=2, eta=0.25), 4)
+        0.25
+    """
+    return exact(np.inf, dim=dim, eta=eta, norm=norm)
+
+
+def log_kappa_sphere(*, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0) -> Any:
+    """The natural logarithm of `kappa_sphere`.
+
+    Example:
+        >>> round(log_kappa_sphere(dim=3072, eta=0.037 / 3072), 1)
+        -5067.2
+    """
+    return exact.log(np.inf, dim=dim, eta=eta, norm=norm)
+
+
+def _log(kappa: ArrayLike | None, log_kappa: ArrayLike | None) -> Array:
+    if kappa is not None and log_kappa is None:
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(probability("kappa", kappa, closed=True)))
+    if log_kappa is None or kappa is not None:
+        raise ValueError("kappa and log_kappa: give exactly one of them")
+    return between("log_kappa", log_kappa, -np.inf, 0)
+
+
+gaussian = Gaussian(
+    Scope(
+        covers="all",
+        attackers="all attackers, models and gradient maps with a per-record norm of at most the "
+        "clip norm, over adaptive steps",
+        prior="averaged over the prior that kappa is computed for; other records fixed or known",
+        known="everything but the record and the noise",
+        not_said="a bound for one given record, or for a sharper prior",
+        equation="Hayes et al. 2023; sheet H9",
+    )
+)
+glrt = Glrt(
+    Scope(
+        covers="one",
+        attackers="one test of presence (the best only for a uniform direction)",
+        prior="presence of one record",
+        known="the noise multiplier and the norm",
+        not_said="a bound on reconstruction or identification",
+        equation="Kaissis et al. 2023; sheet H10",
+    )
+)

@@ -1,0 +1,277 @@
+"""Older bounds, for comparison: floors on unbiased attackers, and gammas from Renyi privacy.
+
+The floors say nothing of attackers with a bias: a zero image, shrinkage, a prior or a network beats
+them. The gammas cover every attacker and are looser than `identification.gaussian`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from leakbound.bounds.identification import _log
+from leakbound.bounds.law import Array, Law, Scope, non_negative, one, whole
+
+RANK = 1e-12
+"""Eigenvalues below this part of the largest count as 0: directions that are not released."""
+
+
+@dataclass(frozen=True)
+class Guo(Law):
+    """Least mean squared error of an unbiased attacker, from the 2-Renyi divergence."""
+
+    def __call__(
+        self,
+        noise_multiplier: ArrayLike,
+        *,
+        dim: int,
+        diameters: ArrayLike,
+        steps: ArrayLike = 1,
+    ) -> Any:
+        """mean(diameters^2) / 4 / (e^epsilon - 1), epsilon = 4 steps / noise^2 (replace one).
+
+        Two records are compared, so their clipped gradients differ by up to two clip norms.
+
+        Shapes: noise_multiplier and steps broadcast; diameters a number or (dim,).
+
+        Args:
+            noise_multiplier: noise standard deviation / clip norm.
+            dim: N, the number of values of one record.
+            diameters: how far apart two records can be in each value, input units.
+            steps: full-batch steps, composed adaptively.
+
+        Returns:
+            A floor on the mean squared error a value, input units squared; infinite without
+            information, where there is no unbiased attacker.
+
+        Raises:
+            ValueError: diameters of another shape, a number outside its range.
+
+        Source: Guo et al. 2022, with the epsilon of sheet H13.
+
+        Example:
+            >>> round(guo_floor(2.0, dim=4, diameters=1.0), 4)
+            0.1455
+        """
+        sigma, count = non_negative("noise_multiplier", noise_multiplier), whole("steps", steps)
+        n, wide = int(whole("dim", dim)), non_negative("diameters", diameters)
+        if wide.shape not in ((), (n,)):
+            raise ValueError(f"diameters has shape {wide.shape}; give a number or ({n},)")
+        with np.errstate(divide="ignore", over="ignore"):
+            square = float((wide**2).mean())
+            told = np.asarray(np.expm1(4 * count / sigma**2))
+            return one(np.where(square > 0, square / 4 / np.where(square > 0, told, 1.0), 0.0))
+
+
+@dataclass(frozen=True)
+class FisherFloor(Law):
+    """Least mean squared error of an unbiased attacker at one record: tr(I^+) / N."""
+
+    def __call__(self, information: ArrayLike) -> Any:
+        """The Cramer-Rao floor; directions of no information are left out, not counted as known.
+
+        Information adds over steps, and a step that samples the record at a rate q has at most q
+        times its information. After full clipping of a linear trap the norm is not released: the
+        floor is that on the tangent space. 1 / dfil^2 is a weaker one.
+
+        Shapes: information (..., N, N), symmetric; the answer (...).
+
+        Args:
+            information: Fisher information of the record, J^T J / (noise clip_norm)^2 with J the
+                Jacobian of the clipped gradient.
+
+        Raises:
+            ValueError: no square symmetric matrices, or a negative eigenvalue.
+
+        Source: Hannun et al. 2021, Guo et al. 2022 (sheet H13).
+
+        Example:
+            >>> fisher_floor([[4.0, 0.0], [0.0, 1.0]])
+            0.625
+        """
+        values = _spectrum(information)
+        kept = _kept(values)
+        inverse = np.divide(1.0, values, out=np.zeros_like(values), where=kept)
+        return one(inverse.sum(-1) / values.shape[-1])
+
+
+@dataclass(frozen=True)
+class FisherLoss(Law):
+    """What a release tells of one record: the root of the largest eigenvalue of I."""
+
+    def __call__(self, information: ArrayLike) -> Any:
+        """eta: any unbiased estimate of any unit combination errs by at least 1 / eta (rms).
+
+        Shapes: information (..., N, N); the answer (...).
+
+        Raises:
+            ValueError: as `fisher_floor`.
+
+        Source: Hannun et al. 2021.
+
+        Example:
+            >>> hannun_loss([[4.0, 0.0], [0.0, 1.0]])
+            2.0
+        """
+        return one(np.sqrt(_spectrum(information)[..., -1]))
+
+
+@dataclass(frozen=True)
+class Dfil(Law):
+    """The diagonal Fisher information loss: 1 / dfil^2 is a floor below `fisher_floor`."""
+
+    def __call__(self, information: ArrayLike) -> Any:
+        """sqrt(tr(I) / N), or sqrt(N tr(I)) / r where only r directions are released.
+
+        Shapes: information (..., N, N); the answer (...).
+
+        Raises:
+            ValueError: as `fisher_floor`.
+
+        Source: Guo et al. 2022 (sheet H13).
+
+        Example:
+            >>> round(dfil([[4.0, 0.0], [0.0, 1.0]]) ** 2, 9)
+            2.5
+        """
+        values = _spectrum(information)
+        rank = np.maximum(_kept(values).sum(-1), 1)
+        return one(np.sqrt(values.shape[-1] * values.sum(-1)) / rank)
+
+
+@dataclass(frozen=True)
+class Balle(Law):
+    """gamma <= (kappa e^epsilon)^((order - 1) / order), from Renyi or pure privacy."""
+
+    def __call__(
+        self,
+        epsilon: ArrayLike,
+        *,
+        order: ArrayLike = np.inf,
+        kappa: ArrayLike | None = None,
+        log_kappa: ArrayLike | None = None,
+    ) -> Any:
+        """Most probability of reaching a goal whose blind success is kappa.
+
+        Shapes: all broadcast.
+
+        Args:
+            epsilon: of (order, epsilon) Renyi privacy, at least 0, against the run without.
+            order: above 1; infinite for pure epsilon-DP.
+            kappa: blind success, in [0, 1]; or
+            log_kappa: its natural logarithm.
+
+        Raises:
+            ValueError: an order of 1 or below, negative epsilon, kappa outside [0, 1].
+
+        Source: Balle et al. 2022.
+
+        Example:
+            >>> round(balle_gamma(np.log(3.0), kappa=0.1), 9)
+            0.3
+        """
+        spent, degree = non_negative("epsilon", epsilon), np.asarray(order, float)
+        if not np.all(degree > 1):
+            raise ValueError(f"order is {order!r}; give numbers above 1, infinity for pure privacy")
+        spent, blind = np.broadcast_arrays(spent, _log(kappa, log_kappa))
+        most = np.where(spent == np.inf, 0.0, blind + np.where(spent == np.inf, 0.0, spent))
+        return one(np.exp(np.minimum(0.0, most * (1 - 1 / degree))))
+
+
+@dataclass(frozen=True)
+class GaussianRenyi(Law):
+    """`balle_gamma` of the Gaussian mechanism at its best order."""
+
+    def __call__(
+        self,
+        noise_multiplier: ArrayLike,
+        *,
+        kappa: ArrayLike | None = None,
+        log_kappa: ArrayLike | None = None,
+        steps: ArrayLike = 1,
+    ) -> Any:
+        """exp(-(sqrt(log 1/kappa) - mu / sqrt 2)^2), mu = sqrt(steps) / noise; 1 from mu on.
+
+        Order a costs a mu^2 / 2 (add or remove one); a = sqrt(2 log 1/kappa) / mu is the best one.
+
+        Shapes: all broadcast.
+
+        Args:
+            noise_multiplier: noise standard deviation / clip norm.
+            kappa: blind success, in [0, 1]; or
+            log_kappa: its natural logarithm.
+            steps: full-batch steps, composed adaptively.
+
+        Raises:
+            ValueError: kappa outside [0, 1], negative noise, steps below 1.
+
+        Source: Balle et al. 2022; sheet H13 for the divergence.
+
+        Example:
+            >>> round(renyi_gamma(1.0, kappa=0.1), 4)
+            0.5186
+        """
+        sigma, count = non_negative("noise_multiplier", noise_multiplier), whole("steps", steps)
+        sigma, blind, count = np.broadcast_arrays(sigma, _log(kappa, log_kappa), count)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            room = np.sqrt(-blind) - np.sqrt(count / 2) / sigma
+            found = np.where(room > 0, np.exp(-(room**2)), 1.0)
+        return one(found)
+
+
+def _spectrum(information: ArrayLike) -> Array:
+    matrix = np.asarray(information, float)
+    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2] or not np.isfinite(matrix).all():
+        raise ValueError(f"information has shape {matrix.shape}; give finite (..., N, N) matrices")
+    size = np.abs(matrix).max(initial=0.0)
+    if np.abs(matrix - matrix.swapaxes(-1, -2)).max(initial=0.0) > 1e-9 * size:
+        raise ValueError("information is not symmetric; give J^T J / (noise clip_norm)^2")
+    values = np.linalg.eigvalsh(matrix)
+    if values.min(initial=0.0) < -1e-9 * size:
+        raise ValueError(f"information has the eigenvalue {values.min():.3g}; none is below 0")
+    return np.maximum(values, 0.0)
+
+
+def _kept(values: Array) -> Array:
+    return np.asarray((values > RANK * values[..., -1:]) & (values > 0))
+
+
+_UNBIASED = "unbiased attackers only"
+_BIASED = "anything about attackers with a bias: a zero image, shrinkage, a prior, a network"
+
+guo_floor = Guo(
+    Scope(
+        covers="equivariant",
+        attackers=_UNBIASED,
+        prior="every record of a domain with the given diameters",
+        known="everything but the record and the noise",
+        not_said=_BIASED,
+        equation="Guo et al. 2022; sheet H13",
+    )
+)
+fisher_floor = FisherFloor(
+    Scope(
+        covers="equivariant",
+        attackers=_UNBIASED,
+        prior="the one record at which the Jacobian was taken",
+        known="everything but the record and the noise",
+        not_said=_BIASED,
+        equation="Hannun et al. 2021; Guo et al. 2022; sheet H13",
+    )
+)
+hannun_loss = FisherLoss(fisher_floor.scope)
+dfil = Dfil(fisher_floor.scope)
+balle_gamma = Balle(
+    Scope(
+        covers="all",
+        attackers="all attackers of a mechanism with the stated privacy",
+        prior="averaged over the prior that kappa is computed for; other records fixed or known",
+        known="everything but the record and the noise",
+        not_said="a bound for one given record, or for a sharper prior",
+        equation="Balle et al. 2022",
+    )
+)
+renyi_gamma = GaussianRenyi(balle_gamma.scope)
