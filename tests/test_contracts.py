@@ -25,6 +25,7 @@ from leakbound.defenses import (
     LocalOptimalPruning,
     MagnitudePruning,
     Mean,
+    NoisyCopy,
     OptimalNoise,
     OptimalPruning,
     SecureAggregation,
@@ -61,6 +62,7 @@ DEFENSES = {
     "local_optimal_pruning": [LocalOptimalPruning(0.7), LocalOptimalPruning(utility_share=0.9)],
     "magnitude_pruning": [MagnitudePruning(0.7), MagnitudePruning(0.99, scope="global")],
     "mean": [Mean()],
+    "noisy_copy": [NoisyCopy(0.1), NoisyCopy(5.0)],
     "optimal_dp_sgd": [optimal_dp_sgd(0.05, 0.1)],
     "optimal_noise": [
         OptimalNoise(0.1),
@@ -127,9 +129,14 @@ CHAINS = [
     chain(MagnitudePruning(0.5), OptimalNoise(0.1)),
     chain(GaussianNoise(0.1), OptimalNoise(0.1)),
     chain(MagnitudePruning(0.5), GaussianNoise(0.1), Color()),
+    chain(NoisyCopy(0.1), dp_sgd(1.0, 0.5)),
+    chain(NoisyCopy(0.1), MagnitudePruning(0.5), GaussianNoise(0.1), SecureAggregation(2)),
+    chain(LocalAggregation(2, 0.1), NoisyCopy(0.1)),
+    chain(HiddenDropout(0.5), NoisyCopy(0.1), Clip(0.1)),
 ]
 FEW = {
     "candidate_likelihood": attacks.CandidateLikelihood(),
+    "constant_image": attacks.ConstantImage(),
     "dlg": attacks.dlg(steps=5, restarts=1),
     "gradient_matching": GradientMatching(distance="cosine_layers", steps=10),
     "idlg": attacks.idlg(steps=5, restarts=2),
@@ -142,6 +149,8 @@ FEW = {
     "law_evolution": attacks.LawEvolution(population=4, generations=2),
     "law_matching": attacks.LawMatching(steps=5),
     "linear_inversion": LinearInversion(),
+    "linear_trap": attacks.LinearTrap(),
+    "mean_image": attacks.MeanImage(),
     "variance_readout": attacks.VarianceReadout(),
 }
 
@@ -166,8 +175,22 @@ def test_attack(attack):
         BestOf(GradientMatching(distance="manhattan", steps=5), 2),
         GradientMatching(distance="euclidean", labels="joint", schedule="cosine", steps=10),
         GradientMatching(labels="inferred", initialization="uniform", box=False, steps=10),
+        attacks.LinearTrap("unbiased", inside=True, scale=10.0),
+        attacks.LinearTrap("shrinkage", bias=True, norm=3.0),
+        attacks.LinearTrap("gamma", eta=0.01, rows=1),
+        attacks.LinearTrap("division", inside=True),
+        attacks.ConstantImage(2.0),
     ],
-    ids=["manhattan", "joint", "inferred"],
+    ids=[
+        "manhattan",
+        "joint",
+        "inferred",
+        "unbiased trap",
+        "shrinkage trap",
+        "gamma trap",
+        "division trap",
+        "constant",
+    ],
 )
 def test_attack_variants(attack):
     check_attack(attack)

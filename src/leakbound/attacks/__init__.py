@@ -5,6 +5,7 @@ Every attack class and preset exported here is an attack of the audit, under its
 
 from leakbound.attacks.analytic import LinearInversion
 from leakbound.attacks.base import Attack, BestOf
+from leakbound.attacks.blind import ConstantImage, MeanImage
 from leakbound.attacks.labels import infer_labels
 from leakbound.attacks.matching import GradientMatching
 from leakbound.attacks.presets import (
@@ -19,16 +20,20 @@ from leakbound.attacks.presets import (
     settings_hash,
 )
 from leakbound.attacks.private_law import CandidateLikelihood
+from leakbound.attacks.trap import LinearTrap
 from leakbound.attacks.variance import LawEvolution, LawMatching, VarianceReadout
 
 __all__ = [
     "Attack",
     "BestOf",
     "CandidateLikelihood",
+    "ConstantImage",
     "GradientMatching",
     "LawEvolution",
     "LawMatching",
     "LinearInversion",
+    "LinearTrap",
+    "MeanImage",
     "VarianceReadout",
     "dlg",
     "idlg",

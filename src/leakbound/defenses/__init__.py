@@ -6,6 +6,7 @@ Every name exported here is a defense of the audit, under its snake_case name.
 from leakbound.defenses.base import Chain, Defense, chain
 from leakbound.defenses.dpsgd import dp_sgd
 from leakbound.defenses.noise import GaussianMechanism, GaussianNoise, LaplaceNoise
+from leakbound.defenses.noisy_copy import NoisyCopy
 from leakbound.defenses.optimal import LocalOptimalNoise, OptimalNoise, optimal_dp_sgd
 from leakbound.defenses.optimal_pruning import LocalOptimalPruning, OptimalPruning
 from leakbound.defenses.pruning import GradientDropout, MagnitudePruning
@@ -30,6 +31,7 @@ __all__ = [
     "LocalOptimalPruning",
     "MagnitudePruning",
     "Mean",
+    "NoisyCopy",
     "OptimalNoise",
     "OptimalPruning",
     "SecureAggregation",

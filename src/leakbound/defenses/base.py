@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from leakbound.covariance import LowRank, Structured
+from leakbound.defenses.order import check_order, check_pairs
 from leakbound.random import Source, stream
 from leakbound.types import (
     ClientContext,
@@ -50,6 +51,8 @@ class Defense:
         private_law: its noise or mask is chosen from the client's batch, and tells of it.
         plain_gradient: what it promises holds for the gradient of the task as it was sent, so no
             other link may change the local training.
+        replaces_records: it computes the rows anew from other records than the client's, so nothing
+            may change rows before it, and nothing after it may read the client's records.
         opens: it changes the coordinates of rows; a later link that `closes` the same must undo
             it. None where it does not.
         closes: it undoes a link that `opens` the same; None where it undoes nothing.
@@ -67,8 +70,14 @@ class Defense:
     keeps_mask: ClassVar[bool] = False
     private_law: ClassVar[bool] = False
     plain_gradient: ClassVar[bool] = False
+    replaces_records: ClassVar[bool] = False
     opens: ClassVar[Hashable] = None
     closes: ClassVar[Hashable] = None
+
+    @property
+    def changes_training(self) -> bool:
+        """Whether it changes the task before gradients exist."""
+        return type(self).prepare is not Defense.prepare
 
     @property
     def guarantee(self) -> Guarantee:
@@ -171,7 +180,7 @@ class Chain(Defense):
     def __post_init__(self) -> None:
         nested = [link.links if isinstance(link, Chain) else (link,) for link in self.links]
         object.__setattr__(self, "links", tuple(link for part in nested for link in part))
-        _check_order(self.links, self.starts)
+        check_order(self.links, self.starts)
 
     @property
     def starts(self) -> Unit:
@@ -294,7 +303,7 @@ def chain(*links: Defense) -> Chain:
 returns one row per client; put ClipExamples(clip_norm=1.0) first
     """
     whole = Chain(links)
-    _check_pairs(whole.links)
+    check_pairs(whole.links)
     return whole
 
 
@@ -313,87 +322,3 @@ def _sketched(whole: Chain) -> Update:
     for link in together.links:
         update = link._sketch(update)
     return update
-
-
-def _first(links: tuple[Defense, ...]) -> str:
-    """Who decided what the client's rows are, for a message."""
-    wants = next((repr(link) for link in links if Unit.CLIENT not in link.accepts), None)
-    return f"{wants} later in the chain asks for" if wants else "the client gives"
-
-
-def _check_order(links: tuple[Defense, ...], start: Unit) -> None:
-    _check_training(links, start)
-    _check_units(links, start)
-    _check_bounds(links)
-
-
-def _check_training(links: tuple[Defense, ...], start: Unit) -> None:
-    plain = next((link for link in links if link.plain_gradient), None)
-    for link in links:
-        if type(link).prepare is Defense.prepare:
-            continue
-        if start not in link.accepts:
-            raise ValueError(
-                f"{link!r} changes the local training of a whole client, but {_first(links)} one "
-                f"row per {start.noun}; they cannot be combined"
-            )
-        if plain is not None:
-            raise ValueError(
-                f"{link!r} changes the local training, but what {plain!r} promises holds for the "
-                "plain gradient alone; set its level in another way (noise_std)"
-            )
-
-
-def _check_units(links: tuple[Defense, ...], unit: Unit) -> None:
-    before: Defense | None = None
-    for link in links:
-        if unit not in link.accepts:
-            wanted = " or ".join(u.noun for u in sorted(link.accepts))
-            source = f"{before!r} before it returns" if before else _first(links)
-            advice = (
-                f"put {link!r} first"
-                if min(link.accepts) < unit
-                else f"put a link that makes {wanted} rows before it"
-            )
-            raise ValueError(
-                f"{link!r} takes one row per {wanted}, but {source} one row per {unit.noun}; "
-                f"{advice}"
-            )
-        unit, before = link.returns(unit), link
-
-
-def _check_bounds(links: tuple[Defense, ...]) -> None:
-    bounded = False
-    before: Defense | None = None  # where nothing bounds: who undid it, or the last link
-    for link in links:
-        if link.needs_bound and not bounded:
-            source = f"{before!r} before it" if before else "the plain gradient"
-            raise ValueError(
-                f"{link!r} needs rows to which one example adds a bounded amount, but {source} "
-                "bounds nothing; put ClipExamples before it"
-            )
-        if link.gives_bound:
-            bounded = True
-        elif not (link.keeps_law and link.keeps_bound) or link.uses_context:
-            bounded, before = False, link
-        elif not bounded and before is None:
-            before = link
-
-
-def _check_pairs(links: tuple[Defense, ...]) -> None:
-    """Every link that changes the coordinates is undone by a later one, innermost first."""
-    waiting: list[Defense] = []
-    for link in links:
-        if link.closes is not None and waiting:
-            opener = waiting.pop()
-            if opener.opens != link.closes:
-                raise ValueError(
-                    f"{link!r} does not undo {opener!r} before it; give both the same settings"
-                )
-        if link.opens is not None:
-            waiting.append(link)
-    if waiting:
-        raise ValueError(
-            f"{waiting[-1]!r} leaves rows in other coordinates, and nothing undoes it; put Color "
-            "of the same settings after it"
-        )

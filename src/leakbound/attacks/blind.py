@@ -1,0 +1,77 @@
+"""Guesses that look at no update: what an attack has to beat."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from leakbound.attacks.base import Attack, boxed
+from leakbound.types import NotApplicable, Observation, Reconstruction
+
+VANISHED = "gradient vanished: the update is zero everywhere"
+
+
+def public_images(observation: Observation) -> Tensor | None:
+    """Public images (n, *S): the attacker's own, else those that came with the task."""
+    public = observation.auxiliary or observation.task.public
+    return None if public is None else public.inputs
+
+
+@dataclass(frozen=True)
+class ConstantImage(Attack):
+    """Answer one gray value everywhere, whatever was sent.
+
+    Args:
+        value: the gray value, moved into the input range; None: the mean of all public pixels,
+            which has the least mean squared error of all constants over public images. 0 is the
+            zero image, which beats the unbiased estimator of a trap once N noise^2 > 1.
+
+    Raises:
+        NotApplicable: None, and there are no public images.
+    """
+
+    value: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.value is not None and not math.isfinite(self.value):
+            raise ValueError(f"value is {self.value!r}; give a finite number or None")
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+        """The constant; the generator is not used."""
+        value = self.value
+        if value is None:
+            value = float(_some_public(observation).double().mean())
+        shape = observation.input_shape
+        return _blind(observation, torch.full(shape, value, dtype=torch.float64))
+
+
+@dataclass(frozen=True)
+class MeanImage(Attack):
+    """Answer the mean public image, whatever was sent: the best guess without an update.
+
+    Raises:
+        NotApplicable: there are no public images of the input's shape.
+    """
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+        """The mean; the generator is not used."""
+        public = _some_public(observation)
+        if tuple(public.shape[1:]) != observation.input_shape:
+            raise NotApplicable("public images have another shape than the input")
+        return _blind(observation, public.double().mean(0))
+
+
+def _some_public(observation: Observation) -> Tensor:
+    public = public_images(observation)
+    if public is None:
+        raise NotApplicable("there are no public images to take a mean of")
+    return public
+
+
+def _blind(observation: Observation, image: Tensor) -> Reconstruction:
+    inputs = image.to(observation.update.rows).expand(observation.batch_shape).clone()
+    problem = None if bool(observation.update.rows.any()) else VANISHED
+    return Reconstruction(boxed(inputs, observation.task), observation.labels, problem=problem)

@@ -1,0 +1,372 @@
+"""A malicious server's linear trap: a layer whose gradient is the input itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from leakbound import check
+from leakbound.attacks.base import Attack, boxed, expected_rows, seen_task
+from leakbound.attacks.blind import VANISHED, public_images
+from leakbound.attacks.trap_estimators import (
+    Reading,
+    most_often,
+    shrinkage,
+    sphere_mean,
+    unbiased,
+)
+from leakbound.types import (
+    Loss,
+    NotApplicable,
+    Observation,
+    Reconstruction,
+    Server,
+    Task,
+)
+
+ESTIMATORS = ("optimal", "unbiased", "shrinkage", "gamma", "division")
+MOST_NORMS, TURNS = 64, 100
+
+
+class Trap(nn.Module):
+    """A linear layer on the flattened input, beside a model or in its place.
+
+    The output (B, K + rows) is the model's (B, K), if it is there, and the trap's.
+    """
+
+    def __init__(
+        self, features: int, rows: int, scale: float, bias: bool, inner: nn.Module | None
+    ) -> None:
+        super().__init__()
+        self.layer = nn.Linear(features, rows, bias).requires_grad_(False)
+        self.inner, self.rows, self.scale = inner, rows, scale
+        self.training = False
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The outputs of the model and of the trap."""
+        caught: Tensor = self.scale * self.layer(inputs.flatten(1))
+        if self.inner is None:
+            return caught
+        output = self.inner(inputs)
+        if output.ndim != 2:
+            raise ValueError(
+                f"the model's output has shape {tuple(output.shape)}; a trap inside a model needs "
+                "(B, K): give inside=False"
+            )
+        return torch.cat([output, caught], 1)
+
+
+@dataclass(frozen=True)
+class TrapLoss:
+    """The mean over the batch of the sum of the trap's outputs, plus the model's own loss."""
+
+    rows: int
+    inner: Loss | None = None
+
+    def __call__(self, output: Tensor, labels: Tensor) -> Tensor:
+        """The loss of outputs (B, K + rows)."""
+        caught = output[:, output.shape[1] - self.rows :].sum(1).mean()
+        if self.inner is None:
+            return caught
+        return self.inner(output[:, : output.shape[1] - self.rows], labels) + caught
+
+
+@dataclass(frozen=True)
+class LinearTrap(Attack):
+    """A malicious server plants a linear layer whose gradient holds copies of the input.
+
+    It sends f(X) = W X with the sum of the outputs as loss: the gradient of each of the `rows` rows
+    of W is X itself, and the noisy copies are averaged. With clipping to C the noise on the average
+    is as small as it can be if rows >= ceil((C / (scale min |X|))^2); the default reaches C =
+    4 min |X| at scale 1. The rows are weighted by their known noise (the plain mean where it is
+    alike), and what clipping and other known parts of the defense did to the scale is found by
+    simulating the client. The noise is taken as white. An unknown defense is taken to clip nothing,
+    and its noise is read from the scatter of the rows.
+
+    Several examples in one update row: the trap sees their mean, and the mean is the answer for
+    each, with a `problem` that says so.
+
+    Args:
+        estimator: "unbiased" (paper C's), "shrinkage" (best multiple of it), "optimal" (least mean
+            squared error for a uniformly random direction), "gamma" (reaches the error `eta` as
+            often as any estimator can), or "division" (weight gradient over bias gradient, row by
+            row, then the mean: an error that has no mean under noise; it plants a bias).
+        rows: M, how often the input is copied.
+        scale: factor on the trap's outputs; a larger one does what more rows do.
+        inside: keep the model beside the trap (its parameters are a norm sink), else the trap is
+            all of the model.
+        bias: give the trap a trainable bias, whose gradient takes its share of the clip norm: the
+            noise is then that of |X|^2 + 1 (paper C wants none).
+        norm: |X| if the attacker knows it. None: where nothing was clipped the scale needs no
+            norm, and |X| is read from the update; else the mean norm of those public images that
+            agree with the update (of uniform pixels, if none are public): the radius with the
+            least expected squared error.
+        eta: mean squared error that "gamma" aims at, in input units squared.
+        features: number of input values; None: that of the public images.
+
+    Guarantees: answers lie in the input range. Moving them there lowers their error, so the laws
+    of bounds.from_scratch hold for `estimate`, and for answers where the range is wide.
+
+    Raises:
+        NotApplicable: an honest server, or a task without public images and `features`.
+
+    Source: Riess et al. (paper C), section IV, corrected: docs/errata.md.
+
+    Example:
+        >>> from leakbound.random import stream
+        >>> from leakbound.types import Batch, ThreatModel
+        >>> from leakbound.protocol import play
+        >>> trap = LinearTrap("unbiased", features=4)
+        >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
+        >>> batch = Batch(torch.tensor([[[[0.1, 0.2], [0.3, 0.4]]]]), torch.tensor([0]))
+        >>> from leakbound.defenses import chain
+        >>> threat = ThreatModel(server=Server.MALICIOUS)
+        >>> sources = [stream(0, "client"), stream(0, "cohort")]
+        >>> seen = play(task, [batch], chain(), sources, threat=threat, attack=trap).observation
+        >>> trap(seen, stream(0, "attack")).inputs.flatten()
+        tensor([0.1000, 0.2000, 0.3000, 0.4000])
+    """
+
+    estimator: str = "optimal"
+    rows: int = 16
+    scale: float = 1.0
+    inside: bool = False
+    bias: bool = False
+    norm: float | None = None
+    eta: float | None = None
+    features: int | None = None
+
+    def __post_init__(self) -> None:
+        check.one_of(ESTIMATORS, estimator=self.estimator)
+        check.count(rows=self.rows)
+        check.positive(scale=self.scale)
+        if self.norm is not None:
+            check.positive(norm=self.norm)
+        if self.features is not None:
+            check.count(features=self.features)
+        if self.eta is not None:
+            check.positive(eta=self.eta)
+        elif self.estimator == "gamma":
+            raise ValueError("eta is None; give the squared error that 'gamma' is to reach")
+
+    def plant(self, task: Task) -> Task:
+        """The trap in place of the model, or beside it; the task itself where no size is known."""
+        features = self.features
+        if features is None:
+            if task.public is None:
+                return task
+            features = task.public.inputs[0].numel()
+        inner = task.model if self.inside else None
+        bias = self.bias or self.estimator == "division"
+        model = Trap(features, self.rows, self.scale, bias, inner).to(task.parameters)
+        weights = task.parameters.new_zeros(self.rows * (features + bias))
+        loss = TrapLoss(self.rows, task.loss if self.inside else None)
+        if not self.inside:
+            return replace(task, model=model, parameters=weights, loss=loss, buffers={})
+        buffers = {f"inner.{name}": value for name, value in task.buffers.items()}
+        parameters = torch.cat([weights, task.parameters])
+        return replace(task, model=model, parameters=parameters, loss=loss, buffers=buffers)
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+        """Read the trap; the generator is not used."""
+        guess = self.estimate(observation)
+        inputs = boxed(
+            guess.to(observation.update.rows).reshape(observation.batch_shape), _task(observation)
+        )
+        problem = None
+        if not bool(_caught(observation).any()):
+            problem = VANISHED
+        elif max(observation.update.examples) > 1:
+            problem = f"the answer is the mean of {max(observation.update.examples)} inputs"
+        return Reconstruction(inputs, observation.labels, problem=problem)
+
+    def estimate(self, observation: Observation) -> Tensor:
+        """The estimates before they are moved into the input range, (examples, N), float64.
+
+        Raises:
+            NotApplicable: as for the whole attack.
+        """
+        if self.estimator == "division":
+            each = _ratios(observation)
+        else:
+            each = torch.stack([self._estimate(r) for r in _Reader(self.norm, observation).all()])
+        counts = torch.tensor(observation.update.examples, device=each.device)
+        return each.repeat_interleave(counts, 0)
+
+    def _estimate(self, reading: Reading) -> Tensor:
+        if self.estimator == "unbiased":
+            return unbiased(reading)
+        if self.estimator == "shrinkage":
+            return shrinkage(reading)
+        if self.estimator == "optimal":
+            return sphere_mean(reading)
+        assert self.eta is not None  # checked at construction
+        return most_often(reading, self.eta)
+
+
+class _Reader:
+    """From the observed rows of the trap to scale, noise and norm of the record behind each.
+
+    Tensors are (R,), one entry a row of the update, unless said otherwise; float64.
+    """
+
+    def __init__(self, norm: float | None, observation: Observation) -> None:
+        self.norm, self.observation = norm, observation
+        self.task = _task(observation)
+        self.means, self.noise = _matched(observation, self.task, _caught(observation))
+        self.width = width = self.means.shape[1]
+        self.energy = self.means.square().sum(1) - width * self.noise.square()
+        low, high = self.task.input_range
+        self.largest = math.sqrt(width) * max(abs(low), abs(high))
+        self.usual = math.sqrt(width * (low * low + low * high + high * high) / 3)
+
+    def all(self) -> list[Reading]:
+        """One reading a row of the update."""
+        examples = torch.tensor(self.observation.update.examples, device=self.noise.device)
+        if int(examples.max()) > 1:
+            scale = self._scale(self._full(self.norm or float(self._public().mean())))
+            norms = self.energy.clamp_min(0).sqrt() / scale
+        elif self.norm is not None:
+            norms = self._full(self.norm)
+            scale = self._scale(norms)
+        else:
+            norms, scale = self._found()
+        rows = zip(self.means, scale.tolist(), self.noise.tolist(), norms.tolist(), strict=True)
+        return [Reading(*row) for row in rows]
+
+    def _full(self, value: float) -> Tensor:
+        return torch.full_like(self.noise, value)
+
+    def _found(self) -> tuple[Tensor, Tensor]:
+        """|X| and the scale of single records of unknown norm."""
+        noise = self.noise.square()
+        spread = (noise * (2 * self.width * noise + 4 * self.energy.clamp_min(0))).sqrt()
+        length, told = self._inverted(spread)
+        sure = told & (spread < 0.1 * self.energy)
+        norms = length if bool(sure.all()) else torch.where(sure, length, self._agreeing(spread))
+        least = 1e-12 * self.largest
+        return norms, self._scale(torch.where(told, length, norms).clamp_min(least))
+
+    def _inverted(self, spread: Tensor) -> tuple[Tensor, Tensor]:
+        """|X| as the update tells it, and where it does: a larger norm would have shown there."""
+        length = self._full(self.largest)
+        top = (length * self._scale(length)).square()
+        told = self.energy <= top * (1 - 1e-4) - 4 * spread
+        signal, least = self.energy.clamp_min(0).sqrt(), 1e-12 * self.largest
+        for _ in range(TURNS):
+            before, length = length, signal / self._scale(length)
+            length = length.clamp(least, self.largest)
+            if not bool((told & ((length - before).abs() > 1e-6 * before)).any()):
+                break
+        return length, told
+
+    def _agreeing(self, spread: Tensor) -> Tensor:
+        """The mean of the public norms, each as likely as it explains the signal's energy."""
+        norms = self._public()
+        norms = norms[torch.linspace(0, len(norms) - 1, min(len(norms), MOST_NORMS)).long()]
+        wanted = torch.stack([(r * self._scale(self._full(float(r)))).square() for r in norms])
+        slack = torch.hypot(spread, 1e-3 * torch.maximum(wanted.amax(0), self.energy.abs()))
+        away = (wanted - self.energy) / slack.clamp_min(1e-150)
+        return (-away.square() / 2).softmax(0).T @ norms
+
+    def _public(self) -> Tensor:
+        """Sorted norms (n,) of public images; of uniform pixels where none are public."""
+        public = public_images(self.observation)
+        if public is None or public[0].numel() != self.width:
+            return self.noise.new_tensor([self.usual])
+        norms: Tensor = public.flatten(1).to(self.noise).norm(dim=1)
+        return norms.clamp_min(1e-12).sort().values
+
+    def _scale(self, norms: Tensor) -> Tensor:
+        """By what records of those norms would have been multiplied, found by simulation."""
+        observation = self.observation
+        update = observation.update
+        directions = nn.functional.normalize(self.means, eps=1e-300)
+        directions[~directions.any(1)] = self.width**-0.5
+        labels = observation.labels
+        if labels is None:
+            labels = torch.zeros(observation.examples, dtype=torch.long, device=norms.device)
+        each = torch.tensor(update.examples, device=norms.device)
+        guess = (norms[:, None] * directions).repeat_interleave(each, 0)
+        guess = guess.to(update.rows).reshape(observation.batch_shape)
+        with torch.no_grad():
+            sent = expected_rows(observation, self.task, guess, labels).detach()
+        caught, _ = _matched(observation, self.task, _trap_rows(self.task, sent))
+        scale: Tensor = (caught * directions).sum(1) / norms
+        return scale.clamp_min(1e-300)
+
+
+def _task(observation: Observation) -> Task:
+    """The task that holds the trap.
+
+    Raises:
+        NotApplicable: there is no trap, and why.
+    """
+    if observation.threat.server is not Server.MALICIOUS:
+        raise NotApplicable("the server is honest: it sends the agreed model and plants no trap")
+    task = seen_task(observation)
+    if not isinstance(task.model, Trap):
+        raise NotApplicable(
+            "the model that was sent holds no linear trap: no public images tell the input's size; "
+            "give features"
+        )
+    return task
+
+
+def _caught(observation: Observation) -> Tensor:
+    """What the trap's rows sent, (R, M, N), float64."""
+    return _trap_rows(_task(observation), observation.update.rows)
+
+
+def _trap_rows(task: Task, rows: Tensor, name: str = "layer.weight") -> Tensor:
+    at = {n: (shape, start, stop) for n, shape, start, stop in task.layout}
+    shape, start, stop = at[name]
+    part: Tensor = rows[:, start:stop].reshape(len(rows), *shape)
+    return part.double()
+
+
+def _matched(observation: Observation, task: Task, caught: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows' mean (R, N) weighted by their noise, and its standard deviation (R,).
+
+    Noise of an unknown law is read from the scatter of the rows (0 where there is only one).
+    """
+    update = observation.update
+    weights = torch.ones_like(caught)
+    variance = observation.noise_variance
+    if variance is not None:
+        own = _trap_rows(task, variance)
+        loud = own.amax().clamp_min(1e-300)
+        weights = 1 / (own / loud).clamp_min(1e-12)
+    if update.mask is not None and observation.threat.defense_known:
+        weights = weights * _trap_rows(task, update.mask)
+    total = weights.sum(1)
+    mean = (weights * caught).sum(1) / total.clamp_min(1e-300)
+    if variance is not None:
+        each = (weights.square() * own).sum(1) / total.square().clamp_min(1e-300)
+        seen = (total > 0).sum(1).clamp_min(1)
+        return mean, ((each * (total > 0)).sum(1) / seen).sqrt()
+    copies = caught.shape[1]
+    rest = weights * (caught - mean[:, None]).square()
+    scatter = rest.sum((1, 2)) / weights.sum((1, 2)).clamp_min(1e-300)
+    return mean, (scatter / max(1, copies - 1)).sqrt()
+
+
+def _ratios(observation: Observation) -> Tensor:
+    """dW_j / db_j, the mean over the rows whose bias gradient is not zero, (R, N).
+
+    Raises:
+        NotApplicable: the trap that was planted has no bias.
+    """
+    task = _task(observation)
+    assert isinstance(task.model, Trap)  # as _task found
+    if task.model.layer.bias is None:
+        raise NotApplicable("the trap that was planted has no bias to divide by")
+    weight = _caught(observation)
+    bias = _trap_rows(task, observation.update.rows, "layer.bias")
+    used = bias != 0
+    each = torch.where(used[..., None], weight / torch.where(used, bias, 1)[..., None], 0)
+    mean: Tensor = each.sum(1) / used.sum(1, keepdim=True).clamp_min(1)
+    return mean
