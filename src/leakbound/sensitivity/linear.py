@@ -19,8 +19,8 @@ from leakbound.sensitivity.dual import joined, parted
 class ConstantWeights(TorchFunctionMode):
     """While active, linear maps and 2-d convolutions treat their weights as constants.
 
-    Only calls on weights that neither require a gradient nor carry a tangent are replaced; values
-    and derivatives are those of PyTorch up to rounding.
+    Only calls on weights that neither require a gradient nor carry a tangent are replaced, and
+    plain cross-entropy; values and derivatives are those of PyTorch up to rounding.
     """
 
     def __torch_function__(
@@ -36,6 +36,12 @@ class ConstantWeights(TorchFunctionMode):
             if known and _constant(weight) and _constant(bias):
                 how = (stride, padding, dilation, groups)
                 return _Conv.apply(x, weight, bias, how)  # type: ignore[no-untyped-call]
+        if func is nn.functional.cross_entropy and len(args) == 2 and not kwargs:
+            x, labels = args
+            whole = labels.ndim == 1 and not labels.is_floating_point()
+            if x.ndim == 2 and whole and bool((labels >= 0).all()):
+                # PyTorch's own tangent of this takes as long as a layer
+                return -torch.log_softmax(x, 1).gather(1, labels[:, None]).mean()
         return func(*args, **(kwargs or {}))
 
 

@@ -138,10 +138,10 @@ def _run(
         moving = joined(inputs.detach().requires_grad_(), tangents)
         with _recorded(task.model, found.layers) as records, ConstantWeights():
             output = functional_call(task.model, tensors, (moving,))
+            loss = task.loss(output, labels) * len(inputs)
         if not all(_fits(record, len(inputs)) for record in records.values()):
             return None
         outs = [record.out for record in records.values()]
-        loss = task.loss(output, labels) * len(inputs)
         deltas = torch.autograd.grad(loss, outs, create_graph=found.twice, materialize_grads=True)
         return {
             name: Tapped(*_parted(record.a), *_parted(delta))
