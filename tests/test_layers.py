@@ -21,15 +21,17 @@ LAYERS = (
     {"protocol", "registry"},
     {"audit", "testing"},
     {"commands", "experiments"},
+    {"commands_risk"},
     {"cli"},
 )
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 ONLY_FROM = {
     "cli": set(),
     "testing": set(),
-    "commands": {"cli"},
+    "commands": {"cli", "commands_risk"},
+    "commands_risk": {"cli"},
     "experiments": {"commands"},
-    "report": {"commands"},
+    "report": {"commands", "commands_risk"},
 }
 
 

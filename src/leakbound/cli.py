@@ -1,4 +1,4 @@
-"""The command line: audit, attack, report, list. Heavy imports happen inside the commands."""
+"""The command line. Heavy imports happen inside the commands."""
 
 from __future__ import annotations
 
@@ -87,9 +87,97 @@ class List:
     """Print JSON instead of tables."""
 
 
+@dataclass(frozen=True)
+class Bound:
+    """How likely is it that a record is rebuilt, with this noise? Both edges of the answer.
+
+    The lower edge is attained by the best attack on a linear trap, the upper one exceeded by none.
+    """
+
+    noise_multiplier: float
+    """Noise standard deviation / clip norm."""
+    data: str | None = None
+    """Take the number of values and the norms from this data source."""
+    dim: int | None = None
+    """Values of one record; needed without --data."""
+    norm: Annotated[tuple[float, ...] | None, arg(metavar="LEAST [MOST]")] = None
+    """Norm of the records, the least first; needed without --data."""
+    steps: int = 1
+    """Steps of the training."""
+    sampling_rate: float = 1.0
+    """Chance that a step holds a given record."""
+    participation: Literal["visible", "hidden"] = "visible"
+    """Whether the attacker sees which steps hold the record (a server that picks clients does)."""
+    psnr: tuple[float, ...] = (10.0, 15.0, 20.0, 25.0, 30.0)
+    """Thresholds in dB."""
+    eta: tuple[float, ...] = ()
+    """More thresholds, as mean squared errors."""
+    accept: float = 0.001
+    """The probability that you accept."""
+    prior: Literal["sphere", "gaussian", "mixture", "gallery"] = "sphere"
+    """For which records the upper edge holds: a uniform direction, or models of the data."""
+    input_range: tuple[float, float] = (0.0, 1.0)
+    """Lowest and highest value of an input."""
+    delta: float = 1e-5
+    """At which epsilon is shown."""
+    size: int | None = None
+    """Resize the data's images."""
+    channels: int | None = None
+    """1 for gray, 3 for color."""
+    out: Annotated[Path | None, arg(metavar="DIR")] = None
+    """Write bound.json and plots here."""
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class Calibrate:
+    """Which noise (clip norm, steps, sampling rate) makes a risk acceptable?
+
+    Example: leakbound calibrate --target "psnr>=20 with probability<=0.001" --data mnist5k
+    """
+
+    target: str
+    """The accepted risk, as in "psnr>=20 with probability<=0.001" (or "mse<=0.01 with ...")."""
+    data: str | None = None
+    """Take the number of values and the norms from this data source."""
+    dim: int | None = None
+    """Values of one record; needed without --data."""
+    norm: Annotated[tuple[float, ...] | None, arg(metavar="LEAST [MOST]")] = None
+    """Norm of the records, the least first; needed without --data."""
+    steps: int = 1
+    """Steps of the training."""
+    sampling_rate: float = 1.0
+    """Chance that a step holds a given record."""
+    participation: Literal["visible", "hidden"] = "visible"
+    """Whether the attacker sees which steps hold the record (a server that picks clients does)."""
+    solve: Literal["noise_multiplier", "clip_norm", "steps", "sampling_rate"] = "noise_multiplier"
+    """What to solve for."""
+    noise_multiplier: float | None = None
+    """Noise standard deviation / clip norm, where steps or sampling_rate are solved for."""
+    noise_std: float | None = None
+    """Noise standard deviation on the sum, where the clip norm is solved for."""
+    clip_norm: float = 1.0
+    """Bound on the norm of a record's gradient."""
+    prior: Literal["sphere", "gaussian", "mixture", "gallery"] = "sphere"
+    """For which records the upper edge holds: a uniform direction, or models of the data."""
+    input_range: tuple[float, float] = (0.0, 1.0)
+    """Lowest and highest value of an input."""
+    delta: float = 1e-5
+    """At which epsilon is shown."""
+    size: int | None = None
+    """Resize the data's images."""
+    channels: int | None = None
+    """1 for gray, 3 for color."""
+    json: bool = False
+    """Print JSON."""
+
+
 Command = (
     Annotated[Audit, tyro.conf.subcommand("audit")]
     | Annotated[Attack, tyro.conf.subcommand("attack")]
+    | Annotated[Bound, tyro.conf.subcommand("bound")]
+    | Annotated[Calibrate, tyro.conf.subcommand("calibrate")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[List, tyro.conf.subcommand("list")]
 )
@@ -131,7 +219,13 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _run(command: Audit | Attack | Report | List) -> int:
+def _run(command: Audit | Attack | Bound | Calibrate | Report | List) -> int:
+    if isinstance(command, Bound | Calibrate):
+        from leakbound import commands_risk
+
+        if isinstance(command, Bound):
+            return commands_risk.bound(command)
+        return commands_risk.calibration(command)
     from leakbound import commands
 
     if isinstance(command, Audit):

@@ -13,6 +13,7 @@ from leakbound.audit import plan as plans
 from leakbound.audit.bench import Bench, one_line, one_thread
 from leakbound.audit.floors import floors, leak_map
 from leakbound.audit.pictures import strip
+from leakbound.audit.risk import risks
 from leakbound.audit.utility import train
 from leakbound.audit.verdict import UNDECIDED, verdict
 from leakbound.client import gradient
@@ -193,19 +194,13 @@ def _judge(
     record["objective"] = {"start": _short(start), "end": _short(answer.objective)}
     record["problem"] = answer.problem
     record["release"] = _release(played)
-    try:
-        record["bounds"] = [
-            {k: _short(v) if isinstance(v, float) else v for k, v in bound.items()}
-            for bound in floors(cell, bench, played)
-        ]
-    except NotApplicable as error:
-        record["bounds_note"] = " ".join(error.reason.split())
+    record |= _bounds(cell, bench, played)
     record["verdict"] = verdict(measured["psnr"], blind, cell.threshold, record["bounds"])
     if not pictures:
         return {}
     width_of = played.observation.task.input_range
     shown = [("truth", paired.truth.inputs, width_of), ("reconstruction", paired.inputs, width_of)]
-    leaks = leak_map(cell, bench, played) if record["bounds"] else None
+    leaks = leak_map(cell, bench, played) if _has_floor(record) else None
     if leaks is not None:
         shown.append(("leak_map", leaks, (0.0, 1.0)))
     files = {}
@@ -214,6 +209,25 @@ def _judge(
         files[file] = content
         record["pictures"] = {**(record["pictures"] or {}), name: file}
     return files
+
+
+def _bounds(cell: plans.Cell, bench: Bench, played: Round) -> dict[str, Any]:
+    """The floors and the risk laws of a cell, and why some are not there."""
+    found: list[dict[str, Any]] = []
+    notes: list[str] = []
+    for law in (floors, risks):
+        try:
+            found += law(cell, bench, played)
+        except NotApplicable as error:
+            notes.append(" ".join(error.reason.split()))
+    bounds = [
+        {k: _short(v) if isinstance(v, float) else v for k, v in bound.items()} for bound in found
+    ]
+    return {"bounds": bounds, "bounds_note": "; ".join(notes) or None}
+
+
+def _has_floor(record: dict[str, Any]) -> bool:
+    return any(bound.get("probability") is None for bound in record["bounds"])
 
 
 def _release(played: Round) -> dict[str, Any]:

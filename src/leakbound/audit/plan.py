@@ -90,6 +90,24 @@ class FloorSpec:
 
 
 @dataclass(frozen=True)
+class RiskSpec:
+    """The probability of a reconstruction that is accepted, where the release is private.
+
+    Attributes:
+        probability: a cell is "protected" if no attacker reaches the threshold more often; None
+            judges by no such law.
+        prior: for which images that holds: "mixture" (Gaussians fitted to public images),
+            "gaussian" (one of them), "sphere" (a uniform direction) or "gallery" (the public images
+            themselves).
+        components: leading directions of the Gaussians.
+    """
+
+    probability: float | None = 0.001
+    prior: str = "mixture"
+    components: int = 32
+
+
+@dataclass(frozen=True)
 class Cell:
     """One attack on one batch under one defense: all that its record depends on."""
 
@@ -102,6 +120,7 @@ class Cell:
     threat: ThreatModel
     threshold: float
     floor: FloorSpec = FloorSpec(kind="none")
+    risk: RiskSpec = RiskSpec(probability=None)
 
     @cached_property
     def id(self) -> str:
@@ -112,6 +131,8 @@ class Cell:
         known = plain(self)
         if self.floor == FloorSpec():
             del known["floor"]
+        if self.risk == RiskSpec():
+            del known["risk"]
         return digest(known)[:16]
 
 
@@ -155,6 +176,7 @@ class Plan:
     threshold: float = 20.0
     utility: UtilitySpec = field(default_factory=lambda: UtilitySpec(rounds=0))
     floor: FloorSpec = field(default_factory=FloorSpec)
+    risk: RiskSpec = field(default_factory=RiskSpec)
 
     def __post_init__(self) -> None:
         names = ("models", "batch_sizes", "defenses", "attacks", "seeds")
@@ -189,6 +211,7 @@ class Plan:
                 self.threat,
                 self.threshold,
                 self.floor,
+                self.risk,
             )
             for model, size, defense, attack, seed in grid
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from leakbound.audit.plan import (
     FloorSpec,
     ModelSpec,
     Plan,
+    RiskSpec,
     Spec,
     UtilitySpec,
     build_attack,
@@ -37,6 +38,7 @@ KEYS = [
     "thresholds",
     "utility",
     "floor",
+    "risk",
 ]
 NO_DEFENSE = {"name": "none"}
 
@@ -107,6 +109,7 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> Plan:
         threshold=threshold,
         utility=_utility(table),
         floor=_floor(table.get("floor", {})),
+        risk=_risk(table.get("risk", {})),
     )
     for links in plan.defenses:
         build_defense(links)
@@ -133,6 +136,19 @@ def _floor(value: Any) -> FloorSpec:
         raise ValueError("kind is 'weiss_weinstein' with prior 'flat'; it needs a Gaussian prior")
     check.one_of(["gaussian", "isotropic", "flat"], prior=spec.prior)
     check.count(components=spec.components, images=spec.images, directions=spec.directions)
+    return spec
+
+
+def _risk(value: Any) -> RiskSpec:
+    spec: RiskSpec = _dataclass(RiskSpec, "risk", value)
+    if spec.probability == 0:
+        spec = replace(spec, probability=None)
+    elif spec.probability is not None and not 0 < spec.probability < 1:
+        raise ValueError(
+            f"probability is {spec.probability!r}; give one between 0 and 1, or 0 to judge by none"
+        )
+    check.one_of(["sphere", "gaussian", "mixture", "gallery"], prior=spec.prior)
+    check.count(components=spec.components)
     return spec
 
 

@@ -74,4 +74,5 @@ def _accuracy(task: Task, bench: Bench) -> float:
 
 def _outputs(task: Task, batch: Batch) -> Tensor:
     with torch.no_grad():
-        return torch.cat([client.forward(task, few) for few in batch.inputs.split(TOGETHER)])
+        parts = torch.split(batch.inputs, TOGETHER)
+        return torch.cat([client.forward(task, few) for few in parts])

@@ -20,12 +20,14 @@ def verdict(
     """Join an attack's result and the bounds of one cell.
 
     exposed: some image reached the threshold (dB), and is closer to the truth than the guess that
-    sees no update. protected: a bound that covers all attackers excludes the threshold. protected
-    on average: a floor on the mean error of all attackers lies above the threshold's; a lucky image
-    is not excluded. undecided: neither; attacks failed, but that proves nothing.
+    sees no update. protected: a bound that covers all attackers excludes the threshold, or lets it
+    be reached with no more than the accepted probability under its prior. protected on average: a
+    floor on the mean error of all attackers lies above the threshold's; a lucky image is not
+    excluded. undecided: neither; attacks failed, but that proves nothing.
 
     Raises:
-        RuntimeError: exposed although a bound that covers all attackers excludes it: one is wrong.
+        RuntimeError: exposed although a bound that covers all attackers excludes it for certain
+            (not only with a probability): one is wrong.
 
     Example:
         >>> verdict([31.0, 12.0], [11.0, 10.0], 20.0), verdict([12.0], [11.0], 20.0)
@@ -35,8 +37,9 @@ def verdict(
         value is not None and value >= threshold and (other is None or value > other)
         for value, other in zip(psnr, blind, strict=True)
     )
-    excluded = any(b["covers"] == "all" and b["excludes_threshold"] for b in bounds)
-    if reached and excluded:
+    excluding = [b for b in bounds if b["covers"] == "all" and b["excludes_threshold"]]
+    excluded = bool(excluding)
+    if reached and any(b.get("probability") is None for b in excluding):
         raise RuntimeError("an attack reached a threshold that a bound excludes: one is wrong")
     if reached:
         return EXPOSED

@@ -61,6 +61,8 @@ _BOUND_MAY_HOLD: dict[str, type | tuple[type, ...]] = {
     "equation": (str, _NOTHING),
     "assumptions": list,
     "standard_error": (*_NUMBER, _NOTHING),
+    "probability": _NUMBER,
+    "accepted": _NUMBER,
 }
 _RUN: dict[str, tuple[type, ...]] = {
     "plan": _TABLE,
@@ -225,6 +227,9 @@ def _check_bounds(bounds: Any) -> None:
             raise _Damage(
                 f"a bound has value {bound['value']!r:.60} and psnr {bound['psnr']!r:.60}"
             )
+        for name in ("probability", "accepted"):
+            if bound.get(name) is not None and not 0 <= bound[name] <= 1:
+                raise _Damage(f"bounds.{name} is {str(bound[name])[:60]!r}")
         if not all(isinstance(text, str) for text in bound.get("assumptions") or []):
             raise _Damage("bounds.assumptions is not a list of texts")
 

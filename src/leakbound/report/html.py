@@ -113,6 +113,7 @@ def render(run: Run, *, images: bool = True) -> str:
         "significant": significant,
         "brief": brief,
         "percent": percent,
+        "chance": floors.spelled,
         "plain": tables.plain,
         "listing": listing,
         "plural": plural,
@@ -211,17 +212,21 @@ def _context(run: Run, images: bool) -> dict[str, Any]:
 
 def _verdict_words(cells: Iterable[Record]) -> list[str]:
     """The verdicts that this page explains: that of floors on the mean only where it may occur."""
-    floored = any(cell.get("bounds") or cell.get("verdict") == ON_AVERAGE for cell in cells)
+    floored = any(
+        any(map(floors.is_floor, cell.get("bounds") or [])) or cell.get("verdict") == ON_AVERAGE
+        for cell in cells
+    )
     return [word for word in VERDICTS if floored or word != ON_AVERAGE]
 
 
 def _floors(
     cells: Sequence[Record], names: tables.Names, verdicts: Sequence[tables.Verdict]
 ) -> dict[str, Any]:
-    """Floors on the mean error, their footnotes, and why there is none elsewhere."""
+    """Bounds on all attackers, their footnotes, and why one is missing elsewhere."""
     sources, notes = floors.Sources(cells).all, floors.notes(cells, names.defense)
     return {
         "ceilings": any(row.ceiling for row in verdicts),
+        "chances": any(row.chance for row in verdicts),
         "sources": sources[: floors.SHOWN],
         "more_sources": max(0, len(sources) - floors.SHOWN),
         "floorless": notes[: floors.SHOWN],

@@ -14,7 +14,7 @@ from typing import Any
 
 from scipy.special import bdtr, betaincinv
 
-from leakbound.report.floors import Ceiling, Sources, ceiling, of_mean_error
+from leakbound.report.floors import Ceiling, Chance, Sources, ceiling, chance, of_mean_error
 from leakbound.report.folder import ON_AVERAGE, Record
 
 LEVEL = 0.95
@@ -99,7 +99,8 @@ class Verdict:
 
     `attack` is the one that rebuilt the best single image, `best` that image's PSNR. `ceiling` is
     the strongest floor on all attackers' mean error, `mean_error` the same measure of the attack
-    that comes closest to it: the PSNR of its mean squared error.
+    that comes closest to it: the PSNR of its mean squared error. `chance` is the probability with
+    which any attacker reaches the threshold.
     """
 
     model: str
@@ -113,6 +114,7 @@ class Verdict:
     failed: int
     ceiling: Ceiling | None = None
     mean_error: float | None = None
+    chance: Chance | None = None
 
 
 @dataclass(frozen=True)
@@ -328,6 +330,7 @@ def _verdict(
         failed=sum(cell["status"] == "failed" for cell in cells),
         ceiling=ceiling(cells, sources),
         mean_error=max(_defined(map(of_mean_error, images.values())), default=None),
+        chance=chance(cells, sources),
     )
 
 

@@ -1,0 +1,345 @@
+"""From an accepted risk to noise, clip norm, steps or sampling rate, and to a defense."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import optimize
+
+from leakbound import check
+from leakbound.audit.corridor import MOST_STEPS, Corridor, Setting, corridor, edge_law, epsilon
+from leakbound.audit.reach import Reach, refuse_reached
+from leakbound.audit.target import Target
+from leakbound.bounds import composition, identification
+from leakbound.bounds.ladder import Rung
+from leakbound.bounds.law import positive, probability
+
+if TYPE_CHECKING:
+    from leakbound.defenses import Chain
+
+Excess = Callable[[float], float]
+Solve = Literal["noise_multiplier", "clip_norm", "steps", "sampling_rate"]
+SOLVES = ("noise_multiplier", "clip_norm", "steps", "sampling_rate")
+
+UNIFORM = "direction uniform on a sphere"
+DIGITS = 5
+"""Significant digits of an answer, rounded to the safe side."""
+NEAR = 5e-5
+"""How close a search comes, as a part of the answer."""
+KAPPA_ERROR, GAMMA_ERROR = 1e-8, 1e-9
+"""Bounds of the relative errors of log kappa and of gamma: the check moves both against us."""
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """A setting whose upper edge meets a target, and what it means.
+
+    Attributes:
+        target: the risk that was asked for.
+        solved: the name of the quantity that was solved for.
+        setting: the whole setting, with the answer in it.
+        clip_norm: per-record bound of the gradient's norm.
+        epsilon, delta: what the setting means as differential privacy (add or remove one record).
+        edges: both edges of the corridor at the target's eta.
+        prior: for which records the upper edge holds.
+        reach: what guesses that see no update reach in the data, if data were given.
+        identification_noise: the multiplier that protects against naming one of `records` records
+            with the target's probability; None where no noise does.
+        records: the number of records behind it.
+    """
+
+    target: Target
+    solved: Solve
+    setting: Setting
+    clip_norm: float
+    epsilon: float
+    delta: float
+    edges: Corridor
+    prior: str
+    reach: Reach | None = None
+    identification_noise: float | None = None
+    records: int | None = None
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise standard deviation / clip norm."""
+        return self.setting.noise_multiplier
+
+    @property
+    def noise_std(self) -> float:
+        """Noise standard deviation on the sum of clipped gradients, gradient units."""
+        return self.setting.noise_multiplier * self.clip_norm
+
+    @property
+    def less_noise(self) -> float | None:
+        """The share of noise saved against calibrating for identification only; None: no such."""
+        if not self.identification_noise or not math.isfinite(self.identification_noise):
+            return None
+        return 1 - self.noise_multiplier / self.identification_noise
+
+    def defense(self) -> Chain:
+        """DP-SGD with this clip norm and noise, ready for `audit` and `send`.
+
+        Raises:
+            ValueError: no noise is needed, so there is none to add.
+        """
+        if self.noise_multiplier == 0:
+            raise ValueError(
+                "noise_multiplier is 0: the record is sampled so rarely that the target needs no "
+                "noise; give a larger sampling_rate, more steps or a smaller probability"
+            )
+        from leakbound.defenses import dp_sgd
+
+        return dp_sgd(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
+
+
+def calibrate(
+    target: Target | str,
+    setting: Setting,
+    *,
+    solve: Solve = "noise_multiplier",
+    clip_norm: float = 1.0,
+    noise_std: float | None = None,
+    delta: float = 1e-5,
+    prior: Rung | None = None,
+    reach: Reach | None = None,
+    records: int | None = None,
+) -> Calibration:
+    """Solve for the one quantity that makes the upper edge of the corridor meet the target.
+
+    The answer is rounded to the safe side and checked with every function's error moved against us.
+
+    Args:
+        target: the accepted risk, as words or as a `Target`.
+        setting: all that is known; in it, what is solved for is ignored.
+        solve: "noise_multiplier", "clip_norm", "steps" (the most, up to 2^30) or "sampling_rate".
+        clip_norm: per-record bound of the gradient's norm, or
+        noise_std: noise standard deviation on the sum, where the clip norm is solved for.
+        delta: at which epsilon is reported.
+        prior: of the records, for the upper edge; by default a uniform direction.
+        reach: what blind guesses reach in the data; the target is refused if that is too much.
+        records: for the comparison with identification among this many.
+
+    Raises:
+        ValueError: nothing meets the target, with the reason, such as what reaches it blindly.
+
+    Source: this project; the edges: docs/errata.md, "the valid corridor".
+
+    Example:
+        >>> found = calibrate("mse<=0.0006 with probability<=0.001", Setting(1.0, dim=784))
+        >>> round(found.noise_multiplier, 3)
+        0.047
+    """
+    wanted = Target.parse(target) if isinstance(target, str) else target
+    check.one_of(SOLVES, solve=solve)
+    positive("clip_norm", clip_norm)
+    probability("delta", delta)
+    positive("noise_std", 1.0 if noise_std is None else noise_std)
+    if (noise_std is None) == (solve == "clip_norm"):
+        raise ValueError("noise_std: give it where the clip norm is solved for, and only there")
+    blind = _blind(wanted, setting, prior, reach)
+    found = _solved(solve, setting, blind, wanted.gamma / (1 + 2 * GAMMA_ERROR))
+    found, clip = (found, clip_norm) if noise_std is None else _clipped(found, noise_std)
+    return Calibration(
+        target=wanted,
+        solved=solve,
+        setting=found,
+        clip_norm=clip,
+        epsilon=epsilon(found, delta),
+        delta=delta,
+        edges=under(prior, found, wanted.eta),
+        prior=_name(prior),
+        reach=reach,
+        identification_noise=_identification(found, wanted, records),
+        records=records,
+    )
+
+
+def _solved(solve: Solve, setting: Setting, blind: float, gamma: float) -> Setting:
+    """The setting with the answer in it, rounded to the safe side and checked."""
+
+    def excess(value: float) -> float:
+        """Above 0 where the upper edge misses gamma."""
+        if solve in ("noise_multiplier", "clip_norm"):
+            tried = replace(setting, noise_multiplier=value)
+        elif solve == "steps":
+            tried = replace(setting, steps=int(value))
+        else:
+            tried = replace(setting, sampling_rate=min(1.0, value))
+        return _log_edge(tried, blind) - math.log(gamma)
+
+    if solve in ("noise_multiplier", "clip_norm"):
+        noise = _noise(excess, setting, blind, gamma)
+        return replace(setting, noise_multiplier=noise)
+    if solve == "steps":
+        return replace(setting, steps=_steps(excess, setting, blind, gamma))
+    return replace(setting, sampling_rate=_rate(excess, setting, blind, gamma))
+
+
+def _noise(excess: Excess, setting: Setting, blind: float, gamma: float) -> float:
+    q, count = setting.sampling_rate, setting.steps
+    start = float(
+        composition.visible.noise_for(gamma, sampling_rate=q, steps=count, log_kappa=blind)
+    )
+    if start == 0:
+        return 0.0
+    if setting.participation == "hidden" and q < 1 and count > 1:
+        start = _sharper(excess, start, -1)
+    found, step = _rounded(start, up=True), 10.0 ** (1 - DIGITS)
+    while excess(found) > 0:
+        found, step = _rounded(found * (1 + step), up=True), 2 * step
+    return found
+
+
+def _steps(excess: Excess, setting: Setting, blind: float, gamma: float) -> int:
+    noise, q = setting.noise_multiplier, setting.sampling_rate
+    start = composition.visible.steps_for(
+        gamma, noise_multiplier=noise, sampling_rate=q, log_kappa=blind
+    )
+    found = max(1, int(start))
+    if setting.participation == "hidden" and q < 1:
+        found = min(MOST_STEPS, math.floor(_sharper(excess, found, 1)))
+    while found > 1 and excess(found) > 0:
+        found -= max(1, found // 1000)
+    more = max(1, found // 20000)
+    while found + more <= MOST_STEPS and excess(found + more) <= 0:
+        found += more
+    if excess(found) > 0:
+        raise ValueError(
+            f"noise_multiplier is {noise:g}: not one step meets the target; take more noise or a "
+            "lower sampling_rate"
+        )
+    return found
+
+
+def _rate(excess: Excess, setting: Setting, blind: float, gamma: float) -> float:
+    start = float(
+        composition.visible.rate_for(
+            gamma, noise_multiplier=setting.noise_multiplier, steps=setting.steps, log_kappa=blind
+        )
+    )
+    if setting.participation == "hidden" and setting.steps > 1:
+        start = _sharper(excess, start, 1)
+    found, step = min(1.0, _rounded(start, up=False)), 10.0 ** (1 - DIGITS)
+    while excess(found) > 0:
+        found, step = _rounded(found * (1 - step), up=False), 2 * step
+    return found
+
+
+def _sharper(excess: Excess, start: float, sign: int) -> float:
+    """From the answer for visible steps, which holds, on to the edge for hidden ones.
+
+    Few evaluations: over many steps each takes some tenths of a second.
+    """
+    fine, gap, limit = math.log(start), 0.25, math.log(MOST_STEPS)
+
+    def at(place: float) -> float:
+        return excess(math.exp(min(place, limit)))
+
+    if at(fine) > 0:  # no more than rounding
+        return start
+    bad = fine + sign * gap
+    while at(bad) <= 0:
+        if bad >= limit:
+            return MOST_STEPS
+        fine, gap = bad, 2 * gap
+        bad = fine + sign * gap
+    root = optimize.brentq(at, fine, bad, xtol=NEAR, rtol=NEAR)
+    return math.exp(root - sign * NEAR)
+
+
+def _log_edge(setting: Setting, blind: float) -> float:
+    """The logarithm of the upper edge, with its error moved against us."""
+    found = edge_law(setting)(
+        setting.noise_multiplier,
+        sampling_rate=setting.sampling_rate,
+        steps=setting.steps,
+        log_kappa=blind,
+    )
+    return math.log(max(float(found), 1e-300)) + GAMMA_ERROR
+
+
+def _rounded(value: float, *, up: bool) -> float:
+    """A number of few digits at least (or at most) as large."""
+    if value == 0 or not math.isfinite(value):
+        return value
+    unit = 10.0 ** (math.floor(math.log10(abs(value))) + 1 - DIGITS)
+    turned = (math.ceil if up else math.floor)(value / unit) * unit
+    short = float(f"{turned:.{DIGITS}g}")
+    return short if (short >= value) == up or short == value else turned
+
+
+def under(prior: Rung | None, setting: Setting, eta: ArrayLike) -> Corridor:
+    """Both edges, the upper one under a prior; by default a uniform direction."""
+    if prior is None:
+        return corridor(setting, eta)
+    return corridor(setting, eta, log_kappa=prior.log_kappa, prior=prior.name)
+
+
+def _blind(target: Target, setting: Setting, prior: Rung | None, reach: Reach | None) -> float:
+    """The logarithm of the blind success; refuses a target that it reaches."""
+    if target.eta * setting.dim >= setting.norm**2:
+        raise ValueError(_zero_image(target, setting))
+    if reach is not None:
+        refuse_reached(reach, target)
+    if prior is not None and prior.dim != setting.dim:
+        raise ValueError(f"prior is of {prior.dim} values a record, but dim is {setting.dim}")
+    blind = _log_kappa(target, setting, prior)
+    if blind >= math.log(target.gamma) - 3 * GAMMA_ERROR:
+        raise ValueError(
+            f"target is {target}, but a guess that sees no update succeeds with probability "
+            f"{math.exp(blind):.3g} under the prior ({_name(prior)}): no noise helps; ask for a "
+            "smaller error or accept a larger probability"
+        )
+    return blind
+
+
+def _clipped(found: Setting, noise_std: float) -> tuple[Setting, float]:
+    """The highest clip norm with that noise on the sum, and the multiplier that it makes."""
+    if found.noise_multiplier == 0:
+        raise ValueError(
+            "clip_norm: any meets the target, even without noise, as the record is sampled so "
+            "rarely; give a larger sampling_rate, more steps or a smaller probability"
+        )
+    clip = _rounded(noise_std / found.noise_multiplier, up=False)
+    return replace(found, noise_multiplier=noise_std / clip), clip
+
+
+def _log_kappa(target: Target, setting: Setting, prior: Rung | None) -> float:
+    """The logarithm of the blind success, with its error moved against us."""
+    if prior is not None:
+        found = float(np.asarray(prior.log_kappa(np.array([target.eta])))[0])
+    else:
+        found = float(
+            identification.log_kappa_sphere(dim=setting.dim, eta=target.eta, norm=setting.norm)
+        )
+    return min(0.0, found + abs(found) * KAPPA_ERROR)
+
+
+def _name(prior: Rung | None) -> str:
+    return UNIFORM if prior is None else prior.name
+
+
+def _zero_image(target: Target, setting: Setting) -> str:
+    return (
+        f"target is {target}, but the zero image alone has an error of norm^2 / N = "
+        f"{setting.norm**2 / setting.dim:.6g} to a record of norm {setting.norm:g}: it reaches eta "
+        f"= {target.eta:.6g} always, and no noise helps; ask for a smaller error"
+    )
+
+
+def _identification(setting: Setting, target: Target, records: int | None) -> float | None:
+    if records is None or records < 2 or 1 / records >= target.gamma:
+        return None
+    noise = edge_law(setting).noise_for(
+        target.gamma,
+        sampling_rate=setting.sampling_rate,
+        steps=setting.steps,
+        kappa=1 / records,
+    )
+    return float(noise)

@@ -1,0 +1,170 @@
+"""The laws in an audit: the probability that any attacker reaches the threshold, for one cell."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leakbound.audit.bench import Bench
+from leakbound.audit.plan import Cell, RiskSpec
+from leakbound.bounds import from_scratch, identification, ladder
+from leakbound.bounds.law import Scope
+from leakbound.defenses import Chain, GaussianMechanism, NoisyCopy
+from leakbound.protocol import Round
+from leakbound.types import Guarantee, NotApplicable
+
+FEWEST = 64
+"""Public images that a prior takes at least."""
+LEAST = 1e-300
+"""Smaller probabilities are given as this."""
+
+
+def risks(cell: Cell, bench: Bench, played: Round) -> list[dict[str, Any]]:
+    """The upper edge at the cell's threshold for one release, as records hold it; none or one.
+
+    Differential privacy: the trade-off function of the Gaussian mechanism at the blind success
+    under the plan's prior. A noisy copy: what the copy itself tells under that prior, which covers
+    all that is ever computed from it. Each image for itself; for several it is that of the worst.
+
+    Raises:
+        NotApplicable: there is no prior to be had from the public images.
+    """
+    spec, defense = cell.risk, played.defense
+    if spec.probability is None or not isinstance(defense, Chain):
+        return []
+    copies = [link.noise_std for link in defense.links if isinstance(link, NoisyCopy)]
+    if not copies and defense.guarantee is not Guarantee.DIFFERENTIAL_PRIVACY:
+        return []
+    low, high = played.observation.task.input_range
+    eta = (high - low) ** 2 / 10 ** (cell.threshold / 10)
+    norms = played.truth.inputs.flatten(1).double().norm(dim=1).numpy()
+    if spec.prior == "sphere" and not norms.all():
+        raise NotApplicable(
+            "the zero image rebuilds an image that is all zeros, without any update"
+        )
+    guesses = max(cell.batch_size, sum(played.observation.cohort))
+    dim = played.truth.inputs[0].numel()
+    rung = None if spec.prior == "sphere" else _rung(spec, bench)
+    if rung is None:
+        blind = float(identification.log_kappa_sphere(dim=dim, eta=eta, norm=norms.min()))
+    else:
+        blind = float(np.asarray(rung.log_kappa(np.array([eta])))[0])
+    blind = min(0.0, blind + math.log(guesses))  # any of the guesses may hit the image
+    if copies:
+        logs = _copied(copies[0], rung, norms, eta=eta, dim=dim)
+        found, scope = float(np.exp(min(0.0, logs + math.log(guesses)))), COPY
+    else:
+        found = float(identification.gaussian(_multiplier(defense), log_kappa=blind))
+        scope = PRIVATE
+    prior = SPHERE if rung is None else f"{rung.name} (public images)"
+    sentence = f"a blind guess succeeds with probability {_tiny(blind)}"
+    return [_record(max(found, LEAST), spec.probability, prior, scope, sentence)]
+
+
+def _record(
+    found: float, accepted: float, prior: str, scope: Scope, sentence: str
+) -> dict[str, Any]:
+    return {
+        "name": "probability after a noisy copy" if scope is COPY else "probability",
+        "value": found,
+        "probability": found,
+        "accepted": accepted,
+        "psnr": None,
+        "prior": prior,
+        "rests_on_prior": True,
+        "covers": scope.covers,
+        "excludes_threshold": found <= accepted,
+        "on_average": False,
+        "equation": scope.equation,
+        "assumptions": [
+            f"covers {scope.attackers}",
+            f"records: {scope.prior}; each image for itself",
+            f"it does not say: {scope.not_said}",
+            sentence,
+        ],
+        "standard_error": None,
+    }
+
+
+def _multiplier(defense: Chain) -> float:
+    """The largest multiplier of the mechanisms in the chain; each alone covers what follows."""
+    return max(m.noise_multiplier for m in defense.links if isinstance(m, GaussianMechanism))
+
+
+def _copied(
+    noise_std: float,
+    rung: ladder.Rung | None,
+    norms: NDArray[Any],
+    *,
+    eta: float,
+    dim: int,
+) -> float:
+    """Log of the most probability with which one guess from x + w comes within eta of x.
+
+    Uniform direction: gamma*. Gaussians: given the copy and the part it is of, x is Gaussian with a
+    covariance that does not depend on the copy, so the most mass of a ball is known. Gallery: no
+    image is farther from the middle than the farthest, in units of noise.
+    """
+    if rung is None:
+        return float(max(from_scratch.exact.log(noise_std / norms, dim=dim, eta=eta, norm=norms)))
+    levels = np.array([eta])
+    if isinstance(rung, ladder.Mixture):
+        square = noise_std**2
+
+        def left(variance: Any) -> Any:
+            return variance * (square / (variance + square))
+
+        parts = [
+            replace(part, variances=left(part.variances), rest=left(part.rest))
+            for part in rung.parts
+        ]
+        return float(np.asarray(ladder.Mixture(parts, rung.weights).log_kappa(levels))[0])
+    assert isinstance(rung, ladder.Gallery)  # there is no other
+    farthest = float(np.linalg.norm(rung.images - rung.images.mean(0), axis=1).max())
+    blind = float(np.asarray(rung.log_kappa(levels))[0])
+    return float(identification.gaussian.log(noise_std / farthest, log_kappa=blind))
+
+
+def _rung(spec: RiskSpec, bench: Bench) -> ladder.Rung:
+    return bench.once(("rung", spec.prior, spec.components), lambda: _fitted(spec, bench))
+
+
+def _fitted(spec: RiskSpec, bench: Bench) -> ladder.Rung:
+    public = bench.public
+    if public is None or public.size < FEWEST:
+        raise NotApplicable(f"the probability needs {FEWEST} public images to take a prior from")
+    images = public.inputs.flatten(1).double().numpy()
+    if spec.prior == "gaussian":
+        return ladder.GaussianImages.from_samples(images, components=spec.components)
+    if spec.prior == "mixture":
+        return ladder.Mixture.from_samples(
+            images, labels=public.labels.numpy(), components=spec.components
+        )
+    return ladder.Gallery(images)
+
+
+def _tiny(log: float) -> str:
+    power = log / math.log(10)
+    return f"{math.exp(log):.3g}" if power > -300 else f"1e{power:.0f}"
+
+
+SPHERE = "direction uniform on the sphere of the image's norm"
+PRIVATE = replace(
+    identification.gaussian.scope,
+    attackers="all attackers, models and gradient maps with a per-record norm of at most the clip "
+    "norm, on one release",
+    not_said="what several rounds leak, which is more (`leakbound bound --steps`), or a bound for "
+    "one given record or for a sharper prior",
+)
+COPY = Scope(
+    covers="all",
+    attackers="all attackers and models, over any number of rounds: they see x + w at most",
+    prior="averaged over the prior; the copies of other records fixed or known",
+    known="the prior (on the sphere: the norm too) and the law of w",
+    not_said="a bound for one given image, or for a sharper prior; labels are not protected",
+    equation="the best guess given x + w; gamma* for a uniform direction (docs/errata.md)",
+)

@@ -1,0 +1,223 @@
+"""The probability in an audit: its verdicts, its priors, and its numbers against other routes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from leakbound import audit
+from leakbound.audit import risk
+from leakbound.audit.bench import Bench
+from leakbound.audit.cells import run_cell
+from leakbound.audit.plan import RiskSpec
+from leakbound.bounds import ladder
+from leakbound.types import NotApplicable
+
+PLAN = {
+    "seeds": [0],
+    "data": {"source": "mnist5k", "limit": 600},
+    "models": [{"name": "mlp", "hidden": [8]}],
+    "attacks": [{"name": "linear_inversion"}],
+    "floor": {"kind": "none"},
+    "defenses": [
+        {"name": "none"},
+        {"name": "dp_sgd", "noise_multiplier": [0.001, 0.1, 2.0]},
+        {"name": "noisy_copy", "noise_std": [0.01, 3.0]},
+        {"name": "gaussian_noise", "noise_std": 1.0},
+    ],
+}
+NAMES = ("none", "dp 0.001", "dp 0.1", "dp 2", "copy 0.01", "copy 3", "noise")
+
+
+def plan(**changes):
+    return audit.parse(PLAN | changes)
+
+
+@pytest.fixture(scope="module")
+def bench():
+    return Bench(plan().data)
+
+
+def records(bench, **changes):
+    cells = plan(**changes).cells()
+    found = [run_cell(cell, bench, pictures=False).record for cell in cells]
+    assert all(record["status"] == "ok" for record in found), [r["reason"] for r in found]
+    return found
+
+
+@pytest.fixture(scope="module")
+def gaussian(bench):
+    found = records(bench, risk={"probability": 0.01, "prior": "gaussian"})
+    return dict(zip(NAMES, found, strict=True))
+
+
+def chance(record):
+    (bound,) = record["bounds"]
+    return bound
+
+
+def test_verdicts(gaussian):
+    """Protected where the upper edge is below what is accepted; exposure wins; else undecided."""
+    assert {name: record["verdict"] for name, record in gaussian.items()} == {
+        "none": "exposed",
+        "dp 0.001": "exposed",
+        "dp 0.1": "undecided",
+        "dp 2": "protected",
+        "copy 0.01": "exposed",
+        "copy 3": "protected",
+        "noise": "undecided",
+    }
+    for name, record in gaussian.items():
+        if name in ("none", "noise"):  # a law that promises nothing
+            assert record["bounds"] == []
+            continue
+        bound = chance(record)
+        assert bound["excludes_threshold"] == (bound["probability"] <= 0.01)
+        assert (bound["psnr"], bound["accepted"], bound["covers"]) == (None, 0.01, "all")
+        assert bound["prior"] == "Gaussian images (public images)"
+        said = " ".join(bound["assumptions"])
+        assert "each image for itself" in said
+        if name.startswith("dp"):
+            assert "on one release" in said
+            assert "what several rounds leak, which is more" in said
+        else:
+            assert bound["name"] == "probability after a noisy copy"
+
+
+def test_the_numbers_of_the_mechanism(bench, gaussian):
+    """Phi(Phi^-1(kappa) + 1 / noise), kappa from the rung; seven clients' guesses count."""
+    rung = risk._rung(RiskSpec(prior="gaussian"), bench)
+    blind = math.exp(float(rung.log_kappa(0.01)))
+    for name, noise in (("dp 0.1", 0.1), ("dp 2", 2.0)):
+        expected = stats.norm.cdf(stats.norm.ppf(blind) + 1 / noise)
+        assert chance(gaussian[name])["probability"] == pytest.approx(expected, rel=1e-6, abs=0)
+    seven = records(
+        bench,
+        risk={"probability": 0.01, "prior": "gaussian"},
+        batch_sizes=[7],
+        defenses=[{"name": "dp_sgd", "noise_multiplier": 2.0}],
+    )
+    expected = stats.norm.cdf(stats.norm.ppf(7 * blind) + 0.5)
+    assert chance(seven[0])["probability"] == pytest.approx(expected, rel=1e-6, abs=0)
+
+
+@pytest.mark.parametrize("prior", ["sphere", "gaussian", "mixture", "gallery"])
+def test_priors(bench, prior):
+    found = records(
+        bench,
+        risk={"probability": 0.001, "prior": prior, "components": 8},
+        defenses=[{"name": "dp_sgd", "noise_multiplier": 1.0}, {"name": "noisy_copy"}],
+    )
+    for record in found:
+        bound = chance(record)
+        assert 0 < bound["probability"] <= 1
+        word = {"sphere": "sphere", "gaussian": "Gaussian", "mixture": "mixture of"}
+        assert word.get(prior, "gallery of") in bound["prior"]
+        assert (record["verdict"] == "protected") == (bound["probability"] <= 0.001)
+
+
+def test_a_copy_of_a_gaussian():
+    """Against draws: no guess from x + w comes near x more often than the bound says."""
+    rng = np.random.default_rng(3)
+    spread = np.array([0.5, 0.3, 0.1])
+    part = ladder.GaussianImages.from_samples(rng.normal(size=(20000, 3)) * spread, components=3)
+    noise, eta = 0.15, 0.004
+    images = rng.normal(size=(40000, 3)) * spread
+    copies = images + noise * rng.normal(size=images.shape)
+    guess = copies * spread**2 / (spread**2 + noise**2)  # the posterior mean is best
+    reached = float((((guess - images) ** 2).mean(1) <= eta).mean())
+    bound = math.exp(risk._copied(noise, part, np.ones(1), eta=eta, dim=3))
+    assert reached < bound < 4 * reached + 0.05
+    assert reached > 0.1  # the test has something to say
+    blind = math.exp(float(part.log_kappa(eta)))
+    assert blind <= bound * 1.001
+    far = math.exp(risk._copied(1e6, part, np.ones(1), eta=eta, dim=3))
+    assert far == pytest.approx(blind, rel=1e-6)
+
+
+def test_a_copy_from_a_gallery():
+    rng = np.random.default_rng(4)
+    gallery = ladder.Gallery(rng.random((30, 5)) + 0.1)
+    for noise in (0.05, 0.5, 5.0):
+        drawn = rng.integers(30, size=4000)
+        copies = gallery.images[drawn] + noise * rng.normal(size=(4000, 5))
+        near = ((copies[:, None] - gallery.images) ** 2).sum(2).argmin(1)
+        bound = math.exp(risk._copied(noise, gallery, np.ones(1), eta=1e-6, dim=5))
+        assert (near == drawn).mean() <= bound + 0.02
+    assert bound < 0.2
+
+
+def test_a_copy_on_the_sphere_takes_the_worst_image():
+    both = risk._copied(0.3, None, np.array([0.9, 3.0]), eta=0.1, dim=6)
+    each = [risk._copied(0.3, None, np.array([r]), eta=0.1, dim=6) for r in (0.9, 3.0)]
+    assert both == max(each)
+    rng = np.random.default_rng(5)
+    image = np.array([0.9, 0, 0, 0, 0, 0])
+    copies = image + 0.3 * rng.normal(size=(20000, 6))
+    radius = math.sqrt(0.9**2 - 6 * 0.1)
+    guess = radius * copies / np.linalg.norm(copies, axis=1, keepdims=True)
+    hits = (((guess - image) ** 2).mean(1) <= 0.1).mean()
+    assert hits == pytest.approx(math.exp(each[0]), abs=4 * 0.5 / math.sqrt(20000))
+
+
+def test_nothing_asked_or_nothing_to_say(bench):
+    dp = [{"name": "dp_sgd", "noise_multiplier": 2.0}]
+    cell = plan(defenses=dp).cells()[0]
+    off = dataclasses.replace(cell, risk=RiskSpec(probability=None))
+    record = run_cell(off, bench, pictures=False).record
+    assert (record["bounds"], record["verdict"]) == ([], "undecided")
+    tight = records(bench, risk={"probability": 1e-300}, defenses=dp)[0]
+    assert tight["verdict"] == "undecided"
+
+
+def test_no_prior_to_be_had(bench):
+    small = Bench(dataclasses.replace(plan().data, limit=100))  # 20 public images
+    with pytest.raises(NotApplicable, match="64 public images"):
+        risk._rung(RiskSpec(), small)
+    cell = plan(data=PLAN["data"] | {"limit": 100}, defenses=[{"name": "dp_sgd"}]).cells()[0]
+    record = run_cell(cell, small, pictures=False).record
+    assert (record["status"], record["verdict"]) == ("ok", "undecided")
+    assert "64 public images" in record["bounds_note"]
+
+
+def test_an_image_of_zeros(bench):
+    """The sphere has no direction for it: no bound, and no crash."""
+    cell = plan(risk={"prior": "sphere"}, defenses=[{"name": "dp_sgd"}]).cells()[0]
+    blank = Bench(plan().data)
+    first = blank.splits["private"]
+    blank.dataset.inputs[first] = torch.zeros_like(blank.dataset.inputs[first])
+    record = run_cell(cell, blank, pictures=False).record
+    assert record["status"] == "ok"
+    assert "all zeros" in record["bounds_note"]
+    assert record["verdict"] != "protected"
+
+
+def test_the_plan_s_words():
+    spec = plan(risk={"probability": 0.05, "prior": "sphere"}).risk
+    assert spec == RiskSpec(0.05, "sphere")
+    assert plan().risk == RiskSpec()
+    assert plan(risk={"probability": 0}).risk == RiskSpec(probability=None)
+    for wrong in (
+        {"probability": -0.1},
+        {"probability": 1.5},
+        {"probability": "often"},
+        {"prior": "cats"},
+        {"components": 0},
+        {"odds": 0.1},
+    ):
+        with pytest.raises(ValueError) as caught:
+            plan(risk=wrong)
+        assert next(iter(wrong)) in str(caught.value)
+
+
+def test_cell_ids_are_those_of_plans_without_risk():
+    """A default that is not in a plan is not in its ids; a setting that is, is."""
+    plain, same = plan().cells()[0], plan(risk={"components": 32}).cells()[0]
+    assert plain.id == same.id
+    assert plan(risk={"probability": 0.002}).cells()[0].id != plain.id
+    assert dataclasses.replace(plain, risk=RiskSpec(probability=None)).id != plain.id

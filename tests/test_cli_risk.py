@@ -1,0 +1,228 @@
+"""`leakbound bound` and `leakbound calibrate` as a user sees them."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from leakbound import commands
+from leakbound.audit import Setting, calibrate
+from leakbound.cli import main
+
+TARGET = "psnr>=20 with probability<=0.001"
+KNOWN = ("--dim", 784, "--norm", 9)
+
+
+def call(*arguments):
+    """The exit code of `leakbound ARGUMENTS`, run here."""
+    with pytest.raises(SystemExit) as caught:
+        main([str(argument) for argument in arguments])
+    return caught.value.code
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """One line a row, whatever the terminal."""
+    for console in (commands.console, commands.errors):
+        monkeypatch.setattr(console, "_width", 200)
+        monkeypatch.setattr(console, "_height", 50)
+
+
+def said(capsys):
+    return " ".join(capsys.readouterr().out.split())
+
+
+def parsed(capsys, *arguments):
+    assert call(*arguments, "--json") == 0
+    captured = capsys.readouterr()
+    return json.loads(captured.out), captured.err
+
+
+def test_calibrate_shows_answer_and_scope(capsys):
+    assert call("calibrate", "--target", TARGET, "--data", "mnist5k") == 0
+    text = said(capsys)
+    found = calibrate(TARGET, Setting(1.0, dim=784, norm=4.225793))
+    assert f"noise_multiplier = {found.noise_multiplier:.6g}" in text
+    for words in (
+        "1 step at rate 1 (visible participation)",
+        "least norm 4.226 of mnist5k",
+        f"epsilon {found.epsilon:.4g} at delta 1e-05",
+        "no attacker exceeds (upper edge)",
+        "attained on a linear trap (lower edge)",
+        "noise against naming 1 of 5000 records │ 2.22",
+        "% less)",
+        "prior: direction uniform on a sphere",
+        "upper edge covers all attackers",
+        "lower edge covers the best attack on the linear trap",
+        "it does not say: ",
+    ):
+        assert words in text, words
+
+
+@pytest.mark.parametrize(
+    ("solve", "more", "key"),
+    [
+        ("noise_multiplier", (), "noise_multiplier"),
+        ("clip_norm", ("--noise-std", 0.5), "clip_norm"),
+        ("steps", ("--noise-multiplier", 0.5), "steps"),
+        ("sampling_rate", ("--noise-multiplier", 0.05, "--steps", 50), "sampling_rate"),
+    ],
+)
+def test_every_solve(capsys, solve, more, key):
+    found, _ = parsed(capsys, "calibrate", "--target", TARGET, *KNOWN, "--solve", solve, *more)
+    assert found["solved"] == solve
+    assert found["lower"] <= found["upper"] <= 0.001
+    assert found["target"] == {"eta": 0.01, "gamma": 0.001, "psnr": 20, "words": str_target()}
+    call("calibrate", "--target", TARGET, *KNOWN, "--solve", solve, *more)
+    value = (found["setting"] | {"clip_norm": found["clip_norm"]})[key]
+    assert f"{solve} = {value:.6g}" in said(capsys)
+
+
+def str_target():
+    return "PSNR >= 20 dB with probability <= 0.001"
+
+
+def test_visible_epsilon_is_the_larger(capsys):
+    arguments = ("bound", "--noise-multiplier", 1, *KNOWN, "--steps", 50, "--sampling-rate", 0.05)
+    hidden, _ = parsed(capsys, *arguments, "--participation", "hidden")
+    seen, _ = parsed(capsys, *arguments)
+    assert seen["epsilon"] > hidden["epsilon"]
+    assert "who see which steps" in seen["upper_scope"]["attackers"]
+    for row in (*hidden["thresholds"], *seen["thresholds"]):
+        assert row["lower"] <= row["upper"]
+
+
+def test_bound_table_and_files(capsys, tmp_path):
+    out = tmp_path / "new" / "folder"
+    arguments = ("bound", "--noise-multiplier", 0.05, *KNOWN, "--eta", 0.02, "--accept", 0.01)
+    assert call(*arguments, "--out", out) == 0
+    text = said(capsys)
+    assert sorted(path.name for path in out.iterdir()) == [
+        "bound.json",
+        "corridor.png",
+        "surface.png",
+    ]
+    assert all((out / name).read_bytes()[1:4] == b"PNG" for name in ("corridor.png", "surface.png"))
+    found, _ = parsed(capsys, *arguments)
+    assert found == json.loads((out / "bound.json").read_text())
+    rows = found["thresholds"]
+    assert [row["psnr"] for row in rows] == sorted(row["psnr"] for row in rows)
+    assert [row["verdict"] for row in rows] == [_verdict(row, 0.01) for row in rows]
+    assert {row["verdict"] for row in rows} >= {"protected"}
+    assert "accepted probability: 0.01" in text
+    assert "written: bound.json, corridor.png, surface.png into" in text
+
+
+def _verdict(row, accepted):
+    if row["lower"] > accepted:
+        return "exposed"
+    return "protected" if row["upper"] <= accepted else "undecided"
+
+
+def test_json_stays_json_with_out(capsys, tmp_path):
+    found, errors = parsed(
+        capsys, "bound", "--noise-multiplier", 0, *KNOWN, "--psnr", 20, "--out", tmp_path
+    )
+    assert found["epsilon"] is None
+    assert [row["verdict"] for row in found["thresholds"]] == ["exposed"]
+    assert "written: bound.json, corridor.png into" in errors
+    json.loads((tmp_path / "bound.json").read_text())
+
+
+@pytest.mark.parametrize("prior", ["gaussian", "mixture", "gallery"])
+def test_priors_from_data(capsys, prior):
+    found, _ = parsed(
+        capsys, "bound", "--noise-multiplier", 0.5, "--data", "digits", "--prior", prior
+    )
+    assert prior in found["prior"].lower() or "Gaussian" in found["prior"]
+    assert found["prior"] in found["upper_scope"]["prior"]
+    assert "sphere" in found["lower_scope"]["prior"]
+    for row in found["thresholds"]:  # two priors: the attained edge is never called protected
+        assert row["verdict"] == _verdict(row, 0.001)
+
+
+def test_no_whole_number_of_steps_is_rounded_away(capsys):
+    found, _ = parsed(
+        capsys,
+        *("calibrate", "--target", TARGET, *KNOWN, "--solve", "steps", "--noise-multiplier", 0.1),
+    )
+    assert isinstance(found["setting"]["steps"], int)
+
+
+GOOD = ("calibrate", "--target", TARGET)
+BOUND = ("bound", "--noise-multiplier", "1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((*GOOD,), "dim and norm are not given"),
+        ((*GOOD, "--dim", 0, "--norm", 1), "dim is 0"),
+        ((*GOOD, "--dim", "9" * 400, "--norm", 1), "dim is"),
+        ((*GOOD, "--dim", 4, "--norm", -1), "norm is -1"),
+        ((*GOOD, "--dim", 4, "--norm", "nan"), "norm is nan"),
+        ((*GOOD, "--dim", 4, "--norm", 2, 1), "norm is"),
+        ((*GOOD, "--dim", 4, "--norm", 1, 1.5, 2), "norm is"),
+        ((*GOOD, "--dim", 4, "--norm", 50), "norm is 50 to 50, but 4 values from 0 to 1"),
+        ((*GOOD, *KNOWN, "--steps", 0), "steps is 0"),
+        ((*GOOD, *KNOWN, "--steps", 10**13), "steps is"),
+        ((*GOOD, *KNOWN, "--sampling-rate", 0), "sampling_rate is 0"),
+        ((*GOOD, *KNOWN, "--sampling-rate", 1.5), "sampling_rate is 1.5"),
+        ((*GOOD, *KNOWN, "--clip-norm", 0), "clip_norm is 0"),
+        ((*GOOD, *KNOWN, "--delta", 0), "delta is 0"),
+        ((*GOOD, *KNOWN, "--input-range", 1, 0), "input_range is 1 0"),
+        ((*GOOD, *KNOWN, "--input-range", 0, "nan"), "input_range is"),
+        ((*GOOD, *KNOWN, "--input-range", 0, 1e200), "input_range is"),
+        ((*GOOD, *KNOWN, "--noise-multiplier", 1), "noise_multiplier is 1, but --solve"),
+        ((*GOOD, *KNOWN, "--noise-std", 1), "noise_std"),
+        ((*GOOD, *KNOWN, "--solve", "clip_norm"), "noise_std"),
+        ((*GOOD, *KNOWN, "--solve", "steps"), "noise_multiplier is not given"),
+        (
+            (*GOOD, *KNOWN, "--solve", "steps", "--noise-multiplier", 0),
+            "noise_multiplier is 0: not one step",
+        ),
+        (
+            (*GOOD, *KNOWN, "--solve", "steps", "--noise-multiplier", "inf"),
+            "noise_multiplier is inf",
+        ),
+        ((*GOOD, *KNOWN, "--prior", "mixture"), "prior is 'mixture'.*give --data"),
+        ((*GOOD, *KNOWN, "--size", 8), "size and channels"),
+        ((*GOOD, "--data", "no-such-data"), "no-such-data"),
+        ((*GOOD, "--data", "digits", "--dim", 7), "dim is 7, but the data have 64"),
+        ((*GOOD, "--data", "digits", "--input-range", 0, 0.5), "input_range is 0 to 0.5, but the"),
+        ((*GOOD, "--data", "digits", "--norm", 9), "norm is 9 to 9, but the data's run from"),
+        (("calibrate", "--target", "safe", *KNOWN), "target is 'safe'; write it as"),
+        (("calibrate", "--target", "psnr>=5 with probability<=0.1", *KNOWN), "zero image"),
+        (
+            ("calibrate", "--target", "psnr>=12 with probability<=0.001", "--data", "mnist5k"),
+            "zero image alone|mean image|constant image",
+        ),
+        ((*BOUND,), "dim and norm are not given"),
+        (("bound", "--noise-multiplier", -1, *KNOWN), "noise_multiplier is -1"),
+        (("bound", "--noise-multiplier", "nan", *KNOWN), "noise_multiplier is nan"),
+        (("bound", "--noise-multiplier", "inf", *KNOWN), "noise_multiplier is inf"),
+        ((*BOUND, *KNOWN, "--accept", 0), "accept is 0"),
+        ((*BOUND, *KNOWN, "--delta", 2), "delta is 2"),
+        ((*BOUND, *KNOWN, "--psnr", 4000), "psnr is 4000"),
+        ((*BOUND, *KNOWN, "--eta", 0), "eta is 0"),
+        ((*BOUND, *KNOWN, "--eta", 1e-320), "eta is"),
+        ((*BOUND, *KNOWN, "--psnr"), "psnr and eta are empty"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, arguments, words):
+    assert call(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = [text for text in captured.err.splitlines() if text.startswith("leakbound:")]
+    assert re.search(words, line), line
+    assert "Traceback" not in captured.err
+
+
+def test_out_that_is_a_file(capsys, tmp_path):
+    (tmp_path / "file").write_text("x")
+    out = ("--psnr", 20, "--out", tmp_path / "file")
+    assert call("bound", "--noise-multiplier", 0, *KNOWN, *out) == 2
+    assert "out is " in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "x"
