@@ -17,6 +17,8 @@ from leakbound.experiments.optimal_defenses.points import (
 PAPER = "inverting_gradients_chen"
 LAYERS = "layers,energy"
 NOISES = (0.002, 0.005, 0.02, 0.05, 0.1)
+COSTS = (0.002, 0.005, 0.02, 0.1)
+"""Levels of equal second-order cost."""
 RATES = (0.5, 0.7, 0.8, 0.9)
 WHEN = {False: "after 5 rounds", True: "after 40 rounds"}
 WAYS = (("adam", False), ("adam", True), ("sgd", True))
@@ -95,14 +97,15 @@ def _pruning(study: Study, attacker: str) -> list[Row]:
 def _noise(study: Study, attacker: str) -> list[Row]:
     found = []
     for by, words in (("noise_std", "equal RMS noise"), ("utility_std", "equal U2")):
-        for level in NOISES:
+        levels = COSTS if by == "utility_std" else NOISES
+        for level in levels:
             a = Key("local_optimal_noise", by, level)
             b = Key("gaussian_noise", "noise_std", level)
             error = paired(logs(study.error(a, attacker)), logs(study.error(b, attacker)))
             loss = paired(study.loss(b), study.loss(a))
             text = f"local_optimal_noise at {words} {level:g}: error and loss no worse"
             found.append(_both("0-4", text, attacker, error, loss))
-        ours = [Key("local_optimal_noise", by, level) for level in NOISES]
+        ours = [Key("local_optimal_noise", by, level) for level in levels]
         theirs = [Key("gaussian_noise", "noise_std", level) for level in NOISES]
         for optimizer, late in WAYS:
             same = _equal_loss(study, ours, theirs, attacker, optimizer, late=late)

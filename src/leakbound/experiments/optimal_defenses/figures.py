@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from leakbound.experiments.optimal_defenses.claims import LAYERS, NOISES, RATES, Study
+from leakbound.experiments.optimal_defenses.claims import COSTS, LAYERS, NOISES, RATES, Study
 from leakbound.experiments.optimal_defenses.points import Key
 
 FAMILIES: dict[str, list[tuple[str, list[Key]]]] = {
     "noise": [
         ("equal noise", [Key("gaussian_noise", "noise_std", x) for x in NOISES]),
         ("local, RMS", [Key("local_optimal_noise", "noise_std", x) for x in NOISES]),
-        ("local, U2", [Key("local_optimal_noise", "utility_std", x) for x in NOISES]),
+        ("local, U2", [Key("local_optimal_noise", "utility_std", x) for x in COSTS]),
         ("public, utility rule", [Key("optimal_noise", "noise_std", x) for x in NOISES]),
         ("public, energy, layers", [Key("optimal_noise", "noise_std", x, LAYERS) for x in NOISES]),
     ],
