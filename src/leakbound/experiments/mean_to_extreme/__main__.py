@@ -103,7 +103,8 @@ def _copies(rows: Sequence[copies.Copied]) -> list[str]:
         "## A noisy copy of each record, or fresh noise in each round",
         "",
         "SimpleConvNet on MNIST, 4 clients x 16 images, Adam; the risk is the probability of 20 dB "
-        "that no attacker exceeds, for a uniform direction and the least norm of the data.",
+        "that no attacker exceeds, for a uniform direction and the least norm of the data. Images "
+        "are no uniform directions: where a model learns to read the copies, so may an attacker.",
         "",
         *copies.table(rows),
     ]
