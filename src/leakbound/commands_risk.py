@@ -31,7 +31,7 @@ COMPONENTS = 32
 AROUND = 5.0
 """Decibels that the plots show beside the thresholds."""
 WIDEST = 1e100
-COLUMNS = ("PSNR dB", "MSE", "blind", "attained", "no attacker exceeds", "verdict")
+COLUMNS = ("PSNR dB", "MSE", "blind", "attained", "no attacker exceeds", "alike", "verdict")
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +60,8 @@ def bound(command: cli.Bound) -> int:
     with errors.status("bounding ..."):
         edges = under(prior, setting, [eta for _, eta in thresholds])
         private = _finite(epsilon(setting, command.delta))
+        seen = records.images
+        alike = [None if seen is None else reach(seen, eta).most for _, eta in thresholds]
     found = {
         "setting": asdict(setting),
         "delta": command.delta,
@@ -73,7 +75,8 @@ def bound(command: cli.Bound) -> int:
                 "log10_blind": _log10(edges.log_kappa[i]),
                 "lower": float(edges.lower[i]),
                 "upper": float(edges.upper[i]),
-                "verdict": _verdict(edges.lower[i], edges.upper[i], command.accept),
+                "alike": alike[i],
+                "verdict": _verdict(edges.lower[i], edges.upper[i], alike[i], command.accept),
             }
             for i, (psnr, eta) in enumerate(thresholds)
         ],
@@ -117,7 +120,7 @@ def calibration(command: cli.Calibrate) -> int:
             records=records.count,
         )
     if command.json:
-        print(json.dumps(_plain(found), indent=1, sort_keys=True, allow_nan=False))
+        print(json.dumps(found.plain(), indent=1, sort_keys=True, allow_nan=False))
     else:
         _show_calibration(found, records)
     return 0
@@ -233,11 +236,15 @@ def _prior(name: str, records: Records) -> ladder.Rung | None:
     return ladder.Gallery(records.images)
 
 
-def _verdict(lower: float, upper: float, accepted: float) -> str:
-    """Exposed first: under a prior other than the lower edge's, the upper one may lie below it."""
+def _verdict(lower: float, upper: float, alike: float | None, accepted: float) -> str:
+    """Exposed first: under a prior other than the lower edge's, the upper one may lie below it.
+
+    Not protected where a blind guess reaches more of the data than is accepted, whatever the prior.
+    """
     if lower > accepted:
         return "exposed"
-    return "protected" if upper <= accepted else "undecided"
+    blind = alike is not None and alike > accepted
+    return "protected" if upper <= accepted and not blind else "undecided"
 
 
 def _show_bound(found: dict[str, Any], edges: Corridor, records: Records) -> None:
@@ -252,10 +259,16 @@ def _show_bound(found: dict[str, Any], edges: Corridor, records: Records) -> Non
             _tiny(row["log10_blind"]),
             f"{row['lower']:.3g}",
             f"{row['upper']:.3g}",
+            "" if row["alike"] is None else f"{row['alike']:.2%}",
             row["verdict"],
         )
     console.print(table)
-    console.print(f"accepted probability: {found['accepted']:g}; prior: {escape(found['prior'])}")
+    console.print(
+        f"accepted probability: {found['accepted']:g}; attained and exceeded on average over the "
+        f"prior: {escape(found['prior'])}"
+    )
+    if records.images is not None:
+        console.print("alike: the share of the data that one blind guess reaches without an update")
     _show_scopes(edges)
 
 
@@ -358,28 +371,6 @@ def _plots(
     upper, lower = (np.stack(e, 1) for e in zip(*((g.upper, g.lower) for g in grid), strict=True))
     surface = surface_png(noises, psnr[::2].tolist(), upper, lower, accepted, label=label)
     return files | {"surface.png": surface}
-
-
-def _plain(found: Calibration) -> dict[str, Any]:
-    edges, noise = found.edges, found.identification_noise
-    return {
-        "target": {**asdict(found.target), "words": str(found.target)},
-        "solved": found.solved,
-        "setting": asdict(found.setting),
-        "clip_norm": found.clip_norm,
-        "noise_std": found.noise_std,
-        "epsilon": _finite(found.epsilon),
-        "delta": found.delta,
-        "prior": found.prior,
-        "lower": float(edges.lower[0]),
-        "upper": float(edges.upper[0]),
-        "log10_blind": _log10(edges.log_kappa[0]),
-        "reach": None if found.reach is None else asdict(found.reach),
-        "identification_noise": None if noise is None else _finite(noise),
-        "records": found.records,
-        "lower_scope": asdict(edges.lower_scope),
-        "upper_scope": asdict(edges.upper_scope),
-    }
 
 
 def _finite(value: float) -> float | None:

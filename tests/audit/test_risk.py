@@ -38,6 +38,9 @@ def plan(**changes):
     return audit.parse(PLAN | changes)
 
 
+UNLABELED = {"labels_known": False}
+
+
 @pytest.fixture(scope="module")
 def bench():
     return Bench(plan().data)
@@ -52,7 +55,7 @@ def records(bench, **changes):
 
 @pytest.fixture(scope="module")
 def gaussian(bench):
-    found = records(bench, risk={"probability": 0.01, "prior": "gaussian"})
+    found = records(bench, risk={"probability": 0.05, "prior": "gaussian"}, threat=UNLABELED)
     return dict(zip(NAMES, found, strict=True))
 
 
@@ -77,8 +80,8 @@ def test_verdicts(gaussian):
             assert record["bounds"] == []
             continue
         bound = chance(record)
-        assert bound["excludes_threshold"] == (bound["probability"] <= 0.01)
-        assert (bound["psnr"], bound["accepted"], bound["covers"]) == (None, 0.01, "all")
+        assert bound["excludes_threshold"] == (bound["probability"] <= 0.05)
+        assert (bound["psnr"], bound["accepted"], bound["covers"]) == (None, 0.05, "all")
         assert bound["prior"] == "Gaussian images (public images)"
         said = " ".join(bound["assumptions"])
         assert "each image for itself" in said
@@ -91,14 +94,17 @@ def test_verdicts(gaussian):
 
 def test_the_numbers_of_the_mechanism(bench, gaussian):
     """Phi(Phi^-1(kappa) + 1 / noise), kappa from the rung; seven clients' guesses count."""
-    rung = risk._rung(RiskSpec(prior="gaussian"), bench)
-    blind = math.exp(float(rung.log_kappa(0.01)))
+    rung = risk._rung(RiskSpec(prior="gaussian"), bench, labels_known=False)
+    public = bench.public.inputs.flatten(1).double().numpy()
+    most = max(int((((public - one) ** 2).mean(1) <= 0.01).sum()) - 1 for one in public)
+    blind = max(math.exp(float(rung.log_kappa(0.01))), most / (len(public) - 1))
     for name, noise in (("dp 0.1", 0.1), ("dp 2", 2.0)):
         expected = stats.norm.cdf(stats.norm.ppf(blind) + 1 / noise)
         assert chance(gaussian[name])["probability"] == pytest.approx(expected, rel=1e-6, abs=0)
     seven = records(
         bench,
         risk={"probability": 0.01, "prior": "gaussian"},
+        threat=UNLABELED,
         batch_sizes=[7],
         defenses=[{"name": "dp_sgd", "noise_multiplier": 2.0}],
     )
@@ -111,6 +117,7 @@ def test_priors(bench, prior):
     found = records(
         bench,
         risk={"probability": 0.001, "prior": prior, "components": 8},
+        threat=UNLABELED,
         defenses=[{"name": "dp_sgd", "noise_multiplier": 1.0}, {"name": "noisy_copy"}],
     )
     for record in found:
@@ -119,6 +126,34 @@ def test_priors(bench, prior):
         word = {"sphere": "sphere", "gaussian": "Gaussian", "mixture": "mixture of"}
         assert word.get(prior, "gallery of") in bound["prior"]
         assert (record["verdict"] == "protected") == (bound["probability"] <= 0.001)
+
+
+def test_a_known_label_is_no_secret(bench):
+    """Blind guesses by class: the sum over classes of their weight times what one image reaches."""
+    public, eta = bench.public, 0.04
+    flat, labels = public.inputs.flatten(1).double().numpy(), public.labels.numpy()
+    total = 0.0
+    for y in np.unique(labels):
+        own = flat[labels == y]
+        most = max(int((((own - one) ** 2).mean(1) <= eta).sum()) - 1 for one in own)
+        total += len(own) / len(flat) * most / (len(own) - 1)
+    assert total > 0
+    for prior in ("gaussian", "gallery"):
+        spec = RiskSpec(prior=prior)
+        told = risk._blind(risk._rung(spec, bench, True), bench, eta, True)
+        untold = risk._blind(risk._rung(spec, bench, False), bench, eta, False)
+        assert math.exp(told) >= total * (1 - 1e-9)
+        assert told > untold
+
+
+def test_a_model_of_images_is_not_trusted_below_the_images(bench):
+    """A Gaussian thinks near images far rarer than they are: what was seen counts."""
+    rung = risk._rung(RiskSpec(prior="gaussian"), bench, False)
+    flat = bench.public.inputs.flatten(1).double().numpy()
+    most = max(int((((flat - one) ** 2).mean(1) <= 0.03).sum()) - 1 for one in flat)
+    seen = most / (len(flat) - 1)
+    assert math.exp(float(rung.log_kappa(0.03))) < seen
+    assert math.exp(risk._blind(rung, bench, 0.03, False)) == pytest.approx(seen)
 
 
 def test_a_copy_of_a_gaussian():
@@ -131,12 +166,12 @@ def test_a_copy_of_a_gaussian():
     copies = images + noise * rng.normal(size=images.shape)
     guess = copies * spread**2 / (spread**2 + noise**2)  # the posterior mean is best
     reached = float((((guess - images) ** 2).mean(1) <= eta).mean())
-    bound = math.exp(risk._copied(noise, part, np.ones(1), eta=eta, dim=3))
+    bound = math.exp(risk._copied(noise, part, np.ones(1), eta=eta, dim=3, blind=-9.0))
     assert reached < bound < 4 * reached + 0.05
     assert reached > 0.1  # the test has something to say
     blind = math.exp(float(part.log_kappa(eta)))
     assert blind <= bound * 1.001
-    far = math.exp(risk._copied(1e6, part, np.ones(1), eta=eta, dim=3))
+    far = math.exp(risk._copied(1e6, part, np.ones(1), eta=eta, dim=3, blind=-9.0))
     assert far == pytest.approx(blind, rel=1e-6)
 
 
@@ -147,14 +182,15 @@ def test_a_copy_from_a_gallery():
         drawn = rng.integers(30, size=4000)
         copies = gallery.images[drawn] + noise * rng.normal(size=(4000, 5))
         near = ((copies[:, None] - gallery.images) ** 2).sum(2).argmin(1)
-        bound = math.exp(risk._copied(noise, gallery, np.ones(1), eta=1e-6, dim=5))
+        blind = float(gallery.log_kappa(1e-6))
+        bound = math.exp(risk._copied(noise, gallery, np.ones(1), eta=1e-6, dim=5, blind=blind))
         assert (near == drawn).mean() <= bound + 0.02
     assert bound < 0.2
 
 
 def test_a_copy_on_the_sphere_takes_the_worst_image():
-    both = risk._copied(0.3, None, np.array([0.9, 3.0]), eta=0.1, dim=6)
-    each = [risk._copied(0.3, None, np.array([r]), eta=0.1, dim=6) for r in (0.9, 3.0)]
+    both = risk._copied(0.3, None, np.array([0.9, 3.0]), eta=0.1, dim=6, blind=-9.0)
+    each = [risk._copied(0.3, None, np.array([r]), eta=0.1, dim=6, blind=-9.0) for r in (0.9, 3.0)]
     assert both == max(each)
     rng = np.random.default_rng(5)
     image = np.array([0.9, 0, 0, 0, 0, 0])
@@ -178,7 +214,7 @@ def test_nothing_asked_or_nothing_to_say(bench):
 def test_no_prior_to_be_had(bench):
     small = Bench(dataclasses.replace(plan().data, limit=100))  # 20 public images
     with pytest.raises(NotApplicable, match="64 public images"):
-        risk._rung(RiskSpec(), small)
+        risk._rung(RiskSpec(), small, labels_known=True)
     cell = plan(data=PLAN["data"] | {"limit": 100}, defenses=[{"name": "dp_sgd"}]).cells()[0]
     record = run_cell(cell, small, pictures=False).record
     assert (record["status"], record["verdict"]) == ("ok", "undecided")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -82,6 +82,29 @@ class Calibration:
             return None
         return 1 - self.noise_multiplier / self.identification_noise
 
+    def plain(self) -> dict[str, Any]:
+        """All of it as JSON values; what is infinite is None."""
+        edges, noise = self.edges, self.identification_noise
+        blind = float(edges.log_kappa[0]) / math.log(10)
+        return {
+            "target": {**asdict(self.target), "words": str(self.target)},
+            "solved": self.solved,
+            "setting": asdict(self.setting),
+            "clip_norm": self.clip_norm,
+            "noise_std": self.noise_std,
+            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
+            "delta": self.delta,
+            "prior": self.prior,
+            "lower": float(edges.lower[0]),
+            "upper": float(edges.upper[0]),
+            "log10_blind": blind if math.isfinite(blind) else None,
+            "reach": None if self.reach is None else asdict(self.reach),
+            "identification_noise": noise if noise is not None and math.isfinite(noise) else None,
+            "records": self.records,
+            "lower_scope": asdict(edges.lower_scope),
+            "upper_scope": asdict(edges.upper_scope),
+        }
+
     def defense(self) -> Chain:
         """DP-SGD with this clip norm and noise, ready for `audit` and `send`.
 
@@ -106,6 +129,7 @@ def calibrate(
     clip_norm: float = 1.0,
     noise_std: float | None = None,
     delta: float = 1e-5,
+    input_range: float = 1.0,
     prior: Rung | None = None,
     reach: Reach | None = None,
     records: int | None = None,
@@ -121,6 +145,7 @@ def calibrate(
         clip_norm: per-record bound of the gradient's norm, or
         noise_std: noise standard deviation on the sum, where the clip norm is solved for.
         delta: at which epsilon is reported.
+        input_range: width of the range of an input, for a target in words that names a PSNR.
         prior: of the records, for the upper edge; by default a uniform direction.
         reach: what blind guesses reach in the data; the target is refused if that is too much.
         records: for the comparison with identification among this many.
@@ -135,13 +160,10 @@ def calibrate(
         >>> round(found.noise_multiplier, 3)
         0.047
     """
-    wanted = Target.parse(target) if isinstance(target, str) else target
-    check.one_of(SOLVES, solve=solve)
-    positive("clip_norm", clip_norm)
-    probability("delta", delta)
-    positive("noise_std", 1.0 if noise_std is None else noise_std)
-    if (noise_std is None) == (solve == "clip_norm"):
-        raise ValueError("noise_std: give it where the clip norm is solved for, and only there")
+    wanted = target
+    if isinstance(wanted, str):
+        wanted = Target.parse(wanted, input_range=input_range)
+    _check(solve, clip_norm, noise_std, delta)
     blind = _blind(wanted, setting, prior, reach)
     found = _solved(solve, setting, blind, wanted.gamma / (1 + 2 * GAMMA_ERROR))
     found, clip = (found, clip_norm) if noise_std is None else _clipped(found, noise_std)
@@ -158,6 +180,15 @@ def calibrate(
         identification_noise=_identification(found, wanted, records),
         records=records,
     )
+
+
+def _check(solve: Solve, clip_norm: float, noise_std: float | None, delta: float) -> None:
+    check.one_of(SOLVES, solve=solve)
+    positive("clip_norm", clip_norm)
+    probability("delta", delta)
+    positive("noise_std", 1.0 if noise_std is None else noise_std)
+    if (noise_std is None) == (solve == "clip_norm"):
+        raise ValueError("noise_std: give it where the clip norm is solved for, and only there")
 
 
 def _solved(solve: Solve, setting: Setting, blind: float, gamma: float) -> Setting:

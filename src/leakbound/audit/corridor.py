@@ -50,7 +50,8 @@ class Setting:
         steps, sampling_rate: how often the model is updated, and the chance that a step holds a
             given record (Poisson sampling).
         participation: whether the attacker sees which steps hold the record. In federated learning
-            the server picks the clients: "visible". Secure shuffling can make it "hidden".
+            the server picks the clients: "visible". Both need Poisson sampling: a record that takes
+            part once in an epoch is at more risk, and k sure steps are k full-batch ones.
         clip_norm, rows: of a trap with few rows, which attains less; by default it has enough.
     """
 

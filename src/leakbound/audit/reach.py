@@ -37,6 +37,11 @@ class Reach:
     mean: float
     record: float = 0.0
 
+    @property
+    def most(self) -> float:
+        """The largest of the shares."""
+        return max(self.constant, self.mean, self.record)
+
 
 def reach(images: ArrayLike, eta: float) -> Reach:
     """Count what the best constant image, the mean image and the best record reach.

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from leakbound.audit.bench import Bench
 from leakbound.audit.plan import Cell, RiskSpec
+from leakbound.audit.reach import reach
 from leakbound.bounds import from_scratch, identification, ladder
 from leakbound.bounds.law import Scope
 from leakbound.defenses import Chain, GaussianMechanism, NoisyCopy
@@ -48,14 +49,16 @@ def risks(cell: Cell, bench: Bench, played: Round) -> list[dict[str, Any]]:
         )
     guesses = max(cell.batch_size, sum(played.observation.cohort))
     dim = played.truth.inputs[0].numel()
-    rung = None if spec.prior == "sphere" else _rung(spec, bench)
+    told = cell.threat.labels_known
+    rung = None if spec.prior == "sphere" else _rung(spec, bench, told)
     if rung is None:
-        blind = float(identification.log_kappa_sphere(dim=dim, eta=eta, norm=norms.min()))
+        one = float(identification.log_kappa_sphere(dim=dim, eta=eta, norm=norms.min()))
     else:
-        blind = float(np.asarray(rung.log_kappa(np.array([eta])))[0])
-    blind = min(0.0, blind + math.log(guesses))  # any of the guesses may hit the image
+        key = ("blind", spec.prior, spec.components, told, eta)
+        one = bench.once(key, lambda: _blind(rung, bench, eta, told))
+    blind = min(0.0, one + math.log(guesses))  # any of the guesses may hit the image
     if copies:
-        logs = _copied(copies[0], rung, norms, eta=eta, dim=dim)
+        logs = max(one, _copied(copies[0], rung, norms, eta=eta, dim=dim, blind=one))
         found, scope = float(np.exp(min(0.0, logs + math.log(guesses)))), COPY
     else:
         found = float(identification.gaussian(_multiplier(defense), log_kappa=blind))
@@ -102,6 +105,7 @@ def _copied(
     *,
     eta: float,
     dim: int,
+    blind: float,
 ) -> float:
     """Log of the most probability with which one guess from x + w comes within eta of x.
 
@@ -125,11 +129,32 @@ def _copied(
         return float(np.asarray(ladder.Mixture(parts, rung.weights).log_kappa(levels))[0])
     assert isinstance(rung, ladder.Gallery)  # there is no other
     farthest = float(np.linalg.norm(rung.images - rung.images.mean(0), axis=1).max())
-    blind = float(np.asarray(rung.log_kappa(levels))[0])
     return float(identification.gaussian.log(noise_std / farthest, log_kappa=blind))
 
 
-def _rung(spec: RiskSpec, bench: Bench) -> ladder.Rung:
+def _blind(rung: ladder.Rung, bench: Bench, eta: float, labels_known: bool) -> float:
+    """Log of the blind success: the rung's, or what public images reach of one another if more.
+
+    A known label is told outside the update, so that blind guesses may differ by class. A model of
+    images may lie far below real ones; what one public image reaches of the others (of its class)
+    does not, and the largest such share errs upwards.
+    """
+    public = bench.public
+    assert public is not None  # the rung was fitted on them
+    flat, labels = public.inputs.flatten(1).double().numpy(), public.labels.numpy()
+    groups = [flat[labels == y] for y in np.unique(labels)] if labels_known else [flat]
+    shares = [len(group) / len(flat) for group in groups]
+    known = float(np.asarray(rung.log_kappa(np.array([eta])))[0])
+    if isinstance(rung, ladder.Gallery) and labels_known:
+        each = [np.asarray(ladder.Gallery(g).log_kappa(np.array([eta])))[0] for g in groups]
+        known = float(np.log(np.dot(shares, np.exp(each))))
+    seen = sum(s * reach(g, eta).record for s, g in zip(shares, groups, strict=True))
+    return min(0.0, max(known, math.log(seen) if seen > 0 else -math.inf))
+
+
+def _rung(spec: RiskSpec, bench: Bench, labels_known: bool) -> ladder.Rung:
+    by_class = spec.prior == "gaussian" and labels_known  # one Gaussian a class
+    spec = replace(spec, prior="mixture") if by_class else spec
     return bench.once(("rung", spec.prior, spec.components), lambda: _fitted(spec, bench))
 
 
@@ -138,13 +163,16 @@ def _fitted(spec: RiskSpec, bench: Bench) -> ladder.Rung:
     if public is None or public.size < FEWEST:
         raise NotApplicable(f"the probability needs {FEWEST} public images to take a prior from")
     images = public.inputs.flatten(1).double().numpy()
-    if spec.prior == "gaussian":
-        return ladder.GaussianImages.from_samples(images, components=spec.components)
-    if spec.prior == "mixture":
-        return ladder.Mixture.from_samples(
-            images, labels=public.labels.numpy(), components=spec.components
-        )
-    return ladder.Gallery(images)
+    try:
+        if spec.prior == "gaussian":
+            return ladder.GaussianImages.from_samples(images, components=spec.components)
+        if spec.prior == "mixture":
+            return ladder.Mixture.from_samples(
+                images, labels=public.labels.numpy(), components=spec.components
+            )
+        return ladder.Gallery(images)
+    except ValueError as error:  # such as a class of one public image
+        raise NotApplicable(f"no prior can be taken from the public images: {error}") from None
 
 
 def _tiny(log: float) -> str:
@@ -156,9 +184,11 @@ SPHERE = "direction uniform on the sphere of the image's norm"
 PRIVATE = replace(
     identification.gaussian.scope,
     attackers="all attackers, models and gradient maps with a per-record norm of at most the clip "
-    "norm, on one release",
-    not_said="what several rounds leak, which is more (`leakbound bound --steps`), or a bound for "
-    "one given record or for a sharper prior",
+    "norm, on one release; each image by itself",
+    prior="averaged over the prior, which was fitted to public images and is taken to hold for the "
+    "private ones; other records fixed or known, none of them a copy",
+    not_said="what several rounds leak, which is more (`leakbound bound --steps`), that no image "
+    "of a batch is rebuilt, or a bound for one given record or for a sharper prior",
 )
 COPY = Scope(
     covers="all",

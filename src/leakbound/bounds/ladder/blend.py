@@ -259,7 +259,7 @@ class GaussianImages(Mixture):
         0.004
     """
 
-    said = "Gaussian images with the mean and covariance given"
+    said = "Gaussian images: a mean, leading directions, one variance for the rest"
 
     def __init__(self, part: Part) -> None:
         super().__init__([part], [1.0])
