@@ -229,11 +229,13 @@ def _prior(name: str, records: Records) -> ladder.Rung | None:
         return None
     if records.images is None:
         raise ValueError(f"prior is {name!r}, which is taken from images; give --data")
+    images = records.images
+    rung: ladder.Rung = ladder.Gallery(images)
     if name == "gaussian":
-        return ladder.GaussianImages.from_samples(records.images, components=COMPONENTS)
-    if name == "mixture":
-        return ladder.Mixture.from_samples(records.images, components=COMPONENTS)
-    return ladder.Gallery(records.images)
+        rung = ladder.GaussianImages.from_samples(images, components=COMPONENTS)
+    elif name == "mixture":
+        rung = ladder.Mixture.from_samples(images, components=COMPONENTS)
+    return ladder.Seen(rung, [images])
 
 
 def _verdict(lower: float, upper: float, alike: float | None, accepted: float) -> str:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from leakbound.audit.target import Target
+from leakbound.bounds.ladder import alike
 from leakbound.bounds.ladder.rung import pictures
 from leakbound.bounds.law import positive, single
 
-MOST, TOGETHER = 5000, 512
-"""Records that are compared with each other, and how many at once."""
 TIE = 1e-12
 """Errors that exceed eta by no more than this part count as reached: rounding."""
 
@@ -59,7 +57,7 @@ def reach(images: ArrayLike, eta: float) -> Reach:
     level = float(single("eta", positive("eta", eta))) * (1 + TIE)
     middle, variance = flat.mean(1), flat.var(1)
     mean = float((np.square(flat - flat.mean(0)).mean(1) <= level).mean())
-    record, inside = _record(flat, level), variance <= level
+    record, inside = alike(flat, level), variance <= level
     if not inside.any():
         return Reach(len(flat), 0.0, float(middle.mean()), mean, record)
     half = np.sqrt(level - variance[inside])
@@ -70,19 +68,6 @@ def reach(images: ArrayLike, eta: float) -> Reach:
     holds = (low <= starts[best]) & (high >= starts[best])
     value = float((starts[best] + high[holds].min()) / 2)
     return Reach(len(flat), float(covered[best]) / len(flat), value, mean, record)
-
-
-def _record(flat: NDArray[Any], level: float) -> float:
-    """The largest share of the others within the level of one record; of at most `MOST` records."""
-    few = flat[:: -(-len(flat) // MOST)]
-    if len(few) < 2:
-        return 0.0
-    squares, most = np.square(few).mean(1), 0
-    for start in range(0, len(few), TOGETHER):
-        part = few[start : start + TOGETHER]
-        apart = squares[start : start + TOGETHER, None] + squares - 2 * part @ few.T / few.shape[1]
-        most = max(most, int((apart <= level + 1e-14).sum(1).max()) - 1)
-    return most / (len(few) - 1)
 
 
 def refuse_reached(found: Reach, target: Target) -> None:

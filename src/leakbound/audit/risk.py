@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from leakbound.audit.bench import Bench
 from leakbound.audit.plan import Cell, RiskSpec
-from leakbound.audit.reach import reach
 from leakbound.bounds import from_scratch, identification, ladder
 from leakbound.bounds.law import Scope
 from leakbound.defenses import Chain, GaussianMechanism, NoisyCopy
@@ -143,13 +142,12 @@ def _blind(rung: ladder.Rung, bench: Bench, eta: float, labels_known: bool) -> f
     assert public is not None  # the rung was fitted on them
     flat, labels = public.inputs.flatten(1).double().numpy(), public.labels.numpy()
     groups = [flat[labels == y] for y in np.unique(labels)] if labels_known else [flat]
-    shares = [len(group) / len(flat) for group in groups]
-    known = float(np.asarray(rung.log_kappa(np.array([eta])))[0])
+    known = float(np.asarray(ladder.Seen(rung, [*groups]).log_kappa(np.array([eta])))[0])
     if isinstance(rung, ladder.Gallery) and labels_known:
+        shares = [len(group) / len(flat) for group in groups]
         each = [np.asarray(ladder.Gallery(g).log_kappa(np.array([eta])))[0] for g in groups]
-        known = float(np.log(np.dot(shares, np.exp(each))))
-    seen = sum(s * reach(g, eta).record for s, g in zip(shares, groups, strict=True))
-    return min(0.0, max(known, math.log(seen) if seen > 0 else -math.inf))
+        known = max(known, float(np.log(np.dot(shares, np.exp(each)))))
+    return min(0.0, known)
 
 
 def _rung(spec: RiskSpec, bench: Bench, labels_known: bool) -> ladder.Rung:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import optimize, special, stats
 
-from leakbound.bounds.identification import _log
+from leakbound.bounds.identification import log_blind
 from leakbound.bounds.law import (
     Array,
     Law,
@@ -74,7 +74,7 @@ class Composed(Law):
             >>> round(visible.noise_for(0.1, sampling_rate=1.0, steps=1, kappa=1 / 11), 2)
             18.65
         """
-        q, count = _rate(sampling_rate), _steps(steps)
+        q, count = one_rate(sampling_rate), one_steps(steps)
 
         def solve(target: float, blind: float) -> float:
             def excess(place: float) -> float:
@@ -95,9 +95,9 @@ class Composed(Law):
             gap = 0.25
             while excess(fine - gap) <= 0:
                 fine, gap = fine - gap, 2 * gap
-            return float(np.exp(_crossing(excess, fine, fine - gap)))
+            return float(np.exp(crossing(excess, fine, fine - gap)))
 
-        return _each(solve, gamma, _log(kappa, log_kappa))
+        return _each(solve, gamma, log_blind(kappa, log_kappa))
 
     def rate_for(
         self,
@@ -118,7 +118,7 @@ class Composed(Law):
             >>> round(visible(1.0, sampling_rate=q, steps=10, kappa=0.1), 4)
             0.2
         """
-        sigma, count = float(non_negative("noise_multiplier", noise_multiplier)), _steps(steps)
+        sigma, count = float(non_negative("noise_multiplier", noise_multiplier)), one_steps(steps)
 
         def solve(target: float, blind: float) -> float:
             def excess(place: float) -> float:
@@ -129,9 +129,9 @@ class Composed(Law):
             if excess(0.0) <= 0:
                 return 1.0
             fine = np.log((target - np.exp(blind)) / count)  # gamma < kappa + P(any sighting)
-            return float(np.exp(_crossing(excess, fine - 1e-6, 0.0)))
+            return float(np.exp(crossing(excess, fine - 1e-6, 0.0)))
 
-        return _each(solve, gamma, _log(kappa, log_kappa))
+        return _each(solve, gamma, log_blind(kappa, log_kappa))
 
     def steps_for(
         self,
@@ -151,7 +151,10 @@ class Composed(Law):
             >>> visible.steps_for(0.5, noise_multiplier=1.0, sampling_rate=1.0, kappa=0.01)
             5
         """
-        sigma, q = float(non_negative("noise_multiplier", noise_multiplier)), _rate(sampling_rate)
+        sigma, q = (
+            float(non_negative("noise_multiplier", noise_multiplier)),
+            one_rate(sampling_rate),
+        )
 
         def solve(target: float, blind: float) -> float:
             def holds(count: int) -> bool:
@@ -165,7 +168,7 @@ class Composed(Law):
                 low, high = (middle, high) if holds(middle) else (low, middle)
             return low
 
-        found = _each(solve, gamma, _log(kappa, log_kappa))
+        found = _each(solve, gamma, log_blind(kappa, log_kappa))
         return int(found) if np.ndim(found) == 0 else found.astype(int)
 
 
@@ -202,9 +205,9 @@ class Visible(Composed):
             >>> round(visible(1.0, sampling_rate=0.01, steps=1000, kappa=1e-3), 4)
             0.5122
         """
-        q, count = _rate(sampling_rate), _steps(steps)
+        q, count = one_rate(sampling_rate), one_steps(steps)
         sigma, blind = np.broadcast_arrays(
-            non_negative("noise_multiplier", noise_multiplier), _log(kappa, log_kappa)
+            non_negative("noise_multiplier", noise_multiplier), log_blind(kappa, log_kappa)
         )
         k, mass, left = _sightings(count, q)
         found = np.empty(sigma.size)
@@ -248,9 +251,9 @@ class Subsampled(Composed):
             >>> round(subsampled(1.0, sampling_rate=0.01, steps=1000, kappa=1e-3), 5)
             0.00407
         """
-        q, count = _rate(sampling_rate), _steps(steps)
+        q, count = one_rate(sampling_rate), one_steps(steps)
         sigma, blind = np.broadcast_arrays(
-            non_negative("noise_multiplier", noise_multiplier), _log(kappa, log_kappa)
+            non_negative("noise_multiplier", noise_multiplier), log_blind(kappa, log_kappa)
         )
         found = np.array(visible(sigma, sampling_rate=q, steps=count, log_kappa=blind))
         if q == 1 or count == 1:
@@ -263,11 +266,13 @@ class Subsampled(Composed):
         return one(found)
 
 
-def _rate(value: float) -> float:
+def one_rate(value: float) -> float:
+    """A single sampling rate in (0, 1]."""
     return single("sampling_rate", rate("sampling_rate", value))
 
 
-def _steps(value: int) -> int:
+def one_steps(value: int) -> int:
+    """A single whole number of steps."""
     return int(single("steps", whole("steps", value)))
 
 
@@ -299,7 +304,7 @@ def _each(solve: Callable[[float, float], float], gamma: ArrayLike, blind: Array
     return one(np.reshape(np.array(found, float), target.shape))
 
 
-def _crossing(excess: Callable[[float], float], fine: float, bad: float) -> float:
+def crossing(excess: Callable[[float], float], fine: float, bad: float) -> float:
     """Where `excess` turns positive between a place where it is not and one where it is.
 
     The answer is on the safe side: excess was evaluated there and is 0 or less.

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from leakbound.bounds.composition import _crossing, _rate, _steps
+from leakbound.bounds.composition import crossing, one_rate, one_steps
 from leakbound.bounds.law import Array, least_where, non_negative, one, probability, whole
 from leakbound.bounds.privacy_loss import Curve, curve
 
@@ -69,7 +69,7 @@ def delta(
     sigma, level = np.broadcast_arrays(
         non_negative("noise_multiplier", noise_multiplier), non_negative("epsilon", epsilon)
     )
-    q, count = _rate(sampling_rate), _steps(steps)
+    q, count = one_rate(sampling_rate), one_steps(steps)
     found = np.array(np.exp(log_delta(np.asarray(mu(sigma, steps=count)), level)))
     if q < 1:
         for noise in _finite(sigma):
@@ -108,7 +108,7 @@ def epsilon(
     sigma, level = np.broadcast_arrays(
         non_negative("noise_multiplier", noise_multiplier), probability("delta", delta)
     )
-    q, count = _rate(sampling_rate), _steps(steps)
+    q, count = one_rate(sampling_rate), one_steps(steps)
     found = np.array(_full_epsilon(np.asarray(mu(sigma, steps=count)), level))
     if q < 1:
         for noise in _finite(sigma):
@@ -148,7 +148,7 @@ def noise_for(
         3.7306
     """
     level, most = np.broadcast_arrays(non_negative("epsilon", epsilon), probability("delta", delta))
-    q, count = _rate(sampling_rate), _steps(steps)
+    q, count = one_rate(sampling_rate), one_steps(steps)
 
     def holds(place: Array) -> Array:
         return np.asarray(log_delta(np.exp(-place), level) <= np.log(most))
@@ -240,4 +240,4 @@ def _sampled_noise(level: float, most: float, q: float, count: int, high: float)
         fine, gap = fine - gap, 2 * gap
     if gap >= FAR:
         return 0.0
-    return float(np.exp(_crossing(excess, fine, fine - gap)))
+    return float(np.exp(crossing(excess, fine, fine - gap)))

@@ -60,7 +60,10 @@ class Gaussian(Law):
         steps: ArrayLike = 1,
     ) -> Any:
         """The natural logarithm of the same."""
-        sigma, blind = non_negative("noise_multiplier", noise_multiplier), _log(kappa, log_kappa)
+        sigma, blind = (
+            non_negative("noise_multiplier", noise_multiplier),
+            log_blind(kappa, log_kappa),
+        )
         count = whole("steps", steps)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             gain = np.sqrt(count) / sigma
@@ -87,7 +90,7 @@ class Gaussian(Law):
             >>> round(gaussian.noise_for(0.1, kappa=1 / 11), 2)
             18.65
         """
-        blind, count = _log(kappa, log_kappa), whole("steps", steps)
+        blind, count = log_blind(kappa, log_kappa), whole("steps", steps)
         gamma, blind, count = np.broadcast_arrays(probability("gamma", gamma), blind, count)
         if np.any(blind > np.log(gamma)):
             worst = np.argmax((blind - np.log(gamma)).ravel())
@@ -168,7 +171,8 @@ def log_kappa_sphere(*, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0) -
     return exact.log(np.inf, dim=dim, eta=eta, norm=norm)
 
 
-def _log(kappa: ArrayLike | None, log_kappa: ArrayLike | None) -> Array:
+def log_blind(kappa: ArrayLike | None, log_kappa: ArrayLike | None) -> Array:
+    """The logarithm of the blind success, from whichever of the two is given."""
     if kappa is not None and log_kappa is None:
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(probability("kappa", kappa, closed=True)))

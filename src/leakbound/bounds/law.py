@@ -21,7 +21,8 @@ class Scope:
 
     Attributes:
         covers: "all" attackers (a bound), "trap" (all estimators of a linear trap's noisy answer),
-            "equivariant" (unbiased or translation-equivariant ones) or "one" (a single attack).
+            "equivariant" (unbiased or translation-equivariant ones), "one" (a single attack),
+            "attained" (one that works: a lower edge) or "none" (an approximation).
         attackers: whom the number covers, as a sentence.
         prior: which records it holds for.
         known: what the attacker is taken to know.

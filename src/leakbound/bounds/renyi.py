@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from leakbound.bounds.identification import _log
+from leakbound.bounds.identification import log_blind
 from leakbound.bounds.law import Array, Law, Scope, non_negative, one, whole
 
 RANK = 1e-12
@@ -176,7 +176,7 @@ class Balle(Law):
         spent, degree = non_negative("epsilon", epsilon), np.asarray(order, float)
         if not np.all(degree > 1):
             raise ValueError(f"order is {order!r}; give numbers above 1, infinity for pure privacy")
-        spent, blind = np.broadcast_arrays(spent, _log(kappa, log_kappa))
+        spent, blind = np.broadcast_arrays(spent, log_blind(kappa, log_kappa))
         most = np.where(spent == np.inf, 0.0, blind + np.where(spent == np.inf, 0.0, spent))
         return one(np.exp(np.minimum(0.0, most * (1 - 1 / degree))))
 
@@ -215,7 +215,7 @@ class GaussianRenyi(Law):
             0.5186
         """
         sigma, count = non_negative("noise_multiplier", noise_multiplier), whole("steps", steps)
-        sigma, blind, count = np.broadcast_arrays(sigma, _log(kappa, log_kappa), count)
+        sigma, blind, count = np.broadcast_arrays(sigma, log_blind(kappa, log_kappa), count)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             room = np.sqrt(-blind) - np.sqrt(count / 2) / sigma
             found = np.where(room > 0, np.exp(-(room**2)), 1.0)

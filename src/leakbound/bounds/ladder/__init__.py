@@ -9,5 +9,6 @@ both, records come from the rung's prior, which names no norm to the attacker bu
 from leakbound.bounds.ladder.blend import GaussianImages, Mixture
 from leakbound.bounds.ladder.gallery import Gallery
 from leakbound.bounds.ladder.rung import Estimate, KnownNorm, Rung
+from leakbound.bounds.ladder.seen import Seen, alike
 
-__all__ = ["Estimate", "Gallery", "GaussianImages", "KnownNorm", "Mixture", "Rung"]
+__all__ = ["Estimate", "Gallery", "GaussianImages", "KnownNorm", "Mixture", "Rung", "Seen", "alike"]
