@@ -138,11 +138,17 @@ def _run(
         moving = joined(inputs.detach().requires_grad_(), tangents)
         with _recorded(task.model, found.layers) as records, ConstantWeights():
             output = functional_call(task.model, tensors, (moving,))
-            loss = task.loss(output, labels) * len(inputs)
+            loss = task.loss(output, labels)
         if not all(_fits(record, len(inputs)) for record in records.values()):
             return None
         outs = [record.out for record in records.values()]
-        deltas = torch.autograd.grad(loss, outs, create_graph=found.twice, materialize_grads=True)
+        deltas = torch.autograd.grad(
+            loss,
+            outs,
+            torch.full_like(loss, len(inputs)),  # every lane's own loss, not their mean
+            create_graph=found.twice,
+            materialize_grads=True,
+        )
         return {
             name: Tapped(*_parted(record.a), *_parted(delta))
             for (name, record), delta in zip(records.items(), deltas, strict=True)
