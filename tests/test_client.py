@@ -148,6 +148,15 @@ def test_example_rows_refuse_local_training(plan):
     assert rows(task, *_batch(3), Unit.CLIENT).shape == (1, len(task.parameters))
 
 
+def test_example_rows_refuse_coupled_examples():
+    layers = nn.Linear(36, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES)
+    task = Task.of(nn.Sequential(nn.Flatten(), *layers)).to("cpu", torch.float64)
+    with pytest.raises(ValueError, match="no example has a gradient of its own"):
+        rows(task, *_batch(3), Unit.EXAMPLE)
+    found = rows(task, *_batch(3), Unit.CLIENT)[0]
+    torch.testing.assert_close(found, gradient(task, *_batch(3)))
+
+
 @smooth
 def test_input_jvp_is_the_central_difference_and_input_vjp_its_adjoint(task):
     inputs, labels = _batch(2)

@@ -6,22 +6,79 @@ All functions are differentiable in the inputs (and in soft labels), to any orde
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vjp, vmap
 
 from leakbound import check
 from leakbound.random import Source
-from leakbound.types import Batch, ClientContext, Release, Task, Unit, Update
+from leakbound.types import Batch, ClientContext, Release, Statistics, Task, Unit, Update
 
 
 def forward(task: Task, inputs: Tensor, parameters: Tensor | None = None) -> Tensor:
     """Model output for inputs (B, *S) at the task's weights, or at other flat weights (P,)."""
     flat = task.parameters if parameters is None else parameters
     return _call(task, task.unflatten(flat), inputs)
+
+
+def layer_inputs(
+    task: Task, inputs: Tensor, names: Sequence[str], parameters: Tensor | None = None
+) -> dict[str, Tensor]:
+    """What enters the named layers for inputs (B, *S), as tensors (B, ...), differentiable.
+
+    Raises:
+        ValueError: the model has no such layer, or did not call it once with one tensor.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+        >>> layer_inputs(Task.of(model), torch.ones(1, 1, 2, 2), ["1"])["1"].shape
+        torch.Size([1, 4])
+    """
+    found: dict[str, list[Tensor]] = {name: [] for name in names}
+
+    def note(name: str) -> Any:
+        return lambda _, args: found[name].append(args[0])
+
+    known, handles = dict(task.model.named_modules()), []
+    if missing := [name for name in names if name not in known]:
+        raise ValueError(f"the model has no layer {missing[0]!r}; name one of its modules")
+    try:
+        for name in names:
+            handles.append(known[name].register_forward_pre_hook(note(name)))
+        forward(task, inputs, parameters)
+    finally:
+        for handle in handles:
+            handle.remove()
+    odd = [n for n, seen in found.items() if len(seen) != 1 or not isinstance(seen[0], Tensor)]
+    if odd:
+        raise ValueError(
+            f"the model calls the layer {odd[0]!r} {len(found[odd[0]])} times, not once"
+        )
+    return {name: seen[0] for name, seen in found.items()}
+
+
+def batch_norms(task: Task) -> tuple[str, ...]:
+    """The names of the model's batch norms, in the order of its modules."""
+    kind = nn.modules.batchnorm._BatchNorm
+    return tuple(name for name, m in task.model.named_modules() if isinstance(m, kind))
+
+
+def batch_statistics(task: Task, inputs: Tensor) -> dict[str, Statistics]:
+    """Mean and variance (C,) of what enters every batch norm, over the batch and all positions.
+
+    The variance is the biased one, which a norm in training mode divides by. Differentiable.
+    """
+    inside = layer_inputs(task, inputs, batch_norms(task))
+    return {name: statistics_of(value) for name, value in inside.items()}
+
+
+def statistics_of(value: Tensor) -> Statistics:
+    """Mean and biased variance (C,) of (B, C, ...) over all other dimensions."""
+    others = [0, *range(2, value.ndim)]
+    return value.mean(others), value.var(others, unbiased=False)
 
 
 def gradient(
@@ -86,8 +143,14 @@ def rows(task: Task, inputs: Tensor, labels: Tensor, unit: Unit) -> Tensor:
     """One client's rows before any defense: (B, P) for EXAMPLE, (1, P) for CLIENT.
 
     Raises:
-        ValueError: per-example rows of a local plan with several steps or with minibatches.
+        ValueError: per-example rows of a local plan with several steps or with minibatches, or of
+            a model whose examples see each other.
     """
+    if unit is Unit.EXAMPLE and task.coupled:
+        raise ValueError(
+            "the model has batch norm in training mode, so no example has a gradient of its own; a "
+            "defense on every example's gradient needs model.eval(), or group norm"
+        )
     if unit is Unit.EXAMPLE:
         if task.plan.steps > 1 or (task.plan.batch_size or len(inputs)) < len(inputs):
             raise ValueError(

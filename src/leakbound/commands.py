@@ -180,7 +180,10 @@ def _announce(plan: Plan, out: Path, workers: int) -> None:
 
 
 def _announce_code(plan: Plan) -> None:
-    for name in sorted({model.name for model in plan.models if ":" in model.name}):
+    named = {model.name for model in plan.models}
+    for attack in plan.attacks:
+        named |= {value for value in attack.parameters.values() if isinstance(value, str)}
+    for name in sorted(name for name in named if ":" in name):
         errors.print(f"importing Python code that the plan names: {_safe(name)}", soft_wrap=True)
 
 

@@ -9,13 +9,14 @@ import torch
 
 from leakbound import check
 from leakbound.attacks.base import Attack
-from leakbound.client import respond
+from leakbound.client import batch_statistics, respond
 from leakbound.defenses.base import Chain, Defense, State, chain
 from leakbound.random import Source
 from leakbound.types import (
     Batch,
     Observation,
     Server,
+    Statistics,
     Task,
     ThreatModel,
     Update,
@@ -120,8 +121,22 @@ def play(
         labels=truth.labels.clone() if threat.labels_known else None,
         auxiliary=auxiliary,
         defense=defense if threat.defense_known else None,
+        statistics=_statistics(task, clients) if threat.statistics_known else None,
     )
     return Round(observation, truth, update, defense)
+
+
+def _statistics(task: Task, clients: Sequence[Batch]) -> dict[str, Statistics]:
+    """What the clients' running statistics give away: the mean over clients of their batches'."""
+    with torch.no_grad():
+        each = [batch_statistics(task, batch.inputs) for batch in clients]
+    return {
+        name: (
+            torch.stack([own[name][0] for own in each]).mean(0),
+            torch.stack([own[name][1] for own in each]).mean(0),
+        )
+        for name in each[0]
+    }
 
 
 def _aggregate(

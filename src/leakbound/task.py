@@ -99,7 +99,10 @@ class Task:
 
         Raises:
             ValueError: no parameters, weights that are not finite, dropout in training mode (hidden
-                randomness), or a norm that computes or keeps statistics of the batch.
+                randomness), or an instance norm that keeps statistics.
+
+        Batch norm in training mode stays in it, as a client's would: it takes the statistics of the
+        batch, its running ones are dropped, and examples are then `coupled`.
 
         Example:
             >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
@@ -115,8 +118,12 @@ class Task:
             raise ValueError("model holds weights that are not finite; load other weights")
         if not input_range[0] < input_range[1]:
             raise ValueError(f"input_range is {input_range}; give (low, high) with low < high")
-        buffers = {name: value.detach().clone() for name, value in model.named_buffers()}
         shell = copy.deepcopy(model).requires_grad_(False)
+        for norm in _batch_norms(shell):
+            if norm.training or norm.running_mean is None:
+                norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+                norm.track_running_stats = False
+        buffers = {name: value.detach().clone() for name, value in shell.named_buffers()}
         plan = plan or LocalPlan()
         return Task(shell, parameters, loss, plan, input_range, classes, buffers, public)
 
@@ -128,6 +135,11 @@ class Task:
             rows.append((name, parameter.shape, start, start + parameter.numel()))
             start += parameter.numel()
         return tuple(rows)
+
+    @property
+    def coupled(self) -> bool:
+        """Whether a batch norm lets the examples of a batch see each other."""
+        return any(norm.running_mean is None for norm in _batch_norms(self.model))
 
     def unflatten(self, row: Tensor) -> dict[str, Tensor]:
         """A flat vector (P,) as named tensors (views, no copy)."""
@@ -155,20 +167,20 @@ class Task:
         return replace(self, model=model, parameters=parameters, buffers=buffers, public=public)
 
 
+def _batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    kind = nn.modules.batchnorm._BatchNorm
+    return [module for module in model.modules() if isinstance(module, kind)]
+
+
 def _refuse_training_mode(model: nn.Module) -> None:
     for name, module in model.named_modules():
         where = name or "the model itself"
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
-            raise ValueError(
-                f"model has BatchNorm without running statistics ({where}): its output for one "
-                "example depends on the others; build it with track_running_stats=True"
-            )
-        if not module.training:
+        if not module.training or isinstance(module, nn.modules.batchnorm._BatchNorm):
             continue
         if getattr(module, "running_mean", None) is not None:
             raise ValueError(
-                f"model has {type(module).__name__} in training mode ({where}): it depends on the "
-                "batch or changes with it; call model.eval() first"
+                f"model has {type(module).__name__} in training mode ({where}): it changes with "
+                "the batch; call model.eval() first"
             )
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
             raise ValueError(

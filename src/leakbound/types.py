@@ -6,6 +6,7 @@ Information flows one way, from `Batch` to `Reconstruction`; `Observation` has n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -33,6 +34,7 @@ __all__ = [
     "Reconstruction",
     "Release",
     "Server",
+    "Statistics",
     "Task",
     "ThreatModel",
     "Unit",
@@ -56,13 +58,23 @@ class Server(Enum):
     MALICIOUS = "malicious"
 
 
+Statistics = tuple[Tensor, Tensor]
+"""Mean and biased variance (C,) of what enters a batch norm, over examples and positions."""
+
+
 @dataclass(frozen=True)
 class ThreatModel:
-    """What the attacker is told. The default attacker knows the defense, its law and its mask."""
+    """What the attacker is told. The default attacker knows the defense, its law and its mask.
+
+    `statistics_known`: the statistics of the batch in every batch norm, which a client gives away
+    that sends its running statistics along. Those of public images, and the running ones of the
+    model that the server sent, need no telling.
+    """
 
     labels_known: bool = True
     defense_known: bool = True
     server: Server = Server.HONEST
+    statistics_known: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +140,8 @@ class Observation:
         labels: (N,) true labels of all examples where the threat model grants them.
         auxiliary: public data of the same kind, never the victims'.
         defense: the defense, where the threat model says that it is known.
+        statistics: of the clients' batches in every batch norm, by its name, where the threat model
+            grants them; of several clients the mean.
     """
 
     update: Update
@@ -138,6 +152,7 @@ class Observation:
     labels: Tensor | None = None
     auxiliary: Batch | None = None
     defense: Release | None = None
+    statistics: Mapping[str, Statistics] | None = None
 
     @property
     def examples(self) -> int:
@@ -216,6 +231,8 @@ class Reconstruction:
         trace: the objective over time, for plots.
         problem: why the attack thinks that it failed; None if it does not. A picture with a
             problem is no evidence of safety.
+        features: (N, n) unit vectors, the inputs of the layer `layer` as far as the attack found
+            them, in an order of their own; None where it looks for none.
     """
 
     inputs: Tensor
@@ -223,6 +240,8 @@ class Reconstruction:
     objective: float = float("nan")
     trace: tuple[float, ...] = ()
     problem: str | None = None
+    features: Tensor | None = None
+    layer: str | None = None
 
 
 class NotApplicable(Exception):

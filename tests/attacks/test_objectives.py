@@ -23,6 +23,10 @@ def _cosine(a, b):
 CLOSED = {
     "cosine": _cosine,
     "cosine_layers": lambda a, b: np.mean([_cosine(a[:, i:j], b[:, i:j]) for i, j in SPANS]),
+    "cosine_weighted": lambda a, b: np.average(
+        [_cosine(a[:, i:j], b[:, i:j]) for i, j in SPANS],
+        weights=[np.count_nonzero(b[:, i:j]) for i, j in SPANS],
+    ),
     "euclidean": lambda a, b: ((a - b) ** 2).sum(),
     "manhattan": lambda a, b: np.abs(a - b).sum(),
 }

@@ -8,8 +8,8 @@ import torch
 from scipy import stats
 
 from leakbound.attacks import GradientMatching, LawEvolution, LawMatching, VarianceReadout
-from leakbound.attacks.matching import _Search
 from leakbound.attacks.private_law import negative_log_likelihood
+from leakbound.attacks.search import Search
 from leakbound.attacks.variance import Curve, _log_power
 from leakbound.client import local_update, simulate
 from leakbound.covariance import Structured
@@ -205,7 +205,7 @@ def test_matching_whitens_correlated_noise(correlation):
     sources = [stream(0, i) for i in range(2)]
     observation = play(task, [batch], defense, sources).observation
     attack = GradientMatching(distance="euclidean", steps=3)
-    search = _Search(attack, observation, stream(1))
+    search = Search(attack, observation, stream(1))
     rows = simulate(
         task, search.inputs, batch.labels, cohort=(2,), defense=observation.defense
     ).detach()
@@ -220,7 +220,7 @@ def test_matching_whitens_correlated_noise(correlation):
     )
     search.best_inputs = search.inputs.detach()
     share = 1 - float((mine @ own) ** 2 / (mine @ mine) / (own @ own))
-    assert search.unexplained() == pytest.approx(share, rel=1e-6)
+    assert search._unexplained() == pytest.approx(share, rel=1e-6)
     assert bool(attack(observation, stream(1)).inputs.isfinite().all())
 
 

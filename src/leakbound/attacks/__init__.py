@@ -6,6 +6,8 @@ Every attack class and preset exported here is an attack of the audit, under its
 from leakbound.attacks.analytic import LinearInversion
 from leakbound.attacks.base import Attack, BestOf
 from leakbound.attacks.blind import ConstantImage, MeanImage
+from leakbound.attacks.gias import Gias
+from leakbound.attacks.grad_inversion import GradInversion
 from leakbound.attacks.labels import infer_labels
 from leakbound.attacks.matching import GradientMatching
 from leakbound.attacks.presets import (
@@ -28,6 +30,8 @@ __all__ = [
     "BestOf",
     "CandidateLikelihood",
     "ConstantImage",
+    "Gias",
+    "GradInversion",
     "GradientMatching",
     "LawEvolution",
     "LawMatching",

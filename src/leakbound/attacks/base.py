@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -13,13 +13,22 @@ from leakbound.client import example_gradients, simulate
 from leakbound.types import Observation, Reconstruction, Task, Unit
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Attack:
     """Base of all attacks: a frozen dataclass whose fields are all of its settings.
 
     `__call__` takes an observation and a generator. It may raise `NotApplicable`, and it never sees
     the truth: restarts, steps and settings are chosen by its own objective.
     """
+
+    def __repr__(self) -> str:
+        """All settings; those of later versions only where they are not the default."""
+        shown = [
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in fields(self)
+            if not (f.metadata.get("later") and getattr(self, f.name) == f.default)
+        ]
+        return f"{type(self).__qualname__}({', '.join(shown)})"
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         """Rebuild the inputs behind the observation."""

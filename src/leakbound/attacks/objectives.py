@@ -37,6 +37,22 @@ def cosine_layers(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: li
     return torch.stack(parts).mean()
 
 
+def cosine_weighted(
+    guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]
+) -> Tensor:
+    """1 - cosine of every tensor, weighted by how many of its coordinates were seen not to be zero.
+
+    Source: Liu et al. 2025 (paper B), eq. 9.
+    """
+    parts, counts = [], []
+    for a, b in spans:
+        own = None if weights is None else weights[:, a:b]
+        parts.append(cosine(guess[:, a:b], seen[:, a:b], own, []))
+        counts.append(((seen if weights is None else seen * weights)[:, a:b] != 0).sum())
+    share = torch.stack(counts) / torch.stack(counts).sum().clamp_min(1)
+    return (share * torch.stack(parts)).sum()
+
+
 def euclidean(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
     """Sum of squared differences; with weights 1/std the Gaussian log-likelihood up to a constant.
 
@@ -55,6 +71,7 @@ def manhattan(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[S
 DISTANCES = {
     "cosine": cosine,
     "cosine_layers": cosine_layers,
+    "cosine_weighted": cosine_weighted,
     "euclidean": euclidean,
     "manhattan": manhattan,
 }

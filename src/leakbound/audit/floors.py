@@ -51,6 +51,8 @@ def floors(cell: Cell, bench: Bench, played: Round) -> list[dict[str, Any]]:
     spec = cell.floor
     if spec.kind == "none":
         return []
+    if played.observation.task.coupled:
+        raise NotApplicable("batch norm in training mode couples the examples: no floor is known")
     planted = cell.attack if cell.threat.server is Server.MALICIOUS else None
     key = ("floor", cell.model, cell.seed, cell.defense, cell.batch_size, spec, planted)
     found: Floor | str = bench.once(key, lambda: _floor_or_reason(cell, bench, played))

@@ -129,6 +129,8 @@ class Cell:
         Settings that came with later versions count only where they are not the default.
         """
         known = plain(self)
+        if not self.threat.statistics_known:
+            del known["threat"]["statistics_known"]
         if self.floor == FloorSpec():
             del known["floor"]
         if self.risk == RiskSpec():

@@ -153,13 +153,14 @@ def _risk(value: Any) -> RiskSpec:
 
 
 def _threat(table: Mapping[str, Any]) -> ThreatModel:
-    _known_keys("threat", table, ["labels_known", "defense_known", "server"])
+    _known_keys("threat", table, ["labels_known", "defense_known", "server", "statistics_known"])
     server = table.get("server", "honest")
     check.one_of([s.value for s in Server], server=server)
     return ThreatModel(
         labels_known=_typed("labels_known", table.get("labels_known", True), bool),
         defense_known=_typed("defense_known", table.get("defense_known", True), bool),
         server=Server(server),
+        statistics_known=_typed("statistics_known", table.get("statistics_known", False), bool),
     )
 
 

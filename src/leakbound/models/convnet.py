@@ -70,7 +70,8 @@ def convnet64(
         input_shape: (C, H, W) of one image.
         classes: the number of outputs.
         generator: where the initial weights come from.
-        norm: "batch" (in eval mode, at running mean 0 and variance 1), "group" or "none".
+        norm: "batch" (in eval mode, at running mean 0 and variance 1), "batch_training" (statistics
+            of the batch, which couples its examples), "group" or "none".
         activation: as for `mlp`. The original code has "relu".
 
     Raises:

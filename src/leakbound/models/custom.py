@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
+
+from leakbound import named_code
 
 _OFFERED = ("input_shape", "classes", "generator")
 
@@ -32,7 +33,7 @@ def load_user_model(path: str, **kwargs: Any) -> nn.Module:
         >>> load_user_model("torch.nn:Flatten", classes=10)
         Flatten(start_dim=1, end_dim=-1)
     """
-    build = _find(path)
+    build = named_code.find("model", path)
     given = _accepted(path, build, kwargs)
     try:
         with _seeded(kwargs.get("generator")):
@@ -92,35 +93,6 @@ def _mismatch(
             return f"{name} holds {kinds[0]} in the file and {kinds[1]} in the model"
     unknown = [name for name in shapes if name not in wanted]
     return f"{unknown[0]} is in the file but not in the model" if unknown else ""
-
-
-def _find(path: str) -> Callable[..., Any]:
-    module_name, colon, name = path.partition(":")
-    if not (module_name and colon and name) or module_name.startswith("."):
-        raise ValueError(f"model is {path!r}; write 'package.module:build'")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name + ".").startswith(error.name + "."):
-            raise ValueError(
-                f"model is {path!r}, but there is no module {error.name!r}; "
-                "install it or add its folder to PYTHONPATH"
-            ) from error
-        raise ValueError(f"model {path!r}: its module needs {error.name!r}; install it") from error
-    except Exception as error:
-        raise ValueError(
-            f"model {path!r}: importing its module raised {type(error).__name__}: {error}"
-        ) from error
-    if not hasattr(module, name):
-        raise ValueError(f"model is {path!r}, but module {module_name!r} has no {name!r}")
-    build = getattr(module, name)
-    if not callable(build):
-        raise ValueError(
-            f"model is {path!r}, which is a {type(build).__name__}; name a function that "
-            "returns a torch.nn.Module"
-        )
-    found: Callable[..., Any] = build
-    return found
 
 
 def _accepted(path: str, build: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 """Activations by name; LeakyReLU's slope is PyTorch's default 0.01. None works in place."""
 
-NORMS = ("batch", "group", "none")
+NORMS = ("batch", "batch_training", "group", "none")
 
 
 def shape(input_shape: tuple[int, int, int], classes: int, smallest: int = 1) -> tuple[int, ...]:
@@ -49,14 +49,15 @@ def activation(name: str) -> nn.Module:
 
 
 def norm(name: str, channels: int) -> nn.Module:
-    """A new norm over `channels`: "batch", "group" or "none".
+    """A new norm over `channels`: "batch", "batch_training", "group" or "none".
 
+    "batch" has running statistics, as in eval mode; "batch_training" takes those of the batch.
     Group norm has 32 groups, or the largest power of two below that divides `channels`, and at
     least two channels a group: of one channel at one pixel, nothing but the shift would be left.
     """
     check.one_of(NORMS, norm=name)
-    if name == "batch":
-        return nn.BatchNorm2d(channels)
+    if name.startswith("batch"):
+        return nn.BatchNorm2d(channels, track_running_stats=name == "batch")
     groups = math.gcd(32, channels)
     if groups == channels > 1:
         groups //= 2

@@ -56,7 +56,8 @@ def resnet18(
         input_shape: (C, H, W) of one image.
         classes: the number of outputs.
         generator: where the initial weights come from.
-        norm: "group" (every example for itself), "batch" (in eval mode) or "none".
+        norm: "group" (every example for itself), "batch" (in eval mode),
+            "batch_training" (statistics of the batch, which couples its examples) or "none".
         stem: "small" is one 3x3 convolution; "large" is 7x7 with stride 2, then a max pool.
         width: channels of the first stage; the later ones have 2, 4 and 8 times as many.
         activation: as for `mlp`.

@@ -12,7 +12,7 @@ from torch.func import vmap
 from leakbound import check, client
 from leakbound.random import Source, normal
 from leakbound.sensitivity.lanes import draws, fitting, over_lanes, pixels
-from leakbound.types import Task
+from leakbound.types import NotApplicable, Task
 
 ESTIMATORS = ("exact", "batch", "per_sample")
 """What `sensitivity` knows: the oracle, the paper's estimator, ours."""
@@ -61,16 +61,15 @@ def sensitivity(
         labels: (B,) class numbers, or (B, K) probabilities.
         source: where random directions come from; `exact` draws none.
         estimator: "per_sample" gives every example its own Gaussian direction and sums the squares
-            (unbiased; its variance falls like 1 / (directions * B)); "batch" moves the whole batch
-            along one Gaussian direction at a time (the paper's: values / s is chi2_k / k);
-            "exact" moves every input by itself.
+            (variance like 1 / (directions * B)); "batch" moves the whole batch along one direction
+            at a time (the paper's: values / s is chi2_k / k); "exact" moves every input by itself.
         directions: k, how many directions to average over; `exact` ignores it.
-        chunk: how many examples' directions (for `batch`: directions) are computed at once;
-            None chooses it from a limit of about 64 MB
-            (for `batch`: 128 MB), or one at a time.
+        chunk: how many examples' directions (for `batch`: directions) are computed at once; None
+            chooses it from a limit of about 64 MB (for `batch`: 128 MB), or one at a time.
 
     Raises:
         ValueError: an unknown estimator, or a count below 1.
+        NotApplicable: batch norm in training mode, with another estimator than `batch`.
 
     Source: Chen, Gursoy and Lei, "Optimal Defenses", section 3.3 (`batch`, k = 10).
 
@@ -89,6 +88,7 @@ def sensitivity(
     inputs, size = inputs.detach(), len(inputs)
     if estimator == "batch":
         return _batch(task, inputs, labels, source, directions, chunk)
+    _refuse_coupled(task)
     if estimator == "exact":
         power, gradient = over_lanes(
             task, inputs, labels, pixels(inputs), leading=False, chunk=chunk
@@ -117,6 +117,14 @@ def along(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> Ten
 
     changes: Tensor = vmap(one)(directions)
     return changes
+
+
+def _refuse_coupled(task: Task) -> None:
+    if task.coupled:
+        raise NotApplicable(
+            "batch norm in training mode couples the examples, so that no one has a sensitivity of "
+            "its own; take the estimator 'batch'"
+        )
 
 
 def _relative(values: Tensor, error: Tensor) -> float:

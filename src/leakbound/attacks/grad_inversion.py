@@ -1,0 +1,152 @@
+"""GradInversion: several searches at once that pull each other to what they agree on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from leakbound import check
+from leakbound.attacks.base import Attack
+from leakbound.attacks.matching import GradientMatching
+from leakbound.attacks.search import Search
+from leakbound.types import NotApplicable, Observation, Reconstruction
+
+
+@dataclass(frozen=True)
+class GradInversion(Attack):
+    """Squared distance of gradients, batch norm statistics, and agreement between several starts.
+
+    The starts run side by side. From `after` on, each is pulled to the mean of all, whose images
+    are first put into one order and shifted onto each other (phase of their spectra), as far as
+    `registration` allows. The answer is the start, or the mean, with the lowest objective of its
+    own.
+
+    Args:
+        seeds: how many starts.
+        group: weight of the mean squared distance from the registered mean.
+        after: share of the steps before the pull sets in.
+        registration: the largest shift in pixels, 0 for none. The published one warps images
+            freely, with another trained network.
+        distance: as for `GradientMatching`; the published one is euclidean.
+        total_variation, size, batch_norm, first_norm, statistics: as for `GradientMatching`.
+
+    Raises:
+        NotApplicable: inputs that are no images (C, H, W), or statistics that are withheld.
+
+    Source: Yin et al., "See through Gradients", CVPR 2021.
+    """
+
+    steps: int = 1000
+    seeds: int = 4
+    group: float = 0.01
+    after: float = 0.25
+    registration: int = 3
+    distance: str = "euclidean"
+    total_variation: float = 1e-4
+    size: float = 1e-6
+    batch_norm: float = 0.1
+    first_norm: float = 10.0
+    statistics: str = "best"
+    learning_rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        check.count(seeds=self.seeds)
+        check.non_negative(group=self.group, registration=self.registration)
+        check.fraction(after=self.after)
+        self.search()  # checks the rest
+
+    def search(self) -> GradientMatching:
+        """The settings of one start."""
+        return GradientMatching(
+            distance=self.distance,
+            total_variation=self.total_variation,
+            steps=self.steps,
+            learning_rate=self.learning_rate,
+            signed=False,
+            schedule="cosine",
+            size=self.size,
+            batch_norm=self.batch_norm,
+            first_norm=self.first_norm,
+            statistics=self.statistics,
+        )
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+        """Run all starts in step."""
+        if len(observation.input_shape) != 3:
+            raise NotApplicable("registration needs images (C, H, W)")
+        settings = self.search()
+        if not bool((observation.update.rows != 0).any()):
+            return settings(observation, generator)
+        searches = [Search(settings, observation, generator) for _ in range(self.seeds)]
+        steppers, live = [s.stepper() for s in searches], [True] * self.seeds
+        for number in range(self.steps):
+            if self.group and number >= self.after * self.steps and self.seeds > 1:
+                self._pull(searches)
+            for i, step in enumerate(steppers):
+                live[i] = live[i] and not step(number)
+            if not any(live):
+                break
+        best = min(searches, key=lambda search: float(search.best))
+        self._consider_mean(best, searches)
+        return best.answer()
+
+    def _pull(self, searches: list[Search]) -> None:
+        """Give every start the mean of all, in its own order and place."""
+        images = [search.images().detach() for search in searches]
+        for search, own in zip(searches, images, strict=True):
+            anchor = torch.stack([self._onto(own, other) for other in images]).mean(0)
+            search.pull = _Pull(self.group, anchor)
+
+    def _onto(self, images: Tensor, others: Tensor) -> Tensor:
+        """The other start's images in the order and the place of these."""
+        if images is others:
+            return others
+        likeness, shifts = _correlations(images, others, self.registration)
+        rows, columns = linear_sum_assignment(-likeness.cpu().numpy())
+        moved = [
+            torch.roll(others[b], tuple(int(v) for v in shifts[a, b]), dims=(1, 2))
+            for a, b in zip(rows, columns, strict=True)
+        ]
+        return torch.stack(moved)
+
+    def _consider_mean(self, best: Search, searches: list[Search]) -> None:
+        """Take the mean of all starts' best images where the best start's objective prefers it."""
+        mean = torch.stack(
+            [self._onto(best.best_inputs, search.best_inputs) for search in searches]
+        ).mean(0)
+        with torch.no_grad():
+            best.images.variables[0].copy_(mean)
+        best.pull = None
+        best.descend()
+
+
+@dataclass(frozen=True, eq=False)
+class _Pull:
+    weight: float
+    anchor: Tensor
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return self.weight * (images - self.anchor).square().mean()
+
+
+def _correlations(images: Tensor, others: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+    """Best circular correlation (N, N) within `reach` pixels; the shifts (N, N, 2) that give it.
+
+    A shift moves the second image onto the first.
+    """
+    centered = [x - x.mean((1, 2, 3), keepdim=True) for x in (images, others)]
+    first, second = (torch.fft.rfft2(x.double()) for x in centered)
+    size = images.shape[2:]
+    cross = torch.fft.irfft2((first[:, None] * second[None].conj()).sum(2), s=(size[0], size[1]))
+    lags = [torch.arange(-min(reach, side // 2), min(reach, (side - 1) // 2) + 1) for side in size]
+    window = cross[..., lags[0] % size[0], :][..., lags[1] % size[1]]
+    best = window.flatten(2).max(2)
+    norms = [x.double().flatten(1).norm(dim=1).clamp_min(1e-12) for x in centered]
+    wide = len(lags[1])
+    shifts = torch.stack(
+        [lags[0][best.indices.cpu() // wide], lags[1][best.indices.cpu() % wide]], -1
+    )
+    return best.values / (norms[0][:, None] * norms[1][None]), shifts

@@ -1,0 +1,126 @@
+"""What a search moves: the pixels themselves, or the weights of a network that draws the images."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from leakbound.random import normal, uniform
+from leakbound.types import NotApplicable
+
+LEAK = 0.2
+
+
+class Images(Protocol):
+    """Images as a function of the variables that are optimized."""
+
+    variables: list[Tensor]
+
+    def __call__(self) -> Tensor:
+        """The images (N, *S), differentiable in the variables."""
+        ...
+
+    def settle(self, box: tuple[float, float] | None) -> None:
+        """After a step: move what lies outside the box back into it."""
+        ...
+
+
+class Pixels:
+    """Every input value is a variable of its own."""
+
+    def __init__(self, start: Tensor) -> None:
+        self.start = start.requires_grad_()
+        self.variables = [self.start]
+
+    def __call__(self) -> Tensor:
+        """The pixels."""
+        return self.start
+
+    def settle(self, box: tuple[float, float] | None) -> None:
+        """Clamp into the box."""
+        if box is not None:
+            with torch.no_grad():
+                self.start.clamp_(*box)
+
+
+class DeepPrior:
+    """An untrained network draws the images from fixed noise, a map for each; its weights move.
+
+    Two halvings and two doublings of the side with skips between them; group norm, so that images
+    do not mix. The output passes a sigmoid, so it lies in the input range.
+
+    Raises:
+        NotApplicable: inputs that are no images (C, H, W) of at least 8 pixels a side.
+
+    Source: Ulyanov et al. 2018 (deep image prior); Liu et al. 2025 (paper B), section 4.3.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        box: tuple[float, float],
+        width: int,
+        generator: torch.Generator,
+        like: Tensor,
+    ) -> None:
+        if len(shape) != 4 or min(shape[2:]) < 8:
+            raise NotApplicable("a deep image prior needs images (C, H, W) of 8 x 8 pixels or more")
+        self.box = box
+        self.noise = 0.1 * uniform((shape[0], width, *shape[2:]), generator, like=like)
+        with torch.device("meta"):  # no draw from the global random state
+            self.network = _UNet(width, shape[1])
+        named = dict(self.network.named_parameters())
+        self.names = list(named)
+        self.variables = [_drawn(name, p.shape, generator, like) for name, p in named.items()]
+
+    def __call__(self) -> Tensor:
+        """The images that the network draws now."""
+        low, high = self.box
+        weights = dict(zip(self.names, self.variables, strict=True))
+        drawn: Tensor = functional_call(self.network, weights, (self.noise,))
+        return low + (high - low) * drawn.sigmoid()
+
+    def settle(self, box: tuple[float, float] | None) -> None:
+        """Nothing: the sigmoid keeps the range."""
+
+
+class _UNet(nn.Module):
+    def __init__(self, width: int, channels: int) -> None:
+        super().__init__()
+        self.first = _convolution(width, width)
+        self.down = nn.ModuleList([_convolution(width, width) for _ in range(2)])
+        self.up = nn.ModuleList([_convolution(2 * width, width) for _ in range(2)])
+        self.last = nn.Conv2d(width, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images before the sigmoid, (N, channels, H, W)."""
+        levels = [self.first(x)]
+        for down in self.down:
+            levels.append(down(nn.functional.avg_pool2d(levels[-1], 2, ceil_mode=True)))
+        x = levels.pop()
+        for up in self.up:
+            beside = levels.pop()
+            wide = nn.functional.interpolate(x, size=beside.shape[2:], mode="bilinear")
+            x = up(torch.cat([wide, beside], 1))
+        drawn: Tensor = self.last(x)
+        return drawn
+
+
+def _convolution(before: int, after: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(before, after, 3, padding=1),
+        nn.GroupNorm(max(1, after // 8), after),
+        nn.LeakyReLU(LEAK),
+    )
+
+
+def _drawn(name: str, shape: torch.Size, generator: torch.Generator, like: Tensor) -> Tensor:
+    """Weights of variance 2 / fan-in, scales of 1, shifts of 0."""
+    if len(shape) > 1:
+        start = normal(shape, generator, like=like) * (2 / shape[1:].numel()) ** 0.5
+    else:
+        start = like.new_full(shape, float(name.endswith("weight")))
+    return start.requires_grad_()

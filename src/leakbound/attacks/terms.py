@@ -1,0 +1,203 @@
+"""What else makes a guess likely, beside the update: smoothness, statistics, features, size.
+
+A term is a penalty on the images and on what enters some layers of the model for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from leakbound.attacks.features.base import FoundFeatures
+from leakbound.attacks.objectives import TINY, total_variation
+from leakbound.client import batch_norms, batch_statistics, statistics_of
+from leakbound.types import NotApplicable, Observation, Statistics, Task
+
+STATISTICS = ("best", "running", "proxy", "exact")
+FORMS = ("best", "cosine", "span")
+FEW = 8
+PUBLIC = 512
+
+
+class Term(Protocol):
+    """One summand of the objective."""
+
+    weight: float
+    layers: tuple[str, ...]
+
+    def __call__(self, images: Tensor, inside: Mapping[str, Tensor]) -> Tensor:
+        """The penalty for images (N, *S); `inside` holds what enters `layers` for them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Smooth:
+    """Total variation."""
+
+    weight: float
+    layers: tuple[str, ...] = ()
+
+    def __call__(self, images: Tensor, inside: Mapping[str, Tensor]) -> Tensor:
+        """The mean absolute difference of neighboring pixels."""
+        return total_variation(images)
+
+
+@dataclass(frozen=True)
+class Small:
+    """Mean squared distance from the middle of the input range.
+
+    Source: Yin et al. 2021 (GradInversion), the l2 prior.
+    """
+
+    weight: float
+    middle: float
+    layers: tuple[str, ...] = ()
+
+    def __call__(self, images: Tensor, inside: Mapping[str, Tensor]) -> Tensor:
+        """The mean squared pixel."""
+        return (images - self.middle).square().mean()
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """A penalty of the user's own, such as the distance to a denoiser's answer."""
+
+    weight: float
+    penalty: Callable[[Tensor], Tensor]
+    layers: tuple[str, ...] = ()
+
+    def __call__(self, images: Tensor, inside: Mapping[str, Tensor]) -> Tensor:
+        """The penalty, one number.
+
+        Raises:
+            ValueError: the user's function returned something else.
+        """
+        value = self.penalty(images)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise ValueError("the prior returned no single number; return a tensor of shape ()")
+        return value.reshape(())
+
+
+@dataclass(frozen=True, eq=False)
+class SameStatistics:
+    """Sum over batch norms of the distances between means and between variances.
+
+    Attributes:
+        first: how many times more the first norm counts.
+
+    Source: Yin et al. 2021, eq. 8 (GradInversion); paper B, eq. 9.
+    """
+
+    weight: float
+    known: Mapping[str, Statistics]
+    first: float = 1.0
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The batch norms."""
+        return tuple(self.known)
+
+    def __call__(self, images: Tensor, inside: Mapping[str, Tensor]) -> Tensor:
+        """The sum of the distances."""
+        total, factor = images.new_zeros(()), self.first
+        for name, (mean, variance) in self.known.items():
+            own_mean, own_variance = statistics_of(inside[name])
+            off = _length(own_mean - mean) + _length(own_variance - variance)
+            total, factor = total + factor * off, 1.0
+        return total
+
+
+@dataclass(frozen=True, eq=False)
+class SameFeatures:
+    """How far the features of the guess are from those that another method found.
+
+    "cosine": the mean over examples of 1 - cos² (1 - cos where the signs are known), the found ones
+    assigned to the guesses one to one; "span": the mean share of a guess's feature vector that lies
+    outside the span of the found ones.
+
+    Source: Liu et al. 2025 (paper B), section 4.3.
+    """
+
+    weight: float
+    found: FoundFeatures
+    form: str = "cosine"
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The layer whose inputs were found."""
+        return (self.found.layer,)
+
+    def __call__(self, images: Tensor, inside: Mapping[str, Tensor]) -> Tensor:
+        """The mean distance, in [0, 1] or [0, 2]."""
+        own = inside[self.found.layer].flatten(1)
+        own = own / _lengths(own)
+        if self.form == "span":
+            basis = self.found.basis.to(own)
+            return 1 - (own @ basis).square().sum(1).mean()
+        cosines = own @ self.found.vectors.to(own).T
+        likeness = cosines if self.found.signed else cosines.square()
+        rows, columns = linear_sum_assignment(-likeness.detach().cpu().double().numpy())
+        return 1 - likeness[torch.as_tensor(rows), torch.as_tensor(columns)].mean()
+
+
+def statistics(kind: str, observation: Observation, task: Task) -> Mapping[str, Statistics]:
+    """What the attacker takes for the batch's statistics in every batch norm.
+
+    Args:
+        kind: "exact" (as told), "proxy" (of public images), "running" (of the model as sent), or
+            "best" (the first of these three that there is, else none).
+        observation: what the attacker sees.
+        task: the task that he simulates.
+
+    Raises:
+        NotApplicable: the threat model withholds them, nothing is public, or no data has passed
+            the norms.
+    """
+    norms = batch_norms(task)
+    if not norms:
+        return {}
+    if kind in ("exact", "best") and observation.statistics is not None:
+        return observation.statistics
+    if kind == "exact":
+        raise NotApplicable("the statistics of the batch are not told: statistics_known is false")
+    if kind in ("proxy", "best") and observation.auxiliary is not None:
+        with torch.no_grad():
+            return batch_statistics(task, observation.auxiliary.inputs[:PUBLIC])
+    if kind == "proxy":
+        raise NotApplicable("there are no public images to take the statistics from")
+    held = {n: _running(task, n) for n in norms}
+    known = {n: own for n, own in held.items() if own is not None}
+    if len(known) == len(norms):
+        return known
+    if kind == "best":
+        return {}
+    raise NotApplicable("no data has passed the batch norms: there are no running statistics")
+
+
+def form_for(form: str, examples: int) -> str:
+    """Cosines for a few examples, the span for more, where the form is "best"."""
+    if form != "best":
+        return form
+    return "cosine" if examples <= FEW else "span"
+
+
+def _running(task: Task, name: str) -> Statistics | None:
+    """The running statistics of a norm; None where there are none, or those that it starts with."""
+    mean = task.buffers.get(f"{name}.running_mean")
+    variance = task.buffers.get(f"{name}.running_var")
+    if mean is None or variance is None or not bool((mean != 0).any() | (variance != 1).any()):
+        return None
+    return mean, variance
+
+
+def _length(x: Tensor) -> Tensor:
+    return x.square().sum().clamp_min(TINY**2).sqrt()
+
+
+def _lengths(x: Tensor) -> Tensor:
+    return x.square().sum(1, keepdim=True).clamp_min(TINY**2).sqrt()

@@ -1,0 +1,46 @@
+"""Python code that settings name as "package.module:build": found, with errors that name it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+
+def find(kind: str, path: str) -> Callable[..., Any]:
+    """Import the module and return the callable; `kind` says in errors what it was to be.
+
+    This runs the module's code.
+
+    Raises:
+        ValueError: the module or the name is missing or does not import, or is not callable.
+
+    Example:
+        >>> find("model", "torch.nn:Flatten")()
+        Flatten(start_dim=1, end_dim=-1)
+    """
+    module_name, colon, name = path.partition(":")
+    if not (module_name and colon and name) or module_name.startswith("."):
+        raise ValueError(f"{kind} is {path!r}; write 'package.module:build'")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name + ".").startswith(error.name + "."):
+            raise ValueError(
+                f"{kind} is {path!r}, but there is no module {error.name!r}; "
+                "install it or add its folder to PYTHONPATH"
+            ) from error
+        raise ValueError(f"{kind} {path!r}: its module needs {error.name!r}; install it") from error
+    except Exception as error:
+        raise ValueError(
+            f"{kind} {path!r}: importing its module raised {type(error).__name__}: {error}"
+        ) from error
+    if not hasattr(module, name):
+        raise ValueError(f"{kind} is {path!r}, but module {module_name!r} has no {name!r}")
+    build = getattr(module, name)
+    if not callable(build):
+        raise ValueError(
+            f"{kind} is {path!r}, which is a {type(build).__name__}; name a function that builds it"
+        )
+    found: Callable[..., Any] = build
+    return found
