@@ -136,9 +136,11 @@ CHAINS = [
 ]
 FEW = {
     "candidate_likelihood": attacks.CandidateLikelihood(),
+    "cocktail_party_images": attacks.CocktailPartyImages(),
     "constant_image": attacks.ConstantImage(),
     "dlg": attacks.dlg(steps=5, restarts=1),
     "gradient_matching": GradientMatching(distance="cosine_layers", steps=10),
+    "fed_avg_matching": attacks.FedAvgMatching(candidates=(1, 2), trial=1, steps=2, deals=2),
     "gias": attacks.Gias(latent_steps=3, weight_steps=3, restarts=1, latent=4),
     "grad_inversion": attacks.GradInversion(steps=4, seeds=2, batch_norm=0.0),
     "idlg": attacks.idlg(steps=5, restarts=2),
@@ -153,6 +155,10 @@ FEW = {
     "linear_inversion": LinearInversion(),
     "linear_trap": attacks.LinearTrap(),
     "mean_image": attacks.MeanImage(),
+    "robbing_the_fed": attacks.RobbingTheFed(bins=32),
+    "sparse_recovery": attacks.SparseRecovery(samples=2048),
+    "strong_matching": attacks.strong_matching(steps=5),
+    "trap_weights": attacks.TrapWeights(rows=32),
     "variance_readout": attacks.VarianceReadout(),
 }
 

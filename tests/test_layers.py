@@ -17,7 +17,7 @@ LAYERS = (
     {"types"},
     {"client"},
     {"sensitivity"},
-    {"models", "data", "defenses", "attacks", "pairing", "metrics", "bounds"},
+    {"models", "data", "defenses", "attacks", "pairing", "metrics", "bounds", "columns"},
     {"protocol", "registry"},
     {"audit", "testing"},
     {"commands", "experiments"},

@@ -6,8 +6,12 @@ Every attack class and preset exported here is an attack of the audit, under its
 from leakbound.attacks.analytic import LinearInversion
 from leakbound.attacks.base import Attack, BestOf
 from leakbound.attacks.blind import ConstantImage, MeanImage
+from leakbound.attacks.cocktail import CocktailPartyImages
+from leakbound.attacks.fedavg import FedAvgMatching
 from leakbound.attacks.gias import Gias
 from leakbound.attacks.grad_inversion import GradInversion
+from leakbound.attacks.imprint import RobbingTheFed
+from leakbound.attacks.label_rules import LABEL_RULES, infer, label_accuracy
 from leakbound.attacks.labels import infer_labels
 from leakbound.attacks.matching import GradientMatching
 from leakbound.attacks.presets import (
@@ -20,12 +24,26 @@ from leakbound.attacks.presets import (
     inverting_gradients_geiping_library,
     inverting_gradients_gradattack,
     settings_hash,
+    strong_matching,
 )
 from leakbound.attacks.private_law import CandidateLikelihood
+from leakbound.attacks.rank import RankReport, rank_analysis
+from leakbound.attacks.sparse import SparseRecovery
 from leakbound.attacks.trap import LinearTrap
+from leakbound.attacks.trap_weights import TrapWeights
 from leakbound.attacks.variance import LawEvolution, LawMatching, VarianceReadout
 
 __all__ = [
+    "CocktailPartyImages",
+    "RobbingTheFed",
+    "SparseRecovery",
+    "TrapWeights",
+    "FedAvgMatching",
+    "LABEL_RULES",
+    "infer",
+    "label_accuracy",
+    "RankReport",
+    "rank_analysis",
     "Attack",
     "BestOf",
     "CandidateLikelihood",
@@ -49,4 +67,5 @@ __all__ = [
     "inverting_gradients_geiping_library",
     "inverting_gradients_gradattack",
     "settings_hash",
+    "strong_matching",
 ]

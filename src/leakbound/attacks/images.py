@@ -123,4 +123,5 @@ def _drawn(name: str, shape: torch.Size, generator: torch.Generator, like: Tenso
         start = normal(shape, generator, like=like) * (2 / shape[1:].numel()) ** 0.5
     else:
         start = like.new_full(shape, float(name.endswith("weight")))
-    return start.requires_grad_()
+    drawn: Tensor = start.requires_grad_()
+    return drawn

@@ -66,6 +66,38 @@ def inverting_gradients(
     return BestOf(search, restarts) if restarts > 1 else search
 
 
+def strong_matching(
+    steps: int = 1000,
+    total_variation: float = 1e-3,
+    learning_rate: float = 3e-3,
+    noise_variation: float = 0.04,
+    features: str = "cocktail_party",
+    feature_weight: float = 0.1,
+    batch_norm: float = 1e-3,
+    image: str = "deep_prior",
+) -> Attack:
+    """The strong attack of paper B: all that makes a guess likely, on a network that draws it.
+
+    Cosine of every tensor weighted by its size, total variation, statistics of the batch norms,
+    features that another method reads off the update, deep image prior. The weights of the terms
+    are the paper's; its learning rate (1e-5, 10,000 steps) is not.
+
+    Source: Liu et al. 2025 (paper B), section 4.3 and eq. 9.
+    """
+    return GradientMatching(
+        distance="cosine_weighted",
+        total_variation=total_variation,
+        noise_variation=noise_variation,
+        steps=steps,
+        learning_rate=learning_rate,
+        signed=image == "pixels",
+        image=image,
+        batch_norm=batch_norm,
+        features=features,
+        feature_weight=feature_weight,
+    )
+
+
 def inverting_gradients_geiping_library(steps: int = 4800) -> Attack:
     """Inverting Gradients as its released library's default: unsigned Adam, TV 0.1.
 

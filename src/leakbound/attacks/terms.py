@@ -27,8 +27,15 @@ PUBLIC = 512
 class Term(Protocol):
     """One summand of the objective."""
 
-    weight: float
-    layers: tuple[str, ...]
+    @property
+    def weight(self) -> float:
+        """How much it counts."""
+        ...
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The layers whose inputs it reads."""
+        ...
 
     def __call__(self, images: Tensor, inside: Mapping[str, Tensor]) -> Tensor:
         """The penalty for images (N, *S); `inside` holds what enters `layers` for them."""

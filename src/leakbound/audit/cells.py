@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from leakbound import metrics
+from leakbound.attacks.features.errors import feature_errors, subspace_error
 from leakbound.audit import plan as plans
 from leakbound.audit.bench import Bench, one_line, one_thread
 from leakbound.audit.floors import floors, leak_map
@@ -16,7 +18,7 @@ from leakbound.audit.pictures import strip
 from leakbound.audit.risk import risks
 from leakbound.audit.utility import train
 from leakbound.audit.verdict import UNDECIDED, verdict
-from leakbound.client import gradient
+from leakbound.client import gradient, layer_inputs
 from leakbound.pairing import pair
 from leakbound.protocol import Round, play
 from leakbound.random import stream
@@ -193,6 +195,8 @@ def _judge(
     start = answer.trace[0] if answer.trace else answer.objective
     record["objective"] = {"start": _short(start), "end": _short(answer.objective)}
     record["problem"] = answer.problem
+    if answer.features is not None and answer.layer is not None:
+        record["features"] = _features(played, answer.features, answer.layer)
     record["release"] = _release(played)
     record |= _bounds(cell, bench, played)
     record["verdict"] = verdict(measured["psnr"], blind, cell.threshold, record["bounds"])
@@ -209,6 +213,19 @@ def _judge(
         files[file] = content
         record["pictures"] = {**(record["pictures"] or {}), name: file}
     return files
+
+
+def _features(played: Round, found: Tensor, layer: str) -> dict[str, Any]:
+    """Errors of the features that the attack found, up to sign; None where a true one is zero."""
+    task, inputs = played.observation.task, played.truth.inputs
+    with torch.no_grad():
+        true = layer_inputs(task, inputs, [layer])[layer].flatten(1)
+    known: dict[str, Any] = {"layer": layer, "span": None, "errors": None}
+    if bool((true != 0).any(1).all()) and bool((found != 0).any(1).all()):
+        known["span"] = _short(subspace_error(found.T, true))
+        errors = feature_errors(found, true, signed=False)
+        known["errors"] = [_short(float(error)) for error in errors]
+    return known
 
 
 def _bounds(cell: plans.Cell, bench: Bench, played: Round) -> dict[str, Any]:

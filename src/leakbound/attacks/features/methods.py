@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from leakbound.attacks.features.base import FeatureMethod
+from leakbound.attacks.features.cocktail_party import CocktailParty
 
-METHODS: dict[str, FeatureMethod] = {}
+METHODS: dict[str, FeatureMethod] = {"cocktail_party": CocktailParty()}

@@ -1,0 +1,287 @@
+"""The two-layer head A s(W z) of a model: where a feature attack reads, and what it may plant."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from leakbound import check, client
+from leakbound.attacks.base import boxed
+from leakbound.random import normal, stream, uniform
+from leakbound.types import NotApplicable, Task
+
+Activation = Callable[[Tensor], Tensor]
+
+KNOWN: tuple[Activation, ...] = (
+    torch.relu,
+    torch.tanh,
+    torch.sigmoid,
+    functional.gelu,
+    functional.softplus,
+    functional.leaky_relu,
+    functional.silu,
+    functional.elu,
+    functional.selu,
+    functional.relu6,
+    functional.hardtanh,
+    functional.mish,
+    lambda z: functional.gelu(z, approximate="tanh"),
+)
+"""What a model's forward may call without a module of its own."""
+PROBES = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """The last two linear layers and the elementwise function between them.
+
+    Attributes:
+        first: name of W, a linear layer (M, n).
+        second: name of A, a linear layer (K, M).
+        activation: s, for float64 tensors.
+        scale: typical length of what enters `first`.
+        kept: (M,) factors that the model puts on the hidden units after s (1 without dropout).
+    """
+
+    first: str
+    second: str
+    activation: Activation
+    scale: float
+    kept: Tensor
+
+
+def head_layers(task: Task) -> tuple[str, str]:
+    """Names of the last linear layer and of the one before it whose outputs fit.
+
+    Raises:
+        NotApplicable: the model has no two such layers.
+
+    Example:
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> head_layers(Task.of(model))
+        ('1', '3')
+    """
+    linear = [(n, m) for n, m in task.model.named_modules() if isinstance(m, nn.Linear)]
+    if len(linear) < 2:
+        raise NotApplicable("the model has no two linear layers: a feature head needs both")
+    (first, below), (second, above) = linear[-2:]
+    if below.out_features != above.in_features:
+        raise NotApplicable(
+            f"{first} has {below.out_features} outputs and {second} {above.in_features} inputs: "
+            "the last two linear layers are no head with one activation between them"
+        )
+    return first, second
+
+
+def find_head(task: Task, input_shape: tuple[int, ...], public: Tensor | None = None) -> Head:
+    """The head, checked on public images, or on uniformly random ones: what enters A is s(W z).
+
+    Raises:
+        NotApplicable: no two linear layers that fit, shared or called several times, on sequences,
+            or with anything but one elementwise function between them.
+    """
+    first, second = head_layers(task)
+    low, high = task.input_range
+    inputs = low + (high - low) * uniform(
+        (PROBES, *input_shape), stream(0, "head", "probe"), like=task.parameters
+    )
+    if public is not None and len(public) and tuple(public.shape[1:]) == tuple(input_shape):
+        inputs = boxed(public[:PROBES].to(task.parameters), task)
+    model = _own_copy(task)
+    notes, modules = _noted(model, first, second, inputs)
+    if any(len(note) != 1 for note in notes.values()):
+        raise NotApplicable(f"the model does not call {first} and {second} once each")
+    z, before, hidden = (notes[key][0] for key in ("z", "before", "hidden"))
+    if z.ndim != 2 or before.shape != hidden.shape:
+        raise NotApplicable(f"what enters {first} is no vector an example")
+    if not bool(torch.cat([z, hidden], 1).isfinite().all()):
+        raise NotApplicable("the model's hidden units are not finite")
+    activation = _matching(modules, before, hidden)
+    kept = _factors(task.model.get_submodule(second), hidden)
+    scale = float(z.double().norm(dim=1).mean())
+    return Head(first, second, activation, max(scale, 1e-12), kept)
+
+
+def _factors(above: nn.Module, hidden: Tensor) -> Tensor:
+    """(M,) what hooks on A, such as a mask of dropped units, make of units that are all 1."""
+    args: tuple[Any, ...] = (torch.ones_like(hidden[:1]),)
+    for hook in above._forward_pre_hooks.values():
+        changed = hook(above, args)
+        if changed is not None:
+            args = changed if isinstance(changed, tuple) else (changed,)
+    factors: Tensor = args[0][0].detach().double()
+    return factors
+
+
+def _own_copy(task: Task) -> nn.Module:
+    model = copy.deepcopy(task.model)
+    with torch.no_grad():
+        values = task.unflatten(task.parameters)
+        for name, parameter in model.named_parameters():
+            parameter.copy_(values[name])
+    return model
+
+
+def _noted(
+    model: nn.Module, first: str, second: str, inputs: Tensor
+) -> tuple[dict[str, list[Tensor]], list[nn.Module]]:
+    """What enters and leaves both layers, and the modules without parts that take what W gives."""
+    notes: dict[str, list[Tensor]] = {key: [] for key in ("z", "before", "hidden")}
+    modules: list[nn.Module] = []
+    below, above = model.get_submodule(first), model.get_submodule(second)
+
+    def candidates(module: nn.Module, args: tuple[Any, ...]) -> None:
+        same = notes["before"] and args and isinstance(args[0], Tensor)
+        if same and args[0].shape == notes["before"][0].shape:
+            modules.append(module)
+
+    for module in model.modules():
+        if module not in (below, above) and not any(True for _ in module.children()):
+            module.register_forward_pre_hook(candidates)
+    below.register_forward_pre_hook(lambda _, args: notes["z"].append(args[0]))
+    below.register_forward_hook(lambda _, args, out: notes["before"].append(out.clone()))
+    above.register_forward_pre_hook(
+        lambda _, args: notes["hidden"].append(args[0].clone()), prepend=True
+    )
+    with torch.no_grad():
+        model(inputs)
+    return notes, modules
+
+
+def _matching(modules: list[nn.Module], before: Tensor, hidden: Tensor) -> Activation:
+    """The function that takes `before` to `hidden` number by number."""
+    flat, target = before.double().reshape(-1), hidden.double().reshape(-1)
+    tolerance = 1e-4 if before.dtype in (torch.float32, torch.float64) else 1e-1
+    scale = float(target.abs().max()) + 1e-30
+    tried: list[Activation] = [_plain(m) for m in modules] + list(KNOWN)
+    for activation in tried:
+        try:
+            with torch.no_grad():
+                found = activation(flat.clone())
+        except (RuntimeError, ValueError, TypeError, IndexError):
+            continue  # no function of a vector: some other layer
+        close = found.shape == target.shape and float((found - target).abs().max())
+        if close is not False and close <= tolerance * scale:
+            return activation
+    raise NotApplicable("between the last two linear layers stands no elementwise activation")
+
+
+def _plain(module: nn.Module) -> Activation:
+    """A module as a function of float64 tensors that changes nothing."""
+    own = copy.deepcopy(module).double()
+    own._forward_pre_hooks.clear()
+    return lambda z: own(z.clone())
+
+
+def layer_inputs(task: Task, name: str, inputs: Tensor) -> Tensor:
+    """What enters the layer `name` for inputs (N, *S): (N, n), differentiable in the inputs.
+
+    Raises:
+        NotApplicable: the model has no such layer, calls it several times, or feeds it sequences.
+
+    Example:
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> layer_inputs(Task.of(model), "3", torch.rand(5, 1, 2, 2)).shape
+        torch.Size([5, 8])
+    """
+    try:
+        found = client.layer_inputs(task, inputs, [name])[name]
+    except ValueError as wrong:
+        raise NotApplicable(str(wrong)) from wrong
+    if found.ndim != 2 or len(found) != len(inputs):
+        raise NotApplicable(f"what enters {name} is no vector an example")
+    return found
+
+
+def special_head(task: Task, random: int, generator: torch.Generator) -> Task:
+    """The task with a head that tells its input: the last `random` hidden units made random.
+
+    Their weights are standard normal, their biases zero, and row k of A is k / random there: the
+    part of the logits that comes from them is nearly the same for all inputs of one length. The
+    other units keep their weights.
+
+    Raises:
+        NotApplicable: the model has no head.
+        ValueError: more random units than hidden ones.
+
+    Source: paper B, appendix F (the partition of errata 2.15).
+
+    Example:
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> planted = special_head(Task.of(model), 6, torch.Generator())
+        >>> planted.unflatten(planted.parameters)["3.weight"][:, 2:]
+        tensor([[0.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000],
+                [0.1667, 0.1667, 0.1667, 0.1667, 0.1667, 0.1667]])
+    """
+    check.count(random=random)
+    first, second = head_layers(task)
+    flat = task.parameters.detach().clone()
+    parts = task.unflatten(flat)
+    weight, above = parts[f"{first}.weight"], parts[f"{second}.weight"]
+    if random > len(weight):
+        raise ValueError(f"random is {random}; the head has {len(weight)} hidden units")
+    weight[-random:] = normal((random, weight.shape[1]), generator, like=weight)
+    above[:, -random:] = planted_rows(len(above), random).to(above)[:, None]
+    if f"{first}.bias" in parts:
+        parts[f"{first}.bias"][-random:] = 0
+    return task.with_parameters(flat)
+
+
+def planted_rows(classes: int, random: int) -> Tensor:
+    """(K,) what `special_head` writes into the rows of A, float64."""
+    return torch.arange(classes, dtype=torch.float64) / random
+
+
+def random_units(task: Task, head: Head, random: int | None) -> tuple[Tensor, float]:
+    """Indices of the hidden units with Gaussian weights and no bias, and their weights' spread.
+
+    Those that `special_head` planted, recognized by their columns of A, or the last `random`; all,
+    where none was planted.
+
+    Raises:
+        NotApplicable: the weights are not Gaussian of one spread and mean 0, or units have biases.
+    """
+    parts = task.unflatten(task.parameters)
+    weight, above = parts[f"{head.first}.weight"].double(), parts[f"{head.second}.weight"].double()
+    width = len(weight)
+    if random is not None:
+        if random > width:
+            raise NotApplicable(f"the head has {width} hidden units, not {random} random ones")
+        chosen = torch.arange(width - random, width, device=weight.device)
+    else:
+        chosen = _planted(above)
+    bias = parts.get(f"{head.first}.bias")
+    if bias is not None and bool((bias[chosen] != 0).any()):
+        raise NotApplicable("the head's hidden units have biases: it is not the one to be planted")
+    rows = weight[chosen]
+    spread = float(rows.square().mean().sqrt())
+    if spread == 0 or rows.shape[1] * len(rows) < 8:
+        raise NotApplicable("the head has no random weights")
+    normed = rows / spread
+    error = 6 / math.sqrt(normed.numel())
+    if abs(float(normed.mean())) > error or abs(float(normed.pow(4).mean()) - 3) > 10 * error:
+        raise NotApplicable(
+            "the head's weights are not Gaussian; a malicious server has to plant some"
+        )
+    return chosen, spread
+
+
+def _planted(above: Tensor) -> Tensor:
+    classes, width = above.shape
+    every = torch.arange(width, device=above.device)
+    if classes < 2:
+        return every
+    count = 1 / above[1, -1] if float(above[1, -1]) > 0 else above.new_zeros(())
+    random = round(float(count))
+    if not 1 <= random <= width or abs(float(count) - random) > 1e-3 * random:
+        return every
+    wanted = planted_rows(classes, random).to(above)[:, None]
+    fits = torch.isclose(above, wanted.expand_as(above), rtol=1e-4, atol=1e-9).all(0)
+    return every[fits] if int(fits.sum()) == random else every

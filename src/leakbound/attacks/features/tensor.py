@@ -1,0 +1,188 @@
+"""The tensor method: features read off the gradient of a head with random hidden units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from leakbound import check
+from leakbound.attacks.base import seen_task
+from leakbound.attacks.features.base import FoundFeatures
+from leakbound.attacks.features.diagonalize import decompose
+from leakbound.attacks.features.fit import fit_features, noise_share
+from leakbound.attacks.features.head import (
+    Head,
+    find_head,
+    head_layers,
+    random_units,
+    special_head,
+)
+from leakbound.attacks.features.hermite import hermite_means, tensor_orders, usable_orders
+from leakbound.attacks.features.moments import Moments, Responses, moments, resolve_signs
+from leakbound.random import stream
+from leakbound.types import Exact, NotApplicable, Observation, Task
+
+GAPS = (1.25, 2.0)
+CLOSE = 0.99
+LEFT = 0.5
+FITTED, EXACT = 1.5, 1e-8
+MISFIT, UNEXPLAINED, CHANCE = 0.01, 0.5, 3
+
+
+@dataclass(frozen=True)
+class TensorMethod:
+    """Decompose Hermite moments of the last layer's gradient into the features behind it.
+
+    In a head A s(W z) with standard normal W, dL/dA_kj = sum_i r_ki s(w_j . z_i) responds to the
+    hidden unit's weights; its moments with the Hermite tensors of w_j are sums of powers of the
+    features z_i. Every class (and every row of the update) is a source with coefficients of its
+    own; sources are mixed to equal errors and decomposed jointly, over all orders up to 4 that the
+    activation has.
+
+    Clipping, local steps, pooling of several clients and other scalings of the update change
+    nothing but r. Withheld coordinates are left out, and noise of a known law weighs the rest.
+
+    Args:
+        random: how many hidden units have random weights, the last ones; None: all are made
+            random, and those that look planted are used.
+        restarts: random starts of the decomposition.
+        fit: steps of a least-squares fit of the features to the responses themselves, from what the
+            moments gave; 0 is paper B's method.
+        seed: names the weights that are planted.
+
+    Assumptions: a malicious server planted the head, or the model has one with Gaussian weights and
+    no biases; features of nearly collinear directions are not told apart.
+
+    Raises:
+        NotApplicable: no such head, too few random units or too many examples for it.
+
+    Source: Wang et al. 2023; Liu et al. 2025 (paper B), Sections 4 and B.4.
+    """
+
+    random: int | None = None
+    restarts: int = 10
+    fit: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.random is not None:
+            check.count(random=self.random)
+        check.count(restarts=self.restarts)
+        check.non_negative(fit=self.fit)
+
+    def plant(self, task: Task) -> Task:
+        """The task with a head of random hidden units; itself where it has no head to change."""
+        try:
+            first, _ = head_layers(task)
+        except NotApplicable:
+            return task
+        layer = task.model.get_submodule(first)
+        assert isinstance(layer, nn.Linear)  # as head_layers found
+        random = min(self.random or layer.out_features, layer.out_features)
+        return special_head(task, random, stream(self.seed, "tensor", "head"))
+
+    def find(self, observation: Observation, generator: torch.Generator) -> FoundFeatures:
+        """The features that entered the head, and whether they could be told apart."""
+        task = seen_task(observation)
+        public = task.public if observation.auxiliary is None else observation.auxiliary
+        head = find_head(task, observation.input_shape, None if public is None else public.inputs)
+        chosen, spread = random_units(task, head, self.random)
+        responses = _responses(observation, task, head, chosen, spread)
+        examples, features = observation.examples, responses.units.shape[1]
+        units = int((responses.weights > 0).any(0).sum())
+        if examples > features:
+            raise NotApplicable(f"{examples} examples in {features} features: they span them all")
+        if units <= features:
+            raise NotApplicable(
+                f"the update tells of {units} random hidden units; more than the {features} "
+                "features are needed"
+            )
+        scale = spread * head.scale
+        means = hermite_means(head.activation, scale)
+        orders = usable_orders(means, scale)
+        if examples > 1:
+            tensor_orders(means, scale)
+        elif not orders:
+            raise NotApplicable("the activation is constant")
+        seen = moments(responses, examples, orders)
+        stacks = [t for t in seen.tensors if t.numel()]
+        components, left = decompose(stacks, generator, restarts=self.restarts)
+        components, signed = resolve_signs(seen, components, means, orders)
+        vectors = (seen.span @ components).T
+        fitted, rest = fit_features(responses, head.activation, scale * vectors, self.fit)
+        problem = _problem(seen, vectors, left)
+        if self.fit:
+            vectors = nn.functional.normalize(fitted)
+            if rest < FITTED * noise_share(responses) + EXACT:
+                problem = None
+        if problem is None:
+            problem = _unexplained(observation, responses, rest, examples, bool(self.fit))
+        if not signed:
+            vectors = vectors * torch.where(vectors.sum(1, keepdim=True) < 0, -1.0, 1.0)
+        if not bool(vectors.isfinite().all()):
+            raise NotApplicable("the head's gradient has no finite moments")
+        return FoundFeatures(vectors.to(task.parameters), head.first, signed, problem)
+
+
+def _responses(
+    observation: Observation, task: Task, head: Head, chosen: Tensor, spread: float
+) -> Responses:
+    """The head's part of the update, a source for every class of every row.
+
+    Raises:
+        NotApplicable: it is zero or not finite.
+    """
+    update = observation.update
+
+    def part(rows: Tensor) -> Tensor:
+        each = [task.unflatten(row)[f"{head.second}.weight"][:, chosen] for row in rows]
+        return torch.cat(each)
+
+    factors = head.kept[chosen].to(update.rows.device)
+    alive = factors != 0
+    values = part(update.rows) / torch.where(alive, factors, 1.0).to(update.rows)
+    seen = alive.expand_as(values)
+    if update.mask is not None and observation.threat.defense_known:
+        seen = seen & part(update.mask)
+    noise = observation.noise_variance
+    if noise is not None:
+        noise = part(noise) / torch.where(alive, factors, 1.0).square()
+    if not bool(values.isfinite().all()):
+        raise NotApplicable("the head's gradient is not finite")
+    used = (values * seen).abs().amax(1) > 0
+    if not bool(used.any()):
+        raise NotApplicable("the head's gradient is zero")
+    weight = task.unflatten(task.parameters)[f"{head.first}.weight"][chosen].double()
+    noise = None if noise is None else noise[used]
+    return Responses.of(values[used], weight / spread, seen=seen[used], noise=noise)
+
+
+def _problem(seen: Moments, vectors: Tensor, left: float) -> str | None:
+    """Why the moments are not to be trusted."""
+    count = len(vectors)
+    if any(gap < least for gap, least in zip(seen.gaps, GAPS, strict=True)):
+        return f"fewer than {count} features stand out of the sampling error of the moments"
+    cosine = (vectors @ vectors.T).abs()
+    if count > 1 and float((cosine - torch.eye(count).to(cosine)).max()) > CLOSE:
+        return "two features are nearly collinear: they cannot be told apart"
+    if left > LEFT:
+        return "the moments are no sum of powers of so few features"
+    return None
+
+
+def _unexplained(
+    observation: Observation, responses: Responses, rest: float, examples: int, fitted: bool
+) -> str | None:
+    """Why the features are not to be trusted, from the share of the responses that they leave.
+
+    Features of pure noise explain about one part of it for each of their numbers.
+    """
+    units = int((responses.weights > 0).sum())
+    numbers = examples * (responses.units.shape[1] + len(responses.values))
+    most = (MISFIT if fitted else UNEXPLAINED) + noise_share(responses)
+    exact = isinstance(observation.update.law, Exact) and observation.task.plan.steps == 1
+    if rest > 1 - CHANCE * numbers / units or (exact and rest > most):
+        return "the features found do not explain the head's gradient"
+    return None

@@ -1,0 +1,268 @@
+"""Robbing the Fed: a planted layer that sorts a batch into bins, and reads images off the edges."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+from leakbound import check
+from leakbound.attacks.base import Attack, boxed
+from leakbound.attacks.blind import VANISHED
+from leakbound.attacks.planted import Caught, Front, Prior, caught, in_front, planted_task
+from leakbound.random import normal, stream
+from leakbound.types import Observation, Reconstruction, Task
+
+MEASURES = ("mean", "cosine", "random")
+LAWS = ("public", "normal", "laplace")
+CHANCE = 1e-3
+CLEAR = 0.25
+
+
+@dataclass(frozen=True)
+class RobbingTheFed(Attack):
+    """A malicious server plants a layer whose units switch on one after another as images brighten.
+
+    Unit i is on where a linear measurement q.x exceeds its threshold, and the loss has the same
+    derivative by all units that are on. The gradients of neighbors differ by the images between
+    their thresholds: where that is one image, (dW_i - dW_i+1) / (db_i - db_i+1) is the image.
+
+    As a function of i the gradient is constant between the images' bins. The steps are found by
+    the best piecewise constant fit under the known noise and with withheld coordinates left out,
+    and each piece is averaged over all of its units; without noise these are the plain differences.
+    Under noise the size of a step is read from its bin, too (q.x lies in it), and pixels are
+    weighed against what public images say of them. Two images in one bin leave their weighted mean.
+    What leaves no step is answered by the mean public image (gray, where there is none).
+
+    Args:
+        bins: k, the number of units. Of B images in k equally likely bins all are alone with
+            probability k! / (k - B)! / k^B, and one is with (1 - 1/k)^(B - 1).
+        measure: q: "mean" of the pixels, "cosine" (one row of the discrete cosine transform of the
+            flattened image) or "random" (normal), the last two of unit norm.
+        law: where the thresholds come from: quantiles of the "public" images' measurements, or of
+            a "normal" or "laplace" law with the mean and standard deviation of these (where no
+            images are public, 0 and 1: the images are taken as normalized).
+        gain: the derivative of the model's input by a unit. A larger one drowns noise that is not
+            tied to a clip norm; a smaller one keeps the bins in place over local steps.
+        frequency: of the cosine.
+        seed: of the random measurement.
+        features: number of input values; None: that of the public images.
+
+    Assumptions: the model takes the input at its own shape. No answer is exact where the weights
+    move between local steps.
+
+    Raises:
+        NotApplicable: an honest server, or nothing public to build the layer from.
+
+    Source: Fowl et al., "Robbing the Fed", ICLR 2022 (decoding by differences of neighbors;
+    the fit under noise is this package's own).
+
+    Example:
+        >>> from leakbound import models
+        >>> from leakbound.defenses import chain
+        >>> from leakbound.protocol import play
+        >>> from leakbound.random import stream, uniform
+        >>> from leakbound.types import Batch, Server, ThreatModel
+        >>> def images(n, name):
+        ...     return Batch(uniform((n, 1, 6, 6), stream(0, name)), torch.arange(n) % 3)
+        >>> model = models.mlp(input_shape=(1, 6, 6), classes=3, generator=stream(0, "model"))
+        >>> task = Task.of(model, classes=3, public=images(200, "public"))
+        >>> attack, threat = RobbingTheFed(bins=100), ThreatModel(server=Server.MALICIOUS)
+        >>> batch, sources = images(2, "batch"), [stream(0, "client"), stream(0, "cohort")]
+        >>> seen = play(task, [batch], chain(), sources, threat=threat, attack=attack).observation
+        >>> error = torch.cdist(attack(seen, stream(0)).inputs.flatten(1), batch.inputs.flatten(1))
+        >>> bool((error.amin(0) < 1e-3).all())
+        True
+    """
+
+    bins: int = 128
+    measure: str = "mean"
+    law: str = "public"
+    gain: float = 100.0
+    frequency: int = 32
+    seed: int = 0
+    features: int | None = None
+
+    def __post_init__(self) -> None:
+        check.count(bins=self.bins, frequency=self.frequency)
+        check.one_of(MEASURES, measure=self.measure)
+        check.one_of(LAWS, law=self.law)
+        check.positive(gain=self.gain)
+        if self.features is not None:
+            check.count(features=self.features)
+
+    def plant(self, task: Task) -> Task:
+        """The layer in front of the model; the task itself where nothing public fixes it."""
+        public = task.public
+        features = public.inputs[0].numel() if public is not None else self.features
+        if features is None or (public is None and self.law == "public"):
+            return task
+        direction = self._direction(features)
+        seen = None if public is None else public.inputs.flatten(1).double().cpu() @ direction
+        low, high = task.input_range
+        least = float(torch.minimum(low * direction, high * direction).sum())
+        most = float(torch.maximum(low * direction, high * direction).sum())
+        first = direction.new_tensor([least - 0.01 * (most - least)])
+        thresholds = torch.cat([first, self._thresholds(seen).clamp(least, most)])
+        weight = direction.expand(self.bins, features)
+        return in_front(task, weight, -thresholds, self.gain, "imprint")
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+        """Read the edges; the generator is not used."""
+        task = planted_task(observation, "imprint")
+        prior, edges = Prior.of(observation), _edges(task)
+        images, hits, alone, moved = [], 0, 0, False
+        for row in caught(observation, task, differences=True):
+            found, clear = _decoded(row, edges, prior)
+            rest = prior.mean.expand(row.examples - len(found), -1)
+            images += [found, rest]
+            hits += clear
+            alone += max(0, 2 * clear - row.examples)
+            moved = moved or edges.moved(task, row, found)
+        answer = torch.cat(images).to(observation.update.rows).reshape(observation.batch_shape)
+        problem = None
+        if not bool(observation.update.rows.any()):
+            problem = VANISHED
+        elif moved:
+            problem = "the thresholds passed over inputs in the local steps; give a smaller gain"
+        elif hits < observation.examples:
+            problem = (
+                f"the inputs left {hits} clear steps, not {observation.examples}: some share a bin "
+                f"or are lost in noise, and at least {alone} were alone in theirs"
+            )
+        return Reconstruction(boxed(answer, task), None, problem=problem)
+
+    def _direction(self, features: int) -> Tensor:
+        if self.measure == "mean":
+            return torch.full((features,), 1 / features, dtype=torch.float64)
+        if self.measure == "random":
+            draw = normal((features,), stream(self.seed, "imprint", features)).double()
+        else:
+            at = torch.arange(features, dtype=torch.float64) + 0.5
+            draw = torch.cos(math.pi / features * at * self.frequency)
+        unit: Tensor = draw / draw.norm()
+        return unit
+
+    def _thresholds(self, seen: Tensor | None) -> Tensor:
+        """The upper bins - 1 thresholds, increasing."""
+        levels = torch.arange(1, self.bins, dtype=torch.float64) / self.bins
+        if self.law == "public" and seen is not None:
+            return seen.quantile(levels)
+        center, spread = (0.0, 1.0) if seen is None else (float(seen.mean()), float(seen.std()))
+        unit = stats.norm if self.law == "normal" else stats.laplace(scale=0.5**0.5)
+        return center + spread * torch.from_numpy(unit.ppf(levels.numpy()))
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """What the planted layer asks: direction q (N,), and the two edges of every bin (k,)."""
+
+    direction: Tensor
+    lower: Tensor
+    upper: Tensor
+
+    def moved(self, task: Task, row: Caught, images: Tensor) -> bool:
+        """Whether the change of the layer over several local steps moved an image's units."""
+        if task.plan.steps == 1:
+            return False
+        parts = task.unflatten(task.parameters)
+        before = torch.cat([parts["layer.weight"], parts["layer.bias"][:, None]], 1).double()
+        after = before - task.plan.learning_rate * task.plan.steps * row.values
+        inputs = torch.cat([images, images.new_ones(len(images), 1)], 1)
+        return not torch.equal(inputs @ before.T > 0, inputs @ after.T > 0)
+
+
+def _edges(task: Task) -> Edges:
+    assert isinstance(task.model, Front)  # as planted_task found
+    parts = task.unflatten(task.parameters)
+    weight, bias = parts["layer.weight"].double(), parts["layer.bias"].double()
+    scale = task.model.gain * len(weight)
+    lower = -bias * scale
+    upper = torch.cat([lower[1:], lower.new_tensor([math.inf])])
+    return Edges(weight[0] * scale, lower, upper)
+
+
+def _decoded(row: Caught, edges: Edges, prior: Prior) -> tuple[Tensor, int]:
+    """The images (n, N) behind the steps, the clearest first, n at most the row's examples.
+
+    Also how many are clear: their expected squared error is a quarter of the prior's at most.
+    """
+    values, precision = row.values.flip(0), row.precision.flip(0)
+    starts = _steps(values, precision)
+    ends = [*starts[1:], len(values)][: len(starts)]
+    level = torch.zeros_like(values[0])
+    doubt = torch.zeros_like(level)
+    images, clarity, clear = [], [], []
+    for start, end in zip(starts, ends, strict=True):
+        total = precision[start:end].sum(0)
+        above, doubt_above = level, doubt
+        level = (precision[start:end] * values[start:end]).sum(0) / total.clamp_min(1e-300)
+        doubt = 1 / total
+        step, variance = level - above, doubt + doubt_above
+        size = _size(step, variance, edges, len(values) - 1 - start, prior)
+        image, spread = step[:-1] / size, variance[:-1] / size**2
+        images.append(prior.fused(image, spread))
+        clarity.append(float((step.square() / variance).sum()))
+        clear.append(bool(prior.left(spread).mean() <= CLEAR * prior.variance.mean()))
+    order = sorted(range(len(images)), key=lambda i: -clarity[i])[: row.examples]
+    found = [images[i] for i in order]
+    none = values.new_zeros(0, len(level) - 1)
+    return torch.stack(found) if found else none, sum(clear[i] for i in order)
+
+
+def _steps(values: Tensor, precision: Tensor) -> list[int]:
+    """Where the best piecewise constant fit starts a new level; the first level is 0.
+
+    Optimal partitioning: the least sum of squared standardized residuals plus a price for each
+    step, which noise alone pays with probability `CHANCE` at most.
+    """
+    count, width = values.shape
+    price = float(stats.chi2.isf(CHANCE / count, width))
+    zero = torch.cat([values.new_zeros(1), (precision * values.square()).sum(1).cumsum(0)])
+    mean, total = torch.zeros_like(values), torch.zeros_like(values)
+    cost, best = values.new_zeros(count), values.new_zeros(count + 1)
+    came = [-1] * (count + 1)
+    for j in range(count):
+        before, new = total[: j + 1], precision[j]
+        after = before + new
+        share = new / after.clamp_min(1e-300)
+        gap = values[j] - mean[: j + 1]
+        cost[: j + 1] += (before * share * gap.square()).sum(1)
+        mean[: j + 1] += share * gap
+        total[: j + 1] = after
+        least, at = (best[: j + 1] + cost[: j + 1] + price).min(0)
+        best[j + 1] = zero[j + 1]
+        if bool(least < zero[j + 1]):
+            best[j + 1], came[j + 1] = least, int(at)
+    starts, j = [], count
+    while came[j] >= 0:
+        j = came[j]
+        starts.append(j)
+    return starts[::-1]
+
+
+def _size(step: Tensor, variance: Tensor, edges: Edges, at: int, prior: Prior) -> Tensor:
+    """The step of the bias, read from itself and from q.x, which lies between the bin's edges."""
+    own, trust = step[-1], 1 / variance[-1]
+    middle, width = (edges.lower[at] + edges.upper[at]) / 2, edges.upper[at] - edges.lower[at]
+    seen = variance[:-1].isfinite()
+    q = torch.where(seen, edges.direction, 0)
+    whole = (edges.direction * prior.mean).sum()
+    if at == 0 or not bool(width.isfinite()) or not bool(whole.abs() > 0):
+        middle, width = whole, torch.zeros_like(whole)
+        inside = (edges.direction.square() * prior.variance).sum() * len(q)
+    else:
+        inside = width.square() / 12
+    kept = (q * prior.mean).sum() / whole if bool(whole.abs() > 0) else whole
+    expected = middle * kept
+    if not bool(seen.all()):
+        inside = inside + (q.square() * prior.variance).sum()
+    if not bool(expected.abs() > 0):
+        return own
+    other = (q * step[:-1]).sum() / expected
+    noise = (q.square() * torch.where(seen, variance[:-1], 0)).sum()
+    trust_other = expected.square() / (noise + other.square() * inside)
+    return (trust * own + trust_other * other) / (trust + trust_other)

@@ -1,0 +1,182 @@
+"""A ReLU layer that a malicious server puts in front of a model, and what its gradient holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from leakbound.attacks.base import seen_task
+from leakbound.attacks.blind import public_images
+from leakbound.types import Exact, NotApplicable, Observation, Server, Task
+
+QUIET = 0.1
+
+
+class Front(nn.Module):
+    """A model whose image is brightened by what a planted layer says of it.
+
+    output = inner(x + gain sum_i relu(W_i x + b_i)): the way back weighs all units alike, so the
+    loss has one and the same derivative by every unit that an image switches on. It has no weights
+    of its own, and takes no share of a clip norm.
+    """
+
+    def __init__(self, features: int, units: int, gain: float, kind: str, inner: nn.Module) -> None:
+        super().__init__()
+        self.layer = nn.Linear(features, units).requires_grad_(False)
+        self.inner, self.gain, self.kind = inner, gain, kind
+        self.training = False
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The model's output for the brightened images."""
+        caught = self.layer(inputs.flatten(1)).relu().sum(1) * self.gain
+        output: Tensor = self.inner(inputs + caught.view(-1, *[1] * (inputs.ndim - 1)))
+        return output
+
+
+def in_front(task: Task, weight: Tensor, bias: Tensor, gain: float, kind: str) -> Task:
+    """The task with a planted layer of weight (units, N) and bias (units,) in front of its model.
+
+    Forward, W and b are taken 1 / (gain units) times as large as given: the image is brightened by
+    the mean of relu(W_i x + b_i), whatever the gain, and the model still works.
+
+    Example:
+        >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
+        >>> planted = in_front(task, torch.ones(3, 4), torch.zeros(3), 1.0, "trap")
+        >>> [name for name, *_ in planted.layout]
+        ['layer.weight', 'layer.bias', 'inner.1.weight', 'inner.1.bias']
+    """
+    units, features = weight.shape
+    like = task.parameters
+    model = Front(features, units, gain, kind, task.model).to(like)
+    layer = torch.cat([weight.flatten(), bias]) / (gain * units)
+    parameters = torch.cat([layer.to(like), like])
+    buffers = {f"inner.{name}": value for name, value in task.buffers.items()}
+    return replace(task, model=model, parameters=parameters, buffers=buffers)
+
+
+def planted_task(observation: Observation, kind: str) -> Task:
+    """The task that holds the planted layer.
+
+    Raises:
+        NotApplicable: there is none, and why.
+    """
+    if observation.threat.server is not Server.MALICIOUS:
+        raise NotApplicable("the server is honest: it sends the agreed model and plants no layer")
+    task = seen_task(observation)
+    if not isinstance(task.model, Front) or task.model.kind != kind:
+        raise NotApplicable(
+            f"the model that was sent holds no {kind}: no public images tell how to build one"
+        )
+    return task
+
+
+@dataclass(frozen=True, eq=False)
+class Caught:
+    """What the planted layer sent in one row of the update.
+
+    Attributes:
+        values: (units, N + 1) [dW | db], float64.
+        precision: (units, N + 1) 1 / variance of each value, 0 where it was withheld (what was
+            withheld for its size is known to be small: 0, with the variance of that). Values
+            without noise have that of rounding; noise of no known law is white, and its variance
+            read from the quietest tenth of `still` applied to the values.
+        examples: how many examples the row holds.
+    """
+
+    values: Tensor
+    precision: Tensor
+    examples: int
+
+
+def caught(observation: Observation, task: Task, *, differences: bool) -> list[Caught]:
+    """What each row of the update holds of the planted layer.
+
+    `differences`: most units say the same as their neighbor (bins); else some say nothing (traps).
+    Noise of unknown law is read from those.
+
+    Raises:
+        NotApplicable: the update is not finite.
+    """
+    update = observation.update
+    if not bool(update.rows.isfinite().all()):
+        raise NotApplicable("the update is not finite")
+    values = _part(task, update.rows / task.plan.steps).double()
+    known = observation.noise_variance
+    given = None if known is None else _part(task, known) / task.plan.steps**2
+    seen = torch.ones_like(values)
+    if update.mask is not None and observation.threat.defense_known:
+        seen = _part(task, update.mask).to(values)
+    found = []
+    for i, row in enumerate(values):
+        rounding = 16 * torch.finfo(update.rows.dtype).eps * row.abs().max()
+        variance = rounding.square().clamp_min(1e-300).expand_as(row)
+        if given is not None:
+            variance = given[i] + variance
+        elif not isinstance(update.law, Exact):
+            variance = variance + _scatter(row, differences)
+        precision = seen[i] / variance
+        if update.mask_private and not update.drawn:
+            precision = precision + _pruned(row, seen[i])
+        found.append(Caught(row, precision, update.examples[i]))
+    return found
+
+
+def _pruned(row: Tensor, seen: Tensor) -> Tensor:
+    """1 / variance of what was withheld because it was small: uniform up to the least that was not.
+
+    Weights and biases apart, since pruning may have looked at them apart.
+    """
+    least = torch.where(seen > 0, row.abs(), torch.inf)
+    bound = torch.cat([least[:, :-1].amin().expand(row.shape[1] - 1), least[:, -1:].amin()[None]])
+    return (seen == 0) * 3 / bound.square().clamp_min(1e-300)
+
+
+def _part(task: Task, rows: Tensor) -> Tensor:
+    """[dW | db] (R, units, N + 1) of the planted layer, which comes first."""
+    assert isinstance(task.model, Front)  # as planted_task found
+    units, features = task.model.layer.weight.shape
+    cut = units * features
+    weight = rows[:, :cut].reshape(-1, units, features)
+    return torch.cat([weight, rows[:, cut : cut + units, None]], 2)
+
+
+def _scatter(row: Tensor, differences: bool) -> Tensor:
+    still = row.diff(dim=0) if differences and len(row) > 1 else row
+    energy = still.square().mean(1) / (2 if differences and len(row) > 1 else 1)
+    return energy.quantile(QUIET)
+
+
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """What is known of a pixel before the update is seen: its mean and variance, (N,) float64."""
+
+    mean: Tensor
+    variance: Tensor
+
+    @staticmethod
+    def of(observation: Observation) -> Prior:
+        """From the public images; uniform in the input range where there are none that fit."""
+        low, high = observation.task.input_range
+        public = public_images(observation)
+        shape = observation.input_shape
+        like = observation.update.rows.double()
+        if public is None or tuple(public.shape[1:]) != shape or len(public) < 2:
+            one = like.new_ones(shape).flatten()
+            return Prior(one * (low + high) / 2, one * (high - low) ** 2 / 12)
+        pixels = public.flatten(1).to(like)
+        return Prior(pixels.mean(0), pixels.var(0) + 1e-3 * (high - low) ** 2)
+
+    def fused(self, value: Tensor, variance: Tensor) -> Tensor:
+        """The mean of each pixel after a reading of it with Gaussian noise of that variance."""
+        trust = torch.where(variance.isfinite(), self.variance / (self.variance + variance), 0)
+        return torch.where(trust > 0, self.mean + trust * (value - self.mean), self.mean)
+
+    def left(self, variance: Tensor) -> Tensor:
+        """The variance of each pixel after a reading with noise of the given variance."""
+        return torch.where(
+            variance.isfinite(),
+            self.variance * variance / (self.variance + variance),
+            self.variance,
+        )

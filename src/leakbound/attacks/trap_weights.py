@@ -1,0 +1,196 @@
+"""Trap weights: a planted layer whose units each switch on for few images, at best for one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+from leakbound import check
+from leakbound.attacks.base import Attack, boxed
+from leakbound.attacks.blind import VANISHED
+from leakbound.attacks.planted import Caught, Prior, caught, in_front, planted_task
+from leakbound.random import normal, stream
+from leakbound.types import Observation, Reconstruction, Task
+
+SAME, SLACK, CHANCE, MOST = 1e-3, 0.05, 1e-3, 2048
+
+
+@dataclass(frozen=True)
+class TrapWeights(Attack):
+    """A malicious server plants rows that few images activate; one that one activates holds it.
+
+    In each row a random half of the weights is negative, -|N(0, 1)|, and the other half positive,
+    scale |N(0, 1)|. The gradient of a row is the sum over the images that activate it of
+    d_n [x_n | 1], with one d_n for all rows. A row that one image activates gives the image,
+    dW_i / db_i. Rows with one and the same gradient were activated by the same images: the value
+    that most rows agree on is taken as an image, their mean as its reading (pixels are weighed
+    against what public images say under noise). Its share is subtracted from every row that it
+    activates, which lays further images bare, until all rows are explained.
+
+    If each of B images activates a row with probability p, independently, an image is alone in one
+    of the rows with probability 1 - (1 - p (1 - p)^(B - 1))^rows, best at p = 1 / B. What is found
+    by subtraction comes on top.
+
+    Args:
+        rows: the number of units.
+        scale: of the positive weights. None: tuned row by row so that a row activates for one in
+            `expected` public images (the first 2048).
+        expected: the batch size that the tuning aims at.
+        gain: the derivative of the model's input by a unit. A larger one drowns noise that is not
+            tied to a clip norm; a smaller one keeps the rows in place over local steps.
+        seed: of the rows.
+        features: number of input values; None: that of the public images.
+
+    Assumptions: the model takes the input at its own shape.
+
+    Raises:
+        NotApplicable: an honest server, or nothing public to build the layer from.
+
+    Source: Boenisch et al., "When the Curious Abandon Honesty", EuroS&P 2023 (trap
+    weights); the subtraction is this package's own.
+
+    Example:
+        >>> from torch import nn
+        >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
+        >>> planted = TrapWeights(rows=3, scale=0.9, features=4).plant(task)
+        >>> (planted.unflatten(planted.parameters)["layer.weight"] < 0).sum(1)
+        tensor([2, 2, 2])
+    """
+
+    rows: int = 256
+    scale: float | None = None
+    expected: int = 8
+    gain: float = 100.0
+    seed: int = 0
+    features: int | None = None
+
+    def __post_init__(self) -> None:
+        check.count(rows=self.rows, expected=self.expected)
+        check.positive(gain=self.gain)
+        if self.scale is not None:
+            check.positive(scale=self.scale)
+        if self.features is not None:
+            check.count(features=self.features)
+
+    def plant(self, task: Task) -> Task:
+        """The layer in front of the model; the task itself where nothing public fixes it."""
+        public = task.public
+        features = public.inputs[0].numel() if public is not None else self.features
+        if features is None or (public is None and self.scale is None):
+            return task
+        source, shape = stream(self.seed, "trap weights", features), (self.rows, features)
+        size = normal(shape, source).double().abs()
+        negative = normal(shape, source).argsort(1) < features // 2
+        low, _ = task.input_range
+        scale: Tensor | float = 1.0 if self.scale is None else self.scale
+        if self.scale is None and public is not None:
+            above = (public.inputs[:MOST].flatten(1).double().cpu() - low).clamp_min(0)
+            down, up = above @ (size * negative).T, above @ (size * ~negative).T
+            ratio = (down / up.clamp_min(1e-12 * features)).quantile(1 / self.expected, 0)
+            scale = ratio.clamp(1e-3, 1e3)[:, None]
+        weight = torch.where(negative, -size, scale * size) / features**0.5
+        return in_front(task, weight, -low * weight.sum(1), self.gain, "trap")
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+        """Read the rows; the generator is not used."""
+        task, prior = planted_task(observation, "trap"), Prior.of(observation)
+        images, sure, left = [], 0, 0
+        for row in caught(observation, task, differences=False):
+            reader = _Reader(row, task, prior)
+            found, supports = reader.all()
+            images += [*found, prior.mean.expand(row.examples - len(found), -1)]
+            sure += sum(n > 1 for n in supports)
+            left += reader.unexplained()
+        answer = torch.cat(images).to(observation.update.rows).reshape(observation.batch_shape)
+        problem = None
+        if not bool(observation.update.rows.any()):
+            problem = VANISHED
+        elif sure < observation.examples:
+            problem = f"rows agree on {sure} of {observation.examples} inputs only"
+        elif left:
+            problem = f"{left} rows are not sums of the answers: some of these may be mixtures"
+        return Reconstruction(boxed(answer, task), None, problem=problem)
+
+
+class _Reader:
+    """What the rows of one update say, less what has been explained; float64."""
+
+    def __init__(self, row: Caught, task: Task, prior: Prior) -> None:
+        parts = task.unflatten(task.parameters)
+        self.weight, self.bias = parts["layer.weight"].double(), parts["layer.bias"].double()
+        self.row, self.prior, self.range = row, prior, task.input_range
+        self.precision, self.left = row.precision, row.values.clone()
+        self.seen = (row.precision > 0).double()
+        self.typical = row.precision.sum(0) / self.seen.sum(0).clamp_min(1)
+        self.used = torch.zeros(len(self.left), dtype=torch.bool, device=self.left.device)
+        shared = self.seen @ self.seen.T
+        limit = stats.chi2.isf(CHANCE / len(self.left) ** 2, shared.clamp_min(1).cpu().numpy())
+        self.limit = torch.from_numpy(limit).to(self.left)
+        self.shared = shared > 0.1 * self.left.shape[1]
+        self.distance = torch.zeros_like(shared)
+        self._measure(torch.arange(len(self.left), device=self.left.device))
+
+    def all(self) -> tuple[list[Tensor], list[int]]:
+        """The images (1, N) found one after another, and how many rows agree on each."""
+        images: list[Tensor] = []
+        supports: list[int] = []
+        while len(images) < self.row.examples:
+            members = self._most_common()
+            if not bool(members.any()):
+                break
+            atom, image = self._read(members)
+            images.append(image[None])
+            supports.append(int(members.sum()))
+            if supports[-1] == 1:
+                self.used |= members
+                continue
+            changed = members | (self.weight @ image.clamp(*self.range) + self.bias > 0)
+            self.left[changed] -= atom
+            self._measure(changed.nonzero()[:, 0])
+        return images, supports
+
+    def unexplained(self) -> int:
+        """How many rows hold more than noise."""
+        return int((self._loud(4.0) & ~self.used).sum())
+
+    def _loud(self, factor: float) -> Tensor:
+        energy = (self.left.square() * self.precision).sum(1)
+        return energy > factor * self.limit.diagonal()
+
+    def _measure(self, rows: Tensor) -> None:
+        """Squared standardized distances of the given rows to all, on what both sent."""
+        scaled = self.left * self.seen * self.typical.sqrt()
+        square, part = scaled.square(), scaled[rows]
+        own = square[rows] @ self.seen.T + self.seen[rows] @ square.T
+        distance = (own - 2 * part @ scaled.T).clamp_min(0) / 2
+        energy = (square.sum(1)[rows, None] + square.sum(1)) / 2
+        distance = (distance - SAME**2 * energy).clamp_min(0)
+        self.distance[rows], self.distance[:, rows] = distance, distance.T
+
+    def _most_common(self) -> Tensor:
+        """The rows (units,) that hold the value on which most agree, the loudest such value."""
+        low, high = self.range
+        width, size = high - low, self.left[:, -1]
+        told = (size.square() * self.precision[:, -1] > 16) & self._loud(1.0) & ~self.used
+        size = torch.where(told, size, 1)
+        images = self.left[:, :-1] / size[:, None]
+        doubt = (4 / self.precision[:, :-1].sqrt()) / size.abs()[:, None] + SLACK * width
+        outside = (images < low - doubt) | (images > high + doubt)
+        told &= ~(outside & (self.seen[:, :-1] > 0)).any(1)
+        agree = (self.distance <= self.limit) & self.shared & told & told[:, None]
+        support = agree.sum(1)
+        best = (support == support.max()) & told
+        loudest = torch.where(best, size.abs(), -1).argmax()
+        members: Tensor = agree[loudest] & told[loudest]
+        return members
+
+    def _read(self, members: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean [d x | d] (N + 1,) of rows that agree, and its image (N,)."""
+        total = self.precision[members].sum(0)
+        mean = (self.precision[members] * self.left[members]).sum(0) / total.clamp_min(1e-300)
+        variance = 1 / (total[:-1] * mean[-1].square())
+        image = self.prior.fused(mean[:-1] / mean[-1], variance)
+        return torch.where(total > 0, mean, torch.cat([mean[-1] * image, mean[-1:]])), image

@@ -1,0 +1,213 @@
+"""FedAvg updates whose local steps and minibatches the attacker is not told."""
+
+import itertools
+import statistics
+from dataclasses import replace
+
+import pytest
+import torch
+
+from leakbound import data, models
+from leakbound.attacks import GradientMatching
+from leakbound.attacks.base import expected_rows
+from leakbound.attacks.fedavg import FedAvgMatching, _Guess, _LocalSearch
+from leakbound.client import gradient
+from leakbound.defenses import GradientDropout, LocalAggregation, SecureAggregation, chain
+from leakbound.metrics import psnr
+from leakbound.pairing import pair
+from leakbound.protocol import play
+from leakbound.random import stream
+from leakbound.testing import check_attack
+from leakbound.types import Batch, LocalPlan, NotApplicable, Task
+
+DIGITS = data.load("digits")
+SHORT = {"steps": 120, "total_variation": 1e-4}
+
+
+def _see(seed, plan, size, defense=None, clients=1, **settings):
+    """A round on 8 x 8 digits; settings are the model's."""
+    model = models.mlp(
+        input_shape=(1, 8, 8), classes=10, generator=stream(seed, "model"), **settings
+    )
+    order = torch.randperm(1797, generator=stream(seed, "batch"))[: size * clients]
+    batches = [Batch(DIGITS.inputs[at], DIGITS.labels[at]) for at in order.split(size)]
+    sources = [stream(seed, "defense", i) for i in range(clients + 1)]
+    return play(Task.of(model, classes=10, plan=plan), batches, defense or chain(), sources)
+
+
+def _decibels(played, answer):
+    return statistics.mean(psnr(pair(played.truth, answer), data_range=1.0))
+
+
+def _search(attack, observation, steps, copies, labels):
+    return _LocalSearch(attack, observation, stream(0), _Guess(steps, copies, labels))
+
+
+def _epochs_by_hand(task, epochs, labels, size):
+    """Local SGD on images that differ from epoch to epoch, minibatch by minibatch."""
+    weights, total = task.parameters, 0
+    for images, named in zip(epochs, labels, strict=True):
+        for at in range(0, len(images), size):
+            own = gradient(task, images[at : at + size], named[at : at + size], weights)
+            total, weights = total + own, weights - task.plan.learning_rate * own
+    return total
+
+
+def test_a_guess_with_images_of_their_own_is_trained_on_epoch_after_epoch():
+    played = _see(0, LocalPlan(6, 0.1, 2), 4)
+    labels = torch.tensor([1, 2, 3, 4, 4, 3, 2, 1, 1, 3, 2, 4])
+    attack = FedAvgMatching(epochs="own", together_weight=0.0)
+    search = _search(attack, played.observation, 6, 3, labels)
+    images = search.images().detach()
+    assert images.shape == (12, 1, 8, 8)
+    expected = _epochs_by_hand(
+        played.observation.task, images.view(3, 4, 1, 8, 8), labels.view(3, 4), 2
+    )
+    rows = expected_rows(search.observation, search.task, images, labels)
+    torch.testing.assert_close(rows[0], expected)
+
+
+def test_the_truth_is_a_perfect_guess_in_every_mode():
+    """With the client's order and plan nothing is left; with one step more, much is."""
+    played = _see(1, LocalPlan(4, 0.1, 2), 4)
+    truth = played.truth
+    for epochs, copies in (("shared", 1), ("own", 2)):
+        for steps, right in ((4, True), (3, False)):
+            attack = FedAvgMatching(epochs=epochs)
+            search = _search(attack, played.observation, steps, copies, truth.labels.repeat(copies))
+            search.best_inputs = truth.inputs.repeat(copies, 1, 1, 1)
+            assert (search.misfit() < 1e-9) is right
+            assert search.matched_apart(search.best_inputs) == 0
+            assert search.moments_apart(search.best_inputs) == 0
+
+
+def _apart_by_hand(images, labels):
+    """Least mean squared distance of two epochs from their mean, over all orders."""
+    first, second = images
+    least = None
+    for order in itertools.permutations(range(len(first))):
+        if (labels[0] != labels[1][list(order)]).any():
+            continue
+        both = torch.stack([first, second[list(order)]])
+        off = float((both - both.mean(0)).square().mean())
+        least = off if least is None else min(least, off)
+    return least
+
+
+def test_epochs_are_matched_within_their_classes():
+    played = _see(2, LocalPlan(4, 0.1, 2), 4)
+    labels = torch.tensor([5, 5, 6, 6, 6, 5, 6, 5])
+    search = _search(FedAvgMatching(epochs="own"), played.observation, 4, 2, labels)
+    for seed in range(10):
+        images = torch.rand(8, 1, 8, 8, generator=stream(seed))
+        parts = images.view(2, 4, 1, 8, 8)
+        expected = _apart_by_hand(parts, labels.view(2, 4))
+        assert float(search.matched_apart(images)) == pytest.approx(expected, rel=1e-5)
+        mixed = torch.cat([images[:4], images[:4].flip(0)])
+        assert search.moments_apart(mixed) == pytest.approx(0, abs=1e-12)
+        means = torch.stack([parts.mean(1), parts.amax(1)])
+        expected = float(means.var(1, unbiased=False).mean())
+        assert float(search.moments_apart(images)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_answer_averages_the_epochs_that_were_trained_on():
+    """Three steps of two on four images: of the second epoch only the first half."""
+    played = _see(3, LocalPlan(3, 0.1, 2), 4)
+    labels = torch.tensor([1, 2, 3, 4, 4, 3, 2, 1])
+    search = _search(FedAvgMatching(epochs="own"), played.observation, 3, 2, labels)
+    search.last_match, search.trace = torch.tensor(0.0), [1.0, 0.0]
+    search.best_inputs = torch.arange(8.0).view(8, 1, 1, 1).expand(8, 1, 8, 8) / 10
+    answer = search.answer()
+    assert answer.labels.tolist() == [1, 2, 3, 4]
+    # classes 4 and 3 were trained on in epoch two, as images 4 and 5; 2 and 1 were not
+    expected = torch.tensor([0.0, 0.1, (0.2 + 0.5) / 2, (0.3 + 0.4) / 2])
+    torch.testing.assert_close(answer.inputs[:, 0, 0, 0], expected)
+
+
+def test_the_number_of_steps_is_found():
+    attack = FedAvgMatching(candidates=(1, 3, 9), trial=40, **SHORT)
+    found = []
+    for seed, steps in itertools.product(range(2), (1, 3, 9)):
+        played = _see(seed, LocalPlan(steps, 0.1), 4, hidden=(32,))
+        found.append(attack.find_steps(played.observation, stream(seed)) == steps)
+    print(f"\nsteps found for {sum(found)} of {len(found)}")
+    assert sum(found) >= 5
+
+
+def test_steps_that_are_told_or_set_by_a_known_defense_are_not_sought():
+    played = _see(0, LocalPlan(4, 0.1, 2), 4)
+    assert FedAvgMatching(local_steps=7).find_steps(played.observation, stream(0)) == 7
+    assert FedAvgMatching(candidates=(6,)).find_steps(played.observation, stream(0)) == 6
+    played = _see(0, None, 4, LocalAggregation(3, 0.1))
+    assert FedAvgMatching(trial=1).find_steps(played.observation, stream(0)) == 3
+
+
+@pytest.mark.slow
+def test_it_beats_a_matching_that_ignores_the_steps():
+    ours, theirs = [], []
+    for seed in range(5):
+        played = _see(seed, LocalPlan(9, 0.3), 4, hidden=(32,))
+        seen = played.observation
+        attack = FedAvgMatching(candidates=(1, 3, 9), trial=30, **SHORT)
+        ours.append(_decibels(played, attack(seen, stream(seed))))
+        alone = replace(seen, task=replace(seen.task, plan=LocalPlan()))
+        theirs.append(_decibels(played, GradientMatching(**SHORT)(alone, stream(seed))))
+    print(f"\nours {statistics.mean(ours):.1f} dB, ignoring {statistics.mean(theirs):.1f} dB")
+    assert statistics.mean(ours) > statistics.mean(theirs) + 2
+
+
+def test_known_orders_do_not_help_it():
+    """The labels' order is not told: a permuted telling gives the same bits."""
+    played = _see(0, LocalPlan(4, 0.1, 2), 4)
+    seen = played.observation
+    mixed = replace(seen, labels=seen.labels.flip(0))
+    attack = FedAvgMatching(local_steps=4, steps=5, trial=2, deals=2)
+    first, second = (attack(o, stream(0)) for o in (seen, mixed))
+    assert torch.equal(first.inputs, second.inputs)
+    assert sorted(first.labels.tolist()) == sorted(seen.labels.tolist())
+
+
+@pytest.mark.parametrize("labels", ["told", "inferred", "joint"])
+@pytest.mark.parametrize("epochs", ["shared", "own"])
+def test_several_clients_and_every_way_to_get_labels(labels, epochs):
+    played = _see(0, LocalPlan(4, 0.1, 2), 4, SecureAggregation(2), clients=2)
+    attack = FedAvgMatching(
+        candidates=(2, 4), steps=3, trial=2, deals=2, labels=labels, epochs=epochs
+    )
+    answer = attack(played.observation, stream(0))
+    assert answer.inputs.shape == (8, 1, 8, 8)
+    assert answer.labels.shape == (8,)
+    if labels == "told":
+        assert sorted(answer.labels.tolist()) == sorted(played.truth.labels.tolist())
+
+
+def test_the_contract_and_odd_input():
+    check_attack(FedAvgMatching(candidates=(1, 2), trial=1, steps=2, deals=2))
+    played = _see(0, LocalPlan(4, 0.1, 2), 4, GradientDropout(1.0))
+    answer = FedAvgMatching()(played.observation, stream(0))
+    assert answer.problem == "gradient vanished: the update is zero everywhere"
+    played = _see(0, LocalPlan(4, 0.1, 3), 4)
+    with pytest.raises(NotApplicable, match="minibatches of 3 do not divide"):
+        FedAvgMatching(local_steps=4, epochs="own")(played.observation, stream(0))
+    nowhere = replace(played.observation.update, rows=played.observation.update.rows * float("nan"))
+    lost = replace(played.observation, update=nowhere)
+    attack = FedAvgMatching(candidates=(1, 2), trial=1, steps=2)
+    assert "not finite" in attack(lost, stream(0)).problem
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"local_steps": 0}, "local_steps is 0"),
+        ({"candidates": ()}, "candidates is empty"),
+        ({"candidates": (1, 0)}, "candidates is 0"),
+        ({"trial": 0}, "trial is 0"),
+        ({"deals": 0}, "deals is 0"),
+        ({"epochs": "mine"}, "epochs is 'mine'"),
+        ({"together": "not"}, "together is 'not'"),
+        ({"together_weight": -1.0}, "together_weight is -1.0"),
+    ],
+)
+def test_settings_are_checked(settings, words):
+    with pytest.raises(ValueError, match=words):
+        FedAvgMatching(**settings)
