@@ -18,7 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -31,7 +31,13 @@ from rich.progress import track
 from scipy import stats
 
 from leakbound import data, models
-from leakbound.attacks import GradientMatching, inverting_gradients, strong_matching
+from leakbound.attacks import (
+    Attack,
+    ByNoise,
+    GradientMatching,
+    inverting_gradients,
+    strong_matching,
+)
 from leakbound.defenses import Clip, Defense, GaussianNoise, MagnitudePruning, chain
 from leakbound.metrics import mse
 from leakbound.pairing import pair
@@ -39,41 +45,74 @@ from leakbound.protocol import play
 from leakbound.random import permutation, stream
 from leakbound.types import NotApplicable, Task
 
-STEPS, TUNING, TESTS = 400, range(100, 103), range(10)
+STEPS, TUNING, TESTS, FEW = 300, range(100, 103), range(8), range(5)
 DEFENSES: dict[str, Defense] = {
     "none": chain(),
     "clip 1": Clip(1.0),
     "noise 0.01": GaussianNoise(0.01),
     "prune 0.7": MagnitudePruning(0.7),
 }
-PLAIN = inverting_gradients(STEPS)
-STRONG = strong_matching(STEPS)
-TRIALS: dict[str, list[dict[str, Any]]] = {
+TRIALS: dict[str, list[dict[str, float]]] = {
     "plain": [
-        {"learning_rate": rate, "total_variation": smooth}
-        for rate in (0.03, 0.1)
-        for smooth in (1e-4, 1e-3, 1e-2)
+        {"learning_rate": rate, "total_variation": smooth, "noise_variation": noise}
+        for rate, smooth, noise in (
+            (0.1, 1e-4, 0.04),
+            (0.1, 1e-3, 0.04),
+            (0.1, 1e-2, 0.04),
+            (0.1, 1e-3, 0.2),
+            (0.03, 1e-3, 0.04),
+            (0.03, 1e-3, 0.2),
+        )
     ],
     "strong": [
-        {"learning_rate": rate, "total_variation": smooth}
-        for rate in (1e-3, 3e-3)
-        for smooth in (1e-4, 1e-3, 1e-2)
+        {
+            "total_variation": smooth,
+            "feature_weight": weight,
+            "prior_rate": rate,
+            "prior_variation": drawn,
+        }
+        for smooth, weight, rate, drawn in (
+            (1e-3, 0.1, 1e-3, 1e-3),
+            (1e-3, 0.3, 1e-3, 1e-2),
+            (3e-3, 0.1, 3e-3, 1e-3),
+            (3e-3, 0.3, 3e-3, 1e-2),
+            (3e-4, 0.3, 1e-3, 3e-2),
+            (1e-3, 1.0, 5e-4, 3e-3),
+        )
     ],
 }
-WITHOUT: dict[str, dict[str, Any]] = {
-    "all parts": {},
-    "without features": {"features": "none"},
-    "without the deep prior": {"image": "pixels", "signed": True, "learning_rate": 0.1},
-    "plain cosine": {"distance": "cosine"},
-    "without total variation": {"total_variation": 0.0, "noise_variation": 0.0},
+BUILD: dict[str, Callable[..., Attack]] = {"plain": inverting_gradients, "strong": strong_matching}
+WITHOUT: dict[str, dict[str, dict[str, Any]]] = {
+    "none": {
+        "all parts": {},
+        "without features": {"features": "none"},
+        "without total variation": {"total_variation": 0.0, "noise_variation": 0.0},
+        "features as cosines, not the span": {"feature_form": "cosine"},
+        "deep prior in place of pixels": {
+            "image": "deep_prior",
+            "signed": False,
+            "learning_rate": 1e-3,
+        },
+    },
+    "noise 0.01": {
+        "all parts": {},
+        "pixels in place of the deep prior": {
+            "image": "pixels",
+            "signed": True,
+            "learning_rate": 0.1,
+        },
+        "plain cosine": {"distance": "cosine"},
+        "without total variation": {"total_variation": 0.0, "noise_variation": 0.0},
+        "with features": {"features": "cocktail_party", "feature_form": "span"},
+    },
 }
-Job = tuple[str, GradientMatching, str, int, int, str]
+Job = tuple[str, Attack, str, int, int, str]
 
 
 @cache
 def images(source: str) -> tuple[data.Dataset, torch.Tensor]:
     """The data, and an order of it; the last tenth is public."""
-    found = data.load("mnist5k") if source == "mnist" else data.load(source, size=(32, 32))
+    found = data.load("mnist5k") if source == "mnist" else data.load(source, size=32)
     return found, permutation(len(found.labels), stream(0, "strong", "order"))
 
 
@@ -85,7 +124,7 @@ def rmse(job: Job) -> float:
     public, private = order[: len(order) // 10], order[len(order) // 10 :]
     drawn = permutation(len(private), stream(seed, "strong", "batch", size))[:size]
     model = models.simple_convnet(
-        input_shape=tuple(kind.inputs.shape[1:]),
+        input_shape=(kind.inputs.shape[1], kind.inputs.shape[2], kind.inputs.shape[3]),
         classes=kind.classes,
         generator=stream(seed, "strong", "model"),
     )
@@ -110,11 +149,11 @@ def run(jobs: list[Job], workers: int, what: str) -> Iterator[float]:
         yield from track(pool.map(rmse, jobs), description=what, total=len(jobs))
 
 
-def tuned(source: str, workers: int) -> dict[str, GradientMatching]:
+def tuned(source: str, workers: int) -> dict[str, Attack]:
     """The best trial of each attack, by mean RMSE on the tuning batches."""
-    best: dict[str, GradientMatching] = {}
-    for name, base in (("plain", PLAIN), ("strong", STRONG)):
-        tried = [replace(base, **trial) for trial in TRIALS[name]]
+    best: dict[str, Attack] = {}
+    for name, build in BUILD.items():
+        tried = [build(STEPS, **trial) for trial in TRIALS[name]]
         jobs: list[Job] = [
             (source, attack, defense, 4, seed, name)
             for attack in tried
@@ -130,7 +169,7 @@ def tuned(source: str, workers: int) -> dict[str, GradientMatching]:
     return best
 
 
-def compared(source: str, best: dict[str, GradientMatching], workers: int) -> list[dict[str, Any]]:
+def compared(source: str, best: dict[str, Attack], workers: int) -> list[dict[str, Any]]:
     """The paired comparison, one row a setting."""
     settings = [(defense, size) for size in (4, 8) for defense in DEFENSES]
     jobs: list[Job] = [
@@ -160,25 +199,24 @@ def compared(source: str, best: dict[str, GradientMatching], workers: int) -> li
     return rows
 
 
-def ablated(source: str, strong: GradientMatching, workers: int) -> list[dict[str, Any]]:
-    """The strong attack with one part taken away, batch 4, no defense and noise 0.01."""
-    names = ("none", "noise 0.01")
-    variants = {name: replace(strong, **change) for name, change in WITHOUT.items()}
-    jobs: list[Job] = [
-        (source, attack, defense, 4, seed, name)
-        for defense in names
-        for name, attack in variants.items()
-        for seed in TESTS
-    ]
-    found = np.array(list(run(jobs, workers, f"{source}: ablation")))
-    table = found.reshape(len(names), len(variants), len(TESTS))
+def ablated(source: str, strong: Attack, workers: int) -> list[dict[str, Any]]:
+    """The strong attack with one part changed, batch 4, no defense and noise 0.01."""
+    assert isinstance(strong, ByNoise)
     rows = []
-    for i, defense in enumerate(names):
-        for j, name in enumerate(variants):
-            gap = table[i, j] - table[i, 0]
+    for defense, changes in WITHOUT.items():
+        own = strong.clean if defense == "none" else strong.noisy
+        assert isinstance(own, GradientMatching)
+        variants = [replace(own, **change) for change in changes.values()]
+        jobs: list[Job] = [
+            (source, attack, defense, 4, seed, "") for attack in variants for seed in FEW
+        ]
+        found = np.array(list(run(jobs, workers, f"{source}: parts, {defense}")))
+        table = found.reshape(len(variants), len(FEW))
+        for name, errors in zip(changes, table, strict=True):
+            gap = errors - table[0]
             half = stats.t.ppf(0.975, len(gap) - 1) * gap.std(ddof=1) / len(gap) ** 0.5
-            row = {"data": source, "defense": defense, "variant": name}
-            row |= {"rmse": float(table[i, j].mean()), "worse_by": float(gap.mean())}
+            row: dict[str, Any] = {"data": source, "defense": defense, "variant": name}
+            row |= {"rmse": float(errors.mean()), "worse_by": float(gap.mean())}
             rows.append(row | {"half_width": float(half), "n": len(gap)})
     return rows
 

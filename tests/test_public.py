@@ -34,7 +34,9 @@ def test_top_level():
 
 
 def test_packages():
-    assert set(models.__all__) == {"convnet64", "lenet", "mlp", "resnet18", "simple_convnet"}
+    assert set(models.__all__) == {
+        "convnet64", "headed", "lenet", "mlp", "resnet18", "simple_convnet", "two_layer",
+    }  # fmt: skip
     for package in (attacks, audit, bounds, defenses):
         for name in package.__all__:
             assert getattr(package, name) is not None

@@ -1,8 +1,7 @@
 """The core types: what they refuse, what they keep, and what an observation cannot hold."""
 
-from dataclasses import FrozenInstanceError, fields, replace
-
 import copy
+from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
 import torch

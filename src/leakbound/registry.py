@@ -23,6 +23,7 @@ HIDDEN = frozenset(
     {
         "Attack",
         "BestOf",
+        "ByNoise",
         "Chain",
         "Defense",
         "chain",

@@ -23,6 +23,8 @@ CASES = [
     ("convnet64", {"norm": "group", "activation": "gelu"}),
     ("convnet64", {"norm": "none"}),
     ("resnet18", {"width": 8}),
+    ("two_layer", {"width": 16}),
+    ("headed", {"width": 16, "features": 4}),
     ("resnet18", {"width": 8, "norm": "batch"}),
 ]
 SMOOTH = [

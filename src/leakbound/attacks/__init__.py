@@ -4,7 +4,7 @@ Every attack class and preset exported here is an attack of the audit, under its
 """
 
 from leakbound.attacks.analytic import LinearInversion
-from leakbound.attacks.base import Attack, BestOf
+from leakbound.attacks.base import Attack, BestOf, ByNoise
 from leakbound.attacks.blind import ConstantImage, MeanImage
 from leakbound.attacks.cocktail import CocktailPartyImages
 from leakbound.attacks.fedavg import FedAvgMatching
@@ -34,20 +34,14 @@ from leakbound.attacks.trap_weights import TrapWeights
 from leakbound.attacks.variance import LawEvolution, LawMatching, VarianceReadout
 
 __all__ = [
-    "CocktailPartyImages",
-    "RobbingTheFed",
-    "SparseRecovery",
-    "TrapWeights",
-    "FedAvgMatching",
     "LABEL_RULES",
-    "infer",
-    "label_accuracy",
-    "RankReport",
-    "rank_analysis",
     "Attack",
     "BestOf",
+    "ByNoise",
     "CandidateLikelihood",
+    "CocktailPartyImages",
     "ConstantImage",
+    "FedAvgMatching",
     "Gias",
     "GradInversion",
     "GradientMatching",
@@ -56,9 +50,14 @@ __all__ = [
     "LinearInversion",
     "LinearTrap",
     "MeanImage",
+    "RankReport",
+    "RobbingTheFed",
+    "SparseRecovery",
+    "TrapWeights",
     "VarianceReadout",
     "dlg",
     "idlg",
+    "infer",
     "infer_labels",
     "inverting_gradients",
     "inverting_gradients_breaching",
@@ -66,6 +65,8 @@ __all__ = [
     "inverting_gradients_geiping_cli",
     "inverting_gradients_geiping_library",
     "inverting_gradients_gradattack",
+    "label_accuracy",
+    "rank_analysis",
     "settings_hash",
     "strong_matching",
 ]

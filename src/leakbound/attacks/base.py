@@ -80,6 +80,33 @@ class BestOf(Attack):
         return self.attack.plant(task)
 
 
+@dataclass(frozen=True)
+class ByNoise(Attack):
+    """Two attacks, chosen by how much of the update is noise according to its declared law.
+
+    Args:
+        clean: for updates of less noise; also where the law is not known.
+        noisy: for updates of more.
+        share: the share of noise in the update's energy from which `noisy` is taken.
+    """
+
+    clean: Attack
+    noisy: Attack
+    share: float = 0.3
+
+    def __post_init__(self) -> None:
+        check.fraction(share=self.share)
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+        """Run one of the two."""
+        noisy = observation.noise_share >= self.share
+        return (self.noisy if noisy else self.clean)(observation, generator)
+
+    def plant(self, task: Task) -> Task:
+        """What both need."""
+        return self.noisy.plant(self.clean.plant(task))
+
+
 def _rank(answer: Reconstruction) -> tuple[bool, float]:
     value = answer.objective
     return (answer.problem is not None, value if value == value else float("inf"))

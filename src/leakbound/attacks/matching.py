@@ -52,8 +52,9 @@ class GradientMatching(Attack):
             those known; a model without batch norms has no such term.
         statistics: which ones: "exact", "proxy", "running", or "best" (see `terms.statistics`).
         first_norm: how many times more the first batch norm counts.
-        features: "none", or the method that finds the inputs of a linear layer: "tensor" (two-layer
-            heads; needs a malicious server's initialization) or "cocktail_party".
+        features: "none", or the method that finds a linear layer's inputs: "cocktail_party", or
+            "tensor" and "tensor_fit" for two-layer heads with random units, which a malicious
+            server's `plant` makes.
         feature_weight: weight of the distance between the guess's features and those.
         feature_form: "cosine", "span", or "best" (cosine for up to 8 examples).
         size: weight of the mean squared distance from the middle of the input range.

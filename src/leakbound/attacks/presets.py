@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 
-from leakbound.attacks.base import Attack, BestOf
+from leakbound.attacks.base import Attack, BestOf, ByNoise
 from leakbound.attacks.matching import GradientMatching
 
 
@@ -69,33 +69,53 @@ def inverting_gradients(
 def strong_matching(
     steps: int = 1000,
     total_variation: float = 1e-3,
-    learning_rate: float = 3e-3,
-    noise_variation: float = 0.04,
-    features: str = "cocktail_party",
     feature_weight: float = 0.1,
+    features: str = "cocktail_party",
     batch_norm: float = 1e-3,
-    image: str = "deep_prior",
+    prior_rate: float = 1e-3,
+    prior_variation: float = 1e-3,
 ) -> Attack:
-    """The strong attack of paper B: all that makes a guess likely, on a network that draws it.
+    """Paper B's strong attack, with its parts where they help.
 
-    Cosine of every tensor weighted by its size, total variation, statistics of the batch norms,
-    features that another method reads off the update, deep image prior. The weights of the terms
-    are the paper's; its learning rate (1e-5, 10,000 steps) is not.
+    All of it matches gradients by the cosine and knows total variation and the statistics of batch
+    norms. Where little of the update is noise, pixels are searched whose features lie in the span
+    of those that another method read off the update. Where the declared law says that noise
+    dominates, such features mislead: then an untrained network draws the images (deep image prior),
+    and every tensor counts by its size.
 
-    Source: Liu et al. 2025 (paper B), section 4.3 and eq. 9.
+    Args:
+        steps: of either search.
+        total_variation: its weight without much noise.
+        feature_weight: that of the features, without much noise.
+        features: "none", "cocktail_party" (any model with a linear layer), or "tensor" and
+            "tensor_fit" (two-layer heads that a malicious server has initialized).
+        batch_norm: weight of the statistics.
+        prior_rate: learning rate under noise.
+        prior_variation: weight of total variation under noise.
+
+    Source: Liu et al. 2025 (paper B), section 4.3 and eq. 9, whose weights are 0.01 (total
+    variation), 0.001 (statistics) and 0.1 (features), at rate 1e-5 for 10,000 steps.
     """
-    return GradientMatching(
-        distance="cosine_weighted",
+    clean = GradientMatching(
         total_variation=total_variation,
-        noise_variation=noise_variation,
+        noise_variation=0.04,
         steps=steps,
-        learning_rate=learning_rate,
-        signed=image == "pixels",
-        image=image,
-        batch_norm=batch_norm,
         features=features,
         feature_weight=feature_weight,
+        feature_form="span",
+        batch_norm=batch_norm,
     )
+    noisy = GradientMatching(
+        distance="cosine_weighted",
+        total_variation=prior_variation,
+        noise_variation=0.04,
+        steps=steps,
+        learning_rate=prior_rate,
+        signed=False,
+        image="deep_prior",
+        batch_norm=batch_norm,
+    )
+    return ByNoise(clean, noisy)
 
 
 def inverting_gradients_geiping_library(steps: int = 4800) -> Attack:

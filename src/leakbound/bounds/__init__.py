@@ -14,6 +14,8 @@ from leakbound.bounds import (
     ladder,
     matching,
     renyi,
+    two_layer,
+    two_layer_orders,
 )
 from leakbound.bounds.cramer_rao import (
     Floor,
@@ -47,4 +49,6 @@ __all__ = [
     "tight_trace_floor",
     "trace_floor",
     "trace_floor_from_samples",
+    "two_layer",
+    "two_layer_orders",
 ]

@@ -188,6 +188,16 @@ def test_noise_does_not_drown_sources_that_are_strong():
     assert feature_errors(vectors, features, signed=signed).max() < 0.1
 
 
+def test_a_source_of_nothing_but_noise_is_left_out():
+    values = draw((2, 4000), "signal")
+    noisy = torch.cat([values, 0.1 * draw((1, 4000), "nothing")])
+    units, variance = draw((4000, 3), "w"), torch.full_like(noisy, 0.01)
+    known, unknown = Responses.of(noisy, units, noise=variance), Responses.of(noisy, units)
+    assert len(mixing_of(known, 3)) == 2
+    assert mixing_of(known, 3)[:, 2].abs().max() < 0.1 * mixing_of(known, 3).abs().max()
+    assert len(mixing_of(unknown, 3)) == 3
+
+
 def test_the_span_needs_no_components():
     features, units, _, values = scene(torch.relu, examples=3, width=16_000)
     seen = moments(Responses.of(values, units), 3, (1, 2, 4))

@@ -1,11 +1,13 @@
-"""Feature attacks: what entered a linear layer, read off its gradient."""
+"""Reading the inputs of a linear layer off an update: features first, images after."""
 
 from leakbound.attacks.features.base import FeatureMethod, FoundFeatures
+from leakbound.attacks.features.cocktail_party import CocktailParty
 from leakbound.attacks.features.errors import feature_errors, subspace_error
 from leakbound.attacks.features.head import layer_inputs, special_head
 from leakbound.attacks.features.tensor import TensorMethod
 
 __all__ = [
+    "CocktailParty",
     "FeatureMethod",
     "FoundFeatures",
     "TensorMethod",

@@ -4,5 +4,10 @@ from __future__ import annotations
 
 from leakbound.attacks.features.base import FeatureMethod
 from leakbound.attacks.features.cocktail_party import CocktailParty
+from leakbound.attacks.features.tensor import TensorMethod
 
-METHODS: dict[str, FeatureMethod] = {"cocktail_party": CocktailParty()}
+METHODS: dict[str, FeatureMethod] = {
+    "cocktail_party": CocktailParty(),
+    "tensor": TensorMethod(),
+    "tensor_fit": TensorMethod(fit=40),
+}

@@ -90,8 +90,13 @@ class TensorMethod:
         head = find_head(task, observation.input_shape, None if public is None else public.inputs)
         chosen, spread = random_units(task, head, self.random)
         responses = _responses(observation, task, head, chosen, spread)
+        whole = responses
+        if observation.update.mask_private:
+            # an entry sent as 0 for its size is still a function of the unit's products with the
+            # features alone, as Stein's lemma asks; the entries that are left are no fair draw
+            whole = _responses(observation, task, head, chosen, spread, zeros=True)
         examples, features = observation.examples, responses.units.shape[1]
-        units = int((responses.weights > 0).any(0).sum())
+        units = int((whole.weights > 0).any(0).sum())
         if examples > features:
             raise NotApplicable(f"{examples} examples in {features} features: they span them all")
         if units <= features:
@@ -106,7 +111,7 @@ class TensorMethod:
             tensor_orders(means, scale)
         elif not orders:
             raise NotApplicable("the activation is constant")
-        seen = moments(responses, examples, orders)
+        seen = moments(whole, examples, orders)
         stacks = [t for t in seen.tensors if t.numel()]
         components, left = decompose(stacks, generator, restarts=self.restarts)
         components, signed = resolve_signs(seen, components, means, orders)
@@ -127,9 +132,17 @@ class TensorMethod:
 
 
 def _responses(
-    observation: Observation, task: Task, head: Head, chosen: Tensor, spread: float
+    observation: Observation,
+    task: Task,
+    head: Head,
+    chosen: Tensor,
+    spread: float,
+    *,
+    zeros: bool = False,
 ) -> Responses:
     """The head's part of the update, a source for every class of every row.
+
+    Entries that were withheld are left out, or count as the zeros that were sent.
 
     Raises:
         NotApplicable: it is zero or not finite.
@@ -144,7 +157,7 @@ def _responses(
     alive = factors != 0
     values = part(update.rows) / torch.where(alive, factors, 1.0).to(update.rows)
     seen = alive.expand_as(values)
-    if update.mask is not None and observation.threat.defense_known:
+    if update.mask is not None and observation.threat.defense_known and not zeros:
         seen = seen & part(update.mask)
     noise = observation.noise_variance
     if noise is not None:

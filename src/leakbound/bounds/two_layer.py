@@ -1,0 +1,342 @@
+"""Floors for the two-layer network of paper B, from the closed form of its gradient's Jacobian.
+
+f(x) = sum_j a_j s(w_j . x), loss sum_i (y_i - f(x_i))^2 over B examples x_i in R^n. Parameters are
+laid out by hidden unit, (M, 1 + n): d loss / d a_j first, then d loss / d w_j. What is released is
+that gradient, clipped, with Gaussian noise, in part; J (B n, M (1 + n)) is its derivative.
+Orders, which bound nothing, stand in `two_layer_orders`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from leakbound import check
+from leakbound.bounds.activations import ACTIVATIONS
+from leakbound.bounds.cramer_rao import Floor, full_floor, full_floor_from_samples
+from leakbound.bounds.cramer_rao import trace_floor as trace_floor_of
+from leakbound.bounds.priors import Array, FlatPrior, GaussianPrior, real
+
+LOCAL = (
+    "these inputs, and estimators that are unbiased for all inputs near them",
+    "the model's loss is the sum of (y - f)^2 and the attacker knows weights, targets and noise",
+    "the noise is Gaussian, independent, of one standard deviation on every coordinate sent",
+    "examples are compared in their true order; an error after pairing can be lower",
+)
+MASKED = "which coordinates are sent does not change near these inputs"
+KINKED = "no hidden unit's kink lies at these inputs; what the gradient's jumps tell is not counted"
+KNOWN_NORM = "the estimator knows every norm |x_i|: errors along x_i are not counted"
+PUBLIC_MASK = "which coordinates are sent does not depend on the data (dropout; not pruning)"
+EXACT = "paper B, eq. (27) with errata 2.5: R_L^2 >= (1 / B) tr (J J^T / noise_std^2)^-1"
+TRACE = "paper B, eq. (28) with errata 2.4, 2.5: R_L^2 >= noise_std^2 B n^2 / |J|_F^2"
+BAYES = "paper A, eq. (1) (van Trees) with the Jacobian of paper B, Lemma D.6, errata 2.11"
+
+
+@dataclass(frozen=True, eq=False)
+class TwoLayer:
+    """The network's weights: `inner` (M, n) holds w_j, `outer` (M,) holds a_j.
+
+    Raises:
+        ValueError: wrong shapes, NaN, or an unknown activation.
+    """
+
+    inner: Array
+    outer: Array
+    activation: str = "relu"
+
+    def __post_init__(self) -> None:
+        check.one_of(ACTIVATIONS, activation=self.activation)
+        object.__setattr__(self, "inner", real("inner", self.inner, 2))
+        object.__setattr__(self, "outer", real("outer", self.outer, 1))
+        if len(self.inner) != len(self.outer):
+            raise ValueError(
+                f"outer holds {len(self.outer)} weights and inner {len(self.inner)} rows; "
+                "give one of each for every hidden unit"
+            )
+
+    def kept(self, units: Array) -> TwoLayer:
+        """The network of these hidden units alone, which is what a dropped-out client runs."""
+        return TwoLayer(self.inner[units], self.outer[units], self.activation)
+
+
+class _Derivatives:
+    """Everything of one batch that the gradient and its Jacobian are made of."""
+
+    def __init__(self, network: TwoLayer, inputs: Any, targets: Any) -> None:
+        self.x, y = real("inputs", inputs, 2), real("targets", targets, 1)
+        if self.x.shape != (len(y), network.inner.shape[1]):
+            raise ValueError(
+                f"inputs has shape {self.x.shape}; give (B, n) = "
+                f"({len(y)}, {network.inner.shape[1]}), as targets and inner have it"
+            )
+        self.w, self.a = network.inner, network.outer
+        self.s, self.d, self.dd = ACTIVATIONS[network.activation].parts(self.x @ self.w.T)
+        self.r = 2 * (self.s @ self.a - y)
+        self.h = (self.d * self.a) @ self.w
+        self.c = self.a * self.r[:, None] * self.d
+
+    def outer(self, i: int) -> Array:
+        """(M, n) the derivative of d loss / d a_j by x_i."""
+        first = (self.r[i] * self.d[i])[:, None] * self.w
+        return np.asarray(first + 2 * self.s[i][:, None] * self.h[i])
+
+    def inner(self, i: int) -> Array:
+        """(M, n) u_j: the derivative of d loss / d w_j by x_i is u_j x_i^T + c_j I."""
+        first = 2 * self.d[i][:, None] * self.h[i]
+        return np.asarray(self.a[:, None] * (first + self.r[i] * self.dd[i][:, None] * self.w))
+
+    def gradient(self) -> Array:
+        """(M, 1 + n)."""
+        outer, inner = self.r @ self.s, self.c.T @ self.x
+        return np.concatenate([outer[:, None], inner], 1)
+
+    def along(self, direction: Array) -> Array:
+        """(B n,) the product of J with a direction (M, 1 + n) of parameters."""
+        first, rest = direction[:, 0], direction[:, 1:]
+        parts = [
+            first @ self.outer(i) + (rest @ x) @ self.inner(i) + self.c[i] @ rest
+            for i, x in enumerate(self.x)
+        ]
+        return np.concatenate(parts)
+
+    def block(self, i: int, k: int, sent: Array) -> Array:
+        """(n, n) the block of examples i and k of J diag(sent) J^T."""
+        first, rest = sent[:, :1], sent[:, 1:]
+        one, other = self.inner(i), self.inner(k)
+        mixed = (one.T @ (self.c[k][:, None] * rest)) * self.x[i]
+        turned = (other.T @ (self.c[i][:, None] * rest)) * self.x[k]
+        answer = self.outer(i).T @ (first * self.outer(k)) + mixed + turned.T
+        answer += one.T @ ((rest @ (self.x[i] * self.x[k]))[:, None] * other)
+        return np.asarray(answer + np.diag((self.c[i] * self.c[k]) @ rest))
+
+
+def gradient(network: TwoLayer, inputs: Any, targets: Any) -> Array:
+    """The gradient (M, 1 + n) of the summed square loss: d / d a_j, then d / d w_j.
+
+    Shapes: `inputs` (B, n), `targets` (B,).
+
+    Source: paper B, sheet section 2.1; errata 2.11.
+    """
+    return _Derivatives(network, inputs, targets).gradient()
+
+
+def jacobian(network: TwoLayer, inputs: Any, targets: Any) -> Array:
+    """J (B n, M (1 + n)): the derivative of the gradient, dense; small networks only.
+
+    Shapes: rows run over examples, then inputs; columns over units, each with a_j first, then w_j.
+
+    Source: paper B, Lemma D.6 with errata 2.11, for any batch.
+    """
+    parts = _Derivatives(network, inputs, targets)
+    size, eye = len(parts.a), np.eye(parts.x.shape[1])
+    rows = []
+    for i, x in enumerate(parts.x):
+        inner = parts.inner(i)[:, :, None] * x + parts.c[i][:, None, None] * eye
+        block = np.concatenate([parts.outer(i)[:, :, None], inner], 2)
+        rows.append(block.transpose(1, 0, 2).reshape(len(eye), size * (1 + len(eye))))
+    return np.concatenate(rows)
+
+
+def energy(network: TwoLayer, inputs: Any, targets: Any) -> Array:
+    """(M, 1 + n): each parameter's share of |J|_F^2, in O(B M n).
+
+    Example:
+        >>> network = TwoLayer([[1.0, 0.0], [0.5, 1.0]], [1.0, 2.0], "cubic")
+        >>> data = ([[1.0, 2.0]], [0.0])
+        >>> bool(np.isclose(energy(network, *data).sum(), (jacobian(network, *data) ** 2).sum()))
+        True
+    """
+    parts = _Derivatives(network, inputs, targets)
+    total = np.zeros((len(parts.a), 1 + parts.x.shape[1]))
+    for i, x in enumerate(parts.x):
+        inner, c = parts.inner(i), parts.c[i][:, None]
+        total[:, 0] += (parts.outer(i) ** 2).sum(1)
+        total[:, 1:] += (inner**2).sum(1)[:, None] * x**2 + 2 * inner * x * c + c**2
+    return total
+
+
+def withheld_share(network: TwoLayer, inputs: Any, targets: Any, mask: Any) -> float:
+    """p_hat: the share of |J|_F^2 in the parameters that a mask (M, 1 + n) withholds.
+
+    Source: paper B, Proposition 3.4 as Lemma E.3 has it (errata 2.10).
+    """
+    share = energy(network, inputs, targets)
+    return float(1 - share[_sent(mask, share.shape) > 0].sum() / share.sum())
+
+
+def fisher(
+    network: TwoLayer,
+    inputs: Any,
+    targets: Any,
+    *,
+    noise_std: float,
+    clip_norm: float | None = None,
+    mask: Any = None,
+) -> Array:
+    """The Fisher information (B n, B n) of the release about the inputs, in O(B^2 M n^2).
+
+    The gradient is scaled by 1 / max(1, |gradient| / clip_norm), noise is added, and the
+    coordinates where `mask` (M, 1 + n) is False are withheld. The scale's own derivative is
+    counted: clipping removes the gradient's length, so the information is a little below that of
+    the paper's factor max(1, |gradient| / clip_norm) on the noise.
+
+    Raises:
+        ValueError: wrong shapes, NaN, a noise_std or clip_norm that is not above 0.
+
+    Source: paper B, (G9) of the sheet.
+    """
+    check.positive(noise_std=noise_std)
+    parts = _Derivatives(network, inputs, targets)
+    sent = _sent(mask, (len(parts.a), 1 + parts.x.shape[1]))
+    size, n = parts.x.shape
+    answer = np.empty((size, n, size, n))
+    for i in range(size):
+        for k in range(i + 1):
+            answer[i, :, k] = parts.block(i, k, sent)
+            answer[k, :, i] = answer[i, :, k].T
+    whole = answer.reshape(size * n, size * n)
+    if clip_norm is not None:
+        whole = _clipped(whole, parts, sent, clip_norm)
+    return np.asarray((whole + whole.T) / (2 * noise_std**2))
+
+
+def _clipped(whole: Array, parts: _Derivatives, sent: Array, clip_norm: float) -> Array:
+    """J_c diag(sent) J_c^T with J_c = scale (J - (J g) g^T / |g|^2), where clipping acts."""
+    check.positive(clip_norm=clip_norm)
+    given = parts.gradient()
+    square = float((given**2).sum())
+    if square <= clip_norm**2:
+        return whole
+    radial = parts.along(given) / square
+    cross = np.outer(parts.along(sent * given), radial)
+    inside = float((sent * given**2).sum()) * np.outer(radial, radial)
+    return np.asarray(clip_norm**2 / square * (whole - cross - cross.T + inside))
+
+
+def _sent(mask: Any, shape: tuple[int, ...]) -> Array:
+    if mask is None:
+        return np.ones(shape)
+    given = np.asarray(mask)
+    if given.shape != shape or given.dtype != bool:
+        raise ValueError(f"mask is {given.dtype} of shape {given.shape}; give booleans {shape}")
+    return given.astype(np.float64)
+
+
+def local_floor(
+    network: TwoLayer,
+    inputs: Any,
+    targets: Any,
+    *,
+    noise_std: float,
+    clip_norm: float | None = None,
+    mask: Any = None,
+    norm_known: bool = False,
+    trace: bool = False,
+) -> Floor:
+    """The Cramer-Rao floor at these inputs, for estimators that are unbiased near them.
+
+    `value` is the mean squared error of one input's entry; times n it is the paper's R_L^2. It is
+    capped at the zero guess's error. It binds no biased attacker: see `bayes_floor`.
+
+    Shapes: `inputs` (B, n), `targets` (B,), `mask` (M, 1 + n).
+
+    Args:
+        network: the weights.
+        inputs: at which the floor holds.
+        targets: known to the attacker.
+        noise_std: of the noise on what is sent, as in `fisher`.
+        clip_norm: None where nothing is clipped.
+        mask: None where all is sent.
+        norm_known: whether the estimator is granted every |x_i|; the floor falls a little.
+        trace: the coarser noise_std^2 B n^2 / |J|_F^2.
+
+    Raises:
+        ValueError: as `fisher`.
+
+    Source: paper B, eq. (27) and (28), Theorem D.7, Lemmas E.1 and E.3; errata 2.4, 2.5, 2.10.
+
+    Example:
+        >>> network = TwoLayer(np.eye(2), [1.0, 1.0], "cubic")
+        >>> floor = local_floor(network, [[0.6, 0.8]], [1.0], noise_std=0.01)
+        >>> floor.covers, 0 < floor.value < 1e-4
+        ('unbiased', True)
+    """
+    x = real("inputs", inputs, 2)
+    information = fisher(network, x, targets, noise_std=noise_std, clip_norm=clip_norm, mask=mask)
+    if norm_known:
+        frame = _tangent(x)
+        information = frame.T @ information @ frame
+    flat = FlatPrior(len(information), max(float((x**2).sum()), np.finfo(float).tiny))
+    by_trace = trace_floor_of(float(np.trace(information)), flat)
+    found = by_trace if trace else full_floor(information, flat)
+    return replace(
+        found,
+        value=found.value * len(information) / x.size,
+        assumptions=_assumed(network, mask is not None, norm_known),
+        equation=TRACE if trace else EXACT,
+        per_pixel=None if norm_known else found.per_pixel,
+    )
+
+
+def _assumed(network: TwoLayer, masked: bool, norm_known: bool) -> tuple[str, ...]:
+    kinked = not ACTIVATIONS[network.activation].smooth
+    cases = ((MASKED, masked), (KNOWN_NORM, norm_known), (KINKED, kinked))
+    return (*LOCAL, *(sentence for sentence, holds in cases if holds))
+
+
+def _tangent(x: Array) -> Array:
+    """(B n, B (n - 1)) an orthonormal basis of the directions that keep every |x_i|."""
+    size, n = x.shape
+    frame = np.zeros((size, n, size, n - 1))
+    for i, row in enumerate(x):
+        frame[i, :, i] = np.linalg.svd(row[None])[2][1:].T
+    return frame.reshape(size * n, size * (n - 1))
+
+
+def bayes_floor(
+    network: TwoLayer,
+    targets: Any,
+    generator: np.random.Generator,
+    *,
+    noise_std: float,
+    variance: float | None = None,
+    draws: int = 32,
+    clip_norm: float | None = None,
+    mask: Any = None,
+) -> Floor:
+    """The van Trees floor for every attacker, where inputs are N(0, variance I).
+
+    Args:
+        network: the weights.
+        targets: (B,), known to the attacker; they must not depend on the inputs.
+        generator: draws the inputs at which the information is averaged.
+        noise_std: of the noise on what is sent, as in `fisher`.
+        variance: of one entry; None is 1 / n, inputs of about unit length.
+        draws: inputs drawn, at least 4; the floor is a 0.99 confidence limit.
+        clip_norm: None where nothing is clipped.
+        mask: None where all is sent.
+
+    Assumptions: a mask must not depend on the data; the activation must be smooth, because the
+        gradient of others jumps with the inputs and tells more than its derivative.
+
+    Raises:
+        ValueError: as `fisher`; an activation with a kink; fewer than 4 draws.
+
+    Source: paper A, eq. (1); paper B, Lemma D.6.
+    """
+    if not ACTIVATIONS[network.activation].smooth:
+        smooth = ", ".join(name for name, one in ACTIVATIONS.items() if one.smooth)
+        raise ValueError(
+            f"activation is {network.activation!r}, whose gradient jumps: a floor from its "
+            f"derivative would be too high; take one of {smooth}"
+        )
+    y, n = real("targets", targets, 1), network.inner.shape[1]
+    spread = 1 / n if variance is None else variance
+    prior = GaussianPrior.isotropic(np.zeros(n * len(y)), spread)
+    drawn = prior.draw(draws, generator).reshape(draws, len(y), n)
+    release = {"noise_std": noise_std, "clip_norm": clip_norm, "mask": mask}
+    found = full_floor_from_samples([fisher(network, x, y, **release) for x in drawn], prior)
+    sentences = (*found.assumptions, *LOCAL[1:3], *((PUBLIC_MASK,) if mask is not None else ()))
+    return replace(found, assumptions=sentences, equation=BAYES)

@@ -1,0 +1,200 @@
+"""Mixup: train on convex combinations of the client's own examples."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from leakbound import check
+from leakbound.defenses.base import Defense, State
+from leakbound.random import Source, uniform
+from leakbound.types import ClientContext, LocalPlan, Loss, Task, Unit, Unknown, Update
+
+REASON = "examples were mixed by a draw that is not seen"
+
+
+@dataclass(frozen=True, repr=False)
+class Mixup(Defense):
+    """Train on share · x_i + (1 - share) · x_j and the same mix of the labels, j = a random order.
+
+    One share and one order of the batch (of a minibatch, where there are such) a client and round,
+    as in the released mixup. The share is drawn from Beta(alpha, alpha), or fixed. As share s with
+    an order is the same set of mixes as 1 - s with the inverse order, a drawn share is taken as at
+    least 1/2: example i is mostly itself. Labels enter through the loss, share · loss(., y_i) +
+    (1 - share) · loss(., y_j), which for cross-entropy is the loss of the mixed label.
+
+    What the knowing attacker does: the order and the share are not sent, but their law is known. He
+    expects (`infer`) each example to be mixed with the batch's mean, which no order changes, its
+    deviations from the mean shrunk by E[s² + (1 - s)²] / E[s]: what explains the mixes is then the
+    best linear guess of the examples. `mixed` is the task under a given draw, for an attacker who
+    tries draws: mixing is linear, and undone by the right one, but for s = 1/2.
+
+    Args:
+        alpha: of the Beta law of the share; 1 is uniform, small values hardly mix.
+        share: a fixed share of the own example, 1/2 to 1, in place of the law.
+
+    Guarantees: none. Sums of pixels, labels and mean image of the batch are those of the batch.
+
+    Raises:
+        ValueError: a client with one example, or a minibatch of one: there is nothing to mix it
+            with.
+
+    Source: Zhang et al. 2018, eq. 1; Huang et al. 2021 (as a defense).
+
+    Example:
+        >>> Mixup(share=0.5).moments
+        (0.5, 0.5)
+        >>> Mixup(alpha=1.0).moments
+        (0.75, 0.6666666666666666)
+    """
+
+    accepts = frozenset({Unit.CLIENT})
+    keeps_law = False
+    hides_draw = True
+
+    alpha: float = 1.0
+    share: float | None = None
+
+    def __post_init__(self) -> None:
+        check.positive(alpha=self.alpha)
+        if self.share is not None:
+            check.fraction(share=self.share)
+            if self.share < 0.5:
+                raise ValueError(f"share is {self.share}; give the larger part, 1/2 to 1")
+
+    @property
+    def moments(self) -> tuple[float, float]:
+        """E[s] and E[s² + (1 - s)²] of the share s."""
+        if self.share is not None:
+            return self.share, self.share**2 + (1 - self.share) ** 2
+        from scipy.special import beta
+
+        a = self.alpha
+        away = float(4**-a / (a * beta(a, a)))  # E |s - 1/2|
+        return 0.5 + away, 0.5 + 0.5 / (2 * a + 1)
+
+    def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
+        """Refuse batches with nothing to mix; remember how long an order must be."""
+        _check_mixable(self, task.plan, examples)
+        return FixedMixup(self.alpha, self.share, examples)
+
+    def prepare(self, task: Task, source: Source) -> Task:
+        """Only what `resolve` returns knows how many examples there are to order."""
+        raise ValueError(f"{self!r} does not know the batch's size; use resolve(task, examples)")
+
+
+@dataclass(frozen=True, repr=False)
+class FixedMixup(Mixup):
+    """`Mixup` for batches of at most `examples`."""
+
+    examples: int = 2
+
+    def prepare(self, task: Task, source: Source) -> Task:
+        """Draw share and order, and hang them into a copy of the model and into the loss."""
+        keys = uniform((self.examples,), source, like=torch.zeros(0, dtype=torch.float64))
+        share = self.share
+        if share is None:
+            from scipy.special import betaincinv
+
+            level = uniform((1,), source, like=torch.zeros(0, dtype=torch.float64))
+            drawn = float(betaincinv(self.alpha, self.alpha, float(level)))
+            share = max(drawn, 1 - drawn)
+        return mixed(task, share, keys)
+
+    def transform(
+        self, update: Update, state: State, context: ClientContext | None, source: Source
+    ) -> tuple[Update, State]:
+        """Nothing more to do; the release is random, by a law that is not tracked."""
+        plan = LocalPlan() if context is None else context.task.plan
+        for examples in update.examples:
+            _check_mixable(self, plan, examples)
+        return replace(update, law=Unknown(REASON)), state
+
+    def infer(self, task: Task, update: Update) -> Task:
+        """Mixing with the batch's mean, as far as the best linear guess would undo it."""
+        own, squares = self.moments
+        return _hung(task, _Average(squares / own), _Average(own))
+
+    def __repr__(self) -> str:
+        return repr(Mixup(self.alpha, self.share))
+
+
+def mixed(task: Task, share: float, keys: Tensor) -> Task:
+    """The task that mixes every batch by a given draw, differentiable in inputs and soft labels.
+
+    Args:
+        task: the plain task.
+        share: the part of the own example.
+        keys: (n,) numbers; a batch of B <= n examples is mixed with itself in the order
+            argsort(keys[:B]).
+    """
+    rule = _Draw(share, keys)
+    return _hung(task, rule, rule)
+
+
+@dataclass(frozen=True, eq=False)
+class _Draw:
+    """share · v_i + (1 - share) · v_order(i) for a batch of values."""
+
+    share: float
+    keys: Tensor
+
+    def parts(self, values: Tensor) -> list[tuple[float, Tensor]]:
+        if len(values) > len(self.keys):
+            raise ValueError(f"keys holds {len(self.keys)} numbers for a batch of {len(values)}")
+        order = self.keys[: len(values)].argsort().to(values.device)
+        return [(self.share, values), (1 - self.share, values[order])]
+
+
+@dataclass(frozen=True, eq=False)
+class _Average:
+    """share · v_i + (1 - share) · mean of the batch."""
+
+    share: float
+
+    def parts(self, values: Tensor) -> list[tuple[float, Tensor]]:
+        rest = 1 - self.share
+        if values.is_floating_point():
+            return [(self.share, values), (rest, values.mean(0, keepdim=True).expand_as(values))]
+        size = len(values)
+        return [(self.share, values), *((rest / size, values.roll(i, 0)) for i in range(size))]
+
+
+@dataclass(frozen=True, eq=False)
+class _MixInputs:
+    """Mixes a model's first input; used as a forward pre-hook."""
+
+    rule: _Draw | _Average
+
+    def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        (own, first), (other, second) = self.rule.parts(args[0])
+        return (own * first + other * second, *args[1:])
+
+
+def _hung(task: Task, inputs: _Draw | _Average, labels: _Draw | _Average) -> Task:
+    """The task whose model mixes its inputs by one rule and whose loss mixes labels by another."""
+    model = copy.deepcopy(task.model)
+    model.register_forward_pre_hook(_MixInputs(inputs))
+    return replace(task, model=model, loss=_mixed_loss(task.loss, labels))
+
+
+def _mixed_loss(loss: Loss, rule: _Draw | _Average) -> Loss:
+    def of(outputs: Tensor, labels: Tensor) -> Tensor:
+        return torch.stack([part * loss(outputs, own) for part, own in rule.parts(labels)]).sum()
+
+    return of
+
+
+def _check_mixable(link: Defense, plan: LocalPlan, examples: int) -> None:
+    """Every minibatch has at least two examples."""
+    size = plan.batch_size or examples
+    smallest = min(examples, size, examples % size or size)
+    if smallest < 2:
+        where = f"a batch of {examples}" + (f" in parts of {size}" if size < examples else "")
+        raise ValueError(
+            f"{link!r} got {where}, which leaves an example with nothing to be mixed with; give "
+            "two or more examples to every step"
+        )

@@ -1,0 +1,170 @@
+"""Quantization: send every coordinate as one of a few evenly spaced levels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from leakbound import check
+from leakbound.client import local_update
+from leakbound.defenses.base import Defense, State
+from leakbound.random import Source, uniform
+from leakbound.types import ClientContext, Task, Unit, Unknown, Update
+
+MOST_BITS = 24
+COARSE = 4
+"""Bits up to which matching attacks compare with the plain gradient."""
+REASON = "values were rounded at random, by a law that depends on them"
+
+
+@dataclass(frozen=True, repr=False)
+class Quantization(Defense):
+    """Round every coordinate to one of 2^bits - 1 evenly spaced levels between -max|g| and max|g|.
+
+    The levels are k · step, k whole, so that zero is one of them (dead units and withheld
+    coordinates stay zero) and one of the 2^bits code words is not used. step = max|g| / L with
+    L = 2^(bits-1) - 1; the maximum is that of every tensor (`scope="tensor"`) or of the whole row
+    (`scope="global"`).
+
+    To the nearest level, the release is a function of the data alone. Stochastic rounding takes the
+    level below with probability 1 - f and the one above with probability f, where f is how far
+    between them the value lies: unbiased, with variance f (1 - f) step². No release law is declared
+    for it: the noise is bounded, has two values, and both depend on the gradient.
+
+    What the knowing attacker does: the step shows in the values, and with it that each coordinate
+    is off by at most step / 2 (stochastic: by less than step). Of rounding to the nearest he
+    simulates it, on his guess's own grid, with the slope of the plain gradient (straight-through),
+    so that the true input matches without a rest. On 4 bits or less he does not: far from the
+    truth the slope of the simulation points there less well than that of the plain gradient.
+    Stochastic rounding he compares with its mean, the plain gradient, or (`noise_variance`) weighs
+    by the variance that his guess would have got.
+
+    Args:
+        bits: 2 to 24; one bit has no level but the signs, see `Sign`.
+        stochastic: unbiased random rounding.
+        scope: "tensor" or "global".
+
+    Guarantees: none. Rounding hides no more than half a step, and the largest values hardly at all.
+
+    Source: Alistarh et al. 2017, "QSGD", section 3.1 (stochastic rounding; there of |g| / ||g||
+    beside the sign, here of g / max|g|).
+
+    Example:
+        >>> task, rows = Task.of(torch.nn.Linear(3, 1)), torch.tensor([[0.3, -1.0, 0.0, 0.6]])
+        >>> ready = Quantization(2, scope="global").resolve(task, 1)
+        >>> update = Update(rows, Unit.CLIENT, (1,))
+        >>> ready.transform(update, None, None, torch.Generator())[0].rows
+        tensor([[ 0., -1.,  0.,  1.]])
+    """
+
+    accepts = frozenset({Unit.CLIENT, Unit.COHORT})
+    keeps_law = False
+
+    bits: int = 8
+    stochastic: bool = False
+    scope: str = "tensor"
+
+    def __post_init__(self) -> None:
+        check.count(bits=self.bits)
+        if not 2 <= self.bits <= MOST_BITS:
+            raise ValueError(
+                f"bits is {self.bits}; give 2 to {MOST_BITS} (one bit: the defense sign)"
+            )
+        check.one_of(["tensor", "global"], scope=self.scope)
+
+    @property
+    def hides_draw(self) -> bool:  # type: ignore[override]
+        """Whether the rounding is drawn."""
+        return self.stochastic
+
+    @property
+    def private_law(self) -> bool:  # type: ignore[override]
+        """Whether there is noise; its width depends on the batch."""
+        return self.stochastic
+
+    def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
+        """Take the places of the model's tensors."""
+        width = len(task.parameters)
+        whole = ((0, width),)
+        spans = tuple((a, b) for *_, a, b in task.layout) if self.scope == "tensor" else whole
+        return FixedQuantization(self, spans)
+
+    def transform(
+        self, update: Update, state: State, context: ClientContext | None, source: Source
+    ) -> tuple[Update, State]:
+        """Only what `resolve` returns knows the tensors."""
+        raise ValueError(f"{self!r} does not know the model's tensors; use resolve(task, examples)")
+
+
+@dataclass(frozen=True, repr=False)
+class FixedQuantization(Defense):
+    """`Quantization` for one model, whose tensors lie at `spans` within a row."""
+
+    accepts = Quantization.accepts
+    keeps_law = False
+
+    settings: Quantization
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def hides_draw(self) -> bool:  # type: ignore[override]
+        """As the settings."""
+        return self.settings.hides_draw
+
+    @property
+    def private_law(self) -> bool:  # type: ignore[override]
+        """As the settings."""
+        return self.settings.private_law
+
+    def steps(self, rows: Tensor) -> Tensor:
+        """(R, P) the step between levels at every coordinate, float64; 0 where a tensor is zero."""
+        half = 2 ** (self.settings.bits - 1) - 1
+        parts = []
+        for a, b in self.spans:
+            largest = rows[:, a:b].abs().amax(1, keepdim=True).double()
+            parts.append((largest / half).expand(-1, b - a))
+        return torch.cat(parts, 1)
+
+    def transform(
+        self, update: Update, state: State, context: ClientContext | None, source: Source
+    ) -> tuple[Update, State]:
+        """Round every row."""
+        reason = f"{self!r} came after the noise"
+        if not self.settings.stochastic:
+            return update.opaque(self._rounded(update.rows, None), reason), state
+        draw = uniform(update.rows.shape, source, like=update.rows.double())
+        sent = update.opaque(self._rounded(update.rows, draw), reason)
+        return replace(sent, law=Unknown(REASON)), state
+
+    def imitate(self, rows: Tensor) -> Tensor:
+        """Rounding to the nearest with the slope of the identity; coarse or stochastic: `rows`."""
+        if self.settings.stochastic or self.settings.bits <= COARSE:
+            return rows
+        plain = rows.detach()
+        return rows + (self._rounded(plain, None) - plain)
+
+    def noise_variance(self, task: Task, inputs: Tensor, labels: Tensor) -> Tensor | None:
+        """Stochastic: f (1 - f) step² of the guess's own gradient, differentiable."""
+        if not self.settings.stochastic:
+            return None
+        rows = local_update(task, inputs, labels)[None]
+        step = self.steps(rows.detach()).to(rows)
+        above = rows - (rows.detach() / _safe(step)).floor() * step
+        return (above * (step - above)).clamp_min(0)[0]
+
+    def _rounded(self, rows: Tensor, draw: Tensor | None) -> Tensor:
+        """Rows (R, P) on their grids: the nearest level, or floor(value + draw), draw in [0, 1)."""
+        half = 2 ** (self.settings.bits - 1) - 1
+        step = self.steps(rows)
+        places = rows.double() / _safe(step)
+        whole = places.round() if draw is None else (places + draw).floor()
+        return (whole.clamp(-half, half) * step).to(rows)
+
+    def __repr__(self) -> str:
+        return repr(self.settings)
+
+
+def _safe(step: Tensor) -> Tensor:
+    return torch.where(step > 0, step, 1.0)

@@ -1,0 +1,160 @@
+"""Soteria: withhold the columns of one linear layer's gradient that say most of the input."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import jvp, vmap
+
+from leakbound import check
+from leakbound.client import forward
+from leakbound.defenses.base import Defense, State
+from leakbound.random import Source
+from leakbound.types import ClientContext, Task, Unit, Update
+
+TOGETHER = 2**22
+"""Numbers in the inputs that one vectorized pass may move at once."""
+
+
+@dataclass(frozen=True, repr=False)
+class Soteria(Defense):
+    """Withhold the columns of a linear layer's weight gradient for the most telling features.
+
+    Let r be the input of the defended layer (the data representation) for an example x. Of all
+    changes of r in a given number of entries, zeroing entry i moves the input whose representation
+    it would be by |r_i| / ||dr_i/dx|| (the shortest dx with dr_i · dx = -r_i), so that the entries
+    with the largest |r_i| / ||dr_i/dx|| are zeroed: exactly floor(rate · F) of the F features that
+    are largest, summed over the examples of the batch, of equal ones those with the lower index.
+    Only this layer's gradient changes, as if its input had been the perturbed r; its bias and all
+    other layers are sent as they are. Features that are 0 are withheld last, for their columns are
+    0 anyway.
+
+    What the knowing attacker does: withheld columns are zero (and told as the mask), so he leaves
+    them out of the match; the convolutions before the layer still tell the whole input.
+
+    Args:
+        rate: the fraction of the layer's input features.
+        layer: the name of a linear layer; None is the first whose input is not the model's own.
+
+    Cost: one forward-mode pass a pixel, in bundles; exact, nothing is drawn.
+
+    Guarantees: none; which columns are withheld is seen and depends on the data.
+
+    Raises:
+        ValueError: no such layer, one whose input is not one vector an example, or no context.
+
+    Source: Sun et al. 2021, "Soteria", section 4 and algorithm 1 (p = 2); attacks on it: Balunovic
+    et al. 2022, section 5, and Wang et al. 2022.
+
+    Example:
+        >>> Soteria(0.4).guarantee.value
+        'none'
+    """
+
+    accepts = frozenset({Unit.CLIENT})
+    keeps_law = False
+    uses_context = True
+    private_law = True
+
+    rate: float = 0.4
+    layer: str | None = None
+
+    def __post_init__(self) -> None:
+        check.fraction(rate=self.rate)
+
+    def _sketch(self, update: Update) -> Update:
+        return update.masked(torch.ones_like(update.rows).bool(), by_value=True)
+
+    def transform(
+        self, update: Update, state: State, context: ClientContext | None, source: Source
+    ) -> tuple[Update, State]:
+        """Rank the batch's features and withhold the columns of the first."""
+        if context is None:
+            raise ValueError(f"{self!r} runs on a client, which has a batch; give its context")
+        task = context.task
+        name = defended_layer(task, self.layer)
+        reach = distances(task, context.batch.inputs, name).sum(0)
+        gone = torch.sort(reach, descending=True, stable=True).indices
+        gone = gone[: math.floor(self.rate * len(reach) + 1e-9)]
+        mask = torch.ones_like(update.rows, dtype=torch.bool)
+        for row in mask:
+            weight = task.unflatten(row)[f"{name}.weight" if name else "weight"]
+            weight[:, gone] = False  # a view: writes into the mask
+        return update.masked(mask, by_value=True), state
+
+
+def defended_layer(task: Task, layer: str | None = None) -> str:
+    """The name of the linear layer that Soteria defends.
+
+    Raises:
+        ValueError: no linear layer of that name, or none behind another layer.
+    """
+    linear: list[str] = []
+    first: str | None = None
+    for name, module in task.model.named_modules():
+        if any(True for _ in module.parameters(recurse=False)):
+            first = name if first is None else first
+            if isinstance(module, nn.Linear):
+                linear.append(name)
+    if layer is not None:
+        check.one_of(linear, layer=layer)
+        return layer
+    behind = [name for name in linear if name != first]
+    if not behind:
+        raise ValueError(
+            "layer is None, but the model has no linear layer behind another layer whose input "
+            "could be defended; name a layer, or use another defense"
+        )
+    return behind[0]
+
+
+def representation(task: Task, inputs: Tensor, layer: str) -> Tensor:
+    """The input (B, F) of a layer for inputs (B, *S), differentiable.
+
+    Raises:
+        ValueError: the layer is not used once, or its input is not one vector an example.
+    """
+    caught: list[Tensor] = []
+    model = copy.deepcopy(task.model)
+
+    def catch(module: nn.Module, given: tuple[Tensor, ...]) -> None:
+        caught.append(given[0])
+
+    model.get_submodule(layer).register_forward_pre_hook(catch)
+    forward(replace(task, model=model), inputs)
+    if len(caught) != 1 or caught[0].ndim != 2:
+        found = f"{len(caught)} times" if len(caught) != 1 else f"on {tuple(caught[0].shape)}"
+        raise ValueError(
+            f"layer {layer!r} is used {found}; give one that is used once, on one vector an example"
+        )
+    return caught[0]
+
+
+def distances(task: Task, inputs: Tensor, layer: str) -> Tensor:
+    """|r_i| / ||dr_i/dx||, (B, F): how far the input moves, to first order, if feature i is zeroed.
+
+    0 where the feature is 0; infinite where it is not, and does not depend on the input.
+    """
+    inputs = inputs.detach()
+    size, numel = len(inputs), inputs[0].numel()
+
+    def of(x: Tensor) -> Tensor:
+        return representation(task, x, layer)
+
+    def moved(pixel: Tensor) -> Tensor:
+        tangent = nn.functional.one_hot(pixel, numel).to(inputs).reshape(inputs.shape[1:])
+        change: Tensor = jvp(of, (inputs,), (tangent.expand_as(inputs),))[1]
+        return change
+
+    with torch.no_grad():
+        r = of(inputs)
+        squares = torch.zeros_like(r)
+        each = max(1, TOGETHER // (32 * size * numel))
+        for start in range(0, numel, each):
+            pixels = torch.arange(start, min(start + each, numel), device=inputs.device)
+            squares += vmap(moved)(pixels).square().sum(0)
+    return torch.where(r == 0, 0.0, r.abs() / squares.sqrt())
