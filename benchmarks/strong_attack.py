@@ -5,9 +5,9 @@ their own and with the same number of trials, by the mean RMSE over two defenses
 set, batch 4 and 8 under none, clip, noise 0.01 and pruning 0.7: paired differences of RMSE, and
 the strong attack with one part taken away at a time.
 
-    python benchmarks/strong_attack.py [--color FOLDER_OR_ARCHIVE] [--out FILE] [--workers 2]
+    python benchmarks/strong_attack.py [--data mnist5k zip:PATH ...] [--out FILE] [--workers 2]
 
-Without `--color` only MNIST is run.
+Color images are any source that `leakbound.data.load` reads at 32 x 32.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ Job = tuple[str, Attack, str, int, int, str]
 @cache
 def images(source: str) -> tuple[data.Dataset, torch.Tensor]:
     """The data, and an order of it; the last tenth is public."""
-    found = data.load("mnist5k") if source == "mnist" else data.load(source, size=32)
+    found = data.load(source, limit=5000, size=28 if source == "mnist5k" else 32)
     return found, permutation(len(found.labels), stream(0, "strong", "order"))
 
 
@@ -232,18 +232,18 @@ def show(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     """Tune, compare, take apart."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--color", help="color images: a folder or archive that data.load reads")
+    parser.add_argument("--data", nargs="+", default=["mnist5k"], help="sources of images")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args()
     found: dict[str, Any] = {}
-    for source in ["mnist", given.color] if given.color else ["mnist"]:
+    for source in given.data:
         best = tuned(source, given.workers)
         rows = compared(source, best, given.workers)
         show(rows)
         parts = ablated(source, best["strong"], given.workers)
         show(parts)
-        found[Path(source).stem] = {
+        found[Path(source.rpartition(":")[2]).stem] = {
             "tuned": {name: repr(attack) for name, attack in best.items()},
             "compared": rows,
             "ablated": parts,

@@ -83,7 +83,7 @@ def test_a_dataset_refuses_what_is_not_one(change, words):
         ("folder", "did you mean 'folder:PATH'"),
         ("folder:", "did you mean 'folder:PATH'"),
         ("digits:/tmp", "did you mean 'digits'"),
-        ("", "known: cifar:PATH"),
+        ("", "known: breast_cancer"),
         (5, "give a text"),
     ],
 )

