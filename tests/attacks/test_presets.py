@@ -19,6 +19,7 @@ HASHES = {
     "inverting_gradients_geiping_library": "7494021eea91",
     "inverting_gradients_gradattack": "d5e3c6147847",
     "linear_inversion": "97058adaff9d",
+    "strong_matching": "85939a14137d",
 }
 
 
@@ -32,7 +33,7 @@ def test_a_preset_keeps_its_meaning(name):
 
 def test_the_table_names_every_attack_and_no_two_are_alike():
     presets = {n for n in attacks.__all__ if inspect.isfunction(getattr(attacks, n))}
-    presets -= {"infer_labels", "settings_hash"}
+    presets -= {"infer", "infer_labels", "label_accuracy", "rank_analysis", "settings_hash"}
     assert presets | {"gradient_matching", "linear_inversion"} == set(HASHES)
     assert len(set(HASHES.values())) == len(HASHES)
 
@@ -52,6 +53,17 @@ def test_every_setting_moves_the_hash():
         {"box": False},
         {"labels": "joint"},
         {"enough": 0.1},
+        {"image": "deep_prior"},
+        {"width": 8},
+        {"batch_norm": 0.1},
+        {"statistics": "proxy"},
+        {"first_norm": 10.0},
+        {"features": "tensor"},
+        {"feature_weight": 1.0},
+        {"feature_form": "span"},
+        {"size": 0.1},
+        {"prior": "a:b"},
+        {"prior_weight": 1.0},
     ]
     assert len({settings_hash(GradientMatching(**c)) for c in changed} - {base}) == len(changed)
     assert settings_hash(LinearInversion(0.1)) != settings_hash(LinearInversion())
