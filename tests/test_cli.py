@@ -134,6 +134,24 @@ def test_attack_in_words(capsys, tmp_path):
     assert "not applicable:" in capsys.readouterr().out
 
 
+def test_attack_of_a_table_shows_its_columns(capsys, tmp_path):
+    settings = ["--attack", "linear_inversion", "--data", "iris", "--out", tmp_path]
+    assert call("attack", *settings) == 0
+    shown = capsys.readouterr().out
+    assert "petal width (cm)" in shown
+    assert "100%" in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_malicious_server_is_asked_for(capsys):
+    settings = ["--attack", "robbing_the_fed,bins=16", "--data", "digits", "--statistics-known"]
+    assert call("attack", *settings) == 2
+    assert "not applicable: the server is honest" in capsys.readouterr().out
+    assert call("attack", *settings, "--malicious-server", "--json") == 0
+    threat = json.loads(capsys.readouterr().out)["threat"]
+    assert (threat["server"], threat["statistics_known"]) == ("malicious", True)
+
+
 def test_failed_cells_make_the_exit_code_1(plan, tmp_path, capsys, monkeypatch):
     from leakbound.audit import cells
 

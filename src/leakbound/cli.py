@@ -60,6 +60,10 @@ class Attack:
     """The attacker is not told the labels."""
     defense_unknown: bool = False
     """The attacker is not told the defense (a weaker attacker than the default)."""
+    malicious_server: bool = False
+    """The server may change the model that it sends, as some attacks need."""
+    statistics_known: bool = False
+    """The attacker is told the batch's statistics in every batch norm."""
     floor: Literal["none", "trace", "full", "weiss_weinstein"] = "trace"
     """Floor on every attacker's mean error; "full" is tighter, slower, and draws a leak map;
     "weiss_weinstein" holds for models with kinks (ReLU, max pools) too."""

@@ -69,6 +69,8 @@ def attack(command: cli.Attack) -> int:
             "threat": {
                 "labels_known": not command.labels_unknown,
                 "defense_known": not command.defense_unknown,
+                "server": "malicious" if command.malicious_server else "honest",
+                "statistics_known": command.statistics_known,
             },
             "floor": {"kind": command.floor},
         }
@@ -237,6 +239,7 @@ def _show(record: dict[str, Any]) -> None:
         found = "" if identified is None else ("yes" if identified else "no")
         table.add_row(str(i), _number(psnr, 1), _number(blind, 1), _number(ssim, 3), found)
     console.print(table)
+    _show_columns(record.get("columns") or [])
     if record["problem"]:
         console.print(f"the attack says that it failed: {_safe(record['problem'])}")
     for bound in record["bounds"]:
@@ -249,6 +252,19 @@ def _show(record: dict[str, Any]) -> None:
         console.print(f"no floor: {_safe(record['bounds_note'])}")
     threshold = record["threshold"]["value"]
     console.print(f"verdict: [bold]{record['verdict']}[/bold] (threshold {threshold:g} dB)")
+
+
+def _show_columns(columns: list[dict[str, Any]]) -> None:
+    """The columns of a table, those told best first; nothing for images."""
+    if not columns:
+        return
+    table = Table(show_edge=False)
+    for head in ("column", "mean error", "worst", "known"):
+        table.add_column(head, justify="left" if head == "column" else "right", overflow="fold")
+    for column in sorted(columns, key=lambda c: (-c["matched"], c["name"])):
+        values = (f"{column['mean']:.3g}", f"{column['worst']:.3g}", f"{column['matched']:.0%}")
+        table.add_row(_safe(column["name"]), *values)
+    console.print(table)
 
 
 def _promise(guarantee: str, private_law: bool) -> str:
