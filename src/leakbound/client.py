@@ -37,10 +37,10 @@ def layer_inputs(
         >>> layer_inputs(Task.of(model), torch.ones(1, 1, 2, 2), ["1"])["1"].shape
         torch.Size([1, 4])
     """
-    found: dict[str, list[Tensor]] = {name: [] for name in names}
+    found: dict[str, list[Any]] = {name: [] for name in names}
 
     def note(name: str) -> Any:
-        return lambda _, args: found[name].append(args[0])
+        return lambda _, args: found[name].append(args[0] if len(args) == 1 else None)
 
     known, handles = dict(task.model.named_modules()), []
     if missing := [name for name in names if name not in known]:
@@ -55,9 +55,23 @@ def layer_inputs(
     odd = [n for n, seen in found.items() if len(seen) != 1 or not isinstance(seen[0], Tensor)]
     if odd:
         raise ValueError(
-            f"the model calls the layer {odd[0]!r} {len(found[odd[0]])} times, not once"
+            f"the model calls the layer {odd[0]!r} {len(found[odd[0]])} times, or not with one "
+            "tensor alone; name a layer that is called once, on its input"
         )
     return {name: seen[0] for name, seen in found.items()}
+
+
+def clients_layer_inputs(
+    task: Task, inputs: Tensor, names: Sequence[str], cohort: Sequence[int]
+) -> dict[str, Tensor]:
+    """As `layer_inputs` where consecutive slices of the inputs are different clients'.
+
+    Only in a model whose examples see each other this differs from one call on all.
+    """
+    if not task.coupled or len(cohort) == 1:
+        return layer_inputs(task, inputs, names)
+    each = [layer_inputs(task, own, names) for own in torch.split(inputs, list(cohort))]
+    return {name: torch.cat([own[name] for own in each]) for name in names}
 
 
 def batch_norms(task: Task) -> tuple[str, ...]:

@@ -182,10 +182,9 @@ def _announce(plan: Plan, out: Path, workers: int) -> None:
 
 
 def _announce_code(plan: Plan) -> None:
-    named = {model.name for model in plan.models}
-    for attack in plan.attacks:
-        named |= {value for value in attack.parameters.values() if isinstance(value, str)}
-    for name in sorted(name for name in named if ":" in name):
+    from leakbound.audit.bench import named_code_of
+
+    for name in named_code_of(plan):
         errors.print(f"importing Python code that the plan names: {_safe(name)}", soft_wrap=True)
 
 

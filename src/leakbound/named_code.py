@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 
 def find(kind: str, path: str) -> Callable[..., Any]:
@@ -44,3 +47,14 @@ def find(kind: str, path: str) -> Callable[..., Any]:
         )
     found: Callable[..., Any] = build
     return found
+
+
+@contextmanager
+def seeded(generator: torch.Generator | None) -> Iterator[None]:
+    """PyTorch's global random state seeded from a generator for a while; None leaves it alone."""
+    if generator is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(generator.initial_seed())
+        yield

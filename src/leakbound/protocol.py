@@ -14,6 +14,7 @@ from leakbound.defenses.base import Chain, Defense, State, chain
 from leakbound.random import Source
 from leakbound.types import (
     Batch,
+    NotApplicable,
     Observation,
     Server,
     Statistics,
@@ -121,13 +122,18 @@ def play(
         labels=truth.labels.clone() if threat.labels_known else None,
         auxiliary=auxiliary,
         defense=defense if threat.defense_known else None,
-        statistics=_statistics(task, clients) if threat.statistics_known else None,
+        statistics=_statistics(task, clients, defense) if threat.statistics_known else None,
     )
     return Round(observation, truth, update, defense)
 
 
-def _statistics(task: Task, clients: Sequence[Batch]) -> dict[str, Statistics]:
-    """What the clients' running statistics give away: the mean over clients of their batches'."""
+def _statistics(task: Task, clients: Sequence[Batch], defense: Chain) -> dict[str, Statistics]:
+    """What the clients' running statistics give away: the mean over clients of their batches'.
+
+    Raises:
+        NotApplicable: a link changes what the clients train on, and with it their statistics.
+    """
+    _refuse_other_inputs(defense)
     with torch.no_grad():
         each = [batch_statistics(task, batch.inputs) for batch in clients]
     return {
@@ -137,6 +143,15 @@ def _statistics(task: Task, clients: Sequence[Batch]) -> dict[str, Statistics]:
         )
         for name in each[0]
     }
+
+
+def _refuse_other_inputs(defense: Chain) -> None:
+    odd = [k for k in defense.links if k.replaces_records or type(k).prepare is not Defense.prepare]
+    if odd:
+        raise NotApplicable(
+            f"{odd[0]!r} changes what the client trains on, and with it the statistics that it "
+            "gives away: leave statistics_known out"
+        )
 
 
 def _aggregate(

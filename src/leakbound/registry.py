@@ -18,7 +18,7 @@ from typing import Any
 
 from leakbound import attacks, check, defenses, models
 
-GIVEN = frozenset({"input_shape", "classes", "generator"})
+GIVEN = {"model": frozenset({"input_shape", "classes", "generator"})}
 HIDDEN = frozenset(
     {
         "Attack",
@@ -69,7 +69,10 @@ class Entry:
         """Its settings, without what the audit itself gives."""
         rows = []
         for parameter in inspect.signature(self.build).parameters.values():
-            if parameter.name in GIVEN or parameter.kind is parameter.VAR_KEYWORD:
+            if (
+                parameter.name in GIVEN.get(self.kind, ())
+                or parameter.kind is parameter.VAR_KEYWORD
+            ):
                 continue
             kind = parameter.annotation
             text = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -101,18 +102,22 @@ def test_killed_stopped_and_resumed(tmp_path):
     plan, wanted = reference(tmp_path)
     out = tmp_path / "run"
 
-    process = start(plan, out)
-    wait_for(process, out, 3)
-    assert len(group(process)) >= 3
-    process.kill()
-    process.communicate()
-    assert all_gone(process, 10), "workers outlive their parent"
-    kept = recorded(out)
+    for _ in range(3):  # on a busy machine the run may end before the signal comes
+        shutil.rmtree(out, ignore_errors=True)
+        process = start(plan, out)
+        wait_for(process, out, 3)
+        assert len(group(process)) >= 3
+        process.kill()
+        process.communicate()
+        assert all_gone(process, 10), "workers outlive their parent"
+        kept = recorded(out)
 
-    process = start(plan, out)
-    wait_for(process, out, kept + 3)
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+        process = start(plan, out)
+        wait_for(process, out, kept + 3)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+        if process.returncode != 0:
+            break
     assert process.returncode == 130
     last = errors.strip().splitlines()[-1]
     assert last == "leakbound: stopped; nothing is lost: run the same command again to go on"

@@ -99,7 +99,8 @@ def build(
     if name == UNTRAINED:
         model: Any = _untrained((shape[0], shape[1], shape[2]), latent, generator)
     else:
-        model = named_code.find("generator", name)(input_shape=shape)
+        with named_code.seeded(generator):
+            model = named_code.find("generator", name)(input_shape=shape)
         if not isinstance(model, nn.Module) or not isinstance(getattr(model, "latent", None), int):
             raise ValueError(
                 f"generator {name!r} returned {type(model).__name__}; return a torch.nn.Module "

@@ -82,10 +82,11 @@ class Gias(Attack):
             images = Generated(model, latents, task.input_range, weights=False)
             search = Search(first, observation, generator, images)
             search.adam()
-            starts.append((float(search.best), model, images.latents.detach(), search.labels))
-        _, model, latents, labels = min(starts, key=lambda start: start[0])
+            starts.append((float(search.best), model, images.latents.detach(), search))
+        _, model, latents, first_search = min(starts, key=lambda start: start[0])
         images = Generated(model, latents, task.input_range, weights=True)
         search = Search(second, observation, generator, images)
-        search.labels = labels
+        search.labels = first_search.labels
         search.adam()
+        search.trace = first_search.trace + search.trace
         return search.answer()

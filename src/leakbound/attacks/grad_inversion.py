@@ -105,7 +105,7 @@ class GradInversion(Attack):
         if images is others:
             return others
         likeness, shifts = _correlations(images, others, self.registration)
-        rows, columns = linear_sum_assignment(-likeness.cpu().numpy())
+        rows, columns = linear_sum_assignment(-likeness.nan_to_num(-9.0).cpu().numpy())
         moved = [
             torch.roll(others[b], tuple(int(v) for v in shifts[a, b]), dims=(1, 2))
             for a, b in zip(rows, columns, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
@@ -112,7 +113,7 @@ class _UNet(nn.Module):
 def _convolution(before: int, after: int) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(before, after, 3, padding=1),
-        nn.GroupNorm(max(1, after // 8), after),
+        nn.GroupNorm(math.gcd(4, after), after),
         nn.LeakyReLU(LEAK),
     )
 

@@ -25,7 +25,7 @@ from leakbound.attacks.terms import (
     form_for,
     statistics,
 )
-from leakbound.client import layer_inputs
+from leakbound.client import clients_layer_inputs
 from leakbound.covariance import Structured
 from leakbound.random import normal, uniform
 from leakbound.types import NotApplicable, Observation, Reconstruction, Task
@@ -61,7 +61,7 @@ class Search:
         self.labels = _labels(settings, observation, generator)
         self.variables = list(self.images.variables)
         self.found = _found(settings, observation, generator)
-        self.terms = self._terms()
+        self.terms = self._terms(generator)
         self.layers = tuple(dict.fromkeys(name for term in self.terms for name in term.layers))
         if settings.labels == "joint":
             self.labels.requires_grad_()
@@ -85,7 +85,7 @@ class Search:
         energy = float(self.seen.double().square().sum())
         return min(1.0, self.seen.numel() / energy) if energy > 0 else 0.0
 
-    def _terms(self) -> list[Term]:
+    def _terms(self, generator: torch.Generator) -> list[Term]:
         """The other summands of the objective, as far as their weights are not zero."""
         settings, observation, terms = self.settings, self.observation, list[Term]()
         smooth = settings.total_variation + settings.noise_variation * self.noise_share**0.5
@@ -98,10 +98,12 @@ class Search:
         if settings.batch_norm:
             known = statistics(settings.statistics, observation, self.task)
             if known:
-                terms.append(SameStatistics(settings.batch_norm, known, settings.first_norm))
+                first, cohort = settings.first_norm, observation.cohort
+                terms.append(SameStatistics(settings.batch_norm, known, first, cohort))
         if settings.prior and settings.prior_weight:
             build = named_code.find("prior", settings.prior)
-            penalty = build(input_shape=observation.input_shape)
+            with named_code.seeded(generator):
+                penalty = build(input_shape=observation.input_shape)
             terms.append(Learned(settings.prior_weight, penalty))
         if self.found is not None:
             form = form_for(settings.feature_form, observation.examples)
@@ -114,7 +116,10 @@ class Search:
         images = self.inputs = self.images()
         rows = expected_rows(self.observation, self.task, images, labels)
         match = self.distance(self._white(rows), self.seen, self.weights, self.spans)
-        inside = layer_inputs(self.task, images, self.layers) if self.layers else {}
+        inside: dict[str, Tensor] = {}
+        if self.layers:
+            cohort = self.observation.cohort
+            inside = clients_layer_inputs(self.task, images, self.layers, cohort)
         total = match
         for term in self.terms:
             total = total + term.weight * term(images, inside)
@@ -210,10 +215,10 @@ class Search:
         features = layer = None
         if self.found is not None:
             features, layer = self.found.vectors, self.found.layer
-        trace = tuple(self.trace)
-        return Reconstruction(
-            inputs, labels.detach(), final, trace, self._problem(final), features, layer
-        )
+        trace, problem = tuple(self.trace), self._problem(final)
+        if problem is None and self.found is not None and self.found.problem is not None:
+            problem = f"its features failed: {self.found.problem}"
+        return Reconstruction(inputs, labels.detach(), final, trace, problem, features, layer)
 
     def _problem(self, final: float) -> str | None:
         """Why the search failed, if it did."""

@@ -94,6 +94,8 @@ class Learned:
 class SameStatistics:
     """Sum over batch norms of the distances between means and between variances.
 
+    Of several clients the statistics are the mean of each one's own, as those told are.
+
     Attributes:
         first: how many times more the first norm counts.
 
@@ -103,6 +105,7 @@ class SameStatistics:
     weight: float
     known: Mapping[str, Statistics]
     first: float = 1.0
+    cohort: tuple[int, ...] = ()
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -113,7 +116,9 @@ class SameStatistics:
         """The sum of the distances."""
         total, factor = images.new_zeros(()), self.first
         for name, (mean, variance) in self.known.items():
-            own_mean, own_variance = statistics_of(inside[name])
+            parts = torch.split(inside[name], list(self.cohort)) if self.cohort else (inside[name],)
+            means, variances = zip(*map(statistics_of, parts), strict=True)
+            own_mean, own_variance = torch.stack(means).mean(0), torch.stack(variances).mean(0)
             off = _length(own_mean - mean) + _length(own_variance - variance)
             total, factor = total + factor * off, 1.0
         return total
@@ -148,7 +153,9 @@ class SameFeatures:
             return 1 - (own @ basis).square().sum(1).mean()
         cosines = own @ self.found.vectors.to(own).T
         likeness = cosines if self.found.signed else cosines.square()
-        rows, columns = linear_sum_assignment(-likeness.detach().cpu().double().numpy())
+        rows, columns = linear_sum_assignment(
+            -likeness.detach().nan_to_num(-9.0).cpu().double().numpy()
+        )
         return 1 - likeness[torch.as_tensor(rows), torch.as_tensor(columns)].mean()
 
 
@@ -172,9 +179,11 @@ def statistics(kind: str, observation: Observation, task: Task) -> Mapping[str, 
         return observation.statistics
     if kind == "exact":
         raise NotApplicable("the statistics of the batch are not told: statistics_known is false")
-    if kind in ("proxy", "best") and observation.auxiliary is not None:
+    public = task.public if observation.auxiliary is None else observation.auxiliary
+    fits = public is not None and tuple(public.inputs.shape[1:]) == observation.input_shape
+    if kind in ("proxy", "best") and public is not None and fits:
         with torch.no_grad():
-            return batch_statistics(task, observation.auxiliary.inputs[:PUBLIC])
+            return batch_statistics(task, public.inputs[:PUBLIC].to(task.parameters))
     if kind == "proxy":
         raise NotApplicable("there are no public images to take the statistics from")
     held = {n: _running(task, n) for n in norms}

@@ -114,11 +114,11 @@ class Bench:
 
     def _make_task(self, spec: ModelSpec, seed: int) -> Task:
         module = self._module(spec, seed)
-        image = self.dataset.inputs[:1]
         try:
             task = Task.of(module, classes=self.dataset.classes, public=self.public)
         except ValueError as error:
             raise ValueError(f"model {spec.name!r}: {error}") from None
+        image = self.dataset.inputs[: 2 if task.coupled else 1]
         try:
             with torch.no_grad():
                 output = client.forward(task, image)
@@ -198,14 +198,22 @@ def one_line(error: BaseException) -> str:
     return text if type(error) is ValueError else f"{type(error).__name__}: {text}"
 
 
+def named_code_of(plan: Plan) -> list[str]:
+    """What a plan names as "package.module:build": models, and settings of attacks."""
+    named = {model.name for model in plan.models}
+    for attack in plan.attacks:
+        named |= {value for value in attack.parameters.values() if isinstance(value, str)}
+    return sorted(name for name in named if ":" in name)
+
+
 def code(plan: Plan) -> dict[str, str]:
-    """The digests of the imported files whose code the plan names as a model."""
+    """The digests of the imported files whose code the plan names."""
     found = {}
-    for spec in plan.models:
-        module, colon, _ = spec.name.partition(":")
+    for name in named_code_of(plan):
+        module, _, _ = name.partition(":")
         file = getattr(sys.modules.get(module), "__file__", None)
-        if colon and file and Path(file).is_file():
-            found[spec.name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        if file and Path(file).is_file():
+            found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
     return found
 
 

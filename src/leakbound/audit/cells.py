@@ -19,7 +19,7 @@ from leakbound.audit.risk import risks
 from leakbound.audit.tables import records_of_a_table
 from leakbound.audit.utility import train
 from leakbound.audit.verdict import UNDECIDED, verdict
-from leakbound.client import gradient, layer_inputs
+from leakbound.client import clients_layer_inputs, gradient
 from leakbound.pairing import pair
 from leakbound.protocol import Round, play
 from leakbound.random import stream
@@ -223,7 +223,8 @@ def _features(played: Round, found: Tensor, layer: str) -> dict[str, Any]:
     """Errors of the features that the attack found, up to sign; None where a true one is zero."""
     task, inputs = played.observation.task, played.truth.inputs
     with torch.no_grad():
-        true = layer_inputs(task, inputs, [layer])[layer].flatten(1)
+        cohort = played.observation.cohort
+        true = clients_layer_inputs(task, inputs, [layer], cohort)[layer].flatten(1)
     known: dict[str, Any] = {"layer": layer, "span": None, "errors": None}
     if bool((true != 0).any(1).all()) and bool((found != 0).any(1).all()):
         known["span"] = _short(subspace_error(found.T, true))

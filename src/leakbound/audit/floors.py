@@ -25,6 +25,7 @@ from leakbound.bounds.fisher import Channel, fisher_matrix, fisher_trace
 from leakbound.bounds.kinks import kinks
 from leakbound.bounds.overlap import overlaps
 from leakbound.bounds.weiss_weinstein import default_steps, least_informed, weiss_weinstein_floor
+from leakbound.client import batch_norms
 from leakbound.protocol import Round
 from leakbound.random import permutation, stream, uniform
 from leakbound.types import Batch, Gaussian, NotApplicable, Server, Update
@@ -36,6 +37,19 @@ MANY = 64
 STRANGE = 6.0
 """Standard deviations that the noise's power may lie off what the law says."""
 UNPROVED = "unproved"
+
+
+def told_beside(cell: Cell, played: Round) -> None:
+    """Refuse where the attacker is told more than the release: no bound here covers that.
+
+    Raises:
+        NotApplicable: the batch's statistics are told, and the model has batch norms.
+    """
+    if cell.threat.statistics_known and batch_norms(played.observation.task):
+        raise NotApplicable(
+            "the batch's statistics are told beside the release, without noise: no bound covers "
+            "them, and no guarantee of the defense does"
+        )
 
 
 def floors(cell: Cell, bench: Bench, played: Round) -> list[dict[str, Any]]:
@@ -51,6 +65,7 @@ def floors(cell: Cell, bench: Bench, played: Round) -> list[dict[str, Any]]:
     spec = cell.floor
     if spec.kind == "none":
         return []
+    told_beside(cell, played)
     if played.observation.task.coupled:
         raise NotApplicable("batch norm in training mode couples the examples: no floor is known")
     planted = cell.attack if cell.threat.server is Server.MALICIOUS else None

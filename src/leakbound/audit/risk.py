@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leakbound.audit.bench import Bench
+from leakbound.audit.floors import told_beside
 from leakbound.audit.plan import Cell, RiskSpec
 from leakbound.bounds import from_scratch, identification, ladder
 from leakbound.bounds.law import Scope
@@ -36,6 +37,7 @@ def risks(cell: Cell, bench: Bench, played: Round) -> list[dict[str, Any]]:
     spec, defense = cell.risk, played.defense
     if spec.probability is None or not isinstance(defense, Chain):
         return []
+    told_beside(cell, played)
     copies = [link.noise_std for link in defense.links if isinstance(link, NoisyCopy)]
     if not copies and defense.guarantee is not Guarantee.DIFFERENTIAL_PRIVACY:
         return []

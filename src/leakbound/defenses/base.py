@@ -51,6 +51,7 @@ class Defense:
         private_law: its noise or mask is chosen from the client's batch, and tells of it.
         plain_gradient: what it promises holds for the gradient of the task as it was sent, so no
             other link may change the local training.
+        law_of_rows: its private law follows from the rows that it gets, not from the records.
         replaces_records: it computes the rows anew from other records than the client's, so nothing
             may change rows before it, and nothing after it may read the client's records.
         opens: it changes the coordinates of rows; a later link that `closes` the same must undo
@@ -71,6 +72,7 @@ class Defense:
     private_law: ClassVar[bool] = False
     plain_gradient: ClassVar[bool] = False
     replaces_records: ClassVar[bool] = False
+    law_of_rows: ClassVar[bool] = False
     opens: ClassVar[Hashable] = None
     closes: ClassVar[Hashable] = None
 
@@ -269,8 +271,12 @@ class Chain(Defense):
         return task
 
     def noise_variance(self, task: Task, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """That of the one link with a private law; None where there is none or more than one."""
-        found = [link.noise_variance(task, inputs, labels) for link in self.links]
+        """That of the one link with a private law; None where there is none or more than one.
+
+        A law of the rows that a link gets (`law_of_rows`) is known here for the first link alone.
+        """
+        links = [k for i, k in enumerate(self.links) if not (k.law_of_rows and i)]
+        found = [link.noise_variance(task, inputs, labels) for link in links]
         known = [variance for variance in found if variance is not None]
         return known[0] if len(known) == 1 else None
 

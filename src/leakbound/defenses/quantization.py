@@ -104,6 +104,7 @@ class FixedQuantization(Defense):
 
     accepts = Quantization.accepts
     keeps_law = False
+    law_of_rows = True
 
     settings: Quantization
     spans: tuple[tuple[int, int], ...]

@@ -14,7 +14,7 @@ from leakbound import check
 from leakbound.client import forward
 from leakbound.defenses.base import Defense, State
 from leakbound.random import Source
-from leakbound.types import ClientContext, Task, Unit, Update
+from leakbound.types import ClientContext, NotApplicable, Task, Unit, Update
 
 TOGETHER = 2**22
 """Numbers in the inputs that one vectorized pass may move at once."""
@@ -139,6 +139,10 @@ def distances(task: Task, inputs: Tensor, layer: str) -> Tensor:
 
     0 where the feature is 0; infinite where it is not, and does not depend on the input.
     """
+    if task.coupled:
+        raise NotApplicable(
+            "batch norm in training mode couples the examples: no feature has one input alone"
+        )
     inputs = inputs.detach()
     size, numel = len(inputs), inputs[0].numel()
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ def load_user_model(path: str, **kwargs: Any) -> nn.Module:
     build = named_code.find("model", path)
     given = _accepted(path, build, kwargs)
     try:
-        with _seeded(kwargs.get("generator")):
+        with named_code.seeded(kwargs.get("generator")):
             model = build(**given)
     except Exception as error:
         raise ValueError(f"model {path!r} raised {type(error).__name__}: {error}") from error
@@ -111,13 +110,3 @@ def _accepted(path: str, build: Callable[..., Any], kwargs: dict[str, Any]) -> d
             f"model {path!r} cannot be called with ({', '.join(given)}): {error}"
         ) from error
     return given
-
-
-@contextmanager
-def _seeded(generator: torch.Generator | None) -> Iterator[None]:
-    if generator is None:
-        yield
-        return
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(generator.initial_seed())
-        yield
