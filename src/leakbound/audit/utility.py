@@ -74,5 +74,7 @@ def _accuracy(task: Task, bench: Bench) -> float:
 
 def _outputs(task: Task, batch: Batch) -> Tensor:
     with torch.no_grad():
-        parts = torch.split(batch.inputs, TOGETHER)
+        parts = list(torch.split(batch.inputs, TOGETHER))
+        if task.coupled and len(parts) > 1 and len(parts[-1]) == 1:
+            parts[-2:] = [torch.cat(parts[-2:])]  # one image alone has no statistics
         return torch.cat([client.forward(task, few) for few in parts])
