@@ -151,26 +151,15 @@ def _outer_power(tapped: Tapped) -> Power:
     (a, da), left = _scaled(tapped.a, tapped.da)
     (d, dd), right = _scaled(tapped.d, tapped.dd)
     scale = (left * right).square()
-    rows2, columns2 = _stacked(3, dd), _stacked(3, a)
-    for stack, plain, moved in ((rows2, dd, d), (columns2, a, da)):
-        torch.mul(plain, plain, out=stack[0])
-        torch.mul(plain, moved, out=stack[1])
-        torch.mul(moved, moved, out=stack[2])
-    rows4, columns4 = _stacked(5, dd), _stacked(5, a)
-    for stack, (first, cross, last) in ((rows4, rows2), (columns4, columns2)):
-        pairs = ((first, first), (first, cross), (cross, cross), (cross, last), (last, last))
-        for place, pair in zip(stack, pairs, strict=True):
-            torch.mul(*pair, out=place)
-    rows2[1] *= 2
-    rows4 *= rows4.new_tensor([1, 4, 6, 4, 1])[:, None, None]
-    squares = rows2.flatten(0, 1).T @ columns2.flatten(0, 1)
-    fourths = rows4.flatten(0, 1).T @ columns4.flatten(0, 1)
+    left2, mixed, right2 = dd * dd, dd * d, d * d
+    rows2, columns2 = torch.cat([left2, 2 * mixed, right2]), torch.cat([a * a, a * da, da * da])
+    squares = rows2.T @ columns2
+    rows4 = [left2 * left2, 4 * left2 * mixed, 6 * mixed * mixed, 4 * mixed * right2]
+    first, cross, last = columns2.chunk(3)
+    columns4 = [first * first, first * cross, cross * cross, cross * last, last * last]
+    fourths = torch.cat([*rows4, right2 * right2]).T @ torch.cat(columns4)
     # both are sums of squares; rounding may leave a little below 0
     return Power(squares.clamp_min_(0) * scale, fourths.clamp_min_(0).sqrt_() * scale)
-
-
-def _stacked(count: int, like: Tensor) -> Tensor:
-    return like.new_empty(count, *like.shape)
 
 
 def _scaled(x: Tensor, dx: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
