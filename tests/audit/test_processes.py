@@ -114,7 +114,7 @@ def test_killed_stopped_and_resumed(tmp_path):
     process = start(plan, out)
     wait_for(process, out, kept + 3)
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     last = errors.strip().splitlines()[-1]
     assert last == "leakbound: stopped; nothing is lost: run the same command again to go on"
