@@ -130,6 +130,23 @@ def test_killed_stopped_and_resumed(tmp_path):
     assert len(times) >= 24 + 4 - 1, "a kill may come between a record and the note of its time"
 
 
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="needs signal masks")
+def test_ctrl_c_waits_while_a_future_is_touched():
+    """Else it can leave the future's lock taken, and the pool's thread hangs at the exit."""
+    from leakbound.audit.engine import _undisturbed
+
+    reached = []
+
+    def touch() -> None:
+        with _undisturbed():
+            signal.raise_signal(signal.SIGINT)
+            reached.append("the end")
+
+    with pytest.raises(KeyboardInterrupt):
+        touch()
+    assert reached == ["the end"]
+
+
 @needs_proc
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*damaged line")

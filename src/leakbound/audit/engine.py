@@ -8,9 +8,11 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import connection
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -88,6 +90,7 @@ def _run_many(
         alone = bool(suspects)
         source, width = (suspects, 1) if alone else (waiting, workers + 1)
         running: dict[Future[Result], Unit] = {}
+        done: SimpleQueue[Future[Result]] = SimpleQueue()
         pool = _pool(bench, 1 if alone else workers)
         try:
             if alone:
@@ -95,13 +98,17 @@ def _run_many(
             while source or running:
                 while source and len(running) < width:
                     unit = source[0]
-                    running[_submit(pool, _work, unit, pictures)] = unit
+                    with _undisturbed():
+                        future = pool.submit(_work, unit, pictures)
+                        future.add_done_callback(done.put)
+                        running[future] = unit
                     source.popleft()
                     started(unit)
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                future = done.get()
+                with _undisturbed():
                     result = future.result()
-                    running.pop(future)
-                    yield result
+                running.pop(future)
+                yield result
         except BrokenProcessPool:
             if not alone:
                 suspects.extend(running.values())
@@ -120,22 +127,29 @@ def _pool(bench: Bench, workers: int) -> ProcessPoolExecutor:
     )
 
 
-def _submit(
-    pool: ProcessPoolExecutor, work: Callable[..., Result], *arguments: object
-) -> Future[Result]:
-    """Hand out work; a process that this starts is born with Ctrl-C blocked, as we handle it."""
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C waits while a future is touched: one that comes between leaves it locked, and the
+    pool's own thread then waits for that lock forever (`concurrent.futures.wait` does the same).
+
+    A process that starts in here is born with Ctrl-C blocked, as we handle it.
+    """
     if not hasattr(signal, "pthread_sigmask"):
-        return pool.submit(work, *arguments)
+        yield
+        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return pool.submit(work, *arguments)
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _wait_for_start(pool: ProcessPoolExecutor) -> None:
     try:
-        _submit(pool, _started).result()
+        done: SimpleQueue[Future[Any]] = SimpleQueue()
+        with _undisturbed():
+            pool.submit(_started).add_done_callback(done.put)
+        done.get().result()
     except BrokenProcessPool:
         raise ValueError(
             "worker processes cannot start; call this from a file under "
