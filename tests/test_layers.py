@@ -18,7 +18,7 @@ LAYERS = (
     {"client"},
     {"sensitivity"},
     {"models", "data", "defenses", "attacks", "pairing", "metrics", "bounds", "columns"},
-    {"protocol", "registry"},
+    {"protocol", "registry", "lpips"},
     {"audit", "testing"},
     {"commands", "experiments"},
     {"commands_risk"},
@@ -31,7 +31,7 @@ ONLY_FROM = {
     "commands": {"cli", "commands_risk"},
     "commands_risk": {"cli"},
     "experiments": {"commands"},
-    "report": {"commands", "commands_risk"},
+    "report": {"commands", "commands_risk", "experiments"},
 }
 
 

@@ -67,6 +67,8 @@ class Attack:
     floor: Literal["none", "trace", "full", "weiss_weinstein"] = "trace"
     """Floor on every attacker's mean error; "full" is tighter, slower, and draws a leak map;
     "weiss_weinstein" holds for models with kinks (ReLU, max pools) too."""
+    lpips_weights: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Measure LPIPS too, with the weights of this .safetensors file (see docs/how_to/lpips.md)."""
     out: Annotated[Path | None, arg(metavar="DIR")] = None
     """Write the true and the rebuilt images here as PNG."""
     json: bool = False

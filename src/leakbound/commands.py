@@ -58,6 +58,7 @@ def attack(command: cli.Attack) -> int:
     """Run one cell and show what came out."""
     check.count(batch_size=command.batch_size)
     check.non_negative(seed=command.seed)
+    path = command.lpips_weights
     plan = audits.parse(
         {
             "data": {"source": command.data},
@@ -73,6 +74,7 @@ def attack(command: cli.Attack) -> int:
                 "statistics_known": command.statistics_known,
             },
             "floor": {"kind": command.floor},
+            "metrics": {} if path is None else {"lpips_weights": str(path)},
         }
     )
     cells = plan.cells()
@@ -224,9 +226,12 @@ def _show(record: dict[str, Any]) -> None:
         console.print(f"{record['status'].replace('_', ' ')}: {_safe(record['reason'])}")
         return
     table = Table(show_edge=False)
+    measured = record["metrics"]
+    learned = measured.get("lpips")
     for column in ("image", "PSNR dB", "without update", "SSIM", "identified"):
         table.add_column(column, justify="right", overflow="fold")
-    measured = record["metrics"]
+    if learned is not None:
+        table.add_column("LPIPS", justify="right", overflow="fold")
     rows = zip(
         measured["psnr"],
         record["blind"]["psnr"],
@@ -236,7 +241,8 @@ def _show(record: dict[str, Any]) -> None:
     )
     for i, (psnr, blind, ssim, identified) in enumerate(rows):
         found = "" if identified is None else ("yes" if identified else "no")
-        table.add_row(str(i), _number(psnr, 1), _number(blind, 1), _number(ssim, 3), found)
+        more = [] if learned is None else [_number(learned[i], 3)]
+        table.add_row(str(i), _number(psnr, 1), _number(blind, 1), _number(ssim, 3), found, *more)
     console.print(table)
     _show_columns(record.get("columns") or [])
     if record["problem"]:

@@ -172,14 +172,18 @@ METRICS = (
 
 
 def evaluate(
-    paired: Paired, *, data_range: float, distractors: Tensor | None = None
+    paired: Paired,
+    *,
+    data_range: float,
+    distractors: Tensor | None = None,
+    more: Sequence[Metric] = (),
 ) -> dict[str, Values]:
-    """All of `METRICS` on every image, by name."""
+    """All of `METRICS`, and `more`, on every image, by name."""
     return {
         metric.name: metric.function(paired, data_range=data_range, distractors=distractors)
         if metric.needs_distractors
         else metric.function(paired, data_range=data_range)
-        for metric in METRICS
+        for metric in (*METRICS, *more)
     }
 
 

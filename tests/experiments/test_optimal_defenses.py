@@ -9,6 +9,7 @@ from scipy import stats
 
 from leakbound import audit
 from leakbound.defenses import GaussianNoise, LocalOptimalNoise
+from leakbound.experiments import paired
 from leakbound.experiments.optimal_defenses import claims, points, side_channel
 from leakbound.experiments.optimal_defenses.__main__ import plans
 from leakbound.experiments.optimal_defenses.points import Key, Point
@@ -28,12 +29,12 @@ def test_plans_are_the_same_cells_for_both_attackers():
 def test_paired_is_a_paired_t_test():
     rng = np.random.default_rng(0)
     a, b = rng.normal(0.1, 2, 9), rng.normal(0, 2, 9)
-    found = points.paired(dict(enumerate(a)), dict(enumerate(b)))
+    found = paired.paired(dict(enumerate(a)), dict(enumerate(b)))
     other = stats.ttest_rel(a, b).confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((other.low, other.high))
-    assert points.paired({0: 1.0, 1: -1.0}, {0: 0.0, 1: 0.0}).word == "undecided"
-    assert points.paired({0: 1.0, 1: 1.1}, {0: 0.0, 1: 0.1}).word == "holds"
-    assert points.paired({0: 0.0, 1: 0.1}, {0: 1.0, 1: 1.1}).word == "does not hold"
+    assert paired.paired({0: 1.0, 1: -1.0}, {0: 0.0, 1: 0.0}).word == "undecided"
+    assert paired.paired({0: 1.0, 1: 1.1}, {0: 0.0, 1: 0.1}).word == "holds"
+    assert paired.paired({0: 0.0, 1: 0.1}, {0: 1.0, 1: 1.1}).word == "does not hold"
 
 
 def test_at_equal_loss_compares_curves_where_they_meet():
@@ -41,13 +42,13 @@ def test_at_equal_loss_compares_curves_where_they_meet():
     losses = [{0: x, 1: x + 0.01} for x in (1.0, 1.5, 2.0)]
     lower = [{s: 10 ** (v / 5) for s, v in loss.items()} for loss in losses]
     higher = [{s: v * 2 for s, v in error.items()} for error in lower]
-    found = points.at_equal_loss(
+    found = paired.at_equal_loss(
         list(zip(losses, higher, strict=True)), list(zip(losses, lower, strict=True))
     )
     assert found.mean == pytest.approx(10 * math.log10(2))
     assert found.n == 2
     far = [({0: 9.0, 1: 9.0}, {0: 1.0, 1: 1.0}), ({0: 9.5, 1: 9.5}, {0: 1.0, 1: 1.0})]
-    assert points.at_equal_loss(far, list(zip(losses, lower, strict=True))) is None
+    assert paired.at_equal_loss(far, list(zip(losses, lower, strict=True))) is None
 
 
 def test_reading_an_audit(tmp_path):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from leakbound import check, client, data, registry
 from leakbound.audit.plan import DataSpec, ModelSpec, Plan, build_defense
+from leakbound.lpips import Lpips
 from leakbound.models.custom import load_user_model, load_weights
 from leakbound.random import permutation, stream
 from leakbound.types import Batch, Task
@@ -178,6 +179,10 @@ class Bench:
 
         return self.once(("size", spec), count)
 
+    def lpips(self, path: str) -> Lpips:
+        """The metric LPIPS with the weights of that file."""
+        return self.once(("lpips", path), lambda: Lpips.load(Path(path)))
+
     def once(self, key: Any, make: Callable[[], T]) -> T:
         """What `make` gives, made at the first call with that key."""
         if key not in self._kept:
@@ -220,10 +225,11 @@ def code(plan: Plan) -> dict[str, str]:
 def fingerprint(plan: Plan, bench: Bench) -> dict[str, Any]:
     """The data as run.json names it, and the digests of weight files."""
     dataset = bench.dataset
+    files = [*(spec.weights for spec in plan.models), plan.lpips_weights]
     weights = {
-        spec.weights: hashlib.sha256(Path(spec.weights).read_bytes()).hexdigest()
-        for spec in plan.models
-        if spec.weights is not None
+        file: hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        for file in files
+        if file is not None
     }
     return {
         "source": plan.data.source,
@@ -239,7 +245,8 @@ def check_plan(plan: Plan, bench: Bench) -> None:
     """Build every model once and compare batches with the data, before any cell runs.
 
     Raises:
-        ValueError: data, a model or a batch size that cannot work, with the reason.
+        ValueError: data, a model, a batch size or a file for LPIPS that cannot work, with the
+            reason.
     """
     available = len(bench.splits["private"])
     for clients in sorted({build_defense(links).cohort_size for links in plan.defenses}):
@@ -261,5 +268,14 @@ def check_plan(plan: Plan, bench: Bench) -> None:
             f"data has one class ({bench.dataset.class_names[0]!r}), on which cross-entropy has no "
             "gradient: put the images into two or more class folders"
         )
+    if plan.lpips_weights is not None:
+        network, shape = bench.lpips(plan.lpips_weights), bench.input_shape
+        if not network.takes(shape):
+            raise ValueError(
+                f"lpips_weights is {plan.lpips_weights!r}, of the network {network.name!r}, which "
+                f"takes images of 1 or 3 channels and at least {network.smallest} x "
+                f"{network.smallest} pixels; the data has {shape}: set size of the data, take a "
+                "file of another network, or leave lpips_weights out"
+            )
     for spec in plan.models:
         bench.task(spec, plan.seeds[0])

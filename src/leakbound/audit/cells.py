@@ -186,9 +186,12 @@ def _judge(
     pictures: bool,
 ) -> dict[str, bytes]:
     """Fill the record from truth and guess; returns the pictures."""
-    width = played.observation.task.input_range[1] - played.observation.task.input_range[0]
+    low, high = played.observation.task.input_range
+    width = high - low
     paired = pair(played.truth, answer)
-    measured = metrics.evaluate(paired, data_range=width, distractors=bench.distractors)
+    path = cell.lpips_weights
+    more = [] if path is None else [bench.lpips(path).metric(low)]
+    measured = metrics.evaluate(paired, data_range=width, distractors=bench.distractors, more=more)
     guess = Reconstruction(bench.blind.expand_as(played.truth.inputs).clone())
     blind = metrics.psnr(pair(played.truth, guess), data_range=width)
     record["metrics"] = {k: [_short(v) for v in values] for k, values in measured.items()}

@@ -17,6 +17,7 @@ from leakbound.defenses import Chain, chain
 from leakbound.types import Server, ThreatModel
 
 MOST_CELLS = 1_000_000
+_OPTIONAL = {"optional": True}  # a field that came later: hashes and files hold it only where set
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ class Cell:
     threshold: float
     floor: FloorSpec = FloorSpec(kind="none")
     risk: RiskSpec = RiskSpec(probability=None)
+    lpips_weights: str | None = field(default=None, metadata=_OPTIONAL)
 
     @cached_property
     def id(self) -> str:
@@ -165,6 +167,7 @@ class Plan:
         defenses: each a chain of one or more links; () is no defense.
         seeds: one repetition each, with its own initial weights, batch and noise.
         threshold: PSNR in dB from which an image counts as exposed.
+        lpips_weights: a file from which the metric LPIPS is computed; without one it is left out.
     """
 
     name: str
@@ -179,6 +182,7 @@ class Plan:
     utility: UtilitySpec = field(default_factory=lambda: UtilitySpec(rounds=0))
     floor: FloorSpec = field(default_factory=FloorSpec)
     risk: RiskSpec = field(default_factory=RiskSpec)
+    lpips_weights: str | None = field(default=None, metadata=_OPTIONAL)
 
     def __post_init__(self) -> None:
         names = ("models", "batch_sizes", "defenses", "attacks", "seeds")
@@ -214,6 +218,7 @@ class Plan:
                 self.threshold,
                 self.floor,
                 self.risk,
+                self.lpips_weights,
             )
             for model, size, defense, attack, seed in grid
         )
@@ -250,7 +255,12 @@ split it
 def plain(thing: Any) -> Any:
     """A dataclass or a container as JSON values; enums by value."""
     if hasattr(thing, "__dataclass_fields__"):
-        return {f.name: plain(getattr(thing, f.name)) for f in fields(thing)}
+        found = [(f, getattr(thing, f.name)) for f in fields(thing)]
+        return {
+            f.name: plain(value)
+            for f, value in found
+            if value is not None or not f.metadata.get("optional")
+        }
     if isinstance(thing, Server):
         return thing.value
     if isinstance(thing, tuple | list):

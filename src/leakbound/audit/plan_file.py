@@ -39,6 +39,7 @@ KEYS = [
     "utility",
     "floor",
     "risk",
+    "metrics",
 ]
 NO_DEFENSE = {"name": "none"}
 
@@ -110,6 +111,7 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> Plan:
         utility=_utility(table),
         floor=_floor(table.get("floor", {})),
         risk=_risk(table.get("risk", {})),
+        lpips_weights=_lpips_weights(_table("metrics", table.get("metrics", {}))),
     )
     for links in plan.defenses:
         build_defense(links)
@@ -169,6 +171,13 @@ def _thresholds(table: Mapping[str, Any]) -> float:
     value = table.get("psnr", 20.0)
     check.positive(psnr=value)
     return float(value)
+
+
+def _lpips_weights(table: Mapping[str, Any]) -> str | None:
+    _known_keys("metrics", table, ["lpips_weights"])
+    if "lpips_weights" not in table:
+        return None
+    return str(_typed("lpips_weights", table["lpips_weights"], str))
 
 
 def _defenses(row: Mapping[str, Any]) -> tuple[int, Iterator[tuple[Spec, ...]]]:

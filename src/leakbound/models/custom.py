@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 
 from leakbound import named_code
 
@@ -56,31 +55,56 @@ def load_weights(model: nn.Module, path: Path) -> None:
             missing, unknown, of another shape, or of integers where the model has floats (or the
             reverse).
     """
+    model.load_state_dict(read_weights(path, lambda shapes: model.state_dict()))
+
+
+def read_weights(
+    path: Path,
+    choose: Callable[[dict[str, tuple[int, ...]]], Mapping[str, Tensor]],
+    *,
+    name: str = "weights",
+    ignored: Collection[str] = (),
+) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, read only after every name, shape and kind fits.
+
+    Args:
+        path: the file.
+        choose: gives the tensors that are wanted (only shape and type count, so the meta device
+            will do), from the names and shapes that the file declares.
+        name: what errors call the file.
+        ignored: names that may be in the file and are not read.
+
+    Raises:
+        ValueError: as `load_weights`.
+    """
     if path.suffix != ".safetensors":
         raise ValueError(
-            f"weights is {str(path)!r}; give a .safetensors file. Pickled files (.pt, .pth, .bin) "
+            f"{name} is {str(path)!r}; give a .safetensors file. Pickled files (.pt, .pth, .bin) "
             "can run code when opened and are refused: "
-            "convert with safetensors.torch.save_file(model.state_dict(), ...)"
+            "convert with safetensors.torch.save_file(model.state_dict(), ...), or with "
+            "save_model(model, ...) where tensors are shared"
         )
     if not path.is_file():
-        raise ValueError(f"weights is {str(path)!r}, which is not a file; check the path")
-    wanted = model.state_dict()
+        raise ValueError(f"{name} is {str(path)!r}, which is not a file; check the path")
     try:
         with safe_open(path, framework="pt") as file:
-            stored = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            shapes = {name: tuple(part.get_shape()) for name, part in stored.items()}
-            floats = {n: part.get_dtype().startswith(("F", "BF")) for n, part in stored.items()}
-            problem = _mismatch(wanted, shapes, floats)
+            stored = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
+            shapes = {key: tuple(part.get_shape()) for key, part in stored.items()}
+            floats = {key: part.get_dtype().startswith(("F", "BF")) for key, part in stored.items()}
+            wanted = choose(shapes)
+            problem = _mismatch(wanted, shapes, floats, ignored)
             if problem:
-                raise ValueError(f"weights {str(path)!r} do not fit the model: {problem}")
-            state = {name: file.get_tensor(name) for name in wanted}
+                raise ValueError(f"{name} {str(path)!r} do not fit the model: {problem}")
+            return {key: file.get_tensor(key) for key in wanted}
     except SafetensorError as error:
-        raise ValueError(f"weights {str(path)!r} is no valid safetensors file: {error}") from error
-    model.load_state_dict(state)
+        raise ValueError(f"{name} {str(path)!r} is no valid safetensors file: {error}") from error
 
 
 def _mismatch(
-    wanted: dict[str, torch.Tensor], shapes: dict[str, tuple[int, ...]], floats: dict[str, bool]
+    wanted: Mapping[str, Tensor],
+    shapes: dict[str, tuple[int, ...]],
+    floats: dict[str, bool],
+    ignored: Collection[str],
 ) -> str:
     for name, tensor in wanted.items():
         if name not in shapes:
@@ -90,7 +114,7 @@ def _mismatch(
         if floats[name] != tensor.is_floating_point():
             kinds = ("floats", "integers") if floats[name] else ("integers", "floats")
             return f"{name} holds {kinds[0]} in the file and {kinds[1]} in the model"
-    unknown = [name for name in shapes if name not in wanted]
+    unknown = [name for name in shapes if name not in wanted and name not in ignored]
     return f"{unknown[0]} is in the file but not in the model" if unknown else ""
 
 

@@ -134,7 +134,7 @@ def _context(run: Run, images: bool) -> dict[str, Any]:
     verdicts = tables.verdicts(cells, names)
     shown = any(e.picture or e.truth or e.leak_map for card in gallery for e in card.entries)
     status = Counter(cell["status"] for cell in cells)
-    words = _verdict_words(cells)
+    words, groups = _verdict_words(cells), tables.groups(cells, names)
     return {
         "header": run.header,
         "plan": json.dumps(run.header["plan"], indent=1, sort_keys=True, ensure_ascii=False),
@@ -145,7 +145,8 @@ def _context(run: Run, images: bool) -> dict[str, Any]:
         "verdict_words": words,
         "counts": [(word, sum(v.verdict == word for v in verdicts)) for word in words],
         "verdicts": verdicts,
-        "groups": tables.groups(cells, names),
+        "groups": groups,
+        "lpips": any(group.lpips for group in groups),
         "gallery": gallery,
         "pictures": shown,
         "images": images,

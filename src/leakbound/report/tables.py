@@ -86,6 +86,7 @@ class Group:
     reached: Share | None
     labels: float | None
     identified: float | None
+    lpips: Middle | None = None
 
     @property
     def cells(self) -> int:
@@ -289,6 +290,7 @@ def _group(key: tuple[str, int, str, str], cells: list[Record]) -> Group:
         reached=share(sum(hits), len(hits)),
         labels=_mean(values("label_accuracy")),
         identified=_mean(values("identification")),
+        lpips=middle(values("lpips")),
     )
 
 

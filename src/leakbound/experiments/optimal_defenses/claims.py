@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from leakbound.experiments.optimal_defenses.points import (
-    Gain,
-    Key,
-    Point,
-    at_equal_loss,
-    logs,
-    paired,
-)
+from leakbound.experiments.optimal_defenses.points import Key, Point
+from leakbound.experiments.paired import Gain, at_equal_loss, logs, paired
 
 PAPER = "inverting_gradients_chen"
 LAYERS = "layers,energy"

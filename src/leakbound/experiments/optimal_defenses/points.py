@@ -1,17 +1,15 @@
-"""Points of a study: what each defense gave, seed by seed, and paired comparisons of them."""
+"""Points of a study: what each defense gave, seed by seed."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 LEVELS = ("noise_std", "utility_std", "rate")
 
@@ -89,75 +87,3 @@ def _add(point: Point, record: Mapping[str, Any]) -> None:
     point.mse["blind"][seed] = float(np.mean(blind))
     for bound in record["bounds"]:
         point.floor[seed] = float(bound["value"])
-
-
-@dataclass(frozen=True)
-class Gain:
-    """A paired mean difference with its 95 % interval, by Student's t over seeds."""
-
-    mean: float
-    low: float
-    high: float
-    n: int
-
-    @property
-    def word(self) -> str:
-        """Holds, does not hold, or undecided: whether the interval excludes 0 and on which side."""
-        if self.low > 0:
-            return "holds"
-        return "does not hold" if self.high < 0 else "undecided"
-
-
-def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Gain:
-    """Ours - theirs over the seeds that both have.
-
-    Example:
-        >>> paired({0: 2.0, 1: 3.0, 2: 4.0}, {0: 1.0, 1: 1.0, 2: 1.0}).mean
-        2.0
-    """
-    seeds = sorted(set(ours) & set(theirs))
-    return gain([ours[s] - theirs[s] for s in seeds])
-
-
-def gain(differences: Sequence[float]) -> Gain:
-    """The mean of differences with its interval."""
-    n = len(differences)
-    if n < 2:
-        raise ValueError(f"there are {n} seeds to compare; give at least 2")
-    mean, spread = float(np.mean(differences)), float(np.std(differences, ddof=1))
-    half = float(stats.t.ppf(0.975, n - 1)) * spread / math.sqrt(n)
-    return Gain(mean, mean - half, mean + half, n)
-
-
-def logs(values: Mapping[int, float]) -> dict[int, float]:
-    """Decibels: ten times the decimal logarithm of errors, so that differences are PSNR."""
-    return {seed: 10 * math.log10(value) for seed, value in values.items()}
-
-
-def at_equal_loss(
-    ours: Iterable[tuple[Mapping[int, float], Mapping[int, float]]],
-    theirs: Iterable[tuple[Mapping[int, float], Mapping[int, float]]],
-) -> Gain | None:
-    """How much higher our error is (in dB) where the training loss is the same, by seed.
-
-    Each family is a curve of (loss, error) over its levels; ours is read, by linear interpolation
-    between neighbours in loss, at their points within the common range of losses. None where the
-    ranges do not meet for two seeds.
-    """
-    own, other = list(ours), list(theirs)
-    shared = set.intersection(*(set(a) & set(b) for a, b in own + other))
-    found = []
-    for seed in sorted(shared):
-        mine = sorted((loss[seed], 10 * math.log10(error[seed])) for loss, error in own)
-        yours = sorted((loss[seed], 10 * math.log10(error[seed])) for loss, error in other)
-        low, high = max(mine[0][0], yours[0][0]), min(mine[-1][0], yours[-1][0])
-        if low >= high:
-            continue
-        at = np.linspace(low, high, 20)
-        found.append(float(np.mean(_curve(mine, at) - _curve(yours, at))))
-    return gain(found) if len(found) >= 2 else None
-
-
-def _curve(points: list[tuple[float, float]], at: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    losses, errors = zip(*points, strict=True)
-    return np.asarray(np.interp(at, losses, errors))

@@ -1,0 +1,256 @@
+"""The page of the systematic evaluation: claims, and paper B's tables 2, 4, 5 and 6."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+
+from leakbound.experiments.paired import Gain, gain, logs, paired
+from leakbound.experiments.systematic_evaluation.measured import (
+    ANY,
+    HONEST,
+    Measured,
+    chances,
+    failed,
+)
+from leakbound.experiments.systematic_evaluation.parts import (
+    ABLATION,
+    FEATURE_BATCHES,
+    MALICIOUS,
+    TENSORS,
+)
+from leakbound.experiments.systematic_evaluation.parts import HONEST as ATTACKS
+from leakbound.experiments.systematic_evaluation.theory_claims import Claim
+from leakbound.report.strength import NO_UPDATE, Strength
+
+BUDGETS = (1.02, 1.1, 1.25, 1.5)
+"""Training losses that a user may accept, as multiples of the undefended one."""
+METHODS = ("cocktail_party", *TENSORS)
+
+
+def page(found: Measured, claims: Sequence[Claim], scale: str, color: str) -> list[str]:
+    """The lines of the page."""
+    return [
+        "# Systematic evaluation of defenses: what was measured",
+        "",
+        "Written by `python -m leakbound.experiments.systematic_evaluation evaluation --scale "
+        f"{scale}`. Digits are mnist5k, color images {_named(color)}, 32 x 32. Errors are RMSE on "
+        "[0, 1] over a batch, means over rounds, each with its own random weights, batch and "
+        "noise. S_D is the smallest of the attacks' mean errors (the guess without an update is "
+        "one of them); its interval of 95 % allows for the choice. The oracle takes the best "
+        "attack image by image, which nobody can without the truth.",
+        "",
+        *(["| claim | statement | measured | verdict |", "|---|---|---|---|"]),
+        *(_line((c.number, c.statement, c.measured, c.word)) for c in claims),
+        "",
+        f"Attacks and trainings that crashed: {failed(found)}.",
+        *_best(found),
+        *_costs(found),
+        *_preferred(found),
+        *_features(found),
+        *_apart(found),
+        *_floors(found),
+    ]
+
+
+def _best(found: Measured) -> list[str]:
+    lines = [
+        "",
+        "## The best attack (table 4)",
+        "",
+        "Bold: the smallest mean error. The last three attacks change the model first: only a "
+        "malicious server runs them. Local aggregation, quantization and so on are attacked by "
+        "what knows them; no attack is told a draw that stays with the client.",
+    ]
+    for data in found.data:
+        for batch in found.batches(data):
+            honest = found.strengths(data, batch, HONEST)
+            every = found.strengths(data, batch, ANY)
+            n = max(own.n for own in honest.values())
+            blind = fmean(own.blind for own in honest.values())
+            names = (*ATTACKS, *MALICIOUS)
+            lines += [
+                "",
+                f"**{data}, B = {batch}**, n = {n} rounds; without an update {blind:.3f}",
+                "",
+                _line(
+                    ("defense", *ATTACKS, "S_D, honest server", *MALICIOUS, "S_D, any", "oracle")
+                ),
+                "|---|" + "--:|" * (len(names) + 3),
+            ]
+            for defense, own in honest.items():
+                more = every[defense]
+                cells = [_mean(more, name, own.attack) for name in ATTACKS]
+                cells += [_interval(own)]
+                cells += [_mean(more, name, more.attack) for name in MALICIOUS]
+                lines.append(_line((defense, *cells, _interval(more), f"{more.oracle:.3f}")))
+    return lines
+
+
+def _costs(found: Measured) -> list[str]:
+    lines = ["", "## What a defense costs (table 5)", ""]
+    losses = {data: found.trained(data) for data in found.data}
+    accuracies = {data: found.trained(data, "accuracy") for data in found.data}
+    heads = [f"{data}: {what}" for data in found.data for what in ("loss", "accuracy")]
+    lines += [
+        "Training loss and test accuracy after the last round, means with t intervals of 95 %; "
+        "seeds pair the draws. Soteria was not trained with: it needs a forward pass for each "
+        "pixel of each image in each step.",
+        "",
+        _line(("defense", *heads)),
+        "|---|" + "--:|" * len(heads),
+    ]
+    for defense in losses[found.data[0]]:
+        cells = [
+            _around(table[data].get(defense, {}).values())
+            for data in found.data
+            for table in (losses, accuracies)
+        ]
+        lines.append(_line((defense, *cells)))
+    return lines
+
+
+def _preferred(found: Measured) -> list[str]:
+    """The defense of the largest S_D among those whose mean loss is within the budget."""
+    lines = [
+        "",
+        "## Which defense, at which cost (figure 3)",
+        "",
+        "![Error that the strongest attack leaves, against training loss](evaluation.png)",
+        "",
+        "The defense with the largest S_D among those whose training loss is at most so many "
+        "times the undefended one.",
+        "",
+        _line(("data", "B", "server", *(f"{budget:g} times" for budget in BUDGETS))),
+        "|---|--:|---|" + "---|" * len(BUDGETS),
+    ]
+    for data in found.data:
+        losses = {d: fmean(own.values()) for d, own in found.trained(data).items() if own}
+        for batch in found.batches(data):
+            for server in (HONEST, ANY):
+                strengths = found.strengths(data, batch, server)
+                cells = []
+                for budget in BUDGETS:
+                    within = [d for d in losses if losses[d] <= budget * losses["none"]]
+                    best = max(within, key=lambda d: strengths[d].rmse)
+                    cells.append(f"{best} ({strengths[best].rmse:.3f})")
+                lines.append(_line((data, str(batch), server, *cells)))
+    return lines
+
+
+def _features(found: Measured) -> list[str]:
+    lines = [
+        "",
+        "## Features (table 2)",
+        "",
+        "Share of the true features outside the span of those found: cocktail party reads the "
+        "first linear layer of an honest server's model, the tensor methods read a head that a "
+        "malicious server has initialized.",
+    ]
+    for data in found.data:
+        tables = {method: found.features(data, method) for method in METHODS}
+        heads = [f"{method}, B = {size}" for method in METHODS for size in FEATURE_BATCHES]
+        lines += ["", f"**{data}**", "", _line(("defense", *heads))]
+        lines.append("|---|" + "--:|" * len(heads))
+        for defense in tables[METHODS[0]]:
+            cells = [
+                _small(tables[method][defense].get(size, []))
+                for method in METHODS
+                for size in FEATURE_BATCHES
+            ]
+            lines.append(_line((defense, *cells)))
+    return lines
+
+
+def _apart(found: Measured) -> list[str]:
+    lines = [
+        "",
+        "## The strongest attack taken apart (table 6)",
+        "",
+        "B = 4. RMSE, and in parentheses how many dB of squared error worse than all parts "
+        "together, paired, with intervals of 95 %.",
+    ]
+    for data in found.data:
+        tables = found.ablation(data)
+        lines += ["", f"**{data}**", "", _line(("variant", *tables))]
+        lines.append("|---|" + "--:|" * len(tables))
+        for variant in ABLATION:
+            cells = []
+            for own in tables.values():
+                value = f"{fmean(math.sqrt(error) for error in own[variant].values()):.3f}"
+                base = own[next(iter(ABLATION))]
+                if own[variant] is not base and len(base) > 1:
+                    worse = paired(logs(own[variant]), logs(base))
+                    value += f" ({worse.mean:+.1f} [{worse.low:+.1f}, {worse.high:+.1f}])"
+                cells.append(value)
+            lines.append(_line((variant, *cells)))
+    return lines
+
+
+def _floors(found: Measured) -> list[str]:
+    lines = [
+        "",
+        "## Errors over floors (tightness)",
+        "",
+        "Single images under noise: floors of Cramér and Rao with the Gaussian prior of public "
+        "images cover every attacker on average; a batch's images are paired in the best order, "
+        "for which no such floor is proved. Tightness is the attack's RMSE over the floor's root.",
+        "",
+        _line(("data", "noise", "attack", "RMSE", "floor", "tightness", "covers")),
+        "|---|--:|---|--:|--:|--:|---|",
+    ]
+    for data in found.data:
+        for floor in found.floors(data):
+            error = math.sqrt(fmean(floor.errors.values())) if floor.errors else math.nan
+            least = math.sqrt(fmean(floor.floors.values())) if floor.floors else math.nan
+            cells = (f"{error:.4f}", f"{least:.4f}", f"{error / least:.2f}", floor.covers)
+            lines.append(_line((data, f"{floor.noise_std:g}", floor.attack, *cells)))
+    told = [
+        f"{data}, B = {batch}, {defense}: at most {chance:.2g}"
+        for data in found.data
+        for batch in found.batches(data)
+        for defense, chance in chances(found, data, batch).items()
+    ]
+    if told:
+        lines += [
+            "",
+            "With what probability any attacker reaches 20 dB, where the release is private: "
+            + "; ".join(told)
+            + ".",
+        ]
+    return lines
+
+
+def _mean(own: Strength, name: str, best: str) -> str:
+    if name not in own.means:
+        return "–"
+    value = f"{own.means[name]:.3f}"
+    return f"**{value}**" if name == best else value
+
+
+def _interval(own: Strength) -> str:
+    blind = ", no update" if own.attack == NO_UPDATE else ""
+    return f"{own.rmse:.3f} [{own.low:.3f}, {own.high:.3f}]{blind}"
+
+
+def _around(values: Iterable[float]) -> str:
+    known = list(values)
+    if len(known) < 2:
+        return "–"
+    found: Gain = gain(known)
+    return f"{found.mean:.3f} ± {found.high - found.mean:.3f}"
+
+
+def _small(values: Sequence[float]) -> str:
+    return f"{fmean(values):.2g}" if values else "–"
+
+
+def _named(source: str) -> str:
+    """A source without the folder that it lies in on this machine."""
+    kind, colon, path = source.partition(":")
+    return f"`{kind}{colon}{path.replace(chr(92), '/').rpartition('/')[2]}`"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,230 @@
+"""What the audits of the systematic evaluation measured, by defense."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from leakbound.experiments.systematic_evaluation.parts import Part
+from leakbound.report.strength import Errors, Strength, blind_errors, errors_of, strength
+
+Record = dict[str, Any]
+Where = tuple[str, str]
+
+NAMES = {
+    "clip": "clip",
+    "gradient_dropout": "dropout",
+    "gaussian_noise": "noise",
+    "magnitude_pruning": "prune",
+    "local_aggregation": "local steps",
+    "quantization": "quantize, bits",
+    "top_k": "top-k, withheld",
+    "soteria": "Soteria",
+    "mixup": "mixup",
+    "dp_sgd": "DP-SGD",
+}
+LEVELS = ("clip_norm", "rate", "noise_std", "steps", "bits", "noise_multiplier")
+HONEST, ANY = "honest", "any"
+SERVERS = (HONEST, ANY)
+
+
+@dataclass(frozen=True)
+class Floor:
+    """One attack on single images under noise, beside the floor on the mean squared error.
+
+    Attributes:
+        noise_std: the noise.
+        attack: the attack's name.
+        errors: mean squared errors by round.
+        floors: the floor of each round (its weights), on the mean over images and noise.
+        covers: whom the floor covers.
+    """
+
+    noise_std: float
+    attack: str
+    errors: Mapping[int, float]
+    floors: Mapping[int, float]
+    covers: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Records of all parts, by data and part.
+
+    Attributes:
+        cells: the attacks' records.
+        trainings: the trainings' records.
+        names: by settings hash, what the tables call an attack.
+    """
+
+    cells: Mapping[Where, Sequence[Record]]
+    trainings: Mapping[Where, Sequence[Record]]
+    names: Mapping[Where, Mapping[str, str]]
+
+    @staticmethod
+    def read(wanted: Iterable[Part], folder: Path) -> Measured:
+        """From the folder of the study."""
+        cells, trainings, names = {}, {}, {}
+        for part in wanted:
+            at = part.data, part.name
+            cells[at] = _lines(folder / part.data / part.name / "records.jsonl")
+            trainings[at] = _lines(folder / part.data / part.name / "utility.jsonl")
+            names[at] = part.attacks
+        return Measured(cells, trainings, names)
+
+    @property
+    def data(self) -> list[str]:
+        """The sets of images."""
+        return list(dict.fromkeys(data for data, _ in self.cells))
+
+    def batches(self, data: str) -> list[int]:
+        """The batch sizes of the main table."""
+        return sorted({cell["batch_size"] for cell in self.cells[data, "honest"]})
+
+    def errors(self, data: str, batch: int, server: str) -> dict[str, dict[str, Errors]]:
+        """Squared errors by defense, attack, round: of an honest server's attacks or of all."""
+        parts = ("honest", "soteria") + (("malicious",) if server == ANY else ())
+        found: dict[str, dict[str, Errors]] = {}
+        for part in parts:
+            own = [c for c in self.cells[data, part] if c["batch_size"] == batch]
+            for defense, cells in grouped(own, label).items():
+                of = found.setdefault(defense, {})
+                for name, some in grouped(cells, self._attack(data, part)).items():
+                    of[name] = errors_of(some)
+        return found
+
+    def strengths(self, data: str, batch: int, server: str) -> dict[str, Strength]:
+        """S_D of every defense."""
+        own = [
+            c
+            for part in ("honest", "soteria")
+            for c in self.cells[data, part]
+            if c["batch_size"] == batch
+        ]
+        blind = {defense: blind_errors(cells) for defense, cells in grouped(own, label).items()}
+        errors = self.errors(data, batch, server)
+        return {defense: strength(errors[defense], blind[defense]) for defense in blind}
+
+    def trained(self, data: str, what: str = "training_loss") -> dict[str, dict[int, float]]:
+        """By defense and seed: the loss (or accuracy) after the last round."""
+        own = [unit for unit in self.trainings[data, "honest"] if unit["status"] == "ok"]
+        return {
+            defense: {unit["seed"]: unit[what] for unit in units if unit[what] is not None}
+            for defense, units in grouped(own, label).items()
+        }
+
+    def features(self, data: str, method: str) -> dict[str, dict[int, list[float]]]:
+        """By defense and batch size: distances of the true features from the span of the found."""
+        part = "features" if method == "cocktail_party" else "tensors"
+        name = self._attack(data, part)
+        own = [cell for cell in self.cells[data, part] if name(cell) == method]
+        return {
+            defense: {
+                size: [c["features"]["span"] for c in some if _span(c)]
+                for size, some in grouped(cells, lambda c: c["batch_size"]).items()
+            }
+            for defense, cells in grouped(own, label).items()
+        }
+
+    def ablation(self, data: str) -> dict[str, dict[str, dict[int, float]]]:
+        """By defense and variant of the attack: mean squared errors by round."""
+        name = self._attack(data, "ablation")
+        return {
+            defense: {variant: mean_errors(some) for variant, some in grouped(cells, name).items()}
+            for defense, cells in grouped(self.cells[data, "ablation"], label).items()
+        }
+
+    def floors(self, data: str) -> list[Floor]:
+        """Every attack on single images beside its floor."""
+        found = []
+        name = self._attack(data, "floors")
+        for cells in grouped(self.cells[data, "floors"], label).values():
+            for attack, some in grouped(cells, name).items():
+                held = [c for c in some if c["status"] == "ok" and c["bounds"]]
+                bounds = {c["seed"]: _floor(c) for c in held}
+                found.append(
+                    Floor(
+                        cells[0]["defense"]["parameters"]["noise_std"],
+                        attack,
+                        mean_errors(held),
+                        {seed: bound["value"] for seed, bound in bounds.items()},
+                        ", ".join(sorted({bound["covers"] for bound in bounds.values()})),
+                    )
+                )
+        return found
+
+    def _attack(self, data: str, part: str) -> Any:
+        names = self.names[data, part]
+        return lambda cell: names[cell["attack"]["hash"]]
+
+
+def failed(found: Measured) -> int:
+    """How many attacks and trainings crashed."""
+    rows = [*found.cells.values(), *found.trainings.values()]
+    return sum(record["status"] == "failed" for row in rows for record in row)
+
+
+def chances(found: Measured, data: str, batch: int) -> dict[str, float]:
+    """By defense: the probability with which any attacker reaches the threshold, at most."""
+    worst: dict[str, float] = {}
+    for cell in found.cells[data, "honest"]:
+        for bound in cell["bounds"]:
+            chance = bound.get("probability")
+            if cell["batch_size"] == batch and bound["covers"] == "all" and chance is not None:
+                worst[label(cell)] = max(chance, worst.get(label(cell), 0.0))
+    return worst
+
+
+def label(record: Record) -> str:
+    """What the tables call a defense.
+
+    Example:
+        >>> label({"defense": {"name": "clip", "parameters": {"clip_norm": 2.0}}})
+        'clip 2'
+    """
+    name, own = record["defense"]["name"], record["defense"]["parameters"]
+    level = next((f" {own[key]:g}" for key in LEVELS if key in own), "")
+    return str(NAMES.get(name, name)) + level
+
+
+def family(defense: str) -> str:
+    """A label without its level.
+
+    Example:
+        >>> family("local steps 3"), family("mixup")
+        ('local steps', 'mixup')
+    """
+    return re.sub(r" [0-9.e-]+$", "", defense)
+
+
+def mean_errors(cells: Iterable[Record]) -> dict[int, float]:
+    """Mean squared error of each round that ran."""
+    return {seed: fmean(errors) for seed, errors in errors_of(cells).items()}
+
+
+def grouped(records: Iterable[Record], key: Any) -> dict[Any, list[Record]]:
+    """Records by a key, in the order of the first of each."""
+    found: dict[Any, list[Record]] = {}
+    for record in records:
+        found.setdefault(key(record), []).append(record)
+    return found
+
+
+def _lines(path: Path) -> list[Record]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _span(cell: Record) -> bool:
+    found = cell.get("features")
+    return cell["status"] == "ok" and found is not None and found["span"] is not None
+
+
+def _floor(cell: Record) -> Record:
+    """The floor of a cell; a probability is no floor."""
+    bound: Record = next(b for b in cell["bounds"] if b.get("probability") is None)
+    return bound

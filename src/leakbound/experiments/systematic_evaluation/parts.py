@@ -1,0 +1,134 @@
+"""The audits of the systematic evaluation: one for each question, on each set of images."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Any
+
+from leakbound import audit
+from leakbound.audit.plan import DataSpec, FloorSpec, Plan, Spec, UtilitySpec, attack_record
+from leakbound.types import Server
+
+SCALES = ("ten_minutes", "two_cores", "paper")
+DIGITS, COLOR = "digits", "color"
+FEATURE_BATCHES = (1, 2, 4, 8)
+FEW = 3
+"""Rounds of the feature table."""
+NOISES = (0.001, 0.01, 0.1, 1.0)
+ABLATED: tuple[tuple[Spec, ...], ...] = (
+    (),
+    (Spec("clip", (("clip_norm", 2.0),)),),
+    (Spec("gaussian_noise", (("noise_std", 0.01),)),),
+    (Spec("magnitude_pruning", (("rate", 0.9),)),),
+)
+"""The defenses under which the attack is taken apart."""
+FEATURE_DEFENSES: tuple[tuple[Spec, ...], ...] = (
+    (),
+    *((Spec("magnitude_pruning", (("rate", p),)),) for p in (0.3, 0.5, 0.7)),
+    *((Spec("clip", (("clip_norm", c),)),) for c in (2.0, 8.0)),
+    *((Spec("gaussian_noise", (("noise_std", s),)),) for s in (0.001, 0.01, 0.1)),
+    *((Spec("local_aggregation", (("steps", k),)),) for k in (3, 5)),
+)
+"""Those of the paper's table 2."""
+SOTERIA = (Spec("soteria", (("rate", 0.8),)),)
+
+HONEST = ("deep prior + features", "strong matching", "inverting gradients", "features first")
+"""The attacks of an honest server's plan, in its order."""
+MALICIOUS = ("deep prior + tensor features", "robbing the fed", "trap weights")
+TENSORS = ("tensor", "tensor_fit")
+ABLATION: dict[str, dict[str, Any]] = {
+    HONEST[0]: {},
+    "without features": {"features": "none"},
+    "without reweighting": {"distance": "cosine"},
+    "without features and reweighting": {"features": "none", "distance": "cosine"},
+    "without total variation": {"total_variation": 0.0, "noise_variation": 0.0},
+    "pixels for the deep prior": {"image": "pixels", "signed": True, "learning_rate": 0.1},
+}
+"""The first attack with one part changed (the paper's table 6 has the first, second and fourth)."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One audit of the study and what its attacks are called."""
+
+    data: str
+    name: str
+    plan: Plan
+    attacks: dict[str, str]
+
+
+def base(scale: str) -> Plan:
+    """The plan of a scale's file: the honest server on digits.
+
+    Raises:
+        ValueError: no such scale.
+    """
+    if scale not in SCALES:
+        raise ValueError(f"scale is {scale!r}; give one of {', '.join(SCALES)}")
+    text = resources.files(__package__).joinpath(f"{scale}.toml").read_text("utf-8")
+    return audit.parse(tomllib.loads(text))
+
+
+def parts(scale: str, color: str) -> list[Part]:
+    """Every audit of the study, digits first; `color` is the source of 32 x 32 color images."""
+    found = []
+    for data in (DIGITS, COLOR):
+        plan = base(scale)
+        if data == COLOR:
+            plan = replace(plan, data=DataSpec(color, size=32, limit=5000))
+        for name, (own, labels) in _of(plan).items():
+            hashes = (attack_record(spec)["hash"] for spec in own.attacks)
+            found.append(Part(data, name, own, dict(zip(hashes, labels, strict=True))))
+    return found
+
+
+def _of(plan: Plan) -> dict[str, tuple[Plan, tuple[str, ...]]]:
+    """Each audit with the names of its attacks."""
+    strongest = plan.attacks[0]
+    still = replace(plan, utility=UtilitySpec(rounds=0))
+    evil = replace(still, threat=replace(plan.threat, server=Server.MALICIOUS))
+    planted = (
+        _changed(strongest, {"features": "tensor_fit"}),
+        Spec("robbing_the_fed"),
+        Spec("trap_weights"),
+    )
+    noises = tuple((Spec("gaussian_noise", (("noise_std", s),)),) for s in NOISES)
+    few = replace(
+        still,
+        defenses=FEATURE_DEFENSES,
+        batch_sizes=FEATURE_BATCHES,
+        seeds=plan.seeds[:FEW],
+    )
+    honest = replace(few, attacks=(_reading("cocktail_party"),))
+    tensors = replace(few, threat=evil.threat, attacks=tuple(map(_reading, TENSORS)))
+    floors = replace(
+        still,
+        attacks=(strongest, plan.attacks[2]),
+        defenses=noises,
+        batch_sizes=(1,),
+        floor=FloorSpec(),
+    )
+    apart = tuple(_changed(strongest, change) for change in ABLATION.values())
+    ablation = replace(still, attacks=apart, defenses=ABLATED, batch_sizes=(4,))
+    every = (*plan.defenses, SOTERIA)
+    return {
+        "honest": (plan, HONEST),
+        "soteria": (replace(still, defenses=(SOTERIA,)), HONEST),
+        "malicious": (replace(evil, attacks=planted, defenses=every), MALICIOUS),
+        "floors": (floors, (HONEST[0], HONEST[2])),
+        "ablation": (ablation, tuple(ABLATION)),
+        "features": (honest, ("cocktail_party",)),
+        "tensors": (tensors, TENSORS),
+    }
+
+
+def _changed(spec: Spec, change: Mapping[str, Any]) -> Spec:
+    return Spec(spec.name, tuple((spec.parameters | dict(change)).items()))
+
+
+def _reading(features: str) -> Spec:
+    """Only the features: one step of the search that follows."""
+    return Spec("gradient_matching", (("features", features), ("steps", 1)))

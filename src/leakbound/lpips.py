@@ -1,0 +1,203 @@
+"""LPIPS, a learned perceptual distance between images, from a weight file of the user's own.
+
+Nothing is bundled, downloaded or imitated: without a file there is no such number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d, max_pool2d
+
+from leakbound import check
+from leakbound.metrics import Metric, Values
+from leakbound.models.custom import read_weights
+from leakbound.pairing import Paired
+
+_EPSILON = 1e-10
+_RGB = 3
+
+
+@dataclass(frozen=True)
+class _Convolution:
+    """One convolution with its ReLU; `pool`: side of the max pool (stride 2) before it, or 0."""
+
+    name: str
+    inputs: int
+    outputs: int
+    side: int = 3
+    stride: int = 1
+    padding: int = 1
+    pool: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of its weights."""
+        return self.outputs, self.inputs, self.side, self.side
+
+
+_Slices = tuple[tuple[_Convolution, ...], ...]
+_ALEX: _Slices = (
+    (_Convolution("net.slice1.0", 3, 64, 11, stride=4, padding=2),),
+    (_Convolution("net.slice2.3", 64, 192, 5, padding=2, pool=3),),
+    (_Convolution("net.slice3.6", 192, 384, pool=3),),
+    (_Convolution("net.slice4.8", 384, 256),),
+    (_Convolution("net.slice5.10", 256, 256),),
+)
+_VGG: _Slices = (
+    (_Convolution("net.slice1.0", 3, 64), _Convolution("net.slice1.2", 64, 64)),
+    (_Convolution("net.slice2.5", 64, 128, pool=2), _Convolution("net.slice2.7", 128, 128)),
+    (
+        _Convolution("net.slice3.10", 128, 256, pool=2),
+        _Convolution("net.slice3.12", 256, 256),
+        _Convolution("net.slice3.14", 256, 256),
+    ),
+    (
+        _Convolution("net.slice4.17", 256, 512, pool=2),
+        _Convolution("net.slice4.19", 512, 512),
+        _Convolution("net.slice4.21", 512, 512),
+    ),
+    (
+        _Convolution("net.slice5.24", 512, 512, pool=2),
+        _Convolution("net.slice5.26", 512, 512),
+        _Convolution("net.slice5.28", 512, 512),
+    ),
+)
+_NETWORKS = {"alex": _ALEX, "vgg": _VGG}
+_FIRST = {network[0][0].shape: name for name, network in _NETWORKS.items()}
+_SMALLEST = {"alex": 31, "vgg": 16}  # pixels a side that leave one position to the last slice
+_HEADS = range(len(_ALEX))
+_HEAD_NAMES = tuple((f"lin{i}.model.1.weight", f"lins.{i}.model.1.weight") for i in _HEADS)
+
+
+@dataclass(frozen=True, eq=False)
+class Lpips:
+    """The distance of one weight file, version 0.1: AlexNet ("alex") or VGG-16 ("vgg").
+
+    Values of different files do not compare. All is computed in float64 on the CPU, one image at a
+    time, so that a value does not depend on the rest of its batch.
+
+    Source: Zhang et al., "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric",
+        CVPR 2018.
+
+    Example:
+        >>> network = Lpips.load(Path("lpips_alex.safetensors"))  # doctest: +SKIP
+        >>> evaluate(paired, data_range=1.0, more=[network.metric(low=0.0)])  # doctest: +SKIP
+    """
+
+    name: str
+    state: Mapping[str, Tensor]
+
+    @classmethod
+    def load(cls, path: Path) -> Lpips:
+        """Read the state dict of the package `lpips`, `LPIPS(net="alex")` or `LPIPS(net="vgg")`.
+
+        The last layers may be stored as `lin0...`, as `lins.0...` or as both.
+
+        Raises:
+            ValueError: no safetensors file, a tensor that is missing, unknown or of another shape
+                or kind, or values that no trained LPIPS has.
+        """
+        both = {name for names in _HEAD_NAMES for name in names}
+        state = read_weights(path, partial(_wanted, path), name="lpips_weights", ignored=both)
+        state = {_own_name(name): tensor.double() for name, tensor in state.items()}
+        for name, tensor in state.items():
+            check.finite(f"lpips_weights {str(path)!r}: {name}", tensor)
+        if any(float(state[name].min()) < 0 for name, _ in _HEAD_NAMES):
+            raise ValueError(
+                f"lpips_weights {str(path)!r} holds negative weights of the last layers, which a "
+                "trained LPIPS never has; save a trained one"
+            )
+        if not float(state["scaling_layer.scale"].min()) > 0:
+            raise ValueError(
+                f"lpips_weights {str(path)!r} holds a scaling_layer.scale that is not above 0; "
+                "save a trained LPIPS of version 0.1"
+            )
+        return cls(_FIRST[tuple(state["net.slice1.0.weight"].shape)], state)
+
+    @property
+    def smallest(self) -> int:
+        """Pixels a side that an image needs."""
+        return _SMALLEST[self.name]
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Whether images of that shape, (C, H, W), have a value: gray or RGB, and large enough."""
+        return len(shape) == 3 and shape[0] in (1, _RGB) and min(shape[1:]) >= self.smallest
+
+    def metric(self, low: float = 0.0) -> Metric:
+        """It as a metric of images whose least value is `low`."""
+        return Metric(
+            "lpips",
+            partial(self.distances, low=low),
+            False,
+            "",
+            f"learned perceptual distance ({self.name})",
+        )
+
+    def distances(self, paired: Paired, *, data_range: float, low: float = 0.0) -> Values:
+        """The distance of each guess from its truth, 0 or more; None where `takes` says no.
+
+        Images are mapped from [low, low + data_range] to [-1, 1]; gray ones are repeated to RGB.
+        """
+        check.positive(data_range=data_range)
+        if not self.takes(tuple(paired.inputs.shape[1:])):
+            return [None] * len(paired.inputs)
+        both = zip(paired.inputs, paired.truth.inputs, strict=True)
+        scaled = (
+            [2 * (image.detach().cpu().double() - low) / data_range - 1 for image in images]
+            for images in both
+        )
+        return [self._distance(guess, truth) for guess, truth in scaled]
+
+    def _distance(self, guess: Tensor, truth: Tensor) -> float:
+        total = 0.0
+        pairs = zip(self._features(guess), self._features(truth), _HEAD_NAMES, strict=True)
+        for a, b, (name, _) in pairs:
+            weights = self.state[name].flatten()
+            total += float((weights @ (a - b).square().flatten(1)).mean())
+        return total
+
+    def _features(self, image: Tensor) -> list[Tensor]:
+        """What each slice makes of one image in [-1, 1]: (C, H, W), of length 1 at each place."""
+        x = image.expand(_RGB, -1, -1)[None]
+        x = (x - self.state["scaling_layer.shift"]) / self.state["scaling_layer.scale"]
+        found = []
+        for part in _NETWORKS[self.name]:
+            for layer in part:
+                x = max_pool2d(x, layer.pool, 2) if layer.pool else x
+                weight, bias = self.state[f"{layer.name}.weight"], self.state[f"{layer.name}.bias"]
+                x = conv2d(x, weight, bias, layer.stride, layer.padding).relu()
+            found.append(x[0] / (x[0].norm(dim=0) + _EPSILON))
+        return found
+
+
+def _wanted(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """The tensors, without memory, that a file of these names and shapes should hold."""
+    first = shapes.get("net.slice1.0.weight")
+    if first not in _FIRST:
+        raise ValueError(
+            f"lpips_weights {str(path)!r} holds net.slice1.0.weight of shape {first}; give the "
+            'state dict of lpips.LPIPS(net="alex") or lpips.LPIPS(net="vgg")'
+        )
+    network = _NETWORKS[_FIRST[first]]
+    wanted: dict[str, tuple[int, ...]] = {
+        "scaling_layer.shift": (1, _RGB, 1, 1),
+        "scaling_layer.scale": (1, _RGB, 1, 1),
+    }
+    for layer in (layer for part in network for layer in part):
+        wanted[f"{layer.name}.weight"] = layer.shape
+        wanted[f"{layer.name}.bias"] = (layer.outputs,)
+    for part, (name, alias) in zip(network, _HEAD_NAMES, strict=True):
+        stored = alias if alias in shapes and name not in shapes else name
+        wanted[stored] = (1, part[-1].outputs, 1, 1)
+    return {name: torch.empty(shape, device="meta") for name, shape in wanted.items()}
+
+
+def _own_name(name: str) -> str:
+    """The first of the two names of a last layer; any other name as it is."""
+    return next((own for own, alias in _HEAD_NAMES if alias == name), name)

@@ -1,0 +1,94 @@
+"""S_D against its definition and by Monte Carlo: coverage, and that choosing counts."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from leakbound.report.strength import NO_UPDATE, blind_errors, errors_of, strength
+
+
+def _rounds(roots):
+    return {seed: [root**2] for seed, root in enumerate(roots)}
+
+
+def test_the_smallest_mean_is_taken_not_the_smallest_of_each_round():
+    a, b, blind = [0.1, 0.5, 0.1], [0.3, 0.2, 0.3], [0.6, 0.6, 0.6]
+    found = strength({"a": _rounds(a), "b": _rounds(b)}, _rounds(blind))
+    assert found.attack == "a"
+    assert found.rmse == pytest.approx(0.7 / 3)
+    assert found.oracle == pytest.approx(math.sqrt((0.01 + 0.04 + 0.01) / 3))
+    assert found.means == pytest.approx({NO_UPDATE: 0.6, "a": 0.7 / 3, "b": 0.8 / 3})
+    assert found.blind == pytest.approx(0.6)
+
+
+def test_roots_are_of_batches_and_the_oracle_of_images():
+    """The error of a round is the root of its mean squared error, as the sheet's erratum 2.6."""
+    found = strength(
+        {"a": {0: [0.0, 0.08]}, "b": {0: [0.08, 0.02]}},
+        {0: [0.5, 0.5]},
+    )
+    assert found.attack == "a"
+    assert found.rmse == pytest.approx(0.2)
+    assert found.oracle == pytest.approx(0.1)
+
+
+def test_an_attack_that_does_not_apply_leaves_the_blind_guess():
+    found = strength({"a": {0: [0.0001]}}, _rounds([0.3, 0.3, 0.3]))
+    assert found.means["a"] == pytest.approx((0.01 + 0.3 + 0.3) / 3)
+    found = strength({"a": _rounds([0.9, 0.9])}, _rounds([0.3, 0.3]))
+    assert (found.attack, found.rmse) == (NO_UPDATE, pytest.approx(0.3))
+
+
+def test_held_out_choices_do_not_see_their_own_round():
+    a, b = [0.1, 0.4, 0.4], [0.3, 0.3, 0.3]
+    found = strength({"a": _rounds(a), "b": _rounds(b)}, _rounds([1.0] * 3))
+    # round 0: a .8 and b .6 on the others, so b; rounds 1 and 2: a .5 and b .6, so a
+    assert found.held_out == pytest.approx({0: 0.3, 1: 0.4, 2: 0.4})
+
+
+def _covered(means, n, draws, spread, seed):
+    """How often the interval covers the smallest mean, and how often that of the winner alone."""
+    source = np.random.default_rng(seed)
+    hits, naive, bias = 0, 0, 0.0
+    for _ in range(draws):
+        own = {
+            str(i): _rounds(np.abs(source.normal(mean, spread, n))) for i, mean in enumerate(means)
+        }
+        found = strength(own, _rounds([9.0] * n))
+        hits += found.low <= min(means) <= found.high
+        values = np.sqrt([x[0] for x in own[found.attack].values()])
+        half = stats.t.ppf(0.975, n - 1) * values.std(ddof=1) / math.sqrt(n)
+        naive += abs(values.mean() - min(means)) <= half
+        bias += found.rmse - min(means)
+    return hits / draws, naive / draws, bias / draws
+
+
+def test_the_interval_covers_whichever_attack_is_best():
+    """Twelve equal attacks: the winner's own interval is too low too often, ours is not."""
+    ours, naive, bias = _covered([1.0] * 12, n=5, draws=1500, spread=0.1, seed=1)
+    assert bias < -0.05 * 0.1, "the smallest of many means lies below the truth"
+    assert ours >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 1500)
+    assert naive < 0.9
+    ours, _, _ = _covered([1.0, 1.3, 2.0], n=5, draws=1500, spread=0.1, seed=2)
+    assert ours >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 1500)
+
+
+def test_one_round_has_no_interval():
+    found = strength({"a": _rounds([0.1])}, _rounds([0.3]))
+    assert (found.low, found.high) == (0.0, math.inf)
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(ValueError, match="no round"):
+        strength({}, {})
+    with pytest.raises(ValueError, match="attack 'a' has 1 images in round 0, the blind guess 2"):
+        strength({"a": {0: [0.1]}}, {0: [0.1, 0.2]})
+
+
+def test_records_are_read():
+    cell = {"seed": 3, "status": "ok", "metrics": {"mse": [0.5]}, "blind": {"psnr": [10.0]}}
+    crashed = {"seed": 4, "status": "failed", "metrics": None, "blind": None}
+    assert errors_of([cell, crashed]) == {3: [0.5]}
+    assert blind_errors([cell, crashed]) == {3: [pytest.approx(0.1)]}
