@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from leakbound.report import floors, tables
+from leakbound.report import floors, strength_table, tables
 from leakbound.report.folder import ON_AVERAGE, VERDICTS, Record, Run, read
 from leakbound.report.gallery import gallery_of
 
@@ -157,6 +157,7 @@ def _context(run: Run, images: bool) -> dict[str, Any]:
         "defenses": _defenses(cells),
         "labels_hidden": any(not cell["threat"].get("labels_known") for cell in cells),
         "utility": tables.utility(run.trainings, names),
+        **_strengths(run, names),
         "word": _word,
         "title": _title,
         **_tested(cells),
@@ -187,6 +188,16 @@ def _floors(
         "more_sources": max(0, len(sources) - floors.SHOWN),
         "floorless": notes[: floors.SHOWN],
         "more_floorless": max(0, len(notes) - floors.SHOWN),
+    }
+
+
+def _strengths(run: Run, names: tables.Names) -> dict[str, Any]:
+    sections = strength_table.sections(run.cells, run.trainings, names)
+    rows = [row for section in sections for row in section.rows]
+    return {
+        "strengths": sections,
+        "tight": any(isinstance(row.floor, strength_table.Least) for row in rows),
+        "losses": any(row.loss is not None for row in rows),
     }
 
 

@@ -30,7 +30,7 @@ FEATURE_DEFENSES: tuple[tuple[Spec, ...], ...] = (
     *((Spec("magnitude_pruning", (("rate", p),)),) for p in (0.3, 0.5, 0.7)),
     *((Spec("clip", (("clip_norm", c),)),) for c in (2.0, 8.0)),
     *((Spec("gaussian_noise", (("noise_std", s),)),) for s in (0.001, 0.01, 0.1)),
-    *((Spec("local_aggregation", (("steps", k),)),) for k in (3, 5)),
+    *((Spec("local_aggregation", (("steps", k), ("learning_rate", 0.01))),) for k in (3, 5)),
 )
 """Those of the paper's table 2."""
 SOTERIA = (Spec("soteria", (("rate", 0.8),)),)
