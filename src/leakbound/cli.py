@@ -33,6 +33,8 @@ class Audit:
     """Run the small built-in plan instead (under a minute)."""
     workers: int = 0
     """Processes; 0 takes one a core. The records are the same for any number."""
+    device: str = "cpu"
+    """Where models and batches live: "cpu", or "cuda" for a GPU."""
     no_images: bool = False
     """Keep no picture of the data, neither in files nor in the report."""
 

@@ -41,7 +41,12 @@ def audit(command: cli.Audit) -> int:
     bar = _Bar()
     with bar.progress:
         outcome = audits.audit(
-            plan, out, workers=workers, pictures=not command.no_images, watch=bar
+            plan,
+            out,
+            workers=workers,
+            pictures=not command.no_images,
+            device=command.device,
+            watch=bar,
         )
     page = reports.write(out, images=not command.no_images)
     ends = ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in outcome.counts.items())

@@ -39,10 +39,20 @@ def one_thread() -> Iterator[None]:
 
 
 class Bench:
-    """Loads each thing once; everything it hands out depends on names and seeds only."""
+    """Loads each thing once; everything it hands out depends on names and seeds only.
 
-    def __init__(self, spec: DataSpec) -> None:
+    Args:
+        spec: which data.
+        device: where models and batches live, as `torch.device` spells it. Every draw is made on
+            the CPU, so a GPU computes from the same weights, batches and noise.
+
+    Raises:
+        ValueError: no such device here.
+    """
+
+    def __init__(self, spec: DataSpec, device: str = "cpu") -> None:
         self.spec = spec
+        self.device = usable(device)
         self._kept: dict[Any, Any] = {}
 
     @cached_property
@@ -67,13 +77,13 @@ class Bench:
     def public(self) -> Batch | None:
         """Public images: what the attacker may know of the kind of data; None if there are none."""
         indices = self.splits["public"]
-        return self.dataset.batch(indices) if len(indices) else None
+        return self.batch(indices) if len(indices) else None
 
     @cached_property
     def blind(self) -> Tensor:
         """The guess that sees no update: the mean public image, or mid-gray."""
         if self.public is None:
-            return torch.full(self.dataset.inputs.shape[1:], 0.5)
+            return torch.full(self.dataset.inputs.shape[1:], 0.5, device=self.device)
         return self.public.inputs.mean(0)
 
     @cached_property
@@ -86,6 +96,11 @@ class Bench:
         """(C, H, W) of one image."""
         channels, height, width = self.dataset.inputs.shape[1:]
         return channels, height, width
+
+    def batch(self, indices: Tensor) -> Batch:
+        """The images with these indices, on the device."""
+        own = self.dataset.batch(indices)
+        return Batch(own.inputs.to(self.device), own.labels.to(self.device))
 
     def batches(self, size: int, clients: int, seed: int) -> list[Batch]:
         """Private batches, the same for every defense and attack of that size and seed.
@@ -102,7 +117,7 @@ class Bench:
             )
         order = permutation(len(private), stream(seed, "batch", size))[: size * clients]
         starts = range(0, size * clients, size)
-        return [self.dataset.batch(private[order[a : a + size]]) for a in starts]
+        return [self.batch(private[order[a : a + size]]) for a in starts]
 
     def task(self, spec: ModelSpec, seed: int) -> Task:
         """The model at its weights: fresh from the seed, from a file, or trained for some steps.
@@ -114,12 +129,12 @@ class Bench:
             return self.once(("task", spec, seed), lambda: self._make_task(spec, seed))
 
     def _make_task(self, spec: ModelSpec, seed: int) -> Task:
-        module = self._module(spec, seed)
+        module = self._module(spec, seed).to(self.device)
         try:
             task = Task.of(module, classes=self.dataset.classes, public=self.public)
         except ValueError as error:
             raise ValueError(f"model {spec.name!r}: {error}") from None
-        image = self.dataset.inputs[: 2 if task.coupled else 1]
+        image = self.dataset.inputs[: 2 if task.coupled else 1].to(self.device)
         try:
             with torch.no_grad():
                 output = client.forward(task, image)
@@ -160,7 +175,7 @@ class Bench:
         weights = nn.Parameter(task.parameters.clone())
         optimizer = torch.optim.Adam([weights], lr=1e-3)
         for _ in range(steps):
-            batch = self.dataset.batch(pool[permutation(len(pool), source)[:64]])
+            batch = self.batch(pool[permutation(len(pool), source)[:64]])
             weights.grad = client.gradient(
                 task, batch.inputs, batch.labels, weights.detach()
             ).detach()
@@ -189,6 +204,25 @@ class Bench:
             self._kept[key] = make()
         kept: T = self._kept[key]
         return kept
+
+
+def usable(device: str) -> torch.device:
+    """A device that is here.
+
+    Raises:
+        ValueError: another one, or no name of a device.
+
+    Example:
+        >>> usable("cpu")
+        device(type='cpu')
+    """
+    mend = 'give "cpu", or "cuda" on a machine with a GPU and a torch build for it'
+    try:
+        found = torch.device(device)
+        torch.zeros(1, device=found).sum().item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device is {device!r} ({one_line(error)[:120]}); {mend}") from None
+    return found
 
 
 def one_line(error: BaseException) -> str:

@@ -123,7 +123,7 @@ def _pool(bench: Bench, workers: int) -> ProcessPoolExecutor:
         workers,
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_start_worker,
-        initargs=(bench.spec, bench.dataset.fingerprint),
+        initargs=(bench.spec, bench.dataset.fingerprint, str(bench.device)),
     )
 
 
@@ -172,7 +172,7 @@ def _stop(pool: ProcessPoolExecutor) -> None:
         process.kill()  # where the user's code holds on; nothing where it has ended
 
 
-def _start_worker(spec: DataSpec, fingerprint: str) -> None:
+def _start_worker(spec: DataSpec, fingerprint: str, device: str) -> None:
     """One torch thread; ignore Ctrl-C (the parent handles it); die with the parent."""
     global _bench, _fingerprint
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -181,7 +181,7 @@ def _start_worker(spec: DataSpec, fingerprint: str) -> None:
     if parent is not None:
         watch = threading.Thread(target=_die_with, args=(parent.sentinel,), daemon=True)
         watch.start()
-    _bench, _fingerprint = Bench(spec), fingerprint
+    _bench, _fingerprint = Bench(spec, device), fingerprint
 
 
 def _die_with(sentinel: int) -> None:

@@ -51,6 +51,7 @@ def audit(
     *,
     workers: int = 1,
     pictures: bool = True,
+    device: str = "cpu",
     watch: Callable[[Progress], None] = lambda progress: None,
 ) -> Outcome:
     """Run a plan into a folder, going on from what the folder already holds.
@@ -59,11 +60,19 @@ def audit(
     `pictures/`. A killed audit loses no finished cell; started again, it ends with the same bytes
     as one that was never stopped.
 
+    Args:
+        plan: what to run.
+        folder: where to; made if it is not there.
+        workers: processes; the records are the same for any number.
+        pictures: keep pictures of the data.
+        device: where models and batches live ("cuda" for a GPU); a folder keeps to one.
+        watch: called as the audit goes on.
+
     Raises:
         ValueError: a folder of another plan, data, version or machine; one in use by another
             process; a plan that cannot work on its data; a folder or disk that cannot be written.
     """
-    bench = Bench(plan.data)
+    bench = Bench(plan.data, device)
     check_plan(plan, bench)
     about = header(plan, bench, pictures)
     with _locked(folder):

@@ -43,11 +43,22 @@ def header(plan: Plan, bench: Bench, pictures: bool) -> dict[str, Any]:
             "system": platform.system(),
             "instructions": torch.backends.cpu.get_cpu_capability(),
             "threads": 1,
+            **_device(bench),
         },
         "pictures": pictures,
         "cells": len(plan.cells()),
         "own_data": plan.data.source not in BUILT_IN,
     }
+
+
+def _device(bench: Bench) -> dict[str, str]:
+    """The device where it is not the CPU; a GPU by its name."""
+    if bench.device.type == "cpu":
+        return {}
+    name = str(bench.device)
+    if bench.device.type == "cuda":
+        name = torch.cuda.get_device_name(bench.device)
+    return {"device": name}
 
 
 def versions() -> dict[str, str]:

@@ -46,7 +46,7 @@ def train(cell: UtilityCell, bench: Bench) -> dict[str, Any]:
         ready = resolve(defense, now, spec.batch_size, ready)
         updates = []
         for i, part in enumerate(parts):
-            own = bench.dataset.batch(private[part])
+            own = bench.batch(private[part])
             update, states[i] = step(now, own, ready, noise[i], states[i])
             updates.append(update)
         together = ready.sides[1]
@@ -61,14 +61,14 @@ def train(cell: UtilityCell, bench: Bench) -> dict[str, Any]:
 
 def _loss(task: Task, bench: Bench) -> float:
     """Mean loss on up to 1,000 private images."""
-    batch = bench.dataset.batch(bench.splits["private"][:EVALUATED])
+    batch = bench.batch(bench.splits["private"][:EVALUATED])
     with torch.no_grad():
         return float(task.loss(_outputs(task, batch), batch.labels))
 
 
 def _accuracy(task: Task, bench: Bench) -> float:
     """Accuracy on up to 1,000 test images."""
-    batch = bench.dataset.batch(bench.splits["test"][:EVALUATED])
+    batch = bench.batch(bench.splits["test"][:EVALUATED])
     return float((_outputs(task, batch).argmax(-1) == batch.labels).double().mean())
 
 

@@ -21,6 +21,7 @@ def main() -> None:
     tables.add_argument("--scale", choices=SCALES, default="ten_minutes")
     tables.add_argument("--color", default="photos", help="32 x 32 color images, any data source")
     tables.add_argument("--workers", type=int, default=2)
+    tables.add_argument("--device", default="cpu", help="cpu, or cuda for a GPU")
     for way in (theory, tables):
         way.add_argument("--out", type=Path, default=Path("runs/systematic_evaluation"))
     given = parser.parse_args()
@@ -29,7 +30,13 @@ def main() -> None:
         if given.part == "theory":
             found = study(given.out, quick=given.quick)
         else:
-            found = evaluate(given.out, scale=given.scale, color=given.color, workers=given.workers)
+            found = evaluate(
+                given.out,
+                scale=given.scale,
+                color=given.color,
+                workers=given.workers,
+                device=given.device,
+            )
     except KeyboardInterrupt:
         print(f"interrupted; what was measured is in {given.out}", file=sys.stderr)
         raise SystemExit(130) from None

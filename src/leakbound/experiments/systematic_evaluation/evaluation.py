@@ -21,7 +21,9 @@ from leakbound.experiments.systematic_evaluation.parts import Part, parts
 from leakbound.experiments.systematic_evaluation.theory_claims import Claim
 
 
-def evaluate(folder: Path, *, scale: str, color: str, workers: int) -> list[Claim]:
+def evaluate(
+    folder: Path, *, scale: str, color: str, workers: int, device: str = "cpu"
+) -> list[Claim]:
     """Run all parts into `folder` and write evaluation.md, evaluation.png and the claims.
 
     An interrupted run goes on where it was; each part is an audit of its own in
@@ -31,7 +33,7 @@ def evaluate(folder: Path, *, scale: str, color: str, workers: int) -> list[Clai
         ValueError: no such scale, or images that cannot be read.
     """
     wanted = parts(scale, color)
-    run(wanted, folder, workers)
+    run(wanted, folder, workers, device)
     found = Measured.read(wanted, folder)
     claims = evaluation_claims.claims(found)
     text = json.dumps([asdict(claim) for claim in claims], indent=1)
@@ -42,7 +44,7 @@ def evaluate(folder: Path, *, scale: str, color: str, workers: int) -> list[Clai
     return claims
 
 
-def run(wanted: Sequence[Part], folder: Path, workers: int) -> None:
+def run(wanted: Sequence[Part], folder: Path, workers: int, device: str) -> None:
     """All audits, with a bar for each."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
@@ -60,6 +62,7 @@ def run(wanted: Sequence[Part], folder: Path, workers: int) -> None:
                 part.plan,
                 folder / part.data / part.name,
                 workers=workers,
+                device=device,
                 pictures=False,
                 watch=lambda now, bar=bar: progress.update(bar, completed=now.done),  # type: ignore[misc]
             )
