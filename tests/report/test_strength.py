@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from leakbound.report.strength import NO_UPDATE, blind_errors, errors_of, strength
+from leakbound.report.strength import NO_UPDATE, rounds_of, square, strength
 
 
 def _rounds(roots):
@@ -18,7 +18,7 @@ def test_the_smallest_mean_is_taken_not_the_smallest_of_each_round():
     found = strength({"a": _rounds(a), "b": _rounds(b)}, _rounds(blind))
     assert found.attack == "a"
     assert found.rmse == pytest.approx(0.7 / 3)
-    assert found.oracle == pytest.approx(math.sqrt((0.01 + 0.04 + 0.01) / 3))
+    assert found.oracle == pytest.approx((0.1 + 0.2 + 0.1) / 3)
     assert found.means == pytest.approx({NO_UPDATE: 0.6, "a": 0.7 / 3, "b": 0.8 / 3})
     assert found.blind == pytest.approx(0.6)
 
@@ -87,8 +87,43 @@ def test_bad_input_is_refused():
         strength({"a": {0: [0.1]}}, {0: [0.1, 0.2]})
 
 
-def test_records_are_read():
-    cell = {"seed": 3, "status": "ok", "metrics": {"mse": [0.5]}, "blind": {"psnr": [10.0]}}
-    crashed = {"seed": 4, "status": "failed", "metrics": None, "blind": None}
-    assert errors_of([cell, crashed]) == {3: [0.5]}
-    assert blind_errors([cell, crashed]) == {3: [pytest.approx(0.1)]}
+def _cell(seed, attack, blind=10.0, status="ok"):
+    ran = status == "ok"
+    metrics = {"psnr": [attack]} if ran else None
+    return {
+        "seed": seed,
+        "status": status,
+        "metrics": metrics,
+        "blind": {"psnr": [blind]} if ran else None,
+    }
+
+
+def test_records_become_rounds():
+    """A crash leaves its round out; an attack that does not apply leaves the blind guess."""
+    found = rounds_of(
+        {
+            "a": [_cell(0, 20.0), _cell(1, 20.0), _cell(2, 30.0)],
+            "b": [_cell(0, 30.0), _cell(1, 0.0, status="failed"), _cell(2, 40.0)],
+            "c": [_cell(0, 0.0, status="not_applicable"), _cell(1, 10.0), _cell(2, 10.0)],
+            "never": [_cell(seed, 0.0, status="not_applicable") for seed in range(3)],
+        }
+    )
+    assert found.left_out == 1
+    assert found.blind == {0: [0.1], 2: [0.1]}
+    assert found.attacks == {
+        "a": {0: [0.01], 2: [pytest.approx(0.001)]},
+        "b": {0: [pytest.approx(0.001)], 2: [pytest.approx(0.0001)]},
+        "c": {2: [0.1]},
+    }
+    assert square(150.0) == pytest.approx(1e-15)
+    assert not rounds_of({"a": [_cell(0, 0.0, status="failed")]}).blind
+
+
+def test_the_oracle_is_never_above():
+    source = np.random.default_rng(0)
+    for _ in range(50):
+        tables = {
+            name: {seed: list(source.exponential(size=3)) for seed in range(4)} for name in "abc"
+        }
+        found = strength(tables, {seed: [9.0] * 3 for seed in range(4)})
+        assert found.oracle <= found.rmse

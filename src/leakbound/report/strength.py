@@ -1,10 +1,10 @@
 """S_D, the strength of a defense: the smallest mean error that any of the attacks reached.
 
 The error of an attack in one round is the root of the mean squared error over the batch's images,
-in input units; its mean is over rounds, each with its own weights, batch and noise. An attacker
-who must say which attack he uses before he knows the truth gets no less than the smallest of these
-means. The smallest error image by image, over the attacks, nobody can choose without the truth: it
-stands apart as `oracle`.
+in the units of the errors given; its mean is over rounds, each with its own weights, batch and
+noise. An attacker who must say which attack he uses before he knows the truth gets no less than the
+smallest of these means. The smallest error image by image, over the attacks, nobody can choose
+without the truth: it stands apart as `oracle`.
 
 Source: Liu et al. 2025 (paper B), section 4.1, which prints the largest error where its text and
 tables take the smallest.
@@ -25,6 +25,7 @@ LEVEL = 0.95
 NO_UPDATE = "no update"
 """The guess that sees no update, which every attacker has."""
 
+_EXTREME = 300.0
 Errors = Mapping[int, Sequence[float]]
 """Squared errors by round (its seed), one number an image."""
 
@@ -34,10 +35,10 @@ class Strength:
     """What the strongest of some attacks leaves.
 
     Attributes:
-        rmse: S_D, the smallest mean error, in input units.
+        rmse: S_D, the smallest mean error, in the units of the errors given.
         low, high: cover the smallest of the true means with 95 %, whichever attack has it.
         attack: the one that reached it; "no update" where no attack beats the blind guess.
-        oracle: the root of the mean squared error if the best attack were known for each image.
+        oracle: the mean error if the best attack were known for each image.
         blind: the mean error of the guess that sees no update.
         held_out: by round, the error of the attack that is best on all other rounds: what choosing
             an attack beforehand gives, and what comparisons of defenses take.
@@ -93,14 +94,14 @@ def strength(attacks: Mapping[str, Errors], blind: Errors) -> Strength:
     best = min(means, key=lambda name: (means[name], name != NO_UPDATE))
     low = min(_limit(values, -1, (1 - LEVEL) / 2) for values in own.values())
     high = min(_limit(values, 1, (1 - LEVEL) / 2 / len(own)) for values in own.values())
-    images = (zip(*(t[seed] for t in tables.values()), strict=True) for seed in rounds)
-    nearest = [min(errors) for own_images in images for errors in own_images]
+    images = [zip(*(t[seed] for t in tables.values()), strict=True) for seed in rounds]
+    nearest = [_root([min(errors) for errors in own_images]) for own_images in images]
     return Strength(
         rmse=means[best],
         low=max(0.0, low),
         high=high,
         attack=best,
-        oracle=_root(nearest),
+        oracle=fmean(nearest),
         blind=means[NO_UPDATE],
         held_out={seed: _held_out(own, i) for i, seed in enumerate(rounds)},
         means=means,
@@ -108,18 +109,66 @@ def strength(attacks: Mapping[str, Errors], blind: Errors) -> Strength:
     )
 
 
-def errors_of(cells: Iterable[Record]) -> Errors:
-    """Squared errors by seed of one attack's cells under one defense that ran."""
-    return {cell["seed"]: list(cell["metrics"]["mse"]) for cell in cells if cell["status"] == "ok"}
+@dataclass(frozen=True)
+class Rounds:
+    """Squared errors of some attacks on the same rounds, in squared units of the inputs' range.
+
+    `left_out`: rounds in which some attack crashed or has not run.
+    """
+
+    attacks: Mapping[str, Errors]
+    blind: Errors
+    left_out: int
 
 
-def blind_errors(cells: Iterable[Record]) -> Errors:
-    """Squared errors by seed of the blind guess, for inputs that are 1 wide."""
-    return {
-        cell["seed"]: [10 ** (-value / 10) for value in cell["blind"]["psnr"]]
-        for cell in cells
-        if cell["status"] == "ok"
+def rounds_of(cells: Mapping[str, Iterable[Record]]) -> Rounds:
+    """The errors of attacks, from their cells on one model, defense and batch size.
+
+    A round counts if every attack ran or did not apply there; else a crash would look like a weak
+    attack. What never ran is no attack here.
+    """
+    own = {name: {cell["seed"]: cell for cell in some} for name, some in cells.items()}
+    seeds = sorted({seed for some in own.values() for seed in some})
+    own = {name: some for name, some in own.items() if any(map(ran, some.values()))}
+    kept = [seed for seed in seeds if _whole([some.get(seed) for some in own.values()])]
+    errors = {
+        name: {seed: squares(some[seed], "metrics") for seed in kept if ran(some[seed])}
+        for name, some in own.items()
     }
+    blind = {
+        seed: next(squares(c[seed], "blind") for c in own.values() if ran(c[seed])) for seed in kept
+    }
+    return Rounds(errors, blind, len(seeds) - len(kept))
+
+
+def ran(cell: Record | None) -> bool:
+    """Whether a cell has a number for every image."""
+    if cell is None or cell["status"] != "ok" or not cell["metrics"]["psnr"]:
+        return False
+    return None not in (*cell["metrics"]["psnr"], *cell["blind"]["psnr"])
+
+
+def squares(cell: Record, table: str) -> list[float]:
+    """The squared error of each image, of the attack ("metrics") or the "blind" guess."""
+    return [square(value) for value in cell[table]["psnr"]]
+
+
+def square(psnr: float) -> float:
+    """The squared error of a PSNR, in squared units of the inputs' range.
+
+    Example:
+        >>> square(20.0)
+        0.01
+    """
+    return float(10 ** (-max(min(psnr, _EXTREME), -_EXTREME) / 10))
+
+
+def _whole(cells: Sequence[Record | None]) -> bool:
+    """Whether every attack ran or did not apply in a round, at least one ran, on equal images."""
+    own = [cell for cell in cells if cell is not None and ran(cell)]
+    idle = [cell for cell in cells if cell is not None and cell["status"] == "not_applicable"]
+    same = len({len(cell["metrics"]["psnr"]) for cell in own}) == 1
+    return same and len(own) + len(idle) == len(cells)
 
 
 def _held_out(own: Mapping[str, Sequence[float]], at: int) -> float:

@@ -7,18 +7,17 @@ these are relative to that range for attacks, blind guesses and floors alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from leakbound.report.floors import is_floor
 from leakbound.report.folder import Record
-from leakbound.report.strength import NO_UPDATE, Strength, strength
+from leakbound.report.strength import NO_UPDATE, Strength, ran, rounds_of, square, strength
 from leakbound.report.tables import Names
 
 BLIND = "guess without update"
-_EXTREME = 300.0
 _HUGE = 1e300
 
 
@@ -91,32 +90,19 @@ def sections(
 
 
 def _row(defense: str, cells: Sequence[Record], names: Names, loss: float | None) -> Row:
-    attacks: dict[str, dict[int, Record]] = {}
+    attacks: dict[str, list[Record]] = {}
     for cell in cells:
-        attacks.setdefault(names.attack(cell), {})[cell["seed"]] = cell
-    # what never ran is no attack here; else a missing result would count as a weak one
-    attacks = {k: own for k, own in attacks.items() if any(map(_ran, own.values()))}
-    seeds = sorted({cell["seed"] for cell in cells})
-    rounds = [seed for seed in seeds if _whole([own.get(seed) for own in attacks.values()])]
-    if not rounds:
-        return Row(defense, None, len(seeds), "–", loss)
-    errors = {
-        name: {seed: _squares(own[seed], "metrics") for seed in rounds if _ran(own[seed])}
-        for name, own in attacks.items()
-    }
-    blind = {
-        seed: _squares(cell, "blind")
-        for own in attacks.values()
-        for seed, cell in own.items()
-        if seed in rounds and _ran(cell)
-    }
-    result = strength(errors, blind)
-    winner = blind | errors.get(result.attack, {}) if result.attack != NO_UPDATE else blind
-    held = [cell for own in attacks.values() for seed, cell in own.items() if seed in rounds]
-    return Row(defense, result, len(seeds) - len(rounds), _floor(held, winner), loss)
+        attacks.setdefault(names.attack(cell), []).append(cell)
+    own = rounds_of(attacks)
+    if not own.blind:
+        return Row(defense, None, own.left_out, "–", loss)
+    result = strength(own.attacks, own.blind)
+    winner = {**own.blind, **own.attacks.get(result.attack, {})}
+    held = [cell for cell in cells if cell["seed"] in own.blind and ran(cell)]
+    return Row(defense, result, own.left_out, _floor(held, winner), loss)
 
 
-def _floor(cells: Sequence[Record], winner: dict[int, list[float]]) -> Least | str:
+def _floor(cells: Sequence[Record], winner: Mapping[int, Sequence[float]]) -> Least | str:
     """Of several floors on all attackers the one in most rounds, of these the highest.
 
     Where the attacks' cells of one round hold different floors (a malicious server changes the
@@ -126,12 +112,12 @@ def _floor(cells: Sequence[Record], winner: dict[int, list[float]]) -> Least | s
         return "single images only"
     known: dict[tuple[str, str], dict[int, list[float]]] = {}
     others: dict[str, None] = {}
-    for cell in filter(_ran, cells):
+    for cell in cells:
         for bound in filter(is_floor, cell.get("bounds") or []):
             if bound["covers"] != "all":
                 others[bound["covers"]] = None
                 continue
-            level = 0.0 if bound["psnr"] is None else _square(bound["psnr"])
+            level = 0.0 if bound["psnr"] is None else square(bound["psnr"])
             own = known.setdefault((bound["name"], bound["prior"]), {})
             own.setdefault(cell["seed"], []).append(level)
     made = []
@@ -142,30 +128,6 @@ def _floor(cells: Sequence[Record], winner: dict[int, list[float]]) -> Least | s
     if made:
         return max(made, key=lambda one: (one.n, one.root))
     return f"only for {' and '.join(others)} attackers" if others else "none"
-
-
-def _ran(cell: Record | None) -> bool:
-    """Whether it has a number for every image."""
-    if cell is None or cell["status"] != "ok" or not cell["metrics"]["psnr"]:
-        return False
-    return None not in (*cell["metrics"]["psnr"], *cell["blind"]["psnr"])
-
-
-def _whole(cells: Sequence[Record | None]) -> bool:
-    """Whether every attack ran or did not apply in a round, at least one ran, on equal images."""
-    ran = [cell for cell in cells if cell is not None and _ran(cell)]
-    idle = [cell for cell in cells if cell is not None and cell["status"] == "not_applicable"]
-    same = len({len(cell["metrics"]["psnr"]) for cell in ran}) == 1
-    return same and len(ran) + len(idle) == len(cells)
-
-
-def _squares(cell: Record, table: str) -> list[float]:
-    return [_square(value) for value in cell[table]["psnr"]]
-
-
-def _square(psnr: float) -> float:
-    """The squared error of a PSNR, in squared units of the range."""
-    return float(10 ** (-max(min(psnr, _EXTREME), -_EXTREME) / 10))
 
 
 def _losses(trainings: Iterable[Record], names: Names) -> dict[tuple[str, str], float]:

@@ -90,14 +90,14 @@ def by_family(found: Measured, data: str, batch: int, server: str) -> dict[str, 
 
 def imprint_is_strongest(found: Measured, data: str, batch: int) -> list[Claim]:
     """2-10: Robbing the Fed is the best attack under little noise, and fails under masks."""
-    everything = found.errors(data, batch, ANY)
+    everything = found.rounds(data, batch, ANY)
     honest = found.strengths(data, batch, HONEST)
     rows = []
-    for defense, attacks in everything.items():
+    for defense, rounds in everything.items():
         little, masked = defense in ("noise 0.001", "noise 0.01"), family(defense) in MASKS
         if not little and not masked:
             continue
-        own = {seed: fmean(errors) for seed, errors in attacks[IMPRINT].items()}
+        own = {seed: fmean(errors) for seed, errors in rounds.attacks[IMPRINT].items()}
         others = {seed: value**2 for seed, value in honest[defense].held_out.items()}
         if len(set(own) & set(others)) < 2:
             continue

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from leakbound.experiments.systematic_evaluation.parts import Part
-from leakbound.report.strength import Errors, Strength, blind_errors, errors_of, strength
+from leakbound.report.strength import Rounds, Strength, ran, rounds_of, squares, strength
 
 Record = dict[str, Any]
 Where = tuple[str, str]
@@ -86,29 +86,22 @@ class Measured:
         """The batch sizes of the main table."""
         return sorted({cell["batch_size"] for cell in self.cells[data, "honest"]})
 
-    def errors(self, data: str, batch: int, server: str) -> dict[str, dict[str, Errors]]:
-        """Squared errors by defense, attack, round: of an honest server's attacks or of all."""
+    def rounds(self, data: str, batch: int, server: str) -> dict[str, Rounds]:
+        """Errors by defense: of an honest server's attacks, or of all."""
         parts = ("honest", "soteria") + (("malicious",) if server == ANY else ())
-        found: dict[str, dict[str, Errors]] = {}
+        found: dict[str, dict[str, list[Record]]] = {}
         for part in parts:
-            own = [c for c in self.cells[data, part] if c["batch_size"] == batch]
-            for defense, cells in grouped(own, label).items():
-                of = found.setdefault(defense, {})
-                for name, some in grouped(cells, self._attack(data, part)).items():
-                    of[name] = errors_of(some)
-        return found
+            name = self._attack(data, part)
+            for cell in self.cells[data, part]:
+                if cell["batch_size"] == batch:
+                    own = found.setdefault(label(cell), {})
+                    own.setdefault(name(cell), []).append(cell)
+        return {defense: rounds_of(attacks) for defense, attacks in found.items()}
 
     def strengths(self, data: str, batch: int, server: str) -> dict[str, Strength]:
         """S_D of every defense."""
-        own = [
-            c
-            for part in ("honest", "soteria")
-            for c in self.cells[data, part]
-            if c["batch_size"] == batch
-        ]
-        blind = {defense: blind_errors(cells) for defense, cells in grouped(own, label).items()}
-        errors = self.errors(data, batch, server)
-        return {defense: strength(errors[defense], blind[defense]) for defense in blind}
+        found = self.rounds(data, batch, server)
+        return {d: strength(own.attacks, own.blind) for d, own in found.items() if own.blind}
 
     def trained(self, data: str, what: str = "training_loss") -> dict[str, dict[int, float]]:
         """By defense and seed: the loss (or accuracy) after the last round."""
@@ -204,7 +197,7 @@ def family(defense: str) -> str:
 
 def mean_errors(cells: Iterable[Record]) -> dict[int, float]:
     """Mean squared error of each round that ran."""
-    return {seed: fmean(errors) for seed, errors in errors_of(cells).items()}
+    return {cell["seed"]: fmean(squares(cell, "metrics")) for cell in cells if ran(cell)}
 
 
 def grouped(records: Iterable[Record], key: Any) -> dict[Any, list[Record]]:
