@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -40,7 +41,8 @@ class Soteria(Defense):
         rate: the fraction of the layer's input features.
         layer: the name of a linear layer; None is the first whose input is not the model's own.
 
-    Cost: one forward-mode pass a pixel, in bundles; exact, nothing is drawn.
+    Cost: a forward-mode pass a pixel or a backward pass a feature, whichever are fewer; exact,
+    nothing is drawn.
 
     Guarantees: none; which columns are withheld is seen and depends on the data.
 
@@ -144,21 +146,41 @@ def distances(task: Task, inputs: Tensor, layer: str) -> Tensor:
             "batch norm in training mode couples the examples: no feature has one input alone"
         )
     inputs = inputs.detach()
-    size, numel = len(inputs), inputs[0].numel()
 
     def of(x: Tensor) -> Tensor:
         return representation(task, x, layer)
+
+    with torch.no_grad():
+        r = of(inputs)
+        cheaper = _by_feature if r[0].numel() < inputs[0].numel() else _by_pixel
+        squares = cheaper(of, inputs, r)
+    return torch.where(r == 0, 0.0, r.abs() / squares.sqrt())
+
+
+def _by_pixel(of: Callable[[Tensor], Tensor], inputs: Tensor, r: Tensor) -> Tensor:
+    """||dr_i/dx||^2, (B, F), from one forward-mode pass a pixel."""
+    size, numel = len(inputs), inputs[0].numel()
 
     def moved(pixel: Tensor) -> Tensor:
         tangent = nn.functional.one_hot(pixel, numel).to(inputs).reshape(inputs.shape[1:])
         change: Tensor = jvp(of, (inputs,), (tangent.expand_as(inputs),))[1]
         return change
 
-    with torch.no_grad():
-        r = of(inputs)
-        squares = torch.zeros_like(r)
-        each = max(1, TOGETHER // (32 * size * numel))
-        for start in range(0, numel, each):
-            pixels = torch.arange(start, min(start + each, numel), device=inputs.device)
-            squares += vmap(moved)(pixels).square().sum(0)
-    return torch.where(r == 0, 0.0, r.abs() / squares.sqrt())
+    squares = torch.zeros_like(r)
+    each = max(1, TOGETHER // (32 * size * numel))
+    for start in range(0, numel, each):
+        pixels = torch.arange(start, min(start + each, numel), device=inputs.device)
+        squares += vmap(moved)(pixels).square().sum(0)
+    return squares
+
+
+def _by_feature(of: Callable[[Tensor], Tensor], inputs: Tensor, r: Tensor) -> Tensor:
+    """The same from one backward pass a feature."""
+    squares = torch.empty_like(r)
+    with torch.enable_grad():
+        x = inputs.clone().requires_grad_()
+        sums = of(x).sum(0)  # examples stay apart: each has its own gradient
+        for i, total in enumerate(sums):
+            (back,) = torch.autograd.grad(total, x, retain_graph=True, allow_unused=True)
+            squares[:, i] = 0.0 if back is None else back.flatten(1).square().sum(1)
+    return squares

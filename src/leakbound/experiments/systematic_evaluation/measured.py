@@ -105,7 +105,8 @@ class Measured:
 
     def trained(self, data: str, what: str = "training_loss") -> dict[str, dict[int, float]]:
         """By defense and seed: the loss (or accuracy) after the last round."""
-        own = [unit for unit in self.trainings[data, "honest"] if unit["status"] == "ok"]
+        both = (*self.trainings[data, "honest"], *self.trainings[data, "soteria"])
+        own = [unit for unit in both if unit["status"] == "ok"]
         return {
             defense: {unit["seed"]: unit[what] for unit in units if unit[what] is not None}
             for defense, units in grouped(own, label).items()

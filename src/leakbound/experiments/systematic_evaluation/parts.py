@@ -33,7 +33,7 @@ FEATURE_DEFENSES: tuple[tuple[Spec, ...], ...] = (
     *((Spec("local_aggregation", (("steps", k), ("learning_rate", 0.01))),) for k in (3, 5)),
 )
 """Those of the paper's table 2."""
-SOTERIA = (Spec("soteria", (("rate", 0.8),)),)
+SOTERIA = (Spec("soteria", (("rate", 0.8), ("layer", "inner"))),)
 
 HONEST = ("deep prior + features", "strong matching", "inverting gradients", "features first")
 """The attacks of an honest server's plan, in its order."""
@@ -116,7 +116,7 @@ def _of(plan: Plan) -> dict[str, tuple[Plan, tuple[str, ...]]]:
     every = (*plan.defenses, SOTERIA)
     return {
         "honest": (plan, HONEST),
-        "soteria": (replace(still, defenses=(SOTERIA,)), HONEST),
+        "soteria": (replace(plan, defenses=(SOTERIA,)), HONEST),
         "malicious": (replace(evil, attacks=planted, defenses=every), MALICIOUS),
         "floors": (floors, (HONEST[0], HONEST[2])),
         "ablation": (ablation, tuple(ABLATION)),
