@@ -132,8 +132,27 @@ def _undisturbed() -> Iterator[None]:
     """Ctrl-C waits while a future is touched: one that comes between leaves it locked, and the
     pool's own thread then waits for that lock forever (`concurrent.futures.wait` does the same).
 
-    A process that starts in here is born with Ctrl-C blocked, as we handle it.
+    The mask is for a process that starts in here: it is born with Ctrl-C blocked, as we handle it.
+    It is not enough for ourselves, as any other thread may take the signal.
     """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is None:  # raised elsewhere, or not by Python
+        with _masked():
+            yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        with _masked():
+            yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def _masked() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -149,7 +168,9 @@ def _wait_for_start(pool: ProcessPoolExecutor) -> None:
         done: SimpleQueue[Future[Any]] = SimpleQueue()
         with _undisturbed():
             pool.submit(_started).add_done_callback(done.put)
-        done.get().result()
+        future = done.get()
+        with _undisturbed():
+            future.result()
     except BrokenProcessPool:
         raise ValueError(
             "worker processes cannot start; call this from a file under "
