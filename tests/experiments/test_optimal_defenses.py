@@ -115,3 +115,44 @@ def test_the_pattern_names_the_record():
     assert plain.hits <= 4
     low, high = found.interval
     assert low <= found.hits / found.n <= high
+
+
+def _family(levels, shift, source, base):
+    """Levels (loss, extra dB) of a family whose error grows by 10 dB for each doubled loss."""
+    made = []
+    for loss, extra in levels:
+        own = {s: loss * (1 + 0.02 * source.normal()) for s in range(6)}
+        level = 10 * math.log2(loss / 0.2) + shift + extra - 20
+        made.append((own, {s: 10 ** ((level + base[s] + source.normal()) / 10) for s in own}))
+    return made
+
+
+def test_at_equal_loss_does_not_depend_on_useless_levels():
+    """A family that is 2 dB safer is found so with and without a level that costs and brings none;
+    of equal families few are told apart."""
+    plain, more = [(0.2, 0), (0.25, 0), (0.4, 0)], [(0.2, -6), (0.2, 0), (0.25, 0), (0.4, 0)]
+    source = np.random.default_rng(0)
+
+    def words(ours, theirs, shift):
+        found = []
+        for _ in range(100):
+            base = 2 * source.normal(size=6)
+            gain = paired.at_equal_loss(
+                _family(ours, shift, source, base), _family(theirs, 0, source, base)
+            )
+            found.append(gain.word)
+        return found
+
+    for ours, theirs in ((plain, plain), (more, plain), (plain, more)):
+        assert words(ours, theirs, 2).count("holds") >= 90
+        assert words(ours, theirs, 0).count("undecided") >= 88
+
+
+def test_at_equal_loss_needs_most_seeds():
+    losses = [dict.fromkeys(range(6), x) for x in (1.0, 2.0)]
+    errors = [dict.fromkeys(range(6), x) for x in (0.1, 0.2)]
+    apart = [{s: x + 5 * (s > 2) for s, x in loss.items()} for loss in losses]
+    assert (
+        paired.at_equal_loss(zip(apart, errors, strict=True), zip(losses, errors, strict=True))
+        is None
+    )

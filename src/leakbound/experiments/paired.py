@@ -54,15 +54,23 @@ def logs(values: Mapping[int, float]) -> dict[int, float]:
     return {seed: 10 * math.log10(value) for seed, value in values.items()}
 
 
-def at_equal_loss(
-    ours: Iterable[tuple[Mapping[int, float], Mapping[int, float]]],
-    theirs: Iterable[tuple[Mapping[int, float], Mapping[int, float]]],
-) -> Gain | None:
+Levels = Iterable[tuple[Mapping[int, float], Mapping[int, float]]]
+"""A family of defenses, level by level: training losses and errors, by seed."""
+
+
+def at_equal_loss(ours: Levels, theirs: Levels) -> Gain | None:
     """How much higher our error is (in dB) where the training loss is the same, by seed.
 
-    Each family is a curve of (loss, error) over its levels; ours is read, by linear interpolation
-    between neighbours in loss, at their points within the common range of losses. None where the
-    ranges do not meet for two seeds.
+    What a family gives for a loss is the largest error among its levels that cost no more, read
+    linearly between the levels that raise it: a level that costs as much as a better one counts
+    for nothing, however many there are. The difference is the mean over the losses that both
+    families span. None where they do so in fewer than two seeds, or in half of them or fewer.
+
+    Example:
+        >>> ours = [({0: 1.0, 1: 1.0}, {0: 0.2, 1: 0.2}), ({0: 2.0, 1: 2.0}, {0: 2.0, 1: 2.0})]
+        >>> theirs = [(loss, {0: 0.1, 1: 0.1}) for loss, _ in ours]
+        >>> round(at_equal_loss(ours, theirs).mean, 2)
+        8.01
     """
     own, other = list(ours), list(theirs)
     shared = set.intersection(*(set(a) & set(b) for a, b in own + other))
@@ -75,9 +83,15 @@ def at_equal_loss(
             continue
         at = np.linspace(low, high, 20)
         found.append(float(np.mean(_curve(mine, at) - _curve(yours, at))))
-    return gain(found) if len(found) >= 2 else None
+    enough = len(found) >= 2 and 2 * len(found) > len(shared)
+    return gain(found) if enough else None
 
 
 def _curve(points: list[tuple[float, float]], at: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    losses, errors = zip(*points, strict=True)
+    """The largest error so far, between the points (loss, error), sorted, that raise it."""
+    raising = points[:1]
+    for loss, error in points[1:]:
+        if error > raising[-1][1]:
+            raising.append((loss, error))
+    losses, errors = zip(*raising, strict=True)
     return np.asarray(np.interp(at, losses, errors))
