@@ -183,3 +183,24 @@ def test_the_rate_is_checked(rate):
 )
 def test_contract(defense):
     check_defense(defense)
+
+
+def test_both_ways_give_the_jacobian_s_rows():
+    """Few features go backward, many forward; both against the whole Jacobian."""
+    inputs = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+    for features in (5, 40):  # 16 pixels
+        torch.manual_seed(features)
+        model = nn.Sequential(
+            nn.Flatten(), nn.Linear(16, features), nn.Tanh(), nn.Linear(features, 2)
+        )
+        task = Task.of(model)
+
+        def one(x, task=task):
+            return representation(task, x[None], "3")[0]
+
+        norms = torch.stack(
+            [torch.autograd.functional.jacobian(one, x).flatten(1).norm(dim=1) for x in inputs]
+        )
+        r = representation(task, inputs, "3").detach()
+        found = distances(task, inputs, "3")
+        torch.testing.assert_close(found, r.abs() / norms, rtol=1e-5, atol=1e-6)

@@ -106,9 +106,11 @@ def test_records_become_rounds():
             "b": [_cell(0, 30.0), _cell(1, 0.0, status="failed"), _cell(2, 40.0)],
             "c": [_cell(0, 0.0, status="not_applicable"), _cell(1, 10.0), _cell(2, 10.0)],
             "never": [_cell(seed, 0.0, status="not_applicable") for seed in range(3)],
+            "crashed": [_cell(seed, 0.0, status="failed") for seed in range(3)],
         }
     )
     assert found.left_out == 1
+    assert found.missing == ("crashed",), "else a defense looks stronger than it is"
     assert found.blind == {0: [0.1], 2: [0.1]}
     assert found.attacks == {
         "a": {0: [0.01], 2: [pytest.approx(0.001)]},

@@ -53,6 +53,9 @@ class Bench:
     def __init__(self, spec: DataSpec, device: str = "cpu") -> None:
         self.spec = spec
         self.device = usable(device)
+        if self.device.type == "cuda":  # float32 as on the CPU, and the same sums each time
+            torch.backends.cudnn.allow_tf32 = False
+            torch.backends.cudnn.deterministic = True
         self._kept: dict[Any, Any] = {}
 
     @cached_property

@@ -206,7 +206,7 @@ def _prior(spec: FloorSpec, bench: Bench, batch_size: int) -> Prior:
         raise NotApplicable("there are too few public images to take a prior from")
 
     def make() -> Prior:
-        pixels = public.inputs.flatten(1).double().numpy()
+        pixels = public.inputs.flatten(1).double().cpu().numpy()
         if spec.prior == "gaussian":
             return GaussianPrior.from_samples(pixels, components=spec.components)
         variance = float(pixels.var(0).mean())

@@ -65,7 +65,8 @@ def audit(
         folder: where to; made if it is not there.
         workers: processes; the records are the same for any number.
         pictures: keep pictures of the data.
-        device: where models and batches live ("cuda" for a GPU); a folder keeps to one.
+        device: where models and batches live; a folder keeps to one. The last digits of a GPU's
+            records ("cuda") may differ from run to run.
         watch: called as the audit goes on.
 
     Raises:

@@ -43,7 +43,7 @@ def risks(cell: Cell, bench: Bench, played: Round) -> list[dict[str, Any]]:
         return []
     low, high = played.observation.task.input_range
     eta = (high - low) ** 2 / 10 ** (cell.threshold / 10)
-    norms = played.truth.inputs.flatten(1).double().norm(dim=1).numpy()
+    norms = played.truth.inputs.flatten(1).double().norm(dim=1).cpu().numpy()
     if spec.prior == "sphere" and not norms.all():
         raise NotApplicable(
             "the zero image rebuilds an image that is all zeros, without any update"
@@ -142,7 +142,8 @@ def _blind(rung: ladder.Rung, bench: Bench, eta: float, labels_known: bool) -> f
     """
     public = bench.public
     assert public is not None  # the rung was fitted on them
-    flat, labels = public.inputs.flatten(1).double().numpy(), public.labels.numpy()
+    flat = public.inputs.flatten(1).double().cpu().numpy()
+    labels = public.labels.cpu().numpy()
     groups = [flat[labels == y] for y in np.unique(labels)] if labels_known else [flat]
     known = float(np.asarray(ladder.Seen(rung, [*groups]).log_kappa(np.array([eta])))[0])
     if isinstance(rung, ladder.Gallery) and labels_known:
@@ -162,13 +163,13 @@ def _fitted(spec: RiskSpec, bench: Bench) -> ladder.Rung:
     public = bench.public
     if public is None or public.size < FEWEST:
         raise NotApplicable(f"the probability needs {FEWEST} public images to take a prior from")
-    images = public.inputs.flatten(1).double().numpy()
+    images = public.inputs.flatten(1).double().cpu().numpy()
     try:
         if spec.prior == "gaussian":
             return ladder.GaussianImages.from_samples(images, components=spec.components)
         if spec.prior == "mixture":
             return ladder.Mixture.from_samples(
-                images, labels=public.labels.numpy(), components=spec.components
+                images, labels=public.labels.cpu().numpy(), components=spec.components
             )
         return ladder.Gallery(images)
     except ValueError as error:  # such as a class of one public image

@@ -18,6 +18,7 @@ from leakbound.report.strength import NO_UPDATE, Strength, ran, rounds_of, squar
 from leakbound.report.tables import Names
 
 BLIND = "guess without update"
+UNPROVED = "unproved"
 _HUGE = 1e300
 
 
@@ -45,12 +46,14 @@ class Row:
     """One defense: its S_D, and a floor or in a few words why none applies.
 
     `found` is None where no round has a result of every attack. `left_out`: rounds in which an
-    attack has none. `loss`: the mean training loss over the seeds that ran.
+    attack has none; `missing`: attacks without any. `loss`: the mean training loss over the seeds
+    that ran.
     """
 
     defense: str
     found: Strength | None
     left_out: int
+    missing: tuple[str, ...]
     floor: Least | str
     loss: float | None
 
@@ -95,11 +98,11 @@ def _row(defense: str, cells: Sequence[Record], names: Names, loss: float | None
         attacks.setdefault(names.attack(cell), []).append(cell)
     own = rounds_of(attacks)
     if not own.blind:
-        return Row(defense, None, own.left_out, "–", loss)
+        return Row(defense, None, own.left_out, own.missing, "–", loss)
     result = strength(own.attacks, own.blind)
     winner = {**own.blind, **own.attacks.get(result.attack, {})}
     held = [cell for cell in cells if cell["seed"] in own.blind and ran(cell)]
-    return Row(defense, result, own.left_out, _floor(held, winner), loss)
+    return Row(defense, result, own.left_out, own.missing, _floor(held, winner), loss)
 
 
 def _floor(cells: Sequence[Record], winner: Mapping[int, Sequence[float]]) -> Least | str:
@@ -127,7 +130,10 @@ def _floor(cells: Sequence[Record], winner: Mapping[int, Sequence[float]]) -> Le
         made.append(Least(root, error / root if root else None, name, prior, len(by_round)))
     if made:
         return max(made, key=lambda one: (one.n, one.root))
-    return f"only for {' and '.join(others)} attackers" if others else "none"
+    if not others:
+        return "none"
+    known_for = [words for words in others if words != UNPROVED]
+    return f"only for {' and '.join(known_for)} attackers" if known_for else "not proved here"
 
 
 def _losses(trainings: Iterable[Record], names: Names) -> dict[tuple[str, str], float]:

@@ -175,7 +175,7 @@ def _matching(modules: list[nn.Module], before: Tensor, hidden: Tensor) -> Activ
 
 def _plain(module: nn.Module) -> Activation:
     """A module as a function of float64 tensors that changes nothing."""
-    own = copy.deepcopy(module).double()
+    own = copy.deepcopy(module).double().cpu()
     own._forward_pre_hooks.clear()
     return lambda z: own(z.clone())
 

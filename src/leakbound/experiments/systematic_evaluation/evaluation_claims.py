@@ -15,6 +15,7 @@ from leakbound.experiments.systematic_evaluation.measured import (
     Measured,
     family,
 )
+from leakbound.experiments.systematic_evaluation.parts import HONEST as ATTACKS
 from leakbound.experiments.systematic_evaluation.theory_claims import (
     FAILS,
     HOLDS,
@@ -45,26 +46,33 @@ def features_help(found: Measured, data: str) -> list[Claim]:
     """2-7: features make the attack more robust to clipping and noise, not to heavy pruning."""
     rows = []
     for defense, variants in found.ablation(data).items():
-        ours, without = variants["deep prior + features"], variants["without features"]
+        ours = variants.get(ATTACKS[0], {})
+        without = variants.get("without features", {})
+        if defense == "none" or len(set(ours) & set(without)) < 2:
+            continue
         helped = paired(logs(without), logs(ours))
         heavy = family(defense) == PRUNE
         text = "do not lower the error" if heavy else "lower the error"
         word = helped.word
         if heavy:
             word = {HOLDS: FAILS, FAILS: HOLDS}.get(word, word)
-        rows.append(Claim("2-7", f"{data}, {defense}: features {text}", spoken(helped), word))
+        rows.append(
+            Claim("2-7", f"{data}, {defense}: features {text}", f"lower by {spoken(helped)}", word)
+        )
     return rows
 
 
 def pruning_is_best(found: Measured, data: str, batch: int, server: str) -> list[Claim]:
     """2-8: at equal training loss the strongest attack has the largest error under pruning."""
     curves = by_family(found, data, batch, server)
+    if PRUNE not in curves:
+        return []
     rows = []
     for name, curve in curves.items():
         if name == PRUNE or len(curve) < 2:
             continue
         more = at_equal_loss(curves[PRUNE], curve)
-        told = "their losses do not overlap for two seeds" if more is None else spoken(more)
+        told = "their losses overlap in too few seeds" if more is None else spoken(more)
         rows.append(
             Claim(
                 "2-8",
@@ -97,12 +105,12 @@ def imprint_is_strongest(found: Measured, data: str, batch: int) -> list[Claim]:
         little, masked = defense in ("noise 0.001", "noise 0.01"), family(defense) in MASKS
         if not little and not masked:
             continue
-        own = {seed: fmean(errors) for seed, errors in rounds.attacks[IMPRINT].items()}
-        others = {seed: value**2 for seed, value in honest[defense].held_out.items()}
-        if len(set(own) & set(others)) < 2:
+        own = {seed: fmean(errors) for seed, errors in rounds.attacks.get(IMPRINT, {}).items()}
+        if defense not in honest or len(own) < 2:
             continue
+        others = {seed: value**2 for seed, value in honest[defense].held_out.items()}
         ahead = paired(logs(others), logs(own))
-        text, word = "the lowest error", ahead.word
+        text, word = "a lower error than the best honest attack", ahead.word
         if masked:
             text = "a higher error than the best honest attack"
             word = {HOLDS: FAILS, FAILS: HOLDS}.get(word, word)
@@ -116,21 +124,25 @@ MASKS = ("dropout", PRUNE)
 
 def floors_hold(floors: Iterable[Floor]) -> Claim:
     """No attack beats a floor that covers it, by the mean over rounds and its interval."""
-    compared, closest, beaten = 0, math.inf, []
+    compared, closest, beaten, near = 0, math.inf, [], 0
     for floor in floors:
         if floor.covers != "all" or len(floor.floors) < 2:
             continue
         compared += 1
         over = [floor.errors[seed] - floor.floors[seed] for seed in floor.floors]
         closest = min(closest, fmean(floor.errors.values()) / fmean(floor.floors.values()))
-        if gain(over).high < 0:
+        found = gain(over)
+        near += found.low <= 0
+        if found.high < 0:
             beaten.append(f"{floor.attack} at noise {floor.noise_std:g}")
     told = f"{compared} comparisons, {len(beaten)} below"
     told += f" ({', '.join(beaten)})" if beaten else ""
     if compared:
         told += f"; the closest error has {math.sqrt(closest):.3g} times the floor's root"
-    word = UNDECIDED if not compared else FAILS if beaten else HOLDS
-    return Claim("floors", "no attack beats a floor that covers it", told, word)
+    told += f"; {near} whose interval reaches the floor" if near else ""
+    word = FAILS if beaten else UNDECIDED if near or not compared else HOLDS
+    statement = "no attack beats a floor that covers it (floors are for images of the prior)"
+    return Claim("floors", statement, told, word)
 
 
 def spoken(found: Gain) -> str:

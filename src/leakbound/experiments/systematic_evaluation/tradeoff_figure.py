@@ -14,6 +14,7 @@ from leakbound.experiments.systematic_evaluation.measured import HONEST, Measure
 LOOKS = (
     *(("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "D"), ("#cc79a7", "^"), ("#e69f00", "v")),
     *(("#56b4e9", "P"), ("#000000", "X"), ("#999999", "*"), ("#8c564b", "h"), ("#bcbd22", "<")),
+    *(("#17becf", ">"), ("#7f3c8d", "p")),
 )
 
 
@@ -44,5 +45,8 @@ def _panel(axes: Axes, found: Measured, data: str, batch: int) -> None:
             axes.errorbar(
                 x, y, [low, high], color=color, marker=marker, lw=0.8, elinewidth=0.5, label=name
             )
+        for defense, across, up in zip(own, x, y, strict=True):
+            level = defense.removeprefix(name).strip()
+            axes.annotate(level, (across, up), (3, 3), textcoords="offset points", fontsize=5)
     axes.axhline(fmean(s.blind for s in strengths.values()), color="gray", ls=":", lw=1)
     axes.set(title=f"{data}, B = {batch}", xlabel="training loss after the last round")
