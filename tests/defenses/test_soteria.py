@@ -204,3 +204,16 @@ def test_both_ways_give_the_jacobian_s_rows():
         r = representation(task, inputs, "3").detach()
         found = distances(task, inputs, "3")
         torch.testing.assert_close(found, r.abs() / norms, rtol=1e-5, atol=1e-6)
+
+
+def test_a_layer_is_found_in_a_wrapped_model():
+    """A malicious server puts layers in front: the client still defends the layer it named."""
+    inner = nn.Sequential()
+    inner.add_module("below", nn.Linear(4, 3))
+    inner.add_module("head", nn.Linear(3, 2))
+    wrapped = Task.of(nn.Sequential(nn.Flatten(), inner))
+    assert defended_layer(wrapped, "head") == "1.head"
+    assert defended_layer(Task.of(inner), "head") == "head"
+    twice = Task.of(nn.Sequential(inner, nn.Sequential(nn.Linear(2, 4), inner)))
+    with pytest.raises(ValueError, match="layer is 'tail'"):
+        defended_layer(twice, "tail")

@@ -39,7 +39,8 @@ class Soteria(Defense):
 
     Args:
         rate: the fraction of the layer's input features.
-        layer: the name of a linear layer; None is the first whose input is not the model's own.
+        layer: the name of a linear layer, also where a server has wrapped the model into another;
+            None is the first whose input is not the model's own.
 
     Cost: a forward-mode pass a pixel or a backward pass a feature, whichever are fewer; exact,
     nothing is drawn.
@@ -103,6 +104,9 @@ def defended_layer(task: Task, layer: str | None = None) -> str:
             if isinstance(module, nn.Linear):
                 linear.append(name)
     if layer is not None:
+        inside = [name for name in linear if name.endswith(f".{layer}")]
+        if layer not in linear and len(inside) == 1:
+            return inside[0]
         check.one_of(linear, layer=layer)
         return layer
     behind = [name for name in linear if name != first]

@@ -181,7 +181,7 @@ def _features(found: Measured) -> list[str]:
 def _apart(found: Measured) -> list[str]:
     lines = [
         "",
-        "## The strongest attack taken apart (table 6)",
+        "## Deep prior + features, taken apart (table 6)",
         "",
         "B = 4. RMSE, and in parentheses how many dB of squared error worse than all parts "
         "together, paired, with intervals of 95 %.",
