@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jvp, vjp, vmap
+from torch.nn.grad import conv2d_weight
 
 _CACHED = 2**18
 
@@ -47,28 +48,36 @@ def of_lanes(changes: Tensor) -> Power:
     return Power(total, square.div_(top).square_().sum(0).sqrt_().mul_(top))
 
 
-def layer_sums(
-    module: nn.Module, tapped: Tapped, tensors: Mapping[str, Tensor], fresh: int
-) -> tuple[dict[str, Power], dict[str, Tensor]]:
-    """For every parameter of a layer the sums, and the gradient summed over the first lanes.
+def layer_powers(
+    module: nn.Module, tapped: Tapped, tensors: Mapping[str, Tensor]
+) -> dict[str, Power]:
+    """The sums for every parameter of a layer; `tensors` are its parameters and buffers."""
+    if matrix_like(module):
+        parts = {"weight": _weight_power(module, tapped)}
+        if module.bias is not None:
+            parts["bias"] = of_lanes(_over_positions(module, tapped.dd))
+        return parts
+    return {name: of_lanes(moved) for name, (_, moved) in _local(module, tapped, tensors).items()}
 
-    Args:
-        module: the layer.
-        tapped: what it saw.
-        tensors: its parameters and buffers.
-        fresh: over how many lanes the gradient is summed; 0 gives no gradient.
-    """
+
+def layer_gradient(
+    module: nn.Module, tapped: Tapped, tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The gradient summed over the lanes, for every parameter of a layer."""
+    a, d = tapped.a, tapped.d
     if not matrix_like(module):
         each = _local(module, tapped, tensors)
-        powers = {name: of_lanes(moved) for name, (_, moved) in each.items()}
-        first = {name: plain[:fresh].sum(0) for name, (plain, _) in each.items()}
-        return powers, first if fresh else {}
-    power, gradient = _weight_sums(module, tapped, fresh)
-    powers, first = {"weight": power}, {"weight": gradient}
+        return {name: plain.sum(0) for name, (plain, _) in each.items()}
+    if isinstance(module, nn.Conv2d):
+        weight = conv2d_weight(  # type: ignore[no-untyped-call]
+            a, module.weight.shape, d, module.stride, module.padding, module.dilation
+        )
+    else:
+        weight = d.flatten(0, -2).T @ a.flatten(0, -2)
+    parts = {"weight": weight}
     if module.bias is not None:
-        powers["bias"] = of_lanes(_over_positions(module, tapped.dd))
-        first["bias"] = _over_positions(module, tapped.d[:fresh]).sum(0)
-    return powers, first if fresh else {}
+        parts["bias"] = _over_positions(module, d).sum(0)
+    return parts
 
 
 def matrix_like(module: nn.Module) -> bool:
@@ -91,38 +100,25 @@ def lane_elements(module: nn.Module, a: Tensor, out: Tensor) -> int:
     return 4 * a.numel() + 6 * out.numel() + 4 * size * each
 
 
-def _weight_sums(module: nn.Module, tapped: Tapped, fresh: int) -> tuple[Power, Tensor]:
+def _weight_power(module: nn.Module, tapped: Tapped) -> Power:
+    if tapped.a.ndim == 2:
+        return _outer_power(tapped)
     a, da, d, dd = tapped.a, tapped.da, tapped.d, tapped.dd
     if isinstance(module, nn.Conv2d):
-        return _conv_sums(module, tapped, fresh)
-    gradient = d[:fresh].flatten(0, -2).T @ a[:fresh].flatten(0, -2)
-    if a.ndim == 2:
-        return _outer_power(tapped), gradient
-    a, da, d, dd = (part.flatten(1, -2) for part in (a, da, d, dd))
-    return of_lanes(torch.bmm(dd.mT, a).baddbmm_(d.mT, da)), gradient
-
-
-def _conv_sums(module: nn.Conv2d, tapped: Tapped, fresh: int) -> tuple[Power, Tensor]:
-    """A few lanes at a time: their windows stay in the cache, and serve the gradient as well."""
-    a, da, d, dd = tapped.a, tapped.da, tapped.d.flatten(2), tapped.dd.flatten(2)
-    view, shape = _Windows(module, a), module.weight.shape
-    gradient = a.new_zeros(d.shape[1], math.prod(shape[1:]))
+        d, dd, view = d.flatten(2), dd.flatten(2), _Windows(module, a)
+    else:
+        a, da, d, dd = (part.flatten(1, -2) for part in (a, da, d, dd))
+        d, dd, view = d.mT, dd.mT, None
     sums: Power | None = None
-    for start in range(0, len(a), view.step):
-        few = slice(start, start + view.step)
-        own = d[start : min(start + view.step, fresh)]
-        seen = view(a[few])
-        if len(own) == len(seen):
-            change, each = torch.bmm(torch.cat([dd[few], own], 1), seen).chunk(2, 1)
-            gradient += each.sum(0)
-        else:
-            change = torch.bmm(dd[few], seen)
-            gradient += torch.bmm(own, seen[: len(own)]).sum(0)
-        change = torch.baddbmm(change, d[few], view(da[few]))
+    shape: torch.Size = module.weight.shape  # type: ignore[assignment]
+    for start in range(0, len(a), view.step if view else len(a)):
+        few = slice(start, start + view.step if view else len(a))
+        change = torch.bmm(dd[few], view(a[few]) if view else a[few])
+        change.baddbmm_(d[few], view(da[few]) if view else da[few])
         part = of_lanes(change.view(-1, *shape))
         sums = part if sums is None else sums.plus(part)
     assert sums is not None  # there is at least one lane
-    return sums, gradient.view(shape)
+    return sums
 
 
 class _Windows:

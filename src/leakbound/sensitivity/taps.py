@@ -29,7 +29,8 @@ from leakbound.sensitivity.squares import (
     Power,
     Tapped,
     lane_elements,
-    layer_sums,
+    layer_gradient,
+    layer_powers,
 )
 from leakbound.types import Task
 
@@ -110,9 +111,12 @@ def powers(
     for name, tapped in taps.items():
         module, prefix = task.model.get_submodule(name), f"{name}." if name else ""
         own = _own(tensors, prefix)
-        found_powers, first = layer_sums(module, tapped, own, fresh)
-        sums |= {prefix + key: power for key, power in found_powers.items()}
-        gradients |= {prefix + key: value for key, value in first.items()}
+        for key, power in layer_powers(module, tapped, own).items():
+            sums[prefix + key] = power
+        if fresh:
+            first = Tapped(*(t[:fresh] for t in (tapped.a, tapped.da, tapped.d, tapped.dd)))
+            for key, value in layer_gradient(module, first, own).items():
+                gradients[prefix + key] = value
 
     def flat(parts: dict[str, Tensor]) -> Tensor:
         return torch.cat([parts[name].reshape(-1) for name, *_ in task.layout])
