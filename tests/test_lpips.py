@@ -187,7 +187,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("change", "words"), BAD, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(("change", "words"), BAD, ids=[words for _, words in BAD])
 def test_files_that_do_not_fit(states, tmp_path, change, words):
     state = dict(states["alex"])
     change(state)
