@@ -79,7 +79,9 @@ def test_the_strongest_floor_is_taken_and_kinds_are_not_mixed(make_cell, make_bo
     assert (found.source.name, found.source.prior, found.source.number) == ("full", "other", 2)
 
 
-@pytest.mark.parametrize("changes", [{"covers": "unbiased"}, {"psnr": None}])
+@pytest.mark.parametrize(
+    "changes", [{"covers": "unbiased"}, {"covers": "unproved"}, {"psnr": None}]
+)
 def test_floors_that_do_not_hold_for_all_are_no_ceiling(
     tmp_path, make_cell, make_bound, make_run, changes
 ):
@@ -87,7 +89,9 @@ def test_floors_that_do_not_hold_for_all_are_no_ceiling(
     assert floors.ceiling(cells, floors.Sources(cells)) is None
     text = write(make_run(tmp_path / "run", cells)).read_text()
     assert "ceiling (mean)" not in text
-    assert ("covers only unbiased attackers" in text) == ("covers" in changes)
+    assert ("covers only unbiased attackers" in text) == (changes.get("covers") == "unbiased")
+    assert ("is not proved here" in text) == (changes.get("covers") == "unproved")
+    assert "unproved attackers" not in text
 
 
 def test_measure_of_attacks_is_that_of_the_ceiling(make_cell):

@@ -42,7 +42,7 @@ def page(found: Measured, claims: Sequence[Claim], scale: str, color: str) -> li
         "one of them); its interval of 95 % allows for the choice. The oracle takes the best "
         "attack image by image, which nobody can without the truth.",
         "",
-        *(["| claim | statement | measured | verdict |", "|---|---|---|---|"]),
+        *_heads(("claim", "statement", "measured", "verdict"), "---"),
         *(_line((c.number, c.statement, c.measured, c.word)) for c in claims),
         "",
         "Each verdict is that of one interval of 95 %: of many, some are wrong by chance. At equal "
@@ -66,7 +66,8 @@ def _best(found: Measured) -> list[str]:
         "Bold: the smallest mean error of an honest server's attacks, and of all. The last three "
         "change the model first: only a malicious server runs them. Every attack knows the "
         "defense: it simulates local steps and rounding, leaves out what a mask withholds, and "
-        "expects mixed examples; draws that stay with the client are not told.",
+        "expects mixed examples; draws that stay with the client are not told. The oracle is over "
+        "all attacks.",
     ]
     for data in found.data:
         for batch in found.batches(data):
@@ -76,15 +77,13 @@ def _best(found: Measured) -> list[str]:
                 continue
             n = "/".join(str(n) for n in sorted({own.n for own in honest.values()}))
             blind = fmean(own.blind for own in honest.values())
-            names = (*ATTACKS, *MALICIOUS)
             lines += [
                 "",
                 f"**{data}, B = {batch}**, n = {n} rounds; without an update {blind:.3f}",
                 "",
-                _line(
+                *_heads(
                     ("defense", *ATTACKS, "S_D, honest server", *MALICIOUS, "S_D, any", "oracle")
                 ),
-                "|---|" + "--:|" * (len(names) + 3),
             ]
             for defense, own in honest.items():
                 more = every.get(defense, own)
@@ -109,10 +108,9 @@ def _costs(found: Measured) -> list[str]:
     lines += [
         f"Training loss and test accuracy after {rounds} rounds of four clients with 16 images "
         "each (Adam), means with t intervals of 95 %; seeds pair the draws. Far from trained out, "
-        "as the paper's models are.",
+        "unlike the paper's models.",
         "",
-        _line(("defense", *heads)),
-        "|---|" + "--:|" * len(heads),
+        *_heads(("defense", *heads)),
     ]
     for defense in losses[found.data[0]]:
         cells = [
@@ -135,8 +133,7 @@ def _preferred(found: Measured) -> list[str]:
         "The defense with the largest S_D among those whose mean training loss is at most so many "
         "times the undefended one: a reading of the tables above, whose intervals often overlap.",
         "",
-        _line(("data", "B", "server", *(f"{budget:g} times" for budget in BUDGETS))),
-        "|---|--:|---|" + "---|" * len(BUDGETS),
+        *_heads(("data", "B", "server", *(f"{budget:g} times" for budget in BUDGETS)), "---"),
     ]
     for data in found.data:
         losses = {d: fmean(own.values()) for d, own in found.trained(data).items() if own}
@@ -161,13 +158,12 @@ def _features(found: Measured) -> list[str]:
         f"Share of the true features outside the span of those found, means of {FEW} rounds: "
         "cocktail party reads the first linear layer of an honest server's model, the tensor "
         "methods read a head that a malicious server has initialized. Of n numbers a random span "
-        "of B misses a share of sqrt(1 - B/n): for the head's 32, .98, .97, .94 and .87.",
+        "of B misses a share of sqrt(1 - B/n).",
     ]
     for data in found.data:
         tables = {method: found.features(data, method) for method in METHODS}
         heads = [f"{method}, B = {size}" for method in METHODS for size in FEATURE_BATCHES]
-        lines += ["", f"**{data}**", "", _line(("defense", *heads))]
-        lines.append("|---|" + "--:|" * len(heads))
+        lines += ["", f"**{data}**", "", *_heads(("defense", *heads))]
         for defense in tables[METHODS[0]]:
             cells = [
                 _small(tables[method][defense].get(size, []))
@@ -188,8 +184,7 @@ def _apart(found: Measured) -> list[str]:
     ]
     for data in found.data:
         tables = found.ablation(data)
-        lines += ["", f"**{data}**", "", _line(("variant", *tables))]
-        lines.append("|---|" + "--:|" * len(tables))
+        lines += ["", f"**{data}**", "", *_heads(("variant", *tables))]
         for variant in ABLATION:
             cells = []
             for own in tables.values():
@@ -215,8 +210,7 @@ def _floors(found: Measured) -> list[str]:
         "images cover every attacker on average; a batch's images are paired in the best order, "
         "for which no such floor is proved. Tightness is the attack's RMSE over the floor's root.",
         "",
-        _line(("data", "noise", "attack", "RMSE", "floor", "tightness", "covers")),
-        "|---|--:|---|--:|--:|--:|---|",
+        *_heads(("data", "noise", "attack", "RMSE", "floor", "tightness", "covers"), "---"),
     ]
     for data in found.data:
         for floor in found.floors(data):
@@ -269,6 +263,11 @@ def _named(source: str) -> str:
     """A source without the folder that it lies in on this machine."""
     kind, colon, path = source.partition(":")
     return f"`{kind}{colon}{path.replace(chr(92), '/').rpartition('/')[2]}`"
+
+
+def _heads(cells: Sequence[str], rest: str = "--:") -> list[str]:
+    """The first two lines of a table: its first column is text, the `rest` numbers or text."""
+    return [_line(cells), _line(["---", *[rest] * (len(cells) - 1)])]
 
 
 def _line(cells: Iterable[str]) -> str:
