@@ -121,7 +121,7 @@ def gradient(
         parts = torch.autograd.grad(
             loss, list(leaves.values()), create_graph=traced, materialize_grads=True
         )
-    return torch.cat([part.reshape(-1) for part in parts])
+    return _of_kept(task, torch.cat([part.reshape(-1) for part in parts]))
 
 
 def example_gradients(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def example_gradients(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
         return task.loss(forward(task, image[None], flat), label[None])
 
     each: Tensor = vmap(grad(one), in_dims=(None, 0, 0))(task.parameters, inputs, labels)
-    return each
+    return _of_kept(task, each)
 
 
 def local_update(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -209,13 +209,16 @@ def respond(
     returned in the round before, None in the first.
     """
     alone, _ = defense.sides
-    own = alone.prepare(task, source)
+    state = alone.init(task) if state is None else state
+    own, state = alone.begin(alone.prepare(task, source), state, source)
     plain = rows(own, batch.inputs, batch.labels, defense.starts).detach()
     check.finite("the client's gradient", plain)
     examples = (1,) * batch.size if defense.starts is Unit.EXAMPLE else (batch.size,)
     update = Update(plain, defense.starts, examples)
-    state = alone.init(own) if state is None else state
-    return alone.transform(update, state, ClientContext(own, batch), source)
+    update, state = alone.transform(update, state, ClientContext(own, batch), source)
+    if task.kept is not None:  # what the model does not have is not sent, noise on it neither
+        update = update.masked(task.kept.expand_as(update.rows), by_value=False)
+    return update, state
 
 
 def pure_simulate(task: Task, inputs: Tensor, labels: Tensor, defense: Release | None) -> Tensor:
@@ -272,7 +275,12 @@ def pure_gradient(
     """As `gradient`, but free of autograd calls, so that `torch.func` transforms can see it."""
     of = grad(lambda flat: task.loss(forward(task, inputs, flat), labels))
     result: Tensor = of(task.parameters if parameters is None else parameters)
-    return result
+    return _of_kept(task, result)
+
+
+def _of_kept(task: Task, rows: Tensor) -> Tensor:
+    """Gradients (..., P) of the weights that the model has; pruned ones have none."""
+    return rows if task.kept is None else rows * task.kept
 
 
 def _call(task: Task, parameters: Mapping[str, Tensor], inputs: Tensor) -> Tensor:

@@ -74,6 +74,8 @@ class Task:
         label_range: the number of classes, or None where the loss takes no class labels.
         public: data that anyone may see, of the same kind as the clients': what a defense may be
             tuned on without giving anything away.
+        kept: (P,) bool, False for weights that pruning took out of the model: they are zero and
+            have no gradient. None: all are there. See `pruned`.
     """
 
     model: nn.Module
@@ -84,6 +86,7 @@ class Task:
     label_range: int | None = None
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     public: Batch | None = None
+    kept: Tensor | None = None
 
     @staticmethod
     def of(
@@ -152,7 +155,27 @@ class Task:
                 f"parameters has shape {tuple(parameters.shape)}; "
                 f"this model takes ({len(self.parameters)},)"
             )
+        if self.kept is not None:
+            parameters = parameters * self.kept
         return replace(self, parameters=parameters)
+
+    def pruned(self, kept: Tensor | None) -> Task:
+        """The same weights where `kept` (P,) is True, zero for good elsewhere; None: dense.
+
+        Example:
+            >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(2, 1)))
+            >>> small = task.pruned(torch.tensor([True, False, True]))
+            >>> (small.parameters != 0).tolist(), small.pruned(None).kept is None
+            ([True, False, True], True)
+        """
+        if kept is None:
+            return replace(self, kept=None)
+        if kept.shape != self.parameters.shape or kept.dtype != torch.bool:
+            raise ValueError(
+                f"kept has shape {tuple(kept.shape)} and type {kept.dtype}; this model takes "
+                f"({len(self.parameters)},) of torch.bool"
+            )
+        return replace(self, parameters=self.parameters * kept, kept=kept)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Task:
         """The task on another device, and in another floating-point type where one is given."""
@@ -163,8 +186,9 @@ class Task:
         model = copy.deepcopy(self.model).to(device, dtype)
         buffers = {name: move(value) for name, value in self.buffers.items()}
         public = self.public and Batch(move(self.public.inputs), self.public.labels.to(device))
-        parameters = move(self.parameters)
-        return replace(self, model=model, parameters=parameters, buffers=buffers, public=public)
+        kept = None if self.kept is None else self.kept.to(device)
+        moved = replace(self, model=model, buffers=buffers, public=public, kept=kept)
+        return replace(moved, parameters=move(self.parameters))
 
 
 def _batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:

@@ -111,6 +111,10 @@ class Release(Protocol):
         """What one client keeps between rounds."""
         ...
 
+    def begin(self, task: Task, state: Any, source: Source) -> tuple[Task, Any]:
+        """The weights that the client starts from: those it was sent, and those it kept."""
+        ...
+
     def transform(
         self, update: Update, state: Any, context: ClientContext | None, source: Source
     ) -> tuple[Update, Any]:
@@ -142,6 +146,9 @@ class Observation:
         defense: the defense, where the threat model says that it is known.
         statistics: of the clients' batches in every batch norm, by its name, where the threat model
             grants them; of several clients the mean.
+        sent: (R, P) the weights that the clients sent, where they send weights and not a change:
+            exact zeros are seen in them. `update` is then `(weights before - sent) / rate`.
+        history: what the same server saw of the same clients before, the oldest first.
     """
 
     update: Update
@@ -153,6 +160,8 @@ class Observation:
     auxiliary: Batch | None = None
     defense: Release | None = None
     statistics: Mapping[str, Statistics] | None = None
+    sent: Tensor | None = None
+    history: tuple[Observation, ...] = ()
 
     @property
     def examples(self) -> int:

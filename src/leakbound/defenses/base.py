@@ -82,6 +82,11 @@ class Defense:
         return type(self).prepare is not Defense.prepare
 
     @property
+    def changes_start(self) -> bool:
+        """Whether the client may start from other weights than those it was sent."""
+        return type(self).begin is not Defense.begin
+
+    @property
     def guarantee(self) -> Guarantee:
         """What this defense promises on its own."""
         return Guarantee.NONE
@@ -114,6 +119,14 @@ class Defense:
     def init(self, task: Task) -> State:
         """What one client keeps between rounds."""
         return None
+
+    def begin(self, task: Task, state: State, source: Source) -> tuple[Task, State]:
+        """The task at the weights that the client starts from, and what it keeps.
+
+        Called at the start of a round, after `prepare`. A defense that withholds weights puts
+        those that the client kept in the place of those that the server sent.
+        """
+        return task, state
 
     def transform(
         self, update: Update, state: State, context: ClientContext | None, source: Source
@@ -247,6 +260,14 @@ class Chain(Defense):
     def init(self, task: Task) -> State:
         """One state a link."""
         return tuple(link.init(task) for link in self.links)
+
+    def begin(self, task: Task, state: State, source: Source) -> tuple[Task, State]:
+        """All links' `begin`, in order."""
+        after = []
+        for link, own in zip(self.links, state or [None] * len(self.links), strict=True):
+            task, own = link.begin(task, own, source)
+            after.append(own)
+        return task, tuple(after)
 
     def transform(
         self, update: Update, state: State, context: ClientContext | None, source: Source

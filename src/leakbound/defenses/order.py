@@ -30,6 +30,18 @@ def check_order(links: tuple[Defense, ...], start: Unit) -> None:
 
 def _check_training(links: tuple[Defense, ...], start: Unit) -> None:
     plain = next((link for link in links if link.plain_gradient), None)
+    starts = [link for link in links if link.changes_start]
+    if len(starts) > 1:
+        raise ValueError(
+            f"{starts[0]!r} and {starts[1]!r} both decide which weights the client keeps; leave "
+            "one out"
+        )
+    if starts and plain is not None:
+        raise ValueError(
+            f"{starts[0]!r} lets the client start from weights of its own, but what {plain!r} "
+            "promises holds for the weights that were sent; set its level in another way "
+            "(noise_std)"
+        )
     for link in links:
         if not link.changes_training:
             continue

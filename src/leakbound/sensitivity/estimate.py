@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,6 +39,16 @@ class Sensitivity:
     relative_error: float
     estimator: str
     directions: int
+
+    def of(self, kept: Tensor) -> Sensitivity:
+        """The estimate for a model that has only the weights where `kept` (P,) is True."""
+        error = None if self.error is None else self.error * kept
+        values = self.values * kept
+        relative = self.relative_error
+        if error is not None and self.estimator == "per_sample":
+            relative = _relative(values, error)
+        gradient = self.gradient * kept
+        return replace(self, values=values, gradient=gradient, error=error, relative_error=relative)
 
 
 def sensitivity(
@@ -85,7 +95,20 @@ def sensitivity(
         check.count(chunk=chunk)
     if estimator != "exact":
         check.count(directions=directions)
-    inputs, size = inputs.detach(), len(inputs)
+    found = _estimate(task, inputs.detach(), labels, source, estimator, directions, chunk)
+    return found if task.kept is None else found.of(task.kept)
+
+
+def _estimate(
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    source: Source,
+    estimator: str,
+    directions: int,
+    chunk: int | None,
+) -> Sensitivity:
+    size = len(inputs)
     if estimator == "batch":
         return _batch(task, inputs, labels, source, directions, chunk)
     _refuse_coupled(task)

@@ -1,0 +1,34 @@
+"""Pruning: which weights a federated model has, chosen once or anew along the training.
+
+A scheme gives masks (P,) of weights for `Task.pruned`; the federation decides when to ask. Only
+weights of layers go: biases and what scales a norm always stay. Pruning is no defense: the masks of
+`FedDST` and the reports of `PruneFL` tell of the clients' data.
+"""
+
+from leakbound.pruning.adaptive import FedDST, PruneFL
+from leakbound.pruning.base import (
+    LayerCount,
+    Pruning,
+    density,
+    layer_counts,
+    named_masks,
+    prunable,
+)
+from leakbound.pruning.one_shot import Grasp, Magnitude, OneShot, Random, Snip, Synflow
+
+__all__ = [
+    "FedDST",
+    "Grasp",
+    "LayerCount",
+    "Magnitude",
+    "OneShot",
+    "PruneFL",
+    "Pruning",
+    "Random",
+    "Snip",
+    "Synflow",
+    "density",
+    "layer_counts",
+    "named_masks",
+    "prunable",
+]

@@ -1,0 +1,268 @@
+"""Schemes that change the mask along the training: PruneFL and FedDST."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from leakbound import check
+from leakbound.pruning.base import (
+    Pruning,
+    full_gradient,
+    gone,
+    intact,
+    keep_counts,
+    keep_largest,
+    old_mask,
+    prunable,
+    tensors,
+    top,
+)
+from leakbound.random import Source, uniform
+from leakbound.types import Batch, Task
+
+RULES = ("rate", "time")
+
+
+@dataclass(frozen=True)
+class PruneFL(Pruning):
+    """Take out small weights and bring back those with large gradients, every so many rounds.
+
+    Weights that may go are the smallest of every layer that is in use; they compete with all that
+    are out by g²/t: the mean squared gradient over the weight's time. Starts with the largest
+    weights of every layer; the paper's training of one client before that is left out.
+
+    Private: what a client reports in an adjusting round is its squared gradient of ALL weights,
+    pruned ones too. It is a release of its own, of |g| exactly, beside the update: whatever
+    protects the update must cover it as well.
+
+    Args:
+        rate: the fraction that goes; see `rule`.
+        every: adjust in every so-manieth round.
+        candidates: the fraction of each layer's weights that may go in one adjustment.
+        half_life: `candidates` halves in so many rounds (the paper's text: 10000); None: it stays,
+            as in the authors' code.
+        rule: "rate" always keeps 1 - rate of all weights. "time" is the paper's: it keeps what
+            raises the sum of g² per second of a round, so the rate holds at the start only.
+        times: seconds a round that one weight of each prunable tensor costs, in the model's order;
+            None: 5.56e-6 each, the paper's time to send one. Its Conv-2 for FEMNIST, with 5 local
+            steps: (5.56e-6, 4.106e-5, 6.525e-6, 6.45e-6).
+        constant: seconds a round that no pruning saves (rule "time").
+
+    Source: Jiang et al. 2022, PruneFL, algorithm 2.
+
+    Example:
+        >>> PruneFL(rate=0.5, every=10).adjusts(20), PruneFL().adjusts(20)
+        (True, False)
+    """
+
+    every: int = 50
+    candidates: float = 0.3
+    half_life: int | None = None
+    rule: str = "rate"
+    times: tuple[float, ...] | None = None
+    constant: float = 6.245
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.count(every=self.every)
+        check.fraction(candidates=self.candidates)
+        check.one_of(RULES, rule=self.rule)
+        check.positive(constant=self.constant)
+        if self.half_life is not None:
+            check.count(half_life=self.half_life)
+        for time in self.times or ():
+            check.positive(times=time)
+
+    def adjusts(self, round_: int) -> bool:
+        """Every so-manieth round."""
+        check.count(round_=round_)
+        return round_ % self.every == 0
+
+    def report(self, task: Task, batch: Batch, round_: int) -> Tensor | None:
+        """The squared gradient (P,) of all weights at the round's start, in adjusting rounds."""
+        return full_gradient(task, batch).square() if self.adjusts(round_) else None
+
+    def server_mask(self, task: Task, report: Tensor | None, round_: int) -> Tensor:
+        """See `Pruning.server_mask`."""
+        if not self.adjusts(round_):
+            return old_mask(task)
+        if report is None or report.shape != task.parameters.shape:
+            given = None if report is None else tuple(report.shape)
+            raise ValueError(
+                f"report has shape {given}; PruneFL takes the mean of the clients' reports, "
+                f"({len(task.parameters)},)"
+            )
+        check.finite("report", report)
+        stay, times = self._stay(task, round_), self._times(task)
+        wide = report.double()
+        if self.rule == "time":
+            return intact(task, worth_their_time(wide, times, stay, self.constant))
+        total = int(prunable(task).sum())
+        back = total - gone(self.rate, total) - int((stay & prunable(task)).sum())
+        if back < 0:
+            raise ValueError(
+                f"task keeps more weights than rate {self.rate} allows; its mask must come from "
+                "a scheme of the same rate"
+            )
+        return intact(task, stay | top(wide / times, ~stay, back))
+
+    def _first(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
+        return keep_largest(task, task.parameters.abs(), self.rate, "layer")
+
+    def _stay(self, task: Task, round_: int) -> Tensor:
+        """The old mask without each layer's smallest weights, which must compete."""
+        mask = old_mask(task) | ~prunable(task)
+        part = self.candidates
+        if self.half_life is not None:
+            part *= 0.5 ** (round_ / self.half_life)
+        for _, start, stop in tensors(task):
+            used = mask[start:stop].clone()
+            count = int(used.sum())
+            sizes = task.parameters[start:stop].abs()
+            mask[start:stop] = top(sizes, used, count - gone(part, count))
+        return mask
+
+    def _times(self, task: Task) -> Tensor:
+        """Seconds (P,) of every weight; of what is not prunable, 0."""
+        rows = tensors(task)
+        each = (5.56e-6,) * len(rows) if self.times is None else self.times
+        if len(each) != len(rows):
+            raise ValueError(
+                f"times has {len(each)} entries; this model has {len(rows)} prunable tensors: "
+                + ", ".join(name for name, _, _ in rows)
+            )
+        seconds = torch.zeros_like(task.parameters, dtype=torch.float64)
+        for (_, start, stop), time in zip(rows, each, strict=True):
+            seconds[start:stop] = time
+        return seconds
+
+
+def worth_their_time(gains: Tensor, times: Tensor, stay: Tensor, constant: float) -> Tensor:
+    """The mask of most gain per second: all of `stay`, and of the rest what raises the ratio.
+
+    In the order of gain per time, each is added while its own ratio is above that of all before it,
+    Σ gains / (constant + Σ times).
+
+    Shapes:
+        gains, times (float64) and stay: (P,); times above 0 outside `stay`.
+
+    Example:
+        >>> gains, times = torch.tensor([1.0, 3.0, 0.5]).double(), torch.ones(3).double()
+        >>> worth_their_time(gains, times, torch.tensor([True, False, False]), 0.0)
+        tensor([ True,  True, False])
+    """
+    rest = (~stay).nonzero().squeeze(1)
+    ratio = gains[rest] / times[rest]
+    order = ratio.argsort(descending=True, stable=True)
+    gain = gains[stay].sum() + gains[rest][order].cumsum(0) - gains[rest][order]
+    time = constant + times[stay].sum() + times[rest][order].cumsum(0) - times[rest][order]
+    better = gains[rest][order] * time > gain * times[rest][order]
+    count = int(better.sum())  # once False it stays so: later ratios are lower still
+    mask = stay.clone()
+    mask[rest[order[:count]]] = True
+    return mask
+
+
+@dataclass(frozen=True)
+class FedDST(Pruning):
+    """Every client moves some of its weights to where its gradient is large; the server averages.
+
+    Each layer keeps the number of weights that the Erdős-Rényi-kernel rule gives it. In an
+    adjusting round a client drops the part a_r = (alpha / 2) (1 + cos(pi r / end)) of each layer's
+    smallest weights and takes as many with the largest gradient, at the weights that it gets, among
+    those that are then out. The server keeps each layer's largest averaged weights.
+
+    Private: a client's mask tells where its gradient is large. It is seen in what it sends.
+
+    Args:
+        rate: the fraction that goes, over all layers.
+        every: adjust in every so-manieth round.
+        alpha: the part of a layer that moves in the first rounds is about this.
+        end: from this round on the mask stays (the authors: half of all rounds).
+
+    Assumptions: the gradient is taken before the local training (the authors: near its end).
+
+    Source: Bibikar et al. 2022, FedDST; layers as Evci et al. 2020, RigL.
+
+    Example:
+        >>> [FedDST(end=30).adjusts(r) for r in (5, 10, 20, 30, 40)]
+        [False, True, True, False, False]
+    """
+
+    every: int = 10
+    alpha: float = 0.5
+    end: int = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.count(every=self.every, end=self.end)
+        check.fraction(alpha=self.alpha)
+
+    def adjusts(self, round_: int) -> bool:
+        """Every so-manieth round before the end."""
+        check.count(round_=round_)
+        return round_ % self.every == 0 and round_ < self.end
+
+    def client_mask(self, task: Task, batch: Batch, round_: int) -> Tensor | None:
+        """As many of each layer as before, some at other places; see `Pruning.client_mask`."""
+        mask = old_mask(task).clone()
+        if not self.adjusts(round_):
+            return None
+        part = self.alpha / 2 * (1 + math.cos(math.pi * round_ / self.end))
+        slopes = full_gradient(task, batch).abs()
+        check.finite("the client's gradient", slopes)
+        for _, start, stop in tensors(task):
+            used = mask[start:stop].clone()
+            moved = gone(part, int(used.sum()))
+            stays = top(task.parameters[start:stop].abs(), used, int(used.sum()) - moved)
+            mask[start:stop] = stays | top(slopes[start:stop], ~stays, moved)
+        return mask
+
+    def server_mask(self, task: Task, report: Tensor | None, round_: int) -> Tensor:
+        """See `Pruning.server_mask`."""
+        old = old_mask(task)
+        if not self.adjusts(round_):
+            return old
+        return intact(task, keep_counts(task, task.parameters.abs(), erk(task, self.rate)))
+
+    def _first(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
+        like = torch.zeros((), dtype=torch.float64, device=task.parameters.device)
+        scores = uniform(task.parameters.shape, source, like=like)
+        return keep_counts(task, scores, erk(task, self.rate))
+
+
+def erk(task: Task, rate: float) -> tuple[int, ...]:
+    """How many weights of every prunable tensor the Erdős-Rényi-kernel rule keeps.
+
+    A layer of shape (o, i, k, l) gets a number in proportion to o + i + k + l, at most all it has;
+    what a full layer cannot take goes to the others. Rounded so that exactly n - floor(rate * n)
+    of n weights are kept.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+        >>> erk(Task.of(model), 0.5)
+        (25, 15)
+    """
+    shapes = {name: shape for name, shape, _, _ in task.layout}
+    sizes = [stop - start for _, start, stop in tensors(task)]
+    sums = [sum(shapes[name]) for name, _, _ in tensors(task)]
+    left = sum(sizes) - gone(rate, sum(sizes))
+    counts, free = list(sizes), set(range(len(sizes)))
+    while True:
+        scale = left / sum(sums[i] for i in free) if free else 0.0
+        full = {i for i in free if scale * sums[i] >= sizes[i]}
+        if not full:
+            break
+        free -= full
+        left -= sum(sizes[i] for i in full)
+    for i in free:
+        counts[i] = math.floor(scale * sums[i])
+    short = left - sum(counts[i] for i in free)
+    by_part = sorted(free, key=lambda i: (counts[i] - scale * sums[i], i))
+    for i in by_part[:short]:
+        counts[i] += 1
+    return tuple(counts)

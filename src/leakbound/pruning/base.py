@@ -1,0 +1,246 @@
+"""What a pruning scheme is, which weights it may take, and how masks are counted and checked."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from leakbound import check, client
+from leakbound.random import Source
+from leakbound.types import Batch, Task
+
+SCOPES = ("global", "layer")
+
+
+@dataclass(frozen=True)
+class LayerCount:
+    """How many weights of one tensor are kept."""
+
+    name: str
+    kept: int
+    total: int
+
+    @property
+    def density(self) -> float:
+        """The fraction that is kept."""
+        return self.kept / self.total
+
+
+@dataclass(frozen=True)
+class Pruning(ABC):
+    """Base of all schemes: a mask for the first round and, where it adapts, for later ones.
+
+    A round of the federation, from 1: where `adjusts(round_)`, every client may first choose its
+    own mask (`client_mask`) and sends its `report` beside its update; after the aggregation the
+    server chooses the new mask (`server_mask`). A weight that comes back starts at 0.
+
+    Args:
+        rate: the fraction of the prunable weights (see `prunable`) that go, 0 <= rate < 1: exactly
+            floor(rate * n) of n; of equal scores the lower index goes first.
+
+    Raises:
+        ValueError: the rate is outside [0, 1), or a layer would lose all its weights.
+    """
+
+    rate: float = 0.3
+
+    def __post_init__(self) -> None:
+        check.fraction(rate=self.rate)
+        if self.rate == 1:
+            raise ValueError(f"rate is {self.rate!r}; below 1, or nothing of the model is left")
+
+    def start(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
+        """The mask (P,) of the first round, chosen by the server for a model that is not pruned.
+
+        Args:
+            task: the model at its first weights.
+            batch: public data or one client's, where the scheme reads any; the mask then tells of
+                it.
+            source: for random choices.
+        """
+        if task.kept is not None:
+            raise ValueError("task is pruned already; give task.pruned(None)")
+        return intact(task, self._first(task, batch, source))
+
+    def adjusts(self, round_: int) -> bool:
+        """Whether the mask changes in this round (from 1)."""
+        check.count(round_=round_)
+        return False
+
+    def client_mask(self, task: Task, batch: Batch, round_: int) -> Tensor | None:
+        """A client's own mask (P,) before its local training; None: it keeps the server's."""
+        return None
+
+    def report(self, task: Task, batch: Batch, round_: int) -> Tensor | None:
+        """What a client sends beside its update, (P,); None: nothing."""
+        return None
+
+    def server_mask(self, task: Task, report: Tensor | None, round_: int) -> Tensor:
+        """The new mask (P,) after the aggregation; of a scheme that does not adapt, the old one.
+
+        Args:
+            task: `parameters` are the averaged weights, also where only some clients have a weight;
+                `kept` is the old mask.
+            report: the mean of the clients' reports, weighted by their examples.
+            round_: the round, from 1.
+        """
+        return old_mask(task)
+
+    @abstractmethod
+    def _first(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
+        """The mask (P,) of the first round."""
+
+
+def prunable(task: Task) -> Tensor:
+    """Which weights may go, (P,) bool: tensors of 2 or more dimensions, no biases, no norms.
+
+    Example:
+        >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(2, 1)))
+        >>> prunable(task).tolist()
+        [True, True, False]
+    """
+    mask = torch.zeros_like(task.parameters, dtype=torch.bool)
+    for _, start, stop in tensors(task):
+        mask[start:stop] = True
+    return mask
+
+
+def tensors(task: Task) -> tuple[tuple[str, int, int], ...]:
+    """(name, start, stop) of every prunable tensor within the flat parameter vector.
+
+    Raises:
+        ValueError: the model has none.
+    """
+    rows = []
+    for name, shape, start, stop in task.layout:
+        owner, _, own = name.rpartition(".")
+        scales = isinstance(task.model.get_submodule(owner), nn.LayerNorm | nn.RMSNorm)
+        if len(shape) >= 2 and own != "bias" and not scales:
+            rows.append((name, start, stop))
+    if not rows:
+        raise ValueError("the model has no weights of 2 or more dimensions; nothing can be pruned")
+    return tuple(rows)
+
+
+def layer_counts(task: Task, mask: Tensor) -> tuple[LayerCount, ...]:
+    """What a mask (P,) keeps of every prunable tensor, in the model's order.
+
+    Example:
+        >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(2, 2)))
+        >>> mask = torch.tensor([True, False, True, True, True, True])
+        >>> layer_counts(task, mask)
+        (LayerCount(name='1.weight', kept=3, total=4),)
+    """
+    fits(task, mask)
+    return tuple(LayerCount(name, int(mask[a:b].sum()), b - a) for name, a, b in tensors(task))
+
+
+def density(task: Task, mask: Tensor) -> float:
+    """The fraction of the prunable weights that a mask (P,) keeps."""
+    counts = layer_counts(task, mask)
+    return sum(c.kept for c in counts) / sum(c.total for c in counts)
+
+
+def named_masks(task: Task, mask: Tensor) -> dict[str, Tensor]:
+    """The mask (P,) as one boolean tensor for every prunable weight, by its name in the module.
+
+    They fit the module that the task was made of, for instance for torch's own pruning of it.
+
+    Example:
+        >>> from leakbound.pruning import Magnitude
+        >>> from leakbound.random import stream
+        >>> from torch.nn.utils import prune
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+        >>> task = Task.of(model)
+        >>> mask = Magnitude(rate=0.5).start(task, None, stream(0))
+        >>> for name, kept in named_masks(task, mask).items():
+        ...     layer, _, own = name.rpartition(".")
+        ...     _ = prune.custom_from_mask(model.get_submodule(layer), own, kept)
+        >>> name, int((model[1].weight == 0).sum())
+        ('1.weight', 4)
+    """
+    fits(task, mask)
+    named = task.unflatten(mask)
+    return {name: named[name].clone() for name, _, _ in tensors(task)}
+
+
+def keep_largest(task: Task, scores: Tensor, rate: float, scope: str) -> Tensor:
+    """All but the fraction `rate` of the prunable weights with the lowest scores (P,)."""
+    if scope == "layer":
+        return keep_counts(task, scores, [b - a - gone(rate, b - a) for _, a, b in tensors(task)])
+    among = prunable(task)
+    total = int(among.sum())
+    return ~among | top(scores, among, total - gone(rate, total))
+
+
+def keep_counts(task: Task, scores: Tensor, counts: Sequence[int]) -> Tensor:
+    """So many of every prunable tensor, those with the highest scores (P,), and all else."""
+    mask = torch.ones_like(scores, dtype=torch.bool)
+    for (_, start, stop), count in zip(tensors(task), counts, strict=True):
+        mask[start:stop] = top(scores[start:stop], mask[start:stop], count)
+    return mask
+
+
+def top(scores: Tensor, among: Tensor, count: int) -> Tensor:
+    """Mask of the `count` highest scores where `among` is True; of equal ones the last.
+
+    Example:
+        >>> top(torch.tensor([1.0, 1.0, 1.0, 9.0]), torch.tensor([True, True, True, False]), 2)
+        tensor([False,  True,  True, False])
+    """
+    mask, index = torch.zeros_like(among), among.nonzero().squeeze(1)
+    values = scores[index]
+    check.finite("the scores of the weights", values)
+    if count > 0:
+        least = values.kthvalue(len(values) - count + 1).values
+        above, equal = index[values > least], index[values == least]
+        mask[above] = True
+        mask[equal[len(equal) + len(above) - count :]] = True
+    return mask
+
+
+def gone(rate: float, total: int) -> int:
+    """floor(rate * total), with 0.29 of 100 as 29, which floats put below it."""
+    return math.floor(rate * total + 1e-9)
+
+
+def full_gradient(task: Task, batch: Batch) -> Tensor:
+    """The gradient (P,) at the pruned weights, of the weights that pruning took out as well."""
+    return client.gradient(replace(task, kept=None), batch.inputs, batch.labels).detach()
+
+
+def old_mask(task: Task) -> Tensor:
+    """The mask of a pruned task."""
+    if task.kept is None:
+        raise ValueError("task is not pruned; give task.pruned(mask), mask from the scheme's start")
+    return task.kept
+
+
+def fits(task: Task, mask: Tensor) -> None:
+    """The mask is one of this model."""
+    if mask.shape != task.parameters.shape or mask.dtype != torch.bool:
+        raise ValueError(
+            f"mask has shape {tuple(mask.shape)} and type {mask.dtype}; this model takes "
+            f"({len(task.parameters)},) of torch.bool"
+        )
+
+
+def intact(task: Task, mask: Tensor) -> Tensor:
+    """The mask, if it leaves every layer some weight.
+
+    Raises:
+        ValueError: it does not; nothing would pass that layer.
+    """
+    for layer in layer_counts(task, mask):
+        if layer.kept == 0:
+            raise ValueError(
+                f"the mask keeps none of the {layer.total} weights of {layer.name!r}, so the model "
+                'is cut; give a lower rate, scope="layer" where the scheme has it, or take synflow '
+                "on a model of ReLUs"
+            )
+    return mask
