@@ -38,6 +38,66 @@ def test_classes_are_the_folders_by_name(folder):
     assert load(f"folder:{folder}", limit=2).classes == 2
 
 
+@pytest.mark.parametrize(
+    ("rule", "names"),
+    [
+        ("last", ["c1/0108_07.png", "c1/0108_09.png", "c2/0109-07.png", "c2/0109__x-09_.png"]),
+        ("first", ["c1/07_0.png", "c1/09-1.png", "c2/07-0.png", "c2/_09_0.png"]),
+        ("last", ["c1/07.png", "c1/09.png", "c2/07.png", "c2/09.PNG"]),
+        ("first", ["c1/07.png", "c1/09.png", "c2/07.png", "c2/09-x.y.png"]),
+        ("outer_folder", ["07/c1/a.png", "09/c1/a.png", "07/c2/a.png", "09/c2/a.png"]),
+        ("outer_folder", ["t/07/c1/a.png", "t/09/c1/a.png", "t/07/c2/a.png", "t/09/c2/a.png"]),
+        ("inner_folder", ["c1/07/a.png", "c1/09/a.png", "c2/07/a.png", "c2/09/a.png"]),
+    ],
+)
+def test_writers_are_read_from_the_name(rule, names, tmp_path):
+    for k, name in enumerate(names):
+        paint(tmp_path / name, (k, 0, 0))
+    data = load(f"folder:{tmp_path}", writer=rule)
+    assert data.class_names == ("c1", "c2")
+    assert data.writer_names == ("07", "09")
+    # classes come in turn; the red value says which file an image is
+    shown = (data.inputs[:, 0, 0, 0] * 255).round().long().tolist()
+    assert sorted(shown) == [0, 1, 2, 3]
+    assert data.labels.tolist() == [k // 2 for k in shown]
+    assert data.writers.tolist() == [k % 2 for k in shown]
+    first = load(f"folder:{tmp_path}", writer=rule, limit=3)
+    assert first.writers.tolist() == data.writers[:3].tolist()
+    assert first.writer_names == ("07", "09")
+
+
+def test_one_writer_or_one_class_only(tmp_path):
+    for k in range(2):
+        paint(tmp_path / "a" / "ann" / f"{k}.png")
+    outer = load(f"folder:{tmp_path}", writer="outer_folder")
+    assert (outer.writer_names, outer.class_names) == (("a",), ("ann",))
+    inner = load(f"folder:{tmp_path}", writer="inner_folder")
+    assert (inner.writer_names, inner.class_names) == (("ann",), ("a",))
+    assert load(f"folder:{tmp_path}/a", writer="inner_folder").class_names == ("all",)
+
+
+def test_without_a_rule_there_are_no_writers(folder):
+    data = load(f"folder:{folder}")
+    assert data.writers is None
+    assert data.writer_names == ()
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "words"),
+    [
+        ("outer_folder", "c/a.png", r"image 'c/a.png' lies in 1 folders.*needs WRITER/CLASS/image"),
+        ("inner_folder", "a.png", "lies in 0 folders.*needs CLASS/WRITER/image"),
+        ("last", "c/_-_.png", r"image 'c/_-_.png' names no writer.*such as 0108_07.png"),
+        ("first", "c/_.png", r"names no writer.*such as 07_0108.png"),
+        ("folder", "c/a.png", "writer is 'folder'; did you mean"),
+    ],
+)
+def test_names_without_a_writer_are_refused(rule, name, words, tmp_path):
+    paint(tmp_path / name)
+    with pytest.raises(ValueError, match=words):
+        load(f"folder:{tmp_path}", writer=rule)
+
+
 def test_one_changed_pixel_changes_the_fingerprint(folder):
     before = load(f"folder:{folder}").fingerprint
     assert before == load(f"folder:{folder}").fingerprint

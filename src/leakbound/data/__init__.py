@@ -4,7 +4,8 @@ Files are taken as written by a stranger: no pickle runs, archives are read in p
 header declares is checked against the file and a limit before memory is taken.
 """
 
+from leakbound.data import federated
 from leakbound.data.sources import SOURCES, Dataset, load
 from leakbound.data.splits import split
 
-__all__ = ["SOURCES", "Dataset", "load", "split"]
+__all__ = ["SOURCES", "Dataset", "federated", "load", "split"]

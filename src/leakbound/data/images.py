@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,21 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 MAX_FILE = 256 << 20
 MAX_PIXELS = 50_000_000
+WRITERS: dict[str, str] = {
+    "first": "the first part of the file's name, parts being joined by _ or -: WRITER_0001.png",
+    "last": "the last part of the file's name: 0108_WRITER.png",
+    "outer_folder": "the folder above that of the class: WRITER/CLASS/0001.png",
+    "inner_folder": "the folder below that of the class: CLASS/WRITER/0001.png",
+}
+"""Where the name of an image tells who made it -> one line on that."""
+
 _FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM")
+
+_FOLDER = {
+    "outer_folder": (2, "WRITER/CLASS/image"),
+    "inner_folder": (1, "CLASS/WRITER/image"),
+}
+"""Rule -> how far above the image the writer's folder lies, and the form that errors show."""
 
 Entry = tuple[str, Callable[[], bytes | bytearray]]
 """The name of an image, with / between its folders, and what reads its bytes."""
@@ -45,21 +60,29 @@ def collect(entries: list[Entry], options: Options) -> Raw:
     """Images of equal size and channels, one of each class in turn, classes sorted by name.
 
     The class is the folder of the image, below the folder that all images share. Images that lie
-    in one folder only are one class of that folder's name, or 'all' at the top.
+    in one folder only are one class of that folder's name, or 'all' at the top. A folder that names
+    the writer (see `WRITERS`) is taken out of the path first.
 
     Raises:
-        ValueError: an image that cannot be read or differs in size or channels from the first.
+        ValueError: an image that cannot be read, differs in size or channels from the first, or
+            whose name tells no writer where one is asked for.
     """
     if not entries:
         raise ValueError(f"it holds no image; give files that end in {', '.join(SUFFIXES)}")
     entries = sorted(entries, key=lambda entry: entry[0])
-    classes = _classes([PurePosixPath(name).parent.parts for name, _ in entries])
-    names = sorted(set(classes))
-    number = {name: k for k, name in enumerate(names)}
-    labels = torch.tensor([number[name] for name in classes])
+    parents = [PurePosixPath(name).parent.parts for name, _ in entries]
+    told: list[str] = []
+    if options.writer is not None:
+        split = [_writer(name, options.writer) for name, _ in entries]
+        told, parents = [writer for writer, _ in split], [folders for _, folders in split]
+    labels, names = _numbers(_classes(parents))
     order = interleave(labels)[: options.limit]
     images = _decode_all([entries[k] for k in order.tolist()], options)
-    return Raw(images, labels[order], tuple(_printable(name) for name in names))
+    raw = Raw(images, labels[order], names)
+    if not told:
+        return raw
+    writers, writer_names = _numbers(told)
+    return replace(raw, writers=writers[order], writer_names=writer_names)
 
 
 def decode(data: bytes | bytearray, name: str) -> Tensor:
@@ -157,6 +180,34 @@ def _classes(parents: list[tuple[str, ...]]) -> list[str]:
     while shared < min(len(low), len(high)) and low[shared] == high[shared]:
         shared += 1
     return ["/".join(p[shared:]) or (p[-1] if p else "all") for p in parents]
+
+
+def _numbers(words: list[str]) -> tuple[Tensor, tuple[str, ...]]:
+    """Each word's place among the sorted different words, and those."""
+    names = sorted(set(words))
+    place = {name: k for k, name in enumerate(names)}
+    return torch.tensor([place[word] for word in words]), tuple(_printable(name) for name in names)
+
+
+def _writer(name: str, rule: str) -> tuple[str, tuple[str, ...]]:
+    """Who made the image of that name, and the folders that are left for its class."""
+    path = PurePosixPath(name)
+    folders = path.parent.parts
+    if rule in _FOLDER:
+        place, form = _FOLDER[rule]
+        if len(folders) < place:
+            raise ValueError(
+                f"image {name!r} lies in {len(folders)} folders; writer = {rule!r} needs {form}"
+            )
+        at = len(folders) - place
+        return folders[at], folders[:at] + folders[at + 1 :]
+    parts = [part for part in path.stem.replace("-", "_").split("_") if part]
+    if not parts:
+        raise ValueError(
+            f"image {name!r} names no writer; for writer = {rule!r} give a name such as "
+            f"{'07_0108' if rule == 'first' else '0108_07'}{path.suffix}"
+        )
+    return parts[0 if rule == "first" else -1], folders
 
 
 def _printable(name: str) -> str:

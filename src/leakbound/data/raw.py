@@ -23,11 +23,15 @@ _LUMA = (0.299, 0.587, 0.114)
 
 @dataclass(frozen=True)
 class Options:
-    """How `load` was asked to shape the images; None leaves them as they are."""
+    """How `load` was asked to shape the images; None leaves them as they are.
+
+    `writer` is one of `images.WRITERS`; None reads no writers.
+    """
 
     size: int | None = None
     channels: int | None = None
     limit: int | None = None
+    writer: str | None = None
 
 
 @dataclass(frozen=True)
@@ -62,13 +66,16 @@ class Column:
 class Raw:
     """Images (N, C, H, W), uint8 or float in [0, 1], with labels (N,) and the class names.
 
-    Records of a table are images (N, 1, 1, n) with n `columns`.
+    Records of a table are images (N, 1, 1, n) with n `columns`. Where they are asked for, `writers`
+    (N,) are places in `writer_names`.
     """
 
     images: Tensor
     labels: Tensor
     names: tuple[str, ...]
     columns: tuple[Column, ...] = ()
+    writers: Tensor | None = None
+    writer_names: tuple[str, ...] = ()
 
 
 class Stream(Protocol):

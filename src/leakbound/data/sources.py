@@ -18,6 +18,7 @@ from leakbound.data.builtin import digits, mnist5k, photos
 from leakbound.data.cifar import read_cifar
 from leakbound.data.folder import read_folder
 from leakbound.data.idx import read_idx
+from leakbound.data.images import WRITERS
 from leakbound.data.npz import read_npz
 from leakbound.data.raw import Column, Options, Raw, fit, shape_after, within_limit
 from leakbound.data.tabular import TABLES, as_images
@@ -49,6 +50,7 @@ _AT_PATH: dict[str, Callable[[Path, Options], Raw]] = {
     "zip": read_zip,
     "npz": read_npz,
 }
+_WITH_WRITERS = ("folder", "zip")
 _CHUNK = 512
 
 
@@ -56,7 +58,7 @@ _CHUNK = 512
 class Dataset:
     """Images with their class labels.
 
-    Shapes: inputs (N, C, H, W) float32, labels (N,) int64.
+    Shapes: inputs (N, C, H, W) float32, labels (N,) int64, writers (N,) int64 or None.
     Units: inputs lie in [0, 1].
 
     Attributes:
@@ -64,6 +66,9 @@ class Dataset:
         classes: the number of classes; labels lie in 0..classes-1.
         class_names: as found in the source: text of a stranger, to be escaped where it is shown.
         columns: of a table, whose records are images (1, 1, n); () for images.
+        writers: who made each image, as a place in `writer_names`; None where that is not known.
+        writer_names: as found in the source, text of a stranger like the class names. A subset
+            keeps all, whether or not an image of theirs is left.
 
     Example:
         >>> data = Dataset("mine", torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]), 2, ("cat", "dog"))
@@ -77,6 +82,8 @@ class Dataset:
     classes: int
     class_names: tuple[str, ...]
     columns: tuple[Column, ...] = ()
+    writers: Tensor | None = None
+    writer_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.inputs.ndim != 4 or self.inputs.dtype != torch.float32:
@@ -101,19 +108,44 @@ class Dataset:
                 f"{len(self.class_names)} class names; give labels in 0..{self.classes - 1} "
                 "and a name for each class"
             )
+        self._check_writers()
+
+    def _check_writers(self) -> None:
+        if self.writers is None:
+            if self.writer_names:
+                raise ValueError(
+                    f"writer_names holds {len(self.writer_names)} names, but writers is None; "
+                    "give the writer of each image"
+                )
+            return
+        if self.writers.shape != self.labels.shape or self.writers.dtype != torch.int64:
+            raise ValueError(
+                f"writers has shape {tuple(self.writers.shape)} and type {self.writers.dtype}; "
+                f"give ({len(self.labels)},) of int64, one for each image"
+            )
+        first, last = (int(v) for v in self.writers.aminmax())
+        if first < 0 or last >= len(self.writer_names):
+            raise ValueError(
+                f"writers run from {first} to {last}, with {len(self.writer_names)} writer names; "
+                "give a name for each number from 0 on"
+            )
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of shape, inputs and labels, in hex: equal data, whatever its name."""
+        """SHA-256 of shape, inputs, labels and writers (if any), in hex: data without its name."""
         digest = hashlib.sha256(repr(tuple(self.inputs.shape)).encode())
         digest.update(self.inputs.cpu().contiguous().numpy().astype("<f4", copy=False).data)
         digest.update(self.labels.cpu().contiguous().numpy().astype("<i8", copy=False).data)
+        if self.writers is not None:
+            digest.update(self.writers.cpu().contiguous().numpy().astype("<i8", copy=False).data)
         return digest.hexdigest()
 
     def subset(self, indices: Tensor) -> Dataset:
         """The images at the given indices, in that order."""
         indices = self._checked(indices)
-        return replace(self, inputs=self.inputs[indices], labels=self.labels[indices])
+        writers = None if self.writers is None else self.writers[indices]
+        inputs, labels = self.inputs[indices], self.labels[indices]
+        return replace(self, inputs=inputs, labels=labels, writers=writers)
 
     def batch(self, indices: Tensor) -> Batch:
         """The images at the given indices as what one client holds."""
@@ -136,7 +168,12 @@ class Dataset:
 
 
 def load(
-    source: str, *, size: int | None = None, channels: int | None = None, limit: int | None = None
+    source: str,
+    *,
+    size: int | None = None,
+    channels: int | None = None,
+    limit: int | None = None,
+    writer: str | None = None,
 ) -> Dataset:
     """The images of a source; the same source and files always give the same bits.
 
@@ -146,16 +183,27 @@ def load(
         channels: 1 for gray (Rec. 601 luma), 3 for RGB (gray is repeated).
         limit: keep the first N. Sources that are sorted by class (`mnist5k`, `photos`, folders and
             zip archives) are dealt out one image of each class in turn before that.
+        writer: for folders and zip archives, where an image's name tells who made it: "first" or
+            "last" (part of the file's name: WRITER_0001.png, 0108_WRITER.png), "outer_folder" or
+            "inner_folder" (WRITER/CLASS/0001.png, CLASS/WRITER/0001.png). None: not read. Equal
+            words are one writer, wherever they stand.
 
     Raises:
-        ValueError: an unknown source, a package that is missing, or files that cannot be read, with
-            what to do about it.
+        ValueError: an unknown source or writer, a package that is missing, or files that cannot be
+            read, with what to do about it.
     """
     read = _reader(source)
     check.count(**{k: v for k, v in (("size", size), ("limit", limit)) if v is not None})
     if channels not in (None, 1, 3):
         raise ValueError(f"channels is {channels!r}; give 1 (gray) or 3 (RGB)")
-    options = Options(size, channels, limit)
+    if writer is not None:
+        check.one_of(WRITERS, writer=writer)
+        if source.partition(":")[0] not in _WITH_WRITERS:
+            raise ValueError(
+                f"writer is {writer!r}, but data source {source!r} has no file names to read it "
+                "from; leave it out, or give folder:PATH or zip:PATH"
+            )
+    options = Options(size, channels, limit, writer)
     try:
         return _dataset(source, read(options), options)
     except OSError as error:
@@ -186,4 +234,13 @@ def _dataset(source: str, raw: Raw, options: Options) -> Dataset:
     inputs = torch.empty(shape)
     for start in range(0, len(images), _CHUNK):
         inputs[start : start + _CHUNK] = fit(images[start : start + _CHUNK], options)
-    return Dataset(source, inputs, labels, len(raw.names), raw.names, raw.columns)
+    return Dataset(
+        source,
+        inputs,
+        labels,
+        len(raw.names),
+        raw.names,
+        raw.columns,
+        None if raw.writers is None else raw.writers[: options.limit],
+        raw.writer_names,
+    )

@@ -1,0 +1,193 @@
+"""Which client of a federation holds which images: by writer, by class shares, or evenly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leakbound import check
+from leakbound.data.sources import Dataset
+from leakbound.random import permutation
+
+_TRIES = 1000
+
+
+def by_writer(dataset: Dataset) -> list[Tensor]:
+    """One client a writer: ascending indices, in the order of `dataset.writer_names`.
+
+    Writers without an image (after a limit or a subset) are left out, so that client k's name is
+    `dataset.writer_names[dataset.writers[parts[k][0]]]`.
+
+    Raises:
+        ValueError: a data set whose writers are not known.
+
+    Example:
+        >>> data = Dataset("mine", torch.zeros(3, 1, 8, 8), torch.tensor([0, 0, 0]), 1, ("cat",),
+        ...                writers=torch.tensor([1, 0, 1]), writer_names=("ann", "bob"))
+        >>> [part.tolist() for part in by_writer(data)]
+        [[1], [0, 2]]
+    """
+    if dataset.writers is None:
+        raise ValueError(
+            f"data set {dataset.name!r} does not say who made its images; load it with writer, "
+            "such as load('folder:PATH', writer='last'), or split it with dirichlet or equal"
+        )
+    return _groups(dataset.writers)
+
+
+def dirichlet(
+    labels: Tensor,
+    clients: int,
+    concentration: float,
+    generator: torch.Generator,
+    *,
+    least: int = 1,
+) -> list[Tensor]:
+    """Clients with unlike classes and sizes: each class is cut into Dirichlet shares.
+
+    The shares of a class over the clients are Dirichlet(concentration, ..., concentration),
+    independent of those of other classes: mean 1 / K and variance (K - 1) / (K^2 (K c + 1)) for K
+    clients and concentration c. Cuts are rounded, so that a share of n images is exact to 1 / n.
+    Small concentrations give most of a class to one client; large ones split every class evenly.
+
+    Args:
+        labels: (N,) int64, the class of each image.
+        clients: the number of clients, K.
+        concentration: above 0; 0.1 to 1 are usual.
+        generator: where the shares and the order of the images come from.
+        least: images that every client must have. A split that leaves one with less is drawn again,
+            up to 1,000 times, which shifts the law above where that is common.
+
+    Returns:
+        K disjoint ascending index tensors that hold every image.
+
+    Raises:
+        ValueError: more than N / least clients, or no split of 1,000 gave every client `least`.
+
+    Source: Yurochkin et al., "Bayesian nonparametric federated learning of neural networks", ICML
+    2019. Hsu, Qi and Brown, arXiv 1909.06335, draw each client's shares of the classes instead.
+
+    Example:
+        >>> parts = dirichlet(torch.arange(100) % 10, 5, 0.5, torch.Generator().manual_seed(0))
+        >>> len(parts), sum(len(part) for part in parts)
+        (5, 100)
+    """
+    _check_labels(labels)
+    check.positive(concentration=concentration)
+    check.count(least=least)
+    _enough(len(labels), clients, least)
+    groups = _groups(labels)
+    draws = np.random.default_rng(int(torch.randint(2**63 - 1, (1,), generator=generator)))
+    alpha = np.full(clients, float(concentration))
+    for _ in range(_TRIES):
+        owner = torch.empty_like(labels)
+        for group in groups:
+            order = permutation(len(group), generator)
+            owner[group[order]] = _cut(len(group), draws.dirichlet(alpha))
+        sizes = owner.bincount(minlength=clients)
+        if int(sizes.min()) >= least:
+            return _groups(owner)
+    raise ValueError(
+        f"client {int(sizes.argmin())} holds {int(sizes.min())} of {len(labels)} images, less than "
+        f"least = {least}, and so it went in {_TRIES} draws; lower clients ({clients}) or raise "
+        f"concentration ({concentration:g})"
+    )
+
+
+def equal(count: int, clients: int, generator: torch.Generator) -> list[Tensor]:
+    """Clients that are alike: a random split whose sizes differ by one image at most.
+
+    Args:
+        count: the number of images, N.
+        clients: the number of clients.
+        generator: where the order of the images comes from.
+
+    Returns:
+        Disjoint ascending index tensors, one a client, that hold every image.
+
+    Raises:
+        ValueError: more clients than images.
+
+    Example:
+        >>> [len(part) for part in equal(10, 3, torch.Generator().manual_seed(0))]
+        [4, 3, 3]
+    """
+    check.count(count=count)
+    _enough(count, clients, 1)
+    return [part.sort().values for part in permutation(count, generator).tensor_split(clients)]
+
+
+def hold_out(
+    parts: Sequence[Tensor], fraction: float, generator: torch.Generator
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Each client's own images, split at random into those it trains on and those held out.
+
+    Of n images round(fraction * n) are held out, but at least 1 and at most n - 1.
+
+    Args:
+        parts: each client's indices, such as `dirichlet` gives.
+        fraction: the share that is held out, above 0 and below 1.
+        generator: where the draws come from.
+
+    Returns:
+        (train, held_out), each with one ascending index tensor a client.
+
+    Raises:
+        ValueError: a fraction outside (0, 1), or a client with fewer than two images.
+
+    Example:
+        >>> parts = equal(10, 2, torch.Generator().manual_seed(0))
+        >>> train, held_out = hold_out(parts, 0.2, torch.Generator().manual_seed(0))
+        >>> [len(part) for part in train], [len(part) for part in held_out]
+        ([4, 4], [1, 1])
+    """
+    check.fraction(fraction=fraction)
+    if fraction in (0, 1):
+        raise ValueError(f"fraction is {fraction!r}; give a number above 0 and below 1")
+    for client, part in enumerate(parts):
+        if len(part) < 2:
+            raise ValueError(
+                f"client {client} holds {len(part)} images; a hold-out needs at least 2: leave "
+                "the client out, lower clients or raise least"
+            )
+    train, held_out = [], []
+    for part in parts:
+        size = min(max(round(fraction * len(part)), 1), len(part) - 1)
+        order = part[permutation(len(part), generator)]
+        held_out.append(order[:size].sort().values)
+        train.append(order[size:].sort().values)
+    return train, held_out
+
+
+def _check_labels(labels: Tensor) -> None:
+    if labels.ndim != 1 or labels.dtype != torch.int64 or bool((labels < 0).any()):
+        raise ValueError(
+            f"labels has shape {tuple(labels.shape)} and type {labels.dtype}; "
+            "give (N,) of int64, 0 or above"
+        )
+
+
+def _enough(count: int, clients: int, least: int) -> None:
+    check.count(clients=clients)
+    if clients * least > count:
+        raise ValueError(
+            f"clients is {clients}, but {count} images give {least} each to at most "
+            f"{count // least}; lower clients or give more images"
+        )
+
+
+def _cut(count: int, shares: np.ndarray) -> Tensor:
+    """The owner of each of `count` images when client k's run has the k-th share of them."""
+    ends = np.rint(np.cumsum(shares) * count).astype(np.int64)
+    ends[-1] = count
+    held = torch.from_numpy(np.diff(ends, prepend=0))
+    return torch.repeat_interleave(torch.arange(len(shares)), held)
+
+
+def _groups(numbers: Tensor) -> list[Tensor]:
+    """The ascending indices of each number that occurs, in the order of the numbers."""
+    order = numbers.argsort(stable=True)
+    return [part for part in torch.split(order, numbers.bincount().tolist()) if len(part)]
