@@ -17,9 +17,12 @@ LAYERS = (
     {"types"},
     {"client"},
     {"sensitivity"},
-    {"models", "data", "defenses", "attacks", "pairing", "metrics", "bounds", "columns"},
-    {"protocol", "registry", "lpips"},
-    {"audit", "testing"},
+    {
+        *("models", "data", "defenses", "pruning", "attacks"),
+        *("pairing", "metrics", "bounds", "columns"),
+    },
+    {"protocol", "registry", "lpips", "information"},
+    {"audit", "testing", "federation"},
     {"commands", "experiments"},
     {"commands_risk"},
     {"cli"},
@@ -153,6 +156,9 @@ def _public(body, kinds):
     return [n for n in body if isinstance(n, kinds) and not n.name.startswith("_")]
 
 
+MOST_METHODS = {"Defense": 9, "Chain": 9, "Release": 9}  # docs/decisions/0010-pruned-models.md
+
+
 def _over_budget(text):
     """What is too long, too wide or without a docstring in one file."""
     tree, found = ast.parse(text), []
@@ -171,7 +177,7 @@ def _over_budget(text):
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             plain = [m for m in _public(node.body, FUNCTIONS) if not _is_property(m)]
-            if len(plain) > 8:
+            if len(plain) > MOST_METHODS.get(node.name, 8):
                 found.append(f"{node.name} has {len(plain)} public methods")
     return found
 

@@ -21,10 +21,13 @@ def test_top_level():
         "data",
         "defenses",
         "evaluate",
+        "federation",
+        "information",
         "metrics",
         "models",
         "pair",
         "play",
+        "pruning",
         "secure",
         "send",
         "stream",
@@ -35,7 +38,8 @@ def test_top_level():
 
 def test_packages():
     assert set(models.__all__) == {
-        "convnet64", "headed", "lenet", "mlp", "resnet18", "simple_convnet", "two_layer",
+        "conv", "convnet64", "headed", "lenet", "mlp", "resnet18", "simple_convnet", "two_layer",
+        "vgg",
     }  # fmt: skip
     for package in (attacks, audit, bounds, defenses):
         for name in package.__all__:

@@ -10,7 +10,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from leakbound import attacks, audit, bounds, client, data, defenses, metrics, models
+    from leakbound import (
+        attacks,
+        audit,
+        bounds,
+        client,
+        data,
+        defenses,
+        federation,
+        information,
+        metrics,
+        models,
+        pruning,
+    )
     from leakbound.metrics import evaluate
     from leakbound.pairing import pair
     from leakbound.protocol import play, send
@@ -42,7 +54,10 @@ _WHERE = {
     "ThreatModel": "types",
     "Update": "types",
 }
-_PACKAGES = ("attacks", "audit", "bounds", "client", "data", "defenses", "metrics", "models")
+_PACKAGES = (
+    *("attacks", "audit", "bounds", "client", "data", "defenses", "federation"),
+    *("information", "metrics", "models", "pruning"),
+)
 
 __all__ = [
     "Batch",
@@ -60,10 +75,13 @@ __all__ = [
     "data",
     "defenses",
     "evaluate",
+    "federation",
+    "information",
     "metrics",
     "models",
     "pair",
     "play",
+    "pruning",
     "secure",
     "send",
     "stream",

@@ -116,8 +116,8 @@ def listing(command: cli.List) -> int:
     from leakbound.types import Guarantee
 
     tables: dict[str, list[dict[str, Any]]] = {}
-    for kind in ("attack", "defense", "model"):
-        tables[f"{kind}s"] = [
+    for kind in registry.PACKAGES:
+        tables["pruning" if kind == "pruning" else f"{kind}s"] = [
             {
                 "name": entry.name,
                 "summary": entry.summary,

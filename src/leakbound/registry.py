@@ -1,7 +1,8 @@
-"""Names to things: every attack, defense and model that a plan can ask for, with its parameters.
+"""Names to things: every attack, defense, model and pruning scheme, with its parameters.
 
 A built-in is what its package exports, under its snake_case name; third parties add to it through
-the entry points `leakbound.attacks`, `leakbound.defenses` and `leakbound.models`.
+the entry points `leakbound.attacks`, `leakbound.defenses`, `leakbound.models` and
+`leakbound.prunings`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from importlib.metadata import entry_points
 from types import ModuleType, UnionType
 from typing import Any
 
-from leakbound import attacks, check, defenses, models
+from leakbound import attacks, check, defenses, models, pruning
 
 GIVEN = {"model": frozenset({"input_shape", "classes", "generator"})}
 HIDDEN = frozenset(
@@ -36,10 +37,22 @@ HIDDEN = frozenset(
         "settings_hash",
         "load_user_model",
         "load_weights",
+        "LayerCount",
+        "OneShot",
+        "Pruning",
+        "density",
+        "layer_counts",
+        "named_masks",
+        "prunable",
     }
 )
 LISTS = frozenset({list, tuple, Sequence})
-PACKAGES: dict[str, ModuleType] = {"attack": attacks, "defense": defenses, "model": models}
+PACKAGES: dict[str, ModuleType] = {
+    "attack": attacks,
+    "defense": defenses,
+    "model": models,
+    "pruning": pruning,
+}
 
 
 @dataclass(frozen=True)
@@ -88,7 +101,7 @@ def snake(name: str) -> str:
 
 @cache
 def entries(kind: str) -> Mapping[str, Entry]:
-    """All entries of a kind ("attack", "defense", "model") by name.
+    """All entries of a kind ("attack", "defense", "model", "pruning") by name.
 
     Example:
         >>> "gaussian_noise" in entries("defense"), "dlg" in entries("attack")

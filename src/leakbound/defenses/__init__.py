@@ -10,6 +10,7 @@ from leakbound.defenses.noise import GaussianMechanism, GaussianNoise, LaplaceNo
 from leakbound.defenses.noisy_copy import NoisyCopy
 from leakbound.defenses.optimal import LocalOptimalNoise, OptimalNoise, optimal_dp_sgd
 from leakbound.defenses.optimal_pruning import LocalOptimalPruning, OptimalPruning
+from leakbound.defenses.priprune import PriPrune
 from leakbound.defenses.pruning import GradientDropout, MagnitudePruning
 from leakbound.defenses.quantization import Quantization
 from leakbound.defenses.rows import Clip, ClipExamples, Mean, Sign
@@ -18,6 +19,7 @@ from leakbound.defenses.soteria import Soteria
 from leakbound.defenses.top_k import TopK
 from leakbound.defenses.training import HiddenDropout, LocalAggregation
 from leakbound.defenses.whitening import Color, Whiten, whitened_dp_sgd
+from leakbound.defenses.withhold import Withhold
 
 __all__ = [
     "Chain",
@@ -39,12 +41,14 @@ __all__ = [
     "NoisyCopy",
     "OptimalNoise",
     "OptimalPruning",
+    "PriPrune",
     "Quantization",
     "SecureAggregation",
     "Sign",
     "Soteria",
     "TopK",
     "Whiten",
+    "Withhold",
     "chain",
     "dp_sgd",
     "optimal_dp_sgd",

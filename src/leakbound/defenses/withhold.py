@@ -1,0 +1,235 @@
+"""Defenses that withhold weights of a model: the largest, random ones, or a mix of both."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from leakbound import check
+from leakbound.defenses.base import Defense, State
+from leakbound.random import Source, uniform
+from leakbound.types import ClientContext, Exact, Task, Unit, Unknown, Update
+
+RULES = ("largest", "random", "mix")
+REASON = "it holds what earlier rounds withheld"
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """What a client keeps between rounds.
+
+    Attributes:
+        spans: (start, stop) of every tensor that may be withheld.
+        exists: (P,) the weights that may be withheld: of those tensors, and not pruned.
+        weights: (P,) the client's own weights after its last round; None before the first.
+        sent: (P,) which of them it sent then.
+        server: (P,) within a round, the weights that the server sent.
+        start: (P,) within a round, the weights that the client started from.
+        rate: the learning rate of this round's local steps.
+        own: what else a defense keeps.
+    """
+
+    spans: tuple[tuple[int, int], ...]
+    exists: Tensor
+    weights: Tensor | None = None
+    sent: Tensor | None = None
+    server: Tensor | None = None
+    start: Tensor | None = None
+    rate: float = 1.0
+    own: Any = None
+
+
+class _Withholding(Defense):
+    """A defense that sends some weights and keeps the others for the client's next round."""
+
+    accepts = frozenset({Unit.CLIENT})
+    keeps_law = False
+    keeps_bound = False
+    private_law = True
+    pseudo = True
+
+    def init(self, task: Task) -> Kept:
+        """Nothing kept yet."""
+        spans = _spans(task)
+        return Kept(spans, _exists(task, spans))
+
+    def begin(self, task: Task, state: State, source: Source) -> tuple[Task, Kept]:
+        """Put the client's own weights in the place of the server's where it withheld them.
+
+        Raises:
+            ValueError: a state that was kept for another model.
+        """
+        kept: Kept = self.init(task) if state is None else state
+        if kept.exists.shape != task.parameters.shape:
+            raise ValueError(
+                f"state holds {len(kept.exists)} weights and the model {len(task.parameters)}; "
+                "begin with the state of this model, or with None"
+            )
+        exists, server = _exists(task, kept.spans), task.parameters
+        kept, start = self._start(replace(kept, exists=exists), server, source)
+        if task.kept is not None:
+            start = start * task.kept
+        rate = task.plan.learning_rate
+        return task.with_parameters(start), replace(kept, server=server, start=start, rate=rate)
+
+    def _start(self, kept: Kept, server: Tensor, source: Source) -> tuple[Kept, Tensor]:
+        raise NotImplementedError
+
+    def transform(
+        self, update: Update, state: State, context: ClientContext | None, source: Source
+    ) -> tuple[Update, Kept]:
+        """Send (server's weights - own weights) / rate where the mask says so; keep the rest."""
+        kept: Kept = state
+        change = update.rows[0]
+        mask, kept = self._mask(change, kept, source)
+        if update.mask is not None:
+            mask = mask & update.mask[0]
+        weights, late = None, False
+        if kept.start is not None and kept.server is not None:
+            ahead = (kept.server - kept.start) / kept.rate
+            late = bool(ahead.any())
+            weights = kept.start - kept.rate * change if self.pseudo else None
+            if late:
+                rows = (change + ahead)[None]
+                update = update.opaque(rows, f"{self!r} came after the noise")
+        sent = self._masked(update, mask)
+        if late and isinstance(sent.law, Exact):
+            sent = replace(sent, law=Unknown(REASON))
+        return sent, replace(kept, weights=weights, sent=mask, server=None, start=None)
+
+    def _mask(self, change: Tensor, kept: Kept, source: Source) -> tuple[Tensor, Kept]:
+        raise NotImplementedError
+
+    def _masked(self, update: Update, mask: Tensor) -> Update:
+        return update.masked(mask[None], by_value=True)
+
+
+@dataclass(frozen=True, repr=False)
+class Withhold(_Withholding):
+    """Withhold the fraction `rate` of the weights of every layer and send zeros in their place.
+
+    Which ones: those whose loss gradient (the change over the local steps) is `"largest"` in
+    magnitude, `"random"` ones, or a `"mix"`: the largest for a `share` of the rate, random ones for
+    the rest. Exactly floor(rate * n) of a layer's n weights (those that base pruning left); biases
+    and the scales of norms are always sent.
+
+    With `pseudo` the client keeps the weights that it withholds, and goes on from its own in the
+    next round (pseudo-pruning); else it drops them and goes on from the server's.
+
+    The mask is seen as zeros. Where it was chosen by value it is a release of its own: in every
+    layer all withheld gradients are at least as large as all that are sent. What is withheld is
+    only late with `pseudo`: once such a weight is sent, its change holds the gradients of all
+    rounds since it was last sent. See `docs/pruned_learning.md` for what both are worth to an
+    attacker.
+
+    Args:
+        rule: "largest", "random" or "mix".
+        rate: the fraction of a layer's weights that is withheld.
+        pseudo: whether the client keeps its own values of what it withholds.
+        scope: "layer", or "global" for the largest of the whole model.
+        share: of a mix, which share of the rate goes to the largest.
+
+    Guarantees: exactly that many weights are withheld. No privacy.
+
+    Source: Chu et al. 2024 (paper D), section 5.1, insights 1 and 2.
+
+    Example:
+        >>> from leakbound.random import stream
+        >>> from leakbound.types import Task, Unit, Update
+        >>> task = Task.of(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 1)))
+        >>> top, row = Withhold(rate=0.5), torch.tensor([[1.0, -3.0, 2.0, 0.5, 9.0]])
+        >>> sent, _ = top.transform(Update(row, Unit.CLIENT, (1,)), top.init(task), None, stream(0))
+        >>> sent.rows.tolist()
+        [[1.0, -0.0, 0.0, 0.5, 9.0]]
+    """
+
+    rule: str = "largest"
+    rate: float = 0.3
+    pseudo: bool = True
+    scope: str = "layer"
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        check.one_of(RULES, rule=self.rule)
+        check.fraction(rate=self.rate, share=self.share)
+        check.one_of(["layer", "global"], scope=self.scope)
+
+    @property
+    def private_law(self) -> bool:  # type: ignore[override]
+        """The mask is chosen from the batch unless it is random."""
+        return self.rule != "random"
+
+    @property
+    def draws_mask(self) -> bool:  # type: ignore[override]
+        """Whether the mask is random alone."""
+        return self.rule == "random"
+
+    def _sketch(self, update: Update) -> Update:
+        sent = self._masked(update, torch.ones_like(update.rows[0]).bool())
+        return replace(sent, law=Unknown(REASON)) if self.pseudo else sent
+
+    def _start(self, kept: Kept, server: Tensor, source: Source) -> tuple[Kept, Tensor]:
+        if kept.weights is None or kept.sent is None:
+            return kept, server
+        return kept, torch.where(kept.sent | ~kept.exists, server, kept.weights)
+
+    def _mask(self, change: Tensor, kept: Kept, source: Source) -> tuple[Tensor, Kept]:
+        largest = {"largest": 1.0, "random": 0.0, "mix": self.share}[self.rule] * self.rate
+        gone = torch.zeros_like(kept.exists)
+        spans = kept.spans if self.scope == "layer" else ((0, len(change)),)
+        draw = uniform(change.shape, source) if largest < self.rate else None
+        for start, stop in spans:
+            exists = kept.exists[start:stop]
+            count = int(exists.count_nonzero())
+            total = math.floor(self.rate * count + 1e-9)
+            top = math.floor(largest * count + 1e-9) if largest < self.rate else total
+            size = torch.where(exists, change[start:stop].abs(), -1.0)
+            gone[start:stop] = _first(size, top)
+            if draw is not None:
+                left = exists & ~gone[start:stop]
+                order = torch.where(left, draw[start:stop].to(left.device), -1.0)
+                gone[start:stop] |= _first(order, total - top)
+        return ~gone, kept
+
+    def _masked(self, update: Update, mask: Tensor) -> Update:
+        by_value = self.rule != "random"
+        return update.masked(mask[None], by_value=by_value, drawn=self.rule != "largest")
+
+
+def _spans(task: Task) -> tuple[tuple[int, int], ...]:
+    """(start, stop) of every tensor of weights: 2 or more dimensions, no biases, no norms."""
+    found = []
+    for name, shape, start, stop in task.layout:
+        owner, _, own = name.rpartition(".")
+        scales = isinstance(task.model.get_submodule(owner), nn.LayerNorm | nn.RMSNorm)
+        if len(shape) > 1 and own != "bias" and not scales:
+            found.append((start, stop))
+    return tuple(found)
+
+
+def _exists(task: Task, spans: tuple[tuple[int, int], ...]) -> Tensor:
+    """(P,) the weights that lie in the spans and that pruning left in the model."""
+    found = torch.zeros_like(task.parameters, dtype=torch.bool)
+    for start, stop in spans:
+        found[start:stop] = True
+    return found if task.kept is None else found & task.kept
+
+
+def _first(values: Tensor, count: int) -> Tensor:
+    """Mask of the `count` largest values; of equal ones, the first."""
+    if count == 0:
+        return torch.zeros_like(values, dtype=torch.bool)
+    place = len(values) - count
+    if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
+        least = float(np.partition(values.detach().numpy(), place)[place])  # many times faster
+    else:
+        least = float(values.kthvalue(place + 1).values)
+    mask = values > least
+    equal = (values == least).nonzero().squeeze(1)
+    mask[equal[: count - int(mask.count_nonzero())]] = True
+    return mask
