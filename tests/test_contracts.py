@@ -29,12 +29,14 @@ from leakbound.defenses import (
     NoisyCopy,
     OptimalNoise,
     OptimalPruning,
+    PriPrune,
     Quantization,
     SecureAggregation,
     Sign,
     Soteria,
     TopK,
     Whiten,
+    Withhold,
     chain,
     dp_sgd,
     optimal_dp_sgd,
@@ -80,6 +82,7 @@ DEFENSES = {
     ],
     "quantization": [Quantization(8), Quantization(2), Quantization(4, stochastic=True)],
     "soteria": [Soteria(0.4), Soteria(0.5, "1")],
+    "pri_prune": [PriPrune(), PriPrune(start=0.6, compose="last", form="linear")],
     "top_k": [TopK(0.9), TopK(0.5, False)],
     "optimal_pruning": [
         OptimalPruning(0.5),
@@ -88,6 +91,12 @@ DEFENSES = {
     ],
     "secure_aggregation": [SecureAggregation(1), SecureAggregation(3)],
     "sign": [Sign()],
+    "withhold": [
+        Withhold(),
+        Withhold("random", 0.5, pseudo=False),
+        Withhold("mix", 0.5),
+        Withhold(scope="global", pseudo=False),
+    ],
     "whiten": [
         chain(Whiten(), Color()),
         chain(Whiten(correlation="layers"), Color(correlation="layers")),
@@ -143,6 +152,9 @@ CHAINS = [
     chain(HiddenDropout(0.5), NoisyCopy(0.1), Clip(0.1)),
 ]
 FEW = {
+    "across_rounds": attacks.AcrossRounds(steps=10),
+    "sparse_gradient_inversion": attacks.sparse_gradient_inversion(steps=10),
+    "sparse_gradient_inversion_paper": attacks.sparse_gradient_inversion_paper(steps=5),
     "candidate_likelihood": attacks.CandidateLikelihood(),
     "cocktail_party_images": attacks.CocktailPartyImages(),
     "constant_image": attacks.ConstantImage(),

@@ -19,6 +19,8 @@ HASHES = {
     "inverting_gradients_geiping_library": "7494021eea91",
     "inverting_gradients_gradattack": "d5e3c6147847",
     "linear_inversion": "97058adaff9d",
+    "sparse_gradient_inversion": "079b5009d14d",
+    "sparse_gradient_inversion_paper": "65eb2884084c",
     "strong_matching": "85939a14137d",
 }
 

@@ -3,6 +3,7 @@
 Every attack class and preset exported here is an attack of the audit, under its snake_case name.
 """
 
+from leakbound.attacks.across_rounds import AcrossRounds
 from leakbound.attacks.analytic import LinearInversion
 from leakbound.attacks.base import Attack, BestOf, ByNoise
 from leakbound.attacks.blind import ConstantImage, MeanImage
@@ -29,12 +30,17 @@ from leakbound.attacks.presets import (
 from leakbound.attacks.private_law import CandidateLikelihood
 from leakbound.attacks.rank import RankReport, rank_analysis
 from leakbound.attacks.sparse import SparseRecovery
+from leakbound.attacks.sparse_inversion import (
+    sparse_gradient_inversion,
+    sparse_gradient_inversion_paper,
+)
 from leakbound.attacks.trap import LinearTrap
 from leakbound.attacks.trap_weights import TrapWeights
 from leakbound.attacks.variance import LawEvolution, LawMatching, VarianceReadout
 
 __all__ = [
     "LABEL_RULES",
+    "AcrossRounds",
     "Attack",
     "BestOf",
     "ByNoise",
@@ -68,5 +74,7 @@ __all__ = [
     "label_accuracy",
     "rank_analysis",
     "settings_hash",
+    "sparse_gradient_inversion",
+    "sparse_gradient_inversion_paper",
     "strong_matching",
 ]

@@ -158,7 +158,7 @@ class _LocalSearch(Search):
     def run(self) -> None:
         """Descend with the settings' optimizer."""
         if self.settings.optimizer == "lbfgs":
-            self.lbfgs()
+            self._lbfgs()
         else:
             self.adam()
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from leakbound import check
-from leakbound.attacks.base import Attack, boxed
+from leakbound.attacks.base import Attack
 from leakbound.attacks.features.methods import METHODS
 from leakbound.attacks.objectives import DISTANCES
 from leakbound.attacks.search import Search
@@ -62,6 +62,10 @@ class GradientMatching(Attack):
             from images (N, C, H, W) to one number, lower for likelier images (a plan that names
             it is code).
         prior_weight: its weight.
+        ordered: weight of `objectives.disorder`, for a client known to withhold the largest entries
+            of every tensor: each is then larger than what it sends. With 0.1 ReLU networks gave
+            more away at 30 % withheld (5 dB and up); at 60 %, over several rounds, or with tanh
+            units it did little or harm. It misleads where other entries are withheld.
 
     Source: Zhu et al. 2019; Geiping et al. 2020; Yin et al. 2021; Liu et al. 2025 (paper B), eq. 9.
     """
@@ -89,6 +93,7 @@ class GradientMatching(Attack):
     size: float = later(0.0)
     prior: str = later("")
     prior_weight: float = later(0.0)
+    ordered: float = later(0.0)
 
     def __post_init__(self) -> None:
         check.one_of(DISTANCES, distance=self.distance)
@@ -103,7 +108,7 @@ class GradientMatching(Attack):
         check.one_of(["pixels", "deep_prior"], image=self.image)
         check.count(width=self.width)
         check.non_negative(batch_norm=self.batch_norm, feature_weight=self.feature_weight)
-        check.non_negative(prior_weight=self.prior_weight)
+        check.non_negative(prior_weight=self.prior_weight, ordered=self.ordered)
         check.positive(first_norm=self.first_norm)
         check.one_of(STATISTICS, statistics=self.statistics)
         check.one_of(["none", *METHODS], features=self.features)
@@ -115,14 +120,4 @@ class GradientMatching(Attack):
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         """Search from one random start."""
-        search = Search(self, observation, generator)
-        if not bool((search.seen != 0).any()):
-            middle = boxed(torch.full_like(search.best_inputs, float("nan")), search.task)
-            return Reconstruction(
-                middle, problem="gradient vanished: the update is zero everywhere"
-            )
-        if self.optimizer == "lbfgs":
-            search.lbfgs()
-        else:
-            search.adam()
-        return search.answer()
+        return Search(self, observation, generator).solve()

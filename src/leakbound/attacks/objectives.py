@@ -77,6 +77,29 @@ DISTANCES = {
 }
 
 
+def disorder(rows: Tensor, withheld: Tensor, spans: list[Span]) -> Tensor:
+    """How far rows (R, P) are from a client's who withholds the largest entries of every tensor.
+
+    The mean over withheld entries of max(0, 1 - |entry| / s)², s the largest |entry| that is sent
+    of the same tensor; 0 where nothing of it is sent. `withheld` is (R, P), bool.
+
+    Source: ours.
+
+    Example:
+        >>> rows, withheld = torch.tensor([[1.0, 2.0, -4.0]]), torch.tensor([[True, False, True]])
+        >>> disorder(rows, withheld, [(0, 3)]).item()
+        0.125
+    """
+    total, count = rows.new_zeros(()), torch.zeros((), device=rows.device)
+    for a, b in spans:
+        size, hidden = rows[:, a:b].abs(), withheld[:, a:b]
+        largest = (size * ~hidden).amax(1, keepdim=True).detach()
+        counted = hidden & (largest > 0)
+        short = (1 - size / largest.clamp_min(TINY)).relu() * counted
+        total, count = total + short.square().sum(), count + counted.sum()
+    return total / count.clamp_min(1)
+
+
 def total_variation(images: Tensor) -> Tensor:
     """Mean absolute difference of neighbouring pixels, down plus across; images (B, C, H, W).
 

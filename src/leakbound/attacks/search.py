@@ -14,7 +14,7 @@ from leakbound.attacks.features.base import FoundFeatures
 from leakbound.attacks.features.methods import METHODS
 from leakbound.attacks.images import DeepPrior, Images, Pixels
 from leakbound.attacks.labels import infer_labels
-from leakbound.attacks.objectives import DISTANCES
+from leakbound.attacks.objectives import DISTANCES, disorder
 from leakbound.attacks.terms import (
     Learned,
     SameFeatures,
@@ -54,6 +54,7 @@ class Search:
         self.whitener = _whitener(observation)
         self.weights = observation.weights if self.whitener is None else None
         self.seen = self._white(observation.update.rows)
+        self.withheld = withheld(observation)
         self.noise_share = self._noise_share()
         self.spans = [(a, b) for _, _, a, b in self.task.layout]
         self.distance = DISTANCES[settings.distance]
@@ -110,12 +111,20 @@ class Search:
             terms.append(SameFeatures(settings.feature_weight, self.found, form))
         return terms
 
+    def rows(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The rows that the client would have had of a guess."""
+        return expected_rows(self.observation, self.task, images, labels)
+
+    def expected(self, rows: Tensor) -> Tensor:
+        """What would have been seen of the client's rows, to be compared with `seen`."""
+        return self._white(rows)
+
     def objective(self) -> tuple[Tensor, Tensor]:
         """(distance + terms, distance alone) at the present guess."""
         labels = self.labels.softmax(-1) if self.settings.labels == "joint" else self.labels
         images = self.inputs = self.images()
-        rows = expected_rows(self.observation, self.task, images, labels)
-        match = self.distance(self._white(rows), self.seen, self.weights, self.spans)
+        rows = self.rows(images, labels)
+        match = self.distance(self.expected(rows), self.seen, self.weights, self.spans)
         inside: dict[str, Tensor] = {}
         if self.layers:
             cohort = self.observation.cohort
@@ -123,6 +132,8 @@ class Search:
         total = match
         for term in self.terms:
             total = total + term.weight * term(images, inside)
+        if self.withheld is not None and self.settings.ordered:
+            total = total + self.settings.ordered * disorder(rows, self.withheld, self.spans)
         return total, match
 
     def descend(self) -> Tensor:
@@ -143,7 +154,7 @@ class Search:
             self.vanished = not any(bool(own.any()) for own in gradients)
         return self.last
 
-    def note(self, step: int) -> bool:
+    def _note(self, step: int) -> bool:
         """Keep a point of the trace; True once the search should stop."""
         every = max(1, self.settings.steps // TRACE_POINTS)
         if step % every and step != self.settings.steps - 1:
@@ -167,7 +178,7 @@ class Search:
 
         def step(number: int) -> bool:
             self.descend()
-            if self.note(number):
+            if self._note(number):
                 return True
             for variable in self.images.variables:
                 if settings.signed and variable.grad is not None:
@@ -180,7 +191,7 @@ class Search:
 
         return step
 
-    def lbfgs(self) -> None:
+    def _lbfgs(self) -> None:
         """L-BFGS with a strong-Wolfe line search and no early tolerance.
 
         DLG's released code has no line search: on its own LeNet and MNIST it then reached 40 dB for
@@ -202,8 +213,21 @@ class Search:
             before = [variable.detach().clone() for variable in self.images.variables]
             optimizer.step(closure)  # type: ignore[no-untyped-call]
             after = [variable.detach() for variable in self.images.variables]
-            if self.note(step) or all(map(torch.equal, before, after)):
+            if self._note(step) or all(map(torch.equal, before, after)):
                 break
+
+    def solve(self) -> Reconstruction:
+        """The answer after a descent with the settings' optimizer, if anything was seen."""
+        if not bool((self.seen != 0).any()):
+            middle = boxed(torch.full_like(self.best_inputs, float("nan")), self.task)
+            return Reconstruction(
+                middle, problem="gradient vanished: the update is zero everywhere"
+            )
+        if self.settings.optimizer == "lbfgs":
+            self._lbfgs()
+        else:
+            self.adam()
+        return self.answer()
 
     def answer(self) -> Reconstruction:
         """The best iterate, and what the search thinks of it."""
@@ -249,12 +273,19 @@ class Search:
         """Share of the (weighted) update's energy that no multiple of the answer's update has."""
         joint = self.settings.labels == "joint"
         labels = self.best_labels.softmax(-1) if joint else self.best_labels
-        rows = expected_rows(self.observation, self.task, self.best_inputs, labels).detach()
-        rows = self._white(rows)
+        rows = self.expected(self.rows(self.best_inputs, labels)).detach()
         scale = 1.0 if self.weights is None else self.weights
         mine, seen = (rows * scale).double().flatten(), (self.seen * scale).double().flatten()
         both = (mine.square().sum() * seen.square().sum()).clamp_min(1e-300)
         return float(1 - (mine @ seen).square() / both)
+
+
+def withheld(observation: Observation) -> Tensor | None:
+    """(R, P) bool: what is known to be withheld of what the model has; None where all was sent."""
+    mask, kept = observation.update.mask, observation.task.kept
+    if mask is None or not observation.threat.defense_known:
+        return None
+    return ~mask if kept is None else ~mask & kept
 
 
 def _whitener(observation: Observation) -> Structured | None:
