@@ -1,12 +1,14 @@
 """The client's functions against autograd, finite differences and torch.optim."""
 
+import copy
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
-from leakbound import models
+from leakbound import client, models
 from leakbound.client import (
     example_gradients,
     gradient,
@@ -16,7 +18,15 @@ from leakbound.client import (
     rows,
     simulate,
 )
-from leakbound.defenses import Clip, LocalAggregation, SecureAggregation, chain, dp_sgd
+from leakbound.defenses import (
+    Clip,
+    GaussianNoise,
+    LocalAggregation,
+    SecureAggregation,
+    Withhold,
+    chain,
+    dp_sgd,
+)
 from leakbound.protocol import play
 from leakbound.random import stream
 from leakbound.types import Batch, LocalPlan, Task, Unit
@@ -231,3 +241,127 @@ def test_without_a_known_defense_the_plain_updates_are_summed():
     found = simulate(task, inputs, labels, cohort=(1, 2), defense=None)
     want = gradient(task, inputs[:1], labels[:1]) + gradient(task, inputs[1:], labels[1:])
     torch.testing.assert_close(found, want[None])
+
+
+def _pruned(task):
+    kept = torch.rand(len(task.parameters), generator=stream(0, "kept")) < 0.5
+    return task.pruned(kept)
+
+
+def _torchs_pruned(task):
+    """The model with torch's own pruning on all of its tensors, biases too, and its gradient."""
+    dense = replace(task, kept=None)
+    model = _module(replace(dense, model=copy.deepcopy(task.model)))
+    for name, _, start, stop in task.layout:
+        layer, _, own = name.rpartition(".")
+        module = model.get_submodule(layer)
+        mask = task.kept[start:stop].view_as(getattr(module, own))
+        prune.custom_from_mask(module, own, mask)
+
+    def gradient_of(inputs, labels):
+        model.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        named = dict(model.named_parameters())
+        return torch.cat([named[f"{name}_orig"].grad.flatten() for name, *_ in task.layout])
+
+    return model, gradient_of
+
+
+@pytest.mark.parametrize("build", SMOOTH)
+def test_a_pruned_models_gradients_are_those_of_torchs_pruning(build):
+    task, (inputs, labels) = _pruned(SMOOTH[build]()), _batch(4)
+    assert (task.parameters[~task.kept] == 0).all()
+    model, gradient_of = _torchs_pruned(task)
+    close = torch.testing.assert_close
+    close(client.forward(task, inputs), model(inputs).detach())
+    want = gradient_of(inputs, labels)
+    close(gradient(task, inputs, labels), want)
+    close(client.pure_gradient(task, inputs, labels), want)
+    each = torch.stack([gradient_of(inputs[i, None], labels[i, None]) for i in range(4)])
+    close(example_gradients(task, inputs, labels), each)
+    assert (want[~task.kept] == 0).all()
+    direction = torch.randn(inputs.shape, generator=stream(0, "direction"), dtype=inputs.dtype)
+    small = 1e-5 * direction
+    moved = gradient_of(inputs + small, labels) - gradient_of(inputs - small, labels)
+    close(input_jvp(task, inputs, labels, direction), moved / 2e-5, rtol=1e-4, atol=1e-8)
+    probe = torch.randn(want.shape, generator=stream(0, "probe"), dtype=want.dtype)
+    pulled = input_vjp(task, inputs, labels, probe)
+    close((pulled * direction).sum(), input_jvp(task, inputs, labels, direction) @ probe)
+
+
+def test_local_steps_of_a_pruned_model_are_those_of_sgd():
+    plan = LocalPlan(steps=4, learning_rate=0.3, batch_size=2)
+    task, (inputs, labels) = replace(_pruned(_task()), plan=plan), _batch(3)
+    model, gradient_of = _torchs_pruned(task)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    for part in (slice(0, 2), slice(2, 3), slice(0, 2), slice(2, 3)):
+        gradient_of(inputs[part], labels[part])
+        optimizer.step()
+    named = dict(model.named_parameters())
+    after = torch.cat([named[f"{name}_orig"].detach().flatten() for name, *_ in task.layout])
+    assert torch.equal(before.sort().values, task.parameters.sort().values)
+    found = local_update(task, inputs, labels)
+    torch.testing.assert_close(task.parameters - 0.3 * found, after)
+    assert (found[~task.kept] == 0).all()
+
+
+def test_a_pruned_task_stays_pruned():
+    dense = _task()
+    task = _pruned(dense)
+    other = task.with_parameters(torch.ones_like(task.parameters))
+    assert torch.equal(other.parameters != 0, task.kept)
+    moved = task.to("cpu", torch.float32)
+    assert torch.equal(moved.kept, task.kept)
+    assert moved.parameters.dtype == torch.float32
+    assert torch.equal(dense.parameters[task.kept], task.parameters[task.kept])
+    assert dense.kept is None
+    assert task.pruned(None).with_parameters(dense.parameters).parameters.ne(0).all()
+    for bad in (task.kept[:-1], task.kept.double()):
+        with pytest.raises(ValueError, match=r"kept has shape .* this model takes .* torch.bool"):
+            dense.pruned(bad)
+
+
+@pytest.mark.parametrize("defense", [chain(), GaussianNoise(1.0), dp_sgd(), Withhold()], ids=repr)
+def test_what_the_model_does_not_have_is_not_sent(defense):
+    task = _pruned(_task())
+    batch = Batch(*_batch(3))
+    ready = chain(defense).resolve(task, 3)
+    update, _ = client.respond(task, batch, ready, stream(0))
+    assert (update.rows[0, ~task.kept] == 0).all()
+    assert not update.mask[0, ~task.kept].any()
+    if not isinstance(defense, Withhold):
+        assert torch.equal(update.mask[0], task.kept)
+        dense, _ = client.respond(replace(task, kept=None), batch, ready, stream(0))
+        if defense == GaussianNoise(1.0):  # the noise of what is sent is the same draw
+            torch.testing.assert_close(update.rows[0], dense.rows[0] * task.kept)
+        assert type(update.law) is type(dense.law)
+        assert not update.mask_private
+
+
+def test_what_a_client_keeps_comes_back_to_it():
+    seen = []
+
+    class Counting(Clip):
+        def init(self, task):
+            return 0
+
+        def begin(self, task, state, source):
+            seen.append(("begin", state))
+            return task.with_parameters(task.parameters + 1), state + 1
+
+        def transform(self, update, state, context, source):
+            seen.append(("send", state, float(context.task.parameters[0])))
+            return update, state + 1
+
+    task, batch = _task(), Batch(*_batch(2))
+    defense, state = chain(Counting(1.0)), None
+    for _ in range(2):
+        update, state = client.respond(task, batch, defense, stream(0), state)
+    first = float(task.parameters[0]) + 1
+    assert seen == [("begin", 0), ("send", 1, first), ("begin", 2), ("send", 3, first)]
+    assert state == (4,)
+    want = gradient(task.with_parameters(task.parameters + 1), batch.inputs, batch.labels)
+    torch.testing.assert_close(update.rows[0], want)
+    assert chain(Counting(1.0)).links[0].changes_start
+    assert not Clip(1.0).changes_start

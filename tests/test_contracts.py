@@ -153,6 +153,7 @@ CHAINS = [
 ]
 FEW = {
     "across_rounds": attacks.AcrossRounds(steps=10),
+    "mixed_start": attacks.MixedStart(steps=5),
     "sparse_gradient_inversion": attacks.sparse_gradient_inversion(steps=10),
     "sparse_gradient_inversion_paper": attacks.sparse_gradient_inversion_paper(steps=5),
     "candidate_likelihood": attacks.CandidateLikelihood(),

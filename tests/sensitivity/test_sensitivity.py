@@ -282,3 +282,31 @@ def test_the_built_in_models_take_the_fast_engine(build, settings):
     moved = lanes.changes(task, x, y, normal(x.shape, stream(2), like=x))
     close(found.values, moved.square().sum(0) / 4)
     close(found.gradient, client.gradient(task, x, y))
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_of_a_pruned_model_every_estimator_is_what_the_jacobian_says(small, name):
+    dense, (x, y) = small.build("pooled"), small.batch(3)
+    kept = torch.rand(len(dense.parameters), generator=stream(0, "kept")) < 0.6
+    task = dense.pruned(kept)
+    jacobian = small.jacobian(task, x, y) * kept[:, None, None]
+    found = sensitivity(task, x, y, stream(5), estimator=name, directions=3)
+    drawn, source = [], stream(5)
+    for _ in range(3):
+        drawn.append(normal(x.shape, source, like=x).flatten(1))
+    moved = torch.einsum("pbn,kbn->kbp", jacobian, torch.stack(drawn))
+    want = {
+        "exact": jacobian.square().sum((1, 2)),
+        "batch": moved.sum(1).square().mean(0),
+        "per_sample": moved.square().sum((0, 1)) / 3,
+    }[name]
+    close(found.values, want)
+    close(found.gradient, client.gradient(task, x, y))
+    for part in (found.values, found.gradient, found.error):
+        assert (part[~kept] == 0).all()
+    if name == "per_sample":
+        variance = found.error.square().sum()
+        squares = found.values.square().sum() - variance
+        assert found.relative_error == pytest.approx(float((variance / squares).sqrt()))
+    else:
+        assert found.relative_error == {"exact": 0, "batch": math.sqrt(2 / 3)}[name]

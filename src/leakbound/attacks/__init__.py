@@ -15,6 +15,7 @@ from leakbound.attacks.imprint import RobbingTheFed
 from leakbound.attacks.label_rules import LABEL_RULES, infer, label_accuracy
 from leakbound.attacks.labels import infer_labels
 from leakbound.attacks.matching import GradientMatching
+from leakbound.attacks.mixed_start import MixedStart
 from leakbound.attacks.presets import (
     dlg,
     idlg,
@@ -56,6 +57,7 @@ __all__ = [
     "LinearInversion",
     "LinearTrap",
     "MeanImage",
+    "MixedStart",
     "RankReport",
     "RobbingTheFed",
     "SparseRecovery",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +18,7 @@ TYPICAL = 0.114
 """The mean probability at rest, l_pri / (l_sha N), of the paper's settings for PruneFL."""
 ADAM = (0.9, 0.999, 1e-8)
 EDGE = 1e-6
+BLOCK = 2**16
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,8 +126,8 @@ class PriPrune(_Withholding):
 
     def _start(self, kept: Kept, server: Tensor, source: Source) -> tuple[Kept, Tensor]:
         belief: Belief = kept.own
-        draw = uniform(server.shape, source, like=server).clamp_min(torch.finfo(server.dtype).tiny)
-        noise = draw.log() - torch.log1p(-draw)
+        draw = uniform(server.shape, source, like=server)
+        noise = draw.clamp_min_(torch.finfo(server.dtype).tiny).logit_()
         kept = replace(kept, own=replace(belief, noise=noise))
         if kept.weights is None or kept.sent is None:
             return kept, server
@@ -141,49 +143,84 @@ class PriPrune(_Withholding):
 
     def _step(self, belief: Belief, change: Tensor, kept: Kept) -> Belief:
         """One step of Adam on the logits, where a weight exists."""
-        slope = self.slope(belief, change, kept) * kept.exists
         beta1, beta2, tiny = ADAM
         steps = belief.steps + 1
-        first = torch.lerp(slope, belief.first, beta1)
-        second = torch.lerp(slope.square(), belief.second, beta2)
-        size = (second / (1 - beta2**steps)).sqrt()
-        floor = (tiny * size.max()).clamp_min(torch.finfo(size.dtype).tiny)  # slopes are tiny
-        move = first / (1 - beta1**steps) / (size + floor)
+        first, second = belief.first.clone(), belief.second.clone()
+        for part, slope in self._slopes(belief, change, kept):
+            slope = slope * kept.exists[part]
+            first[part].lerp_(slope, 1 - beta1)
+            second[part].lerp_(slope.square_(), 1 - beta2)
+        unbias = 1 / (1 - beta1**steps), 1 / (1 - beta2**steps)
+        size = (second.max() * unbias[1]).sqrt()
+        floor = (tiny * size).clamp_min(torch.finfo(size.dtype).tiny)  # slopes are tiny
         edge = torch.logit(torch.tensor(1 - EDGE)).item()
-        logits = (belief.logits - self.mask_rate * move).clamp(-edge, edge)
+        logits = belief.logits.clone()
+        for part in _blocks(kept.spans):
+            size = (second[part] * unbias[1]).sqrt_().add_(floor)
+            move = (first[part] * (unbias[0] * self.mask_rate)).div_(size)
+            logits[part].sub_(move).clamp_(-edge, edge)
         return replace(belief, logits=logits, first=first, second=second, steps=steps)
 
     def slope(self, belief: Belief, change: Tensor, kept: Kept) -> Tensor:
-        """(P,) the derivative of the three-term loss by the logits.
+        """(P,) the derivative of the three-term loss by the logits of what may be withheld.
 
         Args:
             belief: the logits, with the noise of the mask that was drawn (None: no loss term).
             change: (P,) the change over the local steps, in gradient units.
             kept: with the weights of server and client at the start of the round.
         """
-        alpha, count = belief.alpha, int(kept.exists.count_nonzero())
-        each = alpha * (1 - alpha)  # d alpha / d a
-        price = self.sharing or self.privacy / (TYPICAL * max(1, count))
-        total = price * each
-        share = importance(change, kept)
-        # d log alpha / d a = 1 - alpha
-        total = total - self.privacy * share * ((1 - alpha) if self.form == "log" else each)
-        if belief.noise is not None and kept.weights is not None and kept.server is not None:
-            soft = torch.sigmoid((belief.noise - belief.logits) / self.temperature)
-            along = change * (kept.server - kept.weights)  # dL / dv, v = 1 where shared
-            total = total - self.accuracy * along * soft * (1 - soft) / self.temperature
+        total = torch.zeros_like(change)
+        for part, slope in self._slopes(belief, change, kept):
+            total[part] = slope
         return total
+
+    def _slopes(self, belief: Belief, change: Tensor, kept: Kept) -> Iterator[tuple[slice, Tensor]]:
+        """The slope in blocks that stay in the processor's cache: memory is most of the cost."""
+        count = max(1, int(kept.exists.count_nonzero()))
+        price = self.sharing or self.privacy / (TYPICAL * count)
+        for span in kept.spans:
+            each, even = _layer(change, kept, span, count)
+            for part in _blocks((span,)):
+                logits, size = belief.logits[part], change[part]
+                alpha = logits.sigmoid()
+                against = 1 - alpha  # d log alpha / d a; times alpha: d alpha / d a
+                total = price * alpha * against
+                share = kept.exists[part] * even if even else size.abs() * kept.exists[part] * each
+                share = share * against if self.form == "log" else share * alpha * against
+                total.sub_(share, alpha=self.privacy)
+                if (
+                    belief.noise is not None
+                    and kept.weights is not None
+                    and kept.server is not None
+                ):
+                    soft = (belief.noise[part] - logits).div_(self.temperature).sigmoid_()
+                    along = (kept.server[part] - kept.weights[part]).mul_(size)  # dL / dv
+                    along.mul_(soft).mul_(1 - soft)
+                    total.sub_(along, alpha=self.accuracy / self.temperature)
+                yield part, total
+
+
+def _blocks(spans: tuple[tuple[int, int], ...]) -> Iterator[slice]:
+    for start, stop in spans:
+        for at in range(start, stop, BLOCK):
+            yield slice(at, min(at + BLOCK, stop))
+
+
+def _layer(change: Tensor, kept: Kept, span: tuple[int, int], total: int) -> tuple[float, float]:
+    """A layer's factor on |g|, and what every weight has where all of its gradients are zero."""
+    part = slice(*span)
+    count = int(kept.exists[part].count_nonzero())
+    norm = sum(
+        float((change[b].abs() * kept.exists[b]).sum(dtype=torch.float64)) for b in _blocks((span,))
+    )
+    return (count / total / norm, 0.0) if norm > 0 else (0.0, 1 / total)
 
 
 def importance(change: Tensor, kept: Kept) -> Tensor:
     """(P,) w_j: a weight's share of its layer's |g|, times the layer's share of the weights."""
-    size = change.abs() * kept.exists
-    total, shares = max(1, int(kept.exists.count_nonzero())), torch.zeros_like(size)
+    shares, total = torch.zeros_like(change), max(1, int(kept.exists.count_nonzero()))
     for start, stop in kept.spans:
-        count, layer = int(kept.exists[start:stop].count_nonzero()), size[start:stop]
-        norm = layer.sum()
-        if count and bool(norm > 0):
-            shares[start:stop] = layer / norm * (count / total)
-        elif count:
-            shares[start:stop] = kept.exists[start:stop] / total
+        each, even = _layer(change, kept, (start, stop), total)
+        size = change[start:stop].abs() * each + even
+        shares[start:stop] = size * kept.exists[start:stop]
     return shares

@@ -71,7 +71,11 @@ class _Withholding(Defense):
                 "begin with the state of this model, or with None"
             )
         exists, server = _exists(task, kept.spans), task.parameters
-        kept, start = self._start(replace(kept, exists=exists), server, source)
+        own = kept.weights
+        if own is not None and not torch.equal(kept.exists, exists):
+            # what it did not have in its last round, it knows no better
+            own = torch.where(kept.exists, own, server)
+        kept, start = self._start(replace(kept, exists=exists, weights=own), server, source)
         if task.kept is not None:
             start = start * task.kept
         rate = task.plan.learning_rate
@@ -91,11 +95,11 @@ class _Withholding(Defense):
             mask = mask & update.mask[0]
         weights, late = None, False
         if kept.start is not None and kept.server is not None:
-            ahead = (kept.server - kept.start) / kept.rate
-            late = bool(ahead.any())
-            weights = kept.start - kept.rate * change if self.pseudo else None
+            late = not torch.equal(kept.server, kept.start)
+            if self.pseudo:
+                weights = torch.add(kept.start, change, alpha=-kept.rate)
             if late:
-                rows = (change + ahead)[None]
+                rows = (kept.server - kept.start).div_(kept.rate).add_(change)[None]
                 update = update.opaque(rows, f"{self!r} came after the noise")
         sent = self._masked(update, mask)
         if late and isinstance(sent.law, Exact):

@@ -12,7 +12,7 @@ from leakbound.defenses.base import Chain, Defense, chain
 from leakbound.defenses.training import LocalAggregation
 from leakbound.defenses.withhold import Kept
 from leakbound.pruning import Pruning, prunable
-from leakbound.types import Batch, Task, Unit, Update
+from leakbound.types import Batch, Guarantee, Task, Unit, Update
 
 AGGREGATIONS = ("masked", "plain", "unchanged")
 
@@ -32,7 +32,13 @@ class FederatedPlan:
             weighted by its number of images. "masked": over those who sent the weight, the
             server's own where nobody did. "plain": withheld ones count as zero (the paper's
             algorithm 1, literally). "unchanged": withheld ones count as the server's own, the only
-            way under secure aggregation, where the server sees the sum alone.
+            way under secure aggregation, where the server sees the sum alone (and every client
+            counts the same, whatever its number of images).
+
+    Raises:
+        ValueError: settings that do not go together. Clients of a scheme that adapts send masks or
+            reports beside their update, which neither noise nor secure aggregation covers: with a
+            defense that promises something, or sums, it is refused.
     """
 
     pruning: Pruning | None = None
@@ -59,7 +65,15 @@ class FederatedPlan:
         return bool(chain(self.defense).sides[1].links)
 
     def _check_defense(self) -> None:
+        if not isinstance(self.defense, Defense):
+            raise ValueError(f"defense is {self.defense!r}; give a defense, or chain() for none")
         whole = chain(self.defense)
+        promised = whole.guarantee is not Guarantee.NONE
+        if self.pruning is not None and self.pruning.adapts and (promised or self.sums):
+            raise ValueError(
+                f"pruning is {self.pruning!r}, whose clients send masks or reports beside their "
+                f"update, which {whole!r} does not cover; give a scheme that does not adapt"
+            )
         if whole.sides[0].returns(whole.starts) is Unit.EXAMPLE:
             raise ValueError(
                 f"defense is {whole!r}, which sends one row per example; put Mean() after it"

@@ -8,13 +8,13 @@ from dataclasses import replace
 import torch
 
 from leakbound import check
-from leakbound.defenses.base import Chain, State
+from leakbound.defenses.base import Chain, State, chain
 from leakbound.defenses.withhold import Kept
 from leakbound.federation.average import adjusted, average, told
 from leakbound.federation.plan import FederatedPlan, FederatedRound, Turn
 from leakbound.protocol import resolve, step
 from leakbound.random import Source, permutation, secure, stream
-from leakbound.types import Batch, Task, Update
+from leakbound.types import Batch, Guarantee, Task, Update
 
 
 def train(
@@ -35,8 +35,8 @@ def train(
         rounds: how many.
         seed: names every draw of an experiment (who takes part, which images, masks and noise);
             None draws from the operating system's entropy, as a real client must.
-        public: images that the server has, for schemes whose first mask needs some; without them
-            the first client's are taken, as a trusted client would report.
+        public: images that the server has, for schemes whose first mask needs some. Without them
+            the first client's are taken, and the mask tells of them.
 
     Raises:
         ValueError: no clients, fewer than take part in a round, or what the scheme refuses.
@@ -64,6 +64,7 @@ def train(
     task = replace(task, plan=local)
     draws = _Draws(seed, len(clients))
     if plan.pruning is not None:
+        _check_public(plan, public)
         task = task.pruned(plan.pruning.start(task, public or clients[0], draws.model))
     return _rounds(task, clients, plan, rounds, draws)
 
@@ -76,7 +77,7 @@ def _rounds(
     for number in range(1, rounds + 1):
         chosen = draws.chosen(plan.clients or len(clients))
         size = max(clients[i].size for i in chosen)
-        ready = resolve(plan.defense, task, min(size, plan.batch_size or size), ready)
+        ready = resolve(plan.defense, task, min(size, plan.batch_size * plan.steps or size), ready)
         turns = []
         for i in chosen:
             batch = _batch(clients[i], plan, draws.batches[i])
@@ -118,6 +119,15 @@ def _check_clients(clients: Sequence[Batch], plan: FederatedPlan) -> None:
     if plan.clients > len(clients):
         raise ValueError(
             f"clients is {plan.clients} a round, but there are {len(clients)}; give at most that"
+        )
+
+
+def _check_public(plan: FederatedPlan, public: Batch | None) -> None:
+    promised = chain(plan.defense).guarantee is not Guarantee.NONE
+    if public is None and promised and plan.pruning is not None and plan.pruning.reads_data:
+        raise ValueError(
+            f"public is None, so {plan.pruning!r} would choose its mask from a client's images, "
+            f"which {plan.defense!r} does not cover; give public images"
         )
 
 

@@ -59,6 +59,8 @@ class PruneFL(Pruning):
         (True, False)
     """
 
+    adapts = True
+
     every: int = 50
     candidates: float = 0.3
     half_life: int | None = None
@@ -192,6 +194,8 @@ class FedDST(Pruning):
         >>> [FedDST(end=30).adjusts(r) for r in (5, 10, 20, 30, 40)]
         [False, True, True, False, False]
     """
+
+    adapts = True
 
     every: int = 10
     alpha: float = 0.5

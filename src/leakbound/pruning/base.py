@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,10 @@ class Pruning(ABC):
     own mask (`client_mask`) and sends its `report` beside its update; after the aggregation the
     server chooses the new mask (`server_mask`). A weight that comes back starts at 0.
 
+    Class attributes:
+        reads_data: the first mask is chosen from images, and tells of them.
+        adapts: clients choose masks or send reports along the training, beside their update.
+
     Args:
         rate: the fraction of the prunable weights (see `prunable`) that go, 0 <= rate < 1: exactly
             floor(rate * n) of n; of equal scores the lower index goes first.
@@ -46,6 +51,9 @@ class Pruning(ABC):
     Raises:
         ValueError: the rate is outside [0, 1), or a layer would lose all its weights.
     """
+
+    reads_data: ClassVar[bool] = False
+    adapts: ClassVar[bool] = False
 
     rate: float = 0.3
 

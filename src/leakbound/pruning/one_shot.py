@@ -99,6 +99,8 @@ class Snip(OneShot):
         6
     """
 
+    reads_data = True
+
     def scores(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
         """|w dL/dw|, L the mean loss of the batch."""
         given = _needed(self, batch)
@@ -123,6 +125,8 @@ class Grasp(OneShot):
     Source: Wang, Zhang and Grosse 2020, GraSP, in the sign of the authors' code: their equation
     removes the highest -w (H g).
     """
+
+    reads_data = True
 
     temperature: float = 200.0
 

@@ -1,0 +1,226 @@
+"""Gradient inversion of a client that starts each round partly from weights of its own.
+
+PriPrune's client draws, for every weight, whether it starts from the server's or from its own. The
+server's pseudo-gradient is then no gradient where it started from its own, and the guess is trained
+at the wrong point. But the server has seen the client's own weights wherever it sent them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from leakbound import check
+from leakbound.attacks.matching import GradientMatching
+from leakbound.attacks.search import Search, withheld
+from leakbound.attacks.sparse_inversion import MASKS, evidence
+from leakbound.types import NotApplicable, Observation, Reconstruction
+
+UNKNOWN = ("search", "server")
+SHARE = 0.2
+"""How many weights are thought to start from the client's own before the first guess."""
+LEAST = 0.01
+"""The share never falls below this, nor rises above 1 minus it."""
+
+
+@dataclass(frozen=True, repr=False)
+class MixedStart(GradientMatching):
+    """Gradient matching that finds out which weights the client started from.
+
+    A weight that the client sent in the round before has two candidates for where it started (the
+    server's weight, or the one sent) and so two for its gradient, (start - weight sent) / learning
+    rate. After every step a weight's chance of its own start is reckoned from how near the guess's
+    gradient lies to the two, under normal errors of one variance in each tensor; variance and share
+    of own starts are estimated along the way (expectation maximization). The guess is trained at
+    the weights so mixed. The choice hardens as the guess gets better.
+
+    A weight that was withheld in the round before has an own value that nobody saw: it is left out
+    of the match, and where it started is searched together with the images; so is the start of one
+    that is withheld now. Draws, probabilities
+    and settings of the defense are not used. Nothing is assumed of the batches of other rounds: who
+    knows that they are the same attacks the first, or all (`AcrossRounds`). Without a history, or
+    where no weights are sent, this is `sparse_gradient_inversion`, to the bit.
+
+    Args:
+        mask: as for `SparseInversion`.
+        stages: how often the descent of `steps` is run, each from where the last one ended.
+        unknown: where weights that were withheld, now or in the round before, are taken to start:
+            "search", or "server" (from the server's, which is wrong more often than not).
+        reach: the size of the steps of that search, relative to the root mean square distance
+            between the server's weights and the client's last known ones (of those withheld, or of
+            all others, whichever is larger).
+
+    All others are those of `GradientMatching`.
+
+    Measured against PriPrune's defaults (MNIST at 14 x 14, one image, five seeds, 800 steps): 41,
+    31, 34 and 17 dB in rounds 5, 10, 20 and 50, where `sparse_gradient_inversion` has 13, 10, 11
+    and 11. Starts that were hidden for long are far off, and found only in part.
+
+    Assumptions: the client took part in the last round of the history; tensors of fewer than two
+        dimensions start from the server's weights.
+
+    Raises:
+        NotApplicable: a history of other clients, or several rows.
+
+    Source: ours, against algorithm 3 of Chu et al. 2024 (PriPrune).
+
+    Example:
+        >>> MixedStart(steps=10).stages
+        2
+    """
+
+    total_variation: float = 1e-4
+    noise_variation: float = 0.04
+    mask: str = "recovered"
+    stages: int = 2
+    unknown: str = "search"
+    reach: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.one_of(["adam"], optimizer=self.optimizer)
+        check.one_of(MASKS, mask=self.mask)
+        check.count(stages=self.stages)
+        check.one_of(UNKNOWN, unknown=self.unknown)
+        check.positive(reach=self.reach)
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+        """Search from one random start."""
+        rounds = [evidence(seen, self.mask) for seen in (*observation.history, observation)]
+        if len(rounds) == 1 or any(seen.sent is None for seen in rounds):
+            return Search(self, rounds[-1], generator).solve()
+        shapes = {(seen.cohort, seen.update.rows.shape) for seen in rounds}
+        if len(shapes) > 1 or len(observation.update.rows) > 1:
+            raise NotApplicable(
+                f"the rounds have {sorted({len(seen.update.rows) for seen in rounds})} rows of "
+                f"batches of {sorted({seen.cohort for seen in rounds})}; one client's are needed"
+            )
+        return MixedSearch(self, rounds, generator).solve()
+
+
+class MixedSearch(Search):
+    """A search that also estimates where the client started.
+
+    Attributes:
+        server: (P,) the weights that the server sent.
+        literal: (1, P) the gradient seen where the client started from those.
+        gap: (P,) what is added to it where the client started from its own.
+        hidden: (P,) bool, weights whose own value nobody saw, or of which nothing is seen now.
+        trust: (1, P) weights of the coordinates in the match.
+        used: (P,) bool, where there is a choice.
+        own: (P,) the chance that the client started from its own.
+        moves: what was searched of the starts of hidden weights, in units of `scale`; or None.
+    """
+
+    def __init__(
+        self, settings: MixedStart, rounds: list[Observation], generator: torch.Generator
+    ) -> None:
+        super().__init__(settings, rounds[-1], generator)
+        self.stages, self.whitener = settings.stages, None
+        self.server, self.rate = self.task.parameters, self.task.plan.learning_rate
+        self.literal = self.observation.update.rows
+        known, self.hidden = last_sent(rounds)
+        if self.withheld is not None:
+            self.hidden = self.hidden | (self.withheld[0] & (known != self.server))
+        self.gap = (known - self.server) / self.rate * ~self.hidden
+        weights = self.observation.weights
+        given = torch.ones_like(self.literal) if weights is None else weights
+        self.trust = given * ~self.hidden
+        self.weights = self.trust
+        self.used = (self.trust > 0)[0] & (self.gap != 0)
+        self.own = SHARE * self.used.to(self.server)
+        self.moves: Tensor | None = None
+        self.scale = 0.0
+        away = known - self.server
+        far = max(_size(away[self.hidden]), _size(away[self.used]))
+        if settings.unknown == "search" and bool(self.hidden.any()) and far > 0:
+            self.scale = settings.reach * far
+            self.server = self.server + self.hidden * away / 2
+            self.moves = torch.zeros_like(away[self.hidden]).requires_grad_()
+            self.variables.append(self.moves)
+        self.place()
+        self.best_state = self.state()
+
+    def place(self) -> None:
+        """Train the guess, and read the gradient, where the client is now thought to have started.
+
+        Coordinates without a known own weight start at `server`, plus what was searched.
+        """
+        start = self.server + self.rate * self.gap * self.own
+        if self.moves is not None:
+            at = self.hidden.nonzero().squeeze(1)
+            start = start.index_add(0, at, self.scale * self.moves)
+        self.task = replace(self.task, parameters=start)
+        self.seen = (self.literal + self.gap * self.own) * (self.trust > 0)
+
+    def choose(self, rows: Tensor) -> None:
+        """Reckon anew who started where, from the gradient (1, P) of the guess."""
+        literal = (rows - self.literal)[0].square()
+        own = (rows - self.literal - self.gap)[0].square()
+        chances = self.own.clone()
+        for start, stop in self.spans:
+            used = self.used[start:stop]
+            if not bool(used.any()):
+                continue
+            far, near, chance = (part[start:stop][used] for part in (literal, own, self.own))
+            spread = (chance * near + (1 - chance) * far).mean()
+            share = chance.mean().clamp(LEAST, 1 - LEAST).logit()
+            least = torch.finfo(spread.dtype).tiny
+            chances[start:stop][used] = torch.sigmoid((far - near) / (2 * spread + least) + share)
+        self.own = chances
+
+    def rows(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The client's rows of a guess that starts where it is thought to have started."""
+        rows = super().rows(images, labels)
+        self.latest = rows.detach()
+        return rows
+
+    def descend(self) -> Tensor:
+        """As in every search; then choose anew."""
+        self.place()
+        before = self.best
+        last = super().descend()
+        if bool(last < before):
+            self.best_state = self.state()
+        self.choose(self.latest)
+        return last
+
+    def state(self) -> tuple[Tensor, Tensor | None]:
+        """Who is thought to have started where."""
+        return self.own, None if self.moves is None else self.moves.detach().clone()
+
+    def adam(self) -> None:
+        """All stages; then back to the best state."""
+        for _ in range(self.stages):
+            super().adam()
+        self.own, self.moves = self.best_state
+        self.place()
+
+
+def last_sent(rounds: list[Observation]) -> tuple[Tensor, Tensor]:
+    """The client's last known weights (P,), and bool (P,) where it has trained on since unseen.
+
+    Known are those that it sent, and those that pruning took out then, which are 0. The last round
+    is the one under attack: of what is pruned in it, and of tensors of fewer than two dimensions,
+    the server's weights are returned. A weight that was never sent counts as the server's, too.
+    """
+    now = rounds[-1].task
+    weights = now.parameters.clone()
+    hidden = torch.zeros_like(weights, dtype=torch.bool)
+    own = hidden.clone()
+    for _, shape, start, stop in now.layout:
+        own[start:stop] = len(shape) > 1
+    own = own if now.kept is None else own & now.kept
+    for seen in rounds[:-1]:
+        assert seen.sent is not None  # asked before
+        gone = withheld(seen)
+        hidden = own & (torch.zeros_like(hidden) if gone is None else gone[0])
+        weights = torch.where(own & ~hidden, seen.sent[0], weights)
+    return weights, hidden
+
+
+def _size(values: Tensor) -> float:
+    """Root mean square; 0 of nothing."""
+    return float(values.square().mean().sqrt()) if len(values) else 0.0

@@ -1,0 +1,97 @@
+"""The records of the study, looked up by what they are about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from leakbound.experiments.priprune.cell import Record
+from leakbound.experiments.priprune.study import Cell
+
+BySeed = dict[int, float]
+ATTACKS = ("sgi", "ordered", "rounds", "mixed")
+"""Attackers of a server that knows the base mask, the paper's first."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Cells with their records."""
+
+    pairs: Sequence[tuple[Cell, Record]]
+
+    @staticmethod
+    def of(cells: Iterable[Cell], records: Mapping[str, Record]) -> Measured:
+        """Every cell with its record, a cell of two parts in both."""
+        return Measured([(cell, records[cell.id]) for cell in cells if cell.id in records])
+
+    def where(self, **wanted: Any) -> Measured:
+        """Those whose cells have these settings."""
+        return Measured(
+            [
+                (cell, record)
+                for cell, record in self.pairs
+                if all(getattr(cell, key) == value for key, value in wanted.items())
+            ]
+        )
+
+    def values(self, key: str) -> list[Any]:
+        """What the cells have for a setting, in order of appearance."""
+        return list(dict.fromkeys(getattr(cell, key) for cell, _ in self.pairs))
+
+    def by_seed(self, value: Callable[[Record], float | None]) -> BySeed:
+        """A number of each record, by seed; of several records of a seed the mean."""
+        found: dict[int, list[float]] = {}
+        for cell, record in self.pairs:
+            number = value(record)
+            if number is not None:
+                found.setdefault(cell.seed, []).append(number)
+        return {seed: fmean(numbers) for seed, numbers in sorted(found.items())}
+
+    def leak(self, attack: str, measure: str = "psnr", round_: int | None = None) -> BySeed:
+        """What an attack reached, by seed: the mean over images and, without `round_`, rounds."""
+        return self.by_seed(lambda record: leaked(record, attack, measure, round_))
+
+    def accuracy(self, key: str = "accuracy") -> BySeed:
+        """Accuracy in percent, by seed."""
+        return self.by_seed(lambda record: None if record[key] is None else 100 * record[key])
+
+    def strongest(self, round_: int, among: Sequence[str] = ATTACKS) -> tuple[str, BySeed]:
+        """The attack with the highest mean PSNR in a round, over all seeds, and what it reached."""
+        found = {attack: self.leak(attack, "psnr", round_) for attack in among}
+        known = {attack: own for attack, own in found.items() if own}
+        best = max(known, key=lambda attack: fmean(known[attack].values()))
+        return best, known[best]
+
+
+def leaked(record: Record, attack: str, measure: str, round_: int | None = None) -> float | None:
+    """The mean over images (and rounds) of a measure; "corrected" is NMI less its chance level."""
+    rows = [
+        row
+        for row in record["attacked"]
+        if row["attack"] == attack and row["status"] == "ok" and round_ in (None, row["round"])
+    ]
+    each = [_values(row, measure) for row in rows]
+    numbers = [v for values in each for v in values if v is not None]
+    return fmean(numbers) if numbers else None
+
+
+def _values(row: Record, measure: str) -> list[float | None]:
+    if measure == "corrected":
+        found: list[float | None] = row["chance"]["nmi"]["corrected"]
+    elif measure in ("permuted", "unrelated"):
+        found = row["chance"]["nmi"][measure]
+    else:
+        found = row[measure]
+    return found
+
+
+def rate_of(cell: Cell) -> float:
+    """The base rate in a cell's scheme."""
+    return float(cell.pruning.split("rate=")[1].split(",")[0])
+
+
+def scheme_of(cell: Cell) -> str:
+    """The name of a cell's scheme."""
+    return cell.pruning.split(",")[0]

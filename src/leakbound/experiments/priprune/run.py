@@ -1,0 +1,97 @@
+"""Run the cells that are not done yet, in several processes, one line a record."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from pathlib import Path
+
+import torch
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from leakbound.experiments.priprune import cell as cells
+from leakbound.experiments.priprune.cell import Record
+from leakbound.experiments.priprune.study import Cell
+
+
+def records(wanted: Iterable[Cell], folder: Path, workers: int) -> dict[str, Record]:
+    """The records of all cells by id; what the folder's journal has is not run again.
+
+    Ctrl-C loses only the cells that are running: each record is written when it is there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "cells.jsonl"
+    done = read(path)
+    once = {cell.id: cell for cell in wanted}
+    todo = [cell for id_, cell in once.items() if id_ not in done]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    bar = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn())
+    with path.open("a", encoding="utf-8") as journal, bar:
+        if os.fstat(journal.fileno()).st_size and not path.read_bytes().endswith(b"\n"):
+            journal.write("\n")  # a line that a kill cut short stays apart
+        shown = bar.add_task("cells", total=len(todo))
+        for record, seconds in _each(todo, workers):
+            journal.write(json.dumps(record) + "\n")
+            journal.flush()
+            with (folder / "timings.jsonl").open("a", encoding="utf-8") as times:
+                times.write(json.dumps({"id": record["id"], "seconds": seconds}) + "\n")
+            done[record["id"]] = record
+            bar.advance(shown)
+    return {id_: done[id_] for id_ in once}
+
+
+def read(path: Path) -> dict[str, Record]:
+    """The journal's records by id; a line that was cut short is passed over."""
+    found: dict[str, Record] = {}
+    if path.exists():
+        for line in path.read_text("utf-8").splitlines():
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            found[record["id"]] = record
+    return found
+
+
+def _each(todo: list[Cell], workers: int) -> Iterator[tuple[Record, float]]:
+    if workers <= 1 or len(todo) <= 1:
+        _start()
+        yield from (_timed(cell) for cell in todo)
+        return
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start)
+    try:
+        running, left = set(), iter(todo)
+        while True:
+            for cell in left:
+                running.add(pool.submit(_timed, cell))
+                if len(running) > workers:
+                    break
+            if not running:
+                return
+            finished, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in finished:
+                yield future.result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _timed(cell: Cell) -> tuple[Record, float]:
+    """The record and its processor time in seconds, which stays out of it."""
+    began = time.process_time()
+    return cells.run(cell), time.process_time() - began
+
+
+def _start() -> None:
+    torch.set_num_threads(1)

@@ -1,0 +1,192 @@
+"""What the study of paper D runs: parts of a plan file, each a list of cells."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib import resources
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+SCHEMES = ("random", "snip", "synflow", "grasp", "fed_dst", "prune_fl")
+TABLE = ("prune_fl", "fed_dst", "synflow", "snip")
+FEDERATED_WEIGHTS = 6_603_710
+"""Weights of the paper's Conv-2, for which its l_sha are printed."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One federated training, with attacks on one client (number 0) in some of its rounds.
+
+    Attributes:
+        part: the part of the study.
+        target: images of client 0, who takes part in all rounds with all of them.
+        marks: the rounds that are attacked.
+        attacks: by the names of `cell.ATTACKS`.
+        dense_server: the attacker does not know the base mask: the server sent the dense model and
+            the client pruned it.
+        clients: how many there are, client 0 included.
+        shared: images of a local step of the others.
+        skew: how images are spread: "equal", "class" (one class a client) or a Dirichlet
+            concentration as text.
+    """
+
+    part: str
+    seed: int
+    data: str
+    size: int
+    model: str
+    pruning: str
+    defense: str = "none"
+    target: int = 1
+    rounds: int = 1
+    marks: tuple[int, ...] = (1,)
+    attacks: tuple[str, ...] = ("sgi",)
+    steps: int = 400
+    dense_server: bool = False
+    clients: int = 10
+    shared: int = 16
+    images: int = 4000
+    learning_rate: float = 0.5
+    skew: str = "equal"
+    aggregation: str = "masked"
+
+    @property
+    def id(self) -> str:
+        """Twelve hex digits of all settings but the part."""
+        own = {k: v for k, v in asdict(self).items() if k != "part"}
+        return hashlib.sha256(repr(sorted(own.items())).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A plan file, read: see `two_cores.toml` for the keys."""
+
+    base: Mapping[str, Any]
+    parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @staticmethod
+    def read(name: str, data: str = "") -> Study:
+        """The built-in plan of that name, or the file at that path, on its data or other."""
+        path = resources.files(__package__).joinpath(f"{name}.toml")
+        text = path.read_text("utf-8") if path.is_file() else Path(name).read_text("utf-8")
+        whole = tomllib.loads(text)
+        unknown = set(whole.get("parts", {})) - set(_PARTS)
+        if unknown:
+            raise ValueError(f"part {min(unknown)!r} is not known; give one of {sorted(_PARTS)}")
+        base = whole["base"] | ({"data": data} if data else {})
+        return Study(base, whole.get("parts", {}))
+
+    def cells(self, only: Sequence[str] = ()) -> list[Cell]:
+        """All cells of all parts, or of some; those that two parts share are listed in both."""
+        for name in only:
+            if name not in self.parts:
+                raise ValueError(f"part {name!r} is not in the plan; it has {sorted(self.parts)}")
+        wanted = only or list(self.parts)
+        return [cell for name in wanted for cell in _PARTS[name](self, self.parts[name])]
+
+    def cell(self, part: str, seed: int, rate: float = 0.3, scheme: str = "prune_fl") -> Cell:
+        """A cell with the plan's base settings."""
+        plain = {k: v for k, v in self.base.items() if k not in ("every", "defenses")}
+        marks = tuple(plain.pop("marks", (1,)))
+        cell = Cell(part, seed, pruning=self.pruning(scheme, rate), **plain)
+        return replace(cell, marks=tuple(m for m in marks if m <= cell.rounds))
+
+    def pruning(self, scheme: str, rate: float) -> str:
+        """The scheme's spec at a rate, with the plan's interval for those that adapt."""
+        adapts = scheme in ("prune_fl", "fed_dst")
+        return f"{scheme},rate={rate}" + (f",every={self.base['every']}" if adapts else "")
+
+    def price(self, share: float, weights: int) -> float:
+        """l_sha for a model of so many weights, from the paper's for its Conv-2."""
+        return share * FEDERATED_WEIGHTS / weights
+
+
+def _rate(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
+    """Privacy against rate, six schemes; SGI and GI, of servers who know the base mask or not."""
+    for seed, scheme, rate in product(range(own["seeds"]), SCHEMES, own["rates"]):
+        cell = study.cell("rate", seed, rate, scheme)
+        yield replace(cell, rounds=1, marks=(1,), attacks=("sgi", "gi"))
+        blind = ("sgi_pruned", "gi")
+        yield replace(cell, rounds=1, marks=(1,), attacks=blind, dense_server=True)
+
+
+def _batch(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
+    for seed, scheme, size in product(range(own["seeds"]), SCHEMES, own["sizes"]):
+        cell = study.cell("batch", seed, scheme=scheme)
+        yield replace(cell, rounds=1, marks=(1,), target=size)
+
+
+def _size(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
+    for seed, scheme, model in product(range(own["seeds"]), SCHEMES, own["models"]):
+        cell = study.cell("size", seed, scheme=scheme)
+        yield replace(cell, rounds=1, marks=(1,), model=model)
+
+
+def _rounds(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
+    for seed, scheme in product(range(own["seeds"]), SCHEMES):
+        yield study.cell("rounds", seed, scheme=scheme)
+
+
+def _defended(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
+    """Fixed rates and PriPrune on PruneFL, with all attackers."""
+    for seed, defense in product(range(own["seeds"]), own["defenses"]):
+        cell = study.cell("defended", seed)
+        attacks: tuple[str, ...] = ("sgi",)
+        if "largest" in defense:
+            attacks = (*attacks, "ordered")
+        if "pri_prune" in defense and "last" not in defense:
+            attacks = (*attacks, "mixed")
+        elif "pseudo=false" not in defense and defense != "none":
+            attacks = (*attacks, "rounds")
+        yield replace(cell, defense=defense, attacks=attacks)
+
+
+def _table(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
+    """Table 2: four schemes with PriPrune and without."""
+    for seed, scheme, defense in product(range(own["seeds"]), TABLE, own["defenses"]):
+        cell = study.cell("table", seed, scheme=scheme)
+        yield replace(cell, defense=defense, attacks=("sgi", "mixed"))
+
+
+def _search(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
+    """Table A1: weights of the three terms."""
+    for seed, acc, pri, sha in product(
+        range(own["seeds"]), own["accuracy"], own["privacy"], own["sharing"]
+    ):
+        price = study.price(sha, own["weights"])
+        spec = f"pri_prune,accuracy={acc},privacy={pri},sharing={price:.4g}"
+        cell = study.cell("search", seed)
+        yield replace(cell, defense=spec, marks=(cell.marks[-2],), attacks=("sgi", "mixed"))
+
+
+def _chain(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
+    """PriPrune with noise and with secure aggregation."""
+    for seed, defense in product(range(own["seeds"]), own["defenses"]):
+        cell = study.cell("chain", seed, scheme="magnitude")  # others report what noise is to hide
+        cell = replace(cell, defense=defense, marks=(1, cell.marks[-2]), attacks=("sgi", "mixed"))
+        if "secure_aggregation" in defense:
+            cell = replace(cell, aggregation="unchanged", shared=own["shared"], attacks=("sgi",))
+        yield cell
+
+
+def _skew(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
+    """Accuracy where clients' images differ; nothing is attacked."""
+    for seed, skew, defense in product(range(own["seeds"]), own["skews"], own["defenses"]):
+        yield replace(study.cell("skew", seed), defense=defense, skew=skew, marks=(), attacks=())
+
+
+_PARTS = {
+    "rate": _rate,
+    "batch": _batch,
+    "size": _size,
+    "rounds": _rounds,
+    "defended": _defended,
+    "table": _table,
+    "search": _search,
+    "chain": _chain,
+    "skew": _skew,
+}

@@ -1,0 +1,214 @@
+"""The study of paper D: its cells, its journal, its claims on made-up records, and a small run."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from leakbound.defenses import Withhold
+from leakbound.experiments.priprune import cell as cells
+from leakbound.experiments.priprune import claims, page, run
+from leakbound.experiments.priprune.measured import Measured
+from leakbound.experiments.priprune.study import Cell, Study
+
+PARTS = {"rate", "batch", "size", "rounds", "defended", "table", "search", "chain", "skew"}
+
+
+def _cell(seed=0, part="x", **settings):
+    base = {
+        "data": "digits",
+        "size": 8,
+        "model": "conv,depth=1,width=1.0,hidden=16,activation=tanh",
+        "pruning": "prune_fl,rate=0.3,every=2",
+        "images": 300,
+        "shared": 4,
+        "steps": 10,
+        "rounds": 3,
+        "marks": (1, 3),
+    }
+    return Cell(part, seed, **(base | settings))
+
+
+@pytest.mark.parametrize("name", ["minutes", "two_cores", "paper"])
+def test_a_built_in_plan_names_what_there_is(name):
+    study = Study.read(name)
+    for cell in study.cells():
+        cells.defense(cell.defense)
+        if cell.pruning != "none":
+            assert cells.built("pruning", cell.pruning).rate < 1
+        assert set(cell.attacks) <= set(cells.attacks(1))
+        assert all(1 <= mark <= cell.rounds for mark in cell.marks)
+    if name != "paper":
+        assert set(study.parts) == PARTS
+        assert {cell.part for cell in study.cells()} == PARTS
+
+
+def test_a_cell_of_two_parts_is_run_once():
+    assert _cell(part="a").id == _cell(part="b").id != _cell(seed=1).id
+
+
+def test_the_three_terms_keep_the_papers_ratio():
+    study = Study.read("two_cores")
+    own = study.parts["search"]
+    for cell in study.cells(["search"]):
+        link = cells.defense(cell.defense).links[0]
+        share = link.privacy / (link.sharing * own["weights"])
+        wanted = [
+            p / (s * 6_603_710) for p in own["privacy"] for s in own["sharing"] if p == link.privacy
+        ]
+        assert any(math.isclose(share, w, rel_tol=1e-3) for w in wanted)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: Study.read("two_cores").cells(["rates"]), "'rates' is not in the plan"),
+        (lambda: Study.read("nowhere.toml"), "nowhere.toml"),
+        (lambda: cells.defense("withold"), "withhold"),
+        (lambda: cells.defense("withhold,rats=0.1"), "rate"),
+    ],
+    ids=["part", "plan", "defense", "setting"],
+)
+def test_what_is_wrong_is_named(call, words):
+    with pytest.raises((ValueError, OSError), match=words):
+        call()
+
+
+def test_specs_are_read():
+    chain = cells.defense("withhold,rule=mix,rate=0.6,pseudo=false + clip,clip_norm=2")
+    assert chain.links[0] == Withhold("mix", 0.6, pseudo=False)
+    assert chain.links[1].clip_norm == 2.0
+
+
+def test_one_cell_gives_the_same_record_twice_and_measures_what_it_says():
+    cell = _cell(defense="withhold,rate=0.25", attacks=("sgi", "rounds"))
+    first, second = cells.run(cell), cells.run(cell)
+    assert first == second == json.loads(json.dumps(first))
+    assert [(a["round"], a["attack"]) for a in first["attacked"]] == [
+        (1, "sgi"), (1, "rounds"), (3, "sgi"), (3, "rounds"),
+    ]  # fmt: skip
+    assert {a["status"] for a in first["attacked"]} == {"ok"}
+    truth = cells.truth(cell)[0, 0].double().flatten()
+    for row in first["attacked"]:
+        guess = torch.tensor(row["guess"]).double() / 255
+        psnr = -10 * math.log10(float((guess - truth).square().mean()))
+        assert abs(psnr - row["psnr"][0]) < 0.3  # the guess is kept in 256 levels
+    for one in first["rounds"]:
+        assert abs(one["rate"] - 0.25) < 0.02
+        assert one["mask_bits"] > 0
+        assert abs(one["density"] - 0.7) < 0.01
+
+
+def test_no_defense_withholds_nothing_and_its_mask_tells_nothing():
+    record = cells.run(_cell(marks=(3,)))
+    assert record["rounds"][0]["mask_bits"] == record["rounds"][0]["rate"] == 0
+    assert record["accuracy"] == record["own_accuracy"]
+
+
+@pytest.mark.parametrize("skew", ["equal", "5.0", "class"])
+def test_clients_split_all_other_images(skew):
+    cell = _cell(skew=skew, clients=5)
+    parts, labels = cells._split(cell)
+    assert len(parts) == 5 + 2
+    assert sum(part.size for part in parts[:-2]) == cell.images
+    assert labels == parts[0].labels.tolist()
+    assert parts[0].size == cell.target
+
+
+def test_a_journal_goes_on_after_a_line_that_was_cut(tmp_path):
+    wanted = [_cell(seed=s, rounds=1, marks=(), attacks=()) for s in (0, 1)]
+    whole = run.records(wanted, tmp_path, workers=1)
+    path = tmp_path / "cells.jsonl"
+    lines = path.read_text("utf-8").splitlines()
+    path.write_text(lines[0] + "\n" + lines[1][:50], "utf-8")
+    again = run.records(wanted, tmp_path, workers=1)
+    assert again == whole
+    assert set(run.read(path)) == {cell.id for cell in wanted}
+
+
+def _record(cell, psnr, accuracy=0.95, attack="sgi", rate=0.3):
+    chance = {"nmi": {"corrected": [psnr / 100], "permuted": [0.3], "unrelated": [0.3]}}
+    rows = [
+        {"round": mark, "attack": name, "status": "ok", "psnr": [psnr], "nmi": [psnr / 50],
+         "ssim": [0.5], "adjusted_mi": [0.1], "chance": chance}
+        for mark in cell.marks for name in cell.attacks
+    ]  # fmt: skip
+    return {
+        "id": cell.id,
+        "weights": 1000,
+        "accuracy": accuracy,
+        "own_accuracy": accuracy,
+        "rates": {str(cell.rounds): [rate]},
+        "rounds": [{"round": m, "rate": rate, "density": 0.7, "mask_bits": 80} for m in cell.marks],
+        "attacked": rows,
+    }
+
+
+def _measured(rows):
+    return Measured([(cell, _record(cell, **values)) for cell, values in rows])
+
+
+def _words(found, number):
+    return [claim.word for claim in claims.claims(found) if claim.number == number]
+
+
+@pytest.mark.parametrize(("sign", "word"), [(1, "holds"), (-1, "does not hold")])
+def test_claims_on_rates_and_on_blind_attacks(sign, word):
+    rows = []
+    for seed in range(4):
+        for rate in (0.1, 0.9):
+            cell = _cell(seed, "rate", pruning=f"snip,rate={rate}", attacks=("sgi",), marks=(1,))
+            rows.append((cell, {"psnr": 20 - sign * 10 * rate + 0.1 * seed}))
+    assert _words(_measured(rows), "4-1") == [word, word]
+    pairs = []
+    for seed in range(4):
+        cell = _cell(seed, "rate", attacks=("sgi",), marks=(1,))
+        record = _record(cell, 20 + 0.1 * seed)
+        blind = _record(_cell(seed, "rate", attacks=("gi",), marks=(1,)), 20 - sign * 3)
+        record["attacked"] += blind["attacked"]
+        pairs.append((cell, record))
+    assert _words(Measured(pairs), "4-2") == [word, word]
+
+
+@pytest.mark.parametrize(
+    ("drop", "word"), [(0.002, "holds"), (0.05, "does not hold"), (0.012, "undecided")]
+)
+def test_accuracy_within_a_point(drop, word):
+    rows = []
+    for seed in range(5):
+        noise = 0.004 * (seed - 2)
+        base = _cell(seed, "defended")
+        rows.append((base, {"psnr": 30.0, "accuracy": 0.95}))
+        own = _cell(seed, "defended", defense="pri_prune")
+        rows.append((own, {"psnr": 10.0 + seed, "accuracy": 0.95 - drop + noise}))
+    found = claims.claims(_measured(rows))
+    (within,) = [c for c in found if "within 1 point" in c.statement]
+    assert within.word == word
+    assert any(c.word == "holds" and "leaks less than PruneFL alone" in c.statement for c in found)
+
+
+def test_the_strongest_attack_counts():
+    pairs = []
+    for seed in range(3):
+        cell = _cell(seed, attacks=("sgi",), marks=(3,))
+        record = _record(cell, 10.0)
+        record["attacked"] += _record(_cell(seed, attacks=("rounds",), marks=(3,)), 30.0)[
+            "attacked"
+        ]
+        pairs.append((cell, record))
+    name, reached = Measured(pairs).strongest(3)
+    assert (name, set(reached.values())) == ("rounds", {30.0})
+
+
+@pytest.mark.slow
+def test_the_small_plan_gives_a_page(tmp_path):
+    study = Study.read("minutes")
+    wanted = study.cells()
+    records = run.records(wanted, tmp_path, workers=2)
+    path = page.write(study, wanted, records, tmp_path)
+    text = path.read_text("utf-8")
+    for words in ("4-1", "4-2", "4-3", "4-4", "4-5", "4-6", "4-7", "4-8", "4-9", "Table A1"):
+        assert words in text, words
+    for picture in ("rate.png", "tradeoff.png", "gallery.png"):
+        assert (tmp_path / picture).stat().st_size > 5000
