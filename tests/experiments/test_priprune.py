@@ -75,6 +75,26 @@ def test_what_is_wrong_is_named(call, words):
         call()
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[base]\ndata = 'digits'\n", "base lacks 'every'"),
+        ("[base]\nrouns = 3\n", "did you mean 'rounds'"),
+        ("[parts.rates]\nseeds = 1\n", "did you mean 'rate'"),
+        (
+            "[base]\ndata = 'digits'\nsize = 8\nmodel = 'mlp'\nevery = 2\n[parts.rate]\nseeds = 1",
+            "part 'rate' lacks 'rates'",
+        ),
+    ],
+    ids=["base", "key", "part", "setting"],
+)
+def test_a_plan_that_is_wrong_is_told_what(tmp_path, text, words):
+    path = tmp_path / "plan.toml"
+    path.write_text(text, "utf-8")
+    with pytest.raises(ValueError, match=words):
+        Study.read(str(path)).cells()
+
+
 def test_specs_are_read():
     chain = cells.defense("withhold,rule=mix,rate=0.6,pseudo=false + clip,clip_norm=2")
     assert chain.links[0] == Withhold("mix", 0.6, pseudo=False)
@@ -131,7 +151,7 @@ def _record(cell, psnr, accuracy=0.95, attack="sgi", rate=0.3):
     chance = {"nmi": {"corrected": [psnr / 100], "permuted": [0.3], "unrelated": [0.3]}}
     rows = [
         {"round": mark, "attack": name, "status": "ok", "psnr": [psnr], "nmi": [psnr / 50],
-         "ssim": [0.5], "adjusted_mi": [0.1], "chance": chance}
+         "ssim": [0.5], "adjusted_mi": [psnr / 60], "chance": chance}
         for mark in cell.marks for name in cell.attacks
     ]  # fmt: skip
     return {
@@ -160,7 +180,7 @@ def test_claims_on_rates_and_on_blind_attacks(sign, word):
         for rate in (0.1, 0.9):
             cell = _cell(seed, "rate", pruning=f"snip,rate={rate}", attacks=("sgi",), marks=(1,))
             rows.append((cell, {"psnr": 20 - sign * 10 * rate + 0.1 * seed}))
-    assert _words(_measured(rows), "4-1") == [word, word]
+    assert _words(_measured(rows), "4-1") == [word] * 3
     pairs = []
     for seed in range(4):
         cell = _cell(seed, "rate", attacks=("sgi",), marks=(1,))
@@ -168,7 +188,7 @@ def test_claims_on_rates_and_on_blind_attacks(sign, word):
         blind = _record(_cell(seed, "rate", attacks=("gi",), marks=(1,)), 20 - sign * 3)
         record["attacked"] += blind["attacked"]
         pairs.append((cell, record))
-    assert _words(Measured(pairs), "4-2") == [word, word]
+    assert _words(Measured(pairs), "4-2") == [word] * 3
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,8 @@ class PriPrune(_Withholding):
 
     All that it reads is its row: after the noise of DP-SGD it is post-processing, and the guarantee
     stays. The mask is seen as zeros and was chosen from the gradients of all rounds so far: a
-    release of its own. A withheld weight that is shared later gives its training away.
+    release of its own. A withheld weight that is shared later gives its training away. The drawn
+    start hides little from who looks for it: see the attack `mixed_start`.
 
     Args:
         accuracy: l_acc, the weight of the training loss.

@@ -161,6 +161,8 @@ class Withhold(_Withholding):
     def __post_init__(self) -> None:
         check.one_of(RULES, rule=self.rule)
         check.fraction(rate=self.rate, share=self.share)
+        if self.rate == 1:
+            raise ValueError("rate is 1; no weight of any layer would be sent: give a rate below 1")
         check.one_of(["layer", "global"], scope=self.scope)
 
     @property

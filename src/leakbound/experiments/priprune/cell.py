@@ -80,13 +80,16 @@ def fresh(cell: Cell) -> tuple[Task, Batch]:
 
 def linear(cell: Cell) -> float:
     """Test accuracy of logistic regression on all private images, its penalty chosen by them."""
-    from sklearn.linear_model import LogisticRegressionCV
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV
 
     parts, _ = _split(cell)
     private, test = parts[:-2], parts[-2]
     inputs = torch.cat([b.inputs for b in private]).flatten(1).numpy()
     labels = torch.cat([b.labels for b in private]).numpy()
-    model = LogisticRegressionCV(Cs=[0.03, 0.1, 0.3, 1.0], cv=3, max_iter=2000).fit(inputs, labels)
+    model = GridSearchCV(LogisticRegression(max_iter=2000), {"C": [0.03, 0.1, 0.3, 1.0]}, cv=3).fit(
+        inputs, labels
+    )
     return float(model.score(test.inputs.flatten(1).numpy(), test.labels.numpy()))
 
 

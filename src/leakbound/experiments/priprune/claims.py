@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
+from scipy import stats
+
 from leakbound.experiments.paired import Gain, paired
 from leakbound.experiments.priprune.measured import BySeed, Measured, rate_of, scheme_of
 
+Pair = tuple[BySeed, BySeed]
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
-MEASURES = (("psnr", "dB"), ("corrected", "NMI above chance"))
+MEASURES = (("psnr", "dB"), ("corrected", "NMI above chance"), ("adjusted_mi", "AMI"))
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,7 @@ def sparse_beats_blind(found: Measured) -> Iterator[Claim]:
             for scheme, own in by_scheme(part).items():
                 for rate in sorted({rate_of(cell) for cell, _ in own.pairs}):
                     at = at_rate(own, rate)
-                    gain = _difference(at.leak(name, measure), at.leak("gi", measure))
-                    if gain is not None:
-                        gains[f"{scheme} {rate:g}"] = gain
+                    gains[f"{scheme} {rate:g}"] = at.leak(name, measure), at.leak("gi", measure)
             who = "does not know" if dense else "knows"
             if gains:
                 text = f"SGI over GI where the server {who} the base mask ({unit})"
@@ -123,17 +124,15 @@ def rules(found: Measured) -> Iterator[Claim]:
         name = "pseudo" if pseudo else "real"
         late = _late(found)
         hidden = {
-            f"round {r}": gain
-            for r in late
-            if (
-                gain := _difference(
-                    *(arms[k].leak("sgi", "psnr", r) for k in ("random", "largest"))
-                )
+            f"round {r}": (
+                arms["random"].leak("sgi", "psnr", r),
+                arms["largest"].leak("sgi", "psnr", r),
             )
+            for r in late
         }
         yield _many("4-5", f"{name}: the largest leak less than random ones (SGI, dB)", hidden)
-        cost = _difference(arms["random"].accuracy(), arms["largest"].accuracy())
-        yield _many("4-5", f"{name}: the largest cost more accuracy (points)", {"": cost})
+        costs = arms["random"].accuracy(), arms["largest"].accuracy()
+        yield _one("4-5", f"{name}: the largest cost more accuracy (points)", *costs)
 
 
 def pseudo_raises(found: Measured) -> Iterator[Claim]:
@@ -142,26 +141,30 @@ def pseudo_raises(found: Measured) -> Iterator[Claim]:
         real, kept = (_arm(found, rule, 0.3, pseudo) for pseudo in (False, True))
         if not real.pairs or not kept.pairs:
             continue
-        gain = _difference(kept.accuracy(), real.accuracy())
-        yield _many("4-6", f"{rule}: pseudo is more accurate than real (points)", {"": gain})
+        text = f"{rule}: pseudo is more accurate than real (points)"
+        yield _one("4-6", text, kept.accuracy(), real.accuracy())
         for round_ in _late(found):
             ours, theirs = kept.strongest(round_), real.strongest(round_)
-            gain = _difference(theirs[1], ours[1])
             text = (
                 f"{rule}, round {round_}: pseudo leaks less than real to the strongest attacker "
                 f"({ours[0]} on pseudo, {theirs[0]} on real; dB)"
             )
-            yield _many("4-6", text, {"": gain})
+            yield _one("4-6", text, theirs[1], ours[1])
 
 
 def as_base(found: Measured) -> Iterator[Claim]:
     """4-7: PriPrune is as accurate as its base, and as private as the largest 60 %."""
-    base, strict = found.where(defense="none"), _arm(found, "largest", 0.6, True)
+    base = found.where(defense="none")
+    others = {
+        "PruneFL alone": base,
+        "largest 60 % (pseudo)": _arm(found, "largest", 0.6, True),
+        "random 30 % (pseudo)": _arm(found, "random", 0.3, True),
+    }
     for defense in found.values("defense"):
         if not defense.startswith("pri_prune"):
             continue
         own = found.where(defense=defense)
-        gain = _difference(own.accuracy(), base.accuracy())
+        gain = _difference((own.accuracy(), base.accuracy()))
         if gain is None:
             continue
         word = UNDECIDED
@@ -172,13 +175,14 @@ def as_base(found: Measured) -> Iterator[Claim]:
         text = f"{defense}: accuracy within 1 point of PruneFL's"
         yield Claim("4-7", text, f"{spoken(gain)} points", word)
         for round_ in _late(found):
+            single = base.leak("sgi", "psnr", round_), own.leak("sgi", "psnr", round_)
+            text = f"{defense}, round {round_}: leaks less than PruneFL alone (SGI on both; dB)"
+            yield _one("4-7", text, *single)
             name, reached = own.strongest(round_)
-            for other, theirs in (("PruneFL alone", base), ("largest 60 % (pseudo)", strict)):
-                if not theirs.pairs:
-                    continue
-                gain = _difference(theirs.strongest(round_)[1], reached)
-                text = f"{defense}, round {round_}: leaks less than {other} ({name}; dB)"
-                yield _many("4-7", text, {"": gain})
+            for other, theirs in others.items():
+                if theirs.pairs:
+                    text = f"{defense}, round {round_}: leaks less than {other} (strongest: {name}"
+                    yield _one("4-7", f"{text}; dB)", theirs.strongest(round_)[1], reached)
 
 
 def table(found: Measured) -> Iterator[Claim]:
@@ -189,7 +193,7 @@ def table(found: Measured) -> Iterator[Claim]:
             arms = own.values("defense")
             if len(arms) == 2:
                 plain, ours = (own.where(defense=arm).leak("sgi", measure) for arm in arms)
-                gains[name] = _difference(plain, ours)
+                gains[name] = plain, ours
         if gains:
             yield _many("4-8", f"PriPrune leaks less than the base (SGI, {unit})", gains)
 
@@ -232,30 +236,51 @@ def _late(found: Measured) -> list[int]:
     return sorted(marks - {1})
 
 
-def _between(higher: Measured, lower: Measured, measure: str) -> Gain | None:
-    return _difference(higher.leak("sgi", measure), lower.leak("sgi", measure))
+def _between(higher: Measured, lower: Measured, measure: str) -> Pair:
+    return higher.leak("sgi", measure), lower.leak("sgi", measure)
 
 
-def _difference(ours: BySeed, theirs: BySeed) -> Gain | None:
+def _difference(pair: Pair) -> Gain | None:
+    ours, theirs = pair
     return paired(ours, theirs) if len(set(ours) & set(theirs)) > 1 else None
 
 
-def _many(number: str, statement: str, gains: Mapping[str, Gain | None]) -> Claim:
-    """One claim over several comparisons: it holds where no interval is on the other side."""
-    known = {name: gain for name, gain in gains.items() if gain is not None}
-    words = [gain.word for gain in known.values()]
-    if len(known) == 1:
-        (only,) = known.values()
-        return Claim(number, statement, spoken(only), only.word)
-    if not known:
+def _one(number: str, statement: str, ours: BySeed, theirs: BySeed) -> Claim:
+    gain = _difference((ours, theirs))
+    if gain is None:
         return Claim(number, statement, "not measured", UNDECIDED)
-    word = UNDECIDED
-    if words.count(HOLDS) == len(words):
-        word = HOLDS
-    elif FAILS in words:
-        word = FAILS
-    means = [gain.mean for gain in known.values()]
-    count = ", ".join(f"{words.count(w)} {w}" for w in (HOLDS, UNDECIDED, FAILS) if w in words)
-    wrong = [name for name, gain in known.items() if gain.word == FAILS]
-    said = f"{min(means):+.3g} to {max(means):+.3g}, of {len(words)}: {count}"
-    return Claim(number, statement, said + (f" ({', '.join(wrong)})" if wrong else ""), word)
+    return Claim(number, statement, spoken(gain), gain.word)
+
+
+def _many(number: str, statement: str, pairs: Mapping[str, Pair]) -> Claim:
+    """One claim over several comparisons, by the mean over them and by each.
+
+    It holds where the mean over all comparisons does and no single one is on the other side, and
+    does not hold where one of these is: singles by intervals widened for their number.
+    """
+    gains = {name: gain for name, own in pairs.items() if (gain := _difference(own)) is not None}
+    if not gains:
+        return Claim(number, statement, "not measured", UNDECIDED)
+    seeds = set.intersection(*(set(a) & set(b) for a, b in pairs.values() if set(a) & set(b)))
+    whole = paired(
+        *({s: fmean(own[k][s] for own in pairs.values() if own[k]) for s in seeds} for k in (0, 1))
+    )
+    wide = {name: _widened(gain, len(gains)) for name, gain in gains.items()}
+    wrong = [name for name, gain in wide.items() if gain.word == FAILS]
+    word = FAILS if wrong else whole.word
+    means = [gain.mean for gain in gains.values()]
+    right = sum(gain.word == HOLDS for gain in wide.values())
+    said = (
+        f"mean {spoken(whole)}; singles {min(means):+.3g} to {max(means):+.3g}, {right} of "
+        f"{len(gains)} hold alone"
+    )
+    return Claim(
+        number, statement, said + (f", against: {', '.join(wrong)}" if wrong else ""), word
+    )
+
+
+def _widened(gain: Gain, count: int) -> Gain:
+    """The interval at a level that holds for `count` of them together (Bonferroni)."""
+    plain, wide = (float(stats.t.ppf(1 - 0.025 / k, gain.n - 1)) for k in (1, count))
+    half = (gain.high - gain.mean) * wide / plain
+    return Gain(gain.mean, gain.mean - half, gain.mean + half, gain.n)

@@ -66,7 +66,7 @@ def _tradeoff(found: Measured) -> Figure:
             axes.plot(weak, accuracy, "o", mfc="white", mec=color)
             axes.plot(strong, accuracy, "o", color=color)
             axes.annotate(
-                _short(defense), (strong, accuracy), (4, 3), None, "offset points", fontsize=6
+                _short(defense), (strong, accuracy), (4, 3), "data", "offset points", fontsize=6
             )
         axes.set(title=f"round {mark}", xlabel="PSNR (dB): open, SGI; full, strongest attack")
         axes.set_ylabel("accuracy at the end (%)")

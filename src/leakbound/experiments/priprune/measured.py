@@ -11,6 +11,8 @@ from leakbound.experiments.priprune.cell import Record
 from leakbound.experiments.priprune.study import Cell
 
 BySeed = dict[int, float]
+CAP = 40.0
+"""PSNR counts up to here, in dB: better images look the same."""
 ATTACKS = ("sgi", "ordered", "rounds", "mixed")
 """Attackers of a server that knows the base mask, the paper's first."""
 
@@ -84,6 +86,8 @@ def _values(row: Record, measure: str) -> list[float | None]:
         found = row["chance"]["nmi"][measure]
     else:
         found = row[measure]
+    if measure == "psnr":
+        found = [None if v is None else min(v, CAP) for v in found]
     return found
 
 

@@ -10,7 +10,7 @@ from leakbound.experiments.priprune import cell as cells
 from leakbound.experiments.priprune import claims, figures, theory
 from leakbound.experiments.priprune.cell import Record
 from leakbound.experiments.priprune.claims import at_rate, by_scheme
-from leakbound.experiments.priprune.measured import ATTACKS, BySeed, Measured, rate_of
+from leakbound.experiments.priprune.measured import ATTACKS, CAP, BySeed, Measured, rate_of
 from leakbound.experiments.priprune.study import Cell, Study
 
 
@@ -33,7 +33,8 @@ def lines(study: Study, found: Measured) -> list[str]:
         "",
         f"Data: {base['data']}, {base['size']} x {base['size']}; model: {base['model']}. Client 0 "
         "holds one image (unless said) and trains on it in every round; nine others share the "
-        "rest. PSNR in dB and NMI are those of client 0's images, means over seeds with their "
+        "rest. PSNR in dB (each image's counts up to "
+        f"{CAP:g}) and NMI are those of client 0's images, means over seeds with their "
         "standard deviations; every arm of a seed has the same weights, images and draws. "
         "Attackers: `sgi` (mask read from zeros), `gi` (blind), `ordered` (also uses that the "
         "largest were withheld), `rounds` (all rounds of the client together, knows that it goes "
@@ -45,9 +46,9 @@ def lines(study: Study, found: Measured) -> list[str]:
             ((c.number, c.statement, c.measured, c.word) for c in claims.claims(found)),
         ),
         "",
-        "Each verdict is that of intervals of 95 %, not corrected for their number: of many, some "
-        "are wrong by chance. A claim over several comparisons holds if all do, and does not if "
-        "one is on the other side for sure.",
+        "Each row has one interval of 95 %: of many rows, some are wrong by chance. A claim over "
+        "several comparisons is judged by their mean, and does not hold if a single one is against "
+        "it by an interval widened for their number.",
     ]
     makers = {
         "rate": _rates,
@@ -134,6 +135,7 @@ def _defended(found: Measured) -> list[str]:
             each = {a: own.leak(a, "psnr", mark) for a in ATTACKS}
             each = {a: v for a, v in each.items() if v}
             reached.append(", ".join(f"{a} {_mean(v)}" for a, v in each.items()))
+        worst = max((own.strongest(mark)[1] for mark in marks), key=lambda v: fmean(v.values()))
         rows.append(
             (
                 f"`{defense}`",
@@ -142,17 +144,22 @@ def _defended(found: Measured) -> list[str]:
                 _mean(last),
                 _mean(bits, 0),
                 *reached,
+                _mean(worst),
             )
         )
     head = (
         *("defense", "accuracy", "own model", "withheld %", "mask, bytes"),
         *(f"round {m}" for m in marks),
+        "worst round",
     )
     return [
         "## Fixed rates and PriPrune on PruneFL (figures 6 to 8)",
         "",
         "Own model: accuracy of what clients go on with, the new weights with their own where they "
-        "withheld. Mask: the most that the target's last mask can tell beside the weights sent.",
+        "withheld. Mask: the most that the target's last mask can tell beside the weights sent. "
+        "Worst round: the round and attack with the highest mean, which is what counts for a "
+        f"client with the same images in all rounds. `rounds` needs all rounds so far, and is run "
+        f"up to round {cells.LONGEST}: later ones are attacked with less.",
         "",
         *_table(head, rows),
         "",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import resources
 from itertools import product
 from pathlib import Path
 from typing import Any
+
+from leakbound.check import closest
 
 SCHEMES = ("random", "snip", "synflow", "grasp", "fed_dst", "prune_fl")
 TABLE = ("prune_fl", "fed_dst", "synflow", "snip")
@@ -74,23 +76,38 @@ class Study:
         path = resources.files(__package__).joinpath(f"{name}.toml")
         text = path.read_text("utf-8") if path.is_file() else Path(name).read_text("utf-8")
         whole = tomllib.loads(text)
-        unknown = set(whole.get("parts", {})) - set(_PARTS)
-        if unknown:
-            raise ValueError(f"part {min(unknown)!r} is not known; give one of {sorted(_PARTS)}")
-        base = whole["base"] | ({"data": data} if data else {})
-        return Study(base, whole.get("parts", {}))
+        base, parts = whole.get("base", {}), whole.get("parts", {})
+        settings = {f.name for f in fields(Cell)} - {
+            "part",
+            "seed",
+            "pruning",
+            "defense",
+            "attacks",
+        }
+        for kind, names, known in (("part", parts, _PARTS), ("base", base, {*settings, "every"})):
+            for name in names:
+                if name not in known:
+                    raise ValueError(f"{kind} {name!r} is not known; {closest(name, known)}")
+        if missing := {"data", "size", "model", "every"} - set(base):
+            raise ValueError(f"base lacks {min(missing)!r}; see two_cores.toml for the keys")
+        return Study(base | ({"data": data} if data else {}), parts)
 
     def cells(self, only: Sequence[str] = ()) -> list[Cell]:
         """All cells of all parts, or of some; those that two parts share are listed in both."""
         for name in only:
             if name not in self.parts:
                 raise ValueError(f"part {name!r} is not in the plan; it has {sorted(self.parts)}")
-        wanted = only or list(self.parts)
-        return [cell for name in wanted for cell in _PARTS[name](self, self.parts[name])]
+        return [cell for name in only or self.parts for cell in self._cells(name)]
+
+    def _cells(self, part: str) -> list[Cell]:
+        try:
+            return list(_PARTS[part](self, self.parts[part]))
+        except KeyError as error:
+            raise ValueError(f"part {part!r} lacks {error}; see two_cores.toml") from None
 
     def cell(self, part: str, seed: int, rate: float = 0.3, scheme: str = "prune_fl") -> Cell:
         """A cell with the plan's base settings."""
-        plain = {k: v for k, v in self.base.items() if k not in ("every", "defenses")}
+        plain = {k: v for k, v in self.base.items() if k != "every"}
         marks = tuple(plain.pop("marks", (1,)))
         cell = Cell(part, seed, pruning=self.pruning(scheme, rate), **plain)
         return replace(cell, marks=tuple(m for m in marks if m <= cell.rounds))
