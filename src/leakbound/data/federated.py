@@ -190,4 +190,5 @@ def _cut(count: int, shares: np.ndarray) -> Tensor:
 def _groups(numbers: Tensor) -> list[Tensor]:
     """The ascending indices of each number that occurs, in the order of the numbers."""
     order = numbers.argsort(stable=True)
-    return [part for part in torch.split(order, numbers.bincount().tolist()) if len(part)]
+    counts = torch.unique(numbers, return_counts=True)[1]
+    return list(torch.split(order, counts.tolist()))

@@ -65,7 +65,7 @@ class _Withholding(Defense):
             ValueError: a state that was kept for another model.
         """
         kept: Kept = self.init(task) if state is None else state
-        if kept.exists.shape != task.parameters.shape:
+        if kept.exists.shape != task.parameters.shape or kept.spans != _spans(task):
             raise ValueError(
                 f"state holds {len(kept.exists)} weights and the model {len(task.parameters)}; "
                 "begin with the state of this model, or with None"

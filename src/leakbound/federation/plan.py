@@ -37,8 +37,8 @@ class FederatedPlan:
 
     Raises:
         ValueError: settings that do not go together. Clients of a scheme that adapts send masks or
-            reports beside their update, which neither noise nor secure aggregation covers: with a
-            defense that promises something, or sums, it is refused.
+            reports beside their update, which neither noise nor secure aggregation covers: with
+            either, it is refused.
     """
 
     pruning: Pruning | None = None
@@ -64,12 +64,17 @@ class FederatedPlan:
         """Whether a link of the defense runs on the rows of all clients."""
         return bool(chain(self.defense).sides[1].links)
 
+    @property
+    def covers(self) -> bool:
+        """Whether a link covers what clients send, by noise or by a sum with others."""
+        links = chain(self.defense).links
+        return self.sums or any(link.guarantee is not Guarantee.NONE for link in links)
+
     def _check_defense(self) -> None:
         if not isinstance(self.defense, Defense):
             raise ValueError(f"defense is {self.defense!r}; give a defense, or chain() for none")
         whole = chain(self.defense)
-        promised = whole.guarantee is not Guarantee.NONE
-        if self.pruning is not None and self.pruning.adapts and (promised or self.sums):
+        if self.pruning is not None and self.pruning.adapts and self.covers:
             raise ValueError(
                 f"pruning is {self.pruning!r}, whose clients send masks or reports beside their "
                 f"update, which {whole!r} does not cover; give a scheme that does not adapt"

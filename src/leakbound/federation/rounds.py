@@ -8,13 +8,13 @@ from dataclasses import replace
 import torch
 
 from leakbound import check
-from leakbound.defenses.base import Chain, State, chain
+from leakbound.defenses.base import Chain, State
 from leakbound.defenses.withhold import Kept
 from leakbound.federation.average import adjusted, average, told
 from leakbound.federation.plan import FederatedPlan, FederatedRound, Turn
 from leakbound.protocol import resolve, step
 from leakbound.random import Source, permutation, secure, stream
-from leakbound.types import Batch, Guarantee, Task, Update
+from leakbound.types import Batch, Task, Update
 
 
 def train(
@@ -123,8 +123,7 @@ def _check_clients(clients: Sequence[Batch], plan: FederatedPlan) -> None:
 
 
 def _check_public(plan: FederatedPlan, public: Batch | None) -> None:
-    promised = chain(plan.defense).guarantee is not Guarantee.NONE
-    if public is None and promised and plan.pruning is not None and plan.pruning.reads_data:
+    if public is None and plan.covers and plan.pruning is not None and plan.pruning.reads_data:
         raise ValueError(
             f"public is None, so {plan.pruning!r} would choose its mask from a client's images, "
             f"which {plan.defense!r} does not cover; give public images"

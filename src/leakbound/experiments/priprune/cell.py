@@ -26,6 +26,8 @@ from leakbound.types import Batch, NotApplicable, Observation, Task
 
 SHOWN = ("psnr", "ssim", "nmi", "binned_nmi", "adjusted_mi")
 OTHERS, PERMUTATIONS = 20, 10
+DRAWS = {"gi": "sgi", "sgi_pruned": "sgi"}
+"""Attacks that start from the same draws as others, so that only what they know differs."""
 Record = dict[str, Any]
 
 
@@ -48,7 +50,7 @@ def run(cell: Cell) -> Record:
     clients, test, public = images[:-2], images[-2], images[-1]
     past: list[FederatedRound] = []
     rounds, found, rates = [], [], {}
-    for one in train(task, clients, plan, rounds=cell.rounds, seed=cell.seed):
+    for one in train(task, clients, plan, rounds=cell.rounds, seed=cell.seed, public=public):
         rates[one.number] = [turn.rate for turn in one.turns]
         past = [*past, one][-LONGEST:] if cell.marks else [one]
         if one.number in cell.marks:
@@ -130,7 +132,8 @@ def _row(
 ) -> Record:
     row: Record = {"round": number, "attack": name}
     try:
-        answer = attacks(cell.steps)[name](seen, stream(cell.seed, "priprune", name, number))
+        draws = stream(cell.seed, "priprune", DRAWS.get(name, name), number)
+        answer = attacks(cell.steps)[name](seen, draws)
     except NotApplicable as error:
         return row | {"status": "not applicable", "reason": error.reason}
     whole = pairing.pair(truth, answer)
@@ -194,6 +197,8 @@ def defense(text: str) -> Chain:
 def built(kind: str, text: str, **given: Any) -> Any:
     """A thing from its name and settings, `name,setting=value,...`."""
     name, *rest = text.split(",")
+    if wrong := [pair for pair in rest if pair.count("=") != 1]:
+        raise ValueError(f"{kind} {text!r} has {wrong[0]!r}; write name,setting=value,...")
     settings = dict(pair.split("=") for pair in rest)
     return registry.build(kind, name, {k: _value(v) for k, v in settings.items()}, **given)
 
@@ -229,6 +234,11 @@ def _images(source: str, size: int) -> Dataset:
 def _split(cell: Cell) -> tuple[list[Batch], list[int]]:
     """The clients' images, then those for testing, then public ones; and client 0's labels."""
     images = _images(cell.data, cell.size)
+    if cell.images + 200 > len(images.labels):
+        raise ValueError(
+            f"images is {cell.images}, but {cell.data!r} has {len(images.labels)}; leave 200 of "
+            "them for tests and public images"
+        )
     order = permutation(len(images.labels), stream(cell.seed, "priprune", "split"))
     private, rest = order[: cell.images], order[cell.images :]
     public, test = rest[:100], rest[100:]
@@ -240,23 +250,22 @@ def _split(cell: Cell) -> tuple[list[Batch], list[int]]:
 
 def _parts(cell: Cell, images: Dataset, others: Tensor) -> list[Tensor]:
     count, source = cell.clients - 1, stream(cell.seed, "priprune", "clients")
-    if cell.skew == "equal":
-        return [others[part] for part in federated.equal(len(others), count, source)]
-    if cell.skew == "writer":
-        return _by_writer(images, others)[:count]
     labels = images.labels[others]
-    if cell.skew == "class":
-        return [others[labels % count == i] for i in range(count)]
-    found = federated.dirichlet(labels, count, float(cell.skew), source, least=cell.shared)
+    if cell.skew == "equal":
+        found = federated.equal(len(others), count, source)
+    elif cell.skew == "writer":
+        own = federated.by_writer(images.subset(others))
+        found = [torch.cat(own[k::count]).sort().values for k in range(count) if own[k::count]]
+    elif cell.skew == "class":
+        found = [(labels % count == k).nonzero()[:, 0] for k in range(count)]
+    else:
+        share = _value(cell.skew)
+        if not isinstance(share, int | float):
+            raise ValueError(
+                f"skew is {cell.skew!r}; give equal, class, writer, or a concentration as in '0.5'"
+            )
+        found = federated.dirichlet(labels, count, float(share), source, least=cell.shared)
     return [others[part] for part in found]
-
-
-def _by_writer(images: Dataset, others: Tensor) -> list[Tensor]:
-    assert images.writers is not None  # loaded with them
-    writers = images.writers[others]
-    return [
-        others[writers == w] for w in range(len(images.writer_names)) if bool((writers == w).any())
-    ]
 
 
 def _accuracy(task: Task, test: Batch) -> float:

@@ -101,6 +101,8 @@ def _gallery(found: Measured) -> Figure:
         row[0].set_ylabel(_short(cell.defense), fontsize=6, rotation=0, ha="right")
         for axes, mark in zip(row[1:], marks, strict=True):
             rows = [a for a in record["attacked"] if a["round"] == mark and a.get("guess")]
+            if not rows:
+                continue
             best = max(rows, key=lambda a: (a["psnr"][0], -ATTACKS.index(a["attack"])))
             axes.imshow(np.array(best["guess"]).reshape(shape), cmap="gray", vmin=0, vmax=255)
             axes.set_title(f"{best['attack']} {best['psnr'][0]:.0f} dB", fontsize=6)

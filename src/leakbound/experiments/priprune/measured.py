@@ -66,6 +66,23 @@ class Measured:
         best = max(known, key=lambda attack: fmean(known[attack].values()))
         return best, known[best]
 
+    def worst(self, among: Sequence[str] = ATTACKS) -> tuple[str, BySeed]:
+        """The round and attack with the highest mean PSNR, in words, and what it reached."""
+        marks = sorted({mark for cell, _ in self.pairs for mark in cell.marks})
+        found = {mark: self.strongest(mark, among) for mark in marks}
+        at = max(found, key=lambda mark: fmean(found[mark][1].values()))
+        return f"round {at}, {found[at][0]}", found[at][1]
+
+    def gave_up(self, round_: int) -> float:
+        """The share of the attacks in a round that say themselves that they failed."""
+        rows = [
+            row
+            for _, record in self.pairs
+            for row in record["attacked"]
+            if row["round"] == round_ and row["status"] == "ok"
+        ]
+        return fmean(row["problem"] is not None for row in rows) if rows else 0.0
+
 
 def leaked(record: Record, attack: str, measure: str, round_: int | None = None) -> float | None:
     """The mean over images (and rounds) of a measure; "corrected" is NMI less its chance level."""

@@ -6,12 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
+from leakbound.defenses import GaussianMechanism
+from leakbound.experiments.paired import paired
 from leakbound.experiments.priprune import cell as cells
 from leakbound.experiments.priprune import claims, figures, theory
 from leakbound.experiments.priprune.cell import Record
 from leakbound.experiments.priprune.claims import at_rate, by_scheme
 from leakbound.experiments.priprune.measured import ATTACKS, CAP, BySeed, Measured, rate_of
 from leakbound.experiments.priprune.study import Cell, Study
+from leakbound.types import Guarantee
 
 
 def write(
@@ -36,10 +39,11 @@ def lines(study: Study, found: Measured) -> list[str]:
         "rest. PSNR in dB (each image's counts up to "
         f"{CAP:g}) and NMI are those of client 0's images, means over seeds with their "
         "standard deviations; every arm of a seed has the same weights, images and draws. "
-        "Attackers: `sgi` (mask read from zeros), `gi` (blind), `ordered` (also uses that the "
+        "Defenses of PruneFL are judged by the strongest attacker up to round 20, other parts by "
+        "SGI. Attackers: `sgi` (mask read from zeros), `gi` (blind), `ordered` (also uses that the "
         "largest were withheld), `rounds` (all rounds of the client together, knows that it goes "
-        "on from its own weights), `mixed` (this round and the one before: guesses which weights "
-        "the client started from).",
+        "on from its own weights), `mixed` (this round and those before: guesses which weights the "
+        "client started from).",
         "",
         *_table(
             ("claim", "statement", "measured", "verdict"),
@@ -92,8 +96,9 @@ def _rates(found: Measured) -> list[str]:
     return [
         "## Rate (figure 4a)",
         "",
-        "First round, one image. Dense: the server sent the dense model, and the client pruned it; "
-        "SGI reads the mask from the zeros and trains guesses on the pruned model. Otherwise "
+        "First round, one image; SNIP and GraSP choose their masks with public images. SGI and GI "
+        "start from the same draws. Dense: the server sent the dense model, and the client pruned "
+        "it; SGI reads the mask from the zeros and trains guesses on the pruned model. Otherwise "
         "server and client share the mask, and both attacks see the same numbers but for gradients "
         "that are exactly zero. NMI columns: SGI.",
         "",
@@ -135,7 +140,8 @@ def _defended(found: Measured) -> list[str]:
             each = {a: own.leak(a, "psnr", mark) for a in ATTACKS}
             each = {a: v for a, v in each.items() if v}
             reached.append(", ".join(f"{a} {_mean(v)}" for a, v in each.items()))
-        worst = max((own.strongest(mark)[1] for mark in marks), key=lambda v: fmean(v.values()))
+            reached[-1] += f" ({own.gave_up(mark):.0%} gave up)"
+        where, worst = own.worst()
         rows.append(
             (
                 f"`{defense}`",
@@ -144,7 +150,7 @@ def _defended(found: Measured) -> list[str]:
                 _mean(last),
                 _mean(bits, 0),
                 *reached,
-                _mean(worst),
+                f"{where} {_mean(worst)}",
             )
         )
     head = (
@@ -158,8 +164,12 @@ def _defended(found: Measured) -> list[str]:
         "Own model: accuracy of what clients go on with, the new weights with their own where they "
         "withheld. Mask: the most that the target's last mask can tell beside the weights sent. "
         "Worst round: the round and attack with the highest mean, which is what counts for a "
-        f"client with the same images in all rounds. `rounds` needs all rounds so far, and is run "
-        f"up to round {cells.LONGEST}: later ones are attacked with less.",
+        f"client with the same images in all rounds. Gave up: attacks that say themselves that "
+        "they failed, which is no evidence of safety. Servers remember "
+        f"{cells.LONGEST} rounds here; `rounds` needs all so far, and is not run later: what is "
+        "seen to hold then held against less, and no claim rests on it. A round in which the base "
+        "scheme changes its mask is "
+        "attacked as any other: the reports that clients send besides are not used.",
         "",
         *_table(head, rows),
         "",
@@ -222,15 +232,26 @@ def _chains(found: Measured) -> list[str]:
     rows = []
     for defense in found.values("defense"):
         own = found.where(defense=defense)
-        promise = cells.defense(defense).guarantee.value
+        promise = _promise(defense, own.pairs[0][0].rounds)
         reached = (_mean(own.strongest(m)[1]) for m in marks)
         rows.append((f"`{defense}`", promise, _mean(own.accuracy()), *reached))
     head = ("defense", "guarantee", "accuracy", *(f"PSNR, round {m}" for m in marks))
     text = (
-        "The strongest of the attacks tried. Under secure aggregation the attack sees the sum of "
-        "all clients and rebuilds all of their images (their local batches are smaller there)."
+        "On a mask by magnitude, as schemes that adapt report in the clear; the strongest of the "
+        "attacks tried. Of DP-SGD the guarantee over all rounds is printed as Gaussian DP's mu: "
+        "far above 10 it says nothing. Under secure aggregation the attack sees the sum of all "
+        "clients and rebuilds all of their images (their local batches are smaller there), of "
+        "which the assignment may give client 0 the best."
     )
     return ["## With noise and with secure aggregation", "", text, "", *_table(head, rows)]
+
+
+def _promise(defense: str, rounds: int) -> str:
+    whole = cells.defense(defense)
+    noise = [link for link in whole.links if isinstance(link, GaussianMechanism)]
+    if whole.guarantee is not Guarantee.DIFFERENTIAL_PRIVACY or not noise:
+        return whole.guarantee.value
+    return f"{whole.guarantee.value}, mu = {rounds**0.5 / noise[0].noise_multiplier:.3g}"
 
 
 def _skews(found: Measured) -> list[str]:
@@ -254,13 +275,17 @@ def _linear(found: Measured) -> list[str]:
     if not firsts:
         return []
     reached = {seed: 100 * cells.linear(cell) for seed, cell in firsts.items()}
-    return [f"A linear model (logistic regression on all images at once): {_mean(reached)} %."]
+    said = f"A linear model (logistic regression on all images at once): {_mean(reached)} %"
+    base = found.where(part="defended", defense="none").accuracy()
+    if len(set(base) & set(reached)) > 1:
+        said += f"; PruneFL alone is above it by {claims.spoken(paired(base, reached))} points"
+    return [f"{said}."]
 
 
 def _theory(study: Study) -> list[str]:
     head = (
         *("rate", "weights kept", "rank", "printed (mixed units)", "corrected (bits)"),
-        *("bound, mask tells", "bound, public mask", "bits of the message or image"),
+        *("channel, mask tells", "channel, public mask", "bits of the message or image"),
     )
     rows = (
         (
@@ -275,9 +300,12 @@ def _theory(study: Study) -> list[str]:
     return [
         "## Theorem 4.1 in numbers",
         "",
-        f"One image, one round, first weights, Sigma of {theory.IMAGES} test images. The printed "
-        "and the corrected form bound nothing (docs/information.md). The bounds are for noise of "
-        f"standard deviation {theory.NOISE:g} on the gradient, and without noise (last column).",
+        f"One image, one round, first weights, Sigma of {theory.IMAGES} test images, in bits but "
+        "for the printed form. The printed and the corrected form bound nothing "
+        "(docs/information.md). The Gaussian channel (noise of standard deviation "
+        f"{theory.NOISE:g} on the gradient) would be a bound with the true Sigma; with that of a "
+        f"sample, whose rank is at most {theory.IMAGES - 1}, it is an estimate from below. "
+        "Only the last column is a bound.",
         "",
         *_table(head, rows),
     ]

@@ -15,6 +15,8 @@ from leakbound.check import closest
 
 SCHEMES = ("random", "snip", "synflow", "grasp", "fed_dst", "prune_fl")
 TABLE = ("prune_fl", "fed_dst", "synflow", "snip")
+VERSION = 1
+"""To be raised where a change of the code changes records: journals start anew then."""
 FEDERATED_WEIGHTS = 6_603_710
 """Weights of the paper's Conv-2, for which its l_sha are printed."""
 
@@ -33,7 +35,7 @@ class Cell:
         clients: how many there are, client 0 included.
         shared: images of a local step of the others.
         skew: how images are spread: "equal", "class" (one class a client) or a Dirichlet
-            concentration as text.
+            concentration as text, "writer" (one writer a client, or several).
     """
 
     part: str
@@ -60,7 +62,8 @@ class Cell:
     def id(self) -> str:
         """Twelve hex digits of all settings but the part."""
         own = {k: v for k, v in asdict(self).items() if k != "part"}
-        return hashlib.sha256(repr(sorted(own.items())).encode()).hexdigest()[:12]
+        named = repr((VERSION, sorted(own.items())))
+        return hashlib.sha256(named.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
@@ -177,14 +180,16 @@ def _search(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
         price = study.price(sha, own["weights"])
         spec = f"pri_prune,accuracy={acc},privacy={pri},sharing={price:.4g}"
         cell = study.cell("search", seed)
-        yield replace(cell, defense=spec, marks=(cell.marks[-2],), attacks=("sgi", "mixed"))
+        yield replace(cell, defense=spec, marks=cell.marks[-2:-1], attacks=("sgi", "mixed"))
 
 
 def _chain(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
     """PriPrune with noise and with secure aggregation."""
     for seed, defense in product(range(own["seeds"]), own["defenses"]):
         cell = study.cell("chain", seed, scheme="magnitude")  # others report what noise is to hide
-        cell = replace(cell, defense=defense, marks=(1, cell.marks[-2]), attacks=("sgi", "mixed"))
+        cell = replace(
+            cell, defense=defense, marks=(1, *cell.marks[-2:-1]), attacks=("sgi", "mixed")
+        )
         if "secure_aggregation" in defense:
             cell = replace(cell, aggregation="unchanged", shared=own["shared"], attacks=("sgi",))
         yield cell

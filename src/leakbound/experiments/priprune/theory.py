@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from leakbound import client
 from leakbound.bounds import information as bits
@@ -13,6 +15,7 @@ from leakbound.experiments.priprune.study import Study
 from leakbound.random import stream
 from leakbound.types import Batch, Task
 
+Spectrum = NDArray[np.float64]
 RATES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 NOISE, IMAGES, SMALL = 0.01, 200, 1e-8
 """Noise on the gradient for the rigorous bound; images behind Sigma; eigenvalues, relative to the
@@ -25,7 +28,8 @@ class Row:
 
     Attributes:
         rank: d*, the eigenvalues that are not zero, of at most `IMAGES` - 1.
-        private, public: the rigorous bound with noise, where the mask tells or does not.
+        private, public: the Gaussian channel with noise, where the mask tells (with the Sigma of
+            the whole gradient) or does not; a bound only with the true Sigma.
         precision: the rigorous bound without noise: the bits of the message.
     """
 
@@ -48,22 +52,29 @@ def rows(study: Study, seed: int = 0) -> list[Row]:
         if rate:
             scheme = cells.built("pruning", cell.pruning)
             task = task.pruned(scheme.start(task, public, stream(seed, "priprune", "theory")))
-        found.append(_row(task, public, rate))
+        known = _spectrum(task, public)
+        if not rate:
+            dense = known
+        found.append(_row(task, public, rate, known, dense))
     return found
 
 
-def _row(task: Task, public: Batch, rate: float) -> Row:
+def _spectrum(task: Task, public: Batch) -> Spectrum:
+    """The eigenvalues of the sample's Sigma that are not zero."""
     some = slice(0, IMAGES)
     each = client.example_gradients(task, public.inputs[some], public.labels[some]).double()
     centered = each - each.mean(0)
     # the nonzero eigenvalues of Sigma are those of the Gram matrix
     gram = centered @ centered.T / (len(centered) - 1)
     values = torch.linalg.eigvalsh(gram)
-    known = values[values > SMALL * values[-1]].numpy()
+    return np.asarray(values[values > SMALL * values[-1]].numpy())
+
+
+def _row(task: Task, public: Batch, rate: float, known: Spectrum, dense: Spectrum) -> Row:
     whole = len(task.parameters)
     kept = whole if task.kept is None else int(task.kept.sum())
     private = bits.gaussian_channel(
-        known, noise_std=NOISE, coordinates=whole, kept=kept, mask="fixed count"
+        dense, noise_std=NOISE, coordinates=whole, kept=kept, mask="fixed count"
     )
     public_mask = bits.gaussian_channel(known, noise_std=NOISE)
     return Row(
