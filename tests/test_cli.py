@@ -82,7 +82,7 @@ def test_help_of_each_command(command, capsys):
 def test_list(capsys, monkeypatch):
     assert call("list", "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"attacks", "defenses", "models", "metrics", "data"}
+    assert set(found) == {"attacks", "defenses", "models", "pruning", "metrics", "data"}
     names = {kind: {row["name"]: row for row in rows} for kind, rows in found.items()}
     assert {"dlg", "inverting_gradients", "linear_inversion"} <= set(names["attacks"])
     assert {"none", "gaussian_noise", "dp_sgd"} <= set(names["defenses"])

@@ -58,7 +58,7 @@ def uniform(shape: Sequence[int], source: Source, *, like: Tensor | None = None)
     else:
         draw = torch.rand(tuple(shape), generator=source, dtype=_wide(like))
     cast = _cast(draw, like)
-    return cast.clamp_max(1 - torch.finfo(cast.dtype).eps / 2)  # the cast may round up to 1
+    return cast.clamp_max_(1 - torch.finfo(cast.dtype).eps / 2)  # the cast may round up to 1
 
 
 def normal(shape: Sequence[int], source: Source, *, like: Tensor | None = None) -> Tensor:

@@ -132,30 +132,29 @@ class PriPrune(_Withholding):
         kept = replace(kept, own=replace(belief, noise=noise))
         if kept.weights is None or kept.sent is None:
             return kept, server
-        shared = kept.sent if self.compose == "last" else noise > belief.logits
-        return kept, torch.where(shared | ~kept.exists, server, kept.weights)
+        own = ~kept.sent if self.compose == "last" else noise <= belief.logits
+        return kept, torch.where(own.logical_and_(kept.exists), kept.weights, server)
 
     def _mask(self, change: Tensor, kept: Kept, source: Source) -> tuple[Tensor, Kept]:
         belief: Belief = kept.own
         for _ in range(self.mask_steps):
             belief = self._step(belief, change, kept)
-        share = (belief.logits <= 0) | ~kept.exists
+        share = (belief.logits > 0).logical_and_(kept.exists).logical_not_()
         return share, replace(kept, own=replace(belief, noise=None))
 
     def _step(self, belief: Belief, change: Tensor, kept: Kept) -> Belief:
         """One step of Adam on the logits, where a weight exists."""
         beta1, beta2, tiny = ADAM
         steps = belief.steps + 1
-        first, second = belief.first.clone(), belief.second.clone()
+        first, second, logits = belief.first.clone(), belief.second.clone(), belief.logits.clone()
         for part, slope in self._slopes(belief, change, kept):
-            slope = slope * kept.exists[part]
+            slope.mul_(kept.exists[part].to(slope.dtype))
             first[part].lerp_(slope, 1 - beta1)
             second[part].lerp_(slope.square_(), 1 - beta2)
         unbias = 1 / (1 - beta1**steps), 1 / (1 - beta2**steps)
         size = (second.max() * unbias[1]).sqrt()
         floor = (tiny * size).clamp_min(torch.finfo(size.dtype).tiny)  # slopes are tiny
         edge = torch.logit(torch.tensor(1 - EDGE)).item()
-        logits = belief.logits.clone()
         for part in _blocks(kept.spans):
             size = (second[part] * unbias[1]).sqrt_().add_(floor)
             move = (first[part] * (unbias[0] * self.mask_rate)).div_(size)
@@ -186,7 +185,8 @@ class PriPrune(_Withholding):
                 alpha = logits.sigmoid()
                 against = 1 - alpha  # d log alpha / d a; times alpha: d alpha / d a
                 total = price * alpha * against
-                share = kept.exists[part] * even if even else size.abs() * kept.exists[part] * each
+                exists = kept.exists[part].to(size.dtype)
+                share = exists * even if even else size.abs() * exists * each
                 share = share * against if self.form == "log" else share * alpha * against
                 total.sub_(share, alpha=self.privacy)
                 if (
@@ -212,7 +212,8 @@ def _layer(change: Tensor, kept: Kept, span: tuple[int, int], total: int) -> tup
     part = slice(*span)
     count = int(kept.exists[part].count_nonzero())
     norm = sum(
-        float((change[b].abs() * kept.exists[b]).sum(dtype=torch.float64)) for b in _blocks((span,))
+        float((change[b].abs() * kept.exists[b].to(change.dtype)).sum(dtype=torch.float64))
+        for b in _blocks((span,))
     )
     return (count / total / norm, 0.0) if norm > 0 else (0.0, 1 / total)
 

@@ -30,6 +30,7 @@ class Kept:
         sent: (P,) which of them it sent then.
         server: (P,) within a round, the weights that the server sent.
         start: (P,) within a round, the weights that the client started from.
+        pruned: the model's own mask, by which `exists` was found.
         rate: the learning rate of this round's local steps.
         own: what else a defense keeps.
     """
@@ -40,6 +41,7 @@ class Kept:
     sent: Tensor | None = None
     server: Tensor | None = None
     start: Tensor | None = None
+    pruned: Tensor | None = None
     rate: float = 1.0
     own: Any = None
 
@@ -56,7 +58,7 @@ class _Withholding(Defense):
     def init(self, task: Task) -> Kept:
         """Nothing kept yet."""
         spans = _spans(task)
-        return Kept(spans, _exists(task, spans))
+        return Kept(spans, _exists(task, spans), pruned=task.kept)
 
     def begin(self, task: Task, state: State, source: Source) -> tuple[Task, Kept]:
         """Put the client's own weights in the place of the server's where it withheld them.
@@ -70,12 +72,14 @@ class _Withholding(Defense):
                 f"state holds {len(kept.exists)} weights and the model {len(task.parameters)}; "
                 "begin with the state of this model, or with None"
             )
-        exists, server = _exists(task, kept.spans), task.parameters
-        own = kept.weights
-        if own is not None and not torch.equal(kept.exists, exists):
-            # what it did not have in its last round, it knows no better
-            own = torch.where(kept.exists, own, server)
-        kept, start = self._start(replace(kept, exists=exists, weights=own), server, source)
+        server, own = task.parameters, kept.weights
+        if task.kept is not kept.pruned:
+            exists = _exists(task, kept.spans)
+            if own is not None and not torch.equal(kept.exists, exists):
+                # what it did not have in its last round, it knows no better
+                own = torch.where(kept.exists, own, server)
+            kept = replace(kept, exists=exists, weights=own, pruned=task.kept)
+        kept, start = self._start(kept, server, source)
         if task.kept is not None:
             start = start * task.kept
         rate = task.plan.learning_rate
@@ -149,7 +153,7 @@ class Withhold(_Withholding):
         >>> top, row = Withhold(rate=0.5), torch.tensor([[1.0, -3.0, 2.0, 0.5, 9.0]])
         >>> sent, _ = top.transform(Update(row, Unit.CLIENT, (1,)), top.init(task), None, stream(0))
         >>> sent.rows.tolist()
-        [[1.0, -0.0, 0.0, 0.5, 9.0]]
+        [[1.0, 0.0, 0.0, 0.5, 9.0]]
     """
 
     rule: str = "largest"
@@ -182,7 +186,7 @@ class Withhold(_Withholding):
     def _start(self, kept: Kept, server: Tensor, source: Source) -> tuple[Kept, Tensor]:
         if kept.weights is None or kept.sent is None:
             return kept, server
-        return kept, torch.where(kept.sent | ~kept.exists, server, kept.weights)
+        return kept, torch.where((~kept.sent).logical_and_(kept.exists), kept.weights, server)
 
     def _mask(self, change: Tensor, kept: Kept, source: Source) -> tuple[Tensor, Kept]:
         largest = {"largest": 1.0, "random": 0.0, "mix": self.share}[self.rule] * self.rate
@@ -200,7 +204,7 @@ class Withhold(_Withholding):
                 left = exists & ~gone[start:stop]
                 order = torch.where(left, draw[start:stop].to(left.device), -1.0)
                 gone[start:stop] |= _first(order, total - top)
-        return ~gone, kept
+        return gone.logical_not_(), kept
 
     def _masked(self, update: Update, mask: Tensor) -> Update:
         by_value = self.rule != "random"

@@ -28,7 +28,7 @@ def draw(found: Measured, folder: Path) -> None:
             own = found.where(part=part)
             if own.pairs:
                 figure = make(own)
-                figure.savefig(folder / f"{name}.png", dpi=110)
+                figure.savefig(folder / f"{name}.png", dpi=90)
 
 
 def _rate(found: Measured) -> Figure:

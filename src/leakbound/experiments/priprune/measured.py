@@ -73,15 +73,16 @@ class Measured:
         at = max(found, key=lambda mark: fmean(found[mark][1].values()))
         return f"round {at}, {found[at][0]}", found[at][1]
 
-    def gave_up(self, round_: int) -> float:
-        """The share of the attacks in a round that say themselves that they failed."""
-        rows = [
-            row
-            for _, record in self.pairs
-            for row in record["attacked"]
-            if row["round"] == round_ and row["status"] == "ok"
-        ]
-        return fmean(row["problem"] is not None for row in rows) if rows else 0.0
+
+def gave_up(found: Measured, round_: int) -> float:
+    """The share of the attacks in a round that say themselves that they failed."""
+    rows = [
+        row
+        for _, record in found.pairs
+        for row in record["attacked"]
+        if row["round"] == round_ and row["status"] == "ok"
+    ]
+    return fmean(row["problem"] is not None for row in rows) if rows else 0.0
 
 
 def leaked(record: Record, attack: str, measure: str, round_: int | None = None) -> float | None:

@@ -12,7 +12,14 @@ from leakbound.experiments.priprune import cell as cells
 from leakbound.experiments.priprune import claims, figures, theory
 from leakbound.experiments.priprune.cell import Record
 from leakbound.experiments.priprune.claims import at_rate, by_scheme
-from leakbound.experiments.priprune.measured import ATTACKS, CAP, BySeed, Measured, rate_of
+from leakbound.experiments.priprune.measured import (
+    ATTACKS,
+    CAP,
+    BySeed,
+    Measured,
+    gave_up,
+    rate_of,
+)
 from leakbound.experiments.priprune.study import Cell, Study
 from leakbound.types import Guarantee
 
@@ -103,6 +110,8 @@ def _rates(found: Measured) -> list[str]:
         "that are exactly zero. NMI columns: SGI.",
         "",
         *_table(head, rows),
+        "",
+        "![Leakage against rate](rate.png)",
     ]
 
 
@@ -140,7 +149,7 @@ def _defended(found: Measured) -> list[str]:
             each = {a: own.leak(a, "psnr", mark) for a in ATTACKS}
             each = {a: v for a, v in each.items() if v}
             reached.append(", ".join(f"{a} {_mean(v)}" for a, v in each.items()))
-            reached[-1] += f" ({own.gave_up(mark):.0%} gave up)"
+            reached[-1] += f" ({gave_up(own, mark):.0%} gave up)"
         where, worst = own.worst()
         rows.append(
             (

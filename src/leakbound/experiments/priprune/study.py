@@ -77,6 +77,10 @@ class Study:
     def read(name: str, data: str = "") -> Study:
         """The built-in plan of that name, or the file at that path, on its data or other."""
         path = resources.files(__package__).joinpath(f"{name}.toml")
+        if not path.is_file() and not Path(name).is_file():
+            raise ValueError(
+                f"plan {name!r} is no file; give its path, or one of minutes, two_cores, paper"
+            )
         text = path.read_text("utf-8") if path.is_file() else Path(name).read_text("utf-8")
         whole = tomllib.loads(text)
         base, parts = whole.get("base", {}), whole.get("parts", {})
