@@ -189,7 +189,7 @@ class Update:
         elif by_value and not isinstance(law, Unknown):
             law = Unknown("coordinates were chosen by their noisy values")
         joint = mask if self.mask is None else mask & self.mask
-        rows, drawn = torch.where(mask, self.rows, 0.0), drawn or self.drawn
+        rows, drawn = self.rows * mask, drawn or self.drawn
         bound = None if by_value else self.bound  # one example can change which ones are sent
         sent = replace(self, rows=rows, law=law, mask=joint, bound=bound, drawn=drawn)
         return replace(sent, mask_private=private)

@@ -153,7 +153,7 @@ class Withhold(_Withholding):
         >>> top, row = Withhold(rate=0.5), torch.tensor([[1.0, -3.0, 2.0, 0.5, 9.0]])
         >>> sent, _ = top.transform(Update(row, Unit.CLIENT, (1,)), top.init(task), None, stream(0))
         >>> sent.rows.tolist()
-        [[1.0, 0.0, 0.0, 0.5, 9.0]]
+        [[1.0, -0.0, 0.0, 0.5, 9.0]]
     """
 
     rule: str = "largest"
