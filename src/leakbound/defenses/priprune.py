@@ -18,7 +18,7 @@ TYPICAL = 0.114
 """The mean probability at rest, l_pri / (l_sha N), of the paper's settings for PruneFL."""
 ADAM = (0.9, 0.999, 1e-8)
 EDGE = 1e-6
-BLOCK = 2**17
+BLOCK = 2**16
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,7 +216,8 @@ def _layer(change: Tensor, kept: Kept, span: tuple[int, int], total: int) -> tup
     """A layer's factor on |g|, and what every weight has where all of its gradients are zero."""
     part = slice(*span)
     count = int(kept.exists[part].count_nonzero())
-    norm = sum(float(_there(change[b].abs(), kept.exists[b]).sum()) for b in _blocks((span,)))
+    sizes = (_there(change[b].abs(), kept.exists[b]) for b in _blocks((span,)))
+    norm = sum(float(size.sum(dtype=torch.float64)) for size in sizes)
     return (count / total / norm, 0.0) if norm > 0 else (0.0, 1 / total)
 
 

@@ -35,8 +35,8 @@ def _weighted(task: Task, turns: Sequence[Turn], sizes: list[int]) -> tuple[Tens
         here = exists(turn.task)
         if turn.update.mask is not None:
             here = here & turn.update.mask[0]
-        weights.add_(turn.sent[0], alpha=size)
-        shown.add_(here.to(shown.dtype), alpha=size)
+        weights += size * turn.sent[0]
+        shown += size * here
     return weights, shown, float(sum(sizes))
 
 

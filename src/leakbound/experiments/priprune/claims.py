@@ -174,8 +174,8 @@ def as_base(found: Measured) -> Iterator[Claim]:
             word = HOLDS
         elif gain.high < -1:
             word = FAILS
-        text = f"{defense}: accuracy within 1 point of PruneFL's"
-        yield Claim("4-7", text, f"{spoken(gain)} points", word)
+        text = f"{defense}: accuracy within 1 point of PruneFL's (points)"
+        yield Claim("4-7", text, spoken(gain), word)
         for round_ in _late(found):
             single = base.leak("sgi", "psnr", round_), own.leak("sgi", "psnr", round_)
             text = f"{defense}, round {round_}: leaks less than PruneFL alone (SGI on both; dB)"
@@ -241,8 +241,9 @@ def privacy_weight(found: Measured) -> Iterator[Claim]:
 
 
 def spoken(found: Gain) -> str:
-    """A difference with its interval."""
-    return f"{found.mean:+.3g} [{found.low:+.3g}, {found.high:+.3g}], n = {found.n}"
+    """A difference with its interval; what is only rounding is 0."""
+    mean, low, high = (0.0 if abs(v) < 1e-9 else v for v in (found.mean, found.low, found.high))
+    return f"{mean:+.3g} [{low:+.3g}, {high:+.3g}], n = {found.n}"
 
 
 def _arm(found: Measured, rule: str, rate: float, pseudo: bool) -> Measured:
@@ -290,7 +291,7 @@ def _many(number: str, statement: str, pairs: Mapping[str, Pair], *, margin: flo
     wide = {name: _widened(gain, len(gains)) for name, gain in gains.items()}
     wrong = [name for name, gain in wide.items() if gain.word == FAILS]
     word = FAILS if wrong else whole.word
-    means = [gain.mean - margin for gain in gains.values()]
+    means = [round(gain.mean - margin, 9) for gain in gains.values()]
     right = sum(gain.word == HOLDS for gain in wide.values())
     plain = Gain(whole.mean - margin, whole.low - margin, whole.high - margin, whole.n)
     said = (

@@ -287,7 +287,7 @@ def _linear(found: Measured) -> list[str]:
     said = f"A linear model (logistic regression on all images at once): {_mean(reached)} %"
     base = found.where(part="defended", defense="none").accuracy()
     if len(set(base) & set(reached)) > 1:
-        said += f"; PruneFL alone is above it by {claims.spoken(paired(base, reached))} points"
+        said += f"; PruneFL alone is above it by {claims.spoken(paired(base, reached))} (points)"
     return [f"{said}."]
 
 
