@@ -12,30 +12,35 @@ import leakbound
 ROOT = Path(leakbound.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 LAYERS = (
-    {"random", "check", "text", "covariance", "named_code"},
+    {"random", "check", "text", "covariance", "named_code", "pictures"},
     {"release", "task"},
-    {"types"},
+    {"types", "tensors"},
     {"client"},
     {"sensitivity"},
     {
         *("models", "data", "defenses", "pruning", "attacks"),
         *("pairing", "metrics", "bounds", "columns"),
     },
-    {"protocol", "registry", "lpips", "information"},
-    {"audit", "testing", "federation"},
+    {"protocol", "registry", "lpips", "information", "inspection"},
+    {"audit", "testing", "federation", "meter"},
+    {"captured", "opacus", "cluster"},
+    {"flower"},
     {"commands", "experiments"},
-    {"commands_risk"},
+    {"commands_risk", "commands_captured", "commands_train"},
     {"cli"},
 )
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 ONLY_FROM = {
     "cli": set(),
     "testing": set(),
-    "commands": {"cli", "commands_risk"},
+    "commands": {"cli", "commands_risk", "commands_captured", "commands_train"},
     "commands_risk": {"cli"},
+    "commands_captured": {"cli"},
+    "commands_train": {"cli"},
     "experiments": {"commands"},
-    "report": {"commands", "commands_risk", "experiments"},
+    "report": {"captured", "commands", "commands_risk", "commands_captured", "experiments"},
 }
+ONE_PLACE = {"flwr": "flower", "opacus": "opacus", "ray": "cluster"}
 
 
 def _allowed(source, target):
@@ -147,6 +152,14 @@ def test_a_planted_violation_is_caught(source, text):
 )
 def test_what_is_in_order_passes(source, text):
     assert not _wrong_arrows(text, source, ["leakbound", source], _parts())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_neighbors_library_is_imported_in_one_place(path):
+    source = _part(".".join(["leakbound", *path.relative_to(ROOT).with_suffix("").parts]), _parts())
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = {n.split(".")[0] for node in ast.walk(tree) for n in _modules(node, ["leakbound"])}
+    assert all(ONE_PLACE[name] == source for name in names & set(ONE_PLACE))
 
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
