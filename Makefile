@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup audit test test-slow check bench clean
+.PHONY: setup audit test test-slow check bench notebooks clean
 .DEFAULT_GOAL := audit
 
 setup: .venv/.installed
@@ -30,6 +30,9 @@ check: setup
 
 bench: setup
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+notebooks: setup
+	$(BIN)/python docs/notebooks/execute.py
 
 clean:
 	rm -rf .venv dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -251,10 +251,10 @@ def on_terminal(arguments: list[str], columns: int) -> str:
 
 
 def test_workers():
-    assert commands._workers(3) == 3
-    assert commands._workers(0) >= 1
+    assert commands.workers_of(3) == 3
+    assert commands.workers_of(0) >= 1
     with pytest.raises(ValueError, match="workers is -1"):
-        commands._workers(-1)
+        commands.workers_of(-1)
     assert cli.USAGE == 2
 
 

@@ -171,6 +171,7 @@ FEW = {
     "inverting_gradients_geiping_cli": attacks.inverting_gradients_geiping_cli(steps=10),
     "inverting_gradients_geiping_library": attacks.inverting_gradients_geiping_library(steps=10),
     "inverting_gradients_gradattack": attacks.inverting_gradients_gradattack(steps=10),
+    "inverting_gradients_large_steps": attacks.inverting_gradients_large_steps(steps=10),
     "law_evolution": attacks.LawEvolution(population=4, generations=2),
     "law_matching": attacks.LawMatching(steps=5),
     "linear_inversion": LinearInversion(),

@@ -38,7 +38,10 @@ ONLY_FROM = {
     "commands_captured": {"cli"},
     "commands_train": {"cli"},
     "experiments": {"commands"},
-    "report": {"captured", "commands", "commands_risk", "commands_captured", "experiments"},
+    "report": {
+        *("captured", "commands", "commands_risk", "commands_captured", "commands_train"),
+        "experiments",
+    },
 }
 ONE_PLACE = {"flwr": "flower", "opacus": "opacus", "ray": "cluster"}
 

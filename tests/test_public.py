@@ -17,12 +17,15 @@ def test_top_level():
         "attacks",
         "audit",
         "bounds",
+        "captured",
         "client",
         "data",
         "defenses",
         "evaluate",
         "federation",
         "information",
+        "inspection",
+        "meter",
         "metrics",
         "models",
         "pair",
@@ -31,6 +34,7 @@ def test_top_level():
         "secure",
         "send",
         "stream",
+        "tensors",
     ]
     for name in leakbound.__all__:
         assert getattr(leakbound, name) is not None

@@ -14,14 +14,18 @@ if TYPE_CHECKING:
         attacks,
         audit,
         bounds,
+        captured,
         client,
         data,
         defenses,
         federation,
         information,
+        inspection,
+        meter,
         metrics,
         models,
         pruning,
+        tensors,
     )
     from leakbound.metrics import evaluate
     from leakbound.pairing import pair
@@ -55,8 +59,8 @@ _WHERE = {
     "Update": "types",
 }
 _PACKAGES = (
-    *("attacks", "audit", "bounds", "client", "data", "defenses", "federation"),
-    *("information", "metrics", "models", "pruning"),
+    *("attacks", "audit", "bounds", "captured", "client", "data", "defenses", "federation"),
+    *("information", "inspection", "meter", "metrics", "models", "pruning", "tensors"),
 )
 
 __all__ = [
@@ -71,12 +75,15 @@ __all__ = [
     "attacks",
     "audit",
     "bounds",
+    "captured",
     "client",
     "data",
     "defenses",
     "evaluate",
     "federation",
     "information",
+    "inspection",
+    "meter",
     "metrics",
     "models",
     "pair",
@@ -85,6 +92,7 @@ __all__ = [
     "secure",
     "send",
     "stream",
+    "tensors",
 ]
 
 

@@ -33,6 +33,10 @@ class Audit:
     """Run the small built-in plan instead (under a minute)."""
     workers: int = 0
     """Processes; 0 takes one a core. The records are the same for any number."""
+    engine: Literal["local", "ray"] = "local"
+    """Run the cells in processes here, or on a Ray cluster. The records are the same."""
+    address: str | None = None
+    """Of a Ray cluster that runs: "auto" or HOST:PORT; without it Ray is started here."""
     device: str = "cpu"
     """Where models and batches live: "cpu", or "cuda" for a GPU."""
     no_images: bool = False
@@ -41,21 +45,22 @@ class Audit:
 
 @dataclass(frozen=True)
 class Attack:
-    """Run one cell: one attack on one batch under one defense.
+    """Run one cell: one attack on one batch under one defense. Or attack a captured --update.
 
     Settings follow a name after commas, as in --defense gaussian_noise,noise_std=0.01
     """
 
-    attack: str = "inverting_gradients"
-    """Which attack (see `leakbound list`)."""
+    attack: tuple[str, ...] = ()
+    """Which attack (see `leakbound list`); inverting_gradients by default. Of an --update several
+    may be named; by default those that fit, cheap to strong."""
     model: str = "mlp"
     """Which model, or package.module:build."""
     data: str = "mnist5k"
     """Which data source."""
     defense: str = "none"
     """Which defense."""
-    batch_size: int = 1
-    """Images a client."""
+    batch_size: int | None = None
+    """Images a client, 1 by default; of an --update told by it where it tells."""
     seed: int = 0
     """Names the weights, the batch and the noise."""
     labels_unknown: bool = False
@@ -72,9 +77,76 @@ class Attack:
     lpips_weights: Annotated[Path | None, arg(metavar="FILE")] = None
     """Measure LPIPS too, with the weights of this .safetensors file (see docs/how_to/lpips.md)."""
     out: Annotated[Path | None, arg(metavar="DIR")] = None
-    """Write the true and the rebuilt images here as PNG."""
+    """Write the true and the rebuilt images here as PNG; of an --update records and a report."""
     json: bool = False
     """Print the record as JSON."""
+    update: Annotated[Path | None, arg(metavar="FILE|DIR")] = None
+    """A captured update (.safetensors, .npz), or a folder that `leakbound capture` wrote."""
+    before: Annotated[Path | None, arg(metavar="FILE")] = None
+    """The weights that the client was sent; found beside a file of `leakbound capture`."""
+    kind: Literal["auto", "gradient", "delta", "weights"] = "auto"
+    """What the update holds: a gradient, after - before, or the weights after."""
+    input_shape: str = ""
+    """Shape of one input, such as 1,28,28; needed with --update."""
+    input_range: tuple[float, float] = (0.0, 1.0)
+    """Lowest and highest value of an input, as the model is fed (with --update)."""
+    classes: int | None = None
+    """Classes of the model; its outputs by default (with --update)."""
+    labels: str = ""
+    """Labels of the update's examples, such as 3,5, or a file that holds `labels`."""
+    local_steps: int | None = None
+    """Local steps behind the update; found out where the rate is known."""
+    learning_rate: float | None = None
+    """Of the client's SGD; without it the update's direction counts alone."""
+    local_batch_size: int | None = None
+    """Examples a local step; all of them by default."""
+    truth: Annotated[Path | None, arg(metavar="FILE")] = None
+    """The true batch (`inputs`, `labels`), to measure what was rebuilt; no attack sees it."""
+    public: str | None = None
+    """Public images of the same kind, a data source: for attacks, and for bounds."""
+    round: int | None = None
+    """Of a folder of updates only this round."""
+    no_images: bool = False
+    """Keep no picture of what was rebuilt from the --update."""
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Run a Flower app in this process and keep what its server sees of some rounds.
+
+    This runs the app's code. What is kept can be attacked: leakbound attack --update DIR
+    """
+
+    app: Annotated[Positional[Path], arg(metavar="APP_DIR")]
+    """Folder of the app, with pyproject.toml and [tool.flwr.app]."""
+    out: Annotated[Path, arg(metavar="DIR")]
+    """Folder for the captured updates."""
+    rounds: tuple[int, ...] = (1,)
+    """Which rounds, from 1."""
+    clients: int = 4
+    """How many clients there are."""
+    run_config: str = ""
+    """Values over those of [tool.flwr.app.config], such as "learning-rate=0.1 epochs=1"."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train under each defense of a plan and show what the defenses cost.
+
+    Only the plan's [utility] is run. Run the same command again to go on after a stop.
+    """
+
+    plan: Positional[Path]
+    """A plan in TOML with a [utility] table; it may name Python code to import."""
+    out: Annotated[Path | None, arg(metavar="DIR")] = None
+    """Output folder; runs/NAME-training if not given. A later audit of the plan can go on in it."""
+    engine: Literal["local", "flower"] = "local"
+    """Train in processes here, or through messages in Flower's simulation. The numbers are the
+    same."""
+    workers: int = 0
+    """Processes; 0 takes one a core."""
+    json: bool = False
+    """Print the table as JSON."""
 
 
 @dataclass(frozen=True)
@@ -184,8 +256,10 @@ class Calibrate:
 Command = (
     Annotated[Audit, tyro.conf.subcommand("audit")]
     | Annotated[Attack, tyro.conf.subcommand("attack")]
+    | Annotated[Capture, tyro.conf.subcommand("capture")]
     | Annotated[Bound, tyro.conf.subcommand("bound")]
     | Annotated[Calibrate, tyro.conf.subcommand("calibrate")]
+    | Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[List, tyro.conf.subcommand("list")]
 )
@@ -216,7 +290,7 @@ def main(arguments: list[str] | None = None) -> None:
             code = _run(command)
     except KeyboardInterrupt:
         on = "; nothing is lost: run the same command again to go on"
-        _say("stopped" + (on if isinstance(command, Audit) else ""))
+        _say("stopped" + (on if isinstance(command, Audit | Train) else ""))
         code = STOPPED
     except BrokenPipeError:  # the reader of our output is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -227,13 +301,25 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _run(command: Audit | Attack | Bound | Calibrate | Report | List) -> int:
+def _run(
+    command: Audit | Attack | Capture | Bound | Calibrate | Train | Report | List,
+) -> int:
     if isinstance(command, Bound | Calibrate):
         from leakbound import commands_risk
 
         if isinstance(command, Bound):
             return commands_risk.bound(command)
         return commands_risk.calibration(command)
+    if isinstance(command, Capture) or (isinstance(command, Attack) and command.update is not None):
+        from leakbound import commands_captured
+
+        if isinstance(command, Capture):
+            return commands_captured.capture(command)
+        return commands_captured.attack(command)
+    if isinstance(command, Train):
+        from leakbound import commands_train
+
+        return commands_train.train(command)
     from leakbound import commands
 
     if isinstance(command, Audit):

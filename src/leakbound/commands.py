@@ -17,6 +17,7 @@ from rich.table import Column, Table
 
 from leakbound import audit as audits
 from leakbound import check, registry
+from leakbound.audit.folder import Runner
 from leakbound.audit.plan import Cell, Plan, UtilityCell, defense_name
 from leakbound.audit.plan_file import LIMIT
 from leakbound.audit.records import write_atomically
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from leakbound import cli
 
 LONGEST = 300  # characters of a stranger's text on the screen
+_OF_UPDATES = (
+    *("before", "kind", "input_shape", "classes", "labels", "local_steps", "learning_rate"),
+    *("local_batch_size", "truth", "public", "round", "no_images"),
+)
 console = Console(highlight=False)
 errors = Console(highlight=False, stderr=True)
 
@@ -36,9 +41,9 @@ def audit(command: cli.Audit) -> int:
 
     reports.check_installed()
     plan, out = _plan(command)
-    workers = _workers(command.workers)
+    run, workers = _engine(command)
     _announce(plan, out, workers)
-    bar = _Bar()
+    bar = Bar()
     with bar.progress:
         outcome = audits.audit(
             plan,
@@ -47,6 +52,7 @@ def audit(command: cli.Audit) -> int:
             pictures=not command.no_images,
             device=command.device,
             watch=bar,
+            run=run,
         )
     page = reports.write(out, images=not command.no_images)
     ends = ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in outcome.counts.items())
@@ -60,17 +66,24 @@ def audit(command: cli.Audit) -> int:
 
 
 def attack(command: cli.Attack) -> int:
-    """Run one cell and show what came out."""
-    check.count(batch_size=command.batch_size)
+    """Run one cell and show what came out, or attack a captured update."""
+    idle = [n for n in _OF_UPDATES if getattr(command, n) not in (None, "", False, "auto")]
+    if idle:
+        raise ValueError(f"{idle[0]} goes with a captured update; give --update FILE too")
+    if len(command.attack) > 1:
+        raise ValueError(f"attack names {len(command.attack)}; name one, or give an --update")
+    name = command.attack[0] if command.attack else "inverting_gradients"
+    batch_size = 1 if command.batch_size is None else command.batch_size
+    check.count(batch_size=batch_size)
     check.non_negative(seed=command.seed)
     path = command.lpips_weights
     plan = audits.parse(
         {
             "data": {"source": command.data},
-            "models": [_spec("model", command.model)],
-            "attacks": [_spec("attack", command.attack)],
-            "defenses": [_spec("defense", command.defense)],
-            "batch_sizes": [command.batch_size],
+            "models": [spec_of("model", command.model)],
+            "attacks": [spec_of("attack", name)],
+            "defenses": [spec_of("defense", command.defense)],
+            "batch_sizes": [batch_size],
             "seeds": [command.seed],
             "threat": {
                 "labels_known": not command.labels_unknown,
@@ -168,7 +181,12 @@ def _plan(command: cli.Audit) -> tuple[Plan, Path]:
     return audits.parse(tomllib.loads(text)), command.out or Path("runs") / name
 
 
-def _workers(asked: int) -> int:
+def workers_of(asked: int) -> int:
+    """How many processes: as many as asked, or one for each core that is ours.
+
+    Raises:
+        ValueError: a negative number.
+    """
     if asked < 0:
         raise ValueError(f"workers is {asked}; give 0 for one a core, or a number of processes")
     if asked:
@@ -177,12 +195,27 @@ def _workers(asked: int) -> int:
     return len(ours) or os.cpu_count() or 1
 
 
+def _engine(command: cli.Audit) -> tuple[Runner, int]:
+    """What runs the cells, and with how many workers; 0 for as many as a cluster has CPUs."""
+    if command.engine == "local":
+        if command.address is not None:
+            raise ValueError(
+                f"address is {command.address!r}, but engine is 'local'; give --engine ray too"
+            )
+        return audits.run, workers_of(command.workers)
+    from leakbound import cluster
+
+    if command.address is None or command.workers < 0:
+        return cluster.engine(), workers_of(command.workers)
+    return cluster.engine(command.address), command.workers
+
+
 def _announce(plan: Plan, out: Path, workers: int) -> None:
     trainings = len(plan.utility_cells())
     also = f" and {_plural(trainings, 'training')}" if trainings else ""
     console.print(
         f"audit [bold]{_safe(plan.name)}[/bold]: {_plural(len(plan.cells()), 'cell')}{also}, "
-        f"{_plural(workers, 'worker')}, into {_safe(out)}",
+        f"{_plural(workers, 'worker') if workers else 'one worker a CPU'}, into {_safe(out)}",
         soft_wrap=True,
     )
     _announce_code(plan)
@@ -195,7 +228,7 @@ def _announce_code(plan: Plan) -> None:
         errors.print(f"importing Python code that the plan names: {_safe(name)}", soft_wrap=True)
 
 
-def _spec(kind: str, text: str) -> dict[str, Any]:
+def spec_of(kind: str, text: str) -> dict[str, Any]:
     """`name,key=value,...` as a table; values as in TOML."""
     name, _, settings = text.partition(",")
     try:
@@ -296,7 +329,7 @@ def _safe(text: object) -> str:
     return escape(line if len(line) <= LONGEST else line[:LONGEST] + "...")
 
 
-class _Bar:
+class Bar:
     """Live progress: units done, time left, the current unit; plain lines without a screen."""
 
     def __init__(self) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from leakbound import check
+from leakbound import check, pictures
 from leakbound.types import Batch, Reconstruction
 
 
@@ -27,6 +28,30 @@ class Paired:
     inputs: Tensor
     labels: Tensor | None
     order: tuple[int, ...]
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it: every true image above its guess, and their distance."""
+        scale = float(self.truth.inputs.min()), float(self.truth.inputs.max())
+        unit = scale[0] >= 0 and scale[1] <= 1
+        apart = [
+            float((guess.double() - true.double()).square().mean())
+            for true, guess in zip(
+                self.truth.inputs[: pictures.MOST], self.inputs[: pictures.MOST], strict=True
+            )
+        ]
+        labels = [f"label {label}" for label in self.truth.labels[: pictures.MOST].tolist()]
+        captions = [f"MSE {pictures.number(error)}" for error in apart]
+        if unit:
+            captions = [
+                f"{c}; {pictures.number(-10 * math.log10(max(e, 1e-15)))} dB"
+                for c, e in zip(captions, apart, strict=True)
+            ]
+        span = (0.0, 1.0) if unit else scale
+        return pictures.block(
+            "True images, and below them what was rebuilt",
+            pictures.images(self.truth.inputs, labels, input_range=span, name="true image"),
+            pictures.images(self.inputs, captions, input_range=span, name="rebuilt image"),
+        )
 
 
 def pair(truth: Batch, reconstruction: Reconstruction) -> Paired:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from leakbound import check
+from leakbound import check, pictures
 from leakbound.attacks.base import Attack
 from leakbound.client import batch_statistics, respond
 from leakbound.defenses.base import Chain, Defense, State, chain
@@ -37,6 +37,11 @@ class Round:
     truth: Batch
     update: Update
     defense: Chain
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it: the server's side; the truth stays unprinted."""
+        held = f"kept aside for pairing, not shown: the true batch of {self.truth.size}"
+        return self.observation._repr_html_() + pictures.note(held)
 
 
 def send(task: Task, batch: Batch, defense: Defense, source: Source) -> Update:

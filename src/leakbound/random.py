@@ -19,8 +19,8 @@ from torch import Tensor
 class SecureSource:
     """Uniform bits from the operating system's cryptographic generator; it has no seed.
 
-    Assumptions: draws are 52-bit uniforms mapped in float64 and rounded to the tensor's type. That
-    is not a defense against attacks on the floating-point grid (Mironov 2012).
+    Draws are 52-bit uniforms mapped in float64. What is made of them is released through `on_grid`
+    (docs/sharp_edges/floating_point_noise.md).
     """
 
     def uniform(self, count: int) -> Tensor:
@@ -87,6 +87,31 @@ def bernoulli(
     """Booleans that are True with the given probability, on the device of `like`."""
     draw = uniform(shape, source) < probability
     return draw if like is None else draw.to(like.device)
+
+
+GRID = -24
+"""What is released with secure noise lies on a grid of this power of two below the noise."""
+
+
+def on_grid(values: Tensor, spread: float | Tensor) -> Tensor:
+    """Noisy values rounded to a grid of 2^-24 to 2^-25 of the noise's spread; 0 spread: as given.
+
+    A float that was scaled and added cannot take every value, and which ones it can tells of the
+    number underneath. On a grid that is wide beside the spacing of the draws every number has many
+    draws behind it; all that follows is post-processing.
+
+    Shapes: spread is a number or a tensor that broadcasts against values, of the same type.
+
+    Source: Mironov 2012; Holohan and Braghin 2021; docs/sharp_edges/floating_point_noise.md.
+
+    Example:
+        >>> on_grid(torch.tensor([1 / 3], dtype=torch.float64), 1.5).item() * 2**24
+        5592405.0
+    """
+    size = torch.as_tensor(spread, dtype=values.dtype, device=values.device)
+    _, power = torch.frexp(size)
+    cell = torch.ldexp(torch.ones_like(size), power - 1 + GRID)
+    return torch.where(size > 0, torch.round(values / cell) * cell, values)
 
 
 def permutation(count: int, source: torch.Generator) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from leakbound.covariance import Structured
-from leakbound.random import Source, laplace, normal
+from leakbound.random import SecureSource, Source, laplace, normal, on_grid
 
 Covariance = float | Tensor | Structured
 
@@ -127,27 +127,21 @@ class Update:
         """Add independent noise of the given law to every coordinate, masked ones too.
 
         Noise covers the zeros of a mask, so the mask is no longer visible: it is dropped. With
-        `keep_mask` what is withheld stays withheld, and noise falls on the rest only.
+        `keep_mask` what is withheld stays withheld, and noise falls on the rest only. Noise of the
+        system's entropy is added in float64, and the sum is put on a grid (`random.on_grid`).
 
         Raises:
             ValueError: variances that are 0 or infinite in the type of the rows.
         """
         _check_representable(noise, self.rows)
         public = not noise.private and (isinstance(self.law, Exact) or self.spread_public)
-        if isinstance(noise, Laplace):
-            draw = laplace(self.rows.shape, source, like=self.rows) * _like(noise.scale, self.rows)
-        else:
-            draw = normal(self.rows.shape, source, like=self.rows)
-            if isinstance(noise.covariance, Structured):
-                draw = noise.covariance.color(draw)
-            else:
-                draw = draw * _like(noise.covariance, self.rows) ** 0.5
+        kept = self.mask if keep_mask else None
+        rows = _noisy(self.rows, noise, source, kept)
         if keep_mask and self.mask is not None:
             before = self.law
             if self.mask_private and isinstance(before, Exact):
                 before = Exact()  # all that is private is the mask, which stays seen
             law = _sum_of(before, _restricted(noise, self.mask))
-            rows = self.rows + draw * self.mask
             return replace(self, rows=rows, law=law, spread_public=public)
         law = _sum_of(self.law, noise)
         if self.mask_private and isinstance(law, Gaussian | Laplace):
@@ -155,7 +149,7 @@ class Update:
         if self.drawn:
             law = Unknown("noise covers which coordinates were drawn")
         bare = replace(self, mask=None, drawn=False, mask_private=False, spread_public=public)
-        return replace(bare, rows=self.rows + draw, law=law)
+        return replace(bare, rows=rows, law=law)
 
     def mapped(self, root: Structured, *, whiten: bool = False) -> Update:
         """Every row y becomes S y, S the root of a public covariance, or S⁻¹ y to `whiten`."""
@@ -277,6 +271,32 @@ class Update:
             mask_private=any(u.mask_private for u in updates),
             spread_public=all(u.spread_public for u in updates),
         )
+
+
+def _noisy(rows: Tensor, noise: Gaussian | Laplace, source: Source, mask: Tensor | None) -> Tensor:
+    """Rows plus noise on a mask; of the system's entropy in float64, and on a grid where white."""
+    if not isinstance(source, SecureSource):
+        draw = _draw(rows, noise, source)
+        return rows + (draw if mask is None else draw * mask)
+    wide = rows.double()
+    if isinstance(noise, Gaussian) and isinstance(noise.covariance, Structured):
+        root = noise.covariance.to(wide)
+        white = root.whiten(wide) + normal(wide.shape, source, like=wide)
+        return root.color(on_grid(white, 1.0)).to(rows)
+    spread = noise.scale if isinstance(noise, Laplace) else noise.covariance
+    size = torch.as_tensor(spread).to(wide)
+    size = size if isinstance(noise, Laplace) else size.sqrt()
+    released = on_grid(wide + _draw(wide, noise, source), size).to(rows)
+    return released if mask is None else torch.where(mask, released, rows)
+
+
+def _draw(like: Tensor, noise: Gaussian | Laplace, source: Source) -> Tensor:
+    if isinstance(noise, Laplace):
+        return laplace(like.shape, source, like=like) * _like(noise.scale, like)
+    draw = normal(like.shape, source, like=like)
+    if isinstance(noise.covariance, Structured):
+        return noise.covariance.color(draw)
+    return draw * _like(noise.covariance, like) ** 0.5
 
 
 def _law_of_rows(updates: list[Update]) -> Law:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from leakbound import pictures
 from leakbound.covariance import Structured
 from leakbound.random import Source
 from leakbound.release import Exact, Gaussian, Laplace, Law, Unit, Unknown, Update
@@ -228,6 +229,34 @@ class Observation:
         seen = float((scale * rows.square()).sum())
         return min(1.0, float((scale * noise).sum()) / seen) if seen > 0 else 0.0
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it: what the attacker knows, in words; there is no truth."""
+        update = self.update
+        law = {Exact: "none", Unknown: "of a law that is not known"}.get(
+            type(update.law), type(update.law).__name__
+        )
+        sent = "all" if update.mask is None else f"{float(update.mask.double().mean()):.1%}"
+        told = {
+            "labels": self.labels is not None,
+            "the defense": self.threat.defense_known,
+            "batch norm statistics": self.statistics is not None,
+            f"{0 if self.auxiliary is None else self.auxiliary.size} public examples": (
+                self.auxiliary is not None
+            ),
+        }
+        pairs = (
+            ("rows", f"{len(update.rows)} of {update.rows.shape[1]} numbers"),
+            ("one row is of one", update.unit.name.lower()),
+            ("coordinates seen", sent),
+            ("noise", law),
+            ("examples to rebuild", self.examples),
+            ("each", " x ".join(map(str, self.input_shape))),
+            ("the attacker is told", ", ".join(k for k, v in told.items() if v) or "nothing more"),
+            ("server", self.threat.server.value),
+            ("earlier rounds", len(self.history) or None),
+        )
+        return pictures.block("What the server sees", pictures.facts(pairs))
+
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
@@ -251,6 +280,23 @@ class Reconstruction:
     problem: str | None = None
     features: Tensor | None = None
     layer: str | None = None
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it: the pictures, their labels, and whether it is trusted."""
+        labels = self.labels if self.labels is not None and self.labels.ndim == 1 else ()
+        captions = [f"label {int(label)}" for label in labels[: pictures.MOST]]
+        end = "" if self.objective != self.objective else f"objective {self.objective:.4g}"
+        found = self.features
+        features = "" if found is None else f"{len(found)} inputs of the layer {self.layer}"
+        return pictures.block(
+            "Reconstruction",
+            pictures.images(self.inputs, captions, name="rebuilt image"),
+            pictures.note(", ".join(filter(None, (end, features)))) if end or features else "",
+            f"<em>the attack says that it failed: {pictures.text(self.problem)}; "
+            "this is no evidence of safety</em>"
+            if self.problem
+            else "",
+        )
 
 
 class NotApplicable(Exception):

@@ -132,12 +132,12 @@ def test_cut_tails_are_added(monkeypatch, tail):
 def test_grid_of_one_step(noise, q):
     """No mass is lost, and at a grid point delta is the true one or, by rounding, a little more."""
     interval, edges = 0.05 / noise, (-60, 400)
-    mass, beyond = privacy_loss._one_step(1 / noise, q, interval, edges, True)
+    mass, beyond = privacy_loss.one_step(1 / noise, q, interval, edges, True)
     assert mass.sum() + beyond == pytest.approx(1, abs=1e-13)
-    short, cut = privacy_loss._one_step(1 / noise, q, interval, (-60, 40), True)
+    short, cut = privacy_loss.one_step(1 / noise, q, interval, (-60, 40), True)
     assert short.sum() + cut == pytest.approx(1, abs=1e-13)
     assert cut > 1e-8
-    delta = privacy_loss._hockey(mass, beyond, interval)
+    delta = privacy_loss.hockey_stick(mass, beyond, interval)
     for place in range(0, 160, 7):
         with mpmath.workdps(50):
             m, rate = 1 / mpmath.mpf(noise), mpmath.mpf(q)

@@ -25,6 +25,7 @@ from leakbound.attacks.presets import (
     inverting_gradients_geiping_cli,
     inverting_gradients_geiping_library,
     inverting_gradients_gradattack,
+    inverting_gradients_large_steps,
     settings_hash,
     strong_matching,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "inverting_gradients_geiping_cli",
     "inverting_gradients_geiping_library",
     "inverting_gradients_gradattack",
+    "inverting_gradients_large_steps",
     "label_accuracy",
     "rank_analysis",
     "settings_hash",

@@ -66,6 +66,31 @@ def inverting_gradients(
     return BestOf(search, restarts) if restarts > 1 else search
 
 
+def inverting_gradients_large_steps(
+    steps: int = 2500,
+    total_variation: float = 5e-3,
+    learning_rate: float = 0.3,
+    restarts: int = 3,
+    noise_variation: float = 0.04,
+) -> Attack:
+    """Inverting Gradients with large steps that shrink slowly: for ReLU networks with max pools.
+
+    A guess changes which units are on, and small steps stay where they started. Tuned on six
+    one-image updates of a network like LeNet with ReLU (`benchmarks/quickstart_leak.py`).
+
+    Source: Geiping et al. 2020; the settings are this project's own.
+    """
+    search = GradientMatching(
+        total_variation=total_variation,
+        noise_variation=noise_variation,
+        steps=steps,
+        learning_rate=learning_rate,
+        schedule="cosine",
+        initialization="uniform",
+    )
+    return BestOf(search, restarts) if restarts > 1 else search
+
+
 def strong_matching(
     steps: int = 1000,
     total_variation: float = 1e-3,

@@ -120,6 +120,11 @@ class Calibration:
 
         return dp_sgd(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
 
+    def _repr_html_(self) -> str:
+        from leakbound.audit.notebook import of_calibration
+
+        return of_calibration(self)
+
 
 def calibrate(
     target: Target | str,

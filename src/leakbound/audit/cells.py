@@ -17,7 +17,7 @@ from leakbound.audit.floors import floors, leak_map
 from leakbound.audit.pictures import strip
 from leakbound.audit.risk import risks
 from leakbound.audit.tables import records_of_a_table
-from leakbound.audit.utility import train
+from leakbound.audit.utility import Clients, train
 from leakbound.audit.verdict import UNDECIDED, verdict
 from leakbound.client import clients_layer_inputs, gradient
 from leakbound.pairing import pair
@@ -36,6 +36,11 @@ class Result:
     record: dict[str, Any]
     pictures: dict[str, bytes] = field(default_factory=dict)
     seconds: float = 0.0
+
+    def _repr_html_(self) -> str:
+        from leakbound.audit.notebook import of_result
+
+        return of_result(self)
 
 
 def run_cell(cell: plans.Cell, bench: Bench, *, pictures: bool = True) -> Result:
@@ -58,23 +63,29 @@ def run_cell(cell: plans.Cell, bench: Bench, *, pictures: bool = True) -> Result
         reason = " ".join(error.reason.split())
         record |= _blank() | {"status": "not_applicable", "reason": reason, "verdict": None}
     except Exception as error:  # a crash is a result of its own: recorded, counted, exit code 1
-        record |= _blank() | _failure(_reason(error)) | {"verdict": UNDECIDED}
+        record |= _blank() | _failure(reason_of(error)) | {"verdict": UNDECIDED}
         shown = {}
     return Result(cell.id, record, shown, time.perf_counter() - began)
 
 
-def run_utility(cell: plans.UtilityCell, bench: Bench) -> Result:
-    """Run one short training; a crash becomes a failed record."""
+def run_utility(cell: plans.UtilityCell, bench: Bench, *, clients: Clients | None = None) -> Result:
+    """Run one short training; a crash becomes a failed record.
+
+    Args:
+        cell: what to train.
+        bench: the plan's data.
+        clients: where the clients take their turns; None is this process.
+    """
     began = time.perf_counter()
     record = _header(cell, bench)
     try:
         with one_thread():
-            measured = train(cell, bench)
+            measured = train(cell, bench) if clients is None else train(cell, bench, clients)
             curve = [[number, _short(loss)] for number, loss in measured.pop("curve")]
             record |= {name: _short(value) for name, value in measured.items()}
             record["curve"] = curve
     except Exception as error:  # as above
-        record |= _failure(_reason(error))
+        record |= _failure(reason_of(error))
     return Result(cell.id, record, {}, time.perf_counter() - began)
 
 
@@ -108,7 +119,8 @@ def _failure(reason: str) -> dict[str, Any]:
     return {"status": "failed", "reason": reason}
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Why a unit failed, in one line that is the same in every run."""
     memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
     if memory or "can't allocate memory" in str(error):
         return "out of memory: take a smaller batch or model, or fewer workers"

@@ -113,6 +113,11 @@ class Corridor:
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(self.lower > 0, self.upper / self.lower, np.nan)
 
+    def _repr_html_(self) -> str:
+        from leakbound.audit.notebook import of_corridor
+
+        return of_corridor(self)
+
 
 def corridor(
     setting: Setting,

@@ -52,8 +52,13 @@ def told_beside(cell: Cell, played: Round) -> None:
         )
 
 
-def floors(cell: Cell, bench: Bench, played: Round) -> list[dict[str, Any]]:
+def floors(
+    cell: Cell, bench: Bench, played: Round, *, truth_known: bool = True
+) -> list[dict[str, Any]]:
     """The floors that the plan asks for, as records hold them.
+
+    Without `truth_known` nothing but the shape of `played.truth` counts (a captured update), and
+    what was sent is not held against what the truth would have sent.
 
     They depend on model, defense, batch size and seed alone, not on the attack (unless it changes
     the model): all cells that share these share one computation. Only for single images a floor is
@@ -70,7 +75,7 @@ def floors(cell: Cell, bench: Bench, played: Round) -> list[dict[str, Any]]:
         raise NotApplicable("batch norm in training mode couples the examples: no floor is known")
     planted = cell.attack if cell.threat.server is Server.MALICIOUS else None
     key = ("floor", cell.model, cell.seed, cell.defense, cell.batch_size, spec, planted)
-    found: Floor | str = bench.once(key, lambda: _floor_or_reason(cell, bench, played))
+    found: Floor | str = bench.once(key, lambda: _floor_or_reason(cell, bench, played, truth_known))
     if isinstance(found, str):
         raise NotApplicable(found)
     low, high = played.observation.task.input_range
@@ -117,15 +122,15 @@ def leak_map(cell: Cell, bench: Bench, played: Round) -> Tensor | None:
     return torch.as_tensor(known).reshape(truth.inputs.shape)
 
 
-def _floor_or_reason(cell: Cell, bench: Bench, played: Round) -> Floor | str:
+def _floor_or_reason(cell: Cell, bench: Bench, played: Round, truth_known: bool) -> Floor | str:
     try:
-        return _floor(cell, bench, played)
+        return _floor(cell, bench, played, truth_known)
     except NotApplicable as error:
         return error.reason
 
 
-def _floor(cell: Cell, bench: Bench, played: Round) -> Floor:
-    spec, channel = cell.floor, _channel(played)
+def _floor(cell: Cell, bench: Bench, played: Round, truth_known: bool) -> Floor:
+    spec, channel = cell.floor, _channel(played, truth_known)
     prior = _prior(spec, bench, cell.batch_size)
     source = stream(cell.seed, "bounds", spec.kind, cell.batch_size)
     drawn = _batches(spec, bench, cell.batch_size, source)
@@ -170,13 +175,13 @@ def _proved(floor: Floor, channel: Channel, batch: Batch) -> Floor:
     return replace(floor, covers=UNPROVED, assumptions=(sentence, *floor.assumptions))
 
 
-def _channel(played: Round) -> Channel:
+def _channel(played: Round, truth_known: bool = True) -> Channel:
     if len(played.observation.cohort) > 1:
         raise NotApplicable("the update sums several clients; floors are for one client's release")
     task = played.defense.infer(played.observation.task, played.update)
     update, truth = played.update, played.truth
     channel = Channel(task, played.defense, update.law, update.mask, update.mask_private)
-    if not update.law.private:
+    if truth_known and not update.law.private:
         _check_release(channel, update, truth)
     return channel
 

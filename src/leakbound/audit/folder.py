@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
@@ -30,6 +31,22 @@ class Progress:
     result: Result | None = None
 
 
+class Runner(Protocol):
+    """What runs the units of a plan: `engine.run`, or another way that gives the same records."""
+
+    def __call__(
+        self,
+        plan: Plan,
+        done: Iterable[str] = (),
+        *,
+        workers: int,
+        pictures: bool,
+        bench: Bench | None,
+        started: Callable[[engine.Unit], None],
+    ) -> Generator[Result, None, None]:
+        """Results of all units that are not done, in the order in which they end."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A finished audit: its folder and how its cells ended.
@@ -44,6 +61,11 @@ class Outcome:
     failed: int
     counts: Mapping[str, int] = field(default_factory=dict)
 
+    def _repr_html_(self) -> str:
+        from leakbound.audit.notebook import of_outcome
+
+        return of_outcome(self)
+
 
 def audit(
     plan: Plan,
@@ -53,6 +75,8 @@ def audit(
     pictures: bool = True,
     device: str = "cpu",
     watch: Callable[[Progress], None] = lambda progress: None,
+    run: Runner = engine.run,
+    trainings_only: bool = False,
 ) -> Outcome:
     """Run a plan into a folder, going on from what the folder already holds.
 
@@ -68,6 +92,8 @@ def audit(
         device: where models and batches live; a folder keeps to one. The last digits of a GPU's
             records ("cuda") may differ from run to run.
         watch: called as the audit goes on.
+        run: what runs the units: in this process or in several, or on a cluster.
+        trainings_only: leave the cells alone; a later audit of the same folder runs them.
 
     Raises:
         ValueError: a folder of another plan, data, version or machine; one in use by another
@@ -81,22 +107,25 @@ def audit(
             for place in (folder, folder / "pictures"):
                 remove_temporary(place)
             claim(folder, about)
-        return _audit(plan, folder, bench, workers, pictures, watch)
+        runs = partial(run, workers=workers, pictures=pictures, bench=bench)
+        return _audit(plan, folder, runs, watch, trainings_only)
 
 
 def _audit(
     plan: Plan,
     folder: Path,
-    bench: Bench,
-    workers: int,
-    pictures: bool,
+    run: Callable[..., Generator[Result, None, None]],
     watch: Callable[[Progress], None],
+    trainings_only: bool,
 ) -> Outcome:
     cells, trainings = [c.id for c in plan.cells()], [t.id for t in plan.utility_cells()]
+    left_alone = cells if trainings_only else []
+    cells = [] if trainings_only else cells
     records = Journal(folder / "records.jsonl", "cell")
     utility = Journal(folder / "utility.jsonl", "unit")
     with _writing(folder):
-        kept = {*_kept(records, cells, folder), *_kept(utility, trainings, folder)}
+        kept = _kept(utility, trainings, folder)
+        kept |= set() if trainings_only else _kept(records, cells, folder)
     total, done = len(cells) + len(trainings), len(kept)
     current: list[engine.Unit | None] = [None]
 
@@ -105,9 +134,7 @@ def _audit(
         watch(Progress(done, total, unit))
 
     watch(Progress(done, total, None))
-    results = engine.run(
-        plan, kept, workers=workers, pictures=pictures, bench=bench, started=started
-    )
+    results = run(plan, {*kept, *left_alone}, started=started)
     with closing(records), closing(utility), closing(results):
         for result in results:
             with _writing(folder):
@@ -118,7 +145,8 @@ def _audit(
             watch(Progress(done, total, current[0], result))
     with _writing(folder):
         utility.finish(trainings)
-        records.finish(cells)
+        if not trainings_only:
+            records.finish(cells)
     counts = Counter(
         str(r.get("verdict") if r["status"] == "ok" else r["status"])
         for r in records.records.values()

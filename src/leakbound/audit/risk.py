@@ -24,12 +24,15 @@ LEAST = 1e-300
 """Smaller probabilities are given as this."""
 
 
-def risks(cell: Cell, bench: Bench, played: Round) -> list[dict[str, Any]]:
+def risks(
+    cell: Cell, bench: Bench, played: Round, *, truth_known: bool = True
+) -> list[dict[str, Any]]:
     """The upper edge at the cell's threshold for one release, as records hold it; none or one.
 
     Differential privacy: the trade-off function of the Gaussian mechanism at the blind success
     under the plan's prior. A noisy copy: what the copy itself tells under that prior, which covers
     all that is ever computed from it. Each image for itself; for several it is that of the worst.
+    Without `truth_known` nothing but the shape of `played.truth` counts (a captured update).
 
     Raises:
         NotApplicable: there is no prior to be had from the public images.
@@ -41,6 +44,8 @@ def risks(cell: Cell, bench: Bench, played: Round) -> list[dict[str, Any]]:
     copies = [link.noise_std for link in defense.links if isinstance(link, NoisyCopy)]
     if not copies and defense.guarantee is not Guarantee.DIFFERENTIAL_PRIVACY:
         return []
+    if not truth_known and (copies or spec.prior == "sphere"):
+        raise NotApplicable("the probability needs the norms of the images, which are not known")
     low, high = played.observation.task.input_range
     eta = (high - low) ** 2 / 10 ** (cell.threshold / 10)
     norms = played.truth.inputs.flatten(1).double().norm(dim=1).cpu().numpy()

@@ -35,6 +35,16 @@ def header(plan: Plan, bench: Bench, pictures: bool) -> dict[str, Any]:
         "schema": SCHEMA,
         "plan": plain(plan),
         "plan_hash": plan.hash,
+        **facts(plan, bench),
+        "pictures": pictures,
+        "cells": len(plan.cells()),
+        "own_data": plan.data.source not in BUILT_IN,
+    }
+
+
+def facts(plan: Plan, bench: Bench) -> dict[str, Any]:
+    """Of `header`, what a process finds on its own machine: where it differs, records may too."""
+    return {
         "data": fingerprint(plan, bench),
         "code": code(plan),
         "versions": versions(),
@@ -45,9 +55,6 @@ def header(plan: Plan, bench: Bench, pictures: bool) -> dict[str, Any]:
             "threads": 1,
             **_device(bench),
         },
-        "pictures": pictures,
-        "cells": len(plan.cells()),
-        "own_data": plan.data.source not in BUILT_IN,
     }
 
 
@@ -94,13 +101,28 @@ def claim(folder: Path, now: dict[str, Any]) -> None:
         then = None
     if not isinstance(then, dict):
         raise ValueError(f"{path} is damaged; take another folder")
+    differs = difference(then, now)
+    if differs is not None:
+        what, where, before, after = differs
+        raise ValueError(
+            f"out is {str(folder)!r}, which belongs to {what} ({where} is {before} there and "
+            f"{after} now); take another folder, or remove this one"
+        )
+
+
+def difference(then: dict[str, Any], now: dict[str, Any]) -> tuple[str, str, str, str] | None:
+    """The first thing that keeps two headers' records apart: what, where, and both values, short.
+
+    Only what `now` holds is compared; None where nothing differs.
+
+    Example:
+        >>> difference({"machine": {"threads": 2}}, {"machine": {"threads": 1}})
+        ('another kind of machine', 'machine.threads', '2', '1')
+    """
     for key, what in COMPARED.items():
-        if then.get(key) != now[key]:
-            where, before, after = _difference(key, then.get(key), now[key])
-            raise ValueError(
-                f"out is {str(folder)!r}, which belongs to {what} ({where} is {before} there and "
-                f"{after} now); take another folder, or remove this one"
-            )
+        if key in now and then.get(key) != now[key]:
+            return what, *_difference(key, then.get(key), now[key])
+    return None
 
 
 def _difference(where: str, then: Any, now: Any) -> tuple[str, str, str]:

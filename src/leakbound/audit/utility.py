@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,42 +22,91 @@ leave the processor's cache, which takes twice as long."""
 MARKS = tuple(5 * 2**i for i in range(16))
 
 
-def train(cell: UtilityCell, bench: Bench) -> dict[str, Any]:
+@dataclass(frozen=True, eq=False)
+class Opening:
+    """What the server gives out at the start of a round.
+
+    Attributes:
+        number: 1 for the first round.
+        task: the model at the server's weights.
+        defense: the defense, resolved for them.
+        parts: (clients, batch size) the numbers of the images that each client trains on.
+    """
+
+    number: int
+    task: Task
+    defense: Chain
+    parts: Tensor
+
+
+class Clients(Protocol):
+    """The clients of one training: what they send in answer to an opening, in their order."""
+
+    def __call__(self, opening: Opening) -> list[Update]:
+        """One defended update a client."""
+
+
+def train(cell: UtilityCell, bench: Bench, clients: Clients | None = None) -> dict[str, Any]:
     """Train for some rounds; training loss on private images and accuracy on test images.
 
     The server takes one Adam (or SGD) step a round on the mean of the clients' defended updates.
     Seeds name weights, batches and noise, so defenses are compared on the same draws. `curve` holds
     [round, training loss] before the first round, after 5, 10, 20, ... and after the last.
+
+    Args:
+        cell: which training.
+        bench: its data.
+        clients: where the clients take their turns; None is this process.
     """
     spec, defense = cell.utility, build_defense(cell.defense)
+    clients = clients or _Here(cell, bench)
     task = bench.task(cell.model, cell.seed)
     source = stream(cell.seed, "utility", "batches")
-    noise = [stream(cell.seed, "utility", "defense", i) for i in range(spec.clients + 1)]
+    noise = noise_of(cell, spec.clients)
     weights = task.parameters.clone()
     rule = torch.optim.SGD if spec.optimizer == "sgd" else torch.optim.Adam
     optimizer = rule([weights], lr=spec.learning_rate)
-    states: list[State] = [None] * spec.clients
     ready: Chain | None = None
     curve = [[0, bench.once(("loss", cell.model, cell.seed), lambda: _loss(task, bench))]]
     private = bench.splits["private"]
     for round_ in range(1, spec.rounds + 1):
         order = permutation(len(private), source)[: spec.clients * spec.batch_size]
         now = task.with_parameters(weights.detach().clone())
-        parts = order.reshape(spec.clients, spec.batch_size)
         ready = resolve(defense, now, spec.batch_size, ready)
-        updates = []
-        for i, part in enumerate(parts):
-            own = bench.batch(private[part])
-            update, states[i] = step(now, own, ready, noise[i], states[i])
-            updates.append(update)
+        parts = private[order].reshape(spec.clients, spec.batch_size)
+        updates = clients(Opening(round_, now, ready, parts))
         together = ready.sides[1]
-        update, _ = together.transform(Update.stack(updates), together.init(now), None, noise[-1])
+        update, _ = together.transform(Update.stack(updates), together.init(now), None, noise)
         weights.grad = update.rows.sum(0) / spec.clients
         optimizer.step()
         if round_ in (spec.rounds, *MARKS):
             curve.append([round_, _loss(task.with_parameters(weights.detach()), bench)])
     trained = task.with_parameters(weights.detach())
     return {"training_loss": curve[-1][1], "accuracy": _accuracy(trained, bench), "curve": curve}
+
+
+def noise_of(cell: UtilityCell, client: int) -> torch.Generator:
+    """The noise of one client, by its number; the number after the last is the cohort's."""
+    return stream(cell.seed, "utility", "defense", client)
+
+
+class _Here:
+    """Clients that take their turns in this process, one after the other."""
+
+    def __init__(self, cell: UtilityCell, bench: Bench) -> None:
+        self._bench = bench
+        self._noise = [noise_of(cell, i) for i in range(cell.utility.clients)]
+        self._states: list[State] = [None] * cell.utility.clients
+
+    def __call__(self, opening: Opening) -> list[Update]:
+        updates = []
+        for i, part in enumerate(opening.parts):
+            batch, state = self._bench.batch(part), self._states[i]
+            update, self._states[i] = step(
+                opening.task, batch, opening.defense, self._noise[i], state
+            )
+            updates.append(update)
+        return updates
 
 
 def _loss(task: Task, bench: Bench) -> float:

@@ -88,13 +88,13 @@ def curve(noise: float, sampling_rate: float, steps: int, remove: bool = True) -
     shift = 1 / noise
     spread = sampling_rate * (np.sqrt(np.expm1(min(shift**2, TAIL))) if remove else min(shift, 1.0))
     interval = float(min(np.sqrt(8 * RESOLUTION / steps), spread / 20))
-    low, high = _range(shift, sampling_rate, steps, remove)
+    low, high = loss_range(shift, sampling_rate, steps, remove)
     interval = max(interval, (high - low) / POINTS)
     for _ in range(4):
         if steps * interval**2 / 8 > COARSEST or not interval > 0:
             return None
         edges = int(np.floor(low / interval)), int(np.ceil(high / interval))
-        mass, beyond = _one_step(shift, sampling_rate, interval, edges, remove)
+        mass, beyond = one_step(shift, sampling_rate, interval, edges, remove)
         first, last = _window(mass, edges[0], interval, steps)
         if last - first < POINTS:
             break
@@ -105,10 +105,10 @@ def curve(noise: float, sampling_rate: float, steps: int, remove: bool = True) -
     beyond = float(-np.expm1(steps * np.log1p(-beyond))) + np.exp(-TAIL)
     size = 1 + max(abs(low), abs(high)) + shift**2 - np.log(sampling_rate)
     drift = float(16 * UNIT * steps * size)
-    return Curve(first * interval + drift, interval, _hockey(total, beyond, interval), slack)
+    return Curve(first * interval + drift, interval, hockey_stick(total, beyond, interval), slack)
 
 
-def _range(shift: float, q: float, steps: int, remove: bool) -> tuple[float, float]:
+def loss_range(shift: float, q: float, steps: int, remove: bool) -> tuple[float, float]:
     """The losses of one step, but for exp(-TAIL) / (2 steps) of P at either end."""
     far = -float(special.ndtri_exp(-TAIL - np.log(2 * steps)))
     ends = np.array([-far + (shift if remove and q == 1 else 0), far + (shift if remove else 0)])
@@ -135,7 +135,7 @@ def _tails(losses: Array, shift: float, q: float, remove: bool) -> tuple[Array, 
         return special.ndtr(x), np.logaddexp(*mixed)
 
 
-def _one_step(
+def one_step(
     shift: float, q: float, interval: float, edges: tuple[int, int], remove: bool
 ) -> tuple[Array, float]:
     """Mass of one step on the grid, and at infinity: never lower losses than the true ones."""
@@ -209,7 +209,7 @@ def _power(mass: Array, lowest: int, steps: int, first: int, last: int) -> tuple
     return np.maximum(0.0, total[: last - first + 1]), min(entrywise, normwise) + back
 
 
-def _hockey(mass: Array, beyond: float, interval: float) -> Array:
+def hockey_stick(mass: Array, beyond: float, interval: float) -> Array:
     """At each grid point delta, the sum of P(loss > t) e^(l - t) over t above l, all positive."""
     from scipy.signal import lfilter
 

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 import zipfile
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 from leakbound.data.images import Entry, collect, file_within_limit, is_image
-from leakbound.data.raw import Options, Raw, take, within_limit
-
-_DAMAGE = (
-    zipfile.BadZipFile,
-    EOFError,
-    NotImplementedError,
-    RuntimeError,
-    UnicodeDecodeError,
-    struct.error,
-    zlib.error,
-)
+from leakbound.data.raw import Options, Raw, within_limit
+from leakbound.tensors.archive import open_archive, open_member, take
 
 
 def read_zip(path: Path, options: Options) -> Raw:
@@ -44,37 +30,6 @@ def read_zip(path: Path, options: Options) -> Raw:
                 entries.append((name, partial(_read, archive, member)))
         within_limit(f"the images of archive {str(path)!r}", total)
         return collect(entries, options)
-
-
-@contextmanager
-def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """A zip archive to read from; damage becomes a ValueError."""
-    if not path.is_file():
-        raise ValueError(f"file {str(path)!r} does not exist or is no file; check the path")
-    try:
-        archive = zipfile.ZipFile(path)
-    except _DAMAGE as error:
-        raise ValueError(f"{str(path)!r} is not a zip archive or is damaged") from error
-    with archive:
-        yield archive
-
-
-@contextmanager
-def open_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[IO[bytes]]:
-    """A file of the archive as a stream that gives no more than the archive declares.
-
-    Only stored and deflated files are read: Python unpacks the other methods without a bound.
-    """
-    name = member.filename
-    if member.flag_bits & 1:
-        raise ValueError(f"{name!r} in the archive is encrypted; save it without a password")
-    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f"{name!r} in the archive is not deflated; save it as an ordinary zip")
-    try:
-        with archive.open(member) as stream:
-            yield stream
-    except _DAMAGE as error:
-        raise ValueError(f"{name!r} in the archive is damaged; save the archive again") from error
 
 
 def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytearray:

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from leakbound.data.raw import Options, Raw, Stream, numbered, take, within_limit
+from leakbound.data.raw import Options, Raw, numbered, within_limit
+from leakbound.tensors.archive import Stream, take
 
 _UNSIGNED_BYTE = 0x08
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import math
 import zipfile
 from pathlib import Path
 
@@ -11,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakbound.data.archive import open_archive, open_member
-from leakbound.data.raw import Options, Raw, numbered, take, within_limit
+from leakbound.data import raw
+from leakbound.data.raw import Options, Raw, numbered
+from leakbound.tensors.archive import open_archive, read_array
 
 _IMAGES = ("inputs", "x", "images")
 _LABELS = ("labels", "y")
-_HEADER = 12_000
 
 Array = np.ndarray
 
@@ -50,37 +48,14 @@ def _array(archive: zipfile.ZipFile, names: tuple[str, ...]) -> Array:
             "give exactly one"
         )
     member = found[0]
-    with open_member(archive, member) as stream:
-        head = take(stream, _HEADER)
-        shape, fortran, dtype, start = _header(member.filename, head)
-        declared = math.prod(shape) * dtype.itemsize
-        if declared != member.file_size - start:
-            raise ValueError(
-                f"{member.filename!r} declares shape {shape} of {dtype}, {declared} bytes, "
-                f"but holds {member.file_size - start}; save it again"
-            )
-        within_limit(f"array {member.filename!r}", declared)
-        data = head[start:] + take(stream, declared)
-    if len(data) != declared:
-        raise ValueError(f"{member.filename!r} is truncated; save it again")
-    return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
-
-
-def _header(name: str, head: bytearray) -> tuple[tuple[int, ...], bool, np.dtype, int]:
-    stream = io.BytesIO(head)
-    try:
-        version = np.lib.format.read_magic(stream)
-        if version == (1, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-        else:
-            shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
-    except Exception as error:  # a header is Python text: parsing it can raise nearly anything
-        raise ValueError(f"{name!r} has no readable array header; save it with np.savez") from error
-    if dtype.kind not in "uif":
-        raise ValueError(f"{name!r} holds values of type {dtype}; give whole numbers or floats")
-    if not shape or min(shape) < 1:
-        raise ValueError(f"{name!r} has shape {shape}; it holds no image: give at least one")
-    return shape, fortran, dtype, stream.tell()
+    array = read_array(archive, member, raw.MAX_BYTES)
+    if array.dtype.kind == "b":
+        raise ValueError(f"{member.filename!r} holds values of type bool; give whole numbers")
+    if not array.shape or min(array.shape) < 1:
+        raise ValueError(
+            f"{member.filename!r} has shape {array.shape}; it holds no image: give at least one"
+        )
+    return array
 
 
 def _images(array: Array) -> Tensor:

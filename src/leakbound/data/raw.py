@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from leakbound.tensors.archive import take
 
 MAX_BYTES = 4 << 30
 """The most memory that one data set, or one file of it, may take."""
@@ -17,7 +18,6 @@ MAX_BYTES = 4 << 30
 MAX_CLASSES = 100_000
 """The most classes that labels may name."""
 
-_CHUNK = 1 << 20
 _LUMA = (0.299, 0.587, 0.114)
 
 
@@ -78,13 +78,6 @@ class Raw:
     writer_names: tuple[str, ...] = ()
 
 
-class Stream(Protocol):
-    """What bytes are read from."""
-
-    def read(self, size: int, /) -> bytes:
-        """Up to `size` bytes, none at the end."""
-
-
 def within_limit(what: str, size: int) -> None:
     """Refuse what would take more than `MAX_BYTES`."""
     if size > MAX_BYTES:
@@ -92,14 +85,6 @@ def within_limit(what: str, size: int) -> None:
             f"{what} takes {size / 2**30:.1f} GiB; the limit is {MAX_BYTES / 2**30:.1f} GiB: "
             "give a smaller limit or size, or fewer images"
         )
-
-
-def take(stream: Stream, most: int) -> bytearray:
-    """Read up to `most` bytes, in chunks: memory follows what is there, not what is declared."""
-    data = bytearray()
-    while len(data) < most and (chunk := stream.read(min(_CHUNK, most - len(data)))):
-        data += chunk
-    return data
 
 
 def read_file(path: Path) -> bytearray:

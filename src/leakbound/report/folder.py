@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leakbound.report import captured
+
 SCHEMAS = frozenset({1})
 STATUSES = ("ok", "not_applicable", "failed")
 ON_AVERAGE = "protected on average"
@@ -194,7 +196,8 @@ def _check_cell(record: Record) -> None:
     _check_word("status", record["status"], STATUSES)
     if record.get("verdict") is not None:
         _check_word("verdict", record["verdict"], VERDICTS)
-    if record["status"] == "ok":
+    captured.check(record, _check_optional)
+    if record["status"] == "ok" and captured.told(record):
         _check_fields(record, _OK)
         for table in (record["metrics"], record["blind"]):
             for name, values in table.items():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from leakbound.report import tables
+from leakbound.report.captured import Capture, capture_of
 from leakbound.report.folder import Picture, Record, Run
 
 IMAGE_SIDE = 64
@@ -38,6 +39,7 @@ class Entry:
     picture: Picture | None
     scale: int
     columns: tuple[Record, ...] = ()
+    captured: Capture | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ class Card:
     seed: int
     entries: tuple[Entry, ...]
     cost: tuple[float | None, float | None]
+
+    @property
+    def captured(self) -> Capture | None:
+        """The captured update that is attacked, where it is none of the audit's own."""
+        return self.entries[0].captured
 
 
 def gallery_of(run: Run, names: tables.Names, *, images: bool) -> list[Card]:
@@ -98,11 +105,12 @@ def _entry(
     picture: Picture | None,
 ) -> Entry:
     fine = cell["status"] == "ok"
-    values = cell["metrics"]["psnr"] if fine else []
+    values = (cell["metrics"] or {}).get("psnr", []) if fine else []
     hits = tables.reaches(cell) if fine else []
     truth, leak_map = shared.get("truth"), shared.get("leak_map")
     strip = picture or truth or leak_map
-    wide = strip.width / max(len(values), 1) if strip else IMAGE_SIDE
+    count = len(values) or (cell["batch_size"] if fine and cell["metrics"] is None else 1)
+    wide = strip.width / count if strip else IMAGE_SIDE
     return Entry(
         attack=names.attack(cell),
         status=cell["status"],
@@ -114,6 +122,7 @@ def _entry(
         leak_map=leak_map,
         picture=picture,
         scale=max(1, round(IMAGE_SIDE / wide)),
+        captured=capture_of(cell),
     )
 
 

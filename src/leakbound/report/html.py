@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from leakbound.report import floors, strength_table, tables
+from leakbound.report import captured, floors, strength_table, tables
 from leakbound.report.folder import ON_AVERAGE, VERDICTS, Record, Run, read
 from leakbound.report.gallery import gallery_of
 
@@ -72,6 +72,7 @@ def render(run: Run, *, images: bool = True) -> str:
         "plain": tables.plain,
         "listing": listing,
         "plural": plural,
+        "explained": captured.share,
     }
     return environment.get_template("report.html.j2").render(_context(run, images)) + "\n"
 
@@ -154,6 +155,8 @@ def _context(run: Run, images: bool) -> dict[str, Any]:
         "failed": [cell for cell in cells if cell["status"] == "failed"],
         "untrained": [unit for unit in run.trainings if unit["status"] == "failed"],
         "inapplicable": _inapplicable(cells, names),
+        "captured": captured.rows(cells, names.attack),
+        "untold": any(not captured.told(cell) for cell in cells),
         "defenses": _defenses(cells),
         "labels_hidden": any(not cell["threat"].get("labels_known") for cell in cells),
         "utility": tables.utility(run.trainings, names),

@@ -154,7 +154,7 @@ def rounds_of(cells: Mapping[str, Iterable[Record]]) -> Rounds:
 
 def ran(cell: Record | None) -> bool:
     """Whether a cell has a number for every image."""
-    if cell is None or cell["status"] != "ok" or not cell["metrics"]["psnr"]:
+    if cell is None or cell["status"] != "ok" or not (cell["metrics"] or {}).get("psnr"):
         return False
     return None not in (*cell["metrics"]["psnr"], *cell["blind"]["psnr"])
 

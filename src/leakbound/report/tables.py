@@ -165,7 +165,12 @@ def share(hits: int, n: int) -> Share | None:
 
 
 def reaches(cell: Record) -> list[bool]:
-    """Per image: it reaches the cell's threshold and beats the guess that saw no update."""
+    """Per image: it reaches the cell's threshold and beats the guess that saw no update.
+
+    Nothing where the truth is not known.
+    """
+    if cell["metrics"] is None:
+        return []
     metric, limit = cell["threshold"]["metric"], cell["threshold"]["value"]
     sign = -1 if metric in LOWER_IS_BETTER else 1
     values = cell["metrics"].get(metric) or []
@@ -345,7 +350,7 @@ def _utility(units: list[Record]) -> Utility:
 
 
 def _images(cells: Iterable[Record]) -> list[float]:
-    return _defined(value for cell in cells for value in cell["metrics"]["psnr"])
+    return _defined(v for cell in cells for v in (cell["metrics"] or {}).get("psnr", ()))
 
 
 def _defined(values: Iterable[float | None]) -> list[float]:

@@ -1,0 +1,368 @@
+"""Steps of several settings together: both edges and epsilon where noise or rate changed.
+
+A history is a list of (noise multiplier, sampling rate, steps). Given how many steps of each kind
+hold the record, all is Gaussian. Where the attacker does not see which steps do, the privacy loss
+is composed on one grid for all kinds, with every error on the side of more risk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from scipy import fft, optimize, special, stats
+
+from leakbound.bounds.conversions import log_delta
+from leakbound.bounds.from_scratch import exact
+from leakbound.bounds.law import Array, least_where
+from leakbound.bounds.privacy_loss import (
+    COARSEST,
+    POINTS,
+    RESOLUTION,
+    TAIL,
+    UNIT,
+    WIDEST,
+    Curve,
+    hockey_stick,
+    loss_range,
+    one_step,
+)
+
+Part = tuple[float, float, int]
+"""Noise multiplier, sampling rate, steps."""
+MOST = 16
+"""Kinds of steps that are composed; more are first merged, each merge towards more risk."""
+LIGHT, STEP = 1e-17, 1e-3
+"""Mass of a value that a lower edge leaves out, and the ratio to which it rounds values down."""
+WHOLE = 100.0
+"""Width, in logarithms, from which all kinds are one."""
+CELLS = 2**13
+"""Cells of the grid on which weighted numbers of sightings are added up."""
+DUST = 1e-15
+"""Mass of numbers of sightings left out at either end of a kind: success for the upper edge, and
+failure for the lower."""
+
+
+def merged(history: Sequence[Part], most: int = MOST, *, more: bool = True) -> list[Part]:
+    """At most so many kinds of steps, which leak at least (or with `more` False, at most) as much.
+
+    Kinds that are near each other become one, of their least noise and highest rate, or of their
+    most noise and lowest rate. More noise is post-processing of less; a lower rate too, as
+    replacing the answer by one without the record with probability 1 - q / q' makes q out of q'.
+
+    Example:
+        >>> merged([(1.0, 0.01, 5), (2.0, 0.02, 5), (1.0, 0.01, 7)], most=1)
+        [(1.0, 0.02, 17)]
+    """
+    width = 1e-9
+    while True:
+        kinds: dict[tuple[int, int], list[Part]] = {}
+        for part in history:
+            noise, rate, _ = part
+            level = -(2**31) if noise == 0 else math.floor(math.log(noise) / width)
+            key = (level, math.floor(math.log(rate) / width)) if width < WHOLE else (0, 0)
+            kinds.setdefault(key, []).append(part)
+        if len(kinds) <= most:
+            return sorted(_one_kind(own, more) for own in kinds.values())
+        width = max(2 * width, 1e-3)
+
+
+def _one_kind(parts: list[Part], more: bool) -> Part:
+    noises, rates, counts = zip(*parts, strict=True)
+    ends = (min(noises), max(rates)) if more else (max(noises), min(rates))
+    return *ends, sum(counts)
+
+
+def sums(parts: Sequence[Part], weights: Sequence[float], *, up: bool) -> tuple[Array, Array]:
+    """Values and masses of sum_i w_i k_i, k_i ~ Binom(T_i, q_i), rounded up or down to a grid.
+
+    One grid for each heaviest kind that has a sighting, so that light kinds are not drowned by the
+    cells of heavy ones. No sighting at all is exactly 0. At most `_lost` of the mass is left out.
+    """
+    order = sorted(range(len(parts)), key=lambda i: -weights[i])
+    values, masses, none = [], [], 1.0
+    for at, heaviest in enumerate(order):
+        _, rate, steps = parts[heaviest]
+        free = [_sightings(parts[i]) for i in order[at + 1 :]]
+        k, chances = _sightings(parts[heaviest])
+        rows = [(k[k > 0] * weights[heaviest], chances[k > 0] * none)]
+        rows += [
+            (count * weights[i], mass)
+            for i, (count, mass) in zip(order[at + 1 :], free, strict=True)
+        ]
+        value, mass = _added(rows, up=up)
+        values.append(value)
+        masses.append(mass)
+        none *= (1 - rate) ** steps
+    mass = np.concatenate([*masses, [none]])
+    return np.concatenate([*values, [0.0]]), mass / max(1.0, float(mass.sum()))
+
+
+def _sightings(part: Part) -> tuple[Array, Array]:
+    _, rate, steps = part
+    low, high = stats.binom(steps, rate).ppf([DUST, 1 - DUST])
+    k = np.arange(max(0.0, low - 1), min(steps, high + 1) + 1)
+    return k, np.asarray(stats.binom.pmf(k, steps, rate))
+
+
+def _added(rows: Sequence[tuple[Array, Array]], *, up: bool) -> tuple[Array, Array]:
+    """The law of a sum of independent values, each rounded to one grid."""
+    cell = sum(float(values[-1]) for values, _ in rows) / CELLS
+    turn = np.ceil if up else np.floor
+    mass = np.ones(1)
+    for values, chances in rows:
+        own = np.bincount(turn(values / cell).astype(int), weights=chances)
+        mass = np.convolve(mass, own)
+    return np.arange(len(mass)) * cell, mass
+
+
+def _lost(parts: Sequence[Part], mass: Array) -> float:
+    """Mass that `sums` may have left out."""
+    return max(0.0, 1 - float(mass.sum())) + 4 * DUST * len(parts) ** 2
+
+
+def _thinned(value: Array, mass: Array) -> tuple[Array, Array]:
+    """Fewer values, none larger than before: for a lower edge, which takes long at each."""
+    kept = (mass > LIGHT) & (value > 0)
+    place, inverse = np.unique(np.floor(np.log(value[kept]) / STEP), return_inverse=True)
+    found = np.bincount(inverse, weights=mass[kept])
+    rest = float(mass[value == 0].sum())
+    return np.concatenate([[0.0], np.exp(place * STEP)]), np.concatenate([[rest], found])
+
+
+def visible_upper(parts: Sequence[Part], log_kappa: float) -> float:
+    """Most success where the attacker sees which steps hold the record.
+
+    The mean over the numbers of sightings of Phi(Phi^-1(kappa) + sqrt(sum_i k_i / noise_i^2)).
+
+    Example:
+        >>> round(visible_upper([(1.0, 1.0, 1), (2.0, 1.0, 4)], np.log(0.1)), 3)
+        0.553
+    """
+    if log_kappa == 0:
+        return 1.0
+    if any(noise == 0 for noise, *_ in parts):
+        bare = [part for part in parts if part[0] > 0]
+        none = float(np.prod([(1 - q) ** t for noise, q, t in parts if noise == 0]))
+        rest = visible_upper(bare, log_kappa) if bare else math.exp(log_kappa)
+        return min(1.0, 1 - none + none * rest)
+    value, mass = sums(parts, [noise**-2.0 for noise, *_ in parts], up=True)
+    reached = np.exp(special.log_ndtr(special.ndtri_exp(log_kappa) + np.sqrt(value)))
+    left = _lost(parts, mass)
+    reached = np.where(value == 0, math.exp(log_kappa), reached)
+    return min(1.0, float(mass @ reached) + left)
+
+
+def visible_lower(parts: Sequence[Part], *, dim: int, eta: float, norm: float) -> float:
+    """What the linear trap attains that averages the steps which hold the record, best weighted."""
+    if any(noise == 0 for noise, *_ in parts):
+        return _some_without_noise(parts, dim, eta, norm)
+    value, mass = _thinned(*sums(parts, [noise**-2.0 for noise, *_ in parts], up=False))
+    with np.errstate(divide="ignore"):
+        noise = 1 / np.sqrt(value)
+    return float(mass @ np.asarray(exact(noise, dim=dim, eta=eta, norm=norm)))
+
+
+def hidden_lower(parts: Sequence[Part], *, dim: int, eta: float, norm: float) -> float:
+    """What the linear trap attains that adds up all steps, each kind weighted by q / noise^2."""
+    if any(noise == 0 for noise, *_ in parts):
+        return _some_without_noise(parts, dim, eta, norm)
+    weights = [rate / noise**2 for noise, rate, _ in parts]
+    weights = [w / max(weights) for w in weights]
+    spread = math.sqrt(
+        sum(t * (w * noise) ** 2 for w, (noise, _, t) in zip(weights, parts, strict=True))
+    )
+    value, mass = _thinned(*sums(parts, weights, up=False))
+    with np.errstate(divide="ignore"):
+        noise = spread / value
+    return float(mass @ np.asarray(exact(noise, dim=dim, eta=eta, norm=norm)))
+
+
+def _some_without_noise(parts: Sequence[Part], dim: int, eta: float, norm: float) -> float:
+    """Steps without noise alone: a record in one of them is read off, else it is guessed."""
+    none = float(np.prod([(1 - q) ** t for noise, q, t in parts if noise == 0]))
+    return 1 - none + none * float(exact(np.inf, dim=dim, eta=eta, norm=norm))
+
+
+def hidden_curve(parts: Sequence[Part], remove: bool = True) -> Curve | None:
+    """`_curve`, kept for the next question."""
+    return _curve(tuple(parts), remove)
+
+
+@lru_cache(maxsize=8)
+def _curve(parts: tuple[Part, ...], remove: bool) -> Curve | None:
+    """delta(epsilon) of all steps, never below the truth; None where no grid is fine enough.
+
+    `bounds.privacy_loss.curve` for several kinds: one grid, the product of the spectra.
+
+    Args:
+        parts: the kinds of steps.
+        remove: P with the record and Q without; else the reverse.
+
+    Source: Doroshenko et al. 2022 (connect the dots).
+    """
+    if any(not 1 / WIDEST < noise < WIDEST for noise, *_ in parts):
+        return None
+    count = sum(steps for *_, steps in parts)
+    ranges = [loss_range(1 / noise, rate, count, remove) for noise, rate, _ in parts]
+    spreads = [
+        rate * (math.sqrt(math.expm1(min(noise**-2, TAIL))) if remove else min(1 / noise, 1.0))
+        for noise, rate, _ in parts
+    ]
+    interval = min(math.sqrt(8 * RESOLUTION / count), min(spreads) / 20)
+    interval = max(interval, max(high - low for low, high in ranges) / POINTS)
+    for _ in range(4):
+        if count * interval**2 / 8 > COARSEST:
+            return None
+        edges = [(math.floor(a / interval), math.ceil(b / interval)) for a, b in ranges]
+        rows = [
+            one_step(1 / noise, rate, interval, edge, remove)
+            for (noise, rate, _), edge in zip(parts, edges, strict=True)
+        ]
+        laws = [(mass, edge[0]) for (mass, _), edge in zip(rows, edges, strict=True)]
+        counts = [steps for *_, steps in parts]
+        first, last = _window(laws, counts, interval)
+        if last - first < POINTS:
+            break
+        interval *= 1.05 * (last - first) / POINTS
+    else:
+        return None
+    total, slack = _product(laws, counts, first, last)
+    lost = sum(t * math.log1p(-beyond) for t, (_, beyond) in zip(counts, rows, strict=True))
+    infinite = -math.expm1(lost) + math.exp(-TAIL)
+    sizes = [
+        1 + max(abs(a), abs(b)) + noise**-2 - math.log(rate)
+        for (a, b), (noise, rate, _) in zip(ranges, parts, strict=True)
+    ]
+    drift = 16 * UNIT * sum(t * size for t, size in zip(counts, sizes, strict=True))
+    return Curve(first * interval + drift, interval, hockey_stick(total, infinite, interval), slack)
+
+
+def _window(laws: list[tuple[Array, int]], counts: list[int], interval: float) -> tuple[int, int]:
+    """Grid places that hold the sum of all steps but for exp(-TAIL) on either side (Chernoff)."""
+    kinds = []
+    for mass, lowest in laws:
+        kept = mass > 0
+        kinds.append(((lowest + np.flatnonzero(kept)) * interval, mass[kept]))
+    spread = interval + math.sqrt(
+        sum(
+            t * float((losses - losses @ weights) ** 2 @ weights)
+            for t, (losses, weights) in zip(counts, kinds, strict=True)
+        )
+    )
+    ends = []
+    for sign in (-1.0, 1.0):
+        tops = [float(np.max(sign * losses)) for losses, _ in kinds]
+
+        def reach(log_tilt: float, sign: float = sign, tops: list[float] = tops) -> float:
+            tilt = math.exp(log_tilt)
+            logs = [
+                t * math.log(float(np.exp(tilt * (sign * losses - top)) @ weights))
+                for t, top, (losses, weights) in zip(counts, tops, kinds, strict=True)
+            ]
+            return (sum(logs) + TAIL) / tilt
+
+        bounds = math.log(1e-3 / spread), math.log(1e2 / spread)
+        found = optimize.minimize_scalar(
+            reach, bounds=bounds, method="bounded", options={"xatol": 0.05, "maxiter": 20}
+        )
+        highest = sum(t * top for t, top in zip(counts, tops, strict=True))
+        ends.append(highest + min(0.0, float(found.fun)))
+    return math.floor(-ends[0] / interval) - 1, math.ceil(ends[1] / interval) + 1
+
+
+def _product(
+    laws: list[tuple[Array, int]], counts: list[int], first: int, last: int
+) -> tuple[Array, float]:
+    """The law of the sum of all steps on [first, last], and the most that rounding moved in it.
+
+    As `privacy_loss._power`, whose bound on one kind's transform is added up over the kinds: with
+    all other factors of magnitude 1 at most, an error of one of them moves the product by no more.
+    """
+    length = int(fft.next_fast_len(last - first + 1, real=True))
+    error = (np.log2(length) + 1) * 8 * UNIT
+    wraps, spectra = [], []
+    for mass, _ in laws:
+        wide = np.zeros(-(-len(mass) // length) * length)
+        wide[: len(mass)] = mass
+        wraps.append(wide.reshape(-1, length).sum(0))
+        spectra.append(fft.rfft(wraps[-1]))
+    total = np.ones_like(spectra[0])
+    sizes = np.zeros(len(total))
+    logs = []
+    for spectrum, count in zip(spectra, counts, strict=True):
+        total = total * _power(spectrum, count)
+        with np.errstate(divide="ignore"):
+            logs.append(np.log(np.minimum(np.abs(spectrum) + error, 1 + error)))
+        sizes += count * logs[-1]
+    slack = 0.0
+    for wrapped, count, log in zip(wraps, counts, logs, strict=True):
+        near = float(np.exp(sizes - log).sum())
+        each = (error + 4 * UNIT) * (count + 1)
+        slack += min(2 * near * each, math.sqrt(length) * float(np.linalg.norm(wrapped)) * each)
+    slack += float(error * np.sqrt(2 * float((np.abs(total) ** 2).sum())))
+    lowest = sum(t * low for t, (_, low) in zip(counts, laws, strict=True))
+    law = np.roll(fft.irfft(total, length), -((first - lowest) % length))
+    return np.maximum(0.0, law[: last - first + 1]), slack
+
+
+def _power(base: Array, count: int) -> Array:
+    power = np.ones_like(base)
+    while count:
+        power = power * base if count & 1 else power
+        count >>= 1
+        base = base * base if count else base
+    return power
+
+
+def hidden_upper(parts: Sequence[Part], log_kappa: float) -> float:
+    """Most success where the attacker does not see which steps hold the record.
+
+    Example:
+        >>> parts = [(1.0, 0.01, 500), (2.0, 0.02, 500)]
+        >>> hidden_upper(parts, np.log(1e-3)) < visible_upper(parts, np.log(1e-3))
+        True
+    """
+    found = visible_upper(parts, log_kappa)
+    composed = None if log_kappa in (0, -math.inf) else hidden_curve(parts)
+    return found if composed is None else min(found, float(composed.gamma(np.array(log_kappa))))
+
+
+def epsilon(parts: Sequence[Part], delta: float, *, visible: bool) -> float:
+    """The epsilon that goes with delta for all steps, adding or removing a record.
+
+    Example:
+        >>> round(epsilon([(2.0, 1.0, 2), (2.0, 1.0, 2)], 1e-5, visible=True), 2)
+        4.38
+    """
+    if any(noise == 0 for noise, *_ in parts):
+        none = float(np.prod([(1 - q) ** t for noise, q, t in parts if noise == 0]))
+        bare = [part for part in parts if part[0] > 0]
+        if 1 - none >= delta:
+            return math.inf
+        return epsilon(bare, delta - (1 - none), visible=visible) if bare else 0.0
+    value, mass = sums(parts, [noise**-2.0 for noise, *_ in parts], up=True)
+    left = _lost(parts, mass)
+    gain = np.sqrt(value)
+
+    def holds(level: Array) -> Array:
+        found = left + mass @ np.exp(log_delta(gain, level))
+        return np.asarray(found <= delta)
+
+    high = 1.0
+    while not holds(np.array(high)) and high < 1e12:
+        high *= 2
+    found = float(least_where(holds, np.array(0.0), np.array(high)))
+    curves = [] if visible else [hidden_curve(parts), hidden_curve(parts, remove=False)]
+    if not curves or None in curves:
+        return found
+
+    def sampled(level: Array) -> Array:
+        worst = np.maximum(*(np.asarray(c.at(level)) for c in curves if c is not None))
+        return np.asarray(worst <= delta)
+
+    if not sampled(np.array(found)):
+        return found
+    return float(least_where(sampled, np.array(0.0), np.array(found)))

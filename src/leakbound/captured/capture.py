@@ -1,0 +1,216 @@
+"""An update as it was captured: its tensors, what is known of it, and which kind it is."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leakbound import check, tensors
+from leakbound.captured.folder import BEFORE, KINDS, PREFIX, updates_in
+from leakbound.tensors import Named
+
+Given = Path | str | Mapping[str, Any] | Sequence[Any]
+"""A file, tensors (or arrays) by name, or a list of them in the model's order."""
+
+ALIKE = 0.5
+"""From this cosine with the weights before, at a length within a factor of 2, an update is taken
+for weights."""
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """One client's update of one round, as a server or an eavesdropper holds it.
+
+    Attributes:
+        name: what messages and records call it.
+        kind: "gradient", "delta" (after - before) or "weights" (after).
+        update: its tensors by name.
+        before: the weights that the client was sent; None where they are the model's own.
+        about: what its file says of it, without the prefix `leakbound.`.
+        notes: what was taken for granted, in sentences.
+    """
+
+    name: str
+    kind: str
+    update: Named
+    before: Named | None = None
+    about: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hex digits of the tensors and the kind."""
+        return _digest(self.kind, self.update, self.before)
+
+    def number(self, name: str) -> float | None:
+        """A number of the metadata; None where it is not there.
+
+        Raises:
+            ValueError: text that is no finite number above 0.
+        """
+        if name not in self.about:
+            return None
+        try:
+            value = float(self.about[name])
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(
+                f"{self.name}: its metadata say that {name} is {self.about[name][:60]!r}; give "
+                f"{name} as an option, a number above 0"
+            )
+        return value
+
+    def whole(self, name: str) -> int | None:
+        """A whole number of the metadata; None where it is not there."""
+        value = self.number(name)
+        if value is not None and value != int(value):
+            raise ValueError(f"{self.name}: its metadata say that {name} is {value:g}; no count")
+        return None if value is None else int(value)
+
+
+def load(update: Given, before: Given | None = None, *, kind: str = "auto") -> Capture:
+    """An update from a file or from memory, with the weights that the client was sent.
+
+    Args:
+        update: a .safetensors or .npz file, tensors by name, or a list of arrays in the order of
+            the model's state dict.
+        before: the weights before. Of a file that `leakbound capture` wrote they are found beside
+            it; None takes the model's own weights later.
+        kind: "gradient" (of the weights before), "delta" (after - before), "weights" (after), or
+            "auto": what the file's metadata say, else weights where the update lies near the
+            weights before.
+
+    Raises:
+        ValueError: files that cannot be read, a kind that cannot be told, an update that is equal
+            to the weights before or zero.
+
+    Example:
+        >>> before = {"w": torch.ones(3)}
+        >>> load({"w": torch.tensor([0.9, 1.0, 1.1])}, before).kind
+        'weights'
+        >>> load({"w": torch.tensor([0.1, -0.3, 0.1])}, before)
+        Traceback (most recent call last):
+        ...
+        ValueError: kind is 'auto', and update is not near the weights before: a gradient and a \
+change of the weights look alike; give kind: gradient or delta (or weights, if they moved far)
+    """
+    check.one_of(("auto", *KINDS), kind=kind)
+    named, about, name = _tensors(update, "update")
+    if before is None and isinstance(update, Path | str):
+        beside = Path(update).parent / BEFORE
+        before = beside if PREFIX + "kind" in about and beside.is_file() else None
+    start = None if before is None else _tensors(before, "before")[0]
+    known = {k.removeprefix(PREFIX): v for k, v in about.items() if k.startswith(PREFIX)}
+    notes: list[str] = []
+    if kind == "auto":
+        kind = _kind(known, named, start, name, notes)
+    _check_change(named, start, kind, name)
+    return Capture(name, kind, named, start, known, tuple(notes))
+
+
+def load_all(
+    folder: Path, before: Given | None = None, *, kind: str = "auto", round: int | None = None
+) -> list[Capture]:
+    """Every update of a folder that `leakbound capture` wrote, or of one of its rounds.
+
+    Raises:
+        ValueError: a folder without updates, or without that round; what `load` refuses.
+    """
+    found = updates_in(Path(folder))
+    if round is not None:
+        rounds = sorted({number for number, *_ in found})
+        found = [row for row in found if row[0] == round]
+        if not found:
+            raise ValueError(f"round is {round}; {str(folder)!r} holds the rounds {rounds}")
+    return [load(path, before, kind=kind) for _, _, path in found]
+
+
+def _tensors(given: Given, what: str) -> tuple[dict[str, Tensor], dict[str, str], str]:
+    if isinstance(given, Path | str):
+        path = Path(given)
+        if path.is_dir():
+            raise ValueError(f"{what} is {str(path)!r}, a folder; give one file of it")
+        named, about = tensors.read(path)
+        return named, about, path.name
+    rows = given.items() if isinstance(given, Mapping) else enumerate(given)
+    return {str(key): _tensor(value, f"{what}[{key!r}]") for key, value in rows}, {}, what
+
+
+def _tensor(value: Any, what: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach()
+    import numpy as np
+
+    array = np.asarray(value)
+    if array.dtype.kind not in "uifb":
+        raise ValueError(f"{what} holds values of type {array.dtype}; give numbers")
+    return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))
+
+
+def _kind(
+    about: Mapping[str, str], update: Named, before: Named | None, name: str, notes: list[str]
+) -> str:
+    if "kind" in about:
+        check.one_of(KINDS, kind=about["kind"])
+        return about["kind"]
+    if before is None:
+        raise ValueError(
+            f"kind is 'auto', and {name} says nothing of its kind; give kind (gradient, delta or "
+            "weights) and the weights before"
+        )
+    a, b = (_floats(both) for both in _shared(update, before))
+    long = float(a.norm()), float(b.norm())
+    cosine = float(a @ b) / max(long[0] * long[1], 1e-300)
+    if cosine > ALIKE and long[0] < 2 * long[1] < 4 * long[0]:
+        notes.append(
+            f"taken for the weights after training: cosine {cosine:.4f} with the weights before"
+        )
+        return "weights"
+    raise ValueError(
+        f"kind is 'auto', and {name} is not near the weights before: a gradient and a change "
+        "of the weights look alike; give kind: gradient or delta (or weights, if they moved far)"
+    )
+
+
+def _check_change(update: Named, before: Named | None, kind: str, name: str) -> None:
+    if kind != "weights":
+        if not any(bool((v != 0).any()) for v in update.values() if v.is_floating_point()):
+            raise ValueError(f"{name} is zero everywhere; it holds no {kind}: capture it again")
+        return
+    if before is None:
+        return
+    a, b = _shared(update, before)
+    if a and all(torch.equal(x, y) for x, y in zip(a, b, strict=True) if x.is_floating_point()):
+        raise ValueError(
+            f"{name} and the weights before are identical: nothing was trained between them; give "
+            "the weights that the client was sent and those that it sent back"
+        )
+
+
+def _shared(update: Named, before: Named) -> tuple[list[Tensor], list[Tensor]]:
+    """The tensors of equal name and shape in both."""
+    keys = [k for k, v in update.items() if k in before and before[k].shape == v.shape]
+    return [update[k] for k in keys], [before[k] for k in keys]
+
+
+def _floats(parts: list[Tensor]) -> Tensor:
+    own = [p.double().reshape(-1) for p in parts if p.is_floating_point()]
+    return torch.cat(own) if own else torch.zeros(0, dtype=torch.float64)
+
+
+def _digest(kind: str, *parts: Named | None) -> str:
+    total = hashlib.sha256(kind.encode())
+    for named in parts:
+        for key, value in sorted((named or {}).items()):
+            total.update(f"{key}:{value.dtype}:{tuple(value.shape)}".encode())
+            flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            total.update(flat.numpy().tobytes())
+    return total.hexdigest()[:16]

@@ -1,0 +1,242 @@
+"""What an update tells of the training behind it, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from leakbound.attacks import FedAvgMatching, LinearInversion
+from leakbound.attacks.analytic import input_layer
+from leakbound.attacks.label_rules import LABEL_RULES, infer
+from leakbound.attacks.labels import last_layer
+from leakbound.client import gradient, layer_inputs
+from leakbound.random import stream
+from leakbound.types import Exact, NotApplicable, Observation, Task
+
+CANDIDATES = (1, 2, 5, 10, 20)
+MOST_STEPS = 64
+TRIAL = 60
+FITS = 1e-2
+"""A share of the update's norm that rounding may leave where a number of steps fits."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was told, read off the update, or assumed.
+
+    Attributes:
+        name: "batch size", "labels", "local steps", "learning rate" and the like.
+        value: as text.
+        how: where it comes from, a sentence.
+        sure: it was told, or follows from the update for certain.
+    """
+
+    name: str
+    value: str
+    how: str
+    sure: bool
+
+
+@dataclass(frozen=True)
+class Size:
+    """What the ranks of the linear layers' gradients say of the number of examples.
+
+    Attributes:
+        least: there were at least so many for certain.
+        likely: so many, where one layer's shape leaves room for more; None where none does.
+        layer: which layer says so.
+        products: examples times local steps are at least so many for certain.
+        room: the layer that says so has room for more, so that they are likely just so many.
+    """
+
+    least: int
+    likely: int | None
+    layer: str
+    products: int
+    room: bool = False
+
+
+def batch_size(
+    task: Task, row: Tensor, *, input_shape: tuple[int, ...], steps: int | None, rounding: float
+) -> Size:
+    """Bounds on the number of examples from the rank of the linear layers' gradients.
+
+    A linear layer's gradient is a sum of one outer product an example and local step; of the layer
+    that sees the input itself an example alone. So its rank is at most their number, and where the
+    rank is below what the layer's shape allows it is likely their number.
+
+    Args:
+        task: the model.
+        row: (P,) the update in gradient units.
+        input_shape: of one input.
+        steps: local steps; None if they are not known: then other layers than the input's own say
+            nothing of the examples alone, but where their rank is 1.
+        rounding: standard deviation of the entries' rounding, in gradient units.
+    """
+    parts, own = task.unflatten(row), _input_layer(task, input_shape)
+    least, products, layer, room = 1, 1, own or "", False
+    likely: dict[str, int] = {}
+    for name, rows in _rows_an_example(task, input_shape).items():
+        weight = parts[f"{name}.weight" if name else "weight"].double()
+        values = torch.linalg.svdvals(weight)
+        noise = 8 * rounding * (math.sqrt(weight.shape[0]) + math.sqrt(weight.shape[1]))
+        rank = int((values > max(1e-5 * float(values[0]), noise)).sum())
+        if math.ceil(rank / rows) >= products:
+            products, room = math.ceil(rank / rows), rank < min(weight.shape) - 1
+        known = name == own or steps is not None or rank <= rows
+        if not known or not rank:
+            continue
+        found = math.ceil(rank / rows / (1 if name == own else steps or 1))
+        if found > least:
+            least, layer = found, name
+        if rank < min(weight.shape) - 1:
+            likely[name] = found
+    if own in likely and steps is None:
+        return Size(least, likely[own], own or "", products, room)
+    if not likely or (products > 1 and steps is None) or max(likely.values()) < least:
+        return Size(least, None, layer, products, room)
+    best = max(likely, key=lambda name: likely[name])
+    return Size(least, likely[best], best, products, room)
+
+
+def labels(observation: Observation) -> tuple[Tensor | None, Finding]:
+    """Labels by the published rules, and how well they agree; None where no rule applies."""
+    found: dict[str, tuple[int, ...]] = {}
+    reasons: list[str] = []
+    for rule in LABEL_RULES:
+        try:
+            told = infer(rule, observation, stream(0, "captured", "labels", rule))
+        except NotApplicable as error:
+            reasons.append(error.reason)
+            continue
+        found[rule] = tuple(sorted(told.tolist()))
+    if not found:
+        reason = reasons[0] if reasons else "no rule applies"
+        return None, Finding("labels", "unknown", f"{reason}; give labels", False)
+    votes = Counter(found.values())
+    best = found.get("bias", votes.most_common(1)[0][0])
+    certain = _certain(observation)
+    agree = votes[best]
+    how = f"{agree} of {len(found)} rules agree (attacks.LABEL_RULES)"
+    if certain:
+        how += f"; classes {_listed(certain)} for certain, their bias gradients being negative"
+    sure = observation.examples == 1 and certain == best
+    value = _listed(best) if len(best) <= 64 else _listed(best[:64]) + ", ..."
+    return torch.tensor(best), Finding("labels", value, how, sure)
+
+
+def steps(observation: Observation, size: Size) -> Finding:
+    """How many local steps there were, tried one number after the other.
+
+    One example behind a layer that sees the input: that is read off in closed form, and training on
+    it is replayed. Otherwise a short search for each of a few numbers; the one that leaves least.
+
+    Args:
+        observation: of one local step; its task says the rate and the minibatches.
+        size: what the ranks say.
+    """
+    replayed = _replayed(observation)
+    if replayed is not None:
+        return replayed
+    part = min(observation.task.plan.batch_size or observation.examples, observation.examples)
+    epoch = math.ceil(observation.examples / part)
+    ranked = math.ceil(size.products / part)
+    least = max(epoch, ranked, _moved(observation))
+    if size.room and ranked == least:
+        how = "likely: the linear layers' gradients have the rank of so many steps"
+        return Finding("local steps", str(least), how, False)
+    tried = tuple(epoch * n for n in CANDIDATES if epoch * n >= least) or (least,)
+    count = tried[0]
+    if len(tried) > 1:
+        search = FedAvgMatching(candidates=tried, trial=TRIAL)
+        count = search.find_steps(observation, stream(0, "captured", "steps"))
+    how = (
+        f"the best of {_listed(tried)} by a short search each (at least {least}, by the gradients' "
+        "ranks and the last bias); give the number of local steps if you know it"
+    )
+    return Finding("local steps", str(count), how, False)
+
+
+def _moved(observation: Observation) -> int:
+    """At least so many steps: each moves an entry of the last bias by at most the rate."""
+    try:
+        layer = last_layer(observation)
+    except NotApplicable:
+        return 1
+    if layer.bias is None or not isinstance(observation.update.law, Exact):
+        return 1
+    return max(1, math.ceil(float(layer.bias.abs().max()) - 1e-4))
+
+
+def _replayed(observation: Observation) -> Finding | None:
+    if observation.examples != 1 or not isinstance(observation.update.law, Exact):
+        return None
+    source = stream(0, "captured", "replay")
+    try:
+        image = LinearInversion()(observation, source)
+        label = observation.labels
+        if label is None:
+            label = infer("bias", observation, source)
+    except NotApplicable:
+        return None
+    task, seen = observation.task, observation.update.rows[0]
+    rate, total = task.plan.learning_rate, torch.zeros_like(seen)
+    errors = []
+    for _ in range(MOST_STEPS):
+        moved = task.parameters - rate * total
+        total = total + gradient(task, image.inputs, label, moved).detach()
+        errors.append(float((total - seen).norm() / seen.norm()))
+    best = min(range(len(errors)), key=errors.__getitem__)
+    if errors[best] > FITS:
+        return None
+    how = (
+        f"training on the image that the first layer gives away, replayed: so many leave "
+        f"{errors[best]:.2g} of the update's norm"
+    )
+    return Finding("local steps", str(best + 1), how, True)
+
+
+def _certain(observation: Observation) -> tuple[int, ...]:
+    """Classes that occur for certain: a negative entry of the last bias of an exact release."""
+    try:
+        layer = last_layer(observation)
+    except NotApplicable:
+        return ()
+    exact = isinstance(observation.update.law, Exact) and observation.update.mask is None
+    if layer.bias is None or not exact or observation.threat.defense_known is False:
+        return ()
+    return tuple(int(k) for k in (layer.bias < -1e-6).nonzero().flatten())
+
+
+def _rows_an_example(task: Task, input_shape: tuple[int, ...]) -> dict[str, int]:
+    """Linear layers, and how many rows of each one example makes."""
+    names = [n for n, m in task.model.named_modules() if isinstance(m, nn.Linear)]
+    low, high = task.input_range
+    count = 2 if task.coupled else 1
+    probe = torch.linspace(low, high, count * math.prod(input_shape))
+    probe = probe.reshape(count, *input_shape).to(task.parameters)
+    found = {}
+    for name in names:
+        try:
+            with torch.no_grad():
+                inside = layer_inputs(task, probe, [name])[name]
+        except ValueError:  # called several times, or not with one tensor
+            continue
+        found[name] = max(1, inside.numel() // inside.shape[-1] // count)
+    return found
+
+
+def _input_layer(task: Task, input_shape: tuple[int, ...]) -> str | None:
+    try:
+        return input_layer(task, input_shape)
+    except NotApplicable:
+        return None
+
+
+def _listed(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,370 @@
+"""Attacks on captured updates, from files to records and a report."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leakbound import check, registry
+from leakbound.attacks import Attack, FedAvgMatching
+from leakbound.attacks.planted import Front
+from leakbound.audit import plan as plans
+from leakbound.audit.bench import one_line, one_thread
+from leakbound.audit.cells import SCHEMA
+from leakbound.audit.records import encode, write_atomically
+from leakbound.audit.run_file import versions
+from leakbound.captured.bounds import public_images
+from leakbound.captured.capture import Capture, Given, load
+from leakbound.captured.model import task_of
+from leakbound.captured.observe import Told, Understood, as_chain, understand
+from leakbound.captured.records import (
+    Case,
+    Made,
+    check_truth,
+    judged,
+    read_truth,
+    record_of,
+)
+from leakbound.defenses import Defense
+from leakbound.random import stream
+from leakbound.types import Batch, NotApplicable, Reconstruction
+
+OWN_DATA = "captured updates"
+ONE_STEP = ("linear_inversion", "inverting_gradients", "strong_matching")
+SMALL = ("inverting_gradients_large_steps",)
+SEVERAL_STEPS = ("linear_inversion", "inverting_gradients", "fed_avg_matching")
+MANY = ("linear_inversion", "inverting_gradients")
+FEW, LOTS = 8, 64
+"""Up to how many examples the longest search runs unasked, and beyond how many few attacks do."""
+PLANTED = ("robbing_the_fed", "linear_trap", "trap_weights")
+
+Watch = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What came out: one record an update and attack, the guesses, and where all was written.
+
+    Attributes:
+        records: in the audit's schema; `metrics` is None where the truth is not known.
+        understood: for each update what was read off it, and what was assumed.
+        answers: for each record what the attack rebuilt; None where it did not run.
+        folder: where records and report lie; None where nothing was written.
+    """
+
+    records: tuple[dict[str, Any], ...]
+    understood: tuple[Understood, ...]
+    answers: tuple[Reconstruction | None, ...]
+    folder: Path | None = None
+    page: Path | None = None
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many records ended with each verdict, as not applicable or as failed."""
+        ends = (r["verdict"] if r["status"] == "ok" else r["status"] for r in self.records)
+        return dict(sorted(Counter(ends).items()))
+
+    @property
+    def best(self) -> Reconstruction | None:
+        """The guess that explains most of its update, of all that explain some."""
+        found = [
+            ((r["capture"]["explained"] or {}).get("direction") or 0.0, -i, answer)
+            for i, (r, answer) in enumerate(zip(self.records, self.answers, strict=True))
+            if answer is not None and answer.problem is None
+        ]
+        return max(found, key=lambda row: row[:2])[2] if found else None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How updates are attacked, the same for all of a run.
+
+    Attributes:
+        attacks: by name, with their settings; None takes those that fit, cheap to strong.
+        defense: what the client is known to have applied to its update.
+        public: a data source (`leakbound list`) of the same kind of images.
+        threshold: PSNR in dB from which an image counts as rebuilt.
+        seed: of the attacks' own random starts.
+    """
+
+    input_shape: tuple[int, ...]
+    input_range: tuple[float, float] = (0.0, 1.0)
+    classes: int | None = None
+    attacks: tuple[plans.Spec, ...] | None = None
+    defense: Defense | None = None
+    public: str | None = None
+    threshold: float = 20.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.input_shape:
+            raise ValueError("input_shape is empty; give the shape of one input, such as 1,28,28")
+        for size in self.input_shape:
+            check.count(input_shape=size)
+        low, high = self.input_range
+        if not low < high:
+            raise ValueError(f"input_range is {self.input_range}; give low < high")
+        check.non_negative(seed=self.seed)
+        for spec in self.attacks or ():
+            plans.build_attack(spec)
+
+
+def attack(
+    capture: Capture | Given,
+    model: nn.Module,
+    *,
+    input_shape: Sequence[int],
+    before: Given | None = None,
+    kind: str = "auto",
+    examples: int | None = None,
+    labels: Sequence[int] | Tensor | None = None,
+    learning_rate: float | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    defense: Defense | None = None,
+    input_range: tuple[float, float] = (0.0, 1.0),
+    classes: int | None = None,
+    attacks: Sequence[str | plans.Spec] | None = None,
+    public: str | None = None,
+    truth: Batch | Path | str | None = None,
+    threshold: float = 20.0,
+    seed: int = 0,
+    out: Path | None = None,
+    name: str = "",
+    pictures: bool = True,
+    watch: Watch = lambda done, total, what: None,
+) -> Outcome:
+    """Attack one captured update: what `load` returned, or what it takes (with `before`, `kind`).
+
+    `model` is the architecture; its weights count only where the capture has none before. What is
+    known of the local training is as in `observe`, the rest as in `Settings`. `truth` is the true
+    batch or a file of it, which no attack sees. Records, pictures and report.html go into `out`;
+    None writes nothing. `name` is what they call the model, `watch` is called with (attacks done,
+    attacks in all, what runs now).
+
+    Raises:
+        ValueError: what cannot be read, does not fit, or must be given, by name.
+    """
+    known = capture if isinstance(capture, Capture) else load(capture, before, kind=kind)
+    specs = None
+    if attacks is not None:
+        specs = tuple(a if isinstance(a, plans.Spec) else plans.Spec(a) for a in attacks)
+    settings = Settings(
+        tuple(input_shape), input_range, classes, specs, defense, public, threshold, seed
+    )
+    told = Told(examples, labels, learning_rate, steps, batch_size)
+    return attack_all(
+        [known],
+        model,
+        settings,
+        told=told,
+        truth=truth,
+        out=out,
+        name=name,
+        pictures=pictures,
+        watch=watch,
+    )
+
+
+def attack_all(
+    captures: Sequence[Capture],
+    model: nn.Module,
+    settings: Settings,
+    *,
+    told: Told | None = None,
+    truth: Batch | Path | str | None = None,
+    out: Path | None = None,
+    name: str = "",
+    pictures: bool = True,
+    watch: Watch = lambda done, total, what: None,
+) -> Outcome:
+    """Attack several captured updates of one model; as `attack`.
+
+    Raises:
+        ValueError: as `attack`; a truth for more than one update.
+    """
+    if not captures:
+        raise ValueError("captures is empty; give at least one update")
+    if truth is not None and len(captures) > 1:
+        raise ValueError(f"truth is that of one update, and {len(captures)} were given; name one")
+    batch = read_truth(truth) if isinstance(truth, Path | str) else truth
+    title = name or type(model).__name__
+    with one_thread():
+        cases = [
+            _case(capture, at, model, settings, told or Told(), batch, title)
+            for at, capture in enumerate(captures)
+        ]
+        specs = [_attacks(settings, case.understood) for case in cases]
+        total, done = sum(map(len, specs)), 0
+        made: list[tuple[Made, Reconstruction | None]] = []
+        for case, chosen in zip(cases, specs, strict=True):
+            for spec in chosen:
+                watch(done, total, f"{spec.name} · {case.capture.name}")
+                made.append(_run(case, spec, settings.seed, pictures))
+                done += 1
+        watch(done, total, "writing the report" if out else "done")
+    outcome = Outcome(
+        tuple(m.record for m, _ in made),
+        tuple(case.understood for case in cases),
+        tuple(answer for _, answer in made),
+        pictures={k: v for m, _ in made for k, v in m.pictures.items()},
+    )
+    return outcome if out is None else _write(outcome, Path(out), cases, settings, pictures)
+
+
+def _case(
+    capture: Capture,
+    at: int,
+    model: nn.Module,
+    settings: Settings,
+    told: Told,
+    truth: Batch | None,
+    title: str,
+) -> Case:
+    bench = None
+    if settings.public is not None:
+        bench = public_images(settings.public, settings.input_shape, settings.input_range)
+    public = None if bench is None else bench.public
+    task, notes = task_of(
+        model,
+        capture,
+        input_shape=settings.input_shape,
+        input_range=settings.input_range,
+        classes=settings.classes,
+    )
+    known = replace(told, defense=settings.defense or told.defense)
+    understood = understand(capture, task, known, input_shape=settings.input_shape, public=public)
+    if truth is not None:
+        truth = check_truth(truth, understood.observation)
+    return Case(
+        capture,
+        understood,
+        notes,
+        at,
+        plans.ModelSpec(title),
+        as_chain(known.defense),
+        bench,
+        truth,
+        settings.threshold,
+    )
+
+
+def _attacks(settings: Settings, understood: Understood) -> tuple[plans.Spec, ...]:
+    """The attacks to run: those asked for, or those that fit, cheap to strong."""
+    if settings.attacks is not None:
+        return settings.attacks
+    seen = understood.observation
+    names: tuple[str, ...] = ONE_STEP if seen.task.plan.steps == 1 else SEVERAL_STEPS
+    if seen.examples > LOTS:
+        names = MANY
+    elif seen.examples <= FEW and seen.task.plan.steps == 1:
+        names += SMALL
+    if isinstance(seen.task.model, Front):
+        names = (*PLANTED, *names)
+    return tuple(plans.Spec(name) for name in names)
+
+
+def _build(spec: plans.Spec, understood: Understood) -> Attack:
+    """The attack; of `fed_avg_matching` the steps that were found are filled in."""
+    settings = spec.parameters
+    plan = understood.observation.task.plan
+    if spec.name == "fed_avg_matching" and "local_steps" not in settings:
+        settings |= {"local_steps": plan.steps}
+    built = registry.build("attack", spec.name, settings)
+    assert isinstance(built, Attack)  # the registry holds attacks only
+    if isinstance(built, FedAvgMatching) and not understood.rate_known:
+        raise NotApplicable("the learning rate is not known: no local training can be simulated")
+    return built
+
+
+def _run(
+    case: Case, spec: plans.Spec, seed: int, pictures: bool
+) -> tuple[Made, Reconstruction | None]:
+    """One attack on one update; what it throws becomes a record."""
+    built: Attack | None = None
+    try:
+        built = _build(spec, case.understood)
+        record = record_of(case, spec.name, built)
+        source = stream(seed, "attack", spec.name, case.understood.observation.examples)
+        answer = built(case.understood.observation, source)
+        return judged(case, record, spec, built, answer, pictures=pictures), answer
+    except NotApplicable as error:
+        reason = " ".join(error.reason.split())
+        record = record_of(case, spec.name, built, settings="" if built else spec.name)
+        return Made(record | {"status": "not_applicable", "reason": reason}), None
+    except Exception as error:  # a crash is a result of its own: recorded and counted
+        record = record_of(case, spec.name, built, settings="" if built else spec.name)
+        ended = {"status": "failed", "reason": one_line(error), "verdict": "undecided"}
+        return Made(record | ended), None
+
+
+def _write(
+    outcome: Outcome, folder: Path, cases: Sequence[Case], settings: Settings, pictures: bool
+) -> Outcome:
+    """Records, pictures, run.json and the page into a folder of their own."""
+    from leakbound import report
+
+    report.check_installed()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        others = sorted(p.name for p in folder.iterdir())
+        if others and not (folder / "run.json").exists():
+            raise ValueError(
+                f"out is {str(folder)!r}, which holds other files ({others[0]!r}, ...); take an "
+                "empty or new folder"
+            )
+        (folder / "pictures").mkdir(mode=0o700, exist_ok=True)
+        for name, content in outcome.pictures.items():
+            write_atomically(folder / "pictures" / name, content)
+        about = json.dumps(_header(cases, settings, pictures, len(outcome.records)), indent=1)
+        write_atomically(folder / "run.json", about.encode() + b"\n")
+        lines = b"".join(encode(record) for record in outcome.records)
+        write_atomically(folder / "records.jsonl", lines)
+    except OSError as error:
+        raise ValueError(
+            f"out is {str(folder)!r}, which cannot be written: {error.strerror or error}"
+        ) from None
+    page = report.write(folder, images=pictures)
+    return replace(outcome, folder=folder, page=page)
+
+
+def _header(
+    cases: Sequence[Case], settings: Settings, pictures: bool, cells: int
+) -> dict[str, Any]:
+    """What `run.json` holds."""
+    plan = {"name": OWN_DATA, **plans.plain(replace(settings, defense=None))}
+    plan["defense"] = repr(settings.defense) if settings.defense else "none"
+    first = cases[0].understood.observation
+    return {
+        "schema": SCHEMA,
+        "plan": plan,
+        "plan_hash": plans.digest(plan)[:16],
+        "data": {
+            "source": OWN_DATA,
+            "fingerprint": plans.digest([case.capture.digest for case in cases])[:16],
+            "examples": sum(case.understood.observation.examples for case in cases),
+            "shape": list(first.input_shape),
+            "classes": first.task.label_range,
+            "weights": {},
+        },
+        "code": {},
+        "versions": versions(),
+        "machine": {
+            "processor": platform.machine(),
+            "system": platform.system(),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+            "threads": 1,
+        },
+        "pictures": pictures,
+        "cells": cells,
+        "own_data": True,
+    }

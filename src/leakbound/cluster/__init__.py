@@ -1,0 +1,9 @@
+"""A plan's units on a Ray cluster: many machines, the same records. Needs the extra `ray`.
+
+The only part that imports Ray.
+"""
+
+from leakbound.cluster.dispatch import Died, Done, Pool, Ready, dispatch
+from leakbound.cluster.engine import engine, run
+
+__all__ = ["Died", "Done", "Pool", "Ready", "dispatch", "engine", "run"]

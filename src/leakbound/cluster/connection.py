@@ -1,0 +1,229 @@
+"""A connection to Ray: to a cluster that runs, or to one of our own that ends with it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+ANSWER = 5.0
+"""Seconds for an address to answer."""
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+"""The opening of HTTP/2 with empty settings, which its servers answer by their own."""
+STORE = 100 << 20
+"""Bytes of shared memory for a Ray of our own: records and pictures are small."""
+MORTAL = {
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "3",
+    "RAY_gcs_server_request_timeout_seconds": "5",
+    "RAY_agent_register_timeout_ms": "60000",
+}
+"""For a Ray of our own: its processes end soon after one of them was killed."""
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+@contextmanager
+def connected(address: str | None, workers: int, *, shared: bool = True) -> Iterator[int]:
+    """A connection to Ray, and how many workers to start; a Ray of our own ends with it.
+
+    Args:
+        address: "auto" or host:port of a cluster; None starts a Ray on this machine.
+        workers: how many are wanted; 0 stands for one a CPU.
+        shared: whether a connection that this process already has will do.
+
+    Raises:
+        ValueError: no Ray is installed, answers, or can be started.
+    """
+    ray = _library()
+    if ray.is_initialized():
+        if not shared:
+            raise ValueError("this process is connected to a Ray; call ray.shutdown() first")
+        yield workers or _cpus(ray)
+        return
+    with _signals_kept(), environment(QUIET), _a_folder() as folder:
+        try:
+            with _quiet():
+                _connect(ray, address, workers, folder)
+            yield workers or _cpus(ray)
+        finally:
+            with _quiet():
+                ray.shutdown()
+
+
+def _connect(ray: Any, address: str | None, workers: int, folder: str) -> None:
+    common = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+    try:
+        if address is None:
+            _start_here(ray, workers or os.cpu_count() or 1, folder, common)
+        else:
+            _attach(ray, address, common)
+    except (ConnectionError, RuntimeError, TimeoutError, AssertionError) as error:
+        where = "can be started here" if address is None else f"is at the address {address!r}"
+        raise ValueError(
+            f"no Ray {where}: {one_line(error)}; give the address of a cluster that this machine "
+            "is a node of, or none to start one here"
+        ) from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings: Ray leaves files of its own open, and tells of its future."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _attach(ray: Any, address: str, common: dict[str, Any]) -> None:
+    from ray._private.services import canonicalize_bootstrap_address_or_die
+
+    if address == "auto":
+        with _loopback():
+            address = canonicalize_bootstrap_address_or_die(address)
+    local = _reach(address) in ("localhost", "127.0.0.1", "::1")
+    with _loopback() if local else nullcontext():
+        ray.init(address=address, **common)
+
+
+def _start_here(ray: Any, cpus: int, folder: str, common: dict[str, Any]) -> None:
+    """A Ray on the loopback, which alone its processes listen on."""
+    with _loopback(), environment(MORTAL):
+        ray.init(
+            address="local",
+            num_cpus=cpus,
+            num_gpus=0,
+            include_dashboard=False,
+            object_store_memory=STORE,
+            _temp_dir=folder,
+            **common,
+        )
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """Ray takes the loopback for this machine's address; else it listens on every interface."""
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        with environment({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}):
+            yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _library() -> Any:
+    try:
+        with environment(QUIET):
+            import ray
+    except ImportError:
+        raise ValueError("engine is 'ray', which is not installed: leakbound[ray]") from None
+    return ray
+
+
+def _reach(address: str) -> str:
+    """The host of an address where Ray may answer; else Ray itself would try for minutes.
+
+    Raises:
+        ValueError: no address, or nothing there that speaks HTTP/2, as Ray's head does.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(
+            f'address is {address!r}; give "auto" or host:port of the cluster\'s head, as '
+            "`ray start --head` prints it"
+        )
+    host, known = host.strip("[]"), True
+    try:
+        with socket.create_connection((host, int(port)), ANSWER) as line:
+            if os.environ.get("RAY_USE_TLS", "0") in ("", "0"):
+                line.sendall(HELLO)
+                known = line.recv(9)[3:4] == b"\x04"
+    except OSError as error:
+        raise ValueError(
+            f"address is {address!r}, where nothing answers ({error.strerror or error}); "
+            "check that the cluster is up"
+        ) from None
+    if not known:
+        raise ValueError(
+            f"address is {address!r}, where something else than Ray's head answers; give the port "
+            "that `ray start --head` prints"
+        )
+    return host
+
+
+def _cpus(ray: Any) -> int:
+    return max(1, int(ray.cluster_resources().get("CPU", 1)))
+
+
+@contextmanager
+def environment(values: dict[str, str]) -> Iterator[None]:
+    """Environment variables for a while; processes that start meanwhile get them."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Put signal handlers back that Ray sets for itself."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            if handler is not None:
+                signal.signal(number, handler)
+
+
+@contextmanager
+def _a_folder() -> Iterator[str]:
+    """A folder of ours for Ray's sockets and logs, with a short name as sockets need one."""
+    usual = tempfile.gettempdir()
+    place = Path(usual if len(usual) < 24 else "/tmp")
+    _sweep(place)
+    folder = tempfile.mkdtemp(prefix=f"lb-{os.getpid()}-", dir=place)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(place: Path) -> None:
+    """Remove what a killed process left; the name tells which process it was."""
+    for folder in place.glob("lb-*-*"):
+        number = folder.name.split("-")[1]
+        try:
+            ours = folder.stat().st_uid == os.getuid() and number.isdecimal()
+            if ours and int(number) != os.getpid():
+                os.kill(int(number), 0)
+        except ProcessLookupError:
+            shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue
+
+
+def one_line(error: BaseException) -> str:
+    """An error of Ray's, short."""
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,69 @@
+"""`run`: what `leakbound.audit.run` does, on a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from functools import partial
+
+from leakbound.audit.bench import Bench
+from leakbound.audit.cells import Result, failed
+from leakbound.audit.engine import Unit
+from leakbound.audit.folder import Runner
+from leakbound.audit.plan import Plan
+from leakbound.cluster.connection import connected
+from leakbound.cluster.dispatch import dispatch
+
+DIED = "its process died (out of memory, or a crash)"
+
+
+def run(
+    plan: Plan,
+    done: Iterable[str] = (),
+    *,
+    workers: int = 1,
+    pictures: bool = True,
+    bench: Bench | None = None,
+    started: Callable[[Unit], None] = lambda unit: None,
+    address: str | None = None,
+) -> Generator[Result, None, None]:
+    """Run what is not done yet of a plan on a Ray cluster; as `leakbound.audit.run` else.
+
+    A unit whose worker dies is tried on another one; only what ends three workers, the last time
+    with nothing else running, is recorded as failed. The workers end with the generator, and so
+    does the Ray that it started; a cluster at an address, or one that this process is already
+    connected to, stays.
+
+    Args:
+        plan: what to run.
+        done: ids of units that need not run.
+        workers: how many, one CPU each; 0 takes all CPUs of the cluster.
+        pictures: whether results carry pictures of the data.
+        bench: the plan's data, where it is loaded already.
+        started: called with a unit when it is handed out.
+        address: of a cluster that runs: "auto" or host:port of its head. None starts a Ray here.
+
+    Raises:
+        ValueError: no Ray at the address, no worker that can start, or a node whose versions,
+            machine, data or code differ from this process's, which would change records.
+    """
+    finished = set(done)
+    units: list[Unit] = [*plan.utility_cells(), *plan.cells()]
+    units = [unit for unit in units if unit.id not in finished]
+    bench = bench or Bench(plan.data)
+    if bench.device.type != "cpu":
+        raise ValueError(f"device is {str(bench.device)!r}, but workers on Ray compute on CPUs")
+    if not units:
+        return
+    with connected(address, workers) as count:
+        from leakbound.cluster.workers import Actors
+
+        pool = Actors(plan, bench, pictures, min(count, len(units)))
+        try:
+            yield from dispatch(units, pool, started, partial(failed, bench=bench, reason=DIED))
+        finally:
+            pool.close()
+
+
+def engine(address: str | None = None) -> Runner:
+    """`run` at an address, in the shape that `leakbound.audit.audit` takes."""
+    return partial(run, address=address)

@@ -1,0 +1,154 @@
+"""Workers as actors of Ray, one CPU and one torch thread each."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+
+from leakbound import named_code
+from leakbound.audit.bench import Bench, named_code_of
+from leakbound.audit.cells import Result, run_cell, run_utility
+from leakbound.audit.engine import Unit
+from leakbound.audit.plan import Plan, UtilityCell
+from leakbound.audit.run_file import difference, facts
+from leakbound.cluster.connection import one_line
+from leakbound.cluster.dispatch import Died, Done, Ready
+
+STARTS = 3
+"""How many workers in turn may end before they are ready."""
+PATIENCE = 180.0
+"""Seconds for the first worker to be ready."""
+_library: Any = ray  # some of it has no types
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class Actors:
+    """Workers as Ray actors."""
+
+    def __init__(self, plan: Plan, bench: Bench, pictures: bool, count: int) -> None:
+        self._plan, self._pictures = plan, pictures
+        _import_code(plan)
+        self._facts = facts(plan, bench)
+        self._actors: dict[int, Any] = {}
+        self._starting: dict[Any, int] = {}
+        self._working: dict[Any, int] = {}
+        self._born, self._stillborn = 0, 0
+        for _ in range(count):
+            self._start()
+
+    def submit(self, worker: int, unit: Unit) -> None:
+        """Give a unit to a worker that is ready."""
+        self._working[self._actors[worker].work.remote(unit)] = worker
+
+    def wait(self) -> Ready | Done | Died:
+        """The next thing that happens."""
+        everything = [*self._working, *self._starting]
+        nobody = len(self._starting) == len(self._actors)
+        ready, _ = ray.wait(everything, timeout=PATIENCE if nobody else None)
+        if not ready:
+            free = _library.available_resources().get("CPU", 0)
+            raise ValueError(
+                f"no worker could start in {PATIENCE:.0f} seconds, {free:g} CPUs of the cluster "
+                "are free; wait for some, or take another cluster"
+            )
+        reference = ready[0]
+        starting = reference in self._starting
+        worker = (self._starting if starting else self._working).pop(reference)
+        try:
+            answer = ray.get(reference)
+        except ray.exceptions.RayTaskError as error:
+            raise ValueError(f"a worker on Ray failed: {error.cause}") from None
+        except (ray.exceptions.RayError, ray.exceptions.RaySystemError) as error:
+            return self._bury(worker, starting, error)
+        if not starting:
+            return Done(worker, answer)
+        self._check(*answer)
+        self._stillborn = 0
+        return Ready(worker)
+
+    def close(self) -> None:
+        """End all workers at once, whatever they are at."""
+        for actor in self._actors.values():
+            with suppress(Exception):  # what is gone need not be ended
+                ray.kill(actor)
+        self._actors.clear()
+
+    def _start(self) -> None:
+        options = {"num_cpus": 1, "max_restarts": 0, "runtime_env": {"env_vars": ONE_THREAD}}
+        actor: Any = ray.remote(Worker).options(**options).remote()
+        self._actors[self._born] = actor
+        begun = actor.begin.remote(self._plan, self._pictures, list(sys.path), str(Path.cwd()))
+        self._starting[begun] = self._born
+        self._born += 1
+
+    def _bury(self, worker: int, starting: bool, error: Exception) -> Died:
+        """Another worker in the place of one that died; its other answers will not come."""
+        self._stillborn += starting
+        if self._stillborn >= STARTS:
+            raise ValueError(f"workers on Ray cannot start: {one_line(error)}") from None
+        with suppress(Exception):
+            ray.kill(self._actors[worker])
+        del self._actors[worker]
+        self._working = {ref: one for ref, one in self._working.items() if one != worker}
+        self._start()
+        return Died(worker)
+
+    def _check(self, node: str, found: dict[str, Any]) -> None:
+        differs = difference(self._facts, found)
+        if differs is not None:
+            what, where, here, there = differs
+            raise ValueError(
+                f"node {node} has {what} ({where} is {there} there and {here} here), so its "
+                "records may differ; make them equal, or keep to nodes that are"
+            )
+
+
+class Worker:
+    """What runs in a worker's process; an actor of Ray makes one."""
+
+    def begin(
+        self, plan: Plan, pictures: bool, path: list[str], folder: str
+    ) -> tuple[str, dict[str, Any]]:
+        """Get ready for a plan; this node's name, and what records depend on here.
+
+        Args:
+            plan: what will be run.
+            pictures: whether results carry pictures.
+            path: where the driver finds modules; those folders that are here too are searched last.
+            folder: the driver's working directory, which relative names start from.
+        """
+        with suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        torch.set_num_threads(1)
+        if Path(folder).is_dir():
+            os.chdir(folder)
+        found = [str(Path(entry).absolute()) for entry in path if Path(entry).exists()]
+        sys.path += [entry for entry in found if entry not in sys.path]
+        self._bench, self._pictures = Bench(plan.data), pictures
+        _import_code(plan)
+        return _node_name(), facts(plan, self._bench)
+
+    def work(self, unit: Unit) -> Result:
+        """Run one unit."""
+        if isinstance(unit, UtilityCell):
+            return run_utility(unit, self._bench)
+        return run_cell(unit, self._bench, pictures=self._pictures)
+
+
+def _import_code(plan: Plan) -> None:
+    """`facts` tells the digests of what is imported."""
+    for name in named_code_of(plan):
+        with suppress(ValueError):  # what is not there is a difference of `facts`
+            named_code.find("code", name)
+
+
+def _node_name() -> str:
+    return f"{platform.node()} ({_library.util.get_node_ip_address()})"

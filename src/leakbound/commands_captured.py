@@ -1,0 +1,317 @@
+"""What `leakbound attack --update` and `leakbound capture` do: captured updates."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column, Table
+from torch import Tensor, nn
+
+from leakbound import captured, registry, tensors
+from leakbound.audit import plan as plans
+from leakbound.audit.plan_file import parse
+from leakbound.captured import Capture, Outcome, Settings, Told
+from leakbound.commands import LONGEST, console, errors, spec_of
+from leakbound.models.custom import load_user_model
+from leakbound.random import stream
+from leakbound.text import printable
+
+if TYPE_CHECKING:
+    from leakbound import cli
+
+_OF_CELLS = ("labels_unknown", "defense_unknown", "malicious_server", "statistics_known")
+CLASSES = 10
+
+
+def attack(command: cli.Attack) -> int:
+    """Attack a captured update, or all of a folder, and show what came out."""
+    assert command.update is not None  # the command line asks here only then
+    for name in (*_OF_CELLS, "lpips_weights"):
+        if getattr(command, name):
+            raise ValueError(f"{name} goes with a simulated cell; leave it out with --update")
+    settings = Settings(
+        _shape(command.input_shape),
+        command.input_range,
+        command.classes,
+        _attacks(command.attack),
+        plans.build_defense(_defense(command.defense)),
+        command.public,
+        seed=command.seed,
+    )
+    found = _captures(command)
+    if command.truth is not None and len(found) > 1:
+        raise ValueError(f"truth is that of one update, and {len(found)} were given; name one")
+    model = _model(command, settings)
+    told = Told(
+        command.batch_size,
+        _labels(command.labels),
+        command.learning_rate,
+        command.local_steps,
+        command.local_batch_size,
+    )
+    bar = _Bar()
+    with bar.progress:
+        outcome = captured.attack_all(
+            found,
+            model,
+            settings,
+            told=told,
+            truth=command.truth,
+            out=command.out,
+            name=command.model,
+            pictures=not command.no_images,
+            watch=bar,
+        )
+    if command.json:
+        print(json.dumps(list(outcome.records), indent=1, sort_keys=True))
+    else:
+        _show(outcome)
+    ended = [record["status"] for record in outcome.records]
+    return 1 if "failed" in ended else 0 if "ok" in ended else 2
+
+
+def capture(command: cli.Capture) -> int:
+    """Run a Flower app in this process, and keep what its server sees."""
+    try:
+        from leakbound.flower import capture_app
+    except ImportError as error:
+        raise ValueError(
+            f"capture needs Flower ({error}); pip install 'leakbound[flower]'"
+        ) from None
+    for number in (*command.rounds, command.clients):
+        if number < 1:
+            raise ValueError(f"rounds and clients hold {number}; give whole numbers from 1")
+    files = capture_app(
+        command.app,
+        command.out,
+        rounds=command.rounds,
+        clients=command.clients,
+        run_config=_run_config(command.run_config),
+        on_progress=lambda text: errors.print(_safe(text), soft_wrap=True),
+    )
+    table = Table(show_edge=False)
+    for head in ("round", "client", "examples", "kind", "file"):
+        table.add_column(head, overflow="fold")
+    for path in files:
+        _, about = tensors.read(path)
+        told = [about.get(f"leakbound.{k}", "") for k in ("round", "client", "examples", "kind")]
+        table.add_row(*map(_safe, told), _safe(path))
+    console.print(table)
+    console.print(
+        f"{len(files)} updates in {_safe(command.out)}. What do they leak?\n"
+        f"  leakbound attack --update {_safe(command.out)} --model package.module:build "
+        "--input-shape 1,28,28 --out DIR",
+        soft_wrap=True,
+    )
+    return 0
+
+
+def _captures(command: cli.Attack) -> list[Capture]:
+    path, before = command.update, command.before
+    assert path is not None  # asked in `attack`
+    if path.is_dir():
+        return captured.load_all(path, before, kind=command.kind, round=command.round)
+    if command.round is not None:
+        raise ValueError(f"round is {command.round}, but update is one file; leave round out")
+    return [captured.load(path, before, kind=command.kind)]
+
+
+def _model(command: cli.Attack, settings: Settings) -> nn.Module:
+    """The model by name, or of the user's code; the program says which code it imports."""
+    spec = spec_of("model", command.model)
+    name, own = spec.pop("name"), spec
+    given = {
+        "input_shape": settings.input_shape,
+        "classes": settings.classes or CLASSES,
+        "generator": stream(command.seed, "model", name),
+    }
+    if ":" in name:
+        errors.print(f"importing Python code that --model names: {_safe(name)}", soft_wrap=True)
+        here = str(Path.cwd())
+        if here not in sys.path:
+            sys.path.append(here)
+        return load_user_model(name, **given, **own)
+    model: nn.Module = registry.build("model", name, own, **given)
+    return model
+
+
+def _attacks(given: Sequence[str]) -> tuple[plans.Spec, ...] | None:
+    if not given:
+        return None
+    tables = [spec_of("attack", text) for text in given]
+    return parse({"models": [{"name": "mlp"}], "attacks": tables}).attacks
+
+
+def _defense(given: str) -> tuple[plans.Spec, ...]:
+    some = [{"name": "mean_image"}]
+    table = spec_of("defense", given)
+    plan = parse({"models": [{"name": "mlp"}], "attacks": some, "defenses": [table]})
+    if len(plan.defenses) != 1:
+        raise ValueError(f"defense names {len(plan.defenses)} settings; give one value for each")
+    return plan.defenses[0]
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    parts = text.replace("x", ",").split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(
+            f"input_shape is {text!r}; give the shape of one input: --input-shape 1,28,28"
+        )
+    return tuple(int(part) for part in parts)
+
+
+def _labels(text: str) -> Tensor | list[int] | None:
+    if not text:
+        return None
+    parts = text.split(",")
+    if all(part.strip().isdecimal() for part in parts):
+        return [int(part) for part in parts]
+    named, _ = tensors.read(Path(text))
+    found = [named[name] for name in ("labels", "y") if name in named]
+    if len(found) != 1:
+        raise ValueError(f"labels {text!r} holds {sorted(named)[:10]}; give one tensor `labels`")
+    return found[0]
+
+
+def _run_config(text: str) -> dict[str, Any]:
+    """`key=value key=value` as a table; values as in TOML."""
+    import tomllib
+
+    found: dict[str, Any] = {}
+    for part in text.split():
+        try:
+            key, _, value = part.partition("=")
+            found[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[key] = value
+        if not key or "=" not in part:
+            raise ValueError(f"run_config holds {part!r}; write key=value, separated by blanks")
+    return found
+
+
+def _show(outcome: Outcome) -> None:
+    records = outcome.records
+    for at, understood in enumerate(outcome.understood):
+        own = [record for record in records if record["seed"] == at]
+        capture = own[0]["capture"]
+        console.print(f"[bold]{_safe(capture['name'])}[/bold] ({capture['kind']})")
+        for finding in understood.findings:
+            sure = "" if finding.sure else " (not certain)"
+            console.print(
+                f"  {finding.name}: [bold]{_safe(finding.value)}[/bold]{sure}: "
+                f"{_safe(finding.how)}",
+                soft_wrap=True,
+            )
+        for note in capture["notes"]:
+            console.print(f"  note: {_safe(note)}", soft_wrap=True)
+        console.print(_results(own))
+        _remarks(own)
+    ends = ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in outcome.counts.items())
+    console.print(f"verdict: [bold]{ends}[/bold]")
+    if any(record["status"] == "ok" and record["metrics"] is None for record in records):
+        console.print(
+            "Without the truth no picture can be called right or wrong: how much of the update a "
+            "guess explains is all that is known, and it is no PSNR. --truth FILE measures it."
+        )
+    if outcome.page is not None:
+        console.print(f"report: {_safe(outcome.page)}", soft_wrap=True)
+
+
+def _results(records: Sequence[dict[str, Any]]) -> Table:
+    table = Table(show_edge=False)
+    table.add_column("attack", overflow="fold")
+    for head in ("explains", "PSNR dB, mean", "best", "without update"):
+        table.add_column(head, justify="right", overflow="fold")
+    for record in records:
+        if record["status"] != "ok":
+            table.add_row(_safe(record["attack"]["name"]), record["status"].replace("_", " "))
+            continue
+        share = record["capture"]["explained"] or {}
+        value = share.get("share") if share.get("share") is not None else share.get("direction")
+        cells = [_share(value), "unknown", "unknown", ""]
+        if record["metrics"] is not None:
+            own, blind = record["metrics"]["psnr"], record["blind"]["psnr"]
+            cells[1:] = [f"{sum(own) / len(own):.1f}", f"{max(own):.1f}", f"{max(blind):.1f}"]
+        table.add_row(_safe(record["attack"]["name"]), *cells)
+    return table
+
+
+def _remarks(records: Sequence[dict[str, Any]]) -> None:
+    """Certificates, what attacks say of themselves, bounds."""
+    for record in records:
+        name = _safe(record["attack"]["name"])
+        if record["status"] != "ok":
+            words = record["status"].replace("_", " ")
+            console.print(f"{name} {words}: {_safe(record['reason'])}", soft_wrap=True)
+        if record["capture"]["certificate"]:
+            proof = _safe(record["capture"]["certificate"])
+            console.print(f"certificate ({name}): {proof}", soft_wrap=True)
+        if record["problem"]:
+            console.print(f"{name} says that it failed: {_safe(record['problem'])}")
+    first = next((r for r in records if r["status"] == "ok"), None)
+    if first is not None:
+        _bounds(first)
+
+
+def _bounds(record: dict[str, Any]) -> None:
+    noise = record["release"]["noise_share"]
+    if noise:
+        console.print(f"noise of the declared law makes {_share(noise)} of the update's energy")
+    for bound in record["bounds"]:
+        if bound.get("probability") is not None:
+            console.print(
+                f"bound: any attacker reaches {record['threshold']['value']:g} dB with probability "
+                f"at most {bound['probability']:.3g} (prior: {_safe(bound['prior'])})"
+            )
+            continue
+        decibels = "" if bound["psnr"] is None else f" ({bound['psnr']:.1f} dB)"
+        console.print(
+            f"floor ({bound['name']}): no attacker's mean squared error is below "
+            f"{bound['value']:.3g}{decibels} on average over the prior {_safe(bound['prior'])}, "
+            f"for {bound['covers']} attackers"
+        )
+    if record["bounds_note"]:
+        console.print(f"no bound: {_safe(record['bounds_note'])}", soft_wrap=True)
+
+
+def _share(value: float | None) -> str:
+    """A share of the update in percent, with digits for what is left."""
+    if value is None:
+        return "unknown"
+    value = max(value, 0.0)
+    left = max(1 - value, 0.0)
+    digits = 1 if left >= 1e-3 else 3 if left >= 1e-5 else 5
+    return f"{100 * value:.{digits}f} %"
+
+
+def _safe(text: object) -> str:
+    line = printable(str(text))
+    return escape(line if len(line) <= LONGEST else line[:LONGEST] + "...")
+
+
+class _Bar:
+    """Live progress over attacks; plain lines without a screen."""
+
+    def __init__(self) -> None:
+        current = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        self.progress = Progress(
+            BarColumn(20),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}", table_column=current),
+            console=errors,
+            disable=not errors.is_terminal,
+            expand=True,
+        )
+        self.task = self.progress.add_task("reading", total=None)
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        """Show where the attacks are."""
+        self.progress.update(self.task, completed=done, total=total, description=_safe(what))
+        if not errors.is_terminal:
+            print(f"{done} of {total} done: {printable(what)}", file=sys.stderr, flush=True)

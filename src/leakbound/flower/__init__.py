@@ -1,0 +1,29 @@
+"""Flower: defenses and a leak meter as client mods, the server's view, apps in one process.
+
+The only package that imports flwr; install it with `pip install leakbound[flower]`.
+"""
+
+from leakbound.flower import compat as _compat  # before all else: it imports flwr without noise
+from leakbound.flower.capture import capture_app
+from leakbound.flower.grid import InProcessGrid, run
+from leakbound.flower.meter import LeakMeter
+from leakbound.flower.mods import DefenseMod
+from leakbound.flower.order import check_mods, protected
+from leakbound.flower.server import Watched
+from leakbound.flower.setup import Setup
+from leakbound.flower.tap import tap
+
+__all__ = [
+    "DefenseMod",
+    "InProcessGrid",
+    "LeakMeter",
+    "Setup",
+    "Watched",
+    "capture_app",
+    "check_mods",
+    "protected",
+    "run",
+    "tap",
+]
+
+del _compat

@@ -1,0 +1,202 @@
+"""Run a Flower app's folder in this process and write what its server sees."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+from leakbound import named_code
+from leakbound.flower.grid import InProcessGrid
+from leakbound.flower.server import capture_of, checked_rounds, keep
+
+Progress = Callable[[str], None]
+
+
+def capture_app(
+    folder: Path | str,
+    out: Path | str,
+    *,
+    rounds: Sequence[int] = (1,),
+    clients: int = 2,
+    run_config: Mapping[str, Any] | None = None,
+    on_progress: Progress | None = None,
+) -> list[Path]:
+    """Run the app in a folder and keep what the server sees of some rounds; returns the files.
+
+    This runs the app's code: the components that its pyproject.toml names under
+    `[tool.flwr.app.components]` are imported, `on_progress` says which before. The app runs in this
+    process with `clients` clients one after the other, and is stopped once the last wanted round's
+    replies are there. Nothing of the app is changed, and its folder is not written to.
+
+    Args:
+        folder: of the app, with its pyproject.toml.
+        out: a folder for the captured updates (docs/captured_updates.md has its form).
+        rounds: which, from 1.
+        clients: how many clients there are.
+        run_config: values over those of `[tool.flwr.app.config]`.
+        on_progress: is given a sentence at every step.
+
+    Raises:
+        ValueError: no Flower app in the folder, code that does not import, an app that ends before
+            the last wanted round, clients that do not answer.
+    """
+    wanted, say = checked_rounds(rounds), on_progress or (lambda text: None)
+    about = _app(Path(folder))
+    config = {**_flat(about.get("config", {})), **(run_config or {})}
+    with _importing(Path(folder)):
+        parts = [_component(Path(folder), about, name, say) for name in KINDS]
+        server, client = parts
+        grid = _Watching(client, clients, config, wanted, Path(out), say)
+        try:
+            server(grid, Context(1, 1, {}, RecordDict(), config))
+        except _Enough:
+            say(f"stopped in round {grid.round}")
+    if grid.problem is not None and grid.round not in grid.seen:
+        raise ValueError(f"no client answered in round {grid.round}: {grid.problem}")
+    missing = [number for number in wanted if number not in grid.seen]
+    if missing:
+        raise ValueError(
+            f"rounds holds {missing[0]}, but the app ended after round {grid.round}; ask for "
+            "earlier rounds, or give more rounds in run_config"
+        )
+    return grid.written
+
+
+KINDS = {"serverapp": ServerApp, "clientapp": ClientApp}
+
+
+class _Enough(BaseException):
+    """All wanted rounds are there; no `except Exception` of an app is to catch this."""
+
+
+class _Watching(InProcessGrid):
+    """A grid that writes the replies of wanted rounds, and then stops the app."""
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        clients: int,
+        run_config: Mapping[str, Any],
+        wanted: tuple[int, ...],
+        out: Path,
+        say: Progress,
+    ) -> None:
+        super().__init__(client_app, clients, run_config=run_config, on_exchange=self._seen)
+        self.round, self.seen, self.written = 0, set[int](), list[Path]()
+        self._wanted, self._out, self._say = wanted, out, say
+        self.problem: str | None = None
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """As the grid; a round is what one push of train messages starts."""
+        messages = list(messages)
+        if any(_trains(message) for message in messages):
+            self._stop_when_done()
+            self.round, self.problem = self.round + 1, None
+            self._say(f"round {self.round}: {len(messages)} clients train")
+        names = super().push_messages(messages)
+        if self.problem is not None and self.round not in self.seen:
+            raise _Enough
+        self._stop_when_done()
+        return names
+
+    def _stop_when_done(self) -> None:
+        if self.seen >= set(self._wanted):
+            raise _Enough
+
+    def _seen(self, asked: Message, reply: Message) -> None:
+        if not _trains(asked) or self.round not in self._wanted:
+            return
+        if reply.has_error():
+            self.problem = self.problem or reply.error.reason
+            return
+        try:
+            path = keep(self._out, capture_of(self.round, asked, reply))
+        except ValueError as error:
+            self.problem = self.problem or str(error)
+            return
+        self.seen.add(self.round)
+        self.written.append(path)
+        self._say(f"kept {path.parent.name}/{path.name}")
+
+
+def _trains(message: Message) -> bool:
+    return message.metadata.message_type.split(".")[0] == "train"
+
+
+def _app(folder: Path) -> dict[str, Any]:
+    """The table `tool.flwr.app` of a folder's pyproject.toml."""
+    path = folder / "pyproject.toml"
+    try:
+        with path.open("rb") as file:
+            table = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(
+            f"folder is {str(folder)!r}, whose pyproject.toml cannot be read: {error}; give the "
+            "folder of a Flower app"
+        ) from error
+    found = table.get("tool", {}).get("flwr", {}).get("app", {})
+    if not isinstance(found, dict) or not isinstance(found.get("components"), dict):
+        raise ValueError(
+            f"{str(path)!r} has no [tool.flwr.app.components]; give the folder of a Flower app"
+        )
+    return found
+
+
+def _component(folder: Path, about: Mapping[str, Any], name: str, say: Progress) -> Any:
+    kind, path = KINDS[name], about["components"].get(name)
+    if not isinstance(path, str):
+        raise ValueError(
+            f"[tool.flwr.app.components] names no {name}; add {name} = 'package.module:app'"
+        )
+    _refuse_namesake(folder, path.partition(":")[0].partition(".")[0])
+    say(f"importing {path} (this runs the app's code)")
+    app = named_code.find(name, path)
+    if not isinstance(app, kind):
+        raise ValueError(f"{name} is {path!r}, a {type(app).__name__}; give a {kind.__name__}")
+    return app
+
+
+def _refuse_namesake(folder: Path, package: str) -> None:
+    """Python would take a package of that name that is imported already, and not the folder's."""
+    other = getattr(sys.modules.get(package), "__file__", None)
+    place = folder.resolve()
+    own = (place / package).is_dir() or (place / f"{package}.py").is_file()
+    if own and other is not None and not Path(other).resolve().is_relative_to(place):
+        raise ValueError(
+            f"folder is {str(folder)!r}, whose package {package!r} has the name of one that is "
+            "imported from elsewhere; run this in a process of its own"
+        )
+
+
+@contextmanager
+def _importing(folder: Path) -> Iterator[None]:
+    """The folder in front of the import path; its modules are forgotten afterwards."""
+    place, known = str(folder.resolve()), set(sys.modules)
+    sys.path.insert(0, place)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(place)
+        for name in set(sys.modules) - known:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file is not None and Path(file).is_relative_to(place):
+                del sys.modules[name]
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested tables as one, with keys joined by dots, as Flower does."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        inner = isinstance(value, dict)
+        found |= _flat(value, f"{above}{key}.") if inner else {above + key: value}
+    return found

@@ -1,0 +1,66 @@
+"""What of Flower is not its public interface, in one place: imports, identity, error codes."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+with warnings.catch_warnings():
+    # flwr's own dependencies warn on import (typer asks click for a deprecated name)
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import flwr.app
+    import flwr.clientapp
+    import flwr.serverapp  # noqa: F401
+
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.common.constant import ErrorCode
+from flwr.supercore import log
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+__all__ = ["copied", "delivered", "empty_run", "error_reply", "log", "take_identity"]
+
+
+def error_reply(message: Message, reason: str, *, raised: bool = False) -> Message:
+    """A reply that holds no content but a reason: of a mod, or of an app that raised."""
+    code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION if raised else ErrorCode.MOD_FAILED_PRECONDITION
+    return Message(Error(code=code, reason=reason), reply_to=message)
+
+
+def take_identity(run_id: int) -> None:
+    """Let this process make messages: Flower stamps them with the identity of the process."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, 1
+
+
+def empty_run(run_id: int) -> Run:
+    """The record of a run that no SuperLink knows: strategies of the older API ask for its id."""
+    return Run.create_empty(run_id)
+
+
+def delivered(message: Message, number: str) -> Message:
+    """The message as another process would get it: with an id, and with records of its own."""
+    metadata = copy.copy(message.metadata)
+    metadata.__dict__["_message_id"] = number
+    if message.has_error():
+        return Message(error=message.error, metadata=metadata)  # type: ignore[call-overload,no-any-return]
+    return Message(content=copied(message.content), metadata=metadata)  # type: ignore[call-overload,no-any-return]
+
+
+def copied(content: RecordDict) -> RecordDict:
+    """Records of their own with the same values; the bytes of arrays are shared."""
+    fresh = RecordDict()
+    for key, record in content.items():
+        if isinstance(record, ArrayRecord):
+            fresh[key] = ArrayRecord(dict(record))
+        elif isinstance(record, MetricRecord):
+            fresh[key] = MetricRecord(dict(record))
+        else:
+            fresh[key] = ConfigRecord(dict(record))
+    return fresh

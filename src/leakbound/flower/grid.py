@@ -1,0 +1,150 @@
+"""A Flower app in this process: no Ray, no SuperLink, nothing that listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from logging import ERROR
+from typing import Any
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from leakbound import check
+from leakbound.flower.compat import delivered, empty_run, error_reply, log, take_identity
+
+Exchange = Callable[[Message, Message], None]
+"""Is told a message of the server and the client's reply, as both are on the wire."""
+
+FIRST_NODE = 2
+
+
+class InProcessGrid(Grid):
+    """A Grid that calls the ClientApp directly, one client after the other.
+
+    ServerApp, ClientApp, strategies and mods run unchanged. Messages are handed over as copies, as
+    the network would; an exception of the ClientApp becomes an error reply and a line of the log,
+    as in Flower's own engines. Each client's `context.state` lives as long as the grid.
+
+    Args:
+        client_app: of the app.
+        clients: how many there are; each finds `partition-id` and `num-partitions` in its
+            `node_config`, as in Flower's simulation.
+        run_config: what `context.run_config` holds.
+        node_config: more of each client's `node_config`, by its number.
+        on_exchange: is told every exchange: what an honest-but-curious server sees.
+        run_id: the number of the run.
+
+    Example:
+        >>> app = ClientApp()
+        >>> @app.query()
+        ... def query(message, context):
+        ...     return Message(message.content, reply_to=message)
+        >>> grid = InProcessGrid(app, 2)
+        >>> asked = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
+        >>> len(grid.send_and_receive(asked))
+        2
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        clients: int,
+        *,
+        run_config: Mapping[str, Any] | None = None,
+        node_config: Callable[[int], Mapping[str, Any]] | None = None,
+        on_exchange: Exchange | None = None,
+        run_id: int = 1,
+    ) -> None:
+        check.count(clients=clients)
+        take_identity(run_id)
+        self._app, self._run_id, self._on_exchange = client_app, run_id, on_exchange
+        self._replies: dict[str, Message] = {}
+        self._count = 0
+        self.contexts: dict[int, Context] = {}
+        for number in range(clients):
+            node = FIRST_NODE + number
+            own: dict[str, Any] = {"partition-id": number, "num-partitions": clients}
+            own.update({} if node_config is None else node_config(number))
+            self.contexts[node] = Context(run_id, node, own, RecordDict(), dict(run_config or {}))
+
+    def set_run(self, run: Any) -> None:
+        """Nothing to do: the run is this process."""
+
+    @property
+    def run(self) -> Any:
+        """A record of the run that holds its number alone."""
+        return empty_run(self._run_id)
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """A message of the server."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """The clients' node ids."""
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Let every client answer, in the order of the messages."""
+        names = []
+        for message in messages:
+            self._count += 1
+            name = str(self._count)
+            self._replies[name] = self._answer(message, name)
+            names.append(name)
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The replies to these messages, each once."""
+        return [self._replies.pop(name) for name in message_ids if name in self._replies]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """The replies to these messages."""
+        return self.pull_messages(self.push_messages(messages))
+
+    def _answer(self, message: Message, name: str) -> Message:
+        asked = delivered(message, name)
+        context = self.contexts[message.metadata.dst_node_id]
+        try:
+            reply = self._app(asked, context)
+        except Exception as error:
+            reason = f"the ClientApp raised {type(error).__name__}: {error}"
+            log(ERROR, "client %s: %s", context.node_config["partition-id"], reason)
+            reply = error_reply(asked, reason, raised=True)
+        reply = delivered(reply, f"{name}r")
+        if self._on_exchange is not None:
+            self._on_exchange(message, reply)
+        return reply
+
+
+def run(
+    server_app: ServerApp,
+    client_app: ClientApp,
+    clients: int,
+    *,
+    run_config: Mapping[str, Any] | None = None,
+    node_config: Callable[[int], Mapping[str, Any]] | None = None,
+    on_exchange: Exchange | None = None,
+) -> InProcessGrid:
+    """Run a whole app in this process; returns the grid, with each client's context.
+
+    Args: as of `InProcessGrid`.
+    """
+    grid = InProcessGrid(
+        client_app,
+        clients,
+        run_config=run_config,
+        node_config=node_config,
+        on_exchange=on_exchange,
+    )
+    server_app(grid, Context(1, 1, {}, RecordDict(), dict(run_config or {})))
+    return grid

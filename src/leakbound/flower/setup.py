@@ -1,0 +1,157 @@
+"""What a mod must be told of the user's training: the model, the loss and the step size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from flwr.app import Context, Message
+from torch import Tensor, nn
+
+from leakbound import check
+from leakbound.flower.arrays import MOST_BYTES
+from leakbound.types import Batch, LocalPlan, Loss, Task
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """The training that mods defend or measure.
+
+    Batch norms stay as `model` returns them: in training mode they take the batch's statistics, as
+    in the usual train loop; return `Net().eval()` if you train with frozen ones. Dropout is left
+    out (a mod has no way to see which units your loop dropped), so that a mod that computes the
+    update itself trains without it.
+
+    Args:
+        model: makes the model, as `Net`; its weights do not matter. Draws that it makes from
+            torch's global generator are undone.
+        learning_rate: of the local SGD, or the key under which it is found: in the configuration
+            that the server sends with a message, else in the app's run configuration.
+        loss: of the model's outputs and the labels, a mean over the batch.
+        input_range: the box that every input lies in, as the model is fed.
+        classes: how many, to check labels; None does not check.
+        public: data that anyone may see, of the same kind; some defenses are tuned on it.
+        steps: local steps a round.
+        batch_size: of a local step; None is all that a client trains on in a round.
+        most_bytes: messages with more bytes of arrays are refused.
+
+    Example:
+        >>> linear = lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+        >>> setup = Setup(linear, learning_rate="lr")
+        >>> task = setup.task(setup.state(), {"lr": 0.1})
+        >>> len(task.parameters), task.plan.learning_rate
+        (10, 0.1)
+    """
+
+    model: Callable[[], nn.Module]
+    learning_rate: float | str = "lr"
+    loss: Loss = nn.functional.cross_entropy
+    input_range: tuple[float, float] = (0.0, 1.0)
+    classes: int | None = None
+    public: Batch | None = None
+    steps: int = 1
+    batch_size: int | None = None
+    most_bytes: int = MOST_BYTES
+
+    def __post_init__(self) -> None:
+        if isinstance(self.model, nn.Module) or not callable(self.model):
+            raise ValueError(
+                f"model is a {type(self.model).__name__}; give what makes a model, such as its "
+                "class (Setup(Net)) or lambda: Net()"
+            )
+        if not isinstance(self.learning_rate, str):
+            check.positive(learning_rate=self.learning_rate)
+        check.count(steps=self.steps, most_bytes=self.most_bytes)
+        if self.batch_size is not None:
+            check.count(batch_size=self.batch_size)
+
+    def state(self) -> dict[str, Tensor]:
+        """A fresh model's state dict: the names, shapes and types that a message must have."""
+        return dict(self._fresh().state_dict())
+
+    def rate(self, config: Mapping[str, Any]) -> float:
+        """The learning rate, looked up where it was given by its key.
+
+        Raises:
+            ValueError: no such key, or no number above 0 under it.
+        """
+        if not isinstance(self.learning_rate, str):
+            return self.learning_rate
+        if self.learning_rate not in config:
+            known = ", ".join(repr(key) for key in config) or "nothing"
+            raise ValueError(
+                f"learning_rate is the key {self.learning_rate!r}, but the server's configuration "
+                f"and the run's hold {known}; send it (train_config=ConfigRecord), or give Setup "
+                "the number"
+            )
+        value = config[self.learning_rate]
+        if isinstance(value, Conflict):
+            raise ValueError(
+                f"learning_rate is the key {self.learning_rate!r}, which has the values "
+                f"{value.values} in the run's configuration and the server's; use one key for each"
+            )
+        check.positive(**{self.learning_rate: value})
+        return float(value)
+
+    def task(self, named: Mapping[str, Tensor], config: Mapping[str, Any]) -> Task:
+        """The task at the weights that the server sent.
+
+        Args:
+            named: all of the model's parameters, and its buffers where they were sent.
+            config: where to look a named learning rate up; see `settings`.
+
+        Raises:
+            ValueError: parameters are missing, are not finite, or are shared between layers.
+        """
+        model = self._fresh()
+        own = dict(model.named_parameters())
+        shared = set(model.state_dict()) - set(own) - {name for name, _ in model.named_buffers()}
+        if shared:
+            raise ValueError(
+                f"the model holds one tensor under two names ({min(shared)!r}); mods cannot defend "
+                "tied weights: give each layer its own"
+            )
+        missing = [name for name in own if name not in named]
+        if missing:
+            raise ValueError(f"the weights {missing[0]!r} are missing; send all of the model's")
+        model.load_state_dict(dict(named), strict=False)
+        return Task.of(
+            model,
+            loss=self.loss,
+            plan=LocalPlan(self.steps, self.rate(config), self.batch_size),
+            input_range=self.input_range,
+            classes=self.classes,
+            public=self.public,
+        )
+
+    def _fresh(self) -> nn.Module:
+        """A model without dropout, made without moving torch's global generator."""
+        with torch.random.fork_rng(devices=[]):
+            model = self.model()
+        for module in model.modules():
+            if isinstance(module, nn.modules.dropout._DropoutNd):
+                module.eval()
+        return model
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """A key that two configurations give different values."""
+
+    values: tuple[Any, ...]
+
+
+def settings(message: Message, context: Context) -> dict[str, Any]:
+    """The app's run configuration and what the server sent with the message, by their keys.
+
+    A key with different values in both is a `Conflict`: a mod cannot see which one your training
+    reads, and a server could add a key to take a defense's noise away.
+    """
+    found: dict[str, Any] = dict(context.run_config)
+    for record in message.content.config_records.values():
+        for key, value in record.items():
+            differs = key in found and found[key] != value
+            found[key] = Conflict((found[key], value)) if differs else value
+    return found

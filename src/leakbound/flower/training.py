@@ -1,0 +1,299 @@
+"""A plan's trainings through Flower's messages, with the numbers of `leakbound.audit.utility`.
+
+The server sends weights, the resolved defense and the numbers of the images; a client answers with
+its defended update, and keeps its state and the place in its stream of noise in `context.state`.
+`run` plays a plan on Flower's simulation engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from leakbound.audit.bench import Bench, one_thread
+from leakbound.audit.cells import Result, reason_of, run_utility
+from leakbound.audit.engine import Unit
+from leakbound.audit.plan import DataSpec, Plan, UtilityCell, build_defense
+from leakbound.audit.utility import Opening, noise_of
+from leakbound.cluster.connection import connected, environment
+from leakbound.flower import state
+from leakbound.protocol import step
+from leakbound.types import Unit as Rows
+from leakbound.types import Update
+
+WEIGHTS, TURN, DEFENSE, SENT, KEPT = "weights", "turn", "defense", "sent", "kept"
+WHY = "why"
+PATIENCE = 120.0
+"""Seconds for the clients of a simulation to be there."""
+GRACE = 30.0
+"""Seconds that a simulation has to end."""
+
+
+def run(
+    plan: Plan,
+    done: Iterable[str] = (),
+    *,
+    workers: int = 1,
+    pictures: bool = True,
+    bench: Bench | None = None,
+    started: Callable[[Unit], None] = lambda unit: None,
+) -> Generator[Result, None, None]:
+    """Run a plan's trainings on Flower's simulation engine; as `leakbound.audit.run` else.
+
+    One client a node, `workers` of them at a time, in a Ray on this machine's loopback that ends
+    with the generator.
+
+    Args:
+        plan: what to run.
+        done: ids of units that need not run; all of the plan's cells are among them.
+        workers: client processes, each with one torch thread.
+        pictures: as of `leakbound.audit.run`; trainings have none.
+        bench: the plan's data, where it is loaded already.
+        started: called with a training when it starts.
+
+    Raises:
+        ValueError: cells that are not done, which Flower does not run; or a simulation that cannot
+            start.
+    """
+    finished = set(done)
+    if any(cell.id not in finished for cell in plan.cells()):
+        raise ValueError("engine is 'flower', which runs trainings alone; run cells without it")
+    units = [unit for unit in plan.utility_cells() if unit.id not in finished]
+    bench = bench or Bench(plan.data)
+    if bench.device.type != "cpu":
+        raise ValueError(f"device is {str(bench.device)!r}, but the simulation computes on CPUs")
+    if not units:
+        return
+    flow = Flow()
+    path = os.pathsep.join(entry for entry in ["", *sys.path] if entry)
+    with environment({"PYTHONPATH": path}), connected(None, workers, shared=False):
+        simulation = threading.Thread(target=_simulate, args=(units, bench, flow), daemon=True)
+        simulation.start()
+        try:
+            yield from _results(flow, len(units), started)
+        finally:
+            flow.stop.set()
+            simulation.join(GRACE)
+
+
+def _results(flow: Flow, count: int, started: Callable[[Unit], None]) -> Iterator[Result]:
+    while count:
+        event = flow.events.get()
+        if isinstance(event, Result):
+            count -= 1
+            yield event
+        elif isinstance(event, UtilityCell):
+            started(event)
+        else:
+            raise ValueError(f"Flower's simulation ended: {event or 'it gave no reason'}")
+
+
+def _simulate(units: Sequence[UtilityCell], bench: Bench, flow: Flow) -> None:
+    """Flower's engine, which takes the Ray that is there; its log keeps to errors."""
+    from flwr.simulation import run_simulation
+
+    with _silent():
+        try:
+            run_simulation(
+                server_app(units, bench, flow),
+                client_app(units, bench.dataset.fingerprint),
+                max(unit.utility.clients for unit in units),
+                backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+            )
+        except BaseException as error:  # it ends this thread, and is told to the other
+            flow.put(error)
+        else:
+            flow.put(None)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+class Stopped(BaseException):
+    """The training is to end now; no error of the training's own."""
+
+
+def client_app(units: Iterable[UtilityCell], fingerprint: str) -> ClientApp:
+    """An app whose clients take their turns in the given trainings.
+
+    Args:
+        units: the trainings that a server may ask for.
+        fingerprint: of the data that the server has; a client with other data refuses.
+    """
+    app, known = ClientApp(), {unit.id: unit for unit in units}
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        try:
+            with one_thread():
+                content = _turn(message.content, context, known, fingerprint)
+        except Exception as error:  # told to the server, as the training's own failure
+            content = RecordDict({TURN: ConfigRecord({WHY: reason_of(error)})})
+        return Message(content, reply_to=message)
+
+    return app
+
+
+def server_app(units: Sequence[UtilityCell], bench: Bench, flow: Flow | None = None) -> ServerApp:
+    """An app that plays the trainings one after the other, and hands their results to `flow`."""
+    app, out = ServerApp(), flow or Flow()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        try:
+            for unit in units:
+                out.put(unit)
+                clients = Messages(grid, unit, out)
+                out.put(run_utility(unit, bench, clients=clients))
+        except Stopped:
+            return
+        except BaseException as error:
+            out.put(error)
+            raise
+
+    return app
+
+
+@dataclass
+class Flow:
+    """What a server's thread tells the one that waits for it, and the word to stop."""
+
+    events: SimpleQueue[Any] = field(default_factory=SimpleQueue)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def put(self, event: Any) -> None:
+        """A unit that starts, a result, or an error."""
+        self.events.put(event)
+
+    def check(self) -> None:
+        """Raise `Stopped` once it is time to stop."""
+        if self.stop.is_set():
+            raise Stopped
+
+
+class Messages:
+    """`leakbound.audit.utility.Clients` that are reached through a Grid.
+
+    A client's number is the place of its node among all, by number; sums go in that order.
+    """
+
+    def __init__(self, grid: Grid, unit: UtilityCell, flow: Flow) -> None:
+        self._grid, self._unit, self._flow = grid, unit, flow
+        self._nodes = self._gather(unit.utility.clients)
+
+    def __call__(self, opening: Opening) -> list[Update]:
+        """Send the opening to every client and wait for all of them.
+
+        Raises:
+            ValueError: what a client says went wrong.
+        """
+        nodes = self._nodes[: len(opening.parts)]
+        messages = [
+            Message(self._content(opening, i), node, "train", group_id=str(opening.number))
+            for i, node in enumerate(nodes)
+        ]
+        replies = {reply.metadata.src_node_id: reply for reply in self._exchange(messages)}
+        return [self._update(replies[node], opening.task.parameters) for node in nodes]
+
+    def _gather(self, count: int) -> list[int]:
+        limit = time.monotonic() + PATIENCE
+        while len(nodes := sorted(self._grid.get_node_ids())) < count:
+            self._flow.check()
+            if time.monotonic() > limit:
+                raise ValueError(f"{len(nodes)} of {count} clients came in {PATIENCE:.0f} seconds")
+            time.sleep(0.02)
+        return nodes
+
+    def _exchange(self, messages: list[Message]) -> Iterator[Message]:
+        waiting = set(self._grid.push_messages(messages))
+        while waiting:
+            self._flow.check()
+            replies = list(self._grid.pull_messages(waiting))
+            for reply in replies:
+                waiting.discard(reply.metadata.reply_to_message_id)
+                yield reply
+            if waiting and not replies:
+                time.sleep(0.002)
+
+    def _content(self, opening: Opening, client: int) -> RecordDict:
+        weights = opening.task.parameters.numpy()
+        parts = opening.parts[client].numpy()
+        content = RecordDict(
+            {
+                WEIGHTS: ArrayRecord({"weights": Array(weights), "images": Array(parts)}),
+                TURN: ConfigRecord(
+                    {"unit": self._unit.id, "round": opening.number, "client": client}
+                ),
+            }
+        )
+        state.save(content, DEFENSE, self._unit.id, opening.defense.links)
+        return content
+
+    def _update(self, reply: Message, like: torch.Tensor) -> Update:
+        if reply.has_error():
+            raise ValueError(f"a client did not answer: {reply.error.reason}")
+        told: Any = reply.content[TURN]
+        if WHY in told:
+            raise ValueError(str(told[WHY]))
+        sent: Any = reply.content[SENT]
+        rows = torch.from_numpy(np.array(sent["rows"].numpy())).to(like.dtype)
+        mask = torch.from_numpy(np.array(sent["mask"].numpy())) if "mask" in sent else None
+        examples = tuple(int(n) for n in sent["examples"].numpy())
+        return Update(rows, Rows(int(told["rows_of"])), examples, mask=mask)
+
+
+def _turn(
+    content: RecordDict, context: Context, known: dict[str, UtilityCell], fingerprint: str
+) -> RecordDict:
+    """One client's part of a round."""
+    told, arrays = content[TURN], content[WEIGHTS]
+    assert isinstance(told, ConfigRecord)
+    assert isinstance(arrays, ArrayRecord)
+    unit, number = known[str(told["unit"])], int(told["round"])  # type: ignore[arg-type]
+    bench = _bench(unit.data)
+    if bench.dataset.fingerprint != fingerprint:
+        raise ValueError(f"data source {unit.data.source!r} is not the server's on this node")
+    weights = torch.from_numpy(np.array(arrays["weights"].numpy()))
+    task = bench.task(unit.model, unit.seed).with_parameters(weights)
+    plain = build_defense(unit.defense)
+    ready = type(plain)(state.load(content, DEFENSE, unit.id, plain))
+    noise, kept = noise_of(unit, int(told["client"])), None  # type: ignore[arg-type]
+    if number > 1:
+        kept, place = state.load(context.state, KEPT, unit.id, ready)
+        noise.set_state(place)
+    batch = bench.batch(torch.from_numpy(np.array(arrays["images"].numpy())))
+    update, kept = step(task, batch, ready, noise, kept)
+    state.save(context.state, KEPT, unit.id, (kept, noise.get_state()))
+    sent = {"rows": Array(update.rows.numpy()), "examples": Array(np.array(update.examples))}
+    if update.mask is not None:
+        sent["mask"] = Array(update.mask.numpy())
+    about = ConfigRecord({"rows_of": int(update.unit)})
+    return RecordDict({SENT: ArrayRecord(sent), TURN: about})
+
+
+@lru_cache(maxsize=1)
+def _bench(spec: DataSpec) -> Bench:
+    return Bench(spec)

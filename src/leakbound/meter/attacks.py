@@ -1,0 +1,146 @@
+"""The cheap attacks of a meter: closed forms, on exactly what leaves the client."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from leakbound import inspection
+from leakbound.attacks import LinearInversion, LinearTrap, RobbingTheFed, TrapWeights
+from leakbound.attacks.analytic import input_layer
+from leakbound.attacks.base import Attack, seen_task
+from leakbound.attacks.planted import in_front
+from leakbound.attacks.trap import Trap
+from leakbound.covariance import Structured
+from leakbound.types import (
+    Gaussian,
+    Laplace,
+    Law,
+    NotApplicable,
+    Observation,
+    Reconstruction,
+    Server,
+    Unknown,
+    Update,
+)
+
+
+def cheap_attacks() -> tuple[Attack, ...]:
+    """The closed-form attacks: of an honest server, and of one that planted a layer."""
+    return (LinearInversion(), PlantedLayer())
+
+
+class PlantedLayer(Attack):
+    """Read an imprint, trap weights or a linear trap out of any layer that sees the input.
+
+    Whoever planted the layer knows which it is; here its marks tell. Parallel rows with graded
+    thresholds are sorted and read as `RobbingTheFed` reads its own, whatever their order and scale;
+    rows of balanced signs as `TrapWeights`.
+
+    Raises:
+        NotApplicable: no linear layer sees the input, or it has no marks.
+    """
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+        """Find the layer, put it in front as the attacks want it, and read it."""
+        task = seen_task(observation)
+        if isinstance(task.model, Trap):
+            threat = replace(observation.threat, server=Server.MALICIOUS)
+            return LinearTrap()(replace(observation, threat=threat), generator)
+        name = input_layer(task, observation.input_shape)
+        parts = task.unflatten(task.parameters)
+        prefix = f"{name}." if name else ""
+        rows, bias = parts[f"{prefix}weight"].double(), parts[f"{prefix}bias"].double()
+        members = inspection.parallel(rows)
+        level = bias / rows.norm(dim=1).clamp_min(1e-300)
+        if len(members) >= inspection.MANY and len(level[members].unique()) > 1:
+            order = torch.tensor(members, device=rows.device)
+            order = order[level[order].argsort(descending=True)]
+            unit = rows[order] / rows[order].norm(dim=1, keepdim=True)
+            seen = _alone(observation, prefix, order, unit.mean(0).expand_as(unit), level[order])
+            return RobbingTheFed()(seen, generator)
+        marks = [f for f in inspection.statistics(task) if f.layer == name and f.marked]
+        if not any(f.kind in ("trap weights", "rarely active") for f in marks):
+            raise NotApplicable("the layer that sees the input has no marks of a planted one")
+        every = torch.arange(len(rows), device=rows.device)
+        return TrapWeights()(_alone(observation, prefix, every, rows, bias, "trap"), generator)
+
+
+def _alone(
+    observation: Observation,
+    prefix: str,
+    order: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    kind: str = "imprint",
+) -> Observation:
+    """What some units of a layer sent, as if they were the whole model: a planted layer alone."""
+    task = seen_task(observation)
+    index = torch.cat([_places(task.layout, f"{prefix}{n}", order) for n in ("weight", "bias")])
+    shell = replace(
+        task,
+        model=nn.Identity(),
+        parameters=task.parameters[:0],
+        buffers={},
+        public=observation.auxiliary or task.public,
+        kept=None,
+    )
+    front = in_front(shell, weight, bias, 1.0, kind)
+    scale = _way_back(observation, prefix, order)
+    width = weight.shape[1]
+    factor = torch.cat([scale.repeat_interleave(width), scale]).to(observation.update.rows)
+    threat = replace(observation.threat, server=Server.MALICIOUS)
+    return replace(
+        observation,
+        update=_chosen(observation.update, index, factor),
+        task=front,
+        threat=threat,
+        defense=None,
+        sent=None,
+        history=(),
+    )
+
+
+def _way_back(observation: Observation, prefix: str, order: Tensor) -> Tensor:
+    """(units,) 1 / size of each unit's outgoing weights, where a linear layer takes all units."""
+    task = seen_task(observation)
+    parts = task.unflatten(task.parameters)
+    linear = [n for n, m in task.model.named_modules() if isinstance(m, nn.Linear)]
+    here = linear.index(prefix.removesuffix("."))
+    units = len(parts[f"{prefix}weight"])
+    ones = torch.ones(len(order), device=order.device, dtype=torch.float64)
+    if here + 1 >= len(linear):
+        return ones
+    after = parts[f"{linear[here + 1]}.weight"]
+    if after.shape[1] != units:
+        return ones
+    size = after.double().norm(dim=0)[order]
+    return size.median() / size if bool((size > 0).all()) else ones
+
+
+def _places(
+    layout: tuple[tuple[str, torch.Size, int, int], ...], name: str, order: Tensor
+) -> Tensor:
+    """Where the given rows of a tensor stand in the flat vector."""
+    shape, start, stop = next((s, a, b) for n, s, a, b in layout if n == name)
+    every = torch.arange(start, stop, device=order.device).reshape(shape)
+    return every[order].reshape(-1)
+
+
+def _chosen(update: Update, index: Tensor, factor: Tensor) -> Update:
+    """Some coordinates of an update, each times a public factor, with their part of the law."""
+    law: Law = update.law
+    square = factor.double().square()
+    if isinstance(law, Gaussian):
+        if isinstance(law.covariance, Structured):
+            law = Unknown("the noise is correlated, and the reading takes it as independent")
+        else:
+            own = torch.as_tensor(law.covariance, dtype=torch.float64, device=index.device)
+            law = replace(law, covariance=own.expand(update.rows.shape[-1:])[index] * square)
+    elif isinstance(law, Laplace):
+        own = torch.as_tensor(law.scale, dtype=torch.float64, device=index.device)
+        law = replace(law, scale=own.expand(update.rows.shape[-1:])[index] * square.sqrt())
+    mask = None if update.mask is None else update.mask[:, index]
+    return replace(update, rows=update.rows[:, index] * factor, law=law, mask=mask)

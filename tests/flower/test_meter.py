@@ -1,0 +1,278 @@
+"""The leak meter as the outermost mod of a real Flower app on real digits."""
+
+import json
+import logging
+import stat
+
+import pytest
+import torch
+from flwr.app import ArrayRecord
+from flwr.client.mod import secaggplus_mod
+from flwr.clientapp.mod import fixedclipping_mod
+
+from leakbound.defenses import ClipExamples, GaussianMechanism, GaussianNoise, Mean, chain
+from leakbound.flower import DefenseMod, InProcessGrid, check_mods, run
+from leakbound.flower.compat import delivered
+from leakbound.flower.meter import BROKEN, REFUSED, LeakMeter
+from leakbound.meter import Policy
+from leakbound.random import normal, stream
+
+PRIVATE = chain(ClipExamples(1.0), Mean(), GaussianMechanism(5.0))
+STRICT = Policy(on_leak="refuse")
+ACCEPTED = Policy(on_leak="refuse", on_undecided="refuse", probability=0.05)
+
+
+@pytest.fixture
+def one(digits):
+    """One image a client and step: what undefended training gives away."""
+
+    def of(who, round):
+        at = 10 * int(who)
+        return [(digits.inputs[at : at + 1], digits.labels[at : at + 1])]
+
+    return of
+
+
+def planted(flower):
+    """The server's weights with an imprint in the first layer: graded parallel rows."""
+    state = flower.Net().state_dict()
+    direction = normal((64,), stream(0, "imprint"))
+    state["first.weight"] = direction.repeat(12, 1) * (1 + torch.arange(12.0))[:, None]
+    state["first.bias"] = -torch.linspace(0.1, 2.0, 12) * (1 + torch.arange(12.0))
+    return ArrayRecord(state)
+
+
+def everything(reply):
+    """All that is on the wire of a reply, as plain values."""
+    if reply.has_error():
+        return {"error": (reply.error.code, reply.error.reason)}
+    arrays = {
+        key: {name: array.data for name, array in record.items()}
+        for key, record in reply.content.array_records.items()
+    }
+    metrics = {key: dict(record) for key, record in reply.content.metric_records.items()}
+    configs = {key: dict(record) for key, record in reply.content.config_records.items()}
+    return {"arrays": arrays, "metrics": metrics, "configs": configs}
+
+
+def warnings(caplog):
+    return [r.getMessage() for r in caplog.records if r.name == "leakbound.meter"]
+
+
+def test_a_warning_stays_on_the_client(flower, setup, one, caplog):
+    """With and without the meter, the reply is the same to the byte."""
+    with caplog.at_level(logging.WARNING, "leakbound.meter"):
+        plain = flower.ask(flower.client_app(batches=one))
+        metered = flower.ask(flower.client_app([LeakMeter(setup)], batches=one))
+    assert everything(metered) == everything(plain)
+    (words,) = warnings(caplog)
+    assert "warn (exposed)" in words
+    assert "rebuilds an image at" in words
+
+
+def test_a_refusal_says_nothing_else(flower, setup, one, digits):
+    app = flower.client_app([LeakMeter(setup, STRICT)], batches=one)
+    reply = flower.ask(app)
+    assert reply.error.reason == REFUSED
+    grid = InProcessGrid(app, 2)
+    other = flower.ask(app, flower.message(grid, node=3), grid=grid)  # another client's data
+    assert everything(other) == everything(reply)
+
+
+def test_differential_privacy_inside_passes(flower, setup, one, caplog):
+    mods = [LeakMeter(setup, ACCEPTED), DefenseMod(PRIVATE, setup, seed=1)]
+    with caplog.at_level(logging.INFO, "leakbound.meter"):
+        reply = flower.ask(flower.client_app(mods, batches=one))
+        bare = flower.ask(flower.client_app(mods[1:], batches=one))
+    assert everything(reply) == everything(bare)
+    assert "send (protected)" in warnings(caplog)[0]
+
+
+def test_the_law_of_a_mods_noise_is_known(flower, setup, one, caplog, tmp_path):
+    """The floor needs the covariance that the mod inside declared."""
+    policy = Policy(threshold_db=14.0, on_undecided="refuse")
+    noise = DefenseMod(GaussianNoise(1.0), setup, seed=1)
+    with caplog.at_level(logging.INFO, "leakbound.meter"):
+        reply = flower.ask(flower.client_app([LeakMeter(setup, policy), noise], batches=one))
+        assert not reply.has_error()
+        meter = LeakMeter(setup, policy, path=tmp_path / "readings.jsonl")
+        twice = [meter, DefenseMod(GaussianNoise(1e-3), setup, seed=2), noise]
+        unknown = flower.ask(flower.client_app(twice, batches=one))
+    assert "send (protected on average)" in warnings(caplog)[0]
+    assert unknown.error.reason == REFUSED  # several mods: no law, no bound, undecided
+    assert "several mods made the update" in meter.path.read_text()
+
+
+def test_a_planted_model_is_refused_before_training(flower, setup, one, caplog):
+    trained = []
+
+    def batches(who, round):
+        trained.append(who)
+        return one(who, round)
+
+    app = flower.client_app([LeakMeter(setup)], batches=batches)
+    with caplog.at_level(logging.WARNING, "leakbound.meter"):
+        reply = flower.ask(app, arrays=planted(flower))
+    assert reply.error.reason == REFUSED
+    assert trained == []
+    assert "looks planted (imprint)" in warnings(caplog)[0]
+    assert not flower.ask(app).has_error()  # the agreed model is trained
+    assert trained == [0]
+
+
+def test_a_planted_model_may_be_warned_of_and_is_read(flower, setup, one, caplog):
+    policy = Policy(on_planted="warn", on_leak="ignore")
+    app = flower.client_app([LeakMeter(setup, policy)], batches=one)
+    with caplog.at_level(logging.WARNING, "leakbound.meter"):
+        reply = flower.ask(app, arrays=planted(flower))
+    assert not reply.has_error()
+    assert "warn (exposed)" in warnings(caplog)[0]
+
+
+@pytest.mark.parametrize("model", ["agreed", "planted"])
+def test_nothing_useful_is_sent_where_the_policy_says_so(model, flower, setup, one):
+    policy = Policy(on_leak="refuse", on_refuse="send nothing useful")
+    arrays = planted(flower) if model == "planted" else ArrayRecord(flower.Net().state_dict())
+    app = flower.client_app([LeakMeter(setup, policy)], batches=one)
+    reply = flower.ask(app, arrays=arrays)
+    plain = flower.ask(flower.client_app(batches=one), arrays=arrays)
+    found, given = everything(reply), everything(plain)
+    assert found["arrays"]["arrays"] == {name: a.data for name, a in arrays.items()}
+    assert found["arrays"] != given["arrays"]
+    assert found["metrics"] == given["metrics"]
+
+
+def test_numbers_leave_only_by_a_release(flower, setup, one):
+    app = flower.client_app([LeakMeter(setup, release=True)], batches=one)
+    metrics = everything(flower.ask(app))["metrics"]["metrics"]
+    assert metrics["released-exposed"] == 1.0
+    assert metrics["released-refused"] == 0.0
+    assert metrics["released-best-db"] > 60
+    strict = flower.client_app([LeakMeter(setup, STRICT, release=True)], batches=one)
+    reason = flower.ask(strict).error.reason
+    assert reason.startswith(f"{REFUSED}; released knowingly: ")
+    told = json.loads(reason.partition("knowingly: ")[2])
+    assert told["released-refused"] == 1.0
+    before = flower.ask(strict, arrays=planted(flower)).error.reason
+    assert json.loads(before.partition("knowingly: ")[2])["released-exposed"] == 0.0
+
+
+def test_every_so_many_rounds_it_measures_and_every_round_it_inspects(
+    flower, setup, one, caplog, tmp_path
+):
+    path = tmp_path / "readings.jsonl"
+    app = flower.client_app([LeakMeter(setup, every=3, path=path, release=True)], batches=one)
+    grid = InProcessGrid(app, 1)
+    released = []
+    for number in range(1, 6):
+        reply = flower.ask(app, flower.message(grid, round=number), grid=grid)
+        metrics = everything(reply)["metrics"]["metrics"]
+        released.append("released-exposed" in metrics)
+    assert released == [True, False, False, True, False]
+    asked = flower.message(grid, round=6, arrays=planted(flower))
+    assert flower.ask(app, asked, grid=grid).error.reason.startswith(REFUSED)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    verdicts = [line.get("verdict") for line in lines]
+    assert verdicts == ["exposed", None, None, "exposed", None, None]
+    assert [line["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert lines[-1]["action"] == "refuse"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_what_cannot_be_judged_is_not_sent(flower, setup, one, batches, caplog):
+    unheard = flower.client_app([LeakMeter(setup)], batches=one, shown=False)
+    with caplog.at_level(logging.ERROR, "leakbound.meter"):
+        assert flower.ask(unheard).error.reason == BROKEN
+    assert "tap(inputs, labels)" in warnings(caplog)[0]
+
+    def late(message, context, call_next):
+        """Changes the weights after the defense had made them."""
+        reply = call_next(message, context)
+        state = reply.content["arrays"].to_torch_state_dict()
+        state["last.bias"] += 1
+        reply.content["arrays"] = ArrayRecord(state)
+        return reply
+
+    mods = [LeakMeter(setup), late, DefenseMod(PRIVATE, setup, seed=1)]
+    assert flower.ask(flower.client_app(mods, batches=one)).error.reason == BROKEN
+    wrong = ArrayRecord({"first.weight": torch.zeros(2)})
+    assert flower.ask(flower.client_app([LeakMeter(setup)], batches=one), arrays=wrong).has_error()
+
+
+def test_a_train_functions_own_defense_is_taken_at_its_word(flower, setup, one):
+    told = LeakMeter(setup, ACCEPTED, defense=PRIVATE)
+    untold = LeakMeter(setup, ACCEPTED)
+
+    def noise(message, context, call_next):
+        """Stands for a train function with DP-SGD inside: no leakbound mod made this noise."""
+        reply = call_next(message, context)
+        state = reply.content["arrays"].to_torch_state_dict()
+        for i, value in enumerate(state.values()):
+            value += normal(value.shape, stream(i, "noise"))
+        reply.content["arrays"] = ArrayRecord(state)
+        return reply
+
+    assert not flower.ask(flower.client_app([told, noise], batches=one)).has_error()
+    assert flower.ask(flower.client_app([untold, noise], batches=one)).error.reason == REFUSED
+
+
+def test_several_local_steps_are_read_as_such(flower, digits, setup, batches, tmp_path):
+    """Three steps on three batches: the reading is of all twelve images, each once."""
+    import dataclasses
+
+    longer = dataclasses.replace(setup, steps=3, batch_size=flower.SIZE)
+    path = tmp_path / "readings.jsonl"
+    app = flower.client_app([LeakMeter(longer, path=path)], batches=batches, steps=3)
+    assert not flower.ask(app).has_error()
+    (line,) = [json.loads(text) for text in path.read_text().splitlines()]
+    assert len(line["blind"]) == 12
+
+
+def test_a_run_goes_on_without_the_clients_that_refuse(flower, setup, one, batches, caplog):
+    """Client 0 trains on one image and refuses, client 1 on forty and sends."""
+
+    def mixed(who, round):
+        if int(who) == 0:
+            return one(who, round)
+        inputs, labels = zip(*batches(who, round), strict=True)
+        return [(torch.cat(inputs), torch.cat(labels))]
+
+    seen, result = [], []
+    app = flower.client_app([LeakMeter(setup, STRICT)], batches=mixed)
+    run(
+        flower.server_app(2, into=result),
+        app,
+        2,
+        on_exchange=lambda sent, reply: seen.append((sent.metadata.message_type, reply)),
+    )
+    replies = [reply for kind, reply in seen if kind == "train"]
+    assert len(replies) == 4
+    for reply in replies:
+        assert reply.has_error() == (reply.metadata.src_node_id == 2)
+    assert {reply.error.reason for reply in replies if reply.has_error()} == {REFUSED}
+
+
+def test_a_wrong_place_in_the_list_is_refused(setup):
+    meter, noise = LeakMeter(setup), DefenseMod(GaussianNoise(0.1), setup)
+    check_mods([meter, noise, fixedclipping_mod])
+    check_mods([secaggplus_mod, meter, noise])
+    with pytest.raises(ValueError, match="after the LeakMeter judged them"):
+        check_mods([noise, meter])
+    with pytest.raises(ValueError, match="fixedclipping_mod changes the weights after"):
+        check_mods([fixedclipping_mod, meter])
+    with pytest.raises(ValueError, match="secaggplus_mod first"):
+        check_mods([meter, secaggplus_mod, noise])
+
+
+def test_errors_of_the_train_function_pass_through(flower, setup):
+    def broken(who, round):
+        raise RuntimeError("no data today")
+
+    reply = flower.ask(flower.client_app([LeakMeter(setup)], batches=broken))
+    assert "no data today" in reply.error.reason
+    assert REFUSED not in reply.error.reason
+
+
+def test_a_reply_is_the_same_after_the_wire(flower, setup, one):
+    reply = flower.ask(flower.client_app([LeakMeter(setup)], batches=one))
+    assert everything(delivered(reply, "again")) == everything(reply)

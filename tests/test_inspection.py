@@ -1,0 +1,248 @@
+"""Marks of planted models: found where they are, silent on ordinary ones, at known odds."""
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from leakbound import client, data, models
+from leakbound.attacks import LinearTrap, RobbingTheFed, TrapWeights
+from leakbound.attacks.features.head import special_head
+from leakbound.inspection import inspect, parallel, statistics
+from leakbound.pruning import Magnitude, Random
+from leakbound.random import normal, stream, uniform
+from leakbound.types import Batch, Task
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return data.load("digits")
+
+
+@pytest.fixture(scope="module")
+def mnist():
+    return data.load("mnist5k", limit=600)
+
+
+def fresh(own, build="mlp", seed=0, *, public=True, **settings):
+    shape = tuple(own.inputs.shape[1:])
+    net = getattr(models, build)(
+        input_shape=shape, classes=10, generator=stream(seed, "model"), **settings
+    )
+    images = Batch(own.inputs[:300], own.labels[:300]) if public else None
+    return Task.of(net, classes=10, public=images)
+
+
+def trained(own, task, steps=100, kind="sgd"):
+    weights = nn.Parameter(task.parameters.clone())
+    optimizer = torch.optim.SGD([weights], lr=0.05, momentum=0.9)
+    if kind == "adam":
+        optimizer = torch.optim.Adam([weights], lr=1e-3)
+    source = stream(0, "training")
+    for _ in range(steps):
+        index = torch.randint(len(own.labels), (32,), generator=source)
+        slope = client.gradient(task, own.inputs[index], own.labels[index], weights.detach())
+        weights.grad = slope.detach()
+        optimizer.step()
+    return task.with_parameters(weights.detach())
+
+
+def changed(task, name, change):
+    """The task after `change(weight, bias)` wrote into a layer's tensors."""
+    flat = task.parameters.clone()
+    parts = task.unflatten(flat)
+    change(parts[f"{name}.weight"], parts.get(f"{name}.bias"))
+    return task.with_parameters(flat)
+
+
+def disguised(task, name="layer", noise=0.01, seed=0):
+    def change(weight, bias):
+        source = stream(seed, "disguise")
+        order = torch.randperm(len(weight), generator=source)
+        factor = 8 ** (2 * uniform((len(weight),), source) - 1)
+        weight.copy_(weight[order] * factor[:, None])
+        bias.copy_(bias[order] * factor)
+        size = weight.square().mean(1, keepdim=True).sqrt()
+        weight.add_(noise * size * normal(weight.shape, source))
+        bias.add_(noise * bias.abs() * normal(bias.shape, source))
+
+    return changed(task, name, change)
+
+
+def kinds(task, *probes):
+    return {finding.kind for finding in inspect(task, *probes)}
+
+
+PLANTS = {
+    "mean": RobbingTheFed(bins=32),
+    "cosine": RobbingTheFed(bins=200, measure="cosine"),
+    "random": RobbingTheFed(bins=32, measure="random"),
+    "tuned-trap": TrapWeights(rows=64),
+    "trap-0.9": TrapWeights(rows=64, scale=0.9),
+    "trap-1": TrapWeights(rows=64, scale=1.0),
+}
+
+
+@pytest.mark.parametrize("public", [True, False], ids=["probes", "no-probes"])
+@pytest.mark.parametrize("name", list(PLANTS))
+def test_planted_layers_are_found(name, public, mnist):
+    task = PLANTS[name].plant(fresh(mnist, "simple_convnet"))
+    task = task if public else Task(**{**vars_of(task), "public": None})
+    expected = "trap weights" if "trap" in name else "imprint"
+    assert expected in kinds(task)
+    assert expected in kinds(disguised(task))
+
+
+def vars_of(task):
+    names = ("model", "parameters", "loss", "plan", "input_range", "label_range", "buffers")
+    return {name: getattr(task, name) for name in names}
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "beside"])
+def test_a_linear_trap_is_found_by_its_loss(inside, digits):
+    task = LinearTrap(inside=inside).plant(fresh(digits))
+    (finding,) = (f for f in inspect(task) if f.kind == "linear trap")
+    assert finding.strength == 16
+    assert finding.layer == "loss"
+
+
+def test_a_special_head_is_found_by_its_columns(digits):
+    task = special_head(fresh(digits, hidden=(64,)), 32, stream(0, "head"))
+    assert kinds(task) == {"equal columns"}
+
+
+ORDINARY = {
+    "mlp": ("digits", "mlp", {}),
+    "mlp-deep": ("mnist", "mlp", {"hidden": (128, 64)}),
+    "convnet": ("mnist", "simple_convnet", {}),
+    "lenet": ("digits", "lenet", {}),
+    "resnet": ("digits", "resnet18", {"width": 8}),
+}
+
+
+@pytest.mark.parametrize("name", list(ORDINARY))
+def test_ordinary_models_are_not_flagged(name, digits, mnist):
+    source, build, settings = ORDINARY[name]
+    own = {"digits": digits, "mnist": mnist}[source]
+    for seed in range(3):
+        assert inspect(fresh(own, build, seed, **settings)) == ()
+    if name in ("mlp", "mlp-deep"):
+        task = fresh(own, build, **settings)
+        assert inspect(trained(own, task)) == ()
+        assert inspect(trained(own, task, kind="adam")) == ()
+
+
+@pytest.mark.parametrize("scheme", [Magnitude(rate=0.9, scope="layer"), Random(rate=0.5)], ids=repr)
+def test_pruned_models_are_not_flagged(scheme, digits):
+    task = fresh(digits, hidden=(64,))
+    task = task.pruned(scheme.start(task, None, stream(0, "pruning")))
+    assert inspect(task) == ()
+    assert inspect(trained(digits, task)) == ()
+
+
+def test_paths_that_pruning_did_not_cut_are_found(digits):
+    task = changed(fresh(digits), "1", lambda weight, bias: weight[3:5].zero_())
+    (finding,) = inspect(task)
+    assert (finding.kind, finding.strength) == ("zeroed paths", 2)
+
+
+def test_the_chance_of_balanced_signs_is_as_stated():
+    """Under independent random signs the strength exceeds s with probability 10^-s at most."""
+    found = []
+    for seed in range(200):
+        weight = normal((40, 101), stream(seed, "signs"))
+        net = nn.Sequential(nn.Flatten(), nn.Linear(101, 40), nn.Linear(40, 2))
+        task = changed(Task.of(net), "1", lambda w, _, weight=weight: w.copy_(weight))
+        found.append(next(f.strength for f in statistics(task) if f.kind == "trap weights"))
+    for level in (0.5, 1.0, 2.0):
+        count = sum(value >= level for value in found)
+        assert stats.binom.sf(count - 1, len(found), 10**-level) > 1e-3
+    # and it is no empty bound: half of the draws reach what they should up to discreteness
+    assert sum(value >= 0.15 for value in found) > 0.4 * len(found)
+
+
+def test_a_few_balanced_rows_among_many_are_found(digits):
+    """32 trap rows written into a layer of 128 random ones."""
+    trap = TrapWeights(rows=48, scale=0.9).plant(fresh(digits))
+    rows = trap.unflatten(trap.parameters)["layer.weight"] * 48 * 100
+
+    def change(weight, bias):
+        weight[:48] = rows
+
+    assert "trap weights" in kinds(changed(fresh(digits), "1", change))
+
+
+def test_rows_that_differ_only_where_images_are_empty_are_found_with_probes(mnist):
+    """The weights give nothing away, the answers to real images do."""
+    task = RobbingTheFed(bins=64).plant(fresh(mnist, "simple_convnet"))
+    still = mnist.inputs[:300].flatten(1).var(0) < 1e-6
+    assert int(still.sum()) > 50
+
+    def change(weight, bias):
+        size = weight.norm(dim=1, keepdim=True)
+        draw = normal(weight.shape, stream(0, "hidden")) * still
+        weight.add_(3 * size * draw / draw.norm(dim=1, keepdim=True))
+
+    hidden = changed(task, "layer", change)
+    assert "imprint" not in kinds(hidden)
+    assert "imprint on probes" in kinds(hidden)
+    bare = Task(**{**vars_of(hidden), "public": None})
+    assert "imprint on probes" not in kinds(bare)  # the blind spot, as stated
+    assert "imprint on probes" in kinds(bare, Batch(mnist.inputs[300:], mnist.labels[300:]))
+
+
+def test_copies_without_levels_are_named_as_such(digits):
+    def change(weight, bias):
+        weight[:6] = weight[:1].clone()
+        bias[:6] = bias[:1].clone()
+
+    (finding,) = inspect(changed(fresh(digits), "1", change))
+    assert (finding.kind, finding.strength) == ("near-duplicate rows", 6)
+    assert finding.rows == (0, 1, 2, 3, 4, 5)
+
+
+def test_a_huge_gain_is_found(digits):
+    task = changed(fresh(digits), "3", lambda weight, bias: weight.mul_(1e5))
+    assert "huge gain" in kinds(task)
+
+
+def test_the_planted_rows_are_named(digits):
+    task = RobbingTheFed(bins=16).plant(fresh(digits, "simple_convnet"))
+    (finding,) = (f for f in inspect(task) if f.kind == "imprint")
+    assert finding.rows == tuple(range(16))
+    assert "16 of 16 units" in finding.words
+
+
+def test_parallel_rows_of_few_weights_are_left_out():
+    rows = torch.zeros(6, 20)
+    rows[:, 0] = 1.0
+    assert parallel(rows) == []
+    assert len(parallel(torch.ones(6, 20))) == 6
+
+
+def test_the_chance_of_parallel_rows_is_as_stated():
+    """The cosine of two random directions in 8 dimensions exceeds c as the Beta law says."""
+    source = stream(0, "cosine")
+    a, b = normal((200_000, 8), source), normal((200_000, 8), source)
+    cosine = torch.nn.functional.cosine_similarity(a, b)
+    for level in (0.5, 0.8):
+        law = 0.5 * stats.beta.sf(level**2, 0.5, 3.5)
+        count = int((cosine >= level).sum())
+        assert abs(count - 200_000 * law) < 4 * math.sqrt(200_000 * law)
+    assert 0.5 * stats.beta.sf(0.99**2, 0.5, 3.5) == pytest.approx(2e-7, rel=0.5)
+
+
+def test_without_images_and_shape_the_weights_are_judged_alone(digits):
+    task = fresh(digits, public=False)
+    assert inspect(task) == ()
+    assert inspect(task, input_shape=(1, 8, 8)) == ()
+    assert {f.kind for f in statistics(task)} == {
+        "near-duplicate rows",
+        "trap weights",
+        "equal columns",
+        "zeroed paths",
+    }
+    # probes of another shape than the model's are no crash: they are not used
+    assert inspect(task, Batch(torch.rand(70, 3, 5, 5), torch.zeros(70).long())) == ()

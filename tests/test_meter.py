@@ -1,0 +1,381 @@
+"""The meter without Flower: what leaves is attacked and bounded, and the policy decides."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from leakbound import data, models
+from leakbound.attacks import GradientMatching, LinearTrap, MeanImage, RobbingTheFed, TrapWeights
+from leakbound.audit.records import encode
+from leakbound.audit.verdict import verdict as audited
+from leakbound.defenses import (
+    ClipExamples,
+    GaussianMechanism,
+    GaussianNoise,
+    Mean,
+    chain,
+    dp_sgd,
+)
+from leakbound.inspection import NOT_SAFE, Finding, inspect
+from leakbound.meter import Decision, Policy, measure
+from leakbound.meter.policy import EXPOSED, ON_AVERAGE, PROTECTED, UNDECIDED, judge
+from leakbound.protocol import resolve, send
+from leakbound.random import normal, stream, uniform
+from leakbound.types import Batch, Exact, Gaussian, ThreatModel, Unit, Update
+
+ACCEPTED = Policy(probability=0.05)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return data.load("digits")
+
+
+def task_of(own, build="mlp", seed=0, **settings):
+    net = getattr(models, build)(
+        input_shape=(1, 8, 8), classes=10, generator=stream(seed, "model"), **settings
+    )
+    from leakbound.types import Task
+
+    public = Batch(own.inputs[1000:1200], own.labels[1000:1200])
+    return Task.of(net, classes=10, public=public)
+
+
+def batch_of(own, size=1, at=0):
+    return Batch(own.inputs[at : at + size], own.labels[at : at + size])
+
+
+def read(task, batch, defense=None, policy=None, seed=0):
+    ready = resolve(chain() if defense is None else defense, task, batch.size)
+    update = send(task, batch, ready, stream(seed, "noise"))
+    return measure(
+        task, update, batch=batch, defense=ready, policy=policy, source=stream(seed, "meter")
+    )
+
+
+def outcome(reading, name):
+    return next(o for o in reading.outcomes if o.attack == name)
+
+
+def test_one_undefended_image_is_exposed(digits):
+    reading = read(task_of(digits), batch_of(digits))
+    assert reading.verdict == EXPOSED
+    assert reading.best_db > 60
+    assert reading.labels == 1.0
+    assert reading.decision.action == "warn"
+    assert "LinearInversion rebuilds an image at" in reading.decision.reasons[0]
+    assert NOT_SAFE in reading.notes  # an ordinary model, and the words say what that is worth
+
+
+def test_the_answer_is_judged_and_not_the_batch(digits):
+    """Another client's update does not expose this batch: the attack never sees the truth."""
+    task, mine, theirs = task_of(digits), batch_of(digits), batch_of(digits, at=7)
+    update = send(task, theirs, chain(), stream(0, "noise"))
+    reading = measure(task, update, batch=mine, source=stream(0))
+    assert reading.best_db < 20
+    assert reading.verdict == UNDECIDED
+
+
+def test_differential_privacy_protects(digits):
+    """Noise of multiplier 5 on one image; digits are so alike that a blind guess hits 1.5 %."""
+    defense = chain(ClipExamples(1.0), Mean(), GaussianMechanism(5.0))
+    reading = read(task_of(digits), batch_of(digits), defense, ACCEPTED)
+    assert reading.verdict == PROTECTED
+    assert reading.decision.action == "send"
+    (limit,) = reading.limits
+    assert limit.excludes
+    assert 0.015 < limit.value < 0.05
+    strict = read(task_of(digits), batch_of(digits), defense)
+    assert strict.limits[0].value == limit.value
+    assert strict.verdict == UNDECIDED
+
+
+def test_the_probability_is_that_of_the_bounds(digits):
+    import numpy as np
+
+    from leakbound.bounds import identification, ladder
+
+    defense = chain(ClipExamples(1.0), Mean(), GaussianMechanism(2.0))
+    (limit,) = read(task_of(digits), batch_of(digits), defense, Policy(threshold_db=12.0)).limits
+    flat = digits.inputs[1000:1200].flatten(1).double().numpy()
+    rung = ladder.Seen(ladder.GaussianImages.from_samples(flat, components=32), [flat])
+    blind = float(rung.log_kappa(np.array([10**-1.2]))[0])
+    assert limit.value == pytest.approx(float(identification.gaussian(2.0, log_kappa=blind)))
+
+
+def test_noise_floors_protect_smooth_models_on_average(digits):
+    policy = Policy(threshold_db=14.0)
+    task = task_of(digits, activation="tanh")
+    loud = read(task, batch_of(digits), chain(GaussianNoise(1.0)), policy)
+    assert loud.verdict == ON_AVERAGE
+    (limit,) = loud.limits
+    assert limit.on_average
+    assert limit.psnr < 14.0
+    quiet = read(task, batch_of(digits), chain(GaussianNoise(1e-4)), policy)
+    assert quiet.verdict == EXPOSED
+    assert quiet.limits == ()  # the verdict is settled without a floor
+    kinky = read(task_of(digits), batch_of(digits), chain(GaussianNoise(1.0)), policy)
+    assert kinky.verdict == UNDECIDED
+    assert any("kinks" in note for note in kinky.notes)
+
+
+def test_floors_are_asked_for_only_where_they_can_tell(digits):
+    task = task_of(digits, activation="tanh")
+    noise = chain(GaussianNoise(1.0))
+    many = read(task, batch_of(digits, 4), noise)
+    assert many.limits == ()
+    assert any("pairs" in note for note in many.notes)
+    always = read(task, batch_of(digits, 4), noise, Policy(floor="always"))
+    assert always.limits[0].value > 0
+    assert not always.limits[0].on_average
+    assert always.verdict == UNDECIDED
+    never = read(task, batch_of(digits), noise, Policy(floor="never"))
+    assert never.limits == ()
+
+
+def test_a_floor_that_is_not_proved_decides_nothing(digits):
+    policy = Policy(threshold_db=14.0, floor="always")
+    reading = read(task_of(digits), batch_of(digits), chain(GaussianNoise(1.0)), policy)
+    (limit,) = reading.limits
+    assert limit.psnr < 14.0
+    assert limit.covers == "unproved"
+    assert not limit.on_average
+    assert "relu" in limit.words
+    assert reading.verdict == UNDECIDED
+
+
+def test_the_cheap_floor_is_below_the_error_of_an_attack(digits):
+    """Over 20 images drawn from the prior, the blind mean image errs by more than the floor."""
+    task = task_of(digits, activation="tanh")
+    policy = Policy(floor="always", floor_images=8)
+    (limit,) = read(task, batch_of(digits), chain(GaussianNoise(0.01)), policy).limits
+    flat = digits.inputs[1000:1200]
+    variance = float(flat.flatten(1).double().var(0).mean())
+    assert 0 < limit.value < variance
+    (louder,) = read(task, batch_of(digits), chain(GaussianNoise(0.1)), policy).limits
+    assert limit.value < louder.value < variance
+
+
+def test_a_release_that_is_not_the_declared_one_gets_no_floor(digits):
+    """Two local steps are no single step: the floor of a stand-in is refused."""
+    task, batch = task_of(digits, activation="tanh"), batch_of(digits)
+    update = send(task, batch, chain(), stream(0))
+    noise = 0.01 * normal(update.rows.shape, stream(1))
+    wrong = Update(3 * update.rows + noise, Unit.CLIENT, (1,), Gaussian(1e-4))
+    policy = Policy(floor="always")
+    reading = measure(task, wrong, batch=batch, policy=policy, source=stream(0))
+    assert reading.limits == ()
+    assert any("stand-in" in note for note in reading.notes)
+
+
+def test_statistics_that_leave_beside_take_every_bound_away(digits):
+    defense = chain(ClipExamples(1.0), Mean(), GaussianMechanism(5.0))
+    task = task_of(digits, "resnet18", width=8, norm="batch")
+    batch = batch_of(digits)
+    update = send(task, batch, defense, stream(0))
+    given = {"batch": batch, "defense": defense, "source": stream(0)}
+    assert measure(task, update, **given).limits
+    reading = measure(task, update, **given, buffers=True)
+    assert reading.limits == ()
+    assert any("statistics" in note for note in reading.notes)
+
+
+def inside_an_mlp(task, attack, *, shuffle=True):
+    """The planted layer written into the agreed model's own first layer, in any order and scale."""
+    front = attack.plant(task)
+    parts = front.unflatten(front.parameters)
+    flat = task.parameters.clone()
+    own = task.unflatten(flat)
+    units = len(own["1.weight"])
+    order = torch.randperm(units, generator=stream(0, "order"))
+    factor = 4 ** (2 * uniform((units,), stream(0, "factor")) - 1) * attack.gain * units
+    if not shuffle:
+        order, factor = torch.arange(units), torch.full((units,), attack.gain * units)
+    own["1.weight"].copy_(parts["layer.weight"][order] * factor[:, None])
+    own["1.bias"].copy_(parts["layer.bias"][order] * factor)
+    own["3.weight"].copy_(own["3.weight"][:, :1].expand_as(own["3.weight"]))
+    return task.with_parameters(flat)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [RobbingTheFed(bins=128), TrapWeights(rows=128, expected=4)],
+    ids=["imprint", "trap"],
+)
+def test_a_planted_layer_inside_the_agreed_model_is_read(attack, digits):
+    """Four images that an ordinary model would mix; the meter reads what the server would."""
+    batch = batch_of(digits, 4, at=20)
+    plain = task_of(digits, hidden=(128,))
+    planted = inside_an_mlp(plain, attack)
+    reading = read(planted, batch)
+    found = [v for v in outcome(reading, "PlantedLayer").psnr if v >= 20]
+    assert len(found) >= 3
+    assert reading.verdict == EXPOSED
+    assert reading.decision.action == "refuse"
+    assert any("looks planted" in words for words in reading.decision.reasons)
+    ordinary = outcome(read(plain, batch), "PlantedLayer")
+    assert "no marks" in ordinary.problem
+
+
+def test_the_planted_attacks_own_models_are_read(digits):
+    batch = batch_of(digits, 3, at=20)
+    for attack in (RobbingTheFed(bins=256), TrapWeights(rows=256)):
+        reading = read(attack.plant(task_of(digits)), batch)
+        assert max(outcome(reading, "PlantedLayer").psnr) > 25
+    one = read(LinearTrap().plant(task_of(digits)), batch_of(digits))
+    assert outcome(one, "PlantedLayer").psnr[0] > 60
+
+
+def test_noise_of_a_known_law_reaches_the_planted_reader(digits):
+    """Without its law the same noisy update gives less away."""
+    batch = batch_of(digits, 2, at=20)
+    planted = inside_an_mlp(task_of(digits, hidden=(128,)), RobbingTheFed(bins=128))
+    quiet = read(planted, batch, chain(GaussianNoise(1e-5)))
+    loud = read(planted, batch, chain(GaussianNoise(10.0)))
+    assert min(outcome(quiet, "PlantedLayer").psnr) > 20
+    assert max(outcome(loud, "PlantedLayer").psnr) < 20
+
+
+def test_findings_are_taken_as_given(digits):
+    finding = Finding("1", "imprint", 99.0, 4.0, "seen before")
+    task, batch = task_of(digits), batch_of(digits)
+    update = send(task, batch, chain(), stream(0))
+    reading = measure(task, update, batch=batch, findings=[finding], source=stream(0))
+    assert reading.findings == (finding,)
+    assert reading.decision.refused
+
+
+def test_without_a_batch_only_marks_and_bounds_count(digits):
+    task, batch = task_of(digits), batch_of(digits)
+    defense = chain(ClipExamples(1.0), Mean(), GaussianMechanism(5.0))
+    update = send(task, batch, defense, stream(0))
+    with pytest.raises(ValueError, match="give the shape"):
+        measure(task, update, source=stream(0))
+    given = {"input_shape": (1, 8, 8), "source": stream(0)}
+    reading = measure(task, update, defense=defense, policy=ACCEPTED, **given)
+    assert reading.verdict == PROTECTED
+    assert reading.best_db is None
+    assert measure(task, send(task, batch, chain(), stream(0)), **given).verdict == UNDECIDED
+
+
+def test_stronger_attacks_may_be_added(digits):
+    task = task_of(digits, "simple_convnet")
+    policy = Policy(attacks=(MeanImage(), GradientMatching(steps=2)))
+    reading = read(task, batch_of(digits), policy=policy)
+    assert [o.attack for o in reading.outcomes][-2:] == ["MeanImage", "GradientMatching"]
+    assert outcome(reading, "MeanImage").psnr == reading.blind
+    assert "not applicable" in outcome(reading, "LinearInversion").problem
+
+
+def test_what_is_released_and_what_is_kept(digits):
+    reading = read(task_of(digits), batch_of(digits))
+    assert set(reading.release()) == {"released-exposed", "released-refused", "released-best-db"}
+    assert reading.release()["released-exposed"] == 1.0
+    assert reading.release()["released-best-db"] == round(reading.best_db)
+    told = json.loads(encode({"schema": 1, **reading.record()}))
+    assert told["verdict"] == EXPOSED
+    assert told["attacks"][0]["attack"] == "LinearInversion"
+    assert not any(isinstance(v, torch.Tensor) for v in dataclasses.asdict(reading).values())
+
+
+@pytest.mark.parametrize("case", range(5), ids=lambda case: f"case-{case}")
+def test_verdicts_are_those_of_an_audit(case):
+    psnr, blind, bounds = (
+        ([25.0], [10.0], []),
+        ([25.0], [26.0], []),
+        ([10.0, None], [9.0, 9.0], [(True, False)]),
+        ([10.0], [9.0], [(False, True)]),
+        ([10.0], [9.0], [(False, False)]),
+    )[case]
+    records = [
+        {"covers": "all", "excludes_threshold": e, "on_average": a, "probability": 0.1}
+        for e, a in bounds
+    ]
+    found = judge(
+        psnr,
+        blind,
+        20.0,
+        excluded=any(e for e, _ in bounds),
+        on_average=any(a for _, a in bounds),
+    )
+    assert found == audited(psnr, blind, 20.0, records)
+
+
+@pytest.mark.parametrize("action", ["ignore", "warn", "refuse"])
+def test_the_policy_decides(action):
+    finding = Finding("1", "imprint", 9.0, 4.0, "words")
+    expected = {"ignore": "send", "warn": "warn", "refuse": "refuse"}[action]
+    policy = Policy(on_leak=action, on_planted="ignore", on_undecided="ignore")
+    assert policy.decide(EXPOSED, [finding], "why").action == expected
+    assert policy.decide(PROTECTED, [finding], "why") == Decision("send")
+    policy = Policy(on_planted=action, on_leak="warn")
+    assert policy.before([finding]).action == expected
+    assert policy.before([]) == Decision("send")
+    allowed = Policy(on_planted=action, accepted=("imprint",))
+    assert allowed.before([finding]) == Decision("send")
+    assert allowed.before([dataclasses.replace(finding, kind="huge gain")]).action == expected
+    strictest = {"ignore": "warn", "warn": "warn", "refuse": "refuse"}[action]
+    assert policy.decide(EXPOSED, [finding], "why").action == strictest
+    undecided = Policy(on_undecided=action).decide(UNDECIDED, [], "why")
+    assert undecided.action == expected
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"on_leak": "stop"}, "on_leak"),
+        ({"threshold_db": 0.0}, "threshold_db"),
+        ({"probability": 1.0}, "probability"),
+        ({"floor_images": 1}, "floor_images"),
+        ({"floor": "maybe"}, "floor"),
+        ({"attacks": [MeanImage()]}, "attacks"),
+        ({"on_refuse": "silence"}, "on_refuse"),
+        ({"accepted": ("imprints",)}, "did you mean 'imprint'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_a_wrong_policy_is_refused(wrong, words):
+    with pytest.raises(ValueError, match=words):
+        Policy(**wrong)
+
+
+def test_the_models_of_dp_training_pass_the_inspection(digits):
+    task = task_of(digits)
+    assert inspect(task) == ()
+    reading = read(
+        task,
+        batch_of(digits, 8),
+        dp_sgd(noise_multiplier=40.0, clip_norm=1.0),
+        Policy(probability=0.2),
+    )
+    assert reading.verdict == PROTECTED
+    assert isinstance(send(task, batch_of(digits), chain(), stream(0)).law, Exact)
+
+
+SHOWN = []
+
+
+class Spy(MeanImage):
+    """Keeps what an attack of the meter is shown."""
+
+    def __call__(self, observation, generator):
+        """Note the observation, and answer blindly."""
+        SHOWN.append(observation)
+        return super().__call__(observation, generator)
+
+
+def test_attacks_are_shown_what_a_server_sees(digits):
+    task, batch = task_of(digits), batch_of(digits, 3)
+    defense = chain(GaussianNoise(0.1))
+    SHOWN.clear()
+    read(task, batch, defense, Policy(attacks=(Spy(),)))
+    read(task, batch, defense, Policy(attacks=(Spy(),), threat=ThreatModel(defense_known=False)))
+    hidden, told = SHOWN
+    assert hidden.labels is None
+    assert hidden.cohort == (3,)
+    assert isinstance(hidden.update.law, Gaussian)
+    assert torch.equal(told.labels, batch.labels)
+    assert told.defense is None
+    assert not isinstance(told.update.law, Gaussian)
