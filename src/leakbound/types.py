@@ -104,6 +104,11 @@ class Release(Protocol):
         """Whether the law of the release (noise or mask) depends on the client's batch."""
         ...
 
+    @property
+    def gives_bound(self) -> bool:
+        """Whether some link bounds what one example adds, whatever its gradient is."""
+        ...
+
     def prepare(self, task: Task, source: Source) -> Task:
         """The task that the client trains."""
         ...

@@ -70,7 +70,7 @@ def client_app(mods=(), *, batches, steps=1, shown=True, level="train", model=Ne
         net = model()
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
         inputs, labels = batches(context.node_config["partition-id"], 0)[0]
-        loss = float(nn.functional.cross_entropy(net(inputs), labels))
+        loss = float(nn.functional.cross_entropy(net(inputs), labels).detach())
         metrics = MetricRecord({"eval_loss": loss, "num-examples": len(labels)})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 

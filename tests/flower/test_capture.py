@@ -23,6 +23,7 @@ clientapp = "quick.client_app:app"
 
 [tool.flwr.app.config]
 num-server-rounds = 4
+broken = false
 learning = { rate = 0.25 }
 """
 SERVER = """
@@ -122,6 +123,11 @@ def test_wanted_rounds_are_written_and_the_app_stops_after_them(folder, tmp_path
 def test_the_run_configuration_can_be_overridden(folder, tmp_path):
     capture_app(folder, tmp_path / "out", run_config={"learning.rate": 0.5})
     assert {c.about["learning_rate"] for c in load_all(tmp_path / "out")} == {"0.5"}
+
+
+def test_a_key_of_the_run_configuration_that_is_not_there_is_named(folder, tmp_path):
+    with pytest.raises(ValueError, match="'learning.rat', which .* did you mean 'learning.rate'"):
+        capture_app(folder, tmp_path / "out", run_config={"learning.rat": 0.5})
 
 
 def test_rounds_that_never_come_are_named(folder, tmp_path):

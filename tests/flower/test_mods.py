@@ -207,7 +207,7 @@ def test_several_tapped_steps_are_the_plans(cut, flower, batches, digits):
     app = flower.client_app([DefenseMod(NoisyCopy(0.1), setup, seed=3)], batches=batches, steps=3)
     reply = flower.ask(app)
     if cut is None:
-        assert "3 batches of [4], where the Setup says steps=3" in reply.error.reason
+        assert "other batches than the Setup says (steps=3, " in reply.error.reason
         return
     found = flower.weights(reply.content["arrays"])
     parts = batches(0, 1)[:3]

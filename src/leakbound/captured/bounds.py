@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from leakbound.captured.records import Case
 
 NO_PUBLIC = "a floor is for images of a known kind: give public images (--public DATA)"
+NO_NOISE = "the declared noise was not added to this update: no bound that rests on it holds"
 NO_LAW = "no noise of a known law was declared: the update itself bounds no attacker"
 
 
@@ -82,6 +83,8 @@ def bounds_of(case: Case, spec: plans.Spec | None) -> dict[str, Any]:
     understood = case.understood
     if not understood.defense.links:
         return {"bounds": [], "bounds_note": NO_LAW}
+    if understood.refuted:
+        return {"bounds": [], "bounds_note": NO_NOISE}
     if case.public is None:
         return {"bounds": [], "bounds_note": NO_PUBLIC}
     seen = understood.observation

@@ -166,7 +166,16 @@ def _kind(
             f"kind is 'auto', and {name} says nothing of its kind; give kind (gradient, delta or "
             "weights) and the weights before"
         )
-    a, b = (_floats(both) for both in _shared(update, before))
+    _check_values(update, name)
+    _check_values(before, "before")
+    pairs = _paired(update, before)
+    if not pairs[0]:
+        raise ValueError(
+            f"kind is 'auto', and {name} ({_first(update)}) has no tensor of one name and shape in "
+            f"common with the weights before ({_first(before)}); give the weights before that "
+            "belong to it, or kind: gradient, delta or weights"
+        )
+    a, b = (_floats(both) for both in pairs)
     long = float(a.norm()), float(b.norm())
     cosine = float(a @ b) / max(long[0] * long[1], 1e-300)
     if cosine > ALIKE and long[0] < 2 * long[1] < 4 * long[0]:
@@ -199,6 +208,43 @@ def _shared(update: Named, before: Named) -> tuple[list[Tensor], list[Tensor]]:
     """The tensors of equal name and shape in both."""
     keys = [k for k, v in update.items() if k in before and before[k].shape == v.shape]
     return [update[k] for k in keys], [before[k] for k in keys]
+
+
+def _paired(update: Named, before: Named) -> tuple[list[Tensor], list[Tensor]]:
+    """As `_shared`; names lose wrappers' prefixes, and tensors without names take the closest."""
+    found = _shared(*(tensors.bare(named) for named in (update, before)))
+    if found[0] or not all(tensors.unnamed(key) for key in update):
+        return found
+    left, first, second = list(before.values()), [], []
+    for value in update.values():
+        same = [at for at, other in enumerate(left) if other.shape == value.shape]
+        if same and value.is_floating_point():
+            near = (float((left[at].double() - value.double()).norm()) for at in same)
+            first.append(value)
+            second.append(left.pop(min(zip(near, same, strict=True))[1]))
+    return first, second
+
+
+def _check_values(named: Named, name: str) -> None:
+    """Weights are finite floats; scalars may be counters."""
+    for key, value in named.items():
+        if not value.is_floating_point():
+            if value.ndim:
+                raise ValueError(
+                    f"{name}: {key} holds values of type {value.dtype}; give floats of 16, 32 or "
+                    "64 bits (undo a quantization first)"
+                )
+        elif not bool(torch.isfinite(value).all()):
+            bad = int((~torch.isfinite(value)).sum())
+            raise ValueError(
+                f"{name}: {key} holds {bad} of {value.numel()} entries that are NaN or infinite; "
+                "check the learning rate and the file"
+            )
+
+
+def _first(named: Named) -> str:
+    words = [f"{key} {tuple(value.shape)}" for key, value in list(named.items())[:3]]
+    return ", ".join([*words, "..."] if len(named) > 3 else words)
 
 
 def _floats(parts: list[Tensor]) -> Tensor:

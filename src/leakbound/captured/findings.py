@@ -21,8 +21,10 @@ from leakbound.types import Exact, NotApplicable, Observation, Task
 CANDIDATES = (1, 2, 5, 10, 20)
 MOST_STEPS = 64
 TRIAL = 60
-FITS = 1e-2
-"""A share of the update's norm that rounding may leave where a number of steps fits."""
+FITS, SURE = 1e-2, 1e-3
+"""Shares of the update's norm that may be left where a number of steps fits, and fits surely."""
+PLAIN = "if the client ran plain SGD in full precision without a defense"
+"""What conclusions from ranks assume."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,10 @@ class Size:
     """What the ranks of the linear layers' gradients say of the number of examples.
 
     Attributes:
-        least: there were at least so many for certain.
+        least: there were at least so many, by `PLAIN`.
         likely: so many, where one layer's shape leaves room for more; None where none does.
         layer: which layer says so.
-        products: examples times local steps are at least so many for certain.
+        products: examples times local steps are at least so many, by `PLAIN`.
         room: the layer that says so has room for more, so that they are likely just so many.
     """
 
@@ -62,7 +64,7 @@ class Size:
 
 
 def batch_size(
-    task: Task, row: Tensor, *, input_shape: tuple[int, ...], steps: int | None, rounding: float
+    task: Task, row: Tensor, *, input_shape: tuple[int, ...], steps: int | None, spread: Tensor
 ) -> Size:
     """Bounds on the number of examples from the rank of the linear layers' gradients.
 
@@ -76,15 +78,17 @@ def batch_size(
         input_shape: of one input.
         steps: local steps; None if they are not known: then other layers than the input's own say
             nothing of the examples alone, but where their rank is 1.
-        rounding: standard deviation of the entries' rounding, in gradient units.
+        spread: (P,) standard deviation of the entries' rounding, in gradient units.
     """
     parts, own = task.unflatten(row), _input_layer(task, input_shape)
+    rounded = task.unflatten(spread)
     least, products, layer, room = 1, 1, own or "", False
     likely: dict[str, int] = {}
     for name, rows in _rows_an_example(task, input_shape).items():
-        weight = parts[f"{name}.weight" if name else "weight"].double()
+        key = f"{name}.weight" if name else "weight"
+        weight, errors = parts[key].double(), rounded[key]
         values = torch.linalg.svdvals(weight)
-        noise = 8 * rounding * (math.sqrt(weight.shape[0]) + math.sqrt(weight.shape[1]))
+        noise = 8 * float(errors.norm(dim=0).max() + errors.norm(dim=1).max())
         rank = int((values > max(1e-5 * float(values[0]), noise)).sum())
         if math.ceil(rank / rows) >= products:
             products, room = math.ceil(rank / rows), rank < min(weight.shape) - 1
@@ -104,8 +108,13 @@ def batch_size(
     return Size(least, likely[best], best, products, room)
 
 
-def labels(observation: Observation) -> tuple[Tensor | None, Finding]:
-    """Labels by the published rules, and how well they agree; None where no rule applies."""
+def labels(
+    observation: Observation, certain: tuple[int, ...] = ()
+) -> tuple[Tensor | None, Finding]:
+    """Labels by the published rules, and how well they agree; None where no rule applies.
+
+    `certain` are classes that are known to occur.
+    """
     found: dict[str, tuple[int, ...]] = {}
     reasons: list[str] = []
     for rule in LABEL_RULES:
@@ -120,11 +129,13 @@ def labels(observation: Observation) -> tuple[Tensor | None, Finding]:
         return None, Finding("labels", "unknown", f"{reason}; give labels", False)
     votes = Counter(found.values())
     best = found.get("bias", votes.most_common(1)[0][0])
-    certain = _certain(observation)
     agree = votes[best]
     how = f"{agree} of {len(found)} rules agree (attacks.LABEL_RULES)"
     if certain:
-        how += f"; classes {_listed(certain)} for certain, their bias gradients being negative"
+        how += (
+            f"; classes {_listed(certain)} for certain, their bias gradients being negative (of "
+            "plain cross-entropy, without label smoothing, weight decay or noise)"
+        )
     sure = observation.examples == 1 and certain == best
     value = _listed(best) if len(best) <= 64 else _listed(best[:64]) + ", ..."
     return torch.tensor(best), Finding("labels", value, how, sure)
@@ -148,7 +159,7 @@ def steps(observation: Observation, size: Size) -> Finding:
     ranked = math.ceil(size.products / part)
     least = max(epoch, ranked, _moved(observation))
     if size.room and ranked == least:
-        how = "likely: the linear layers' gradients have the rank of so many steps"
+        how = f"likely: the linear layers' gradients have the rank of so many steps, {PLAIN}"
         return Finding("local steps", str(least), how, False)
     tried = tuple(epoch * n for n in CANDIDATES if epoch * n >= least) or (least,)
     count = tried[0]
@@ -157,7 +168,7 @@ def steps(observation: Observation, size: Size) -> Finding:
         count = search.find_steps(observation, stream(0, "captured", "steps"))
     how = (
         f"the best of {_listed(tried)} by a short search each (at least {least}, by the gradients' "
-        "ranks and the last bias); give the number of local steps if you know it"
+        f"ranks and the last bias, {PLAIN}); give the number of local steps if you know it"
     )
     return Finding("local steps", str(count), how, False)
 
@@ -196,21 +207,9 @@ def _replayed(observation: Observation) -> Finding | None:
         return None
     how = (
         f"training on the image that the first layer gives away, replayed: so many leave "
-        f"{errors[best]:.2g} of the update's norm"
+        f"{errors[best]:.2g} of the update's norm (of SGD without momentum)"
     )
-    return Finding("local steps", str(best + 1), how, True)
-
-
-def _certain(observation: Observation) -> tuple[int, ...]:
-    """Classes that occur for certain: a negative entry of the last bias of an exact release."""
-    try:
-        layer = last_layer(observation)
-    except NotApplicable:
-        return ()
-    exact = isinstance(observation.update.law, Exact) and observation.update.mask is None
-    if layer.bias is None or not exact or observation.threat.defense_known is False:
-        return ()
-    return tuple(int(k) for k in (layer.bias < -1e-6).nonzero().flatten())
+    return Finding("local steps", str(best + 1), how, errors[best] < SURE)
 
 
 def _rows_an_example(task: Task, input_shape: tuple[int, ...]) -> dict[str, int]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from leakbound import check, tensors
 from leakbound.captured import findings as reading
+from leakbound.captured import proofs, rounding
 from leakbound.captured.capture import Capture
 from leakbound.captured.findings import Finding
 from leakbound.client import respond
@@ -65,6 +66,8 @@ class Understood:
     Attributes:
         labels: (N,) told or inferred; None where no rule applies.
         rate_known: the update's length says something; else only its direction does.
+        notes: where the update contradicts what was told or declared, in sentences.
+        refuted: the declared noise was not added, so that no bound may rest on it.
     """
 
     observation: Observation
@@ -72,6 +75,8 @@ class Understood:
     labels: Tensor | None
     rate_known: bool
     defense: Chain
+    notes: tuple[str, ...] = ()
+    refuted: bool = False
 
 
 def observe(
@@ -136,22 +141,20 @@ def understand(
         ValueError: as `observe`.
     """
     found: list[Finding] = []
+    notes: list[str] = []
     change, sent = _change(capture, task)
     rate = _rate(capture, told, found)
     row = change / rate if rate is not None else change
     known = _told("local steps", told.steps, capture.whole("steps"), found)
     if capture.kind == "gradient" and (known or 1) > 1:
         raise ValueError(f"steps is {known}, but a gradient is that of one step; give kind delta")
-    rounding = 0.0
-    if capture.kind != "gradient":
-        length = float(task.parameters.double().square().mean().sqrt())
-        rounding = torch.finfo(task.parameters.dtype).eps * length / (rate or 1.0)
+    spread = rounding.spread(capture, task, rate)
     chained = as_chain(told.defense)
     size = reading.Size(1, None, "", 1)
     if not chained.links:
         one = 1 if capture.kind == "gradient" else known
-        size = reading.batch_size(task, row, input_shape=input_shape, steps=one, rounding=rounding)
-    count = _examples(capture, told, size, found)
+        size = reading.batch_size(task, row, input_shape=input_shape, steps=one, spread=spread)
+    count = _examples(capture, told, size, found, notes)
     part = _told("local batch size", told.batch_size, capture.whole("batch_size"), found)
     plan = LocalPlan(known or 1, rate if rate is not None else 1.0, part)
     task = replace(task, plan=plan, public=public)
@@ -174,12 +177,24 @@ def understand(
         found.append(step)
         plan = replace(plan, steps=int(step.value))
         observation = replace(observation, task=replace(task, plan=plan))
+    certain, odd = proofs.classes(observation, spread, rounding.coarsest(capture))
     if labels is None:
-        labels, finding = reading.labels(observation)
+        labels, finding = reading.labels(observation, certain)
         found.append(finding)
     else:
         found.append(Finding("labels", ", ".join(map(str, labels.tolist()[:64])), "told", True))
-    return Understood(observation, tuple(found), labels, rate is not None, chained)
+        notes += filter(None, [proofs.contradiction(labels.tolist(), certain)])
+    false = proofs.missing_noise(observation)
+    notes += filter(None, [odd, false, None if chained.links else proofs.outside(observation)])
+    return Understood(
+        observation,
+        tuple(found),
+        labels,
+        rate is not None,
+        chained,
+        tuple(notes),
+        refuted=false is not None,
+    )
 
 
 def _steps(
@@ -233,30 +248,33 @@ def _told(name: str, given: int | None, about: int | None, found: list[Finding])
     return value
 
 
-def _examples(capture: Capture, told: Told, size: reading.Size, found: list[Finding]) -> int:
+def _examples(
+    capture: Capture, told: Told, size: reading.Size, found: list[Finding], notes: list[str]
+) -> int:
     given = told.examples
     if given is None and told.labels is not None:
         given = len(told.labels)
     count = _told("batch size", given, capture.whole("examples"), found)
     if count is not None:
         if count < size.least:
-            raise ValueError(
-                f"batch size is {count}, but the gradient of the layer {size.layer!r} has the rank "
-                f"of at least {size.least} examples; give the right batch size and local steps, "
-                "or the defense, if one was applied"
+            notes.append(
+                f"batch size {count} was told, but the gradient of the layer {size.layer!r} has "
+                f"the rank of at least {size.least} examples: float16 or mixed precision, Adam, "
+                "weight decay or undeclared noise would explain it, or more examples or local steps"
             )
         return count
     if size.likely is None:
-        sure = f"for certain it is at least {size.least}"
+        sure = f"it is at least {size.least}"
         if size.products > size.least:
             sure += f", and batch size times local steps at least {size.products}"
+        sure += f", {reading.PLAIN}"
         raise ValueError(
             f"batch size is not known, and {capture.name} does not tell it ({sure}); give the "
             "number of examples that the client trained on (--batch-size), and of its local steps"
         )
     how = (
-        f"likely: the gradient of the layer {size.layer!r} has this rank; for certain at least "
-        f"{size.least}; give the batch size if you know it"
+        f"likely: the gradient of the layer {size.layer!r} has this rank; at least {size.least} "
+        f"{reading.PLAIN}; give the batch size if you know it"
     )
     found.append(Finding("batch size", str(size.likely), how, False))
     return size.likely
@@ -275,7 +293,16 @@ def _labels(told: Told, task: Task, count: int) -> Tensor | None:
 
 
 def as_chain(defense: Defense | None) -> Chain:
-    """The defense as a chain, the empty one for None."""
+    """The defense as a chain, the empty one for None.
+
+    Raises:
+        ValueError: something else, such as a name.
+    """
+    if defense is not None and not isinstance(defense, Defense):
+        raise ValueError(
+            f"defense is {str(defense)[:60]!r}, a {type(defense).__name__}; give a defense such as "
+            "leakbound.defenses.GaussianNoise(noise_std=0.1)"
+        )
     if isinstance(defense, Chain):
         return defense
     return chain() if defense is None else chain(defense)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from leakbound import check, metrics, tensors
-from leakbound.attacks import LinearInversion, settings_hash
+from leakbound.attacks import settings_hash
 from leakbound.attacks.base import Attack, expected_rows, seen_task
 from leakbound.audit import plan as plans
 from leakbound.audit.bench import Bench
@@ -20,12 +20,10 @@ from leakbound.audit.verdict import UNDECIDED, verdict
 from leakbound.captured.bounds import bounds_of, named_defense
 from leakbound.captured.capture import Capture
 from leakbound.captured.observe import Understood
+from leakbound.captured.proofs import certificate
 from leakbound.defenses import Chain, chain
 from leakbound.pairing import pair
-from leakbound.types import Batch, Exact, Observation, Reconstruction
-
-CERTAIN = 1e-4
-"""The share that an outer product may leave of a layer's gradient to be called exact."""
+from leakbound.types import Batch, Observation, Reconstruction
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,13 @@ def check_truth(truth: Batch, observation: Observation) -> Batch:
             f"{observation.examples} of shape {observation.input_shape}; give the batch behind it"
         )
     task = observation.task
-    check.within("truth", truth.inputs, task.input_range)
+    low, high = task.input_range
+    least, most = float(truth.inputs.min()), float(truth.inputs.max())
+    if not (least >= low - 1e-6 * (high - low) and most <= high + 1e-6 * (high - low)):
+        raise ValueError(
+            f"truth runs from {least:.6g} to {most:.6g}, but input_range is {low:g} to {high:g}; "
+            "give the range that the model is fed (--input-range LOW HIGH), and the truth in it"
+        )
     check.labels(truth.labels, task.label_range)
     return Batch(truth.inputs.to(task.parameters), truth.labels.to(task.parameters.device))
 
@@ -203,9 +207,11 @@ def judged(
     share = explained(case.understood, answer)
     record["capture"] |= {
         "explained": None if share is None else _shares(share, case.understood.rate_known),
-        "certificate": certificate(case.understood, attack, answer),
+        "certificate": None
+        if case.understood.defense.links
+        else certificate(seen, attack, answer, None if share is None else share.direction),
     }
-    record["release"] = _release(seen)
+    record["release"] = _release(case.understood)
     record |= bounds_of(case, spec)
     order = None
     if case.truth is None:
@@ -225,21 +231,6 @@ def judged(
         record["verdict"] = verdict(measured["psnr"], of_blind, case.threshold, record["bounds"])
     images = answer.inputs if order is None else order
     return _with_pictures(case, record, images) if pictures else Made(record)
-
-
-def certificate(understood: Understood, attack: Attack, answer: Reconstruction) -> str | None:
-    """A proof that the answer is the input, where the update holds one; in a sentence."""
-    seen = understood.observation
-    exact = isinstance(seen.update.law, Exact) and seen.update.mask is None
-    if not (isinstance(attack, LinearInversion) and exact and seen.examples == 1):
-        return None
-    if understood.defense.links or not answer.objective < CERTAIN or answer.problem:
-        return None
-    return (
-        "the gradient of the first linear layer is an outer product with one image up to "
-        f"{answer.objective:.1g} of its energy: of one example, no other image sends this, "
-        "whatever the number of local steps"
-    )
 
 
 def short(value: float | None) -> float | None:
@@ -262,7 +253,7 @@ def _capture(case: Case) -> dict[str, Any]:
             {"name": f.name, "value": f.value, "how": f.how, "sure": f.sure}
             for f in case.understood.findings
         ],
-        "notes": [*own.notes, *case.notes],
+        "notes": [*own.notes, *case.notes, *case.understood.notes],
         "explained": None,
         "certificate": None,
     }
@@ -273,7 +264,8 @@ def _shares(share: Explained, rate_known: bool) -> dict[str, float | None]:
     return {"share": short(share.share) if rate_known else None, **known}
 
 
-def _release(seen: Observation) -> dict[str, Any]:
+def _release(understood: Understood) -> dict[str, Any]:
+    seen = understood.observation
     update = seen.update
     withheld = 0.0 if update.mask is None else 1 - float(update.mask.double().mean())
     return {
@@ -281,7 +273,7 @@ def _release(seen: Observation) -> dict[str, Any]:
         "private": update.law.private or update.mask_private,
         "withheld": short(withheld),
         "unit": update.unit.noun,
-        "noise_share": short(seen.noise_share),
+        "noise_share": None if understood.refuted else short(seen.noise_share),
     }
 
 

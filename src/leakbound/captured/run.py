@@ -106,6 +106,7 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        as_chain(self.defense)
         if not self.input_shape:
             raise ValueError("input_shape is empty; give the shape of one input, such as 1,28,28")
         for size in self.input_shape:
@@ -133,7 +134,7 @@ def attack(
     defense: Defense | None = None,
     input_range: tuple[float, float] = (0.0, 1.0),
     classes: int | None = None,
-    attacks: Sequence[str | plans.Spec] | None = None,
+    attacks: str | Sequence[str | plans.Spec] | None = None,
     public: str | None = None,
     truth: Batch | Path | str | None = None,
     threshold: float = 20.0,
@@ -155,8 +156,14 @@ def attack(
         ValueError: what cannot be read, does not fit, or must be given, by name.
     """
     known = capture if isinstance(capture, Capture) else load(capture, before, kind=kind)
+    if not isinstance(input_shape, Sequence) or isinstance(input_shape, str):
+        raise ValueError(
+            f"input_shape is {input_shape!r}; give the shape of one input without the batch, such "
+            "as (1, 28, 28)"
+        )
     specs = None
     if attacks is not None:
+        attacks = [attacks] if isinstance(attacks, str | plans.Spec) else attacks
         specs = tuple(a if isinstance(a, plans.Spec) else plans.Spec(a) for a in attacks)
     settings = Settings(
         tuple(input_shape), input_range, classes, specs, defense, public, threshold, seed
@@ -189,6 +196,8 @@ def attack_all(
 ) -> Outcome:
     """Attack several captured updates of one model; as `attack`.
 
+    An interrupt (Ctrl-C) still writes the attacks that are finished to `out`, and is raised again.
+
     Raises:
         ValueError: as `attack`; a truth for more than one update.
     """
@@ -197,6 +206,13 @@ def attack_all(
     if truth is not None and len(captures) > 1:
         raise ValueError(f"truth is that of one update, and {len(captures)} were given; name one")
     batch = read_truth(truth) if isinstance(truth, Path | str) else truth
+    if batch is not None and not isinstance(batch, Batch):
+        raise ValueError(
+            f"truth is a {type(batch).__name__}; give leakbound.Batch(inputs, labels), or a file "
+            "that holds both"
+        )
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is {str(model)[:60]!r}; give a torch.nn.Module, as it is built")
     title = name or type(model).__name__
     with one_thread():
         cases = [
@@ -206,19 +222,28 @@ def attack_all(
         specs = [_attacks(settings, case.understood) for case in cases]
         total, done = sum(map(len, specs)), 0
         made: list[tuple[Made, Reconstruction | None]] = []
-        for case, chosen in zip(cases, specs, strict=True):
-            for spec in chosen:
-                watch(done, total, f"{spec.name} · {case.capture.name}")
-                made.append(_run(case, spec, settings.seed, pictures))
-                done += 1
+        try:
+            for case, chosen in zip(cases, specs, strict=True):
+                for spec in chosen:
+                    watch(done, total, f"{spec.name} · {case.capture.name}")
+                    made.append(_run(case, spec, settings.seed, pictures))
+                    done += 1
+        except KeyboardInterrupt:
+            if out is not None and made:
+                _write(_outcome(made, cases), Path(out), cases, settings, pictures, total)
+            raise
         watch(done, total, "writing the report" if out else "done")
-    outcome = Outcome(
+    found = _outcome(made, cases)
+    return found if out is None else _write(found, Path(out), cases, settings, pictures, total)
+
+
+def _outcome(made: Sequence[tuple[Made, Reconstruction | None]], cases: Sequence[Case]) -> Outcome:
+    return Outcome(
         tuple(m.record for m, _ in made),
         tuple(case.understood for case in cases),
         tuple(answer for _, answer in made),
         pictures={k: v for m, _ in made for k, v in m.pictures.items()},
     )
-    return outcome if out is None else _write(outcome, Path(out), cases, settings, pictures)
 
 
 def _case(
@@ -308,7 +333,12 @@ def _run(
 
 
 def _write(
-    outcome: Outcome, folder: Path, cases: Sequence[Case], settings: Settings, pictures: bool
+    outcome: Outcome,
+    folder: Path,
+    cases: Sequence[Case],
+    settings: Settings,
+    pictures: bool,
+    total: int,
 ) -> Outcome:
     """Records, pictures, run.json and the page into a folder of their own."""
     from leakbound import report
@@ -325,7 +355,7 @@ def _write(
         (folder / "pictures").mkdir(mode=0o700, exist_ok=True)
         for name, content in outcome.pictures.items():
             write_atomically(folder / "pictures" / name, content)
-        about = json.dumps(_header(cases, settings, pictures, len(outcome.records)), indent=1)
+        about = json.dumps(_header(cases, settings, pictures, total), indent=1)
         write_atomically(folder / "run.json", about.encode() + b"\n")
         lines = b"".join(encode(record) for record in outcome.records)
         write_atomically(folder / "records.jsonl", lines)

@@ -193,6 +193,12 @@ class Chain(Defense):
     links: tuple[Defense, ...] = ()
 
     def __post_init__(self) -> None:
+        odd = [link for link in self.links if not isinstance(link, Defense)]
+        if odd:
+            raise ValueError(
+                f"a link is {odd[0]!r}, a {type(odd[0]).__name__}; give defenses, such as "
+                "leakbound.defenses.GaussianNoise(0.1)"
+            )
         nested = [link.links if isinstance(link, Chain) else (link,) for link in self.links]
         object.__setattr__(self, "links", tuple(link for part in nested for link in part))
         check_order(self.links, self.starts)
@@ -224,6 +230,11 @@ class Chain(Defense):
                 return Guarantee.DIFFERENTIAL_PRIVACY
         known = isinstance(_sketched(self).law, Gaussian | Laplace)
         return Guarantee.RELEASE_LAW if known else Guarantee.NONE
+
+    @property
+    def gives_bound(self) -> bool:  # type: ignore[override]
+        """Whether some link bounds what one example adds."""
+        return any(link.gives_bound for link in self.links)
 
     @property
     def private_law(self) -> bool:  # type: ignore[override]

@@ -60,7 +60,11 @@ class ClipExamples(Defense):
     """Scale every example's own gradient down to L2 norm `clip_norm`: the first link of DP-SGD.
 
     Guarantees: adding or removing one example changes the sum of the rows by at most `clip_norm`
-    in L2 norm.
+    in L2 norm. An example whose gradient is not finite adds nothing: an error in its place would
+    tell of the example, and a server can choose weights for which some overflow.
+
+    Raises:
+        ValueError: rows of 16 bits, in which a norm is too coarse for the guarantee.
 
     Source: Abadi et al. 2016, algorithm 1.
     """
@@ -78,7 +82,15 @@ class ClipExamples(Defense):
         self, update: Update, state: State, context: ClientContext | None, source: Source
     ) -> tuple[Update, State]:
         """Clip every row and declare the bound."""
-        rows = clip_rows(update.rows, self.clip_norm)
+        rows = update.rows
+        if rows.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"{self!r} got gradients of type {rows.dtype}, in which norms are too coarse for "
+                "its guarantee; train in float32"
+            )
+        rows = clip_rows(
+            torch.where(rows.isfinite().all(1, keepdim=True), rows, 0.0), self.clip_norm
+        )
         reason = f"{self!r} came after the noise"
         return update.opaque(rows, reason, bound=self.clip_norm), state
 

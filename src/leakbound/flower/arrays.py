@@ -31,6 +31,10 @@ TYPES = frozenset(
 )
 
 
+class NotFinite(ValueError):
+    """A number that is none; which one it is may tell of what made it."""
+
+
 def only_arrays(content: RecordDict, what: str) -> tuple[str, ArrayRecord]:
     """The key and value of the one array record of a message.
 
@@ -106,7 +110,7 @@ weight); give the Setup the model that is trained
     for key, name in names(record, like, what).items():
         value = _values(record[key], like[name], f"{what}: array {key!r}")
         if not bool(torch.isfinite(value).all()):
-            raise ValueError(f"{what}: array {key!r} holds values that are NaN or infinite")
+            raise NotFinite(f"{what}: array {key!r} holds values that are NaN or infinite")
         found[name] = value.to(like[name].dtype)
     return found
 

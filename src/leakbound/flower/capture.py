@@ -14,7 +14,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from leakbound import named_code
+from leakbound import check, named_code
 from leakbound.flower.grid import InProcessGrid
 from leakbound.flower.server import capture_of, checked_rounds, keep
 
@@ -46,12 +46,20 @@ def capture_app(
         on_progress: is given a sentence at every step.
 
     Raises:
-        ValueError: no Flower app in the folder, code that does not import, an app that ends before
-            the last wanted round, clients that do not answer.
+        ValueError: no Flower app in the folder, a `run_config` of keys that it does not have, code
+            that does not import, an app that ends before the last wanted round, clients that do not
+            answer.
     """
     wanted, say = checked_rounds(rounds), on_progress or (lambda text: None)
     about = _app(Path(folder))
-    config = {**_flat(about.get("config", {})), **(run_config or {})}
+    known = _flat(about.get("config", {}))
+    for key in run_config or {}:
+        if key not in known:
+            raise ValueError(
+                f"run_config has the key {key!r}, which [tool.flwr.app.config] does not; "
+                f"{check.closest(key, known)}"
+            )
+    config = {**known, **(run_config or {})}
     with _importing(Path(folder)):
         parts = [_component(Path(folder), about, name, say) for name in KINDS]
         server, client = parts

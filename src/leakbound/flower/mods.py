@@ -103,7 +103,9 @@ let Flower's SecAgg+ sum them
             if self.seed is not None:
                 mark(reply)
             alone = whole is self.defense
-            seal(reply, whole, turn.released if alone else None, turn.ready if alone else None)
+            made = (turn.released, turn.ready) if alone else (None, None)
+            seeded = self.seed is not None or any(one.seeded for one in inside.seals)
+            seal(reply, whole, *made, seeded=seeded)
         except Exception as error:
             return self._refuse(message, error)
         return reply

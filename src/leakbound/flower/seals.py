@@ -19,13 +19,15 @@ class Seal:
     """What a defense's mod answered: its links, those inside it included, and a digest.
 
     `released` is the update with its law as it left a mod that had no other inside, made by the
-    links as `ready` has them; None where several mods made it.
+    links as `ready` has them; None where several mods made it. `seeded`: noise of this mod, or of
+    one inside, can be replayed.
     """
 
     defense: Chain
     digest: str
     released: Update | None = None
     ready: Chain | None = None
+    seeded: bool = False
 
 
 @dataclass
@@ -56,13 +58,18 @@ def looking(*, adds: int = 1) -> Iterator[Inside]:
 
 
 def seal(
-    reply: Message, defense: Chain, released: Update | None = None, ready: Chain | None = None
+    reply: Message,
+    defense: Chain,
+    released: Update | None = None,
+    ready: Chain | None = None,
+    *,
+    seeded: bool = False,
 ) -> None:
     """Tell the mods outside what left this one. Call it outside of `looking`."""
     outer = _OPEN.get()
     if outer is not None:
         name = digest(only_arrays(reply.content, "the reply")[1])
-        outer.seals.append(Seal(defense, name, released, ready))
+        outer.seals.append(Seal(defense, name, released, ready, seeded))
 
 
 def unbroken(inside: Inside, reply: Message, who: str) -> Chain | None:

@@ -113,7 +113,7 @@ class Watched(Strategy):
                 continue
             try:
                 seen.append(capture_of(number, asked, reply, learning_rate=self._rate))
-            except ValueError as error:  # the training goes on: this only looks
+            except Exception as error:  # the training goes on: this only looks
                 log(WARNING, "leakbound does not keep the reply: %s", error)
         self._sent = {}
         self.captures += seen

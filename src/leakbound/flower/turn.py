@@ -13,7 +13,7 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.defenses.base import Chain, Defense
-from leakbound.flower.arrays import only_arrays, read, write
+from leakbound.flower.arrays import NotFinite, only_arrays, read, write
 from leakbound.flower.setup import Setup, settings
 from leakbound.flower.state import load, save
 from leakbound.flower.tap import Tap
@@ -156,7 +156,10 @@ class Turn:
     def _edited(self, ready: Chain, record: ArrayRecord, heard: Tap) -> Tensor:
         """The weights after the defense changed what the client's own training made."""
         rate, most = self.task.plan.learning_rate, self.setup.most_bytes
-        named = read(record, self.like, what=ANSWERED, most_bytes=most)
+        try:
+            named = read(record, self.like, what=ANSWERED, most_bytes=most)
+        except NotFinite as error:  # which numbers overflow tells of the data
+            raise PrivateError(str(error)) from error
         after = flat(self.task, named, what=ANSWERED)
         rows = ((self.own.parameters - after) / rate)[None]
         reads = next((link for link in ready.links if link.uses_context), None)
@@ -261,9 +264,9 @@ def _batch(heard: Tap, plan: LocalPlan, who: str, unit: Unit) -> Batch:
     cut = len(found) == plan.steps and {*sizes[:-1], size} == {size} and sizes[-1] <= (size or 0)
     if len(found) > 1 and not cut:
         raise ValueError(
-            f"{who} reads what the client trained on, and the train function showed {len(found)} "
-            f"batches of {sorted(set(sizes))}, where the Setup says steps={plan.steps} and "
-            f"batch_size={size}; tap one batch, or give Setup the steps and the batch size"
+            f"{who} reads what the client trained on, and the train function showed other batches "
+            f"than the Setup says (steps={plan.steps}, batch_size={size}); tap one batch, or give "
+            "Setup the steps and the batch size"
         )
     return Batch(
         torch.cat([batch.inputs for batch in found]).cpu(),

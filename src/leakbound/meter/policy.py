@@ -95,9 +95,13 @@ class Policy:
         """What to do about the model that the server sent, before anything is trained."""
         return _strictest(self._rules(findings))
 
-    def decide(self, verdict: str, findings: Sequence[Finding], words: str) -> Decision:
-        """What to do about an update; `words` say what the verdict rests on."""
+    def decide(
+        self, verdict: str, findings: Sequence[Finding], words: str, doubt: str | None = None
+    ) -> Decision:
+        """What to do about an update; `words` say what the verdict rests on, `doubt` against it."""
         rules = self._rules(findings)
+        if doubt is not None:
+            rules.append((WARN, doubt))
         if verdict == EXPOSED:
             rules.append((self.on_leak, f"exposed: {words}"))
         if verdict == UNDECIDED:

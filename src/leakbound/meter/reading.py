@@ -151,7 +151,8 @@ def measure(
         buffers: running statistics leave beside the update.
 
     Raises:
-        ValueError: neither a batch nor an input shape.
+        ValueError: neither a batch nor an input shape; a batch outside of the task's input range,
+            which no attack could be judged by.
 
     Example:
         >>> from leakbound import models
@@ -170,6 +171,8 @@ def measure(
     shape = tuple(batch.inputs.shape[1:]) if batch is not None else input_shape
     if shape is None:
         raise ValueError("batch and input_shape are None; give the shape of one image, (C, H, W)")
+    if batch is not None:
+        check.within("inputs", batch.inputs, task.input_range)
     case = _Case(task, update, batch, shape, defense or chain(), policy or Policy(), source)
     if findings is None:
         findings = inspect(task, input_shape=shape)
@@ -207,10 +210,11 @@ class _Case:
             excluded=any(limit.excludes for limit in limits),
             on_average=any(limit.on_average for limit in limits),
         )
+        words = _words(verdict, outcomes, policy)
         return Reading(
             verdict=verdict,
             threshold_db=policy.threshold_db,
-            decision=policy.decide(verdict, findings, _words(verdict, outcomes, policy)),
+            decision=policy.decide(verdict, findings, words, self.doubt()),
             outcomes=outcomes,
             blind=blind,
             labels=_labels(seen, self.batch, self.source),
@@ -232,6 +236,24 @@ class _Case:
             labels=batch.labels.clone() if threat.labels_known and batch is not None else None,
             auxiliary=self.task.public,
             defense=self.defense if threat.defense_known else None,
+        )
+
+    def doubt(self) -> str | None:
+        """Why the batch may not be what was trained on, where nothing else changed the update."""
+        batch, update = self.batch, self.update
+        plain = not self.defense.links and isinstance(update.law, Exact) and len(update.rows) == 1
+        if batch is None or not plain:
+            return None
+        own = gradient(self.task, batch.inputs, batch.labels).detach().double()
+        seen = update.rows[0].double()
+        size = float(own.norm() * seen.norm())
+        alike = float(own @ seen) / size if size > 0 else 1.0
+        if alike >= ALIKE:
+            return None
+        return (
+            f"the gradient of the images that were shown points elsewhere than the update (cosine "
+            f"{alike:.2f}), so the attacks may be judged by the wrong images: show them as the "
+            "model is fed (Adam, or many local steps, explain it too)"
         )
 
     def limits(self, exposed: bool, buffers: bool) -> tuple[tuple[Limit, ...], tuple[str, ...]]:

@@ -19,12 +19,14 @@ from leakbound.audit.corridor import Participation
 from leakbound.audit.reach import Reach
 from leakbound.bounds.ladder import Rung
 from leakbound.defenses.whitening import Whiten
+from leakbound.opacus import checkpoint
 from leakbound.opacus.optimizer import (
     EXPERIMENT,
     SecureDPOptimizer,
     SecureGhostOptimizer,
     WhitenedDPOptimizer,
 )
+from leakbound.opacus.record import refuse_misfit
 from leakbound.opacus.sampling import resampled
 from leakbound.opacus.shape import PublicRoot
 from leakbound.opacus.statement import Statement, risk
@@ -49,6 +51,12 @@ class _Asked:
             return _Asked(whom, {"eta": target.eta})
         wide = math.sqrt(target.eta * 10 ** (target.psnr / 10))  # the range that makes it so
         return _Asked({**whom, "input_range": wide}, {"psnr": target.psnr})
+
+    def plain(self) -> dict[str, Any] | None:
+        """For a checkpoint; None with a prior, which is no plain value."""
+        if self.whom["prior"] is not None:
+            return None
+        return {"whom": self.whom, "goal": self.goal}
 
 
 class RiskEngine(PrivacyEngine):  # type: ignore[misc]
@@ -86,6 +94,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         self._seeded = False
         self._poisson = True
         self._shaped = False
+        self._trains = False
         self._generator: torch.Generator | None = None
         self._asked: _Asked | None = None
 
@@ -149,6 +158,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             shape=shape,
             **rest,
         )
+        self._trains = True
         return tuple(found)
 
     def make_private_with_risk(
@@ -188,10 +198,13 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             What `make_private` returns, and the `Calibration`.
 
         Raises:
-            ValueError: nothing meets the target, no noise is needed, or steps were taken before.
+            ValueError: nothing meets the target, no noise is needed, the data's first record has
+                other than `dim` values or a wider range, or this engine has a training already,
+                which would share the risk that was asked for.
         """
         check.count(epochs=epochs)
         self._refuse_earlier()
+        refuse_misfit(data_loader, dim, None)
         each = len(data_loader)
         setting = Setting(1.0, dim, norm, epochs * each, 1 / each, participation)
         found: Calibration = calibrate(
@@ -204,6 +217,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             reach=reach,
         )
         found.defense()  # refuses where no noise is needed
+        refuse_misfit(data_loader, dim, None if found.target.psnr is None else input_range)
         rest |= {"data_loader": data_loader, "max_grad_norm": max_grad_norm}
         made = self.make_private(noise_multiplier=found.noise_multiplier, **rest)
         self._asked = _Asked.of(found, prior, input_range)
@@ -231,11 +245,54 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         asked = {"experiment_only": self._seeded, "shaped": self._shaped, **asked}
         return risk(self.accountant, delta=delta, **asked)
 
+    def save_checkpoint(
+        self, *, checkpoint_dict: dict[str, Any] | None = None, **rest: Any
+    ) -> None:
+        """As Opacus', with what `risk` needs beside the history.
+
+        Args:
+            checkpoint_dict: what else to save: tensors and plain values, else it cannot be loaded.
+            rest: all other arguments of Opacus' `save_checkpoint`.
+        """
+        flags = (self._seeded, self._poisson, self._shaped)
+        held = dict(zip(checkpoint.FLAGS, flags, strict=True))
+        asked = None if self._asked is None else self._asked.plain()
+        whole = {**(checkpoint_dict or {}), checkpoint.KEY: {**held, "asked": asked}}
+        super().save_checkpoint(checkpoint_dict=whole, **rest)
+
+    def load_checkpoint(
+        self, *, path: Any, torch_load_kwargs: dict[str, Any] | None = None, **rest: Any
+    ) -> dict[str, Any]:
+        """As Opacus'; what was true of the saved training stays true of what follows it.
+
+        Args:
+            path: of a checkpoint that `save_checkpoint` wrote.
+            torch_load_kwargs: for `torch.load`.
+            rest: all other arguments of Opacus' `load_checkpoint`.
+
+        Raises:
+            ValueError: a checkpoint that holds code, or says nothing on seeds and sampling.
+        """
+        settings = torch_load_kwargs or {}
+        whole, held = checkpoint.opened(path, **settings)
+        found = super().load_checkpoint(path=whole, torch_load_kwargs=settings, **rest)
+        self._seeded |= held["experiment_only"]
+        self._poisson &= held["poisson_sampling"]
+        self._shaped |= held["shaped"]
+        if self._asked is None and held.get("asked"):
+            self._asked = _Asked(held["asked"]["whom"], held["asked"]["goal"])
+        return dict(found)
+
     def _refuse_earlier(self) -> None:
         if len(self.accountant) > 0:
             raise ValueError(
                 f"the accountant holds {len(self.accountant)} settings of earlier steps, which the "
                 "calibration would not count; make a new engine"
+            )
+        if self._trains:
+            raise ValueError(
+                "this engine has made a training private before: both would share the risk that "
+                "is asked for here, and each could use it up; make a new engine"
             )
 
     def _refuse(

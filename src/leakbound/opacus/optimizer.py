@@ -88,6 +88,9 @@ def _refuse_secure_mode(secure_mode: bool) -> None:
 class SecureDPOptimizer(SecureNoise, DPOptimizer):  # type: ignore[misc]
     """Opacus' `DPOptimizer` with secure noise; all else is Opacus' own.
 
+    But for an example whose gradient is not finite: it adds nothing, where Opacus lets it turn the
+    whole release into NaN, which no noise hides.
+
     Args:
         optimizer: the torch optimizer to wrap.
         noise_multiplier: noise standard deviation / max_grad_norm.
@@ -97,6 +100,56 @@ class SecureDPOptimizer(SecureNoise, DPOptimizer):  # type: ignore[misc]
         generator: a seeded CPU generator, for experiments only.
 
     Source: Abadi et al. 2016, algorithm 1; docs/sharp_edges/floating_point_noise.md.
+    """
+
+    slack = 1e-6
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        noise_multiplier: float,
+        max_grad_norm: float,
+        expected_batch_size: int | None,
+        loss_reduction: str = "mean",
+        generator: torch.Generator | None = None,
+        secure_mode: bool = False,
+    ) -> None:
+        _refuse_secure_mode(secure_mode)
+        super().__init__(
+            optimizer,
+            noise_multiplier=noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            expected_batch_size=expected_batch_size,
+            loss_reduction=loss_reduction,
+            generator=generator,
+        )
+
+    def clip_and_accumulate(self) -> None:
+        """Clip and add up the examples of this part of the batch."""
+        for p in self.params:
+            _check_processed_flag(p.grad_sample)
+        samples = [
+            sample.to(p.dtype).reshape(len(sample), p.numel())
+            for p, sample in zip(self.params, self.grad_samples, strict=True)
+        ]
+        place = samples[0].device
+        norms = torch.stack([sample.norm(dim=1).to(place) for sample in samples]).norm(dim=0)
+        fine = norms.isfinite()
+        factors = torch.where(fine, self.max_grad_norm / (norms + self.slack), 0.0).clamp(max=1.0)
+        for p, sample in zip(self.params, samples, strict=True):
+            kept = torch.where(fine.to(sample.device)[:, None], sample, 0.0)
+            fresh = (factors.to(sample) @ kept).view_as(p)
+            p.summed_grad = fresh if p.summed_grad is None else p.summed_grad + fresh
+            _mark_as_processed(p.grad_sample)
+
+
+class SecureGhostOptimizer(SecureNoise, DPOptimizerFastGradientClipping):  # type: ignore[misc]
+    """Opacus' optimizer for ghost clipping with secure noise; arguments as `SecureDPOptimizer`.
+
+    Raises:
+        NotApplicable: at a step, the sum of the clipped gradients is not finite: ghost clipping has
+            only the sum, and cannot leave one example out of it. Nothing is released.
     """
 
     def __init__(
@@ -120,30 +173,14 @@ class SecureDPOptimizer(SecureNoise, DPOptimizer):  # type: ignore[misc]
             generator=generator,
         )
 
-
-class SecureGhostOptimizer(SecureNoise, DPOptimizerFastGradientClipping):  # type: ignore[misc]
-    """Opacus' optimizer for ghost clipping with secure noise; arguments as `SecureDPOptimizer`."""
-
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        *,
-        noise_multiplier: float,
-        max_grad_norm: float,
-        expected_batch_size: int | None,
-        loss_reduction: str = "mean",
-        generator: torch.Generator | None = None,
-        secure_mode: bool = False,
-    ) -> None:
-        _refuse_secure_mode(secure_mode)
-        super().__init__(
-            optimizer,
-            noise_multiplier=noise_multiplier,
-            max_grad_norm=max_grad_norm,
-            expected_batch_size=expected_batch_size,
-            loss_reduction=loss_reduction,
-            generator=generator,
-        )
+    def accumulate(self) -> None:
+        """Add up this part of the batch."""
+        if not all(bool(p.grad.isfinite().all()) for p in self.params):
+            raise NotApplicable(
+                "an example has a gradient that is not finite, which ghost clipping cannot leave "
+                "out; take grad_sample_mode 'hooks', where it adds nothing, or mend the example"
+            )
+        super().accumulate()
 
 
 class WhitenedDPOptimizer(SecureDPOptimizer):
@@ -170,8 +207,6 @@ class WhitenedDPOptimizer(SecureDPOptimizer):
 
     Source: docs/whitened_dp.md; Chen, Gursoy and Lei, theorem 3.5.
     """
-
-    slack = 1e-6
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, *, shape: PublicRoot, **settings: Any

@@ -233,8 +233,10 @@ def _read(history: Accountant | Sequence[Sequence[float]]) -> list[Part]:
         )
     found: dict[tuple[float, float], int] = {}
     for row in rows:
-        if len(row) != 3:
-            raise ValueError(f"history holds {row!r}; give (noise multiplier, rate, steps)")
+        if not hasattr(row, "__len__") or len(row) != 3:
+            raise ValueError(
+                f"history holds {row!r}; give a list of (noise multiplier, rate, steps)"
+            )
         noise, rate, steps = float(row[0]), float(row[1]), row[2]
         if not (math.isfinite(noise) and noise >= 0):
             raise ValueError(f"history holds the noise multiplier {noise}; give one of at least 0")

@@ -1,6 +1,6 @@
 """Named tensors: read and written without pickle, and laid out as one vector in a model's order."""
 
 from leakbound.tensors.files import read, write
-from leakbound.tensors.layout import Named, flat
+from leakbound.tensors.layout import Named, bare, flat, unnamed
 
-__all__ = ["Named", "flat", "read", "write"]
+__all__ = ["Named", "bare", "flat", "read", "unnamed", "write"]

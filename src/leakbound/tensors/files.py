@@ -32,6 +32,8 @@ def read(path: Path, *, most: int = MOST_BYTES) -> tuple[dict[str, Tensor], dict
             damaged, cut short, empty, or larger than `most` bytes, values that are no numbers.
     """
     path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"{str(path)!r} does not exist or is no file; check the path")
     if path.suffix in _PICKLES or path.suffix not in (".safetensors", ".npz"):
         raise ValueError(
             f"{str(path)!r} is no .safetensors or .npz file. Pickled files (.pt, .pth, .bin, .npy "
@@ -39,8 +41,6 @@ def read(path: Path, *, most: int = MOST_BYTES) -> tuple[dict[str, Tensor], dict
             "safetensors.torch.save_file(state_dict, 'update.safetensors'), or with "
             "numpy.savez('update.npz', **arrays)"
         )
-    if not path.is_file():
-        raise ValueError(f"{str(path)!r} does not exist or is no file; check the path")
     named, about = _safetensors(path, most) if path.suffix == ".safetensors" else _npz(path, most)
     if not named:
         raise ValueError(f"{str(path)!r} holds no tensor; save the weights or the update again")

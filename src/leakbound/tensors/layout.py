@@ -74,6 +74,29 @@ in the model; is it of another model or version?
     return torch.cat(parts)
 
 
+def bare(named: Named) -> dict[str, Tensor]:
+    """The tensors without the prefixes that wrappers put before every name.
+
+    Example:
+        >>> list(bare({"module._orig_mod.0.weight": torch.ones(1)}))
+        ['0.weight']
+    """
+    own = {str(key): value for key, value in named.items()}
+    while prefix := next((p for p in _WRAPPERS if all(k.startswith(p) for k in own) and own), None):
+        own = {key.removeprefix(prefix): value for key, value in own.items()}
+    return own
+
+
+def unnamed(key: str) -> bool:
+    """Whether a key is a mere position, as lists and unnamed .npz files have it.
+
+    Example:
+        >>> unnamed("arr_3"), unnamed("3"), unnamed("3.weight")
+        (True, True, False)
+    """
+    return _NUMBER.fullmatch(key) is not None
+
+
 def _named(task: Task, named: Named, what: str) -> dict[str, Tensor]:
     """The tensors under the names of `task.layout`: unwrapped, unlisted, of shared weights one."""
     own = {str(key): value for key, value in named.items()}
@@ -87,7 +110,7 @@ def _named(task: Task, named: Named, what: str) -> dict[str, Tensor]:
     wanted = {name for name, *_ in task.layout}
     if not wanted & set(own):
         own = _unwrapped(own, wanted)
-    if not wanted & set(own) and all(_NUMBER.fullmatch(key) for key in own):
+    if not wanted & set(own) and all(map(unnamed, own)):
         return _by_position(task, own, what)
     first = _first_names(task.model)
     for name, canonical in first.items():

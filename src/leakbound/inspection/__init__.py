@@ -1,0 +1,100 @@
+"""Signatures of a model that a malicious server has prepared to read its clients' images.
+
+Planted layers that are known from the literature leave marks in the weights, in the loss, and in
+which units real images switch on. `inspect` looks for these marks before a client trains. Nothing
+found is not safety: whoever knows the marks can avoid them (`BLIND_SPOTS`).
+"""
+
+from __future__ import annotations
+
+from leakbound.inspection.trials import on_probes, tried
+from leakbound.inspection.weights import (
+    MANY,
+    Finding,
+    balanced_signs,
+    equal_columns,
+    evened,
+    head_of,
+    layers,
+    parallel,
+    parallel_rows,
+    zeroed,
+)
+from leakbound.types import Batch, Task
+
+__all__ = [
+    *("BLIND_SPOTS", "KINDS", "MANY", "NOT_SAFE", "Finding"),
+    *("evened", "inspect", "parallel", "statistics"),
+]
+
+LEAST_PROBES, MOST_PROBES = 64, 256
+
+KINDS = (
+    *("imprint", "near-duplicate rows", "imprint on probes", "equal columns"),
+    *("trap weights", "rarely active", "linear trap", "zeroed paths", "huge gain"),
+)
+"""Every kind of mark."""
+
+BLIND_SPOTS = (
+    "rows that measure the same of real images but point elsewhere, where no probes are given",
+    "an imprint on fewer than about eight input values, or behind a layer that mixes them",
+    "trap weights whose rows have a random number of negative weights, where no probes are given",
+    "weights that were found by optimizing the leak rather than by a published recipe",
+)
+"""What this inspection does not see."""
+
+NOT_SAFE = "Nothing was found. That is not safety: a server that knows these marks can avoid them."
+
+
+def inspect(
+    task: Task, probes: Batch | None = None, *, input_shape: tuple[int, ...] | None = None
+) -> tuple[Finding, ...]:
+    """The marks of a planted model that were found; none is no proof of safety.
+
+    Args:
+        task: the model as the server sent it.
+        probes: images to try it on, public ones or the client's own (nothing of them is sent);
+            64 at least for what needs them. None: the task's public ones, where there are some.
+        input_shape: (C, H, W) of one image where there are no images at all: the loss and the
+            gains are then tried on random ones.
+
+    Example:
+        >>> from leakbound import models
+        >>> from leakbound.attacks import RobbingTheFed
+        >>> def of(images):
+        ...     net = models.mlp(input_shape=(1, 6, 6), classes=3, generator=stream(0, "model"))
+        ...     return Task.of(net, classes=3, public=images)
+        >>> images = Batch(uniform((99, 1, 6, 6), stream(0, "images")), torch.arange(99) % 3)
+        >>> inspect(of(images))
+        ()
+        >>> [(f.layer, f.kind, f.strength) for f in inspect(RobbingTheFed().plant(of(images)))]
+        [('layer', 'imprint', 128.0)]
+    """
+    found = [f for f in statistics(task, probes, input_shape=input_shape) if f.marked]
+    imprinted = {f.layer for f in found if f.kind in ("imprint", "near-duplicate rows")}
+    doubled = ("equal columns", "imprint on probes")
+    return tuple(f for f in found if not (f.kind in doubled and f.layer in imprinted))
+
+
+def statistics(
+    task: Task, probes: Batch | None = None, *, input_shape: tuple[int, ...] | None = None
+) -> tuple[Finding, ...]:
+    """Every statistic that `inspect` judges, marked or not: for margins and calibration."""
+    images = probes or task.public
+    inputs = None if images is None else images.inputs[:MOST_PROBES].to(task.parameters)
+    found: list[Finding] = []
+    layers = layers(task)
+    head = head_of(layers)
+    for layer in layers:
+        if layer.name != head:
+            found.append(parallel_rows(layer))
+            found.append(balanced_signs(layer))
+        if layer.below is not None and layer.rows.shape[1] == layer.below:
+            found.append(equal_columns(layer))
+        found.append(zeroed(layer))
+    if inputs is not None and len(inputs) >= LEAST_PROBES:
+        found += on_probes(task, [layer for layer in layers if layer.name != head], inputs)
+    shape = input_shape if inputs is None else tuple(inputs.shape[1:])
+    if shape is not None:
+        found += tried(task, inputs, shape)
+    return tuple(found)

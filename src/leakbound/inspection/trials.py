@@ -1,0 +1,156 @@
+"""Marks that show when a planted model is tried: on real images, or on random ones."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from leakbound import client
+from leakbound.inspection.weights import MANY, Finding, Layer, evened, layers, parallel
+from leakbound.random import normal, stream, uniform
+from leakbound.types import Task
+
+SAME_ANSWERS, LOUD = 0.999, 1000.0
+RARE, MOSTLY, FEWEST_UNITS = 0.25, 0.9, 16
+FEW_IMAGES = 4
+
+
+def on_probes(task: Task, layers: list[Layer], inputs: Tensor) -> list[Finding]:
+    """What real images make of linear layers that see them."""
+    found, flat = [], inputs.flatten(1)
+    fits = [la for la in layers if la.linear and la.rows.shape[1] == flat.shape[1]]
+    try:
+        with torch.no_grad():  # two images tell which layers see them
+            entering = client.layer_inputs(task, inputs[:2], [la.name for la in fits])
+    except (ValueError, RuntimeError):  # a layer called several times; images of another shape
+        return []
+    for layer in fits:
+        if not torch.equal(entering[layer.name], flat[:2]):
+            continue
+        even, most = evened(layer.rows)
+        seen = flat.double() @ even.T
+        level = 0 if layer.bias is None else layer.bias.double() / torch.where(most > 0, most, 1)
+        on = seen + level > 0
+        rates = on.double().mean(0)
+        found += [_same_answers(layer, seen, rates), _rarely_active(layer, rates)]
+    return found
+
+
+def _same_answers(layer: Layer, seen: Tensor, rates: Tensor) -> Finding:
+    """Units that say the same of all probes (n, k), up to scale and level, wherever they point.
+
+    Units that are on for hardly any image, or for nearly all, are left out: they tell none apart.
+    """
+    used = ((rates >= 0.01) & (rates <= 0.99)).nonzero()[:, 0]
+    centered = (seen - seen.mean(0))[:, used]
+    members = [int(used[i]) for i in parallel(centered.T, SAME_ANSWERS)]
+    words = (
+        f"{len(members)} of {len(layer.rows)} units of {layer.name!r} say the same of "
+        f"{len(seen)} probe images, up to scale"
+    )
+    return Finding(
+        layer.name, "imprint on probes", float(len(members)), 2 * MANY, words, tuple(members)
+    )
+
+
+def _rarely_active(layer: Layer, rates: Tensor) -> Finding:
+    """The share of units that are on for few images, and yet for some.
+
+    The mirror image of a fresh unit is as likely as itself, so half of the units are on for more
+    than half of the images; training may leave units dead, which leak nothing.
+    """
+    rare = (rates > 0) & (rates <= RARE)
+    enough = len(rates) >= FEWEST_UNITS
+    words = (
+        f"{int(rare.sum())} of {len(rates)} units of {layer.name!r} are on for some probe images, "
+        "but for a quarter of them at most"
+    )
+    share = float(rare.double().mean()) if enough else 0.0
+    return Finding(layer.name, "rarely active", share, MOSTLY, words)
+
+
+def tried(task: Task, inputs: Tensor | None, shape: tuple[int, ...]) -> list[Finding]:
+    """What a small batch shows: outputs whose loss does not look at labels, and gains."""
+    low, high = task.input_range
+    if task.label_range is None:
+        return []
+    if inputs is None or len(inputs) < FEW_IMAGES:
+        source = stream(0, "inspection", *shape)
+        inputs = low + (high - low) * uniform((FEW_IMAGES, *shape), source, like=task.parameters)
+    inputs = inputs[:FEW_IMAGES]
+    labels = torch.arange(len(inputs), device=inputs.device) % task.label_range
+    try:
+        output, gains = _gains(task, inputs, labels)
+    except RuntimeError:  # images of another shape than the model's
+        return []
+    return gains if output.ndim != 2 else [_label_blind(task, output, labels), *gains]
+
+
+def _label_blind(task: Task, output: Tensor, labels: Tensor) -> Finding:
+    """Outputs whose derivative of the loss is one constant, whatever outputs and labels are."""
+    slopes = []
+    for draw in range(2):
+        values = uniform(output.shape, stream(draw, "inspection", "loss"), like=output)
+        values = (4 * values - 2).requires_grad_()
+        moved = labels.roll(draw)
+        with torch.enable_grad():
+            loss = task.loss(values, moved)
+        slopes.append(torch.autograd.grad(loss, values)[0])
+    every = torch.cat(slopes).double()
+    size = every.abs().amax(0)
+    constant = (every - every.mean(0)).abs().amax(0) <= 1e-6 * size
+    count = int((constant & (size > 0)).sum())
+    words = f"the loss weighs {count} of {output.shape[1]} outputs the same whatever the labels are"
+    return Finding("loss", "linear trap", float(count), 1.0, words)
+
+
+def _gains(task: Task, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[Finding]]:
+    """The outputs; and how much the loss moves with each layer's outputs, over the model's own."""
+    seen: dict[str, Tensor] = {}
+    handles = []
+
+    def note(name: str) -> Any:
+        def hook(_: nn.Module, __: Any, output: Tensor) -> None:
+            seen[name] = output
+
+        return hook
+
+    names = [layer.name for layer in layers(task)]
+    modules = dict(task.model.named_modules())
+    values = {
+        name: value.detach().requires_grad_()
+        for name, value in task.unflatten(task.parameters).items()
+    }
+    try:
+        handles = [modules[name].register_forward_hook(note(name)) for name in names]
+        with torch.enable_grad():
+            output = functional_call(task.model, {**task.buffers, **values}, (inputs,))
+            loss = task.loss(output, labels)
+    finally:
+        for handle in handles:
+            handle.remove()
+    order = list(seen)
+    wanted = [output, *(seen[name] for name in order)]
+    slopes = _slopes(loss, wanted)
+    if not bool(slopes[0].any()):  # the loss is saturated on these images
+        push = normal(output.shape, stream(0, "inspection", "push"), like=output)
+        slopes = _slopes((output * push).sum(), wanted)
+    base = float(slopes[0].double().norm())
+    found = []
+    for name, slope in zip(order, slopes[1:], strict=True):
+        gain = float(slope.double().norm()) / base
+        gain = gain if math.isfinite(gain) else math.inf
+        words = f"what {name!r} says is amplified {gain:.3g} times on its way to the loss"
+        found.append(Finding(name, "huge gain", gain, LOUD, words))
+    return output.detach(), found
+
+
+def _slopes(value: Tensor, wanted: list[Tensor]) -> tuple[Tensor, ...]:
+    found: tuple[Tensor, ...] = torch.autograd.grad(
+        value, wanted, allow_unused=True, materialize_grads=True, retain_graph=True
+    )
+    return found

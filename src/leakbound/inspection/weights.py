@@ -1,0 +1,235 @@
+"""Marks in the weights of a planted model. All are blind to the size of a unit's weights.
+
+A net of ReLU units is the same function where a unit's weights are scaled by c and those that
+leave it by 1 / c, so a server may choose any c that the numbers can hold.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+from leakbound.types import Task
+
+PARALLEL, EQUAL_COLUMNS = 0.99, 0.999
+FEW_WEIGHTS, FEWEST_SIGNS, BALANCED = 8.0, 32, 0.22
+MANY, UNLIKELY = 4.0, 12.0
+CENTERS, CHUNK = 4096, 256
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One statistic of one layer; a mark of a planted model where it reaches its threshold.
+
+    Attributes:
+        layer: name of the layer; "loss" for the loss.
+        kind: one of `KINDS`.
+        strength: the statistic; what it counts is in `words`. Larger is more suspicious.
+        threshold: from where on it is a mark.
+        words: what was seen, for people.
+        rows: the units concerned.
+    """
+
+    layer: str
+    kind: str
+    strength: float
+    threshold: float
+    words: str
+    rows: tuple[int, ...] = ()
+
+    @property
+    def marked(self) -> bool:
+        """Whether the statistic reaches its threshold."""
+        return self.strength >= self.threshold
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """Weights (k, d) of one layer, a row a unit; its bias (k,); which weights are not pruned.
+
+    `below`: of a linear layer, how many units the linear layer before it has. `entering`: (d,) the
+    size of the weights of the units that enter, of the layer before; None where they do not fit.
+    """
+
+    name: str
+    rows: Tensor
+    bias: Tensor | None
+    kept: Tensor
+    linear: bool
+    below: int | None
+    entering: Tensor | None
+
+
+def layers(task: Task) -> list[Layer]:
+    """The linear layers and convolutions of the model, in the order of its modules."""
+    parts = task.unflatten(task.parameters.detach())
+    there = torch.ones_like(task.parameters, dtype=torch.bool) if task.kept is None else task.kept
+    kept = task.unflatten(there)
+    found: list[Layer] = []
+    below: int | None = None
+    size: Tensor | None = None
+    for name, module in task.model.named_modules():
+        key = f"{name}.weight" if name else "weight"
+        if isinstance(module, nn.Linear | nn.modules.conv._ConvNd) and key in parts:
+            rows = parts[key].flatten(1)
+            bias = parts.get(f"{name}.bias" if name else "bias")
+            linear = isinstance(module, nn.Linear)
+            under = below if linear else None
+            entering = _repeated(size, rows.shape[1])
+            here = kept[key].flatten(1)
+            found.append(Layer(name, rows, bias, here, linear, under, entering))
+            size = _sizes(rows if entering is None else _balanced(rows, entering))
+            below = len(rows) if linear else below
+    return found
+
+
+def _repeated(size: Tensor | None, width: int) -> Tensor | None:
+    """The sizes (k,) of units as those of what they send to rows of `width` weights."""
+    if size is None or width % len(size):
+        return None
+    return size.repeat_interleave(width // len(size))
+
+
+def _sizes(rows: Tensor) -> Tensor:
+    """Norms (k,) of the rows over the largest; 1 for rows of zeros."""
+    even, most = evened(rows)
+    size = most / most.max().clamp_min(5e-324) * even.norm(dim=1)
+    return torch.where(size > 0, size, 1)
+
+
+def _balanced(rows: Tensor, entering: Tensor) -> Tensor:
+    """Rows (k, d) as they were if the units that enter had weights of size 1."""
+    return evened(rows)[0] * entering
+
+
+def evened(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows (k, d) in float64, each over its largest entry, and these (k,); zeros stay zeros.
+
+    What is told of the result by powers and products neither overflows nor underflows.
+
+    Example:
+        >>> evened(torch.tensor([[1e-30, -2e-30], [0.0, 0.0]]))[0].tolist()
+        [[0.5, -1.0], [0.0, 0.0]]
+    """
+    wide = rows.double()
+    most = wide.abs().amax(1) if wide.shape[1] else wide.new_zeros(len(wide))
+    usable = (most > 0) & most.isfinite()
+    even = wide / torch.where(usable, most, 1)[:, None]
+    return torch.where(usable[:, None], even, 0), torch.where(usable, most, 0)
+
+
+def head_of(layers: list[Layer]) -> str | None:
+    """The output layer, whose rows no activation follows; None in a model of one layer."""
+    linear = [layer.name for layer in layers if layer.linear]
+    return linear[-1] if len(layers) > 1 and linear else None
+
+
+def parallel(rows: Tensor, least: float = PARALLEL, spread: float = FEW_WEIGHTS) -> list[int]:
+    """The largest set of rows (k, d) that point the way of one of them, as indices.
+
+    Rows whose weight lies on fewer than `spread` entries are left out: two of these are parallel by
+    chance. Under weights of random direction in `spread` = 8 dimensions, two rows have a cosine of
+    0.99 with probability 2e-7. Of more than `CENTERS` rows so many, evenly spaced, are tried as the
+    middle of a set. How large a row is does not matter.
+    """
+    even, most = evened(rows)
+    wide = even.square().sum(1).square() / even.pow(4).sum(1).clamp_min(1) >= spread
+    index = ((most > 0) & wide).nonzero()[:, 0]
+    if len(index) == 0:
+        return []
+    unit = even[index] / even[index].norm(dim=1, keepdim=True)
+    most, best = -1, unit[0]
+    for part in unit[:: -(-len(unit) // CENTERS)].split(CHUNK):
+        near = (part @ unit.T >= least).sum(1)
+        if int(near.max()) > most:
+            most, best = int(near.max()), part[int(near.argmax())]
+    return [int(i) for i in index[unit @ best >= least]]
+
+
+def parallel_rows(layer: Layer) -> Finding:
+    """Units that measure one and the same thing of what enters, whatever their size."""
+    members = parallel(layer.rows)
+    if layer.entering is not None:
+        members = max(members, parallel(_balanced(layer.rows, layer.entering)), key=len)
+    graded = _graded(layer, members)
+    kind = "imprint" if graded else "near-duplicate rows"
+    words = (
+        f"{len(members)} of {len(layer.rows)} units of {layer.name!r} measure one and the same "
+        "thing of the input" + (" with graded thresholds" if graded else "")
+    )
+    return Finding(layer.name, kind, float(len(members)), MANY, words, tuple(members))
+
+
+def _graded(layer: Layer, members: list[int]) -> bool:
+    """Whether parallel rows switch on at different levels, `MANY` at least."""
+    if layer.bias is None or len(members) < 2:
+        return False
+    even, most = evened(layer.rows[members])
+    levels = (layer.bias[members].double() / most / even.norm(dim=1)).sort().values
+    apart = 1e-6 * torch.maximum(levels[1:].abs(), levels[:-1].abs())
+    return int((levels.diff() > apart).sum()) + 1 >= MANY
+
+
+def equal_columns(layer: Layer) -> Finding:
+    """Units of the layer before that all weigh alike in every output."""
+    classes = len(layer.rows)
+    members = parallel(evened(layer.rows)[0].T, EQUAL_COLUMNS, 3.0) if classes >= 8 else []
+    words = (
+        f"{len(members)} of {layer.rows.shape[1]} units have the same outgoing weights in "
+        f"{layer.name!r}, up to scale"
+    )
+    return Finding(layer.name, "equal columns", float(len(members)), 2 * MANY, words)
+
+
+def balanced_signs(layer: Layer) -> Finding:
+    """Rows with as many negative as positive weights, too often for chance.
+
+    A row of n weights of independent random signs has (negative - positive) / sqrt(n) inside
+    +-BALANCED with a known probability; training only spreads that difference. Strength: -log10 of
+    the probability of so many balanced rows (Poisson-binomial, by Hoeffding's binomial bound).
+    """
+    count = (layer.rows != 0).sum(1)
+    used = count >= FEWEST_SIGNS
+    count, rows = count[used], layer.rows[used]
+    strength, hits = 0.0, 0
+    if len(count):
+        gap = (rows > 0).sum(1) - (rows < 0).sum(1)
+        reach = BALANCED * count.double().sqrt()
+        balanced = gap.abs() <= reach
+        chance = _chance_of_balance(count)
+        hits = int(balanced.sum())
+        strength = -float(stats.binom.logsf(hits - 1, len(count), chance)) / math.log(10)
+    words = (
+        f"{hits} of {len(count)} units of {layer.name!r} have as many negative as positive "
+        f"weights, by chance so many with probability 1e-{max(0.0, strength):.0f}"
+    )
+    return Finding(layer.name, "trap weights", max(0.0, strength), UNLIKELY, words)
+
+
+def _chance_of_balance(count: Tensor) -> float:
+    """Mean over rows of P(|B - (n - B)| <= BALANCED sqrt(n)) for B ~ Binomial(n, 1/2)."""
+    sizes, often = torch.unique(count, return_counts=True)
+    n = sizes.double().numpy()
+    reach = BALANCED * n**0.5
+    inside = stats.binom.cdf((n + reach) // 2, n, 0.5) - stats.binom.cdf(
+        -((reach - n) // 2) - 1, n, 0.5
+    )
+    return float((inside * often.numpy()).sum() / often.sum())
+
+
+def zeroed(layer: Layer) -> Finding:
+    """Units that nothing enters, or inputs that go nowhere, though pruning did not take them."""
+    zero = (layer.rows == 0) & layer.kept
+    dead = 0
+    if not bool((layer.rows == 0).all()):
+        for side in (1, 0):
+            dead += int((zero.any(side) & (layer.rows == 0).all(side)).sum())
+    words = (
+        f"{dead} units or inputs of {layer.name!r} are cut off by zero weights (a pruned model "
+        "shows this too: tell the task what pruning kept)"
+    )
+    return Finding(layer.name, "zeroed paths", float(dead), 1.0, words)
