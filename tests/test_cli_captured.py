@@ -109,7 +109,6 @@ def test_what_is_shown_without_the_truth_claims_no_decibels(place, capsys):
         "local steps: 1: training on the image",
         "labels: 3:",
         "100.00000 %",
-        "unknown",
         "robbing_the_fed not applicable: the server is honest",
         "certificate (linear_inversion)",
         "verdict: 1 not applicable, 1 undecided",
@@ -118,6 +117,8 @@ def test_what_is_shown_without_the_truth_claims_no_decibels(place, capsys):
     ):
         assert words in text
     assert (place / "run" / "report.html").exists()
+    assert "PSNR dB" not in text
+    assert "unknown" not in text
 
 
 def test_several_images_and_told_labels(place, capsys):
@@ -164,6 +165,12 @@ BAD = {
     "two": (("after.safetensors", "--round", "1"), "leave round out"),
     "cell": (("after.safetensors", "--malicious-server"), "leave it out with --update"),
     "missing": (("nowhere.npz",), "does not exist"),
+    "missing folder": (("seen",), "update is 'seen', which does not exist; give a file, or a f"),
+    "labels in words": (("after.safetensors", "--labels", "cat"), "give class numbers such as 3,5"),
+    "truth": (
+        ("after.safetensors", "--truth", "truth.npz", "--input-range", "0", "0.5"),
+        "(--input-range LOW HIGH)",
+    ),
     "kind": (("gradient.safetensors",), "give kind: gradient or delta"),
 }
 
@@ -179,6 +186,31 @@ def test_bad_input_is_one_line_and_exit_code_2(name, place, capsys):
     assert words in err
     assert "Traceback" not in err
     assert len([line for line in err.splitlines() if line.startswith("leakbound:")]) == 1
+
+
+def test_names_of_attacks_are_whole_on_a_narrow_screen(place, capsys, monkeypatch):
+    save(place)
+    monkeypatch.setattr("leakbound.commands_captured.console.width", 80)
+    more = ("--attack", "linear_inversion", "inverting_gradients_large_steps,steps=1")
+    for truth in ((), ("--truth", "truth.npz")):
+        assert call(*given("after.safetensors", *more, *truth)) == 0
+        assert "inverting_gradients_large_steps " in capsys.readouterr().out
+
+
+def test_an_interrupt_keeps_what_is_finished(place, capsys, monkeypatch):
+    save(place)
+
+    def interrupted(self, observation, generator):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("leakbound.attacks.GradientMatching.__call__", interrupted)
+    more = ("--attack", "linear_inversion", "gradient_matching", "--out", "run")
+    assert call(*given("after.safetensors", *more)) == 130
+    (line,) = (place / "run" / "records.jsonl").read_text().splitlines()
+    assert json.loads(line)["attack"]["name"] == "linear_inversion"
+    assert "1 cell of 2 is still missing" in (place / "run" / "report.html").read_text("utf-8")
+    err = " ".join(capsys.readouterr().err.split())
+    assert "1 finished attacks are in run; the same command runs all of them again" in err
 
 
 @pytest.mark.parametrize("option", ["--before", "--truth", "--labels", "--local-steps"])

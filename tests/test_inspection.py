@@ -10,7 +10,7 @@ from torch import nn
 from leakbound import client, data, models
 from leakbound.attacks import LinearTrap, RobbingTheFed, TrapWeights
 from leakbound.attacks.features.head import special_head
-from leakbound.inspection import inspect, parallel, statistics
+from leakbound.inspection import evened, inspect, parallel, statistics
 from leakbound.pruning import Magnitude, Random
 from leakbound.random import normal, stream, uniform
 from leakbound.types import Batch, Task
@@ -246,3 +246,143 @@ def test_without_images_and_shape_the_weights_are_judged_alone(digits):
     }
     # probes of another shape than the model's are no crash: they are not used
     assert inspect(task, Batch(torch.rand(70, 3, 5, 5), torch.zeros(70).long())) == ()
+
+
+SCALES = [1e-30, 1e-16, 1e-9, 1.0, 1e9, 1e16, 1e30]
+
+
+def inside(task, attack):
+    """The planted layer as the first of the agreed perceptron, with equal outgoing weights."""
+    front = attack.plant(task)
+    parts = front.unflatten(front.parameters)
+    flat = task.parameters.clone()
+    own = task.unflatten(flat)
+    units = len(own["1.weight"])
+    own["1.weight"].copy_(parts["layer.weight"] * attack.gain * units)
+    own["1.bias"].copy_(parts["layer.bias"] * attack.gain * units)
+    own["3.weight"].copy_(own["3.weight"][:, :1].expand_as(own["3.weight"]))
+    return task.with_parameters(flat)
+
+
+def rescaled(task, factor, dtype=torch.float32):
+    """The same function of a ReLU net: units times a factor, what leaves them divided by it."""
+    task = task.to("cpu", dtype)
+    flat = task.parameters.clone()
+    parts = task.unflatten(flat)
+    factor = torch.as_tensor(factor, dtype=torch.float64).expand(len(parts["1.weight"]))
+    parts["1.weight"].copy_(parts["1.weight"].double() * factor[:, None])
+    parts["1.bias"].copy_(parts["1.bias"].double() * factor)
+    parts["3.weight"].copy_(parts["3.weight"].double() / factor)
+    return task.with_parameters(flat)
+
+
+def each_its_own(units=64, seed=0):
+    """Factors between 1e-30 and 1e30."""
+    return 10 ** (60 * uniform((units,), stream(seed, "factor")).double() - 30)
+
+
+FACTORS = {f"{scale:g}": scale for scale in SCALES} | {"each-its-own": each_its_own()}
+HIDDEN = {
+    "imprint": (lambda task: inside(task, RobbingTheFed(bins=64)), "imprint"),
+    "trap": (lambda task: inside(task, TrapWeights(rows=64, scale=0.9)), "trap weights"),
+    "head": (lambda task: special_head(task, 32, stream(0, "head")), "equal columns"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("factor", list(FACTORS))
+@pytest.mark.parametrize("name", list(HIDDEN))
+def test_the_size_of_a_units_weights_hides_nothing(name, factor, dtype, digits):
+    plant, expected = HIDDEN[name]
+    planted = plant(fresh(digits, hidden=(64,)))
+    hidden = rescaled(planted, FACTORS[factor], dtype)
+    plain = client.forward(planted, digits.inputs[:8])
+    same = client.forward(hidden, digits.inputs[:8].to(dtype)).float()
+    assert torch.allclose(same, plain, rtol=1e-2, atol=1e-3)
+    assert expected in kinds(hidden)
+    assert expected in kinds(Task(**{**vars_of(hidden), "public": None}))
+
+
+@pytest.mark.parametrize("factor", list(FACTORS))
+def test_every_statistic_but_the_gain_is_that_of_the_unscaled_model(factor, digits):
+    """Of planted and of ordinary models, in float64: equal to the number."""
+    deep = trained(digits, fresh(digits, hidden=(64, 32)), 30)
+    imprinted = inside(fresh(digits, hidden=(64,)), RobbingTheFed(bins=64))
+    for task in (deep, imprinted):
+        before = statistics(rescaled(task, 1.0, torch.float64))
+        after = statistics(rescaled(task, FACTORS[factor], torch.float64))
+        assert [f.kind for f in before] == [f.kind for f in after]
+        for one, other in zip(before, after, strict=True):
+            assert one.kind == "huge gain" or one.strength == pytest.approx(other.strength)
+
+
+def test_the_size_of_hidden_units_hides_no_imprint_behind_them(digits):
+    """Parallel rows of a second layer, with the units that enter scaled each by its own factor."""
+    task = fresh(digits, hidden=(64, 32))
+
+    def change(weight, bias):
+        weight.copy_(weight[:1] * (1 + torch.arange(32.0))[:, None])
+        bias.copy_(torch.linspace(-2, -0.1, 32) * (1 + torch.arange(32.0)))
+
+    planted = changed(task, "3", change)
+    for at in (1.0, each_its_own(seed=1)):
+        found = {(f.layer, f.kind) for f in inspect(rescaled(planted, at, torch.float64))}
+        assert ("3", "imprint") in found
+
+
+def test_the_size_of_the_units_behind_hides_no_equal_columns(digits):
+    """Half of the columns of the second layer alike; its rows scaled each by its own factor."""
+
+    def change(weight, bias):
+        weight[:, :32] = weight[:, :1].clone()
+
+    task = changed(fresh(digits, hidden=(64, 32)), "3", change).to("cpu", torch.float64)
+    flat = task.parameters.clone()
+    parts = task.unflatten(flat)
+    factor = each_its_own(32, seed=2)
+    parts["3.weight"].mul_(factor[:, None])
+    parts["3.bias"].mul_(factor)
+    parts["5.weight"].div_(factor)
+    for planted in (task, task.with_parameters(flat)):
+        found = {f.layer: f.strength for f in statistics(planted) if f.kind == "equal columns"}
+        assert found["3"] == 32
+
+
+def test_probes_see_through_any_size_of_weights(mnist):
+    """Rows that differ where images are empty, each times its own factor."""
+    task = inside(fresh(mnist, hidden=(64,)), RobbingTheFed(bins=64))
+    still = mnist.inputs[:300].flatten(1).var(0) < 1e-6
+
+    def change(weight, bias):
+        draw = normal(weight.shape, stream(0, "hidden")) * still
+        size = weight.norm(dim=1, keepdim=True)
+        weight.add_(3 * size * draw / draw.norm(dim=1, keepdim=True))
+
+    hidden = changed(task, "1", change)
+    for factor in FACTORS.values():
+        assert "imprint on probes" in {
+            f.kind for f in statistics(rescaled(hidden, factor)) if f.marked
+        }
+
+
+def test_gains_are_seen_where_the_loss_is_saturated_and_where_it_overflows(digits):
+    task = changed(fresh(digits, public=False), "3", lambda weight, bias: weight.mul_(1e5))
+
+    def flat_loss(output, labels):
+        return (output.sum() * 0).exp()
+
+    silent = Task(**{**vars_of(task), "loss": flat_loss})
+    assert "huge gain" in {f.kind for f in inspect(silent, input_shape=(1, 8, 8))}
+    loud = changed(fresh(digits), "1", lambda weight, bias: weight.fill_(3e38))
+    assert "huge gain" in kinds(loud)
+
+
+def test_rows_are_evened_wherever_numbers_end():
+    for dtype in (torch.float32, torch.float64):
+        for power in (-44, -30, 0, 30, 38):
+            rows = torch.tensor([[1.0, -0.5, 0.25]], dtype=torch.float64) * 10.0**power
+            even, most = evened(rows.to(dtype))
+            assert even.dtype == torch.float64
+            assert even[0, 0] == 1.0
+            assert most[0] == pytest.approx(10.0**power, rel=0.1)
+    assert parallel(torch.cat([torch.ones(5, 20) * 1e-38, torch.zeros(2, 20)])) == [0, 1, 2, 3, 4]

@@ -26,6 +26,7 @@ from leakbound.random import normal, stream, uniform
 from leakbound.types import Batch, Exact, Gaussian, ThreatModel, Unit, Update
 
 ACCEPTED = Policy(probability=0.05)
+PRIVATE = chain(ClipExamples(1.0), Mean(), GaussianMechanism(5.0))
 
 
 @pytest.fixture(scope="module")
@@ -379,3 +380,66 @@ def test_attacks_are_shown_what_a_server_sees(digits):
     assert torch.equal(told.labels, batch.labels)
     assert told.defense is None
     assert not isinstance(told.update.law, Gaussian)
+
+
+def test_a_batch_in_another_range_is_refused(digits):
+    task, batch = task_of(digits), batch_of(digits)
+    update = send(task, batch, chain(), stream(0))
+    wrong = Batch(2 * batch.inputs - 1, batch.labels)
+    with pytest.raises(ValueError, match=r"give the task their range: Task.of\(input_range"):
+        measure(task, update, batch=wrong, source=stream(0))
+
+
+def test_a_batch_that_was_not_trained_on_is_doubted(digits):
+    """The gradient of the images that were shown is the update, up to its size, or is not."""
+    task, batch = task_of(digits), batch_of(digits, 4)
+    update = send(task, batch, chain(), stream(0))
+    given = {"source": stream(0), "policy": Policy(on_leak="ignore")}
+    larger = dataclasses.replace(update, rows=3 * update.rows)
+    for own in (update, larger):
+        assert measure(task, own, batch=batch, **given).decision == Decision("send")
+    other = measure(task, update, batch=batch_of(digits, 4, at=100), **given)
+    assert other.decision.action == "warn"
+    assert "points elsewhere than the update" in other.decision.reasons[0]
+    noised = send(task, batch, chain(GaussianNoise(10.0)), stream(0))
+    for defense in (chain(GaussianNoise(10.0)), None):  # noise explains it
+        assert (
+            measure(task, noised, batch=batch, defense=defense, **given).decision.action == "send"
+        )
+
+
+def test_noise_of_no_given_defense_is_named_as_such(digits):
+    task, batch = task_of(digits), batch_of(digits)
+    noised = send(task, batch, chain(GaussianNoise(1.0)), stream(0))
+    reading = measure(task, noised, batch=batch, source=stream(0))
+    assert any("no defense was given (defense=)" in note for note in reading.notes)
+    plain = read(task, batch)
+    assert any("gives no differential privacy" in note for note in plain.notes)
+
+
+def test_noise_of_a_seed_gets_no_bound(digits):
+    task, batch = task_of(digits), batch_of(digits)
+    update = send(task, batch, PRIVATE, stream(0))
+    given = {"batch": batch, "defense": PRIVATE, "policy": ACCEPTED, "source": stream(0)}
+    assert measure(task, update, **given).verdict == PROTECTED
+    reading = measure(task, update, **given, seeded=True)
+    assert reading.verdict == UNDECIDED
+    assert reading.limits == ()
+    assert "experiment only" in json.dumps(reading.record())
+
+
+@pytest.mark.parametrize("spread", [0.0, 30.0], ids=["one-scale", "each-its-own"])
+@pytest.mark.parametrize("scale", [1e-20, 1e-9, 1e16])
+def test_a_planted_layer_of_any_size_is_read(scale, spread, digits):
+    """The same function with tiny or huge weights: the images come out as before."""
+    batch = batch_of(digits, 4, at=20)
+    planted = inside_an_mlp(task_of(digits, hidden=(128,)), RobbingTheFed(bins=128))
+    factor = scale * 10 ** (spread * (uniform((128,), stream(0, "own")).double() - 0.5))
+    flat = planted.parameters.clone()
+    parts = planted.unflatten(flat)
+    parts["1.weight"].mul_(factor[:, None])
+    parts["1.bias"].mul_(factor)
+    parts["3.weight"].copy_(parts["3.weight"].double() / factor)
+    reading = read(planted.with_parameters(flat), batch)
+    assert len([v for v in outcome(reading, "PlantedLayer").psnr if v >= 20]) >= 3
+    assert reading.decision.action == "refuse"

@@ -87,7 +87,8 @@ def within(name: str, value: Tensor, bounds: tuple[float, float]) -> None:
     if least < low - slack or most > high + slack:
         raise ValueError(
             f"{name} runs from {least:.6g} to {most:.6g}, but the task's input_range is "
-            f"({low:g}, {high:g}); rescale the images or give Task.of their range"
+            f"({low:g}, {high:g}); rescale the images, or give the task their range: "
+            "Task.of(input_range=...), flower.Setup(input_range=...)"
         )
 
 

@@ -56,24 +56,40 @@ def attack(command: cli.Attack) -> int:
         command.local_batch_size,
     )
     bar = _Bar()
-    with bar.progress:
-        outcome = captured.attack_all(
-            found,
-            model,
-            settings,
-            told=told,
-            truth=command.truth,
-            out=command.out,
-            name=command.model,
-            pictures=not command.no_images,
-            watch=bar,
-        )
+    try:
+        with bar.progress:
+            outcome = captured.attack_all(
+                found,
+                model,
+                settings,
+                told=told,
+                truth=command.truth,
+                out=command.out,
+                name=command.model,
+                pictures=not command.no_images,
+                watch=bar,
+            )
+    except KeyboardInterrupt:
+        _stopped(command.out, bar.done)
+        raise
     if command.json:
         print(json.dumps(list(outcome.records), indent=1, sort_keys=True))
     else:
         _show(outcome)
     ended = [record["status"] for record in outcome.records]
     return 1 if "failed" in ended else 0 if "ok" in ended else 2
+
+
+def _stopped(out: Path | None, done: int) -> None:
+    """Say where the attacks are that were finished before an interrupt."""
+    if out is None or not done:
+        words = "no attack was finished" if not done else "nothing is kept without --out DIR"
+        errors.print(words, soft_wrap=True)
+        return
+    errors.print(
+        f"{done} finished attacks are in {_safe(out)}; the same command runs all of them again",
+        soft_wrap=True,
+    )
 
 
 def capture(command: cli.Capture) -> int:
@@ -115,6 +131,11 @@ def capture(command: cli.Capture) -> int:
 def _captures(command: cli.Attack) -> list[Capture]:
     path, before = command.update, command.before
     assert path is not None  # asked in `attack`
+    if not path.exists():
+        raise ValueError(
+            f"update is {str(path)!r}, which does not exist; give a file, or a folder that "
+            "`leakbound capture` wrote"
+        )
     if path.is_dir():
         return captured.load_all(path, before, kind=command.kind, round=command.round)
     if command.round is not None:
@@ -172,6 +193,10 @@ def _labels(text: str) -> Tensor | list[int] | None:
     parts = text.split(",")
     if all(part.strip().isdecimal() for part in parts):
         return [int(part) for part in parts]
+    if not Path(text).is_file():
+        raise ValueError(
+            f"labels is {text!r}; give class numbers such as 3,5, or a file that holds `labels`"
+        )
     named, _ = tensors.read(Path(text))
     found = [named[name] for name in ("labels", "y") if name in named]
     if len(found) != 1:
@@ -224,9 +249,11 @@ def _show(outcome: Outcome) -> None:
 
 
 def _results(records: Sequence[dict[str, Any]]) -> Table:
-    table = Table(show_edge=False)
-    table.add_column("attack", overflow="fold")
-    for head in ("explains", "PSNR dB, mean", "best", "without update"):
+    """What each attack explains, and where the truth is known how good it is."""
+    table, told = Table(show_edge=False), any(record["metrics"] for record in records)
+    table.add_column("attack", no_wrap=True, overflow="ellipsis", min_width=_name_width(records))
+    measures = ("PSNR dB, mean", "best", "without update") if told else ()
+    for head in ("explains", *measures):
         table.add_column(head, justify="right", overflow="fold")
     for record in records:
         if record["status"] != "ok":
@@ -234,12 +261,17 @@ def _results(records: Sequence[dict[str, Any]]) -> Table:
             continue
         share = record["capture"]["explained"] or {}
         value = share.get("share") if share.get("share") is not None else share.get("direction")
-        cells = [_share(value), "unknown", "unknown", ""]
+        cells = [_share(value)]
         if record["metrics"] is not None:
             own, blind = record["metrics"]["psnr"], record["blind"]["psnr"]
-            cells[1:] = [f"{sum(own) / len(own):.1f}", f"{max(own):.1f}", f"{max(blind):.1f}"]
+            cells += [f"{sum(own) / len(own):.1f}", f"{max(own):.1f}", f"{max(blind):.1f}"]
         table.add_row(_safe(record["attack"]["name"]), *cells)
     return table
+
+
+def _name_width(records: Sequence[dict[str, Any]]) -> int:
+    """Room for every name, as far as half a narrow screen gives it."""
+    return min(40, max(len(_safe(record["attack"]["name"])) for record in records))
 
 
 def _remarks(records: Sequence[dict[str, Any]]) -> None:
@@ -309,9 +341,11 @@ class _Bar:
             expand=True,
         )
         self.task = self.progress.add_task("reading", total=None)
+        self.done = 0
 
     def __call__(self, done: int, total: int, what: str) -> None:
         """Show where the attacks are."""
+        self.done = done
         self.progress.update(self.task, completed=done, total=total, description=_safe(what))
         if not errors.is_terminal:
             print(f"{done} of {total} done: {printable(what)}", file=sys.stderr, flush=True)

@@ -129,3 +129,41 @@ def test_the_digest_depends_on_values_names_and_kind():
     other = {"w": AFTER["w"], "b": AFTER["b"] + 1e-3}
     assert a != load(other, BEFORE).digest
     assert a != load(AFTER, BEFORE, kind="delta").digest
+
+
+def test_tensors_without_names_are_compared_with_named_ones_of_their_shape():
+    arrays = [np.asarray(v) for v in AFTER.values()]
+    found = load(
+        {f"arr_{at}": value for at, value in enumerate(arrays)}, dict(reversed(BEFORE.items()))
+    )
+    assert found.kind == "weights"
+    wrapped = {f"module.{name}": value for name, value in AFTER.items()}
+    assert load(wrapped, BEFORE).kind == "weights"
+
+
+@pytest.mark.parametrize(
+    ("update", "words"),
+    [
+        (
+            {"net.w": AFTER["w"], "net.b": AFTER["b"]},
+            r"update \(net.w \(4, 3\), .* no tensor of one",
+        ),
+        (
+            AFTER | {"b": torch.tensor([0.0, float("nan"), 1, 1])},
+            "b holds 1 of 4 entries that are NaN",
+        ),
+        ({k: v.to(torch.int8) for k, v in AFTER.items()}, "w holds values of type torch.int8"),
+    ],
+    ids=["names", "nan", "integers"],
+)
+def test_automatic_kinds_say_what_is_really_wrong(update, words):
+    with pytest.raises(ValueError, match=words):
+        load(update, BEFORE)
+
+
+@pytest.mark.parametrize("count", [2**16 + 1, 10**15])
+def test_a_count_that_nobody_could_have_trained_on_is_not_believed(count, tmp_path):
+    recorded(tmp_path, 1, 1, examples=count)
+    (found,) = load_all(tmp_path)
+    with pytest.raises(ValueError, match="1 to 65536 are taken from a file"):
+        found.whole("examples")

@@ -126,12 +126,6 @@ def test_the_rank_of_the_first_layer_counts_the_examples(count, digits):
     assert named(found)["batch size"].value == str(count)
 
 
-def test_a_batch_size_under_the_rank_is_refused(digits):
-    before, after = trained(mlp(), some(digits, 4))
-    with pytest.raises(ValueError, match=r"batch size is 3, .* has the rank of at least 4"):
-        captured.attack(after, mlp(), before=before, input_shape=SHAPE, examples=3)
-
-
 def test_several_steps_do_not_pass_for_several_examples(digits):
     before, after = trained(mlp(), some(digits, 2), steps=4)
     found = captured.attack(after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR)
@@ -288,6 +282,9 @@ BAD = {
     "attack": ({"attacks": ["dgl"]}, "did you mean 'dlg'"),
     "range": ({"input_range": (1.0, 0.0)}, "input_range is"),
     "public": ({"public": "adult"}, "public|data"),
+    "defense by name": ({"defense": "gaussian_noise"}, r"defense is 'gaussian_noise', a str; give"),
+    "truth alone": ({"truth": torch.zeros(1, 1, 28, 28)}, r"truth is a Tensor; give .*Batch"),
+    "one number": ({"input_shape": 784}, r"input_shape is 784; give .* such as \(1, 28, 28\)"),
     "gradient": ({"kind": "gradient", "steps": 3}, "a gradient is that of one step"),
 }
 
@@ -310,7 +307,7 @@ def test_bad_input_is_one_clear_line(name, digits):
     [
         (torch.zeros(2, 1, 28, 28), torch.zeros(2).long(), "truth holds 2 inputs"),
         (torch.zeros(1, 1, 8, 8), torch.zeros(1).long(), r"shape \(1, 8, 8\)"),
-        (torch.full((1, 1, 28, 28), 2.0), torch.zeros(1).long(), "truth runs from"),
+        (torch.full((1, 1, 28, 28), 2.0), torch.zeros(1).long(), "--input-range LOW HIGH"),
         (torch.zeros(1, 1, 28, 28), torch.full((1,), 10), "the model has 10 classes"),
     ],
     ids=["count", "shape", "range", "label"],

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -91,7 +94,7 @@ def nothing_left():
         time.sleep(0.05)
     left = descendants(os.getpid()) - before
     assert not left, [processes().get(key) for key in left]
-    assert not list(Path("/tmp").glob(f"lb-{os.getpid()}-*"))
+    assert not list(Path("/tmp").glob(f"leakbound-ray-{os.getpid()}-*"))
 
 
 def outcome(out):
@@ -200,9 +203,8 @@ def test_stopped_and_gone_on(tmp_path, how):
         time.sleep(0.05)
     assert not own & set(processes())
     if how is signal.SIGKILL:
-        (left,) = Path("/tmp").glob(f"lb-{process.pid}-*")
-        connection._sweep(Path("/tmp"))
-        assert not left.exists()
+        (left,) = Path("/tmp").glob(f"leakbound-ray-{process.pid}-*")
+        shutil.rmtree(left)  # as docs/many_machines.md says
     kept = (out / "records.jsonl").read_bytes().count(b"\n")
     plan = audit.load(tmp_path / "tiny.toml")
     audit.audit(plan, out)
@@ -237,6 +239,93 @@ def test_only_the_loopback_listens_and_a_node_that_differs_is_named(tmp_path, mo
         list(cluster.run(plan, workers=1))
 
 
+ASK = """
+from ray._raylet import GcsClient
+print(len(GcsClient(address={!r}).internal_kv_keys(b"", b"fun", 5)))
+"""
+
+
+def asked(address, given):
+    """What a process with those variables learns of the pickles that workers will run."""
+    kept = {name: value for name, value in os.environ.items() if "RAY_AUTH" not in name}
+    line = [sys.executable, "-c", ASK.format(address)]
+    return subprocess.run(line, env=kept | given, capture_output=True, text=True, timeout=90)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_left")
+def test_only_who_has_the_secret_is_let_in(monkeypatch):
+    """Loopback is open to every account; twice, as Ray keeps the first secret in mind."""
+    import ray
+
+    told, fresh = [], secrets.token_hex
+    monkeypatch.setattr(secrets, "token_hex", lambda n: told.append(fresh(n)) or told[-1])
+    before = dict(os.environ)
+    for _ in range(2):
+        with connection.connected(None, 1):
+            address = ray.get_runtime_context().gcs_address
+            assert ray.get(ray.remote(lambda: 7).remote()) == 7
+            assert "RAY_AUTH_TOKEN" not in os.environ
+            word = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": told[-1]}
+            for given in ({}, word | {"RAY_AUTH_TOKEN": "0" * 64}):
+                outsider = asked(address, given)
+                assert outsider.returncode != 0
+                assert "InvalidAuthToken" in outsider.stderr
+            assert int(asked(address, word).stdout) > 0
+            lines = " ".join(line for _, line in processes().values())
+            assert told[-1] not in lines  # which every account can read
+    assert len(set(told)) == 2
+    assert all(len(one) == 64 for one in told)
+    assert dict(os.environ) == before
+
+
+def test_a_ray_without_secrets_is_not_started(monkeypatch):
+    import ray._raylet
+
+    monkeypatch.delattr(ray._raylet, "AuthenticationTokenLoader")
+    with (
+        pytest.raises(ValueError, match=r"every account.*ray>=2\.52"),
+        connection.connected(None, 1),
+    ):
+        raise AssertionError("it was started")
+
+
+@pytest.fixture
+def place(monkeypatch):
+    """A folder for temporary files whose name is short enough for Ray."""
+    with tempfile.TemporaryDirectory(prefix="x", dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["lb-2024-results", "lb-99999999999999999999-x", "lb-4194305-x", "leakbound-ray-4194305-abc"],
+)
+def test_only_the_own_folder_is_removed(name, place, monkeypatch):
+    """Whatever a name looks like: a process that is not here may live elsewhere."""
+    monkeypatch.setattr(os, "getpid", lambda: 7)  # whatever this process's number is, it fits
+    (place / name / "results").mkdir(parents=True)
+    with connection._a_folder() as folder:
+        assert Path(folder).parent == place
+        assert Path(folder).stat().st_mode & 0o77 == 0
+    assert [p.name for p in place.iterdir()] == [name]
+    assert (place / name / "results").exists()
+
+
+@pytest.mark.parametrize("longer", [1, 5, 6, 7, 8, 9, 40])
+@pytest.mark.parametrize("number", [7, 4194304])
+def test_sockets_have_names_that_fit(longer, number, place, monkeypatch):
+    """107 bytes: what Linux takes."""
+    deep = place / ("d" * longer)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    monkeypatch.setattr(os, "getpid", lambda: number)
+    with connection._a_folder() as folder:
+        session = f"{folder}/session_2026-01-01_00-00-00_000000_{number}"
+        assert len(os.fsencode(f"{session}/sockets/plasma_store")) <= 107
+
+
 def addresses(pid):
     """The addresses that a process listens on."""
     sockets = set()
@@ -266,8 +355,10 @@ def test_a_cluster_of_others_stays_up(tmp_path):
     script = tmp_path / "head.py"
     script.write_text(
         "import sys\n"
-        "from leakbound.cluster.connection import connected\n"
-        "with connected(None, 2):\n"
+        "from leakbound.cluster import connection\n"
+        "connection._start_here = lambda ray, cpus, folder, common: ray.init(\n"
+        "    address='local', num_cpus=cpus, include_dashboard=False, _temp_dir=folder, **common)\n"
+        "with connection._loopback(), connection.connected(None, 2):\n"
         "    import ray\n"
         "    print(ray.get_runtime_context().gcs_address, flush=True)\n"
         "    sys.stdin.readline()\n"

@@ -126,7 +126,7 @@ def test_the_run_configuration_can_be_overridden(folder, tmp_path):
 
 
 def test_a_key_of_the_run_configuration_that_is_not_there_is_named(folder, tmp_path):
-    with pytest.raises(ValueError, match="'learning.rat', which .* did you mean 'learning.rate'"):
+    with pytest.raises(ValueError, match=r"'learning\.rat', which .* mean 'learning\.rate'"):
         capture_app(folder, tmp_path / "out", run_config={"learning.rat": 0.5})
 
 

@@ -1,5 +1,6 @@
 """The leak meter as the outermost mod of a real Flower app on real digits."""
 
+import dataclasses
 import json
 import logging
 import stat
@@ -9,13 +10,16 @@ import torch
 from flwr.app import ArrayRecord
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp.mod import fixedclipping_mod
+from torch import nn
 
+from leakbound.attacks import MeanImage
 from leakbound.defenses import ClipExamples, GaussianMechanism, GaussianNoise, Mean, chain
-from leakbound.flower import DefenseMod, InProcessGrid, check_mods, run
+from leakbound.flower import DefenseMod, InProcessGrid, Setup, check_mods, run, tap
 from leakbound.flower.compat import delivered
 from leakbound.flower.meter import BROKEN, REFUSED, LeakMeter
 from leakbound.meter import Policy
 from leakbound.random import normal, stream
+from leakbound.types import Batch
 
 PRIVATE = chain(ClipExamples(1.0), Mean(), GaussianMechanism(5.0))
 STRICT = Policy(on_leak="refuse")
@@ -80,23 +84,44 @@ def test_a_refusal_says_nothing_else(flower, setup, one, digits):
 
 
 def test_differential_privacy_inside_passes(flower, setup, one, caplog):
-    mods = [LeakMeter(setup, ACCEPTED), DefenseMod(PRIVATE, setup, seed=1)]
+    mods = [LeakMeter(setup, ACCEPTED), DefenseMod(PRIVATE, setup)]
     with caplog.at_level(logging.INFO, "leakbound.meter"):
         reply = flower.ask(flower.client_app(mods, batches=one))
-        bare = flower.ask(flower.client_app(mods[1:], batches=one))
-    assert everything(reply) == everything(bare)
+    assert not reply.has_error()
     assert "send (protected)" in warnings(caplog)[0]
+    assert "experiment only" not in warnings(caplog)[0]
+
+
+@pytest.mark.parametrize("outside", [False, True], ids=["alone", "outside"])
+def test_noise_of_a_seed_is_no_protection(outside, flower, setup, one, caplog, tmp_path):
+    """Who has the seed takes the noise away: the same update gets no bound, and that is said."""
+    path = tmp_path / "readings.jsonl"
+    mods = [DefenseMod(PRIVATE, setup, seed=1)]
+    mods = [DefenseMod(GaussianNoise(1e-3), setup), *mods] if outside else mods
+    metered = [LeakMeter(setup, Policy(probability=0.05), path=path), *mods]
+    with caplog.at_level(logging.INFO, "leakbound.meter"):
+        reply = flower.ask(flower.client_app(metered, batches=one))
+    if not outside:
+        assert everything(reply) == everything(flower.ask(flower.client_app(mods, batches=one)))
+    (words,) = warnings(caplog)
+    assert "send (undecided)" in words
+    assert "experiment only: the noise is seeded" in words
+    line = json.loads(path.read_text())
+    assert line["limits"] == []
+    assert any("experiment only: the noise is seeded" in note for note in line["notes"])
+    strict = [LeakMeter(setup, ACCEPTED), *mods]
+    assert flower.ask(flower.client_app(strict, batches=one)).error.reason == REFUSED
 
 
 def test_the_law_of_a_mods_noise_is_known(flower, setup, one, caplog, tmp_path):
     """The floor needs the covariance that the mod inside declared."""
     policy = Policy(threshold_db=14.0, on_undecided="refuse")
-    noise = DefenseMod(GaussianNoise(1.0), setup, seed=1)
+    noise = DefenseMod(GaussianNoise(1.0), setup)
     with caplog.at_level(logging.INFO, "leakbound.meter"):
         reply = flower.ask(flower.client_app([LeakMeter(setup, policy), noise], batches=one))
         assert not reply.has_error()
         meter = LeakMeter(setup, policy, path=tmp_path / "readings.jsonl")
-        twice = [meter, DefenseMod(GaussianNoise(1e-3), setup, seed=2), noise]
+        twice = [meter, DefenseMod(GaussianNoise(1e-3), setup), noise]
         unknown = flower.ask(flower.client_app(twice, batches=one))
     assert "send (protected on average)" in warnings(caplog)[0]
     assert unknown.error.reason == REFUSED  # several mods: no law, no bound, undecided
@@ -218,8 +243,6 @@ def test_a_train_functions_own_defense_is_taken_at_its_word(flower, setup, one):
 
 def test_several_local_steps_are_read_as_such(flower, digits, setup, batches, tmp_path):
     """Three steps on three batches: the reading is of all twelve images, each once."""
-    import dataclasses
-
     longer = dataclasses.replace(setup, steps=3, batch_size=flower.SIZE)
     path = tmp_path / "readings.jsonl"
     app = flower.client_app([LeakMeter(longer, path=path)], batches=batches, steps=3)
@@ -276,3 +299,159 @@ def test_errors_of_the_train_function_pass_through(flower, setup):
 def test_a_reply_is_the_same_after_the_wire(flower, setup, one):
     reply = flower.ask(flower.client_app([LeakMeter(setup)], batches=one))
     assert everything(delivered(reply, "again")) == everything(reply)
+
+
+def normalized(one):
+    """Images as many train loops feed them: in [-1, 1]."""
+
+    def of(who, round):
+        return [(2 * inputs - 1, labels) for inputs, labels in one(who, round)]
+
+    return of
+
+
+def test_images_outside_of_the_range_are_not_judged(flower, setup, one, caplog):
+    """In the wrong range an exposed image would look safe; in the right one it is refused."""
+    app = flower.client_app([LeakMeter(setup, STRICT)], batches=normalized(one))
+    with caplog.at_level(logging.ERROR, "leakbound.meter"):
+        assert flower.ask(app).error.reason == BROKEN
+    assert "flower.Setup(input_range=...)" in warnings(caplog)[0]
+    public = Batch(2 * setup.public.inputs - 1, setup.public.labels)
+    right = dataclasses.replace(setup, input_range=(-1.0, 1.0), public=public)
+    app = flower.client_app([LeakMeter(right, STRICT)], batches=normalized(one))
+    assert flower.ask(app).error.reason == REFUSED
+
+
+def test_images_that_were_not_trained_on_are_doubted(flower, setup, one, caplog):
+    """The loop taps raw images and trains on normalized ones: the attacks are judged wrongly."""
+
+    def wrong(message, context, call_next):
+        """Stands in the train function's place, and taps what it does not train on."""
+        for inputs, labels in one(0, 1):
+            tap(inputs, labels)
+        return call_next(message, context)
+
+    app = flower.client_app([LeakMeter(setup), wrong], batches=normalized(one), shown=False)
+    with caplog.at_level(logging.WARNING, "leakbound.meter"):
+        assert not flower.ask(app).has_error()
+    assert "points elsewhere than the update" in warnings(caplog)[0]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "leakbound.meter"):
+        flower.ask(flower.client_app([LeakMeter(setup)], batches=one))
+    assert "points elsewhere" not in warnings(caplog)[0]
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-9, 1.0, 1e9, 1e16])
+@pytest.mark.parametrize("public", [True, False], ids=["public", "no-public"])
+def test_the_size_of_planted_weights_does_not_matter(public, scale, flower, setup, one):
+    """Tiny or huge planted weights, and what leaves their units scaled the other way."""
+    state = planted(flower).to_torch_state_dict()
+    for name in ("first.weight", "first.bias"):
+        state[name] = state[name] * scale
+    state["last.weight"] = state["last.weight"] / scale
+    own = setup if public else dataclasses.replace(setup, public=None)
+    trained = []
+
+    def batches(who, round):
+        trained.append(who)
+        return one(who, round)
+
+    app = flower.client_app([LeakMeter(own)], batches=batches)
+    assert flower.ask(app, arrays=ArrayRecord(state)).error.reason == REFUSED
+    assert trained == []
+
+
+def test_without_public_images_gains_are_seen_by_the_shape_that_was_tapped(
+    flower, setup, one, caplog
+):
+    """After training, in every round, and whatever the images are."""
+    own = dataclasses.replace(setup, public=None)
+    state = flower.Net().state_dict()
+    state["last.weight"] = state["last.weight"] * 1e6
+    app = flower.client_app([LeakMeter(own, every=2)], batches=one)
+    grid = InProcessGrid(app, 2)
+    with caplog.at_level(logging.WARNING, "leakbound.meter"):
+        for round, node in ((1, 2), (2, 2), (1, 3)):
+            asked = flower.message(grid, round=round, node=node, arrays=ArrayRecord(state))
+            assert flower.ask(app, asked, grid=grid).error.reason == REFUSED
+    said = [words.partition(": ")[2] for words in warnings(caplog)]
+    assert "looks planted (huge gain)" in said[0]
+    assert len(set(said)) == 1  # the same for other images
+    assert not flower.ask(app).has_error()  # the agreed model's gains are small
+
+
+def own_weights(flower):
+    """What the server sent."""
+    return flower.weights(ArrayRecord(flower.Net().state_dict()))
+
+
+class Crash(MeanImage):
+    """An attack that fails on some images, as hostile weights may make any fail."""
+
+    def __call__(self, observation, generator):
+        """Fail."""
+        raise RuntimeError("overflow")
+
+
+@pytest.mark.parametrize("rule", ["ignore", "refuse"])
+def test_a_measurement_that_fails_is_no_oracle_under_differential_privacy(
+    rule, flower, setup, one, caplog
+):
+    policy = Policy(attacks=(Crash(),), on_undecided=rule)
+    private = [LeakMeter(setup, policy), DefenseMod(PRIVATE, setup, seed=1)]
+    with caplog.at_level(logging.ERROR, "leakbound.meter"):
+        reply = flower.ask(flower.client_app(private, batches=one))
+    if rule == "refuse":
+        assert reply.error.reason == REFUSED
+    else:
+        bare = flower.ask(flower.client_app(private[1:], batches=one))
+        assert everything(reply) == everything(bare)
+    assert "not measured: RuntimeError: overflow" in warnings(caplog)[0]
+    told = LeakMeter(setup, policy, defense=PRIVATE)
+    assert flower.ask(flower.client_app([told], batches=one)).has_error() == (rule == "refuse")
+    quiet = dataclasses.replace(policy, on_refuse="send nothing useful")
+    kept = flower.ask(flower.client_app([LeakMeter(setup, quiet)], batches=one))
+    assert torch.equal(flower.weights(kept.content["arrays"]), own_weights(flower))
+    for mods in ([LeakMeter(setup, policy)], [private[0], DefenseMod(GaussianNoise(1.0), setup)]):
+        assert flower.ask(flower.client_app(mods, batches=one)).error.reason == BROKEN
+
+
+@pytest.mark.parametrize("image", ["dark", "light"])
+def test_weights_under_which_some_images_overflow_tell_nothing_by_errors(image, flower, caplog):
+    """Nine layers of weights 3e5: a light image overflows, a dark one switches no unit on."""
+
+    def deep():
+        pairs = [m for _ in range(9) for m in (nn.Linear(4, 4), nn.ReLU())]
+        return nn.Sequential(nn.Flatten(), *pairs, nn.Linear(4, 2))
+
+    state = {name: torch.zeros_like(value) for name, value in deep().state_dict().items()}
+    for name in state:
+        if name.endswith("weight"):
+            state[name][0, 0] = 3e5
+    state["1.bias"][0] = -1.5e5
+    inputs = torch.full((1, 1, 2, 2), float(image == "light"))
+
+    def batches(who, round):
+        return [(inputs, torch.tensor([0]))]
+
+    own = Setup(deep, classes=2)
+    allowed = Policy(on_planted="ignore")
+
+    def asked(*mods):
+        app = flower.client_app(mods, batches=batches, model=deep)
+        return flower.ask(app, arrays=ArrayRecord(state))
+
+    assert not asked(LeakMeter(own, allowed), DefenseMod(PRIVATE, own)).has_error()
+    assert asked(LeakMeter(own, allowed)).has_error() == (image == "light")
+    reply = asked(LeakMeter(own, dataclasses.replace(allowed, on_refuse="send nothing useful")))
+    sent = flower.weights(reply.content["arrays"])
+    assert torch.equal(sent, flower.weights(ArrayRecord(state))) == (image == "light")
+
+
+def test_images_out_of_range_are_no_oracle_under_differential_privacy(flower, setup, one, caplog):
+    """Noise of the train function, taken at its word; the log says what to mend."""
+    told = LeakMeter(setup, Policy(), defense=PRIVATE)
+    with caplog.at_level(logging.ERROR, "leakbound.meter"):
+        reply = flower.ask(flower.client_app([told], batches=normalized(one)))
+    assert not reply.has_error()
+    assert "flower.Setup(input_range=...)" in warnings(caplog)[0]

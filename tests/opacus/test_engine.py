@@ -2,6 +2,8 @@
 
 import inspect
 import math
+import os
+import random
 import warnings
 
 import pytest
@@ -22,6 +24,7 @@ from leakbound.opacus import (
     SecureDPOptimizer,
     SecureGhostOptimizer,
     WhitenedDPOptimizer,
+    record,
 )
 from leakbound.opacus.sampling import SecureSampler
 from leakbound.random import stream
@@ -280,8 +283,56 @@ def test_questions_that_have_no_answer():
         engine.make_private_with_risk(epochs=0, **ASK, **made(engine))
     private = engine.make_private(noise_multiplier=1.0, **made(engine))
     train(*private)
-    with pytest.raises(ValueError, match="make a new engine"):
+    with pytest.raises(ValueError, match=r"earlier steps.*make a new engine"):
         engine.make_private_with_risk(epochs=1, **ASK, **made(engine))
+
+
+@pytest.mark.parametrize("first", ["with_risk", "plain"])
+def test_one_risk_is_asked_for_once(first):
+    """Two trainings of one engine would each use up the whole risk."""
+    engine = RiskEngine()
+    if first == "plain":
+        engine.make_private(noise_multiplier=1.0, **made(engine))
+    else:
+        engine.make_private_with_risk(epochs=1, **ASK, **made(engine))
+    with pytest.raises(ValueError, match=r"private before.*make a new engine"):
+        engine.make_private_with_risk(epochs=1, **ASK, **made(engine))
+
+
+class _Augmented(torch.utils.data.Dataset):
+    """Draws from both global streams at every look."""
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        return torch.rand(1, 3, 4) * random.random(), index % 3
+
+
+class _Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        raise AssertionError("a record was consumed")
+
+
+def test_a_first_record_that_does_not_fit_is_refused_by_name():
+    def ask(**more):
+        engine = RiskEngine()
+        return engine.make_private_with_risk(**{"epochs": 1, **ASK, **made(engine), **more})
+
+    with pytest.raises(ValueError, match="dim is 10, but the first record of data_loader has 12"):
+        ask(dim=10)
+    with pytest.raises(ValueError, match=r"input_range is 0\.3, but the first record"):
+        ask(input_range=0.3)
+    ask(input_range=0.3, target="mse<=0.01 with probability<=0.05")  # has no range
+    assert record.refuse_misfit(DataLoader(_Endless()), 10, ASK["target"], 0.1) is None
+
+
+def test_looking_at_the_first_record_moves_no_stream():
+    states = torch.get_rng_state(), random.getstate()
+    with pytest.raises(ValueError, match="dim is 10"):
+        record.refuse_misfit(DataLoader(_Augmented()), 10, ASK["target"], 1.0)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
 
 
 def test_a_checkpoint_keeps_the_history(tmp_path):
@@ -293,6 +344,74 @@ def test_a_checkpoint_keeps_the_history(tmp_path):
     ask = {"dim": 12, "norm": 2.0, "psnr": 20}
     assert again.risk(**ask).plain() == engine.risk(**ask).plain()
     assert math.isfinite(engine.get_epsilon(1e-5))
+
+
+def saved(tmp_path, engine, **more):
+    """A training of one epoch, and the checkpoint of it."""
+    module, optimizer, private = engine.make_private(noise_multiplier=1.0, **made(engine), **more)
+    train(module, optimizer, private)
+    engine.save_checkpoint(path=tmp_path / "state.pt", module=module, optimizer=optimizer)
+    return tmp_path / "state.pt"
+
+
+def loaded(path, **more):
+    """A new engine with a plain training, which goes on from a checkpoint."""
+    engine = RiskEngine()
+    module, optimizer, _ = engine.make_private(noise_multiplier=1.0, **made(engine))
+    engine.load_checkpoint(path=path, module=module, optimizer=optimizer, **more)
+    return engine
+
+
+def test_a_checkpoint_keeps_what_its_training_was(tmp_path):
+    ask = {"dim": 12, "norm": 2.0, "psnr": 20}
+    plain = RiskEngine()
+    found = loaded(saved(tmp_path, plain)).risk(**ask)
+    assert found.plain() == plain.risk(**ask).plain()
+    assert not found.experiment_only
+    seeded = loaded(saved(tmp_path, RiskEngine(), noise_generator=stream(0)))
+    for shown in (seeded, seeded.risk(**ask)):
+        assert shown.experiment_only
+        assert "EXPERIMENT ONLY" in f"{shown!r}{shown}"
+    shaped = loaded(saved(tmp_path, RiskEngine(), public=PUBLIC, whiten=Whiten()))
+    assert "public shape" in shaped.risk(**ask).lower_scope.not_said
+    with saved(tmp_path, RiskEngine(), poisson_sampling=False).open("rb") as file:
+        unsampled = loaded(file)
+    with pytest.raises(NotApplicable, match="Poisson"):
+        unsampled.risk(**ask)
+
+
+def test_a_checkpoint_keeps_what_was_asked_for(tmp_path):
+    engine, path = RiskEngine(), tmp_path / "state.pt"
+    module, optimizer, private, _ = engine.make_private_with_risk(epochs=1, **ASK, **made(engine))
+    train(module, optimizer, private)
+    engine.save_checkpoint(path=path, module=module, checkpoint_dict={"epoch": 3})
+    again = RiskEngine()
+    assert again.load_checkpoint(path=path, module=module)["epoch"] == 3
+    assert again.risk().plain() == engine.risk().plain()
+
+
+class _Code:
+    def __reduce__(self):
+        return os.mkdir, ("made-by-a-checkpoint",)
+
+
+def test_a_checkpoint_of_unknown_origin_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    engine = RiskEngine()
+    module, _, _ = engine.make_private(noise_multiplier=1.0, **made(engine))
+    before = [p.clone() for p in module.parameters()]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Secure RNG turned off")
+        theirs = PrivacyEngine()
+    theirs.save_checkpoint(path="theirs.pt", module=net())
+    with pytest.raises(ValueError, match="does not say whether its noise was seeded"):
+        engine.load_checkpoint(path="theirs.pt", module=module)
+    engine.save_checkpoint(path="code.pt", module=module, checkpoint_dict={"more": _Code()})
+    with pytest.raises(ValueError, match="tensors and plain values alone"):
+        engine.load_checkpoint(path="code.pt", module=module)
+    assert not (tmp_path / "made-by-a-checkpoint").exists()
+    assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+    assert len(engine.accountant) == 0
 
 
 def test_arguments_of_opacus_are_all_taken():

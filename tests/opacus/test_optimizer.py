@@ -323,6 +323,52 @@ def test_an_example_that_is_not_finite_adds_nothing(public, batch):
     close(sent(model, before), (clipped + dense @ noise) / 6, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("parts", [1, 2], ids=["whole", "parts"])
+def test_isotropic_noise_leaves_out_what_is_not_finite(parts, batch):
+    """Else one example turns the release into NaN, and no noise hides that it was there."""
+    model, bad = net(), batch.inputs.clone()
+    bad[2], bad[4] = float("nan"), float("inf")
+    found = one_step(
+        SecureDPOptimizer, model, Batch(bad, batch.labels), parts=parts, generator=stream(4)
+    )
+    rest = [0, 1, 3, 5]
+    kept = Batch(batch.inputs[rest], batch.labels[rest])
+    wanted = one_step(
+        SecureDPOptimizer, net(), kept, parts=parts, generator=stream(4), expected_batch_size=6
+    )
+    close(found, wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_one_weight_that_is_not_finite_drops_the_whole_example(batch):
+    """All of its other parameters, too: each of them is finite and tells of the rest."""
+    model = net()
+    module = GradSampleModule(model)
+    optimizer = SecureDPOptimizer(sgd(model), **settings(batch))
+    backward(module, batch)
+    model[5].bias.grad_sample[3, 0] = float("inf")
+    optimizer.clip_and_accumulate()
+    found = torch.cat([p.summed_grad.reshape(-1) for p in model.parameters()])
+    rows = torch.cat([p.grad_sample.flatten(1) for p in model.parameters()], 1)
+    wanted = by_hand(rows[[0, 1, 2, 4, 5]], torch.eye(149).double(), lambda n: min(1, CLIP / n))
+    close(found, wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_ghost_clipping_refuses_what_it_cannot_leave_out(batch):
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    model = net()
+    before = flat(model)
+    module = prepare_module(model, grad_sample_mode="ghost", max_grad_norm=CLIP)
+    optimizer = SecureGhostOptimizer(sgd(model), **settings(batch))
+    loss = DPLossFastGradientClipping(module, optimizer, nn.CrossEntropyLoss(), "mean")
+    inputs = batch.inputs.clone()
+    inputs[2] = float("nan")
+    loss(module(inputs), batch.labels).backward()
+    with pytest.raises(NotApplicable, match=r"not finite.*'hooks'"):
+        optimizer.step()
+    assert torch.equal(flat(model), before)
+
+
 def test_chunks_change_nothing(public, batch, monkeypatch):
     found = []
     for chunk in (2**24, 149 * 2, 1):

@@ -240,13 +240,14 @@ def test_accountants_of_opacus_are_read(kind):
     ("history", "word"),
     [
         ([(1.0, 0.1)], "noise multiplier, rate, steps"),
+        ((1.0, 0.1, 5), r"history holds 1\.0; give a list of \(noise multiplier, rate, steps\)"),
         ([(-1.0, 0.1, 5)], "at least 0"),
         ([(math.nan, 0.1, 5)], "at least 0"),
         ([(1.0, 1.5, 5)], "accumulated"),
         ([(1.0, 0.1, 0)], "whole number"),
         ([(1.0, 0.1, 2.5)], "whole number"),
     ],
-    ids=["short", "negative", "nan", "rate", "none", "half"],
+    ids=["short", "single", "negative", "nan", "rate", "none", "half"],
 )
 def test_a_history_that_is_none_is_refused(history, word):
     with pytest.raises(ValueError, match=word):

@@ -106,7 +106,7 @@ def test_a_safetensors_header_that_declares_more_than_the_file_is_refused(tmp_pa
         tensors.read(path)
 
 
-@pytest.mark.parametrize("shape", ["(1000000000000,)", "(-1, -1)", "(-1,)"])
+@pytest.mark.parametrize("shape", ["(1000000000000,)", "(-1, -1)", "(-1,)", "(True,)"])
 def test_an_npz_header_that_declares_another_size_is_refused(shape, tmp_path):
     text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
     head = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
@@ -155,3 +155,9 @@ def test_nothing_in_a_file_is_refused(tmp_path):
         tensors.read(tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match=r"give a name that ends in .safetensors"):
         tensors.write(tmp_path / "u.npz", NAMED)
+
+
+@pytest.mark.parametrize("name", ["cat", "seen", "weights.pt", "weights.npz"])
+def test_a_missing_file_is_called_missing_whatever_its_name(name, tmp_path):
+    with pytest.raises(ValueError, match="does not exist or is no file"):
+        tensors.read(tmp_path / name)

@@ -73,7 +73,16 @@ class Capture:
         value = self.number(name)
         if value is not None and value != int(value):
             raise ValueError(f"{self.name}: its metadata say that {name} is {value:g}; no count")
+        if value is not None and not 1 <= value <= MOST:
+            raise ValueError(
+                f"{self.name}: its metadata say that {name} is {value:g}, and 1 to {MOST} are "
+                "taken from a file; say it yourself"
+            )
         return None if value is None else int(value)
+
+
+MOST = 2**16
+"""The largest count that is believed of a file's metadata: a stranger's could keep us busy."""
 
 
 def load(update: Given, before: Given | None = None, *, kind: str = "auto") -> Capture:

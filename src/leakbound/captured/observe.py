@@ -140,8 +140,7 @@ def understand(
     Raises:
         ValueError: as `observe`.
     """
-    found: list[Finding] = []
-    notes: list[str] = []
+    found, notes = list[Finding](), list[str]()
     change, sent = _change(capture, task)
     rate = _rate(capture, told, found)
     row = change / rate if rate is not None else change
@@ -149,8 +148,7 @@ def understand(
     if capture.kind == "gradient" and (known or 1) > 1:
         raise ValueError(f"steps is {known}, but a gradient is that of one step; give kind delta")
     spread = rounding.spread(capture, task, rate)
-    chained = as_chain(told.defense)
-    size = reading.Size(1, None, "", 1)
+    chained, size = as_chain(told.defense), reading.Size(1, None, "", 1)
     if not chained.links:
         one = 1 if capture.kind == "gradient" else known
         size = reading.batch_size(task, row, input_shape=input_shape, steps=one, spread=spread)
@@ -177,15 +175,9 @@ def understand(
         found.append(step)
         plan = replace(plan, steps=int(step.value))
         observation = replace(observation, task=replace(task, plan=plan))
-    certain, odd = proofs.classes(observation, spread, rounding.coarsest(capture))
-    if labels is None:
-        labels, finding = reading.labels(observation, certain)
-        found.append(finding)
-    else:
-        found.append(Finding("labels", ", ".join(map(str, labels.tolist()[:64])), "told", True))
-        notes += filter(None, [proofs.contradiction(labels.tolist(), certain)])
-    false = proofs.missing_noise(observation)
-    notes += filter(None, [odd, false, None if chained.links else proofs.outside(observation)])
+    labels = _label_finding(observation, spread, rounding.coarsest(capture), found, notes)
+    false = None if rate is None else proofs.missing_noise(observation)
+    notes += filter(None, [false, None if chained.links else proofs.outside(observation)])
     return Understood(
         observation,
         tuple(found),
@@ -195,6 +187,26 @@ def understand(
         tuple(notes),
         refuted=false is not None,
     )
+
+
+def _label_finding(
+    observation: Observation,
+    spread: Tensor,
+    precision: float,
+    found: list[Finding],
+    notes: list[str],
+) -> Tensor | None:
+    """The labels that were told or are inferred, held against the signs of the last bias."""
+    certain, odd = proofs.classes(observation, spread, precision)
+    labels, wrong = observation.labels, None
+    if labels is None:
+        labels, finding = reading.labels(observation, certain)
+        found.append(finding)
+    else:
+        found.append(Finding("labels", ", ".join(map(str, labels.tolist()[:64])), "told", True))
+        wrong = proofs.contradiction(labels.tolist(), certain)
+    notes += filter(None, [odd, wrong])
+    return labels
 
 
 def _steps(
@@ -233,6 +245,8 @@ def _rate(capture: Capture, told: Told, found: list[Finding]) -> float | None:
     rate = told.learning_rate or capture.number("learning_rate")
     if rate is None:
         how = "not known: the update's direction counts, its length does not"
+        if as_chain(told.defense).links:
+            how += ", so declared noise cannot be held against it"
         found.append(Finding("learning rate", "unknown", how, False))
         return None
     how = "told" if told.learning_rate else "the file's metadata"

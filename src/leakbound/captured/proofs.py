@@ -85,6 +85,8 @@ def outside(seen: Observation) -> str | None:
     slack = OUTSIDE * (high - low)
     if least >= low - slack and most <= high + slack:
         return None
+    least = low if abs(least - low) < slack else least
+    most = high if abs(most - high) < slack else most
     return (
         f"the first layer gives values from {least:.3g} to {most:.3g}, outside of input_range "
         f"{low:g} to {high:g}: what is rebuilt is cut off there, and nothing is certified; give "
@@ -124,7 +126,8 @@ def missing_noise(seen: Observation) -> str | None:
     shown = f"{share:.2%}" if share >= 1e-4 else f"{share:.1e}"
     return (
         f"the update has {shown} of the declared noise's energy: that noise was not added, so "
-        "nothing that rests on it holds; leave the defense out, or give the right one"
+        "nothing that rests on it holds; leave the defense out, or give the right one (and the "
+        "right learning rate)"
     )
 
 

@@ -265,7 +265,7 @@ def _shares(share: Explained, rate_known: bool) -> dict[str, float | None]:
 
 
 def _release(understood: Understood) -> dict[str, Any]:
-    seen = understood.observation
+    seen, held = understood.observation, understood.rate_known and not understood.refuted
     update = seen.update
     withheld = 0.0 if update.mask is None else 1 - float(update.mask.double().mean())
     return {
@@ -273,7 +273,7 @@ def _release(understood: Understood) -> dict[str, Any]:
         "private": update.law.private or update.mask_private,
         "withheld": short(withheld),
         "unit": update.unit.noun,
-        "noise_share": None if understood.refuted else short(seen.noise_share),
+        "noise_share": short(seen.noise_share) if held else None,
     }
 
 

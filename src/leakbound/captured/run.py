@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import platform
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from leakbound import check, registry
@@ -18,9 +15,6 @@ from leakbound.attacks import Attack, FedAvgMatching
 from leakbound.attacks.planted import Front
 from leakbound.audit import plan as plans
 from leakbound.audit.bench import one_line, one_thread
-from leakbound.audit.cells import SCHEMA
-from leakbound.audit.records import encode, write_atomically
-from leakbound.audit.run_file import versions
 from leakbound.captured.bounds import public_images
 from leakbound.captured.capture import Capture, Given, load
 from leakbound.captured.model import task_of
@@ -33,11 +27,11 @@ from leakbound.captured.records import (
     read_truth,
     record_of,
 )
+from leakbound.captured.run_folder import write_run
 from leakbound.defenses import Defense
 from leakbound.random import stream
 from leakbound.types import Batch, NotApplicable, Reconstruction
 
-OWN_DATA = "captured updates"
 ONE_STEP = ("linear_inversion", "inverting_gradients", "strong_matching")
 SMALL = ("inverting_gradients_large_steps",)
 SEVERAL_STEPS = ("linear_inversion", "inverting_gradients", "fed_avg_matching")
@@ -156,18 +150,8 @@ def attack(
         ValueError: what cannot be read, does not fit, or must be given, by name.
     """
     known = capture if isinstance(capture, Capture) else load(capture, before, kind=kind)
-    if not isinstance(input_shape, Sequence) or isinstance(input_shape, str):
-        raise ValueError(
-            f"input_shape is {input_shape!r}; give the shape of one input without the batch, such "
-            "as (1, 28, 28)"
-        )
-    specs = None
-    if attacks is not None:
-        attacks = [attacks] if isinstance(attacks, str | plans.Spec) else attacks
-        specs = tuple(a if isinstance(a, plans.Spec) else plans.Spec(a) for a in attacks)
-    settings = Settings(
-        tuple(input_shape), input_range, classes, specs, defense, public, threshold, seed
-    )
+    shape, specs = _shape(input_shape), _specs(attacks)
+    settings = Settings(shape, input_range, classes, specs, defense, public, threshold, seed)
     told = Told(examples, labels, learning_rate, steps, batch_size)
     return attack_all(
         [known],
@@ -205,14 +189,9 @@ def attack_all(
         raise ValueError("captures is empty; give at least one update")
     if truth is not None and len(captures) > 1:
         raise ValueError(f"truth is that of one update, and {len(captures)} were given; name one")
-    batch = read_truth(truth) if isinstance(truth, Path | str) else truth
-    if batch is not None and not isinstance(batch, Batch):
-        raise ValueError(
-            f"truth is a {type(batch).__name__}; give leakbound.Batch(inputs, labels), or a file "
-            "that holds both"
-        )
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is {str(model)[:60]!r}; give a torch.nn.Module, as it is built")
+    batch = _truth(truth)
     title = name or type(model).__name__
     with one_thread():
         cases = [
@@ -230,11 +209,38 @@ def attack_all(
                     done += 1
         except KeyboardInterrupt:
             if out is not None and made:
-                _write(_outcome(made, cases), Path(out), cases, settings, pictures, total)
+                write_run(_outcome(made, cases), Path(out), cases, settings, pictures, total)
             raise
         watch(done, total, "writing the report" if out else "done")
     found = _outcome(made, cases)
-    return found if out is None else _write(found, Path(out), cases, settings, pictures, total)
+    return found if out is None else write_run(found, Path(out), cases, settings, pictures, total)
+
+
+def _shape(given: Sequence[int]) -> tuple[int, ...]:
+    if not isinstance(given, Sequence):
+        raise ValueError(
+            f"input_shape is {given!r}; give the shape of one input without the batch, such as "
+            "(1, 28, 28)"
+        )
+    return tuple(given)
+
+
+def _specs(given: str | Sequence[str | plans.Spec] | None) -> tuple[plans.Spec, ...] | None:
+    """Attacks by name; one name alone is one attack."""
+    if given is None:
+        return None
+    several = [given] if isinstance(given, str | plans.Spec) else given
+    return tuple(a if isinstance(a, plans.Spec) else plans.Spec(a) for a in several)
+
+
+def _truth(given: Batch | Path | str | None) -> Batch | None:
+    batch = read_truth(given) if isinstance(given, Path | str) else given
+    if batch is not None and not isinstance(batch, Batch):
+        raise ValueError(
+            f"truth is a {type(batch).__name__}; give leakbound.Batch(inputs, labels), or a file "
+            "that holds both"
+        )
+    return batch
 
 
 def _outcome(made: Sequence[tuple[Made, Reconstruction | None]], cases: Sequence[Case]) -> Outcome:
@@ -330,71 +336,3 @@ def _run(
         record = record_of(case, spec.name, built, settings="" if built else spec.name)
         ended = {"status": "failed", "reason": one_line(error), "verdict": "undecided"}
         return Made(record | ended), None
-
-
-def _write(
-    outcome: Outcome,
-    folder: Path,
-    cases: Sequence[Case],
-    settings: Settings,
-    pictures: bool,
-    total: int,
-) -> Outcome:
-    """Records, pictures, run.json and the page into a folder of their own."""
-    from leakbound import report
-
-    report.check_installed()
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        others = sorted(p.name for p in folder.iterdir())
-        if others and not (folder / "run.json").exists():
-            raise ValueError(
-                f"out is {str(folder)!r}, which holds other files ({others[0]!r}, ...); take an "
-                "empty or new folder"
-            )
-        (folder / "pictures").mkdir(mode=0o700, exist_ok=True)
-        for name, content in outcome.pictures.items():
-            write_atomically(folder / "pictures" / name, content)
-        about = json.dumps(_header(cases, settings, pictures, total), indent=1)
-        write_atomically(folder / "run.json", about.encode() + b"\n")
-        lines = b"".join(encode(record) for record in outcome.records)
-        write_atomically(folder / "records.jsonl", lines)
-    except OSError as error:
-        raise ValueError(
-            f"out is {str(folder)!r}, which cannot be written: {error.strerror or error}"
-        ) from None
-    page = report.write(folder, images=pictures)
-    return replace(outcome, folder=folder, page=page)
-
-
-def _header(
-    cases: Sequence[Case], settings: Settings, pictures: bool, cells: int
-) -> dict[str, Any]:
-    """What `run.json` holds."""
-    plan = {"name": OWN_DATA, **plans.plain(replace(settings, defense=None))}
-    plan["defense"] = repr(settings.defense) if settings.defense else "none"
-    first = cases[0].understood.observation
-    return {
-        "schema": SCHEMA,
-        "plan": plan,
-        "plan_hash": plans.digest(plan)[:16],
-        "data": {
-            "source": OWN_DATA,
-            "fingerprint": plans.digest([case.capture.digest for case in cases])[:16],
-            "examples": sum(case.understood.observation.examples for case in cases),
-            "shape": list(first.input_shape),
-            "classes": first.task.label_range,
-            "weights": {},
-        },
-        "code": {},
-        "versions": versions(),
-        "machine": {
-            "processor": platform.machine(),
-            "system": platform.system(),
-            "instructions": torch.backends.cpu.get_cpu_capability(),
-            "threads": 1,
-        },
-        "pictures": pictures,
-        "cells": cells,
-        "own_data": True,
-    }

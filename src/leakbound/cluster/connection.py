@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -12,7 +13,6 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 ANSWER = 5.0
@@ -27,6 +27,10 @@ MORTAL = {
     "RAY_agent_register_timeout_ms": "60000",
 }
 """For a Ray of our own: its processes end soon after one of them was killed."""
+PREFIX = (
+    107 - len("/") - 8 - len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+)
+"""Longest name before a folder's 8 random letters: of a socket's, no more than 107 bytes."""
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -59,6 +63,7 @@ def connected(address: str | None, workers: int, *, shared: bool = True) -> Iter
         finally:
             with _quiet():
                 ray.shutdown()
+                _read_secret()
 
 
 def _connect(ray: Any, address: str | None, workers: int, folder: str) -> None:
@@ -96,8 +101,13 @@ def _attach(ray: Any, address: str, common: dict[str, Any]) -> None:
 
 
 def _start_here(ray: Any, cpus: int, folder: str, common: dict[str, Any]) -> None:
-    """A Ray on the loopback, which alone its processes listen on."""
-    with _loopback(), environment(MORTAL):
+    """A Ray on the loopback, which alone its processes listen on, for who has its secret."""
+    secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    with _loopback(), environment(MORTAL | secret):
+        if not _read_secret():
+            raise ValueError(
+                f"ray {ray.__version__} lets every account of this machine in; install ray>=2.52"
+            )
         ray.init(
             address="local",
             num_cpus=cpus,
@@ -107,6 +117,21 @@ def _start_here(ray: Any, cpus: int, folder: str, common: dict[str, Any]) -> Non
             _temp_dir=folder,
             **common,
         )
+
+
+def _read_secret() -> bool:
+    """Ray reads once whether there is a secret and which; let it read the environment again.
+
+    False where this Ray knows no secrets.
+    """
+    import ray._raylet
+
+    inner: Any = ray._raylet  # without types
+    if not hasattr(inner, "AuthenticationTokenLoader"):
+        return False
+    inner.AuthenticationTokenLoader.instance().reset_cache()
+    inner.Config.initialize("")
+    return True
 
 
 @contextmanager
@@ -199,29 +224,14 @@ def _signals_kept() -> Iterator[None]:
 
 @contextmanager
 def _a_folder() -> Iterator[str]:
-    """A folder of ours for Ray's sockets and logs, with a short name as sockets need one."""
-    usual = tempfile.gettempdir()
-    place = Path(usual if len(usual) < 24 else "/tmp")
-    _sweep(place)
-    folder = tempfile.mkdtemp(prefix=f"lb-{os.getpid()}-", dir=place)
+    """A folder of ours for Ray's sockets and logs; what a killed process left is not looked for."""
+    usual, prefix = tempfile.gettempdir(), f"leakbound-ray-{os.getpid()}-"
+    place = usual if len(os.fsencode(usual)) + len(prefix) <= PREFIX else "/tmp"
+    folder = tempfile.mkdtemp(prefix=prefix, dir=place)
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sweep(place: Path) -> None:
-    """Remove what a killed process left; the name tells which process it was."""
-    for folder in place.glob("lb-*-*"):
-        number = folder.name.split("-")[1]
-        try:
-            ours = folder.stat().st_uid == os.getuid() and number.isdecimal()
-            if ours and int(number) != os.getpid():
-                os.kill(int(number), 0)
-        except ProcessLookupError:
-            shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            continue
 
 
 def one_line(error: BaseException) -> str:

@@ -25,15 +25,18 @@ from leakbound.flower.setup import Setup, settings
 from leakbound.flower.tap import Tap, listening
 from leakbound.inspection import Finding, inspect
 from leakbound.meter import Decision, Policy, Reading, measure
+from leakbound.meter.policy import UNDECIDED
+from leakbound.meter.reading import EXPERIMENT
 from leakbound.protocol import resolve
 from leakbound.random import stream
 from leakbound.tensors import flat
-from leakbound.types import Batch, Exact, Law, Task, Unit, Unknown, Update
+from leakbound.types import Batch, Exact, Guarantee, Law, Task, Unit, Unknown, Update
 
 REFUSED = "refused by the client's policy"
 """All that a refusal says."""
 BROKEN = "the leak meter could not judge the update; the client's log says why"
 ROUNDS = "leakbound.meter"
+NOT_MEASURED = "the update could not be measured, and no bound is given"
 logger = logging.getLogger("leakbound.meter")
 
 
@@ -47,9 +50,15 @@ class LeakMeter:
     given, to a file on the client: not into the reply.
 
     A refusal is an error reply that says `REFUSED`. That a client refuses is itself decided from
-    its data (unless the model was refused before training) and tells something of it; so is
+    its data (unless the model's marks were the reason) and tells something of it; so is
     whether it stays silent under `on_refuse="send nothing useful"`, which a server sees that looks
-    at single replies, as weights that did not change.
+    at single replies, as weights that did not change. Without public images in the setup, the
+    model is inspected again after training, on random images of the shape that was tapped: of the
+    client's data that decision knows the shape alone.
+
+    A measurement that fails under differential privacy counts as undecided, since a server could
+    make it fail on some data and not on other. Without, `BROKEN` is answered, or what the policy's
+    `on_refuse` says.
 
     What a `DefenseMod` inside did, with the law of its noise, is known to the meter. The train
     function has to call `leakbound.flower.tap(inputs, labels)`, once a local step.
@@ -108,14 +117,19 @@ class LeakMeter:
         if reply.has_error():
             return reply
         try:
-            reading = None
+            if self.setup.public is None and heard.batches:
+                findings = inspect(task, input_shape=tuple(heard.batches[0].inputs.shape[1:]))
+                before = self.policy.before(findings)
+            reading, decision = None, before
             if not before.refused and number % self.every == 0:
-                reading = self._measured(task, record, reply, heard, inside, findings)
-            decision = before if reading is None else reading.decision
+                given = self._given(task, record, reply, heard, inside, findings)
+                reading, decision = self._measured(given)
             self._tell(decision, context, reading, number)
             return self._answer(message, reply, record, decision, reading)
         except Exception as error:
-            return self._broken(message, error)
+            broken = self._broken(message, error)
+            quiet = self.policy.on_refuse != "error" and len(reply.content.array_records) == 1
+            return _unchanged(reply, record) if quiet else broken
 
     def __repr__(self) -> str:
         return f"LeakMeter({self.policy!r})"
@@ -127,7 +141,21 @@ class LeakMeter:
         named = read(record, self.setup.state(), what="the server's message", most_bytes=most)
         return ArrayRecord(dict(record)), self.setup.task(named, settings(message, context))
 
-    def _measured(
+    def _measured(self, given: dict[str, Any]) -> tuple[Reading | None, Decision]:
+        """The reading of the weights in the reply; None where it fails on a private update.
+
+        An error that the data decide would tell of them what the defense's noise does not cover.
+        """
+        try:
+            reading = measure(**given)
+        except Exception as error:
+            if given["defense"].guarantee is not Guarantee.DIFFERENTIAL_PRIVACY:
+                raise
+            self.log.error("not measured: %s: %s", type(error).__name__, error)
+            return None, self.policy.decide(UNDECIDED, given["findings"], NOT_MEASURED)
+        return reading, reading.decision
+
+    def _given(
         self,
         task: Task,
         record: ArrayRecord,
@@ -135,8 +163,8 @@ class LeakMeter:
         heard: Tap,
         inside: Inside,
         findings: Sequence[Finding],
-    ) -> Reading:
-        """The reading of the weights in the reply."""
+    ) -> dict[str, Any]:
+        """What is measured, and how it was made."""
         batch = _batch(heard)
         within = unbroken(inside, reply, repr(self))
         last = inside.seals[-1] if inside.seals else None
@@ -151,16 +179,17 @@ class LeakMeter:
         update = Update(rows, Unit.CLIENT, (batch.size,), law)
         if last is not None and last.released is not None:
             update = replace(last.released, rows=rows)
-        return measure(
-            task,
-            update,
-            batch=batch,
-            defense=defense,
-            policy=self.policy,
-            source=stream(0, "meter"),
-            findings=findings,
-            buffers=buffers,
-        )
+        return {
+            "task": task,
+            "update": update,
+            "batch": batch,
+            "defense": defense,
+            "policy": self.policy,
+            "source": stream(0, "meter"),
+            "findings": findings,
+            "buffers": buffers,
+            "seeded": any(one.seeded for one in inside.seals),
+        }
 
     def _row(
         self, task: Task, defense: Chain, record: ArrayRecord, reply: Message
@@ -191,8 +220,7 @@ class LeakMeter:
         if decision.refused and self.policy.on_refuse == "error":
             return self._refusal(message, reading)
         if decision.refused:
-            key, _ = only_arrays(reply.content, "the reply")
-            reply.content[key] = record
+            reply = _unchanged(reply, record)
         if self.release and (reading is not None or decision.refused):
             _add(reply, _released(reading))
         return reply
@@ -214,13 +242,22 @@ class LeakMeter:
         """The client's own log and file."""
         who = context.node_config.get("partition-id", context.node_id)
         verdict = "not measured" if reading is None else reading.verdict
-        words = "; ".join(decision.reasons) or "nothing to say"
+        notes = () if reading is None else reading.notes
+        told_too = tuple(note for note in notes if note == EXPERIMENT)
+        words = "; ".join((*decision.reasons, *told_too)) or "nothing to say"
         level = logging.INFO if decision.action == "send" else logging.WARNING
         self.log.log(level, "client %s: %s (%s): %s", who, decision.action, verdict, words)
         if self.path is not None:
             told: dict[str, Any] = {"action": decision.action, "reasons": list(decision.reasons)}
             told |= {} if reading is None else reading.record()
             _append(self.path, {"schema": 1, "client": str(who), "round": number + 1, **told})
+
+
+def _unchanged(reply: Message, record: ArrayRecord) -> Message:
+    """The reply with the weights that came in the place of those that were trained."""
+    key, _ = only_arrays(reply.content, "the reply")
+    reply.content[key] = record
+    return reply
 
 
 def _law(within: Chain | None) -> Law:

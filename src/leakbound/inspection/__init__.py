@@ -23,8 +23,15 @@ from leakbound.inspection.weights import (
 from leakbound.types import Batch, Task
 
 __all__ = [
-    *("BLIND_SPOTS", "KINDS", "MANY", "NOT_SAFE", "Finding"),
-    *("evened", "inspect", "parallel", "statistics"),
+    "BLIND_SPOTS",
+    "KINDS",
+    "MANY",
+    "NOT_SAFE",
+    "Finding",
+    "evened",
+    "inspect",
+    "parallel",
+    "statistics",
 ]
 
 LEAST_PROBES, MOST_PROBES = 64, 256
@@ -59,7 +66,9 @@ def inspect(
             gains are then tried on random ones.
 
     Example:
+        >>> import torch
         >>> from leakbound import models
+        >>> from leakbound.random import stream, uniform
         >>> from leakbound.attacks import RobbingTheFed
         >>> def of(images):
         ...     net = models.mlp(input_shape=(1, 6, 6), classes=3, generator=stream(0, "model"))
@@ -83,9 +92,9 @@ def statistics(
     images = probes or task.public
     inputs = None if images is None else images.inputs[:MOST_PROBES].to(task.parameters)
     found: list[Finding] = []
-    layers = layers(task)
-    head = head_of(layers)
-    for layer in layers:
+    every = layers(task)
+    head = head_of(every)
+    for layer in every:
         if layer.name != head:
             found.append(parallel_rows(layer))
             found.append(balanced_signs(layer))
@@ -93,7 +102,7 @@ def statistics(
             found.append(equal_columns(layer))
         found.append(zeroed(layer))
     if inputs is not None and len(inputs) >= LEAST_PROBES:
-        found += on_probes(task, [layer for layer in layers if layer.name != head], inputs)
+        found += on_probes(task, [layer for layer in every if layer.name != head], inputs)
     shape = input_shape if inputs is None else tuple(inputs.shape[1:])
     if shape is not None:
         found += tried(task, inputs, shape)

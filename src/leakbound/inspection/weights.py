@@ -97,8 +97,8 @@ def _repeated(size: Tensor | None, width: int) -> Tensor | None:
 def _sizes(rows: Tensor) -> Tensor:
     """Norms (k,) of the rows over the largest; 1 for rows of zeros."""
     even, most = evened(rows)
-    size = most / most.max().clamp_min(5e-324) * even.norm(dim=1)
-    return torch.where(size > 0, size, 1)
+    size: Tensor = most / most.max().clamp_min(5e-324) * even.norm(dim=1)
+    return size.masked_fill(size == 0, 1.0)
 
 
 def _balanced(rows: Tensor, entering: Tensor) -> Tensor:
@@ -118,8 +118,8 @@ def evened(rows: Tensor) -> tuple[Tensor, Tensor]:
     wide = rows.double()
     most = wide.abs().amax(1) if wide.shape[1] else wide.new_zeros(len(wide))
     usable = (most > 0) & most.isfinite()
-    even = wide / torch.where(usable, most, 1)[:, None]
-    return torch.where(usable[:, None], even, 0), torch.where(usable, most, 0)
+    even = (wide / most[:, None]).masked_fill(~usable[:, None], 0)
+    return even, most.masked_fill(~usable, 0)
 
 
 def head_of(layers: list[Layer]) -> str | None:
@@ -142,11 +142,11 @@ def parallel(rows: Tensor, least: float = PARALLEL, spread: float = FEW_WEIGHTS)
     if len(index) == 0:
         return []
     unit = even[index] / even[index].norm(dim=1, keepdim=True)
-    most, best = -1, unit[0]
+    count, best = -1, unit[0]
     for part in unit[:: -(-len(unit) // CENTERS)].split(CHUNK):
         near = (part @ unit.T >= least).sum(1)
-        if int(near.max()) > most:
-            most, best = int(near.max()), part[int(near.argmax())]
+        if int(near.max()) > count:
+            count, best = int(near.max()), part[int(near.argmax())]
     return [int(i) for i in index[unit @ best >= least]]
 
 

@@ -54,11 +54,12 @@ class PlantedLayer(Attack):
         prefix = f"{name}." if name else ""
         rows, bias = parts[f"{prefix}weight"].double(), parts[f"{prefix}bias"].double()
         members = inspection.parallel(rows)
-        level = bias / rows.norm(dim=1).clamp_min(1e-300)
+        even, most = inspection.evened(rows)
+        level = bias / most.clamp_min(1e-300) / even.norm(dim=1).clamp_min(1e-300)
         if len(members) >= inspection.MANY and len(level[members].unique()) > 1:
             order = torch.tensor(members, device=rows.device)
             order = order[level[order].argsort(descending=True)]
-            unit = rows[order] / rows[order].norm(dim=1, keepdim=True)
+            unit = even[order] / even[order].norm(dim=1, keepdim=True)
             seen = _alone(observation, prefix, order, unit.mean(0).expand_as(unit), level[order])
             return RobbingTheFed()(seen, generator)
         marks = [f for f in inspection.statistics(task) if f.layer == name and f.marked]
@@ -90,7 +91,7 @@ def _alone(
     front = in_front(shell, weight, bias, 1.0, kind)
     scale = _way_back(observation, prefix, order)
     width = weight.shape[1]
-    factor = torch.cat([scale.repeat_interleave(width), scale]).to(observation.update.rows)
+    factor = torch.cat([scale.repeat_interleave(width), scale])
     threat = replace(observation.threat, server=Server.MALICIOUS)
     return replace(
         observation,
@@ -116,7 +117,8 @@ def _way_back(observation: Observation, prefix: str, order: Tensor) -> Tensor:
     after = parts[f"{linear[here + 1]}.weight"]
     if after.shape[1] != units:
         return ones
-    size = after.double().norm(dim=0)[order]
+    even, most = inspection.evened(after.T)
+    size = (most * even.norm(dim=1))[order]
     return size.median() / size if bool((size > 0).all()) else ones
 
 
@@ -132,7 +134,7 @@ def _places(
 def _chosen(update: Update, index: Tensor, factor: Tensor) -> Update:
     """Some coordinates of an update, each times a public factor, with their part of the law."""
     law: Law = update.law
-    square = factor.double().square()
+    square = factor.square()
     if isinstance(law, Gaussian):
         if isinstance(law.covariance, Structured):
             law = Unknown("the noise is correlated, and the reading takes it as independent")
@@ -143,4 +145,5 @@ def _chosen(update: Update, index: Tensor, factor: Tensor) -> Update:
         own = torch.as_tensor(law.scale, dtype=torch.float64, device=index.device)
         law = replace(law, scale=own.expand(update.rows.shape[-1:])[index] * square.sqrt())
     mask = None if update.mask is None else update.mask[:, index]
-    return replace(update, rows=update.rows[:, index] * factor, law=law, mask=mask)
+    rows = (update.rows[:, index].double() * factor).to(update.rows)
+    return replace(update, rows=rows, law=law, mask=mask)

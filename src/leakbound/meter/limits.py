@@ -16,7 +16,7 @@ from leakbound.client import batch_norms
 from leakbound.defenses import Chain, GaussianMechanism
 from leakbound.meter.policy import Policy
 from leakbound.random import permutation, uniform
-from leakbound.types import Batch, Guarantee, NotApplicable, Task, Unknown, Update
+from leakbound.types import Batch, Exact, Guarantee, NotApplicable, Task, Unknown, Update
 
 FEWEST, ENOUGH = 8, 64
 """Public images that a floor's prior, and a probability's, take at least."""
@@ -50,7 +50,12 @@ class Limit:
 
 
 def probability(
-    task: Task, batch: Batch | None, shape: tuple[int, ...], defense: Chain, policy: Policy
+    task: Task,
+    update: Update,
+    batch: Batch | None,
+    shape: tuple[int, ...],
+    defense: Chain,
+    policy: Policy,
 ) -> Limit:
     """The law of differential privacy at the threshold: how often any attacker reaches it.
 
@@ -59,6 +64,8 @@ def probability(
     """
     if policy.probability is None:
         raise NotApplicable("the policy accepts no probability")
+    if not defense.links and not isinstance(update.law, Exact):
+        raise NotApplicable("no defense was given (defense=), though the update has noise")
     if defense.guarantee is not Guarantee.DIFFERENTIAL_PRIVACY:
         raise NotApplicable("the defense gives no differential privacy")
     low, high = task.input_range

@@ -10,19 +10,23 @@ from typing import Any
 
 import torch
 
-from leakbound import metrics
+from leakbound import check, metrics
 from leakbound.attacks import infer_labels
 from leakbound.attacks.base import Attack
+from leakbound.client import gradient
 from leakbound.defenses import Chain, chain
 from leakbound.inspection import NOT_SAFE, Finding, inspect
 from leakbound.meter.attacks import cheap_attacks
 from leakbound.meter.limits import Limit, probability, told_beside, trace_floor, useless_floor
 from leakbound.meter.policy import EXPOSED, Decision, Policy, judge
 from leakbound.pairing import pair
-from leakbound.types import Batch, NotApplicable, Observation, Reconstruction, Task, Update
+from leakbound.types import Batch, Exact, NotApplicable, Observation, Reconstruction, Task, Update
 
 STAND_INS = 32
 """Public images whose outputs stand in for the batch's when labels are inferred."""
+ALIKE = 0.5
+"""Cosine under which an undefended update is not the gradient of the images that were shown."""
+EXPERIMENT = "experiment only: the noise is seeded, and no bound holds for who has the seed"
 Values = tuple[float | None, ...]
 
 
@@ -133,6 +137,7 @@ def measure(
     findings: Sequence[Finding] | None = None,
     input_shape: tuple[int, ...] | None = None,
     buffers: bool = False,
+    seeded: bool = False,
 ) -> Reading:
     """Attack and bound what is about to leave, and decide by the policy.
 
@@ -149,6 +154,7 @@ def measure(
             task's public images alone.
         input_shape: of one image, where there is no batch.
         buffers: running statistics leave beside the update.
+        seeded: the noise comes from a seed, for an experiment: no bound is given.
 
     Raises:
         ValueError: neither a batch nor an input shape; a batch outside of the task's input range,
@@ -174,9 +180,10 @@ def measure(
     if batch is not None:
         check.within("inputs", batch.inputs, task.input_range)
     case = _Case(task, update, batch, shape, defense or chain(), policy or Policy(), source)
+    case = replace(case, buffers=buffers, seeded=seeded)
     if findings is None:
         findings = inspect(task, input_shape=shape)
-    return case.read(tuple(findings), buffers, began)
+    return case.read(tuple(findings), began)
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,8 +197,10 @@ class _Case:
     defense: Chain
     policy: Policy
     source: torch.Generator
+    buffers: bool = False
+    seeded: bool = False
 
-    def read(self, findings: tuple[Finding, ...], buffers: bool, began: float) -> Reading:
+    def read(self, findings: tuple[Finding, ...], began: float) -> Reading:
         """Attack, bound, judge and decide."""
         policy, seen = self.policy, self.view()
         attacks = (*cheap_attacks(), *policy.attacks)
@@ -200,8 +209,7 @@ class _Case:
         pairs = [(v, b) for o in outcomes for v, b in zip(o.psnr, blind, strict=False)]
         values, others = [v for v, _ in pairs], [b for _, b in pairs]
         limits, notes = self.limits(
-            judge(values, others, policy.threshold_db, excluded=False, on_average=False) == EXPOSED,
-            buffers,
+            judge(values, others, policy.threshold_db, excluded=False, on_average=False) == EXPOSED
         )
         verdict = judge(
             values,
@@ -256,17 +264,19 @@ class _Case:
             "model is fed (Adam, or many local steps, explain it too)"
         )
 
-    def limits(self, exposed: bool, buffers: bool) -> tuple[tuple[Limit, ...], tuple[str, ...]]:
+    def limits(self, exposed: bool) -> tuple[tuple[Limit, ...], tuple[str, ...]]:
         """The bounds that there are, and why others are not."""
         task, update, batch, policy = self.task, self.update, self.batch, self.policy
         found: list[Limit] = []
         notes: list[str] = []
+        if self.seeded:
+            return (), (EXPERIMENT,)
         try:
-            told_beside(task, buffers)
+            told_beside(task, self.buffers)
         except NotApplicable as error:
             return (), (error.reason,)
         try:
-            found.append(probability(task, batch, self.shape, self.defense, policy))
+            found.append(probability(task, update, batch, self.shape, self.defense, policy))
         except NotApplicable as error:
             notes.append(f"no probability: {error.reason}")
         idle = "the policy asks for none" if policy.floor == "never" else None

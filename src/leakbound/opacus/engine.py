@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +25,7 @@ from leakbound.opacus.optimizer import (
     SecureGhostOptimizer,
     WhitenedDPOptimizer,
 )
-from leakbound.opacus.record import refuse_misfit
+from leakbound.opacus.record import refuse_misfit, width
 from leakbound.opacus.sampling import resampled
 from leakbound.opacus.shape import PublicRoot
 from leakbound.opacus.statement import Statement, risk
@@ -49,8 +48,7 @@ class _Asked:
         whom |= {"participation": setting.participation, "input_range": input_range}
         if target.psnr is None:
             return _Asked(whom, {"eta": target.eta})
-        wide = math.sqrt(target.eta * 10 ** (target.psnr / 10))  # the range that makes it so
-        return _Asked({**whom, "input_range": wide}, {"psnr": target.psnr})
+        return _Asked({**whom, "input_range": width(target)}, {"psnr": target.psnr})
 
     def plain(self) -> dict[str, Any] | None:
         """For a checkpoint; None with a prior, which is no plain value."""
@@ -198,13 +196,12 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             What `make_private` returns, and the `Calibration`.
 
         Raises:
-            ValueError: nothing meets the target, no noise is needed, the data's first record has
-                other than `dim` values or a wider range, or this engine has a training already,
-                which would share the risk that was asked for.
+            ValueError: nothing meets the target, no noise is needed, the data's first record does
+                not fit `dim` or `input_range`, or this engine has a training already.
         """
         check.count(epochs=epochs)
         self._refuse_earlier()
-        refuse_misfit(data_loader, dim, None)
+        refuse_misfit(data_loader, dim, target, input_range)
         each = len(data_loader)
         setting = Setting(1.0, dim, norm, epochs * each, 1 / each, participation)
         found: Calibration = calibrate(
@@ -217,7 +214,6 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             reach=reach,
         )
         found.defense()  # refuses where no noise is needed
-        refuse_misfit(data_loader, dim, None if found.target.psnr is None else input_range)
         rest |= {"data_loader": data_loader, "max_grad_norm": max_grad_norm}
         made = self.make_private(noise_multiplier=found.noise_multiplier, **rest)
         self._asked = _Asked.of(found, prior, input_range)
@@ -275,10 +271,10 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         """
         settings = torch_load_kwargs or {}
         whole, held = checkpoint.opened(path, **settings)
-        found = super().load_checkpoint(path=whole, torch_load_kwargs=settings, **rest)
         self._seeded |= held["experiment_only"]
         self._poisson &= held["poisson_sampling"]
         self._shaped |= held["shaped"]
+        found = super().load_checkpoint(path=whole, torch_load_kwargs=settings, **rest)
         if self._asked is None and held.get("asked"):
             self._asked = _Asked(held["asked"]["whom"], held["asked"]["goal"])
         return dict(found)

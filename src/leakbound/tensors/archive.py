@@ -35,9 +35,12 @@ class Stream(Protocol):
         """Up to `size` bytes, none at the end."""
 
 
-def take(stream: Stream, most: int) -> bytearray:
-    """Read up to `most` bytes, in chunks: memory follows what is there, not what is declared."""
-    data = bytearray()
+def take(stream: Stream, most: int, begun: bytearray | None = None) -> bytearray:
+    """Read up to `most` bytes, in chunks: memory follows what is there, not what is declared.
+
+    `begun` holds the first of them already, and is gone on with.
+    """
+    data = bytearray() if begun is None else begun
     while len(data) < most and (chunk := stream.read(min(_CHUNK, most - len(data)))):
         data += chunk
     return data
@@ -95,7 +98,7 @@ def read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, most: int) -> 
                 f"array {member.filename!r} takes {declared / 2**30:.1f} GiB; the limit is "
                 f"{most / 2**30:.1f} GiB: give a smaller limit or size, or fewer images"
             )
-        data = head[start:] + take(stream, declared)
+        data = take(stream, declared, head[start:])
     if len(data) != declared:
         raise ValueError(f"{member.filename!r} is truncated; save it again")
     return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
@@ -116,6 +119,6 @@ def _header(name: str, head: bytearray) -> tuple[tuple[int, ...], bool, np.dtype
         raise ValueError(
             f"{name!r} holds values of type {dtype}{pickled}; give whole numbers or floats"
         )
-    if min(shape, default=0) < 0:
+    if not all(type(n) is int and n >= 0 for n in shape):  # True equals 1
         raise ValueError(f"{name!r} declares shape {shape}; save it again with np.savez")
     return shape, fortran, dtype, stream.tell()
