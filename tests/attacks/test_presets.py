@@ -18,6 +18,7 @@ HASHES = {
     "inverting_gradients_geiping_cli": "3f9c00aaf820",
     "inverting_gradients_geiping_library": "7494021eea91",
     "inverting_gradients_gradattack": "d5e3c6147847",
+    "inverting_gradients_large_steps": "e6a529ff7726",
     "linear_inversion": "97058adaff9d",
     "sparse_gradient_inversion": "079b5009d14d",
     "sparse_gradient_inversion_paper": "65eb2884084c",
