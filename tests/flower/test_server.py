@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from flwr.app import Array
+from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import FedAvg, FedAvgM
 
-from leakbound.captured import attack, load_all
+from leakbound.captured import attack, load, load_all
 from leakbound.captured.observe import observe
 from leakbound.client import gradient
 from leakbound.defenses import GaussianNoise
@@ -118,3 +118,18 @@ def test_it_is_the_strategy_elsewhere(flower):
     for rounds, words in (((), "rounds is empty"), ((0,), "rounds is 0")):
         with pytest.raises(ValueError, match=words):
             Watched(fedavg(), rounds=rounds)
+
+
+def test_array_records_are_taken_as_they_are():
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    after = {name: value + 0.25 for name, value in before.items()}
+    found = load(ArrayRecord(after), ArrayRecord(before))
+    assert found.kind == "weights"
+    assert torch.equal(found.update["1.weight"], after["1.weight"])
+    lies = ArrayRecord(after)
+    array = lies["1.bias"]
+    told = {"dtype": array.dtype, "stype": array.stype, "shape": array.shape}
+    lies["1.bias"] = Array(**told, data=array.data[:-4])
+    with pytest.raises(ValueError, match=r"declares shape \(2,\) of float32, 8 bytes, but holds 4"):
+        load(lies, ArrayRecord(before))

@@ -17,7 +17,8 @@ from leakbound.captured.folder import BEFORE, KINDS, PREFIX, updates_in
 from leakbound.tensors import Named
 
 Given = Path | str | Mapping[str, Any] | Sequence[Any]
-"""A file, tensors (or arrays) by name, or a list of them in the model's order."""
+"""A file, tensors (or arrays) by name, or a list of them in the model's order; a Flower
+`ArrayRecord` is a mapping of arrays by name."""
 
 ALIKE = 0.5
 """From this cosine with the weights before, at a length within a factor of 2, an update is taken
@@ -89,8 +90,8 @@ def load(update: Given, before: Given | None = None, *, kind: str = "auto") -> C
     """An update from a file or from memory, with the weights that the client was sent.
 
     Args:
-        update: a .safetensors or .npz file, tensors by name, or a list of arrays in the order of
-            the model's state dict.
+        update: a .safetensors or .npz file, tensors by name (a Flower `ArrayRecord` too), or a list
+            of arrays in the order of the model's state dict.
         before: the weights before. Of a file that `leakbound capture` wrote they are found beside
             it; None takes the model's own weights later.
         kind: "gradient" (of the weights before), "delta" (after - before), "weights" (after), or
@@ -158,7 +159,8 @@ def _tensor(value: Any, what: str) -> Tensor:
         return value.detach()
     import numpy as np
 
-    array = np.asarray(value)
+    flower = getattr(value, "stype", None) == "numpy.ndarray"  # of an `ArrayRecord`
+    array = tensors.of_bytes(what, value.data) if flower else np.asarray(value)
     if array.dtype.kind not in "uifb":
         raise ValueError(f"{what} holds values of type {array.dtype}; give numbers")
     return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))

@@ -1,6 +1,7 @@
 """Named tensors: read and written without pickle, and laid out as one vector in a model's order."""
 
+from leakbound.tensors.archive import of_bytes
 from leakbound.tensors.files import read, write
 from leakbound.tensors.layout import Named, bare, flat, unnamed
 
-__all__ = ["Named", "bare", "flat", "read", "unnamed", "write"]
+__all__ = ["Named", "bare", "flat", "of_bytes", "read", "unnamed", "write"]

@@ -104,6 +104,30 @@ def read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, most: int) -> 
     return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
 
 
+def of_bytes(name: str, data: bytes) -> Array:
+    """An array in NumPy's format held in memory, as a Flower message holds it; no pickle.
+
+    Raises:
+        ValueError: a header that declares another size than there is, or values that are no
+            numbers.
+
+    Example:
+        >>> stream = io.BytesIO()
+        >>> np.save(stream, np.ones(3), allow_pickle=False)
+        >>> of_bytes("ones", stream.getvalue()).sum()
+        np.float64(3.0)
+    """
+    shape, fortran, dtype, start = _header(name, bytearray(data[:_HEADER]))
+    declared = math.prod(shape) * dtype.itemsize
+    if declared != len(data) - start:
+        raise ValueError(
+            f"{name!r} declares shape {shape} of {dtype}, {declared} bytes, but holds "
+            f"{len(data) - start}; ask for it again"
+        )
+    flat = np.frombuffer(data, dtype, offset=start)
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
 def _header(name: str, head: bytearray) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     stream = io.BytesIO(head)
     try:
