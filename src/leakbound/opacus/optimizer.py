@@ -36,6 +36,31 @@ class SecureNoise:
     max_grad_norm: float
     params: list[Any]
 
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        noise_multiplier: float,
+        max_grad_norm: float,
+        expected_batch_size: int | None,
+        loss_reduction: str = "mean",
+        generator: torch.Generator | None = None,
+        secure_mode: bool = False,
+    ) -> None:
+        if secure_mode:
+            raise ValueError(
+                "secure_mode is True; leave it out: the noise comes from the system's entropy "
+                "anyway, unless a generator is given"
+            )
+        super().__init__(  # type: ignore[call-arg]  # of the Opacus class behind this one
+            optimizer,
+            noise_multiplier=noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            expected_batch_size=expected_batch_size,
+            loss_reduction=loss_reduction,
+            generator=generator,
+        )
+
     @property
     def experiment_only(self) -> bool:
         """Whether the noise came from a generator that was asked for."""
@@ -77,14 +102,6 @@ class SecureNoise:
         return f"{type(self).__name__}({level}; {noise}; {inner})"
 
 
-def _refuse_secure_mode(secure_mode: bool) -> None:
-    if secure_mode:
-        raise ValueError(
-            "secure_mode is True; leave it out: the noise comes from the system's entropy anyway, "
-            "unless a generator is given"
-        )
-
-
 class SecureDPOptimizer(SecureNoise, DPOptimizer):  # type: ignore[misc]
     """Opacus' `DPOptimizer` with secure noise; all else is Opacus' own.
 
@@ -103,27 +120,6 @@ class SecureDPOptimizer(SecureNoise, DPOptimizer):  # type: ignore[misc]
     """
 
     slack = 1e-6
-
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        *,
-        noise_multiplier: float,
-        max_grad_norm: float,
-        expected_batch_size: int | None,
-        loss_reduction: str = "mean",
-        generator: torch.Generator | None = None,
-        secure_mode: bool = False,
-    ) -> None:
-        _refuse_secure_mode(secure_mode)
-        super().__init__(
-            optimizer,
-            noise_multiplier=noise_multiplier,
-            max_grad_norm=max_grad_norm,
-            expected_batch_size=expected_batch_size,
-            loss_reduction=loss_reduction,
-            generator=generator,
-        )
 
     def clip_and_accumulate(self) -> None:
         """Clip and add up the examples of this part of the batch."""
@@ -151,27 +147,6 @@ class SecureGhostOptimizer(SecureNoise, DPOptimizerFastGradientClipping):  # typ
         NotApplicable: at a step, the sum of the clipped gradients is not finite: ghost clipping has
             only the sum, and cannot leave one example out of it. Nothing is released.
     """
-
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        *,
-        noise_multiplier: float,
-        max_grad_norm: float,
-        expected_batch_size: int | None,
-        loss_reduction: str = "mean",
-        generator: torch.Generator | None = None,
-        secure_mode: bool = False,
-    ) -> None:
-        _refuse_secure_mode(secure_mode)
-        super().__init__(
-            optimizer,
-            noise_multiplier=noise_multiplier,
-            max_grad_norm=max_grad_norm,
-            expected_batch_size=expected_batch_size,
-            loss_reduction=loss_reduction,
-            generator=generator,
-        )
 
     def accumulate(self) -> None:
         """Add up this part of the batch."""
