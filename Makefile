@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup audit test test-slow check bench notebooks clean
+.PHONY: setup audit test test-slow check bench bench-setup bench-all notebooks clean
 .DEFAULT_GOAL := audit
 
 setup: .venv/.installed
@@ -28,11 +28,26 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup
-	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+# Peers live in an environment of the benchmark's own: theirs would break ours.
+bench: bench-setup
+	.bench-env/bin/python benchmarks/engines.py
+
+bench-setup: .bench-env/.installed
+
+.bench-env/.installed: pyproject.toml constraints.txt benchmarks/peers/requirements.txt
+	@echo "installing leakbound and its peers into .bench-env (a few minutes, once)"
+	@$(PYTHON) -m venv .bench-env
+	@(.bench-env/bin/python -m pip install -c constraints.txt -e '.[data,report,dp]' && \
+	  .bench-env/bin/python -m pip install --no-deps -r benchmarks/peers/requirements.txt) \
+	  >.bench-env/pip.log 2>&1 || { echo "pip failed: see .bench-env/pip.log"; exit 1; }
+	@touch $@
+
+bench-all: setup
+	@set -e; for script in $(filter-out benchmarks/engines.py,$(wildcard benchmarks/*.py)); do \
+	  echo "== $$script"; $(BIN)/python $$script; done
 
 notebooks: setup
 	$(BIN)/python docs/notebooks/execute.py
 
 clean:
-	rm -rf .venv dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .bench-env dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis

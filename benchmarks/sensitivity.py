@@ -1,9 +1,14 @@
 """How good and how dear are the estimators of ||d g_i / d x||^2? Prints the tables of the docs.
 
-SimpleConvNet at random weights on real MNIST, three seeds (each its own weights and images).
+    python benchmarks/sensitivity.py                  # cost and accuracy on MNIST, about 2 minutes
+    python benchmarks/sensitivity.py --part sizes --data photos       # by batch and input size
+    python benchmarks/sensitivity.py --part size_costs --data photos  # the same, timed
+    python benchmarks/sensitivity.py --part stale     # how fast an estimate goes stale in training
+
+SimpleConvNet at random weights on real images, three seeds (each its own weights and images).
 Accuracy is Spearman's correlation of k_i = s_i / g_i^2 with the exact oracle's, over coordinates
 with g_i != 0, and the median relative error of s_i. Cost is a ratio to one `client.gradient`,
-interleaved in one process with a matrix product as a control of the machine. About two minutes.
+interleaved in one process with a matrix product as a control of the machine.
 """
 
 from __future__ import annotations
@@ -12,13 +17,16 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
 import torch
 from scipy.stats import spearmanr
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from leakbound import client, models
 from leakbound.data import load
@@ -26,30 +34,55 @@ from leakbound.random import stream
 from leakbound.sensitivity import Sensitivity, sensitivity
 from leakbound.types import Batch, Task
 
-SEEDS, ROUNDS = range(3), 11
-CASES: dict[int, list[tuple[str, int]]] = {
-    16: [("per_sample", 1), ("per_sample", 2), ("per_sample", 3), ("batch", 10)],
-    1: [(name, k) for name in ("per_sample", "batch") for k in (2, 5, 10, 20)]
-    + [("per_sample", 40)],
+SEEDS = range(3)
+Case = tuple[str, int, int]
+"""An estimator with its directions, and those that pass forward only."""
+
+CASES: dict[int, list[Case]] = {
+    16: [
+        *[("per_sample", k, 0) for k in (1, 2, 3)],
+        *[("with_forward", 1, m) for m in (2, 4, 8)],
+        ("with_forward", 2, 8),
+        ("batch", 10, 0),
+    ],
+    1: [
+        *[("per_sample", k, 0) for k in (2, 5, 10, 12, 20, 40)],
+        *[("with_forward", k, 4 * k) for k in (2, 4, 6, 10)],
+        ("batch", 10, 0),
+        ("batch", 20, 0),
+    ],
 }
+SIZES = {"digits": (8,), "mnist5k": (16, 28), "photos": (32, 64)}
+SIZE_CASES: list[Case] = [("per_sample", 3, 0), ("with_forward", 1, 4), ("with_forward", 4, 16)]
+BATCHES = (1, 4, 16, 64)
+MANY: Case = ("with_forward", 20, 80)
+"""What counts as the truth of `stale`: known to about 5 %."""
+REFERENCE = 20_000_000
+"""Above so many lanes times entries of an image many directions stand for the oracle."""
 
 
-def setting(seed: int, size: int) -> tuple[Task, Batch]:
+def setting(seed: int, size: int, data: str = "mnist5k", side: int = 28) -> tuple[Task, Batch]:
     """A fresh network and `size` images of its own."""
     build = stream(seed, "benchmark", "model")
-    model = models.simple_convnet(input_shape=(1, 28, 28), classes=10, generator=build)
-    digits = load("mnist5k")
-    drawn = torch.randperm(len(digits.labels), generator=stream(seed, "benchmark", "batch"))
-    return Task.of(model, classes=10), digits.batch(drawn[:size])
+    images = load(data, size=side)
+    channels, high, wide = images.inputs.shape[1:]
+    model = models.simple_convnet(input_shape=(channels, high, wide), classes=10, generator=build)
+    drawn = torch.randperm(len(images.labels), generator=stream(seed, "benchmark", "batch"))
+    return Task.of(model, classes=10), images.batch(drawn[:size])
 
 
-def estimate(
-    task: Task, batch: Batch, name: str, directions: int, repetition: int = 0
-) -> Sensitivity:
+def estimate(task: Task, batch: Batch, case: Case, repetition: int = 0) -> Sensitivity:
     """One estimate from draws of its own."""
-    source = stream(repetition, "benchmark", name, directions)
+    name, k, forward = case
+    source = stream(repetition, "benchmark", *case)
     return sensitivity(
-        task, batch.inputs, batch.labels, source, estimator=name, directions=directions
+        task,
+        batch.inputs,
+        batch.labels,
+        source,
+        estimator=name,
+        directions=k,
+        forward=forward or None,
     )
 
 
@@ -63,65 +96,243 @@ def score(values: Tensor, exact: Sensitivity) -> tuple[float, float]:
     return rank, float(((found - truth).abs()[some] / truth[some]).median())
 
 
+def title(case: Case) -> str:
+    """An estimator as the tables name it."""
+    name, k, forward = case
+    return f"`{name}`, k = {k}" + (f" + {forward}" if forward else "")
+
+
 def accuracy(size: int) -> None:
     """One line an estimator, three repetitions a seed."""
     print(f"\nBatch {size}: Spearman for each seed (mean of 3 repetitions), median relative error")
-    table: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    table: dict[str, list[tuple[float, float]]] = {}
     for seed in SEEDS:
         task, batch = setting(seed, size)
         start = time.perf_counter()
-        exact = estimate(task, batch, "exact", 1)
+        exact = estimate(task, batch, ("exact", 1, 0))
         print(f"seed {seed}: oracle in {time.perf_counter() - start:.1f} s", flush=True)
         rank, _ = score(torch.ones_like(exact.values), exact)
-        table.setdefault(("s = 1", 0), []).append((rank, float("nan")))
-        for name, k in CASES[size]:
-            runs = [score(estimate(task, batch, name, k, r).values, exact) for r in range(3)]
+        table.setdefault("s = 1", []).append((rank, float("nan")))
+        for case in CASES[size]:
+            runs = [score(estimate(task, batch, case, r).values, exact) for r in range(3)]
             rank, off = (statistics.mean(part) for part in zip(*runs, strict=True))
-            table.setdefault((name, k), []).append((rank, off))
-    print("| estimator | k | seed 0 | seed 1 | seed 2 | mean | median error |")
-    print("|---|--:|--:|--:|--:|--:|--:|")
-    for (name, k), rows in table.items():
+            table.setdefault(title(case), []).append((rank, off))
+    print("| estimator | seed 0 | seed 1 | seed 2 | mean | median error |")
+    print("|---|--:|--:|--:|--:|--:|")
+    for name, rows in table.items():
         ranks = [rank for rank, _ in rows]
         cells = " | ".join(f"{rank:.3f}" for rank in [*ranks, statistics.mean(ranks)])
-        print(f"| {name} | {k or ''} | {cells} | {statistics.mean(o for _, o in rows):.2f} |")
+        print(f"| {name} | {cells} | {statistics.mean(o for _, o in rows):.2f} |", flush=True)
 
 
-def cost(size: int) -> None:
-    """Times in units of one gradient, interleaved, the product of two matrices as a control."""
-    task, batch = setting(0, size)
-    left = torch.randn(512, 512, generator=stream(0, "benchmark", "control"))
-    jobs: dict[str, Callable[[], object]] = {
-        "gradient": lambda: client.gradient(task, batch.inputs, batch.labels),
-        "GEMM 512, four times": lambda: [left @ left for _ in range(4)],
-    }
-    for name, k in CASES[size]:
-        jobs[f"{name}, k = {k}"] = lambda name=name, k=k: estimate(task, batch, name, k)  # type: ignore[misc]
+def interleaved(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of every job in every round; the first round, which warms up, is left out."""
     times: dict[str, list[float]] = {job: [] for job in jobs}
-    for turn in range(ROUNDS + 1):
+    for turn in range(rounds + 1):
         for job, run in jobs.items():
             start = time.perf_counter()
             run()
-            if turn:  # the first turn warms up
+            if turn:
                 times[job].append(time.perf_counter() - start)
+    return times
+
+
+def timed(task: Task, batch: Batch, cases: list[Case], rounds: int) -> dict[str, list[float]]:
+    """The gradient, a control, and the estimators."""
+    left = torch.randn(512, 512, generator=stream(0, "benchmark", "control"))
+    jobs: dict[str, Callable[[], object]] = {
+        "gradient": lambda: client.gradient(task, batch.inputs, batch.labels),
+        "control": lambda: [left @ left for _ in range(4)],
+    }
+    for case in cases:
+        jobs[title(case)] = lambda case=case: estimate(task, batch, case)  # type: ignore[misc]
+    return interleaved(jobs, rounds)
+
+
+def cost(size: int, rounds: int) -> None:
+    """Times in units of one gradient, interleaved, the product of two matrices as a control."""
+    task, batch = setting(0, size)
+    times = timed(task, batch, CASES[size], rounds)
     one = times["gradient"]
-    print(f"\nBatch {size}: {ROUNDS} interleaved rounds, ratios to one gradient")
-    print("| job | ms, median | ms, least | ratio of medians | of minima |")
-    print("|---|--:|--:|--:|--:|")
+    print(f"\nBatch {size}: {rounds} interleaved rounds, ratios to one gradient")
+    print("| job | ms, median | ms, least | ratio of medians | of minima | rounds, 10 to 90 % |")
+    print("|---|--:|--:|--:|--:|--:|")
     for job, took in times.items():
         middle, least = statistics.median(took), min(took)
+        each = statistics.quantiles((a / b for a, b in zip(took, one, strict=True)), n=10)
         ratios = f"{middle / statistics.median(one):.2f} | {least / min(one):.2f}"
-        print(f"| {job} | {1e3 * middle:.1f} | {1e3 * least:.1f} | {ratios} |")
-    speeds = [4 * 2 * 512**3 / took / 1e9 for took in times["GEMM 512, four times"]]
-    print(f"control: {min(speeds):.0f} to {max(speeds):.0f} GFLOP/s")
+        spread = f"{each[0]:.2f} to {each[-1]:.2f}"
+        print(f"| {job} | {1e3 * middle:.1f} | {1e3 * least:.1f} | {ratios} | {spread} |")
+    speeds = [4 * 2 * 512**3 / took / 1e9 for took in times["control"]]
+    print(f"control: {min(speeds):.0f} to {max(speeds):.0f} GFLOP/s", flush=True)
+
+
+def peak(run: Callable[[], object]) -> int:
+    """The most bytes that a run held at once, counted by PyTorch's allocator."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        run()
+    events = recorded.profiler.kineto_results.events()
+    live = top = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            top = max(top, live)
+    return top
+
+
+def reference(task: Task, batch: Batch) -> tuple[Sensitivity, str]:
+    """The oracle, or many directions where it is too dear."""
+    if batch.inputs.numel() * batch.inputs[0].numel() <= REFERENCE:
+        return estimate(task, batch, ("exact", 1, 0)), "exact"
+    many = 100 if batch.size <= 4 else 25
+    return estimate(task, batch, ("with_forward", many, 4 * many), 99), f"{many} + {4 * many}"
+
+
+def sizes(data: str) -> None:
+    """Accuracy and memory by batch and input size: one line a setting."""
+    heads = " | ".join(f"{title(c)} | error | MB" for c in SIZE_CASES)
+    print(f"\n| input | batch | s = 1 | {heads} | gradient, MB | reference |")
+    print("|---|" + "--:|" * (3 + 3 * len(SIZE_CASES)) + "---|")
+    for side in SIZES[data]:
+        for size in BATCHES:
+            _one_size(data, side, size)
+
+
+def _one_size(data: str, side: int, size: int) -> None:
+    found: dict[Case, list[tuple[float, float]]] = {case: [] for case in SIZE_CASES}
+    plain, kind = [], ""
+    for seed in SEEDS:
+        task, batch = setting(seed, size, data, side)
+        truth, kind = reference(task, batch)
+        plain.append(score(torch.ones_like(truth.values), truth)[0])
+        for case in SIZE_CASES:
+            found[case].append(score(estimate(task, batch, case).values, truth))
+    task, batch = setting(0, size, data, side)
+    cells = []
+    for case in SIZE_CASES:
+        ranks, errors = zip(*found[case], strict=True)
+        held = peak(lambda case=case: estimate(task, batch, case)) / 1e6  # type: ignore[misc]
+        spread = f"{statistics.mean(ranks):.3f} ({min(ranks):.3f}–{max(ranks):.3f})"
+        cells.append(f"{spread} | {statistics.mean(errors):.2f} | {held:.0f}")
+    own = peak(lambda: client.gradient(task, batch.inputs, batch.labels)) / 1e6
+    name, line = "x".join(map(str, batch.inputs.shape[1:])), " | ".join(cells)
+    print(
+        f"| {data} {name} | {size} | {statistics.mean(plain):.2f} | {line} | {own:.0f} | {kind} |"
+    )
+    sys.stdout.flush()
+
+
+def size_costs(data: str, rounds: int) -> None:
+    """Costs by batch and input size: one line a setting."""
+    heads = " | ".join(title(case) for case in SIZE_CASES)
+    print(f"\n| input | batch | {heads} | gradient, ms |")
+    print("|---|" + "--:|" * (2 + len(SIZE_CASES)))
+    for side in SIZES[data]:
+        for size in BATCHES:
+            task, batch = setting(0, size, data, side)
+            times = timed(task, batch, SIZE_CASES, rounds)
+            one = times.pop("gradient")
+            times.pop("control")
+            cells = []
+            for took in times.values():
+                each = sorted(a / b for a, b in zip(took, one, strict=True))
+                cells.append(f"{statistics.median(each):.1f} ({each[0]:.1f}–{each[-1]:.1f})")
+            name = "x".join(map(str, batch.inputs.shape[1:]))
+            line = " | ".join(cells)
+            print(f"| {data} {name} | {size} | {line} | {1e3 * statistics.median(one):.1f} |")
+            sys.stdout.flush()
+
+
+def wasted(used: Tensor, truth: Sensitivity) -> float:
+    """tr J_F of the noise allotted by `used` over the least possible, at equal loss U2.
+
+    Noise std^2 ~ sqrt(used) / |g|, with today's gradient.
+    """
+    g = truth.gradient.double().abs()
+    s = truth.values.double()
+    root = used.double().clamp_min(1e-6 * float(used.double().mean())).sqrt()
+    return float((g * root).sum() * (s * g / root).sum() / (g * s.sqrt()).sum() ** 2)
+
+
+def stale(batch_size: int = 16) -> None:
+    """How good an estimate of r steps ago is today, for the same images and for others."""
+    print("\n| weights | estimate | steps | Spearman s | Spearman k | tr J_F over the least |")
+    print("|---|---|--:|--:|--:|--:|")
+    rows: dict[tuple[int, str, int], list[tuple[float, ...]]] = {}
+    for seed in SEEDS:
+        for start in (0, 50, 200):
+            for (name, after), values in _stale(seed, start, batch_size).items():
+                rows.setdefault((start, name, after), []).append(values)
+    for (start, name, after), each in rows.items():
+        cells = [
+            f"{statistics.mean(part):.3f} ({min(part):.3f}–{max(part):.3f})"
+            for part in zip(*each, strict=True)
+        ]
+        print(f"| after {start} | {name} | {after} | " + " | ".join(cells) + " |", flush=True)
+
+
+def _stale(seed: int, start: int, size: int) -> dict[tuple[str, int], tuple[float, ...]]:
+    task, batch = setting(seed, size)
+    digits = load("mnist5k")
+    order = torch.randperm(len(digits.labels), generator=stream(seed, "benchmark", "batch"))
+    others, pool = digits.batch(order[size : 2 * size]), order[2 * size :]
+    adam = torch.optim.Adam([flat := task.parameters.clone()], lr=1e-3)
+
+    def train(steps: int, turn: int) -> Task:
+        for step in range(steps):
+            drawn = torch.randint(len(pool), (64,), generator=stream(seed, "train", turn, step))
+            part, now = digits.batch(pool[drawn]), task.with_parameters(flat.clone())
+            flat.grad = client.gradient(now, part.inputs, part.labels)
+            adam.step()
+        return task.with_parameters(flat.clone())
+
+    here = train(start, 0)
+    old = {
+        "same images": estimate(here, batch, MANY, 1).values,
+        "other images": estimate(here, others, MANY, 1).values,
+    }
+    found: dict[tuple[str, int], tuple[float, ...]] = {}
+    passed = 0
+    for after in (0, 1, 5, 10, 50):
+        now, passed = train(after - passed, 1 + after), after
+        truth = estimate(now, batch, MANY, 2)
+        given = dict(old)
+        if after in (0, 50):
+            given["s = 1"] = torch.ones_like(truth.values)
+            for case in (("per_sample", 1, 0), ("per_sample", 2, 0), ("with_forward", 1, 4)):
+                given[f"{title(case)}, today"] = estimate(now, batch, case).values
+        for name, used in given.items():
+            live = truth.values > 0
+            told = bool((used != used[0]).any())
+            rank = float(spearmanr(used[live], truth.values[live])[0]) if told else 0.0
+            found[name, after] = (rank, score(used, truth)[0], wasted(used, truth))
+    return found
 
 
 def main() -> None:
     """Costs first, on a machine that is still cool."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument(
+        "--part",
+        choices=("main", "cost", "accuracy", "sizes", "size_costs", "stale"),
+        default="main",
+    )
+    parser.add_argument("--rounds", type=int, default=11, help="interleaved rounds of a timing")
+    parser.add_argument("--data", choices=tuple(SIZES), default="mnist5k", help="of `sizes`")
+    given = parser.parse_args()
     torch.set_num_threads(1)
-    for size in CASES:
-        cost(size)
-    for size in CASES:
-        accuracy(size)
+    if given.part in ("main", "cost"):
+        for size in CASES:
+            cost(size, given.rounds)
+    if given.part in ("main", "accuracy"):
+        for size in CASES:
+            accuracy(size)
+    if given.part == "sizes":
+        sizes(given.data)
+    if given.part == "size_costs":
+        size_costs(given.data, given.rounds)
+    if given.part == "stale":
+        stale()
 
 
 if __name__ == "__main__":

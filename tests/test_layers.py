@@ -16,7 +16,7 @@ LAYERS = (
     {"release", "task"},
     {"types", "tensors"},
     {"client"},
-    {"sensitivity"},
+    {"sensitivity", "r_operator"},
     {
         *("models", "data", "defenses", "pruning", "attacks"),
         *("pairing", "metrics", "bounds", "columns"),

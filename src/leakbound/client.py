@@ -15,7 +15,16 @@ from torch.func import functional_call, grad, jvp, vjp, vmap
 
 from leakbound import check
 from leakbound.random import Source
-from leakbound.types import Batch, ClientContext, Release, Statistics, Task, Unit, Update
+from leakbound.types import (
+    Batch,
+    ClientContext,
+    Observation,
+    Release,
+    Statistics,
+    Task,
+    Unit,
+    Update,
+)
 
 
 def forward(task: Task, inputs: Tensor, parameters: Tensor | None = None) -> Tensor:
@@ -194,10 +203,32 @@ def simulate(
         part = slice(at, at + size)
         parts.append(rows(task, inputs[part], labels[part], unit))
         at += size
+    return _sent(parts, defense)
+
+
+def shown(observation: Observation, plain: Tensor) -> Tensor:
+    """What an attacker expects to see of clients' rows (R, P) before any defense, in order.
+
+    Rows are examples' where the known defense starts from them, or where examples' were seen and no
+    defense is known; else one a client.
+    """
+    defense, cohort = observation.defense, observation.cohort
+    if defense is None and observation.update.unit is Unit.EXAMPLE:
+        return plain
+    each = defense is not None and defense.starts is Unit.EXAMPLE
+    sizes = list(cohort) if each else [1] * len(cohort)
+    return _sent([plain] if len(cohort) == 1 else list(torch.split(plain, sizes)), defense)
+
+
+def _sent(parts: list[Tensor], defense: Release | None) -> Tensor:
+    """Every client's rows by the known defense's deterministic part; their sum where none is."""
     if defense is None:
-        return torch.cat(parts).sum(0, keepdim=True)
+        return (
+            parts[0] if len(parts) == len(parts[0]) == 1 else torch.cat(parts).sum(0, keepdim=True)
+        )
     alone, together = defense.sides
-    return together.imitate(torch.cat([alone.imitate(part) for part in parts]))
+    parts = [alone.imitate(part) for part in parts]
+    return together.imitate(parts[0] if len(parts) == 1 else torch.cat(parts))
 
 
 def respond(

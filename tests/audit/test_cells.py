@@ -206,10 +206,10 @@ def test_one_class_has_no_gradient_and_is_told(tmp_path):
 
 def test_a_cell_computes_with_one_thread(tiny, monkeypatch):
     counted = []
-    play = cells_module._play
+    play = cells_module.play_cell
     monkeypatch.setattr(
         cells_module,
-        "_play",
+        "play_cell",
         lambda *given: counted.append(torch.get_num_threads()) or play(*given),
     )
     threads = torch.get_num_threads()

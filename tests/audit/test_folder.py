@@ -197,7 +197,7 @@ def test_an_os_error_of_a_cell_or_of_the_screen_is_not_the_folders(tiny, tmp_pat
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(cells_module, "_play", broken)
+        patch.setattr(cells_module, "play_cell", broken)
         outcome = audit.audit(tiny, tmp_path / "a")
     assert outcome.failed == 4
     assert outcome.counts == {"failed": 4}

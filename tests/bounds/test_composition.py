@@ -284,7 +284,12 @@ def test_refusals(law):
         law.steps_for([0.5, 0.1], kappa=0.2, noise_multiplier=1.0, sampling_rate=0.1)
     with pytest.raises(ValueError, match="not above the blind success"):
         law.rate_for(0.1, kappa=0.2, noise_multiplier=1.0, steps=10)
-    for wrong in ({"sampling_rate": 0.0}, {"steps": 0}, {"steps": 1.5}, {"sampling_rate": [0.1]}):
+    for wrong in (
+        {"sampling_rate": 0.0},
+        {"steps": 0},
+        {"steps": 1.5},
+        {"sampling_rate": [0.1, 1.1]},
+    ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             law(1.0, kappa=0.1, **(at | wrong))
     with pytest.raises(ValueError, match="noise_multiplier"):

@@ -127,7 +127,7 @@ def test_limits():
         (lambda: shannon_lower_bound(-1.0, entropy=0.0, dimension=1), "information is -1"),
         (lambda: shannon_lower_bound(1.0, entropy=np.inf, dimension=1), "entropy is inf"),
         (lambda: shannon_lower_bound(1.0, entropy=0.0, dimension=0), "dimension is 0"),
-        (lambda: gaussian_floor(-1.0, [1.0]), r"information is -1\.0"),
+        (lambda: gaussian_floor(-1.0, [1.0]), "information is -1"),
         (lambda: gaussian_floor(1.0, [-1.0]), "variances is -1"),
         (lambda: gaussian_floor(1.0, []), r"variances has shape \(0,\)"),
         (lambda: gaussian_floor(1.0, [[1.0]]), r"variances has shape \(1, 1\)"),

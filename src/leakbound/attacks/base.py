@@ -34,10 +34,18 @@ class Attack:
         """Rebuild the inputs behind the observation."""
         raise TypeError(f"{type(self).__name__} defines no __call__(observation, generator)")
 
+    @property
+    def at_once(self) -> int:
+        """How many observations `many` takes at once to advantage."""
+        return 1
+
     def many(
         self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """Several observations of equal shapes; an attack may batch the computation."""
+        """As one call for each, to the bit; an attack may share the computation.
+
+        Raises what the first failing call raises.
+        """
         return [self(o, g) for o, g in zip(observations, generators, strict=True)]
 
     def plant(self, task: Task) -> Task:
@@ -65,15 +73,30 @@ class BestOf(Attack):
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         """Run until the objective is low enough or all starts are used."""
-        best: Reconstruction | None = None
+        return self.many([observation], [generator])[0]
+
+    @property
+    def at_once(self) -> int:
+        """The repeated attack's own."""
+        return self.attack.at_once
+
+    def many(
+        self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        """Every start of all observations that are not done, then the next."""
+        best: dict[int, Reconstruction] = {}
+        live = list(range(len(observations)))
         for _ in range(self.restarts):
-            answer = self.attack(observation, generator)
-            if best is None or _rank(answer) < _rank(best):
-                best = answer
-            if best.problem is None and best.objective <= self.enough:
-                break
-        assert best is not None  # restarts >= 1 is checked at construction
-        return best
+            given = [observations[i] for i in live], [generators[i] for i in live]
+            for i, answer in zip(live, self.attack.many(*given), strict=True):
+                if i not in best or _rank(answer) < _rank(best[i]):
+                    best[i] = answer
+            live = [
+                i
+                for i in live
+                if best[i].problem is not None or not best[i].objective <= self.enough
+            ]
+        return [best[i] for i in range(len(observations))]
 
     def plant(self, task: Task) -> Task:
         """The repeated attack's own change."""
@@ -99,8 +122,27 @@ class ByNoise(Attack):
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         """Run one of the two."""
-        noisy = observation.noise_share >= self.share
-        return (self.noisy if noisy else self.clean)(observation, generator)
+        return (self.noisy if self._hides(observation) else self.clean)(observation, generator)
+
+    def _hides(self, observation: Observation) -> bool:
+        return observation.noise_share >= self.share
+
+    @property
+    def at_once(self) -> int:
+        """The larger of the two."""
+        return max(self.clean.at_once, self.noisy.at_once)
+
+    def many(
+        self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        """Each of the two for all that it is taken for."""
+        answers: dict[int, Reconstruction] = {}
+        hidden = [self._hides(observation) for observation in observations]
+        for attack, kind in ((self.clean, False), (self.noisy, True)):
+            mine = [i for i, hides in enumerate(hidden) if hides is kind]
+            given = [observations[i] for i in mine], [generators[i] for i in mine]
+            answers |= zip(mine, attack.many(*given), strict=True)
+        return [answers[i] for i in range(len(observations))]
 
     def plant(self, task: Task) -> Task:
         """What both need."""

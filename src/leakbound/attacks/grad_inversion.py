@@ -10,6 +10,7 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.attacks.base import Attack
+from leakbound.attacks.lockstep import Lockstep
 from leakbound.attacks.matching import GradientMatching
 from leakbound.attacks.search import Search
 from leakbound.types import NotApplicable, Observation, Reconstruction
@@ -81,7 +82,7 @@ class GradInversion(Attack):
         if not bool((observation.update.rows != 0).any()):
             return settings(observation, generator)
         searches = [Search(settings, observation, generator) for _ in range(self.seeds)]
-        steppers, live = [s.stepper() for s in searches], [True] * self.seeds
+        steppers, live = [Lockstep([s]).step for s in searches], [True] * self.seeds
         for number in range(self.steps):
             if self.group and number >= self.after * self.steps and self.seeds > 1:
                 self._pull(searches)

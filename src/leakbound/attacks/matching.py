@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from leakbound import check
 from leakbound.attacks.base import Attack
 from leakbound.attacks.features.methods import METHODS
+from leakbound.attacks.lockstep import WIDTH, many
 from leakbound.attacks.objectives import DISTANCES
 from leakbound.attacks.search import Search
 from leakbound.attacks.terms import FORMS, STATISTICS
@@ -120,4 +122,22 @@ class GradientMatching(Attack):
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         """Search from one random start."""
-        return Search(self, observation, generator).solve()
+        return self.search(observation, generator).solve()
+
+    def search(self, observation: Observation, generator: torch.Generator) -> Search:
+        """The search, before its first step."""
+        return Search(self, observation, generator)
+
+    @property
+    def at_once(self) -> int:
+        """How many searches `many` runs together; 1 where a subclass searches in its own way."""
+        plain = type(self).__call__ is GradientMatching.__call__
+        return WIDTH if plain and self.optimizer == "adam" else 1
+
+    def many(
+        self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        """Searches of small models of equal shapes share their computation; no bit changes."""
+        if self.at_once == 1:
+            return super().many(observations, generators)
+        return many(self, observations, generators)

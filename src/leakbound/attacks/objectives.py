@@ -77,6 +77,66 @@ DISTANCES = {
 }
 
 
+class Cosine:
+    """`cosine` of one row to a fixed one, with its slope in closed form.
+
+    Sums of products go by halves: BLAS adds them up in turn, which over 11 million numbers loses
+    the fourth digit.
+    """
+
+    def __init__(self, seen: Tensor, weights: Tensor | None) -> None:
+        self.weights = None if weights is None else weights[0]
+        self.seen = seen[0] if weights is None else seen[0] * weights[0]
+        self.square = self.seen.square().sum().clamp_min(TINY**2)
+
+    def at(self, guess: Tensor, into: Tensor) -> tuple[Tensor, Tensor]:
+        """The distance of (1, P), and a factor; the slope is the factor times `into` (1, P)."""
+        own, free = guess[0], into[0]
+        if self.weights is not None:
+            own = own * self.weights
+        square = torch.mul(own, own, out=free).sum()
+        inner = torch.mul(own, self.seen, out=free).sum()
+        scale = (square.clamp_min(TINY**2) * self.square).rsqrt()
+        # at a vanishing guess the length is clamped, and no longer moves with it
+        along = torch.where(square > TINY**2, inner / square, 0.0)
+        torch.addcmul(self.seen, own, -along, out=free)
+        if self.weights is not None:
+            free.mul_(self.weights)
+        return 1 - inner * scale, -scale
+
+
+class Euclidean:
+    """`euclidean` to fixed rows, with its slope in closed form."""
+
+    def __init__(self, seen: Tensor, weights: Tensor | None) -> None:
+        self.seen, self.weights = seen, weights
+        self.two = torch.full((), 2.0, dtype=seen.dtype, device=seen.device)
+
+    def at(self, guess: Tensor, into: Tensor) -> tuple[Tensor, Tensor]:
+        """The distance of (R, P), and a factor; the slope is the factor times `into` (R, P)."""
+        torch.sub(guess, self.seen, out=into)
+        if self.weights is not None:
+            into.mul_(self.weights)
+        value = into.square().sum()
+        if self.weights is not None:
+            into.mul_(self.weights)
+        return value, self.two
+
+
+def closed(name: str, seen: Tensor, weights: Tensor | None) -> Cosine | Euclidean | None:
+    """A distance to what was seen (R, P) whose slope is known; None: autograd finds it.
+
+    Example:
+        >>> one, other, into = torch.eye(2)[:1], torch.tensor([[0.0, 2.0]]), torch.empty(1, 2)
+        >>> value, factor = closed("cosine", other, None).at(one, into)
+        >>> value, (factor * into)[0, 1]
+        (tensor(1.), tensor(-1.))
+    """
+    if name == "cosine" and len(seen) == 1:
+        return Cosine(seen, weights)
+    return Euclidean(seen, weights) if name == "euclidean" else None
+
+
 def disorder(rows: Tensor, withheld: Tensor, spans: list[Span]) -> Tensor:
     """How far rows (R, P) are from a client's who withholds the largest entries of every tensor.
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from leakbound import named_code
+from leakbound.attacks import exact
 from leakbound.attacks.base import boxed, expected_rows, seen_task
+from leakbound.attacks.exact import Step
 from leakbound.attacks.features.base import FoundFeatures
 from leakbound.attacks.features.methods import METHODS
 from leakbound.attacks.images import DeepPrior, Images, Pixels
 from leakbound.attacks.labels import infer_labels
+from leakbound.attacks.lockstep import Lockstep, stopped
 from leakbound.attacks.objectives import DISTANCES, disorder
 from leakbound.attacks.terms import (
     Learned,
@@ -27,13 +30,14 @@ from leakbound.attacks.terms import (
 )
 from leakbound.client import clients_layer_inputs
 from leakbound.covariance import Structured
+from leakbound.r_operator.base import Engine, aligned
+from leakbound.r_operator.choose import Choice
 from leakbound.random import normal, uniform
 from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
 if TYPE_CHECKING:
     from leakbound.attacks.matching import GradientMatching
 
-TRACE_POINTS = 50
 STUCK = 0.9
 UNEXPLAINED = 0.1
 MOSTLY = 0.99
@@ -54,12 +58,14 @@ class Search:
         self.whitener = _whitener(observation)
         self.weights = observation.weights if self.whitener is None else None
         self.seen = self._white(observation.update.rows)
+        self.blank = not bool((self.seen != 0).any())
         self.withheld = withheld(observation)
         self.noise_share = self._noise_share()
         self.spans = [(a, b) for _, _, a, b in self.task.layout]
         self.distance = DISTANCES[settings.distance]
         self.images = images or _images(settings, self.task, observation, generator)
         self.labels = _labels(settings, observation, generator)
+        self.joint = settings.labels == "joint"
         self.variables = list(self.images.variables)
         self.found = _found(settings, observation, generator)
         self.terms = self._terms(generator)
@@ -75,6 +81,16 @@ class Search:
         self.vanished = False
         self.pull: Callable[[Tensor], Tensor] | None = None
         """What else moves the search, without a say in which iterate is best."""
+        self.engine: Engine | None = None
+        self.exact = self._exact()
+
+    def _exact(self) -> tuple[Choice, Step] | None:
+        """How to evaluate by an engine; None where autograd is needed."""
+        own = type(self)
+        if own.rows is not Search.rows or own.objective is not Search.objective:
+            return None
+        found = exact.choice(self.observation, self.task)
+        return None if found is None else (found[0], Step(self, found[1]))
 
     def _white(self, rows: Tensor) -> Tensor:
         """Rows in coordinates in which known correlated noise is white."""
@@ -138,9 +154,22 @@ class Search:
 
     def descend(self) -> Tensor:
         """Evaluate, keep the best iterate, and leave gradients in the variables."""
-        total, match = self.objective()
-        driven = total if self.pull is None else total + self.pull(self.inputs)
-        gradients = torch.autograd.grad(driven, self.variables)
+        if self.exact is None:
+            total, match = self.objective()
+            driven = total if self.pull is None else total + self.pull(self.inputs)
+            self.absorb(total, match, torch.autograd.grad(driven, self.variables))
+            return self.last
+        choice, step = self.exact
+        if self.engine is None:
+            self.engine = choice.engine([self.task], step.rows)
+        plain = self.engine.gradient(*step.guess())
+        slope = aligned(len(plain), plain)
+        step.compare(plain, slope)
+        step.finish(self.engine.pull(slope))
+        return self.last
+
+    def absorb(self, total: Tensor, match: Tensor, gradients: Sequence[Tensor]) -> None:
+        """Keep the best iterate of the last evaluation, and its gradients in the variables."""
         for variable, own in zip(self.variables, gradients, strict=True):
             variable.grad = own
         with torch.no_grad():
@@ -152,44 +181,10 @@ class Search:
         if not self.trace:
             self.trace.append(float(self.last_match))
             self.vanished = not any(bool(own.any()) for own in gradients)
-        return self.last
-
-    def _note(self, step: int) -> bool:
-        """Keep a point of the trace; True once the search should stop."""
-        every = max(1, self.settings.steps // TRACE_POINTS)
-        if step % every and step != self.settings.steps - 1:
-            return False
-        if step or self.settings.optimizer == "lbfgs":
-            self.trace.append(float(self.last_match))
-        low = float(self.best) <= self.settings.enough
-        return low or self.vanished or not torch.isfinite(self.last)
 
     def adam(self) -> None:
         """Adam with the settings' schedule, sign and box."""
-        step = self.stepper()
-        for number in range(self.settings.steps):
-            if step(number):
-                break
-
-    def stepper(self) -> Callable[[int], bool]:
-        """One step of Adam at a time; the step says whether the search should stop."""
-        settings, rate = self.settings, _schedule(self.settings)
-        optimizer = torch.optim.Adam(self.variables, lr=settings.learning_rate)
-
-        def step(number: int) -> bool:
-            self.descend()
-            if self._note(number):
-                return True
-            for variable in self.images.variables:
-                if settings.signed and variable.grad is not None:
-                    variable.grad.sign_()
-            for group in optimizer.param_groups:
-                group["lr"] = settings.learning_rate * rate(number / settings.steps)
-            optimizer.step()
-            self.images.settle(self.task.input_range if settings.box else None)
-            return False
-
-        return step
+        Lockstep([self]).run()
 
     def _lbfgs(self) -> None:
         """L-BFGS with a strong-Wolfe line search and no early tolerance.
@@ -213,12 +208,12 @@ class Search:
             before = [variable.detach().clone() for variable in self.images.variables]
             optimizer.step(closure)  # type: ignore[no-untyped-call]
             after = [variable.detach() for variable in self.images.variables]
-            if self._note(step) or all(map(torch.equal, before, after)):
+            if stopped(self, step) or all(map(torch.equal, before, after)):
                 break
 
     def solve(self) -> Reconstruction:
         """The answer after a descent with the settings' optimizer, if anything was seen."""
-        if not bool((self.seen != 0).any()):
+        if self.blank:
             middle = boxed(torch.full_like(self.best_inputs, float("nan")), self.task)
             return Reconstruction(
                 middle, problem="gradient vanished: the update is zero everywhere"
@@ -337,11 +332,3 @@ def _labels(
     if settings.labels == "told" and observation.labels is not None:
         return observation.labels.clone()
     return infer_labels(observation, generator)
-
-
-def _schedule(settings: GradientMatching) -> Callable[[float], float]:
-    if settings.schedule == "constant":
-        return lambda done: 1.0
-    if settings.schedule == "cosine":
-        return lambda done: 0.5 * (1 + torch.cos(torch.tensor(torch.pi * done)).item())
-    return lambda done: 0.1 ** sum(done >= mark for mark in (3 / 8, 5 / 8, 7 / 8))

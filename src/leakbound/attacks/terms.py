@@ -54,6 +54,20 @@ class Smooth:
         return total_variation(images)
 
 
+def smooth_slopes(images: Tensor) -> tuple[list[Tensor], Tensor]:
+    """`total_variation` of each of several batches (N, B, C, H, W), and its slopes in them."""
+    values, slopes = [list[Tensor]() for _ in images], torch.zeros_like(images)
+    for axis in (-2, -1):
+        step = images.diff(dim=axis)
+        count, side = max(1, step[0].numel()), step.shape[axis]
+        for own, part in zip(values, step.abs(), strict=True):
+            own.append(part.sum() / count)
+        step.sign_().div_(count)
+        slopes.narrow(axis, 1, side).add_(step)
+        slopes.narrow(axis, 0, side).sub_(step)
+    return [down + across for down, across in values], slopes
+
+
 @dataclass(frozen=True)
 class Small:
     """Mean squared distance from the middle of the input range.

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import optimize
 
 from leakbound import check
 from leakbound.audit.corridor import MOST_STEPS, Corridor, Setting, corridor, edge_law, epsilon
@@ -18,11 +17,12 @@ from leakbound.audit.target import Target
 from leakbound.bounds import composition, identification
 from leakbound.bounds.ladder import Rung
 from leakbound.bounds.law import positive, probability
+from leakbound.bounds.roots import FAR, edge
 
 if TYPE_CHECKING:
     from leakbound.defenses import Chain
 
-Excess = Callable[[float], float]
+Excess = Callable[..., float]
 Solve = Literal["noise_multiplier", "clip_norm", "steps", "sampling_rate"]
 SOLVES = ("noise_multiplier", "clip_norm", "steps", "sampling_rate")
 
@@ -199,15 +199,15 @@ def _check(solve: Solve, clip_norm: float, noise_std: float | None, delta: float
 def _solved(solve: Solve, setting: Setting, blind: float, gamma: float) -> Setting:
     """The setting with the answer in it, rounded to the safe side and checked."""
 
-    def excess(value: float) -> float:
-        """Above 0 where the upper edge misses gamma."""
+    def excess(value: float, rough: bool = False) -> float:
+        """Above 0 where the upper edge misses gamma; on a wider grid if rough."""
         if solve in ("noise_multiplier", "clip_norm"):
             tried = replace(setting, noise_multiplier=value)
         elif solve == "steps":
             tried = replace(setting, steps=int(value))
         else:
             tried = replace(setting, sampling_rate=min(1.0, value))
-        return _log_edge(tried, blind) - math.log(gamma)
+        return _log_edge(tried, blind, rough) - math.log(gamma)
 
     if solve in ("noise_multiplier", "clip_norm"):
         noise = _noise(excess, setting, blind, gamma)
@@ -225,7 +225,7 @@ def _noise(excess: Excess, setting: Setting, blind: float, gamma: float) -> floa
     if start == 0:
         return 0.0
     if setting.participation == "hidden" and q < 1 and count > 1:
-        start = _sharper(excess, start, -1)
+        start = _sharper(excess, start, -1, lambda noise: _rounded(noise, up=True))
     found, step = _rounded(start, up=True), 10.0 ** (1 - DIGITS)
     while excess(found) > 0:
         found, step = _rounded(found * (1 + step), up=True), 2 * step
@@ -239,7 +239,7 @@ def _steps(excess: Excess, setting: Setting, blind: float, gamma: float) -> int:
     )
     found = max(1, int(start))
     if setting.participation == "hidden" and q < 1:
-        found = min(MOST_STEPS, math.floor(_sharper(excess, found, 1)))
+        found = min(MOST_STEPS, math.floor(_sharper(excess, found, 1, math.floor)))
     while found > 1 and excess(found) > 0:
         found -= max(1, found // 1000)
     more = max(1, found // 20000)
@@ -260,38 +260,35 @@ def _rate(excess: Excess, setting: Setting, blind: float, gamma: float) -> float
         )
     )
     if setting.participation == "hidden" and setting.steps > 1:
-        start = _sharper(excess, start, 1)
+        start = _sharper(excess, start, 1, lambda q: _rounded(min(1.0, q), up=False))
     found, step = min(1.0, _rounded(start, up=False)), 10.0 ** (1 - DIGITS)
     while excess(found) > 0:
         found, step = _rounded(found * (1 - step), up=False), 2 * step
     return found
 
 
-def _sharper(excess: Excess, start: float, sign: int) -> float:
+def _sharper(excess: Excess, start: float, sign: int, turned: Callable[[float], float]) -> float:
     """From the answer for visible steps, which holds, on to the edge for hidden ones.
 
-    Few evaluations: over many steps each takes some tenths of a second.
+    Few evaluations, as each takes up to some tenths of a second, and at rounded values alone, so
+    that the answer's own is among them.
     """
-    fine, gap, limit = math.log(start), 0.25, math.log(MOST_STEPS)
+    limit = math.log(MOST_STEPS)
 
-    def at(place: float) -> float:
-        return excess(math.exp(min(place, limit)))
+    def at(place: float, rough: bool = False) -> float:
+        value = math.exp(min(place, limit))
+        return excess(value, True) if rough else excess(turned(value))
 
-    if at(fine) > 0:  # no more than rounding
-        return start
-    bad = fine + sign * gap
-    while at(bad) <= 0:
-        if bad >= limit:
-            return MOST_STEPS
-        fine, gap = bad, 2 * gap
-        bad = fine + sign * gap
-    root = optimize.brentq(at, fine, bad, xtol=NEAR, rtol=NEAR)
-    return math.exp(root - sign * NEAR)
+    fine = math.log(start)
+    most = limit - fine if sign > 0 else FAR
+    found = edge(at, fine, sign, near=NEAR, rough=lambda place: at(place, True), most=most)
+    return MOST_STEPS if found >= limit else math.exp(found)
 
 
-def _log_edge(setting: Setting, blind: float) -> float:
+def _log_edge(setting: Setting, blind: float, rough: bool = False) -> float:
     """The logarithm of the upper edge, with its error moved against us."""
-    found = edge_law(setting)(
+    law = edge_law(setting)
+    found = (law.rough if rough else law)(
         setting.noise_multiplier,
         sampling_rate=setting.sampling_rate,
         steps=setting.steps,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,12 +54,39 @@ def run_cell(cell: plans.Cell, bench: Bench, *, pictures: bool = True) -> Result
         ValueError: the data cannot be read.
     """
     began = time.perf_counter()
+
+    def answer() -> tuple[Round, Reconstruction]:
+        played = play_cell(cell, bench)
+        return played, plans.build_attack(cell.attack)(played.observation, source_of(cell))
+
+    return _recorded(cell, bench, answer, pictures, began)
+
+
+def judged(
+    cell: plans.Cell,
+    bench: Bench,
+    played: Round,
+    answer: Reconstruction,
+    pictures: bool,
+    seconds: float,
+) -> Result:
+    """The result of a cell whose attack has answered, after so many seconds."""
+    began = time.perf_counter() - seconds
+    return _recorded(cell, bench, lambda: (played, answer), pictures, began)
+
+
+def _recorded(
+    cell: plans.Cell,
+    bench: Bench,
+    answer: Callable[[], tuple[Round, Reconstruction]],
+    pictures: bool,
+    began: float,
+) -> Result:
     record = _header(cell, bench)
     shown: dict[str, bytes] = {}
     try:
         with one_thread():
-            played, answer = _play(cell, bench)
-            shown = _judge(record, cell, bench, played, answer, pictures)
+            shown = _judge(record, cell, bench, *answer(), pictures)
     except NotApplicable as error:
         reason = " ".join(error.reason.split())
         record |= _blank() | {"status": "not_applicable", "reason": reason, "verdict": None}
@@ -97,12 +125,13 @@ def failed(cell: plans.Cell | plans.UtilityCell, bench: Bench, reason: str) -> R
     return Result(cell.id, record)
 
 
-def _play(cell: plans.Cell, bench: Bench) -> tuple[Round, Reconstruction]:
+def play_cell(cell: plans.Cell, bench: Bench) -> Round:
+    """The round of a cell, as its attack is to see it."""
     attack = plans.build_attack(cell.attack)
     defense = plans.build_defense(cell.defense)
     clients = bench.batches(cell.batch_size, defense.cohort_size, cell.seed)
     sources = [stream(cell.seed, "defense", i) for i in range(len(clients) + 1)]
-    played = play(
+    return play(
         bench.task(cell.model, cell.seed),
         clients,
         defense,
@@ -111,8 +140,11 @@ def _play(cell: plans.Cell, bench: Bench) -> tuple[Round, Reconstruction]:
         attack=attack,
         auxiliary=bench.public,
     )
-    source = stream(cell.seed, "attack", cell.attack.name, cell.batch_size)
-    return played, attack(played.observation, source)
+
+
+def source_of(cell: plans.Cell) -> torch.Generator:
+    """Where a cell's attack draws from."""
+    return stream(cell.seed, "attack", cell.attack.name, cell.batch_size)
 
 
 def _failure(reason: str) -> dict[str, Any]:

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from leakbound.audit.bench import Bench
-from leakbound.audit.cells import Result, failed, run_cell, run_utility
-from leakbound.audit.plan import Cell, DataSpec, Plan, UtilityCell
+from leakbound.audit.bundles import bundles, run_cells
+from leakbound.audit.cells import Result, failed, run_utility
+from leakbound.audit.plan import Cell, DataSpec, Plan, Unit, UtilityCell
 
-Unit = Cell | UtilityCell
 _bench: Bench | None = None
 _fingerprint = ""
 
@@ -63,15 +63,17 @@ def run(
     if workers > 1:
         yield from _run_many(units, bench, workers, pictures, started)
         return
-    for unit in units:
-        started(unit)
-        yield _run_one(unit, bench, pictures)
+    for bundle in bundles(units, bench):
+        for unit in bundle:
+            started(unit)
+        yield from _run_bundle(bundle, bench, pictures)
 
 
-def _run_one(unit: Unit, bench: Bench, pictures: bool) -> Result:
-    if isinstance(unit, UtilityCell):
-        return run_utility(unit, bench)
-    return run_cell(unit, bench, pictures=pictures)
+def _run_bundle(bundle: tuple[Unit, ...], bench: Bench, pictures: bool) -> list[Result]:
+    cells = [unit for unit in bundle if isinstance(unit, Cell)]
+    if cells:
+        return run_cells(cells, bench, pictures=pictures)
+    return [run_utility(unit, bench) for unit in bundle if isinstance(unit, UtilityCell)]
 
 
 def _run_many(
@@ -81,39 +83,40 @@ def _run_many(
     pictures: bool,
     started: Callable[[Unit], None],
 ) -> Iterator[Result]:
-    """Hand out units to processes; a unit whose process dies twice is recorded as failed.
+    """Hand out bundles to processes; a unit whose process dies twice is recorded as failed.
 
     When a process dies, all units in flight are suspects: each is tried again alone.
     """
-    waiting, suspects = deque(units), deque[Unit]()
+    waiting, suspects = deque(bundles(units, bench, workers)), deque[tuple[Unit, ...]]()
     while waiting or suspects:
         alone = bool(suspects)
         source, width = (suspects, 1) if alone else (waiting, workers + 1)
-        running: dict[Future[Result], Unit] = {}
-        done: SimpleQueue[Future[Result]] = SimpleQueue()
+        running: dict[Future[list[Result]], tuple[Unit, ...]] = {}
+        done: SimpleQueue[Future[list[Result]]] = SimpleQueue()
         pool = _pool(bench, 1 if alone else workers)
         try:
             if alone:
                 _wait_for_start(pool)
             while source or running:
                 while source and len(running) < width:
-                    unit = source[0]
+                    bundle = source[0]
                     with _undisturbed():
-                        future = pool.submit(_work, unit, pictures)
+                        future = pool.submit(_work, bundle, pictures)
                         future.add_done_callback(done.put)
-                        running[future] = unit
+                        running[future] = bundle
                     source.popleft()
-                    started(unit)
+                    for unit in bundle:
+                        started(unit)
                 future = done.get()
                 with _undisturbed():
-                    result = future.result()
+                    results = future.result()
                 running.pop(future)
-                yield result
+                yield from results
         except BrokenProcessPool:
             if not alone:
-                suspects.extend(running.values())
-            for unit in running.values() if alone else ():
-                yield failed(unit, bench, "its process died (out of memory, or a crash)")
+                suspects.extend((unit,) for bundle in running.values() for unit in bundle)
+            for bundle in running.values() if alone else ():
+                yield failed(bundle[0], bench, "its process died (out of memory, or a crash)")
         finally:
             _stop(pool)
 
@@ -210,11 +213,11 @@ def _die_with(sentinel: int) -> None:
     os._exit(1)
 
 
-def _work(unit: Unit, pictures: bool) -> Result:
+def _work(bundle: tuple[Unit, ...], pictures: bool) -> list[Result]:
     assert _bench is not None  # set by _start_worker
     if _bench.dataset.fingerprint != _fingerprint:
         raise ValueError(
             f"data source {_bench.spec.source!r} changed while the audit ran; "
             "put it back, or start anew in another folder"
         )
-    return _run_one(unit, _bench, pictures)
+    return _run_bundle(bundle, _bench, pictures)

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from leakbound.audit import engine
 from leakbound.audit.bench import Bench, check_plan
 from leakbound.audit.cells import Result
-from leakbound.audit.plan import Plan
+from leakbound.audit.plan import Plan, Unit
 from leakbound.audit.records import Journal, encode, remove_temporary, write_atomically
 from leakbound.audit.run_file import claim, header
 
@@ -27,7 +27,7 @@ class Progress:
 
     done: int
     total: int
-    current: engine.Unit | None
+    current: Unit | None
     result: Result | None = None
 
 
@@ -42,7 +42,7 @@ class Runner(Protocol):
         workers: int,
         pictures: bool,
         bench: Bench | None,
-        started: Callable[[engine.Unit], None],
+        started: Callable[[Unit], None],
     ) -> Generator[Result, None, None]:
         """Results of all units that are not done, in the order in which they end."""
 
@@ -127,9 +127,9 @@ def _audit(
         kept = _kept(utility, trainings, folder)
         kept |= set() if trainings_only else _kept(records, cells, folder)
     total, done = len(cells) + len(trainings), len(kept)
-    current: list[engine.Unit | None] = [None]
+    current: list[Unit | None] = [None]
 
-    def started(unit: engine.Unit) -> None:
+    def started(unit: Unit) -> None:
         current[0] = unit
         watch(Progress(done, total, unit))
 

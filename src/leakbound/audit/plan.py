@@ -159,6 +159,10 @@ class UtilityCell:
         return digest(known)[:16]
 
 
+Unit = Cell | UtilityCell
+"""What a plan consists of."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """A grid: every attack on every batch of every model under every defense.

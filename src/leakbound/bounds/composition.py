@@ -10,184 +10,58 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import optimize, special, stats
+from scipy import special, stats
 
 from leakbound.bounds.identification import log_blind
+from leakbound.bounds.kept import sealed
 from leakbound.bounds.law import (
     Array,
     Law,
     Scope,
+    groups,
+    least_root,
     non_negative,
     one,
     probability,
     rate,
-    single,
     whole,
 )
 from leakbound.bounds.privacy_loss import TAIL, curve
+from leakbound.bounds.roots import crossing, edge, last_that
 
 LEFT = 700.0
 """Sightings left out of the sum weigh exp(-LEFT) at most, exp(-TAIL) where there are many."""
-LEAST = 1e-300
-MOST_STEPS = 2**30
+LEAST = 5e-324
+NEAR = 5e-6
+"""How close a hidden edge is found, as a part of the answer."""
+DUST = 1e-18
+"""Part of the least answer that rare numbers of sightings may weigh together: they are added."""
+TOGETHER = 2**20
+"""Numbers that `visible` works on at a time."""
 
 
 @dataclass(frozen=True)
 class Composed(Law):
     """gamma after several steps that sample the record, with its inverses."""
 
-    @abstractmethod
     def __call__(
         self,
         noise_multiplier: ArrayLike,
         *,
-        sampling_rate: float,
-        steps: int,
-        kappa: ArrayLike | None = None,
-        log_kappa: ArrayLike | None = None,
-    ) -> Any:
-        """Most probability of reaching a goal whose blind success is kappa."""
-
-    def noise_for(
-        self,
-        gamma: ArrayLike,
-        *,
-        sampling_rate: float,
-        steps: int,
-        kappa: ArrayLike | None = None,
-        log_kappa: ArrayLike | None = None,
-    ) -> Any:
-        """The least noise multiplier whose bound is at most gamma; 0 where none is needed.
-
-        Shapes: gamma and kappa broadcast. The answer meets gamma; it is the least to 1e-5.
-
-        Raises:
-            ValueError: kappa of gamma or above: no finite noise helps.
-
-        Source: sheet H9, inverted.
-
-        Example:
-            >>> round(visible.noise_for(0.1, sampling_rate=1.0, steps=1, kappa=1 / 11), 2)
-            18.65
-        """
-        q, count = one_rate(sampling_rate), one_steps(steps)
-
-        def solve(target: float, blind: float) -> float:
-            def excess(place: float) -> float:
-                found = self(np.exp(place), sampling_rate=q, steps=count, log_kappa=blind)
-                return float(np.log(max(found, LEAST)) - np.log(target))
-
-            if self(0.0, sampling_rate=q, steps=count, log_kappa=blind) <= target:
-                return 0.0
-            fine = (
-                0.0
-                if self is visible
-                else np.log(
-                    visible.noise_for(target, sampling_rate=q, steps=count, log_kappa=blind)
-                )
-            )
-            while excess(fine) > 0:
-                fine += 1.0
-            gap = 0.25
-            while excess(fine - gap) <= 0:
-                fine, gap = fine - gap, 2 * gap
-            return float(np.exp(crossing(excess, fine, fine - gap)))
-
-        return _each(solve, gamma, log_blind(kappa, log_kappa))
-
-    def rate_for(
-        self,
-        gamma: ArrayLike,
-        *,
-        noise_multiplier: float,
-        steps: int,
-        kappa: ArrayLike | None = None,
-        log_kappa: ArrayLike | None = None,
-    ) -> Any:
-        """The largest sampling rate whose bound is at most gamma.
-
-        Raises:
-            ValueError: kappa of gamma or above.
-
-        Example:
-            >>> q = visible.rate_for(0.2, noise_multiplier=1.0, steps=10, kappa=0.1)
-            >>> round(visible(1.0, sampling_rate=q, steps=10, kappa=0.1), 4)
-            0.2
-        """
-        sigma, count = float(non_negative("noise_multiplier", noise_multiplier)), one_steps(steps)
-
-        def solve(target: float, blind: float) -> float:
-            def excess(place: float) -> float:
-                q = min(1.0, np.exp(place))
-                found = self(sigma, sampling_rate=q, steps=count, log_kappa=blind)
-                return float(np.log(max(found, LEAST)) - np.log(target))
-
-            if excess(0.0) <= 0:
-                return 1.0
-            fine = np.log((target - np.exp(blind)) / count)  # gamma < kappa + P(any sighting)
-            return float(np.exp(crossing(excess, fine - 1e-6, 0.0)))
-
-        return _each(solve, gamma, log_blind(kappa, log_kappa))
-
-    def steps_for(
-        self,
-        gamma: ArrayLike,
-        *,
-        noise_multiplier: float,
-        sampling_rate: float,
-        kappa: ArrayLike | None = None,
-        log_kappa: ArrayLike | None = None,
-    ) -> Any:
-        """The largest number of steps whose bound is at most gamma: 0 if none, 2^30 at the most.
-
-        Raises:
-            ValueError: kappa of gamma or above.
-
-        Example:
-            >>> visible.steps_for(0.5, noise_multiplier=1.0, sampling_rate=1.0, kappa=0.01)
-            5
-        """
-        sigma, q = (
-            float(non_negative("noise_multiplier", noise_multiplier)),
-            one_rate(sampling_rate),
-        )
-
-        def solve(target: float, blind: float) -> float:
-            def holds(count: int) -> bool:
-                return bool(self(sigma, sampling_rate=q, steps=count, log_kappa=blind) <= target)
-
-            low, high = 0, 1
-            while high <= MOST_STEPS and holds(high):
-                low, high = high, 2 * high
-            while high - low > 1 and low < MOST_STEPS:
-                middle = (low + high) // 2
-                low, high = (middle, high) if holds(middle) else (low, middle)
-            return low
-
-        found = _each(solve, gamma, log_blind(kappa, log_kappa))
-        return int(found) if np.ndim(found) == 0 else found.astype(int)
-
-
-@dataclass(frozen=True)
-class Visible(Composed):
-    """sum_k Binom(k; steps, rate) Phi(Phi^-1(kappa) + sqrt(k) / noise): the steps are seen."""
-
-    def __call__(
-        self,
-        noise_multiplier: ArrayLike,
-        *,
-        sampling_rate: float,
-        steps: int,
+        sampling_rate: ArrayLike,
+        steps: ArrayLike,
         kappa: ArrayLike | None = None,
         log_kappa: ArrayLike | None = None,
     ) -> Any:
         """Most probability of reaching a goal whose blind success is kappa, whoever attacks.
 
-        Shapes: noise_multiplier and kappa broadcast.
+        Shapes: all broadcast. What costs, the law of the steps, is computed once for each pair of
+        rate and steps, or with hidden steps for each triple with the noise.
 
         Args:
             noise_multiplier: noise standard deviation / clip norm.
@@ -199,83 +73,250 @@ class Visible(Composed):
         Raises:
             ValueError: a rate or a kappa outside its range, steps below 1.
 
-        Source: docs/errata.md, "the valid corridor"; Hayes et al. 2023.
+        Example:
+            >>> visible(1.0, sampling_rate=0.01, steps=[1, 1000], kappa=1e-3).round(4).tolist()
+            [0.0012, 0.5122]
+        """
+        sigma, q, count, blind = np.broadcast_arrays(
+            non_negative("noise_multiplier", noise_multiplier),
+            rate("sampling_rate", sampling_rate),
+            whole("steps", steps),
+            log_blind(kappa, log_kappa),
+        )
+        found = np.empty(sigma.shape)
+        for here, (some, number) in groups(q, count):
+            found[here] = self._at(sigma[here], some, int(number), blind[here])
+        return one(found)
+
+    def rough(
+        self, noise_multiplier: float, *, sampling_rate: float, steps: int, log_kappa: float
+    ) -> float:
+        """The same for single numbers on a wider grid: above the truth too, cheap, less close.
+
+        A search starts from it and ends with the law itself.
 
         Example:
-            >>> round(visible(1.0, sampling_rate=0.01, steps=1000, kappa=1e-3), 4)
-            0.5122
+            >>> round(subsampled.rough(1.0, sampling_rate=0.01, steps=1000, log_kappa=-6.9), 4)
+            0.0041
         """
-        q, count = one_rate(sampling_rate), one_steps(steps)
-        sigma, blind = np.broadcast_arrays(
-            non_negative("noise_multiplier", noise_multiplier), log_blind(kappa, log_kappa)
+        one_each = np.array([noise_multiplier], float), np.array([log_kappa], float)
+        return float(self._at(one_each[0], sampling_rate, steps, one_each[1], rough=True)[0])
+
+    @abstractmethod
+    def _at(self, sigma: Array, q: float, count: int, blind: Array, rough: bool = False) -> Array:
+        """The law for one rate and one number of steps, over (n,) noises and log kappas."""
+
+    def noise_for(
+        self,
+        gamma: ArrayLike,
+        *,
+        sampling_rate: ArrayLike,
+        steps: ArrayLike,
+        kappa: ArrayLike | None = None,
+        log_kappa: ArrayLike | None = None,
+    ) -> Any:
+        """The least noise multiplier whose bound is at most gamma; 0 where none is needed.
+
+        Shapes: all broadcast. The answer meets gamma; it is the least to 1e-5.
+
+        Raises:
+            ValueError: kappa of gamma or above: no finite noise helps.
+
+        Source: sheet H9, inverted.
+
+        Example:
+            >>> round(visible.noise_for(0.1, sampling_rate=1.0, steps=1, kappa=1 / 11), 2)
+            18.65
+        """
+        q, count = rate("sampling_rate", sampling_rate), whole("steps", steps)
+        target, blind, q, count = _targets(gamma, log_blind(kappa, log_kappa), q, count)
+        found = np.empty(target.shape)
+        for here, (some, number) in groups(q, count):
+            found[here] = self._noise(target[here], some, int(number), blind[here])
+        return one(found)
+
+    @abstractmethod
+    def _noise(self, target: Array, q: float, count: int, blind: Array) -> Array:
+        """`noise_for` of one rate and one number of steps, over (n,) targets and log kappas."""
+
+    def rate_for(
+        self,
+        gamma: ArrayLike,
+        *,
+        noise_multiplier: ArrayLike,
+        steps: ArrayLike,
+        kappa: ArrayLike | None = None,
+        log_kappa: ArrayLike | None = None,
+    ) -> Any:
+        """The largest sampling rate whose bound is at most gamma.
+
+        Shapes: all broadcast; each entry is a search of its own.
+
+        Raises:
+            ValueError: kappa of gamma or above.
+
+        Example:
+            >>> q = visible.rate_for(0.2, noise_multiplier=1.0, steps=10, kappa=0.1)
+            >>> round(visible(1.0, sampling_rate=q, steps=10, kappa=0.1), 4)
+            0.2
+        """
+
+        def solve(target: float, blind: float, sigma: float, number: float) -> float:
+            excess = self._excess(target, blind)
+
+            def at(place: float, rough: bool = False) -> float:
+                return excess(sigma, min(1.0, float(np.exp(place))), int(number), rough)
+
+            if at(0.0) <= 0:
+                return 1.0
+            fine = float(np.log((target - np.exp(blind)) / number))  # gamma < kappa + any sighting
+            if isinstance(self, Visible):
+                return float(np.exp(crossing(at, fine - 1e-6, 0.0)))
+            found = edge(at, fine, 1, near=NEAR, rough=lambda x: at(x, True), most=-fine)
+            return float(np.exp(found))
+
+        sigma = non_negative("noise_multiplier", noise_multiplier)
+        return _each(solve, gamma, log_blind(kappa, log_kappa), sigma, whole("steps", steps))
+
+    def steps_for(
+        self,
+        gamma: ArrayLike,
+        *,
+        noise_multiplier: ArrayLike,
+        sampling_rate: ArrayLike,
+        kappa: ArrayLike | None = None,
+        log_kappa: ArrayLike | None = None,
+    ) -> Any:
+        """The largest number of steps whose bound is at most gamma: 0 if none, 2^30 at the most.
+
+        Shapes: all broadcast; each entry is a search of its own.
+
+        Raises:
+            ValueError: kappa of gamma or above.
+
+        Example:
+            >>> visible.steps_for(0.5, noise_multiplier=1.0, sampling_rate=1.0, kappa=0.01)
+            5
+        """
+
+        def solve(target: float, blind: float, sigma: float, q: float) -> float:
+            excess = self._excess(target, blind)
+
+            def holds(count: int, rough: bool = False) -> bool:
+                return excess(sigma, q, count, rough) <= 0
+
+            if isinstance(self, Visible):
+                return last_that(holds, 0)
+            return last_that(holds, last_that(lambda count: holds(count, True), 0))
+
+        sigma, q = (
+            non_negative("noise_multiplier", noise_multiplier),
+            rate("sampling_rate", sampling_rate),
         )
+        found = _each(solve, gamma, log_blind(kappa, log_kappa), sigma, q)
+        return int(found) if np.ndim(found) == 0 else found.astype(int)
+
+    def _excess(self, target: float, blind: float) -> Callable[..., float]:
+        """Log gamma less log target, as a function of noise, rate, steps and roughness."""
+        log, goal = np.array([blind]), np.log(target)
+
+        def excess(sigma: float, q: float, count: int, rough: bool = False) -> float:
+            found = float(self._at(np.array([sigma]), q, count, log, rough)[0])
+            return float(np.log(max(found, LEAST)) - goal)
+
+        return excess
+
+
+@dataclass(frozen=True)
+class Visible(Composed):
+    """sum_k Binom(k; steps, rate) Phi(Phi^-1(kappa) + sqrt(k) / noise): the steps are seen.
+
+    Source: docs/errata.md, "the valid corridor"; Hayes et al. 2023.
+
+    Example:
+        >>> round(visible(1.0, sampling_rate=0.01, steps=1000, kappa=1e-3), 4)
+        0.5122
+    """
+
+    def _at(self, sigma: Array, q: float, count: int, blind: Array, rough: bool = False) -> Array:
         k, mass, left = _sightings(count, q)
-        found = np.empty(sigma.size)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            for place, (noise, log) in enumerate(zip(sigma.flat, blind.flat, strict=True)):
-                gain = np.where(k == 0, 0.0, np.sqrt(k) / noise)
-                reached = special.log_ndtr(special.ndtri_exp(log) + gain)
-                reached = np.where(gain == np.inf, 0.0, np.where(gain == 0, log, reached))
-                found[place] = mass @ np.exp(reached) + left
-        return one(np.where(blind == 0, 1.0, np.minimum(1.0, found.reshape(sigma.shape))))
+        k, mass, left = _likely(k, mass, left, float(np.exp(blind.min(initial=0.0))))
+        found, rows = np.empty(sigma.size), max(1, TOGETHER // len(k))
+        start = special.ndtri_exp(blind)
+        root = np.sqrt(k)
+        for at in range(0, sigma.size, rows):
+            part = slice(at, at + rows)
+            noise, log = sigma[part, None], blind[part, None]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                gain = np.where(k == 0, 0.0, root / noise)
+                reached = special.log_ndtr(start[part, None] + gain)
+            reached = np.where(gain == np.inf, 0.0, np.where(gain == 0, log, reached))
+            found[part] = np.exp(reached) @ mass + left
+        return np.where(blind == 0, 1.0, np.minimum(1.0, found))
+
+    def _noise(self, target: Array, q: float, count: int, blind: Array) -> Array:
+        goal = np.log(target)
+
+        def excess(place: Array) -> Array:
+            found = self._at(np.exp(place), q, count, blind)
+            return np.asarray(np.log(np.maximum(found, LEAST)) - goal)
+
+        free = self._at(np.zeros(target.shape), q, count, blind) <= target
+        high = np.zeros(target.shape)
+        while np.any(misses := (excess(high) > 0) & ~free):
+            high = np.where(misses, high + 1 + np.abs(high), high)
+        low = high - 0.25
+        while np.any(meets := (excess(low) <= 0) & ~free):
+            low = np.where(meets, low - 2 * (high - low), low)
+        return np.where(free, 0.0, np.exp(least_root(excess, low, high)))
 
 
 @dataclass(frozen=True)
 class Subsampled(Composed):
-    """sup P(E) with Q(E) <= kappa: P has the record in hidden steps, Q has it in none."""
+    """sup P(E) with Q(E) <= kappa: P has the record in hidden steps, Q has it in none.
 
-    def __call__(
-        self,
-        noise_multiplier: ArrayLike,
-        *,
-        sampling_rate: float,
-        steps: int,
-        kappa: ArrayLike | None = None,
-        log_kappa: ArrayLike | None = None,
-    ) -> Any:
-        """Most probability of reaching a goal whose blind success is kappa, whoever attacks.
+    The least of two bounds: the composed privacy loss, from `curve`, and `visible`. The second
+    holds as well: for each set of k steps that hold the record P is a normal law sqrt(k) / noise
+    away from Q, so any E with Q(E) <= kappa has P(E | set) <= Phi(Phi^-1(kappa) + sqrt(k) / noise),
+    and P(E) is the mean of these. It is exact at one step and at a rate of 1.
 
-        The least of two bounds: the composed privacy loss, from `curve`, and `visible`. The second
-        holds as well: for each set of k steps that hold the record P is a normal law sqrt(k) /
-        noise away from Q, so any E with Q(E) <= kappa has P(E | set) <= Phi(Phi^-1(kappa) + sqrt(k)
-        / noise), and P(E) is the mean of these. It is exact at one step and at a rate of 1.
+    Source: sheet H9; connect the dots 2207.04380; docs/errata.md, "subsampled".
 
-        Shapes: noise_multiplier and kappa broadcast.
+    Example:
+        >>> round(subsampled(1.0, sampling_rate=0.01, steps=1000, kappa=1e-3), 5)
+        0.00407
+    """
 
-        Raises:
-            ValueError: as `visible`, whose arguments these are.
-
-        Source: sheet H9; connect the dots 2207.04380; docs/errata.md, "subsampled".
-
-        Example:
-            >>> round(subsampled(1.0, sampling_rate=0.01, steps=1000, kappa=1e-3), 5)
-            0.00407
-        """
-        q, count = one_rate(sampling_rate), one_steps(steps)
-        sigma, blind = np.broadcast_arrays(
-            non_negative("noise_multiplier", noise_multiplier), log_blind(kappa, log_kappa)
-        )
-        found = np.array(visible(sigma, sampling_rate=q, steps=count, log_kappa=blind))
+    def _at(self, sigma: Array, q: float, count: int, blind: Array, rough: bool = False) -> Array:
+        found = visible._at(sigma, q, count, blind)
         if q == 1 or count == 1:
-            return one(found)
+            return found
         for noise in np.unique(sigma[(sigma > 0) & (sigma < np.inf)]):
             here = sigma == noise
-            composed = curve(float(noise), q, count)
+            composed = curve(float(noise), q, count, rough=rough)
             if composed is not None:
                 found[here] = np.minimum(found[here], composed.gamma(blind[here]))
-        return one(found)
+        return found
+
+    def _noise(self, target: Array, q: float, count: int, blind: Array) -> Array:
+        found = np.empty(target.shape)
+        for place, (goal, log) in enumerate(zip(target, blind, strict=True)):
+            here = slice(place, place + 1)
+            start = float(visible._noise(target[here], q, count, blind[here])[0])
+            if start == 0 or q == 1 or count == 1:
+                found[place] = start
+                continue
+            excess = self._excess(float(goal), float(log))
+
+            def at(x: float, rough: bool = False, excess: Callable[..., float] = excess) -> float:
+                return excess(float(np.exp(x)), q, count, rough)
+
+            fine = float(np.log(start))
+            found[place] = np.exp(edge(at, fine, -1, near=NEAR, rough=lambda x: at(x, True)))
+        return found
 
 
-def one_rate(value: float) -> float:
-    """A single sampling rate in (0, 1]."""
-    return single("sampling_rate", rate("sampling_rate", value))
-
-
-def one_steps(value: int) -> int:
-    """A single whole number of steps."""
-    return int(single("steps", whole("steps", value)))
-
-
+@lru_cache(maxsize=64)
 def _sightings(steps: int, q: float) -> tuple[Array, Array, float]:
     """Counts k, their binomial mass, and what is left out (Bernstein's inequality).
 
@@ -288,34 +329,36 @@ def _sightings(steps: int, q: float) -> tuple[Array, Array, float]:
     k = np.arange(low, high + 1)
     left = float(np.exp(-deep)) * ((low > 0) + (high < steps))
     mass = np.asarray(stats.binom.pmf(k, steps, q))
-    return k, mass * max(1.0, 1 / float(mass.sum())), left
+    return sealed(k), sealed(mass * max(1.0, 1 / float(mass.sum()))), left
 
 
-def _each(solve: Callable[[float, float], float], gamma: ArrayLike, blind: Array) -> Any:
-    """solve(gamma, log kappa) for each pair, with the one check that all inverses need."""
-    target, blind = np.broadcast_arrays(probability("gamma", gamma), blind)
+def _likely(k: Array, mass: Array, left: float, least: float) -> tuple[Array, Array, float]:
+    """Without the counts at either end that weigh DUST * least together; those are left out."""
+    dust = DUST * least / 2
+    below, above = np.cumsum(mass), np.cumsum(mass[::-1])
+    first = int(np.searchsorted(below, dust))
+    last = len(k) - int(np.searchsorted(above, dust))
+    gone = float(mass[:first].sum() + mass[last:].sum()) * (1 + 1e-9)
+    return k[first:last], mass[first:last], left + gone
+
+
+def _targets(gamma: ArrayLike, blind: Array, *more: Array) -> list[Array]:
+    """All broadcast, with the one check that all inverses need."""
+    target, blind, *rest = np.broadcast_arrays(probability("gamma", gamma), blind, *more)
     if np.any(blind >= np.log(target)):
         worst = int(np.argmax(blind - np.log(target)))
         raise ValueError(
             f"gamma is {target.flat[worst]:g}, not above the blind success kappa = "
             f"{np.exp(blind.flat[worst]):.6g}: nothing helps; give a gamma above it"
         )
-    found = [solve(float(t), float(b)) for t, b in zip(target.flat, blind.flat, strict=True)]
-    return one(np.reshape(np.array(found, float), target.shape))
+    return [target, blind, *rest]
 
 
-def crossing(excess: Callable[[float], float], fine: float, bad: float) -> float:
-    """Where `excess` turns positive between a place where it is not and one where it is.
-
-    The answer is on the safe side: excess was evaluated there and is 0 or less.
-    """
-    step = 1e-6 if bad > fine else -1e-6
-    place = float(optimize.brentq(excess, fine, bad, xtol=1e-6, rtol=1e-12))
-    while excess(place) > 0:
-        place, step = place - step, 2 * step
-        if (place - fine) * step <= 0:
-            return fine
-    return place
+def _each(solve: Callable[..., float], gamma: ArrayLike, blind: Array, *more: Array) -> Any:
+    """solve(gamma, log kappa, ...) for each entry."""
+    parts = _targets(gamma, blind, *more)
+    found = [solve(*map(float, each)) for each in zip(*(p.flat for p in parts), strict=True)]
+    return one(np.reshape(np.array(found, float), parts[0].shape))
 
 
 visible = Visible(

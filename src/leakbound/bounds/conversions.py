@@ -7,15 +7,26 @@ in both directions, and never above the closed form without sampling.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from leakbound.bounds.composition import crossing, one_rate, one_steps
-from leakbound.bounds.law import Array, least_where, non_negative, one, probability, whole
+from leakbound.bounds.composition import NEAR
+from leakbound.bounds.law import (
+    Array,
+    groups,
+    least_where,
+    non_negative,
+    one,
+    probability,
+    rate,
+    whole,
+)
 from leakbound.bounds.privacy_loss import Curve, curve
+from leakbound.bounds.roots import edge
 
 FAR = 60.0
 """Logarithms of noise / sqrt(steps) that are searched reach from -FAR to FAR."""
@@ -44,12 +55,12 @@ def delta(
     noise_multiplier: ArrayLike,
     *,
     epsilon: ArrayLike,
-    steps: int = 1,
-    sampling_rate: float = 1.0,
+    steps: ArrayLike = 1,
+    sampling_rate: ArrayLike = 1.0,
 ) -> Any:
     """The least delta that goes with epsilon.
 
-    Shapes: noise_multiplier and epsilon broadcast.
+    Shapes: all broadcast.
 
     Args:
         noise_multiplier: noise standard deviation / clip norm.
@@ -66,16 +77,15 @@ def delta(
         >>> round(delta(1.0, epsilon=1.0), 5)
         0.12694
     """
-    sigma, level = np.broadcast_arrays(
-        non_negative("noise_multiplier", noise_multiplier), non_negative("epsilon", epsilon)
+    sigma, level, q, count = np.broadcast_arrays(
+        non_negative("noise_multiplier", noise_multiplier),
+        non_negative("epsilon", epsilon),
+        rate("sampling_rate", sampling_rate),
+        whole("steps", steps),
     )
-    q, count = one_rate(sampling_rate), one_steps(steps)
     found = np.array(np.exp(log_delta(np.asarray(mu(sigma, steps=count)), level)))
-    if q < 1:
-        for noise in _finite(sigma):
-            here = sigma == noise
-            for composed in _curves(noise, q, count):
-                found[here] = np.minimum(found[here], composed(level[here]))
+    for here, composed in _sampled(sigma, q, count):
+        found[here] = np.minimum(found[here], composed(level[here]))
     return one(found)
 
 
@@ -83,12 +93,12 @@ def epsilon(
     noise_multiplier: ArrayLike,
     *,
     delta: ArrayLike,
-    steps: int = 1,
-    sampling_rate: float = 1.0,
+    steps: ArrayLike = 1,
+    sampling_rate: ArrayLike = 1.0,
 ) -> Any:
     """The least epsilon that goes with delta; 0 where none is needed.
 
-    Shapes: noise_multiplier and delta broadcast.
+    Shapes: all broadcast.
 
     Args:
         noise_multiplier: noise standard deviation / clip norm.
@@ -105,32 +115,35 @@ def epsilon(
         >>> round(epsilon(1.0, delta=1e-5), 3)
         4.377
     """
-    sigma, level = np.broadcast_arrays(
-        non_negative("noise_multiplier", noise_multiplier), probability("delta", delta)
+    sigma, level, q, count = np.broadcast_arrays(
+        non_negative("noise_multiplier", noise_multiplier),
+        probability("delta", delta),
+        rate("sampling_rate", sampling_rate),
+        whole("steps", steps),
     )
-    q, count = one_rate(sampling_rate), one_steps(steps)
     found = np.array(_full_epsilon(np.asarray(mu(sigma, steps=count)), level))
-    if q < 1:
-        for noise in _finite(sigma):
-            here = sigma == noise
-            for composed in _curves(noise, q, count):
-                highest = found[here]
-                fits = composed(highest) <= level[here]
+    for here, composed in _sampled(sigma, q, count):
+        highest = found[here]
+        fits = composed(highest) <= level[here]
 
-                def holds(e: Array, composed: _Both = composed, most: Array = level[here]) -> Array:
-                    return np.asarray(composed(e) <= most)
+        def holds(e: Array, composed: _Both = composed, most: Array = level[here]) -> Array:
+            return np.asarray(composed(e) <= most)
 
-                least = least_where(holds, np.zeros_like(highest), highest)
-                found[here] = np.where(fits, least, highest)
+        least = least_where(holds, np.zeros_like(highest), highest)
+        found[here] = np.where(fits, least, highest)
     return one(found)
 
 
 def noise_for(
-    *, epsilon: ArrayLike, delta: ArrayLike, steps: int = 1, sampling_rate: float = 1.0
+    *,
+    epsilon: ArrayLike,
+    delta: ArrayLike,
+    steps: ArrayLike = 1,
+    sampling_rate: ArrayLike = 1.0,
 ) -> Any:
     """The least noise multiplier that gives (epsilon, delta); never below it.
 
-    Shapes: epsilon and delta broadcast.
+    Shapes: all broadcast.
 
     Args:
         epsilon: of all steps together, at least 0.
@@ -147,21 +160,23 @@ def noise_for(
         >>> round(noise_for(epsilon=1.0, delta=1e-5), 4)
         3.7306
     """
-    level, most = np.broadcast_arrays(non_negative("epsilon", epsilon), probability("delta", delta))
-    q, count = one_rate(sampling_rate), one_steps(steps)
+    level, most, q, count = np.broadcast_arrays(
+        non_negative("epsilon", epsilon),
+        probability("delta", delta),
+        rate("sampling_rate", sampling_rate),
+        whole("steps", steps),
+    )
 
     def holds(place: Array) -> Array:
         return np.asarray(log_delta(np.exp(-place), level) <= np.log(most))
 
-    edge = np.full(level.shape, FAR)
-    full = np.exp(least_where(holds, -edge, edge)) * np.sqrt(count) * (1 + 1e-15)
-    if q == 1:
-        return one(full)
-    found = [
-        _sampled_noise(float(e), float(d), q, count, float(high))
-        for e, d, high in zip(level.flat, most.flat, full.flat, strict=True)
-    ]
-    return one(np.reshape(np.array(found), level.shape))
+    far = np.full(level.shape, FAR)
+    found = np.array(np.exp(least_where(holds, -far, far)) * np.sqrt(count) * (1 + 1e-15))
+    for place in np.flatnonzero(q < 1):
+        own = float(level.flat[place]), float(most.flat[place])
+        which = float(q.flat[place]), int(count.flat[place])
+        found.flat[place] = _sampled_noise(*own, *which, float(found.flat[place]))
+    return one(found)
 
 
 def log_delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
@@ -218,26 +233,35 @@ class _Both:
         return np.asarray(np.maximum(*(c.at(level) for c in self.curves)))
 
 
-def _curves(noise: float, q: float, count: int) -> list[_Both]:
+def _curves(noise: float, q: float, count: int, rough: bool = False) -> _Both | None:
     """Both directions together, or nothing where a grid would be too coarse."""
-    there, back = curve(float(noise), q, count), curve(float(noise), q, count, False)
-    return [] if there is None or back is None else [_Both((there, back))]
+    there = curve(noise, q, count, rough=rough)
+    back = curve(noise, q, count, False, rough=rough)
+    return None if there is None or back is None else _Both((there, back))
 
 
-def _finite(sigma: Array) -> Array:
-    return np.unique(sigma[(sigma > 0) & (sigma < np.inf)])
+def _sampled(sigma: Array, q: Array, count: Array) -> Iterator[tuple[Any, _Both]]:
+    """Where each kind of sampled steps stands that has a curve, and its curve."""
+    if np.all(q == 1):
+        return
+    for here, (noise, some, number) in groups(sigma, q, count):
+        if some < 1 and 0 < noise < np.inf:
+            found = _curves(noise, some, int(number))
+            if found is not None:
+                yield here, found
 
 
 def _sampled_noise(level: float, most: float, q: float, count: int, high: float) -> float:
     """As in `composition`: from the noise without sampling down to where delta is too large."""
 
-    def excess(place: float) -> float:
-        found = delta(np.exp(place), epsilon=level, steps=count, sampling_rate=q)
+    def excess(place: float, rough: bool = False) -> float:
+        noise = float(np.exp(place))
+        found = float(np.exp(log_delta(np.sqrt(count) / noise, level)))
+        composed = _curves(noise, q, count, rough)
+        if composed is not None:
+            found = min(found, float(composed(np.array(level))))
         return float(np.log(max(found, 1e-300)) - np.log(most))
 
-    fine, gap = float(np.log(high)) + 1e-9, 0.25
-    while excess(fine - gap) <= 0 and gap < FAR:
-        fine, gap = fine - gap, 2 * gap
-    if gap >= FAR:
-        return 0.0
-    return float(np.exp(crossing(excess, fine, fine - gap)))
+    fine = float(np.log(high)) + 1e-9
+    found = edge(excess, fine, -1, near=NEAR, rough=lambda x: excess(x, True), most=FAR)
+    return 0.0 if fine - found >= FAR else float(np.exp(found))

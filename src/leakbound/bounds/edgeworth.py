@@ -19,17 +19,19 @@ from leakbound.bounds.law import (
     Array,
     Law,
     Scope,
+    groups,
     one,
     positive,
     probability,
     rate,
-    single,
     whole,
 )
 
 REACH, NODES = 14.0, 20001
 SPAN = 40.0
 """Thresholds are searched this many standard deviations around the mean."""
+HALVINGS = 60
+"""Of that search: to the last bit of a float64."""
 SERIES = {2: "3", 3: "4", 4: "5", 5: "33", 6: "34", 8: "333"}
 WEIGHTS = {2: 6.0, 3: 24.0, 4: 120.0, 5: 72.0, 6: 144.0, 8: 1296.0}
 
@@ -42,13 +44,13 @@ class Edgeworth(Law):
         self,
         noise_multiplier: ArrayLike,
         *,
-        sampling_rate: float,
-        steps: int,
+        sampling_rate: ArrayLike,
+        steps: ArrayLike,
         kappa: ArrayLike,
     ) -> Any:
         """Approximate power at level kappa, cut to [0, 1]; it may be too low as well as too high.
 
-        Shapes: noise_multiplier and kappa broadcast.
+        Shapes: all broadcast; the cumulants are computed once for each pair of noise and rate.
 
         Args:
             noise_multiplier: noise standard deviation / clip norm, above 0.
@@ -65,16 +67,16 @@ class Edgeworth(Law):
             >>> round(edgeworth(1.0, sampling_rate=0.01, steps=1000, kappa=1e-3), 4)
             0.0041
         """
-        q = single("sampling_rate", rate("sampling_rate", sampling_rate))
-        count = single("steps", whole("steps", steps))
-        sigma, level = np.broadcast_arrays(
-            positive("noise_multiplier", noise_multiplier), probability("kappa", kappa)
+        sigma, q, count, level = np.broadcast_arrays(
+            positive("noise_multiplier", noise_multiplier),
+            rate("sampling_rate", sampling_rate),
+            whole("steps", steps),
+            probability("kappa", kappa),
         )
-        found = [
-            _power(1 / float(s), q, count, float(k))
-            for s, k in zip(sigma.flat, level.flat, strict=True)
-        ]
-        return one(np.reshape(np.array(found), sigma.shape))
+        found = np.empty(sigma.shape)
+        for here, (noise, some) in groups(sigma, q):
+            found[here] = _power(1 / noise, some, count[here], level[here])
+        return one(found)
 
 
 def cumulants(shift: float, sampling_rate: float) -> tuple[Array, Array]:
@@ -108,24 +110,25 @@ def _cumulants(loss: Array, weight: Array) -> Array:
 
 
 def _tail(z: Array, sums: Array) -> Array:
-    """1 - F of the standardized sum, by the series; sums are its cumulants."""
+    """1 - F of the standardized sum (n,), by the series; sums (5, n) are its cumulants."""
     scaled = {str(order): sums[order - 1] / sums[1] ** (order / 2) for order in (3, 4, 5)}
-    series = np.zeros(9)
+    series = np.zeros((9, *z.shape))
     for degree, product in SERIES.items():
-        series[degree] = np.prod([scaled[name] for name in product]) / WEIGHTS[degree]
+        series[degree] = np.prod([scaled[name] for name in product], axis=0) / WEIGHTS[degree]
     density = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
-    return np.asarray(special.ndtr(-z) + density * hermite_e.hermeval(z, series))
+    return np.asarray(special.ndtr(-z) + density * hermite_e.hermeval(z, series, tensor=False))
 
 
-def _power(shift: float, q: float, steps: float, kappa: float) -> float:
-    there, back = (steps * found for found in cumulants(shift, q))
-    low, high = -SPAN, SPAN
-    for _ in range(200):  # the series need not fall: any crossing of the level is as good
+def _power(shift: float, q: float, steps: Array, kappa: Array) -> Array:
+    there, back = (found[:, None] * steps for found in cumulants(shift, q))
+    low, high = np.full(kappa.shape, -SPAN), np.full(kappa.shape, SPAN)
+    for _ in range(HALVINGS):  # the series need not fall: any crossing of the level is as good
         middle = (low + high) / 2
-        low, high = (middle, high) if _tail(np.array(middle), back) > kappa else (low, middle)
+        above = _tail(middle, back) > kappa
+        low, high = np.where(above, middle, low), np.where(above, high, middle)
     threshold = back[0] + high * np.sqrt(back[1])
     found = _tail((threshold - there[0]) / np.sqrt(there[1]), there)
-    return float(np.clip(found, 0.0, 1.0))
+    return np.clip(found, 0.0, 1.0)
 
 
 edgeworth = Edgeworth(

@@ -9,25 +9,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import fft, optimize, special, stats
 
 from leakbound.bounds.conversions import log_delta
 from leakbound.bounds.from_scratch import exact
-from leakbound.bounds.law import Array, least_where
+from leakbound.bounds.kept import sealed
+from leakbound.bounds.law import Array, least_where, one
 from leakbound.bounds.privacy_loss import (
     COARSEST,
+    FAINT,
+    KEPT,
     POINTS,
     RESOLUTION,
     TAIL,
     UNIT,
     WIDEST,
     Curve,
+    coarser,
+    folded,
     hockey_stick,
     loss_range,
     one_step,
+    raised,
 )
 
 Part = tuple[float, float, int]
@@ -132,27 +139,30 @@ def _thinned(value: Array, mass: Array) -> tuple[Array, Array]:
     return np.concatenate([[0.0], np.exp(place * STEP)]), np.concatenate([[rest], found])
 
 
-def visible_upper(parts: Sequence[Part], log_kappa: float) -> float:
+def visible_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
     """Most success where the attacker sees which steps hold the record.
 
     The mean over the numbers of sightings of Phi(Phi^-1(kappa) + sqrt(sum_i k_i / noise_i^2)).
+
+    Shapes: log_kappa any.
 
     Example:
         >>> round(visible_upper([(1.0, 1.0, 1), (2.0, 1.0, 4)], np.log(0.1)), 3)
         0.553
     """
-    if log_kappa == 0:
-        return 1.0
+    blind = np.asarray(log_kappa, float)
     if any(noise == 0 for noise, *_ in parts):
         bare = [part for part in parts if part[0] > 0]
         none = float(np.prod([(1 - q) ** t for noise, q, t in parts if noise == 0]))
-        rest = visible_upper(bare, log_kappa) if bare else math.exp(log_kappa)
-        return min(1.0, 1 - none + none * rest)
+        rest = visible_upper(bare, blind) if bare else np.exp(blind)
+        return one(np.where(blind == 0, 1.0, np.minimum(1.0, 1 - none + none * rest)))
     value, mass = sums(parts, [noise**-2.0 for noise, *_ in parts], up=True)
-    reached = np.exp(special.log_ndtr(special.ndtri_exp(log_kappa) + np.sqrt(value)))
-    left = _lost(parts, mass)
-    reached = np.where(value == 0, math.exp(log_kappa), reached)
-    return min(1.0, float(mass @ reached) + left)
+    left, gain, flat = _lost(parts, mass), np.sqrt(value), blind.ravel()
+    found = np.empty(flat.shape)
+    for place, start in enumerate(special.ndtri_exp(flat)):
+        reached = np.where(value == 0, math.exp(flat[place]), special.ndtr(start + gain))
+        found[place] = min(1.0, float(mass @ reached) + left)
+    return one(np.where(blind == 0, 1.0, found.reshape(blind.shape)))
 
 
 def visible_lower(parts: Sequence[Part], *, dim: int, eta: float, norm: float) -> float:
@@ -187,11 +197,12 @@ def _some_without_noise(parts: Sequence[Part], dim: int, eta: float, norm: float
 
 
 def hidden_curve(parts: Sequence[Part], remove: bool = True) -> Curve | None:
-    """`_curve`, kept for the next question."""
-    return _curve(tuple(parts), remove)
+    """`_curve`, kept by its numbers for the next question."""
+    kinds = tuple((float(noise), float(rate), int(steps)) for noise, rate, steps in parts)
+    grid = RESOLUTION, COARSEST, POINTS, WIDEST, TAIL
+    return KEPT.of(("kinds", kinds, remove, *grid), lambda: _curve(kinds, remove))
 
 
-@lru_cache(maxsize=8)
 def _curve(parts: tuple[Part, ...], remove: bool) -> Curve | None:
     """delta(epsilon) of all steps, never below the truth; None where no grid is fine enough.
 
@@ -237,15 +248,16 @@ def _curve(parts: tuple[Part, ...], remove: bool) -> Curve | None:
         for (a, b), (noise, rate, _) in zip(ranges, parts, strict=True)
     ]
     drift = 16 * UNIT * sum(t * size for t, size in zip(counts, sizes, strict=True))
-    return Curve(first * interval + drift, interval, hockey_stick(total, infinite, interval), slack)
+    delta = sealed(hockey_stick(total, infinite, interval))
+    return Curve(first * interval + drift, interval, delta, slack)
 
 
 def _window(laws: list[tuple[Array, int]], counts: list[int], interval: float) -> tuple[int, int]:
     """Grid places that hold the sum of all steps but for exp(-TAIL) on either side (Chernoff)."""
     kinds = []
     for mass, lowest in laws:
-        kept = mass > 0
-        kinds.append(((lowest + np.flatnonzero(kept)) * interval, mass[kept]))
+        places, weights = coarser(mass, lowest)
+        kinds.append((places * interval, weights))
     spread = interval + math.sqrt(
         sum(
             t * float((losses - losses @ weights) ** 2 @ weights)
@@ -285,49 +297,43 @@ def _product(
     error = (np.log2(length) + 1) * 8 * UNIT
     wraps, spectra = [], []
     for mass, _ in laws:
-        wide = np.zeros(-(-len(mass) // length) * length)
-        wide[: len(mass)] = mass
-        wraps.append(wide.reshape(-1, length).sum(0))
+        wraps.append(folded(mass, length))
         spectra.append(fft.rfft(wraps[-1]))
+    logs = [np.log(np.minimum(np.abs(spectrum) + error, 1 + error)) for spectrum in spectra]
+    sizes = np.asarray(sum(count * log for log, count in zip(logs, counts, strict=True)))
     total = np.ones_like(spectra[0])
-    sizes = np.zeros(len(total))
-    logs = []
     for spectrum, count in zip(spectra, counts, strict=True):
-        total = total * _power(spectrum, count)
-        with np.errstate(divide="ignore"):
-            logs.append(np.log(np.minimum(np.abs(spectrum) + error, 1 + error)))
-        sizes += count * logs[-1]
+        total = total * raised(spectrum, count, sizes)
     slack = 0.0
     for wrapped, count, log in zip(wraps, counts, logs, strict=True):
         near = float(np.exp(sizes - log).sum())
         each = (error + 4 * UNIT) * (count + 1)
         slack += min(2 * near * each, math.sqrt(length) * float(np.linalg.norm(wrapped)) * each)
     slack += float(error * np.sqrt(2 * float((np.abs(total) ** 2).sum())))
+    slack += length * math.exp(-FAINT)
     lowest = sum(t * low for t, (_, low) in zip(counts, laws, strict=True))
     law = np.roll(fft.irfft(total, length), -((first - lowest) % length))
     return np.maximum(0.0, law[: last - first + 1]), slack
 
 
-def _power(base: Array, count: int) -> Array:
-    power = np.ones_like(base)
-    while count:
-        power = power * base if count & 1 else power
-        count >>= 1
-        base = base * base if count else base
-    return power
-
-
-def hidden_upper(parts: Sequence[Part], log_kappa: float) -> float:
+def hidden_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
     """Most success where the attacker does not see which steps hold the record.
+
+    Shapes: log_kappa any.
 
     Example:
         >>> parts = [(1.0, 0.01, 500), (2.0, 0.02, 500)]
         >>> hidden_upper(parts, np.log(1e-3)) < visible_upper(parts, np.log(1e-3))
         True
     """
-    found = visible_upper(parts, log_kappa)
-    composed = None if log_kappa in (0, -math.inf) else hidden_curve(parts)
-    return found if composed is None else min(found, float(composed.gamma(np.array(log_kappa))))
+    blind = np.asarray(log_kappa, float)
+    found = np.asarray(visible_upper(parts, blind))
+    do = np.isfinite(blind) & (blind < 0)
+    composed = hidden_curve(parts) if do.any() else None
+    if composed is None:
+        return one(found)
+    sharper = composed.gamma(np.where(do, blind, -1.0))
+    return one(np.where(do, np.minimum(found, sharper), found))
 
 
 def epsilon(parts: Sequence[Part], delta: float, *, visible: bool) -> float:

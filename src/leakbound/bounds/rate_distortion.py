@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from leakbound import check
 from leakbound.bounds.law import (
     Array,
     between,
@@ -90,12 +89,14 @@ def shannon_lower_bound(information: ArrayLike, *, entropy: ArrayLike, dimension
         return one(np.asarray(np.exp2(2 * (h - bits) / n) / _2_PI_E))
 
 
-def gaussian_floor(information: float, variances: ArrayLike) -> float:
+def gaussian_floor(information: ArrayLike, variances: ArrayLike) -> Any:
     """The same for a Gaussian record, exactly: coordinates of small variance are not told at all.
 
     The distortion-rate function, by reverse water-filling: mean of min(variance, level), with the
     level where the sum of 1/2 log2(variance / level) over those above it is the information. It is
     `shannon_lower_bound` where the level is below every variance, and above it elsewhere.
+
+    Shapes: information any; the answer the same.
 
     Args:
         information: bits about the whole record.
@@ -107,16 +108,18 @@ def gaussian_floor(information: float, variances: ArrayLike) -> float:
         >>> gaussian_floor(1.0, [4.0, 1.0])
         1.0
     """
-    check.non_negative(information=information)
+    bits = non_negative("information", information)
     values = np.sort(non_negative("variances", variances))[::-1]
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
         raise ValueError(f"variances has shape {values.shape}; give a list of finite numbers")
     told = values[values > 0]
     if not len(told):
-        return 0.0
+        return one(np.zeros(bits.shape))
     logs = np.log2(told)
-    count = np.arange(1, len(told) + 1)
-    levels = (np.cumsum(logs) - 2 * information) / count
+    total, count = np.cumsum(logs), np.arange(1, len(told) + 1)
+    levels = (total - 2 * bits[..., None]) / count
     below = np.append(logs[1:], -np.inf)
-    level = 2.0 ** float(levels[np.argmax(levels >= below)])
-    return float(np.minimum(values, level).mean())
+    at = np.argmax(levels >= below, -1)
+    level = np.exp2(np.take_along_axis(levels, at[..., None], -1))[..., 0]
+    rest = np.append(np.cumsum(told[::-1])[::-1], 0.0)[at + 1]  # variances below the level
+    return one(np.asarray((level * count[at] + rest) / len(values)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from leakbound.audit.cells import Result
-from leakbound.audit.engine import Unit
+from leakbound.audit.plan import Unit
 
 TRIES = 3
 """How often a unit may end its worker: twice beside others, then alone."""

@@ -7,9 +7,8 @@ from functools import partial
 
 from leakbound.audit.bench import Bench
 from leakbound.audit.cells import Result, failed
-from leakbound.audit.engine import Unit
 from leakbound.audit.folder import Runner
-from leakbound.audit.plan import Plan
+from leakbound.audit.plan import Plan, Unit
 from leakbound.cluster.connection import connected
 from leakbound.cluster.dispatch import dispatch
 

@@ -16,8 +16,7 @@ import torch
 from leakbound import named_code
 from leakbound.audit.bench import Bench, named_code_of
 from leakbound.audit.cells import Result, run_cell, run_utility
-from leakbound.audit.engine import Unit
-from leakbound.audit.plan import Plan, UtilityCell
+from leakbound.audit.plan import Plan, Unit, UtilityCell
 from leakbound.audit.run_file import difference, facts
 from leakbound.cluster.connection import one_line
 from leakbound.cluster.dispatch import Died, Done, Ready

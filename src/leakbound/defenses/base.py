@@ -135,7 +135,10 @@ class Defense:
         return update, state
 
     def imitate(self, rows: Tensor) -> Tensor:
-        """The deterministic part on rows (R, P), differentiable: what a knowing attacker uses."""
+        """The deterministic part on rows (R, P), differentiable: what a knowing attacker uses.
+
+        Whether `rows` itself comes back depends on the settings alone, never on its values.
+        """
         return rows
 
     def noise_variance(self, task: Task, inputs: Tensor, labels: Tensor) -> Tensor | None:

@@ -27,8 +27,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from leakbound.audit.bench import Bench, one_thread
 from leakbound.audit.cells import Result, reason_of, run_utility
-from leakbound.audit.engine import Unit
-from leakbound.audit.plan import DataSpec, Plan, UtilityCell, build_defense
+from leakbound.audit.plan import DataSpec, Plan, Unit, UtilityCell, build_defense
 from leakbound.audit.utility import Opening, noise_of
 from leakbound.cluster.connection import connected, environment
 from leakbound.flower import state

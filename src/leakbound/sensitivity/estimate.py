@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,11 +12,24 @@ from torch.func import vmap
 
 from leakbound import check, client
 from leakbound.random import Source, normal
-from leakbound.sensitivity.lanes import draws, fitting, over_lanes, pixels
+from leakbound.sensitivity import chain
+from leakbound.sensitivity.lanes import Draws, Lanes, Pixels, fitting, over_lanes
+from leakbound.sensitivity.passes import Passes
+from leakbound.sensitivity.products import Forward
+from leakbound.sensitivity.squares import Power
 from leakbound.types import NotApplicable, Task
 
-ESTIMATORS = ("exact", "batch", "per_sample")
-"""What `sensitivity` knows: the oracle, the paper's estimator, ours."""
+ESTIMATORS = ("exact", "batch", "per_sample", "with_forward")
+"""What `sensitivity` knows: the oracle, the paper's estimator, ours, and ours with more directions
+that pass forward only."""
+
+
+@dataclass(frozen=True)
+class _How:
+    estimator: str
+    directions: int
+    forward: int
+    chunk: int | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +44,8 @@ class Sensitivity:
             parameters), as estimated from the same draws; 0 for `exact`.
         estimator: the name of the estimator.
         directions: random directions used: over the batch for `batch`, for each example for
-            `per_sample`; 0 for `exact`.
+            `per_sample` and `with_forward`, those that pass forward only not counted; 0 for
+            `exact`.
     """
 
     values: Tensor
@@ -45,7 +60,7 @@ class Sensitivity:
         error = None if self.error is None else self.error * kept
         values = self.values * kept
         relative = self.relative_error
-        if error is not None and self.estimator == "per_sample":
+        if error is not None and self.estimator in ("per_sample", "with_forward"):
             relative = _relative(values, error)
         gradient = self.gradient * kept
         return replace(self, values=values, gradient=gradient, error=error, relative_error=relative)
@@ -59,6 +74,7 @@ def sensitivity(
     *,
     estimator: str = "per_sample",
     directions: int = 2,
+    forward: int | None = None,
     chunk: int | None = None,
 ) -> Sensitivity:
     """Estimate s_i = ||d g_i / d x||^2 for every parameter i, x being the whole batch.
@@ -73,7 +89,12 @@ def sensitivity(
         estimator: "per_sample" gives every example its own Gaussian direction and sums the squares
             (variance like 1 / (directions * B)); "batch" moves the whole batch along one direction
             at a time (the paper's: values / s is chi2_k / k); "exact" moves every input by itself.
+            "with_forward" is "per_sample", with more directions for what the weights of plain
+            Linear layers owe to their inputs: they cost a forward pass only. Unbiased but for
+            values that would fall below 0, which become their standard error. Where the model is
+            no plain chain of layers it is "per_sample", and the result says so.
         directions: k, how many directions to average over; `exact` ignores it.
+        forward: for "with_forward", how many directions pass forward only; None: 4 for each other.
         chunk: how many examples' directions (for `batch`: directions) are computed at once; None
             chooses it from a limit of about 64 MB (for `batch`: 128 MB), or one at a time.
 
@@ -95,35 +116,38 @@ def sensitivity(
         check.count(chunk=chunk)
     if estimator != "exact":
         check.count(directions=directions)
-    found = _estimate(task, inputs.detach(), labels, source, estimator, directions, chunk)
+    if forward is not None:
+        check.count(forward=forward)
+    how = _How(estimator, directions, forward or 4 * directions, chunk)
+    found = _estimate(task, inputs.detach(), labels, source, how)
     return found if task.kept is None else found.of(task.kept)
 
 
-def _estimate(
-    task: Task,
-    inputs: Tensor,
-    labels: Tensor,
-    source: Source,
-    estimator: str,
-    directions: int,
-    chunk: int | None,
-) -> Sensitivity:
-    size = len(inputs)
-    if estimator == "batch":
-        return _batch(task, inputs, labels, source, directions, chunk)
+def _estimate(task: Task, inputs: Tensor, labels: Tensor, source: Source, how: _How) -> Sensitivity:
+    size, layers = len(inputs), chain.plan(task, inputs)
+    fast = Passes(task, layers, inputs, labels, how.chunk) if layers else None
+    if how.estimator == "batch":
+        return _batch(task, fast, inputs, labels, source, how)
     _refuse_coupled(task)
-    if estimator == "exact":
-        power, gradient = over_lanes(
-            task, inputs, labels, pixels(inputs), leading=False, chunk=chunk
-        )
+
+    def summed(lanes: Lanes, more: Mapping[str, Forward] | None = None) -> tuple[Power, Tensor]:
+        if fast:
+            return fast.over_lanes(lanes, more)
+        return over_lanes(task, inputs, labels, lanes, chunk=how.chunk)
+
+    if how.estimator == "exact":
+        power, gradient = summed(Pixels(inputs))
         values = power.total / size**2
-        return Sensitivity(values, gradient, torch.zeros_like(values), 0.0, estimator, 0)
-    drawn = draws(inputs, source, directions)
-    power, gradient = over_lanes(task, inputs, labels, drawn, leading=True, chunk=chunk)
-    values = power.total / (directions * size**2)
+        return Sensitivity(values, gradient, torch.zeros_like(values), 0.0, "exact", 0)
+    name, more, k = "per_sample", None, how.directions
+    if how.estimator == "with_forward" and fast:
+        name, more = "with_forward", fast.forward_only(source, k, how.forward)
+    power, gradient = summed(Draws(inputs, source, k), more)
     # a draw is q = ||.||^2 chi2_1: its variance 2 ||.||^4 is two thirds of its mean square
-    error = power.norm * (math.sqrt(2 / 3) / (directions * size**2))
-    return Sensitivity(values, gradient, error, _relative(values, error), estimator, directions)
+    error = power.norm * (math.sqrt(2 / 3) / (k * size**2))
+    values = power.total / (k * size**2)
+    values = torch.where(values > 0, values, error)  # only `with_forward` can be below 0
+    return Sensitivity(values, gradient, error, _relative(values, error), name, k)
 
 
 def along(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> Tensor:
@@ -158,16 +182,24 @@ def _relative(values: Tensor, error: Tensor) -> float:
 
 
 def _batch(
-    task: Task, inputs: Tensor, labels: Tensor, source: Source, directions: int, chunk: int | None
+    task: Task,
+    fast: Passes | None,
+    inputs: Tensor,
+    labels: Tensor,
+    source: Source,
+    how: _How,
 ) -> Sensitivity:
-    step = chunk or fitting(4 * len(task.parameters) + 64 * inputs.numel(), inputs, limit=2**25)
-    total = torch.zeros_like(task.parameters)
+    step = how.chunk
+    if step is None:
+        step = fitting(4 * len(task.parameters) + 64 * inputs.numel(), inputs, limit=2**25)
+    total, directions = torch.zeros_like(task.parameters), how.directions
     for start in range(0, directions, step):
         count = min(step, directions - start)
         drawn = torch.stack([normal(inputs.shape, source, like=inputs) for _ in range(count)])
-        total = total + along(task, inputs, labels, drawn).detach().square().sum(0)
+        moved = fast.along(drawn) if fast else along(task, inputs, labels, drawn).detach()
+        total = total + moved.square().sum(0)
     values, spread = total / directions, math.sqrt(2 / directions)
-    gradient = client.gradient(task, inputs, labels).detach()
+    gradient = fast.gradient() if fast else client.gradient(task, inputs, labels).detach()
     error = values * spread
     relative = spread if bool((values > 0).any()) else 0.0
     return Sensitivity(values, gradient, error, relative, "batch", directions)

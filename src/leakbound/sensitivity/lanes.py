@@ -5,7 +5,9 @@ A round of lanes goes through the taps where the model allows it, else through `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,57 +19,107 @@ from leakbound.sensitivity import taps
 from leakbound.sensitivity.squares import Power, of_lanes
 from leakbound.types import Task
 
-_BYTES = 2**26
+BYTES = 2**26
 
-Lanes = Callable[[int], Iterator[tuple[Tensor, Tensor]]]
-"""Given how many lanes fit, rounds of them: the examples' places (n,), directions (n, *S)."""
+Rounds = Iterator[tuple[Tensor, Tensor]]
+"""Lanes that go together: the examples' places (n,) and the directions (n, *S)."""
+
+Blocks = Iterator[tuple[slice, Iterator[Tensor]]]
+"""Examples that go together, and their directions (k, n, *S), a few at a time."""
 
 
-def draws(inputs: Tensor, source: Source, repetitions: int) -> Lanes:
-    """One Gaussian direction for each example and repetition; the first round starts the batch."""
-    size = len(inputs)
+class Lanes(Protocol):
+    """Which lanes there are, in two orders: flat, and with each example's directions together."""
 
-    def rounds(step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        together = max(1, step // size)
-        places = torch.arange(size, device=inputs.device)
-        for start in range(0, repetitions, together):
-            count = min(together, repetitions - start)
-            drawn = [normal(inputs.shape, source, like=inputs) for _ in range(count)]
-            which, ways = places.repeat(count), torch.cat(drawn)
+    @property
+    def leading(self) -> bool:
+        """Whether the first lanes of the flat order are the batch in order."""
+
+    def rounds(self, step: int) -> Rounds:
+        """At most `step` lanes at once."""
+
+    def blocks(self, step: int) -> Blocks:
+        """At most `step` lanes at once; every example comes with its first block."""
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """One Gaussian direction for each example and repetition."""
+
+    inputs: Tensor
+    source: Source
+    repetitions: int
+    leading: bool = True
+
+    def rounds(self, step: int) -> Rounds:
+        """See `Lanes`."""
+        size = len(self.inputs)
+        places = torch.arange(size, device=self.inputs.device)
+        for drawn in self._drawn(max(1, step // size)):
+            which, ways = places.repeat(len(drawn)), drawn.flatten(0, 1)
             for at in range(0, len(which), step):
                 yield which[at : at + step], ways[at : at + step]
 
-    return rounds
+    def blocks(self, step: int) -> Blocks:
+        """See `Lanes`; directions are drawn for the whole batch, as many as stay small."""
+        size = len(self.inputs)
+        few = min(step, size)
+        together = max(fitting(self.inputs.numel(), self.inputs, BYTES // 8), step // few)
+        for drawn in self._drawn(together):
+            for start in range(0, size, few):
+                part = slice(start, min(start + few, size))
+                yield part, iter(torch.split(drawn[:, part], max(1, step // few)))
+
+    def _drawn(self, together: int) -> Iterator[Tensor]:
+        for start in range(0, self.repetitions, together):
+            count = min(together, self.repetitions - start)
+            each = [normal(self.inputs.shape, self.source, like=self.inputs) for _ in range(count)]
+            yield torch.stack(each)
 
 
-def pixels(inputs: Tensor) -> Lanes:
+@dataclass(frozen=True, eq=False)
+class Pixels:
     """Every entry of every example by itself."""
-    each = inputs[0].numel()
 
-    def rounds(step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for start in range(0, inputs.numel(), step):
-            stop = min(start + step, inputs.numel())
-            part = torch.arange(start, stop, device=inputs.device)
-            ways = inputs.new_zeros(len(part), each).scatter_(1, (part % each)[:, None], 1.0)
-            yield part // each, ways.view(-1, *inputs.shape[1:])
+    inputs: Tensor
+    leading: bool = False
 
-    return rounds
+    def rounds(self, step: int) -> Rounds:
+        """See `Lanes`."""
+        each = self.inputs[0].numel()
+        for start in range(0, self.inputs.numel(), step):
+            stop = min(start + step, self.inputs.numel())
+            part = torch.arange(start, stop, device=self.inputs.device)
+            yield part // each, self._ways(part % each)
+
+    def blocks(self, step: int) -> Blocks:
+        """See `Lanes`."""
+        pixels = torch.arange(self.inputs[0].numel(), device=self.inputs.device)
+        for at in range(len(self.inputs)):
+            yield (
+                slice(at, at + 1),
+                (self._ways(part)[:, None] for part in torch.split(pixels, step)),
+            )
+
+    def _ways(self, pixels: Tensor) -> Tensor:
+        shape = self.inputs.shape[1:]
+        ways = self.inputs.new_zeros(len(pixels), shape.numel())
+        return ways.scatter_(1, pixels[:, None], 1.0).view(-1, *shape)
 
 
 def over_lanes(
-    task: Task, inputs: Tensor, labels: Tensor, lanes: Lanes, *, leading: bool, chunk: int | None
+    task: Task, inputs: Tensor, labels: Tensor, lanes: Lanes, *, chunk: int | None
 ) -> tuple[Power, Tensor]:
     """The sums over all lanes of the squared changes of each example's own gradient, (P,) each.
 
-    With them the batch's gradient (P,), which is nearly free where the first lanes are the batch
-    in order (`leading`).
+    With them the batch's gradient (P,), which is nearly free on the way.
     """
     found, size = taps.plan(task, inputs, labels), len(inputs)
     wide = found.lane_elements if found else generic_elements(task, inputs)
     sums: Power | None = None
     gradient: Tensor | None = None
-    left, covered = size if leading else 0, leading
-    for places, tangents in lanes(chunk or fitting(wide, inputs)):
+    left, covered = size if lanes.leading else 0, lanes.leading
+    for places, tangents in lanes.rounds(chunk or fitting(wide, inputs)):
         x, y, fresh = inputs[places], labels[places], min(left, len(places))
         fast = taps.powers(task, found, x, y, tangents, fresh) if found else None
         if fast:
@@ -109,6 +161,6 @@ def generic_elements(task: Task, inputs: Tensor) -> int:
     return 4 * len(task.parameters) + 64 * inputs[0].numel()
 
 
-def fitting(elements: int, like: Tensor, limit: int = _BYTES) -> int:
+def fitting(elements: int, like: Tensor, limit: int = BYTES) -> int:
     """How many lanes of so many numbers fit the limit in bytes; at least 1."""
     return max(1, limit // (elements * like.element_size()))

@@ -55,7 +55,7 @@ def layer_powers(
     if matrix_like(module):
         parts = {"weight": _weight_power(module, tapped)}
         if module.bias is not None:
-            parts["bias"] = of_lanes(_over_positions(module, tapped.dd))
+            parts["bias"] = of_lanes(over_positions(module, tapped.dd))
         return parts
     return {name: of_lanes(moved) for name, (_, moved) in _local(module, tapped, tensors).items()}
 
@@ -76,7 +76,7 @@ def layer_gradient(
         weight = d.flatten(0, -2).T @ a.flatten(0, -2)
     parts = {"weight": weight}
     if module.bias is not None:
-        parts["bias"] = _over_positions(module, d).sum(0)
+        parts["bias"] = over_positions(module, d).sum(0)
     return parts
 
 
@@ -148,8 +148,8 @@ class _Windows:
 
 def _outer_power(tapped: Tapped) -> Power:
     """The sums of (dd a^T + d da^T)^2 and of its square, as two products of matrices."""
-    (a, da), left = _scaled(tapped.a, tapped.da)
-    (d, dd), right = _scaled(tapped.d, tapped.dd)
+    (a, da), left = scaled(tapped.a, tapped.da)
+    (d, dd), right = scaled(tapped.d, tapped.dd)
     scale = (left * right).square()
     left2, mixed, right2 = dd * dd, dd * d, d * d
     rows2, columns2 = torch.cat([left2, 2 * mixed, right2]), torch.cat([a * a, a * da, da * da])
@@ -162,13 +162,15 @@ def _outer_power(tapped: Tapped) -> Power:
     return Power(squares.clamp_min_(0) * scale, fourths.clamp_min_(0).sqrt_() * scale)
 
 
-def _scaled(x: Tensor, dx: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+def scaled(x: Tensor, dx: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Both over the larger one's largest entry, and that entry."""
     top = torch.maximum(x.abs().amax(), dx.abs().amax())
     top = top.clamp_min(torch.finfo(x.dtype).tiny)
     return (x / top, dx / top), top
 
 
-def _over_positions(module: nn.Module, d: Tensor) -> Tensor:
+def over_positions(module: nn.Module, d: Tensor) -> Tensor:
+    """What a bias gets of every lane's delta (N, ...): sums over the positions."""
     if isinstance(module, nn.Conv2d):
         return d.flatten(2).sum(2)
     return d.flatten(1, -2).sum(1) if d.ndim > 2 else d

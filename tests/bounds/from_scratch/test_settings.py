@@ -234,7 +234,7 @@ def test_averaged_of_all_steps_and_many():
         ("norm", 0.0),
         ("steps", 0),
         ("steps", 1.5),
-        ("steps", [1, 2]),
+        ("steps", [1, 0]),
         ("sampling_rate", 0.0),
         ("sampling_rate", 1.2),
         ("sampling_rate", "half"),
@@ -317,9 +317,9 @@ def test_unknown_scale_finds_a_narrow_window_off_the_grid():
         ("weights", [1.0]),
         ("weights", [0.0, 0.0]),
         ("eta", 0.0),
-        ("eta", [0.1, 0.2]),
+        ("eta", [0.1, -0.2]),
         ("dim", 1.5),
-        ("noise_multiplier", [0.1, 0.2]),
+        ("noise_multiplier", [0.1, -0.2]),
     ],
 )
 def test_unknown_scale_names_bad_input(name, value):

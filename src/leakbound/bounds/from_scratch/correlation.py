@@ -16,7 +16,7 @@ from leakbound.bounds.law import (
     Scope,
     between,
     inward,
-    least_where,
+    least_root,
     non_negative,
     one,
     probability,
@@ -97,8 +97,8 @@ class Ncc(Law):
                 "gamma is at most the chance that pure noise has this correlation: no finite noise "
                 "helps; give a larger gamma or ncc"
             )
-        logs = least_where(
-            lambda x: log_cone(part * np.exp(-x), cotangent, n - 1) <= np.log(gamma),
+        logs = least_root(
+            lambda x: log_cone(part * np.exp(-x), cotangent, n - 1) - np.log(gamma),
             np.full(gamma.shape, np.log(SMALLEST)),
             np.full(gamma.shape, np.log(LARGEST)),
         )
@@ -129,7 +129,7 @@ class Ncc(Law):
             a = part / sigma
         # a correlation of tanh(x) has a cotangent of sinh(x)
         edge = np.full(gamma.shape, FLAT)
-        found = least_where(lambda x: log_cone(a, np.sinh(x), n - 1) <= np.log(gamma), -edge, edge)
+        found = least_root(lambda x: log_cone(a, np.sinh(x), n - 1) - np.log(gamma), -edge, edge)
         return one(np.tanh(found))
 
 

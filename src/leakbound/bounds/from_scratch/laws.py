@@ -20,7 +20,7 @@ from leakbound.bounds.law import (
     Law,
     Scope,
     inward,
-    least_where,
+    least_root,
     non_negative,
     one,
     positive,
@@ -161,10 +161,8 @@ class Exact(Law):
         sigma, n, r, gamma = np.broadcast_arrays(sigma, n, r, gamma)
         target = np.log(gamma)
         high = np.full(sigma.shape, DEPTH)
-        above = least_where(
-            lambda odds: (odds >= DEPTH) | (_log_cone_at(sigma, n, odds) > target), -high, high
-        )
-        e = special.expit(np.nextafter(above, -np.inf))
+        odds = -least_root(lambda x: _log_cone_at(sigma, n, -x) - target, -high, high)
+        e = special.expit(odds)
         e = np.where(_log_cone_at(sigma, n, -high) > target, 0.0, e)
         with np.errstate(over="ignore", under="ignore"):
             found = e * r * r / n
@@ -202,8 +200,8 @@ class Exact(Law):
                 f"{eta.flat[worst]:g} with probability {np.exp(blind.flat[worst]):.3g}: no finite "
                 "noise helps; give a smaller eta or a larger gamma"
             )
-        logs = least_where(
-            lambda x: _log_gamma(np.exp(x), n, e) <= target,
+        logs = least_root(
+            lambda x: _log_gamma(np.exp(x), n, e) - target,
             np.full(e.shape, np.log(SMALLEST)),
             np.full(e.shape, np.log(LARGEST)),
         )

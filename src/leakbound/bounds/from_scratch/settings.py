@@ -11,7 +11,7 @@ from scipy import stats
 from leakbound import check
 from leakbound.bounds.cone import log_cone
 from leakbound.bounds.from_scratch.laws import Exact, Unbiased, exact
-from leakbound.bounds.law import Array, between, non_negative, one, positive, rate, single, whole
+from leakbound.bounds.law import Array, between, groups, non_negative, one, positive, rate, whole
 
 Participation = Literal["visible", "hidden"]
 TRIES, ZOOMS = 64, 4
@@ -112,8 +112,8 @@ def averaged(
     *,
     dim: int,
     eta: ArrayLike,
-    steps: int,
-    sampling_rate: float = 1.0,
+    steps: ArrayLike,
+    sampling_rate: ArrayLike = 1.0,
     norm: ArrayLike = 1.0,
     participation: Participation = "visible",
     law: Exact | Unbiased = exact,
@@ -126,7 +126,7 @@ def averaged(
     it divides. One record's gradient alone, others removed, so this is an attained lower edge. For
     fixed sightings k call the law with noise / sqrt(k).
 
-    Shapes: `noise_multiplier`, `eta` and `norm` broadcast.
+    Shapes: all numbers broadcast; each pair of rate and steps is summed at once.
 
     Raises:
         ValueError: as the law; sampling_rate outside (0, 1], steps that are no whole number.
@@ -137,26 +137,45 @@ def averaged(
         >>> round(averaged(0.5, dim=16, eta=0.5 / 16, steps=10, sampling_rate=0.1), 4)
         0.0976
     """
-    count = int(single("steps", whole("steps", steps)))
-    q = single("sampling_rate", rate("sampling_rate", sampling_rate))
     check.one_of(("visible", "hidden"), participation=participation)
-    sigma, e, r = np.broadcast_arrays(
+    sigma, n, e, r, count, q = np.broadcast_arrays(
         non_negative("noise_multiplier", noise_multiplier),
+        whole("dim", dim),
         positive("eta", eta, infinite=True),
         positive("norm", norm),
+        whole("steps", steps),
+        rate("sampling_rate", sampling_rate),
     )
-    k, mass = (v.reshape(-1, *[1] * sigma.ndim) for v in _sightings(count, q))
-    with np.errstate(divide="ignore"):
+    found = np.empty(sigma.shape)
+    for here, (number, some) in groups(count, q):
+        own = sigma[here], n[here], e[here], r[here]
+        found[here] = _mean_over_sightings(int(number), some, participation, law, *own)
+    return one(found)
+
+
+def _mean_over_sightings(
+    count: int,
+    q: float,
+    participation: Participation,
+    law: Exact | Unbiased,
+    sigma: Array,
+    n: Array,
+    e: Array,
+    r: Array,
+) -> Array:
+    """The law at what k sightings leave of the noise, (n,), averaged over k."""
+    k, mass = (v[:, None] for v in _sightings(count, q))
+    with np.errstate(divide="ignore", invalid="ignore"):
         noise = sigma / np.sqrt(k) if participation == "visible" else sigma * (np.sqrt(count) / k)
     noise = np.where(k == 0, np.inf, noise)
-    return one(np.minimum(1.0, (mass * law(noise, dim=dim, eta=e, norm=r)).sum(0)))
+    return np.asarray(np.minimum(1.0, (mass * law(noise, dim=n, eta=e, norm=r)).sum(0)))
 
 
 def unknown_scale(
-    noise_multiplier: float,
+    noise_multiplier: ArrayLike,
     *,
-    dim: int,
-    eta: float,
+    dim: ArrayLike,
+    eta: ArrayLike,
     norms: ArrayLike,
     weights: ArrayLike | None = None,
 ) -> Any:
@@ -166,7 +185,7 @@ def unknown_scale(
     succeeds most often over `norms`. It is attained, so a lower edge; the upper one, with |X| told,
     is the mean of `exact` over the norms.
 
-    Shapes: `norms` and `weights` (n,).
+    Shapes: `norms` and `weights` (n,); all others broadcast, each a search of its own.
 
     Raises:
         ValueError: weights that are negative or sum to 0, norms of 0.
@@ -184,9 +203,18 @@ def unknown_scale(
         raise ValueError(f"weights has shape {w.shape}; give one for each of {len(r)} norms")
     w, top = w / w.sum(), r.max()
     r = r / top
-    sigma = single("noise_multiplier", non_negative("noise_multiplier", noise_multiplier))
-    n = single("dim", whole("dim", dim))
-    error = n * single("eta", positive("eta", eta)) / top / top
+    sigma, n, e = np.broadcast_arrays(
+        non_negative("noise_multiplier", noise_multiplier),
+        whole("dim", dim),
+        positive("eta", eta),
+    )
+    cases = zip(sigma.flat, n.flat, e.flat, strict=True)
+    found = [_best_radius(float(a), float(b), b * float(c) / top / top, r, w) for a, b, c in cases]
+    return one(np.reshape(np.array(found), sigma.shape))
+
+
+def _best_radius(sigma: float, n: float, error: float, r: Array, w: Array) -> float:
+    """The most success of any one radius, against norms r of weights w."""
     inverse = np.inf if sigma == 0 else 1 / sigma
 
     def success(radius: Array) -> Array:

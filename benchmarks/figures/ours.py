@@ -1,0 +1,35 @@
+"""leakbound's own side of a comparison, by the same classes that an audit runs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from figures.setting import Setting, attack_stream
+from leakbound.attacks.matching import GradientMatching
+from leakbound.attacks.search import Search
+
+
+def settings(steps: int, enough: float = 0.0) -> GradientMatching:
+    """Inverting Gradients as breaching runs it, without total variation."""
+    return GradientMatching(steps=steps, enough=enough)
+
+
+class Ours:
+    """The public attack's step on one setting."""
+
+    def __init__(self, given: Setting, steps: int, seed: int = 0) -> None:
+        self.search = Search(settings(steps), given.observation, attack_stream(seed))
+        if not torch.equal(self.search.inputs.detach(), given.start):
+            raise RuntimeError("the attack's start is not the setting's: the comparison is void")
+
+    def step(self) -> object:
+        """Objective and gradient at the present guess, and the record of the best."""
+        return self.search.descend()
+
+    def compare(self) -> tuple[float, Tensor]:
+        """Value and gradient at the start."""
+        value = float(self.search.descend())
+        gradient = self.search.variables[0].grad
+        assert gradient is not None
+        return value, gradient.detach().clone()

@@ -1,0 +1,116 @@
+"""What the paper's quality of the sensitivities costs, in gradients, the gradient included.
+
+SimpleConvNet at random weights on real MNIST. Quality is Spearman's correlation of s_i / g_i² with
+the exact oracle's over coordinates with g_i != 0, mean over seeds and repetitions.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import NamedTuple
+
+from scipy.stats import spearmanr
+
+from figures.counting import count
+from figures.rounds import Times, interleave
+from figures.setting import Setting, setting
+from figures.table import Figure
+from leakbound import client
+from leakbound.random import stream
+from leakbound.sensitivity import Sensitivity, sensitivity
+
+QUALITY = 0.975
+Way = tuple[str, int, int | None]
+WAYS: dict[int, tuple[Way, ...]] = {
+    16: (
+        ("with_forward", 1, None),
+        ("with_forward", 2, None),
+        ("per_sample", 2, None),
+        ("per_sample", 3, None),
+        ("batch", 10, None),
+    ),
+    1: (
+        *(("with_forward", k, None) for k in (5, 10)),
+        *(("per_sample", k, None) for k in (10, 20)),
+        ("batch", 10, None),
+    ),
+}
+TARGETS = {16: "≤ 4.5", 1: "< 8"}
+
+
+class Measured(NamedTuple):
+    """One way's quality, and what it costs by the clock and by the count."""
+
+    rank: float
+    least: float
+    n: int
+    counted: float
+
+
+def run(size: int, rounds: int, seeds: int, repetitions: int) -> tuple[list[Figure], str]:
+    """The cheapest way of the paper's quality, and a table of all."""
+    settings = [setting("simple_convnet", size, seed) for seed in range(seeds)]
+    one = settings[0]
+    images, labels = one.truth.inputs, one.labels
+
+    def gradient() -> object:
+        return client.gradient(one.task, images, labels)
+
+    jobs = {"gradient": gradient}
+    jobs |= {_name(way): lambda w=way: _estimate(one, w, 0) for way in WAYS[size]}  # type: ignore[misc]
+    times = interleave(jobs, rounds)
+    unit = count(gradient).operations
+    exact = [_estimate(given, ("exact", 1, None), 0) for given in settings]
+    found = {}
+    for way in WAYS[size]:
+        ranks = [
+            _rank(_estimate(given, way, repetition), truth)
+            for given, truth in zip(settings, exact, strict=True)
+            for repetition in range(repetitions)
+        ]
+        counted = count(jobs[_name(way)]).operations / unit
+        found[_name(way)] = Measured(statistics.mean(ranks), min(ranks), len(ranks), counted)
+    return _figures(size, found, times), _note(found, times)
+
+
+def _name(way: Way) -> str:
+    name, k, forward = way
+    return f"{name}, k = {k}" + ("" if forward is None else f" + {forward} forward")
+
+
+def _estimate(given: Setting, way: Way, repetition: int) -> Sensitivity:
+    name, k, forward = way
+    source = stream(repetition, "bench", *(str(part) for part in way))
+    inputs = given.truth.inputs
+    more = {} if forward is None else {"forward": forward}
+    return sensitivity(
+        given.task, inputs, given.labels, source, estimator=name, directions=k, **more
+    )
+
+
+def _rank(found: Sensitivity, exact: Sensitivity) -> float:
+    live = exact.gradient != 0
+    weight = exact.gradient[live].double().square()
+    return float(spearmanr(found.values[live] / weight, exact.values[live] / weight)[0])
+
+
+def _figures(size: int, found: dict[str, Measured], times: Times) -> list[Figure]:
+    good = [name for name, one in found.items() if one.rank >= QUALITY]
+    if not good:
+        return []
+    best = min(good, key=lambda name: times.ratio(name, "gradient").median)
+    ratio, one = times.ratio(best, "gradient"), found[best]
+    what = f"{best}: Spearman {one.rank:.3f} (n = {one.n}); counts {one.counted:.2f}"
+    title = f"sensitivity of the paper's quality, B = {size}: gradients"
+    return [Figure(title, ratio.text(), ratio.n, what, TARGETS[size], f"{one.counted:.2f}")]
+
+
+def _note(found: dict[str, Measured], times: Times) -> str:
+    lines = ["| estimator | Spearman, mean (least) | n | gradients, counted | gradients, timed |"]
+    lines.append("|---|--:|--:|--:|--:|")
+    for name, one in found.items():
+        rank = f"{one.rank:.3f} ({one.least:.3f}) | {one.n}"
+        timed = times.ratio(name, "gradient").text()
+        lines.append(f"| {name} | {rank} | {one.counted:.2f} | {timed} |")
+    lines.append(f"\nControl: {times.speed().text(0)} GFLOP/s. n = {times.speed().n} rounds.")
+    return "\n".join(lines)

@@ -1,0 +1,74 @@
+"""What a comparison is about: one model at fixed weights, one update that was seen, one start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from leakbound import data, models
+from leakbound.defenses import chain
+from leakbound.protocol import play
+from leakbound.random import normal, stream
+from leakbound.types import Batch, Observation, Task
+
+CLASSES = 10
+SOURCES = {1: "mnist5k", 3: "photos"}
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """A module in eval mode, the task of its weights, what its client sent, and a first guess."""
+
+    model: nn.Module
+    task: Task
+    observation: Observation
+    start: Tensor
+    truth: Batch
+
+    @property
+    def seen(self) -> list[Tensor]:
+        """The update as one tensor a parameter."""
+        return list(self.task.unflatten(self.observation.update.rows[0]).values())
+
+    @property
+    def labels(self) -> Tensor:
+        """What both sides are told."""
+        return self.truth.labels
+
+
+def setting(
+    name: str, size: int, seed: int = 0, side: int = 0, device: str = "cpu", **options: str
+) -> Setting:
+    """A fresh network, `size` real images of its own (MNIST, or tiles of photographs), and a start.
+
+    The start is what `GradientMatching` draws from `stream(seed, "bench", "attack")`.
+    """
+    channels = 1 if name == "simple_convnet" else 3
+    images = _images(channels, side)
+    drawn = torch.randperm(len(images.labels), generator=stream(seed, "bench", "images"))
+    chosen = images.batch(drawn[:size])
+    batch = Batch(chosen.inputs.to(device), chosen.labels.to(device))
+    shape = (channels, *batch.inputs.shape[2:])
+    weights = stream(seed, "bench", "weights")
+    build = getattr(models, name)
+    model = build(input_shape=shape, classes=CLASSES, generator=weights, **options).to(device)
+    task = Task.of(model, classes=CLASSES)
+    played = play(task, [batch], chain(), [stream(seed, "bench", i) for i in range(2)])
+    start = normal(batch.inputs.shape, attack_stream(seed), like=task.parameters)
+    return Setting(model, task, played.observation, start, batch)
+
+
+def attack_stream(seed: int) -> torch.Generator:
+    """Where an attack on a setting draws from."""
+    return stream(seed, "bench", "attack")
+
+
+_kept: dict[tuple[int, int], data.Dataset] = {}
+
+
+def _images(channels: int, side: int) -> data.Dataset:
+    if (channels, side) not in _kept:
+        _kept[channels, side] = data.load(SOURCES[channels], size=side or None)
+    return _kept[channels, side]

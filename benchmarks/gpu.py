@@ -1,0 +1,142 @@
+"""How fast is the attack on a GPU, against the GPU's own peak? Prints a table.
+
+Attack steps a second for ResNet-18 (batch of 8 at 32 x 32, one image at 224 x 224), the share of
+the measured peak of float32 matrix products that the counted operations come to, and how long the
+paper-scale plan of the systematic evaluation would take (each kind of cell is run for a few steps,
+and its steps extrapolated). Without a GPU it says so and measures nothing.
+
+    python benchmarks/gpu.py [--rounds 7] [--rehearse]
+
+`--rehearse` runs the same lines on the CPU at small sizes, to see that they run; its numbers say
+nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from figures.counting import count
+from figures.ours import Ours, settings
+from figures.setting import attack_stream, setting
+
+import leakbound
+from leakbound import audit, client
+from leakbound.audit import Bench, Plan
+from leakbound.audit.plan import Spec
+
+CASES = (("batch of 8 at 32 x 32", 8, 32), ("one image at 224 x 224", 1, 224))
+PLAN = Path(leakbound.__file__).parent / "experiments/systematic_evaluation/paper.toml"
+LENGTHS, BRIEF = (30, 130), (1, 3)
+
+
+def seconds(run: Callable[[], object], device: str, rounds: int) -> list[float]:
+    """Of each of several calls, after one that warms up; the device has finished at both ends."""
+    taken = []
+    for number in range(rounds + 1):
+        _wait(device)
+        began = time.perf_counter()
+        run()
+        _wait(device)
+        if number:
+            taken.append(time.perf_counter() - began)
+    return taken
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def peak_speed(device: str, side: int, rounds: int) -> float:
+    """Operations a second of a large float32 product, as the median of its rounds."""
+    left = torch.ones(side, side, device=device)
+    return 2.0 * side**3 / statistics.median(seconds(lambda: left @ left, device, rounds))
+
+
+def steps(device: str, rounds: int, peak: float, lengths: tuple[int, int]) -> None:
+    """A line for each case: whole calls of the attack at two lengths, so that set-up drops out."""
+    few, more = lengths
+    print("| ResNet-18 | steps a second | range | operations / forward | share of the peak |")
+    print("|---|--:|--:|--:|--:|")
+    for title, size, side in CASES if device == "cuda" else CASES[:1]:
+        given = setting("resnet18", size, side=side, device=device)
+        forward = count(lambda g=given: client.forward(g.task, g.start)).operations
+        operations = count(Ours(given, more).step).operations
+
+        def attack(length: int, g=given) -> object:  # type: ignore[no-untyped-def]
+            return settings(length)(g.observation, attack_stream(0))
+
+        short = seconds(lambda run=attack: run(few), device, rounds)
+        long = seconds(lambda run=attack: run(more), device, rounds)
+        rates = [(more - few) / (b - a) for a, b in zip(short, long, strict=True)]
+        middle = statistics.median(rates)
+        shown = f"{middle:.1f} | {min(rates):.1f} to {max(rates):.1f}"
+        share = f"{middle * operations / peak:.1%}"
+        print(f"| {title} | {shown} | {operations / forward:.2f} | {share} |", flush=True)
+
+
+def plan_time(device: str, plan: Plan, few: int, more: int) -> None:
+    """Cells a minute of the plan: each attack and batch size run briefly, undefended."""
+    bench = Bench(plan.data, device)
+    cells = Counter((cell.attack, cell.batch_size) for cell in plan.cells())
+    print("| attack | batch | ms a step | s a cell | cells |")
+    print("|---|--:|--:|--:|--:|")
+    total = 0.0
+    for (attack, size), number in cells.items():
+        brief, longer = (_cell(plan, bench, attack, size, length) for length in (few, more))
+        step = (longer - brief) / (more - few)
+        one = brief + step * (dict(attack.settings).get("steps", 1000) - few)
+        total += number * one
+        print(f"| {attack.name} | {size} | {1e3 * step:.2f} | {one:.0f} | {number} |", flush=True)
+    rate = 60 * cells.total() / total
+    print(f"\n{cells.total()} cells in {total / 3600:.1f} h: {rate:.1f} cells a minute")
+
+
+def _cell(plan: Plan, bench: Bench, attack: Spec, size: int, length: int) -> float:
+    """Seconds of one cell with so many steps."""
+    short = Spec(attack.name, tuple(sorted({**dict(attack.settings), "steps": length}.items())))
+    one = dataclasses.replace(
+        plan, attacks=(short,), batch_sizes=(size,), seeds=plan.seeds[:1], defenses=((),)
+    )
+    (cell,) = one.cells()
+    began = time.perf_counter()
+    result = audit.run_cell(cell, bench, pictures=False)
+    _wait(bench.device.type)
+    if result.record["status"] == "failed":
+        raise RuntimeError(f"a cell failed: {result.record['reason']}")
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """The GPU's, or a word that there is none."""
+    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    options.add_argument("--rounds", type=int, default=7)
+    options.add_argument("--rehearse", action="store_true", help="small sizes on the CPU")
+    given = options.parse_args()
+    if not torch.cuda.is_available() and not given.rehearse:
+        print("There is no GPU here: nothing was measured.")
+        return
+    device = "cpu" if given.rehearse else "cuda"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    name = torch.cuda.get_device_name() if device == "cuda" else "the CPU, a rehearsal"
+    rounds = 1 if given.rehearse else given.rounds
+    peak = peak_speed(device, 256 if given.rehearse else 8192, rounds)
+    print(f"{name}, torch {torch.__version__}, float32 products: {peak / 1e12:.2f} TFLOP/s\n")
+    plan = audit.load(PLAN)
+    if given.rehearse:
+        plan = dataclasses.replace(plan, batch_sizes=plan.batch_sizes[:1])
+    lengths = BRIEF if given.rehearse else LENGTHS
+    steps(device, rounds, peak, lengths)
+    print()
+    plan_time(device, plan, *lengths)
+
+
+if __name__ == "__main__":
+    main()

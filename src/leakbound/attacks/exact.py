@@ -1,0 +1,145 @@
+"""One step of a search by an engine: the objective at a gradient, and its slope.
+
+The engine gives the gradient of the guess and pulls the objective's slope back to the images, so
+that nothing differentiates a backward pass. A step has three parts, so that several searches can
+share one engine between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from leakbound.attacks.objectives import Cosine, Euclidean, closed, disorder
+from leakbound.attacks.terms import Smooth, smooth_slopes
+from leakbound.client import clients_layer_inputs, shown
+from leakbound.r_operator.base import Pulled
+from leakbound.r_operator.choose import Choice, choose
+from leakbound.types import Observation, Task, Unit
+
+if TYPE_CHECKING:
+    from leakbound.attacks.search import Search
+
+
+def choice(observation: Observation, task: Task) -> tuple[Choice, int] | None:
+    """The engine for an attacker's simulation of what was seen, and how many rows it has.
+
+    None where autograd is needed: several local steps, minibatches, clients of unequal batches,
+    examples that see each other, or a model that no engine reads.
+    """
+    plan, cohort = task.plan, observation.cohort
+    size = cohort[0]
+    alike = all(own == size for own in cohort)
+    whole = plan.batch_size is None or plan.batch_size >= size
+    if plan.steps > 1 or not whole or not alike or task.coupled:
+        return None
+    unit = observation.update.unit if observation.defense is None else observation.defense.starts
+    rows = observation.examples if unit is Unit.EXAMPLE else len(cohort)
+    found = choose(task, rows, (observation.examples // rows, *observation.input_shape))
+    return None if found is None else (found, rows)
+
+
+class Step:
+    """The parts of one evaluation of a search's objective and slopes, around an engine."""
+
+    def __init__(self, search: Search, rows: int) -> None:
+        self.search, self.rows = search, rows
+        self.smooth = [term for term in search.terms if isinstance(term, Smooth)]
+        self.traced = [term for term in search.terms if not isinstance(term, Smooth)]
+        self.factor: Tensor | None = None
+
+    def guess(self) -> tuple[Tensor, Tensor]:
+        """The guess for every row: inputs (R, n, *S), labels (R, n) or (R, n, K)."""
+        search = self.search
+        self.images = search.inputs = search.images()
+        self.labels = search.labels.softmax(-1) if search.joint else search.labels
+        inputs, labels = self.images.detach(), self.labels.detach()
+        return (
+            inputs.view(self.rows, -1, *inputs.shape[1:]),
+            labels.view(self.rows, -1, *labels.shape[1:]),
+        )
+
+    @cached_property
+    def closed(self) -> Cosine | Euclidean | None:
+        """The distance in closed form, where the rows are seen as they are."""
+        search = self.search
+        if search.withheld is not None and search.settings.ordered:
+            return None
+        probe = search.task.parameters.expand(self.rows, -1)
+        if search.expected(shown(search.observation, probe)) is not probe:
+            return None
+        return closed(search.settings.distance, search.seen, search.weights)
+
+    def compare(self, plain: Tensor, into: Tensor) -> None:
+        """The objective at rows (R, P) of the guess; its slope goes to `into` (R, P), by `factor`.
+
+        What `into` gives when pulled is to be multiplied by the factor, if there is one.
+        """
+        if self.closed is not None:
+            self.match, self.factor = self.closed.at(plain, into)
+            self.total = self.match
+            return
+        search, total = self.search, None
+        with torch.enable_grad():
+            leaf = plain.detach().requires_grad_()
+            rows = shown(search.observation, leaf)
+            match = search.distance(
+                search.expected(rows), search.seen, search.weights, search.spans
+            )
+            total = match
+            if search.withheld is not None and search.settings.ordered:
+                out_of_order = disorder(rows, search.withheld, search.spans)
+                total = total + search.settings.ordered * out_of_order
+            into.copy_(torch.autograd.grad(total, leaf)[0])
+        self.match, self.total = match.detach(), total.detach()
+
+    def finish(self, pulled: Pulled, smooth: tuple[Tensor, Tensor] | None = None) -> None:
+        """Add the other summands, keep the best guess, leave slopes in the variables.
+
+        Args:
+            pulled: what the engine gives for the slope.
+            smooth: the images' total variation and its slope in them, where they are at hand.
+        """
+        search, images = self.search, self.images
+        slope = pulled.inputs.reshape(images.shape)
+        slope = slope.clone() if self.factor is None else slope * self.factor
+        if self.smooth:
+            if smooth is None:
+                (value,), slopes = smooth_slopes(images.detach()[None])
+                smooth = value, slopes[0]
+            for term in self.smooth:
+                self.total = self.total + term.weight * smooth[0]
+                slope.add_(smooth[1], alpha=term.weight)
+        if self.traced or search.pull is not None:
+            slope += self._traced()
+        pixels = search.images.variables
+        if len(pixels) == 1 and images is pixels[0]:
+            slopes_of: Sequence[Tensor] = [slope]
+        else:
+            slopes_of = torch.autograd.grad(images, pixels, slope)
+        if search.joint:
+            assert pulled.labels is not None  # soft labels were given
+            soft = pulled.labels.reshape(self.labels.shape)
+            soft = soft if self.factor is None else soft * self.factor
+            slopes_of = [*slopes_of, *torch.autograd.grad(self.labels, search.labels, soft)]
+        search.absorb(self.total, self.match, slopes_of)
+
+    def _traced(self) -> Tensor:
+        """Add the terms that autograd differentiates; the slope of all that moves the images."""
+        search, leaf = self.search, self.images.detach().requires_grad_()
+        with torch.enable_grad():
+            inside: dict[str, Tensor] = {}
+            if search.layers:
+                cohort = search.observation.cohort
+                inside = clients_layer_inputs(search.task, leaf, search.layers, cohort)
+            parts = [term.weight * term(leaf, inside) for term in self.traced]
+            for part in parts:
+                self.total = self.total + part.detach()
+            if search.pull is not None:
+                parts.append(search.pull(leaf))
+            (slope,) = torch.autograd.grad(sum(parts[1:], parts[0]), leaf)
+        return slope

@@ -1,0 +1,163 @@
+"""Searches that go step by step together, and share one engine where their model allows it.
+
+A search's bits do not depend on the company: see `r_operator.bundle`. One search is a lockstep too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from leakbound.attacks.exact import Step
+from leakbound.attacks.terms import smooth_slopes
+from leakbound.r_operator.base import Engine, Pulled, aligned
+from leakbound.r_operator.choose import Choice
+from leakbound.types import Observation, Reconstruction
+
+if TYPE_CHECKING:
+    from leakbound.attacks.matching import GradientMatching
+    from leakbound.attacks.search import Search
+
+TRACE_POINTS = 50
+WIDTH = 8
+"""How many searches go together: more no longer fit a processor's cache (measured)."""
+
+
+class Lockstep:
+    """Adam for searches of equal settings."""
+
+    def __init__(self, searches: Sequence[Search]) -> None:
+        self.settings = searches[0].settings
+        self.live = list(searches)
+        variables = [variable for search in searches for variable in search.variables]
+        fused = all(search.exact is not None for search in searches)
+        self.optimizer = torch.optim.Adam(variables, lr=self.settings.learning_rate, fused=fused)
+        self.rate = _schedule(self.settings)
+        self.engine: tuple[list[Search], Engine] | None = None
+
+    def run(self) -> None:
+        """All steps, or until every search has stopped."""
+        for number in range(self.settings.steps):
+            if self.step(number):
+                break
+
+    def step(self, number: int) -> bool:
+        """One step of every search that has not stopped; whether all have."""
+        self._descend()
+        ended = [search for search in self.live if stopped(search, number)]
+        for search in ended:
+            for variable in search.variables:
+                variable.grad = None  # the optimizer leaves it alone from now on
+        self.live = [search for search in self.live if search not in ended]
+        if not self.live:
+            return True
+        for search in self.live:
+            for variable in search.images.variables:
+                if self.settings.signed and variable.grad is not None:
+                    variable.grad.sign_()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * self.rate(number / self.settings.steps)
+        self.optimizer.step()
+        for search in self.live:
+            search.images.settle(search.task.input_range if self.settings.box else None)
+        return False
+
+    def _descend(self) -> None:
+        if len(self.live) == 1 or self.live[0].exact is None:
+            for search in self.live:
+                search.descend()
+            return
+        if self.engine is None or self.engine[0] != self.live:
+            self.engine = (self.live, _engine(self.live))
+        _together(self.live, self.engine[1])
+
+
+def stopped(search: Search, number: int) -> bool:
+    """Whether a search has ended with this step; it keeps a point of its trace now and then.
+
+    Waits for the device at those points alone.
+    """
+    every = max(1, search.settings.steps // TRACE_POINTS)
+    if number % every and number != search.settings.steps - 1:
+        return False
+    match, best, last = torch.stack([search.last_match, search.best, search.last]).tolist()
+    if number or search.settings.optimizer == "lbfgs":
+        search.trace.append(match)
+    return best <= search.settings.enough or search.vanished or not math.isfinite(last)
+
+
+def _schedule(settings: GradientMatching) -> Callable[[float], float]:
+    """The factor on the learning rate, by the share of the steps that is done."""
+    if settings.schedule == "constant":
+        return lambda done: 1.0
+    if settings.schedule == "cosine":
+        return lambda done: 0.5 * (1 + torch.cos(torch.tensor(torch.pi * done)).item())
+    return lambda done: 0.1 ** sum(done >= mark for mark in (3 / 8, 5 / 8, 7 / 8))
+
+
+def _engine(searches: Sequence[Search]) -> Engine:
+    parts = [search.exact for search in searches]
+    assert parts[0] is not None  # asked before
+    choice, step = parts[0]
+    return choice.engine([search.task for search in searches], step.rows)
+
+
+def _together(searches: Sequence[Search], engine: Engine) -> None:
+    """One evaluation of all searches by their engine."""
+    steps = [search.exact[1] for search in searches if search.exact is not None]
+    guesses = [step.guess() for step in steps]
+    inputs, labels = (torch.cat(parts) for parts in zip(*guesses, strict=True))
+    plain = engine.gradient(inputs, labels)
+    slopes, rows = aligned(len(plain), plain), steps[0].rows
+    places = [slice(at, at + rows) for at in range(0, len(plain), rows)]
+    for step, place in zip(steps, places, strict=True):
+        step.compare(plain[place], slopes[place])
+    found, soft = engine.pull(slopes)
+    smooth: list[tuple[Tensor, Tensor] | None] = [None] * len(steps)
+    if all(step.smooth for step in steps):
+        stacked = inputs.view(len(steps), -1, *inputs.shape[2:])
+        smooth = list(zip(*smooth_slopes(stacked), strict=True))
+    for step, place, own in zip(steps, places, smooth, strict=True):
+        step.finish(Pulled(found[place], None if soft is None else soft[place]), own)
+
+
+def many(
+    settings: GradientMatching,
+    observations: Sequence[Observation],
+    generators: Sequence[torch.Generator],
+) -> list[Reconstruction]:
+    """A search for each observation, those of equal shapes together."""
+    answers: list[Reconstruction] = []
+    for start in range(0, len(observations), WIDTH):
+        few = slice(start, start + WIDTH)
+        pairs = zip(observations[few], generators[few], strict=True)
+        searches = [settings.search(*pair) for pair in pairs]
+        groups: dict[object, list[Search]] = defaultdict(list)
+        for search in searches:
+            groups[_company(search)].append(search)
+        for group in groups.values():
+            if len(group) > 1:
+                Lockstep(group).run()
+        alone = {id(group[0]) for group in groups.values() if len(group) == 1}
+        answers += [s.solve() if id(s) in alone else s.answer() for s in searches]
+    return answers
+
+
+def _company(search: Search) -> object:
+    """Equal for searches that can go together."""
+    shared = search.exact is not None and search.exact[0].chain is not None
+    if not shared or search.blank:
+        return id(search)
+    choice, step = _exact(search)
+    assert choice.chain is not None  # as asked
+    return choice.chain.name, step.rows, tuple(search.inputs.shape), search.labels.ndim
+
+
+def _exact(search: Search) -> tuple[Choice, Step]:
+    assert search.exact is not None  # as asked
+    return search.exact

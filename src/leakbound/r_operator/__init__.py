@@ -1,0 +1,1 @@
+"""The exact attack step without differentiating a backward pass: see `base`."""

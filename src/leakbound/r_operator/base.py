@@ -1,0 +1,65 @@
+"""What an attack step needs of a model: its gradient, and the pull of a cotangent on the inputs.
+
+The exact step of gradient matching is the product of a vector v with the Jacobian of the gradient.
+As <g(x), v> is the slope of the loss along v in the weights, its gradient in x is one forward-mode
+derivative of an ordinary backward pass (Pearlmutter's R-operator): 7 forwards' worth of products,
+the gradient included, where differentiating the backward pass takes 8.
+
+Source: Pearlmutter 1994, "Fast exact multiplication by the Hessian".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+
+class Pulled(NamedTuple):
+    """The slopes of sum <g_n, v_n> in the inputs (N, B, *S), and in soft labels (N, B, K)."""
+
+    inputs: Tensor
+    labels: Tensor | None
+
+
+class Engine(Protocol):
+    """Gradients and pulls of N cells at once, for one model at fixed weights a cell.
+
+    `gradient` remembers what the next `pull` needs, so each pull belongs to the last gradient.
+    Nothing waits for the device.
+    """
+
+    @property
+    def cells(self) -> int:
+        """N."""
+        ...
+
+    def gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """The batch-mean loss's gradient (N, P) for every cell, as `client.gradient` gives it.
+
+        Shapes:
+            inputs (N, B, *S); labels (N, B) class numbers or (N, B, K) probabilities.
+        """
+        ...
+
+    def pull(self, cotangent: Tensor) -> Pulled:
+        """The slopes of sum_n <gradient_n, cotangent_n>, cotangent (N, P), at the last inputs."""
+        ...
+
+
+def aligned(rows: int, like: Tensor) -> Tensor:
+    """Empty rows (rows, P) that each start where memory is aligned, as the first one does.
+
+    The bits of a product or a sum may depend on where in memory its vectors start.
+
+    Example:
+        >>> import torch
+        >>> aligned(2, torch.zeros(5)).stride()
+        (16, 1)
+    """
+    size = like.shape[-1]
+    return like.new_empty(rows, -(-size // LINE) * LINE)[:, :size]
+
+
+LINE = 16
+"""Numbers to a line of 64 bytes, at least."""

@@ -1,0 +1,190 @@
+"""The exact attack step of one cell, on PyTorch's own kernels, for any model that can be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from leakbound import client
+from leakbound.r_operator import graph
+from leakbound.r_operator.base import Pulled
+from leakbound.r_operator.loss import Head, head
+from leakbound.r_operator.rules import Given, Rule
+from leakbound.random import normal
+from leakbound.types import Task
+
+_KNOWN: WeakKeyDictionary[nn.Module, dict[Any, Plan | None]] = WeakKeyDictionary()
+_AGREE = 1e-7
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the engine knows of a model: its steps, each an example's own business."""
+
+    steps: tuple[graph.Step, ...]
+
+
+def plan(task: Task, input_shape: tuple[int, ...]) -> Plan | None:
+    """The steps of the task's model for inputs (B, *S); None where autograd is needed.
+
+    A plan was compared once with autograd, at random inputs in float64. The answer is kept for as
+    long as the model lives.
+
+    Example:
+        >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
+        >>> len(plan(task, (1, 1, 2, 2)).steps), plan(Task.of(nn.Bilinear(4, 4, 2)), (1, 4))
+        (2, None)
+    """
+    known = _KNOWN.setdefault(task.model, {})
+    key = tuple(input_shape[1:])
+    if key not in known:
+        known[key] = _plan(task, key)
+    return known[key]
+
+
+class Single:
+    """One cell: `base.Engine` with `cells` 1.
+
+    Guarantees:
+        The model and its buffers are never written to; nothing waits for the device.
+
+    The gradient that `gradient` returns is overwritten by the next one.
+
+    Example:
+        >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
+        >>> engine = Single(task, plan(task, (1, 1, 2, 2)))
+        >>> images, labels = torch.ones(1, 1, 1, 2, 2), torch.tensor([[0]])
+        >>> gradient = engine.gradient(images, labels)
+        >>> gradient.shape, engine.pull(gradient).inputs.shape
+        (torch.Size([1, 10]), torch.Size([1, 1, 1, 2, 2]))
+    """
+
+    cells = 1
+
+    def __init__(self, task: Task, plan: Plan) -> None:
+        self.task, self.steps = task, plan.steps
+        weights = task.unflatten(task.parameters.detach())
+        self.row = torch.zeros_like(task.parameters, requires_grad=False)
+        places = task.unflatten(self.row)
+        names = [name for name, *_ in task.layout]
+        self.order = [
+            tuple(None if own is None else names.index(own) for own in step.weights)
+            for step in self.steps
+        ]
+        self.rules: list[Rule] = []
+        for step in self.steps:
+            own, kept = step.weights, step.buffers
+            given = Given(
+                tuple(None if name is None else weights[name] for name in own),
+                tuple(None if name is None else task.buffers[name] for name in kept),
+                tuple(None if name is None else places[name] for name in own),
+                step.moving,
+            )
+            self.rules.append(step.make(given))
+        self.sizes = [stop - start for _, _, start, stop in task.layout]
+        self.shapes = [shape for _, shape, _, _ in task.layout]
+        self.kept = None if task.kept is None else task.kept.to(task.parameters.dtype)
+        self.head: Head | None = None
+
+    @torch.no_grad()
+    def gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """The batch-mean loss's gradient (1, P) at inputs (1, B, *S): see `base.Engine`."""
+        values: list[Any] = [None] * (self.steps[-1].output + 1)
+        values[0] = inputs[0].detach()
+        for step, rule in zip(self.steps, self.rules, strict=True):
+            values[step.output] = rule.forward(*[values[s] for s in step.sources])
+        output = self.steps[-1].output
+        self.head = head(self.task.loss, values[output], labels[0].detach())
+        deltas: list[Any] = [None] * len(values)
+        deltas[output] = self.head.deltas
+        for step, rule in zip(reversed(self.steps), reversed(self.rules), strict=True):
+            if step.moving or step.owns:
+                back = rule.backward(deltas[step.output])
+                if back is not None:
+                    _spread(deltas, step.sources, back)
+        if self.kept is not None:
+            self.row.mul_(self.kept)
+        return self.row[None]
+
+    @torch.no_grad()
+    def pull(self, cotangent: Tensor) -> Pulled:
+        """The slopes of <gradient, cotangent>, cotangent (1, P): see `base.Engine`.
+
+        Raises:
+            ValueError: before the first gradient.
+        """
+        if self.head is None:
+            raise ValueError("pull was called before gradient; there are no inputs to pull on yet")
+        row = cotangent[0] if self.kept is None else cotangent[0] * self.kept
+        parts = row.split_with_sizes(self.sizes)
+        tangents: list[Any] = [None] * (self.steps[-1].output + 1)
+        for step, rule, order in zip(self.steps, self.rules, self.order, strict=True):
+            if order:
+                rule.directions = [
+                    None if at is None else parts[at].view(self.shapes[at]) for at in order
+                ]
+            tangents[step.output] = rule.tangent(*[tangents[s] for s in step.sources])
+        output = self.steps[-1].output
+        deltas: list[Any] = [None] * len(tangents)
+        deltas[output], labels = self.head.moved(tangents[output])
+        for step, rule in zip(reversed(self.steps), reversed(self.rules), strict=True):
+            _spread(deltas, step.sources, rule.moved(deltas[step.output]))
+        inputs = deltas[0].clone(memory_format=torch.contiguous_format)
+        return Pulled(inputs[None], None if labels is None else labels[None])
+
+
+def _spread(deltas: list[Any], sources: tuple[int, ...], back: Tensor) -> None:
+    for source in sources:
+        before = deltas[source]
+        deltas[source] = back if before is None else before + back
+
+
+def steps_of(task: Task, shape: tuple[int, ...]) -> tuple[graph.Step, ...]:
+    """The steps of the task's model for inputs of the given shape, not compared with autograd.
+
+    Raises:
+        graph.Unknown: the model has a part that the rules do not cover, or a weight that is not
+            the business of exactly one of its layers.
+    """
+    parameters = [name for name, _ in task.model.named_parameters(remove_duplicate=False)]
+    if task.coupled:
+        raise graph.Unknown("the examples see each other")
+    steps = graph.read(task.model, task.parameters.new_zeros(2, *shape))
+    used = [name for step in steps for name in step.weights if name is not None]
+    if sorted(used) != sorted(parameters) or len(parameters) != len(task.layout):
+        raise graph.Unknown("a weight has no layer of its own")
+    return steps
+
+
+def _plan(task: Task, shape: tuple[int, ...]) -> Plan | None:
+    try:
+        double = replace(task, public=None, loss=_waves)
+        double = double.to(task.parameters.device, torch.float64)
+        found = Plan(steps_of(double, shape))
+        return found if _agrees(double, found, shape) else None
+    except Exception:  # a user's model may raise anything while it is traced
+        return None
+
+
+def _waves(outputs: Tensor, _: Tensor) -> Tensor:
+    """A loss with no special place."""
+    return torch.sin(outputs).mean()
+
+
+def _agrees(task: Task, found: Plan, shape: tuple[int, ...]) -> bool:
+    """Whether gradient and pull are autograd's, at random inputs and a random cotangent."""
+    source = torch.Generator().manual_seed(0)
+    inputs = normal((1, *shape), source, like=task.parameters)
+    labels = torch.zeros(len(inputs), dtype=torch.long, device=inputs.device)
+    x = inputs.clone().requires_grad_()
+    gradient = client.gradient(task, x, labels)
+    cotangent = normal(gradient.shape, source, like=gradient.detach())
+    (pulled,) = torch.autograd.grad(gradient, x, cotangent)
+    engine = Single(task, found)
+    mine = engine.gradient(inputs[None], labels[None])[0]
+    pairs = ((mine, gradient.detach()), (engine.pull(cotangent[None]).inputs[0], pulled))
+    return all(bool((a - b).norm() <= _AGREE * b.norm()) for a, b in pairs)
