@@ -30,8 +30,8 @@ WAYS: dict[int, tuple[Way, ...]] = {
         ("batch", 10, None),
     ),
     1: (
-        *(("with_forward", k, None) for k in (5, 10)),
-        *(("per_sample", k, None) for k in (10, 20)),
+        *(("with_forward", k, None) for k in (4, 5, 10)),
+        *(("per_sample", k, None) for k in (10, 12, 20)),
         ("batch", 10, None),
     ),
 }

@@ -155,7 +155,8 @@ def _company(search: Search) -> object:
         return id(search)
     choice, step = _exact(search)
     assert choice.chain is not None  # as asked
-    return choice.chain.name, step.rows, tuple(search.inputs.shape), search.labels.ndim
+    inputs = search.inputs
+    return choice.chain.name, step.rows, tuple(inputs.shape), inputs.dtype, search.labels.ndim
 
 
 def _exact(search: Search) -> tuple[Choice, Step]:

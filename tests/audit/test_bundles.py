@@ -1,0 +1,232 @@
+"""Cells that are computed together: every record is the one that its cell has alone."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from leakbound import audit
+from leakbound.attacks import matching
+from leakbound.attacks.lockstep import WIDTH
+from leakbound.audit import bundles as bundles_module
+from leakbound.audit import cells as cells_module
+from leakbound.audit.bundles import bundles, run_cells
+from leakbound.audit.plan import Cell
+from leakbound.audit.records import encode
+from leakbound.types import NotApplicable
+
+
+@pytest.fixture
+def table(table):
+    """Two models, two attacks, four defenses, two seeds, batches of one and two."""
+    del table["utility"]
+    table["models"] = [
+        {"name": "mlp", "hidden": [16]},
+        {"name": "conv", "depth": 2, "width": 0.1, "hidden": 9},
+    ]
+    table["attacks"] = [
+        {"name": "inverting_gradients", "steps": 3, "restarts": 2},
+        {"name": "linear_inversion"},
+    ]
+    table["defenses"] = [
+        {"name": "none"},
+        {"name": "gaussian_noise", "noise_std": 0.1},
+        {"name": "gradient_dropout", "rate": 1.0},
+        {"name": "dp_sgd", "noise_multiplier": 0.1},
+    ]
+    table["batch_sizes"], table["seeds"] = [1, 2], [0, 1]
+    return table
+
+
+@pytest.fixture
+def few(table):
+    """Nine cells that go together, of one model."""
+    table["models"], table["batch_sizes"] = table["models"][:1], [1]
+    table["attacks"], table["seeds"] = table["attacks"][:1], [0, 1, 2]
+    table["defenses"] = table["defenses"][:2]
+    table["defenses"][1]["noise_std"] = [0.001, 0.1]
+    plan = audit.parse(table)
+    assert len(plan.cells()) == 9
+    return plan
+
+
+def _alone(plan):
+    bench = audit.Bench(plan.data)
+    return {cell.id: audit.run_cell(cell, bench) for cell in plan.cells()}
+
+
+def _same(found, wanted):
+    assert set(found) == set(wanted)
+    for id, result in found.items():
+        assert encode(result.record) == encode(wanted[id].record)
+        assert result.pictures == wanted[id].pictures
+
+
+def _collected(results):
+    results = list(results)
+    found = {result.id: result for result in results}
+    assert len(found) == len(results)
+    return found
+
+
+def test_records_are_those_of_each_cell_alone(table):
+    plan = audit.parse(table)
+    found = _collected(audit.run(plan))
+    _same(found, _alone(plan))
+    statuses = Counter(result.record["status"] for result in found.values())
+    assert set(statuses) == {"ok", "not_applicable"}
+    problems = {str(result.record["problem"])[:17] for result in found.values()}
+    assert "gradient vanished" in problems
+
+
+def test_two_workers_give_the_same_records(few):
+    _same(_collected(audit.run(few, workers=2)), _alone(few))
+
+
+@pytest.mark.slow
+def test_two_workers_give_the_same_records_of_a_large_plan(table):
+    table["utility"] = {"rounds": 2, "repeats": 1}
+    plan = audit.parse(table)
+    found = _collected(audit.run(plan, workers=2))
+    cells = {cell.id for cell in plan.cells()}
+    assert set(found) - cells == {unit.id for unit in plan.utility_cells()}
+    _same({id: result for id, result in found.items() if id in cells}, _alone(plan))
+
+
+@pytest.mark.parametrize("done", [(0,), (1, 2, 5), (0, 1, 2, 3, 4, 5, 6, 7)], ids=str)
+def test_a_resumed_run_gives_the_same_records(few, done):
+    ids = [few.cells()[place].id for place in done]
+    wanted = {id: result for id, result in _alone(few).items() if id not in ids}
+    _same(_collected(audit.run(few, done=ids)), wanted)
+
+
+def test_cells_are_started_before_their_results_come(few):
+    events = []
+    for result in audit.run(few, started=lambda unit: events.append(("started", unit.id))):
+        events.append(("done", result.id))
+    assert Counter(kind for kind, _ in events) == {"started": 9, "done": 9}
+    for cell in few.cells():
+        assert events.index(("started", cell.id)) < events.index(("done", cell.id))
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(NotApplicable("not\n this"), "not_applicable"), (RuntimeError("crash"), "failed")],
+    ids=["not applicable", "crash"],
+)
+@pytest.mark.parametrize("stage", ["attack", "round", "verdict"])
+def test_one_that_throws_leaves_the_others_alone(few, monkeypatch, error, status, stage):
+    wanted, victim = _alone(few), few.cells()[4]
+    if stage == "attack":
+        build, source = matching.Search, cells_module.source_of(victim).initial_seed()
+
+        def search(settings, observation, generator):
+            # its stream is shared with the other defenses: those of its seed all throw
+            if generator.initial_seed() == source:
+                raise error
+            return build(settings, observation, generator)
+
+        monkeypatch.setattr(matching, "Search", search)
+        victims = {cell.id for cell in few.cells() if cell.seed == victim.seed}
+    else:
+        name = "play_cell" if stage == "round" else "_judge"
+        function, place = getattr(cells_module, name), 0 if stage == "round" else 1
+
+        def wrapped(*given):
+            if given[place].id == victim.id:
+                raise error
+            return function(*given)
+
+        monkeypatch.setattr(cells_module, name, wrapped)
+        victims = {victim.id}
+    found = _collected(audit.run(few))
+    others = {id: result for id, result in found.items() if id not in victims}
+    _same(others, {id: result for id, result in wanted.items() if id not in victims})
+    for id in victims:
+        assert found[id].record["status"] == status
+        assert found[id].record["reason"] in ("not this", "RuntimeError: crash")
+    assert len(found) == len(wanted)
+
+
+def test_ctrl_c_is_no_failed_cell(few, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cells_module, "play_cell", stop)
+    with pytest.raises(KeyboardInterrupt):
+        list(audit.run(few))
+
+
+def test_a_model_that_cannot_be_built_fails_alone(table, user_module):
+    broken = user_module(
+        "broken",
+        """
+        def build(input_shape, classes):
+            raise RuntimeError("no weights here")
+        """,
+    )
+    table["models"] = [table["models"][0], {"name": broken}]
+    table["defenses"], table["batch_sizes"] = table["defenses"][:1], [1]
+    plan = audit.parse(table)
+    found = _collected(audit.run(plan))
+    statuses = {(c.model.name == broken, found[c.id].record["status"]) for c in plan.cells()}
+    assert statuses == {(True, "failed"), (False, "ok")}
+
+
+def test_threads_are_put_back(few):
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        run_cells(few.cells(), audit.Bench(few.data))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_what_goes_together(table):
+    """Never other models, attacks or batch sizes; each unit once; in the order of the plan."""
+    table["utility"], table["seeds"] = {"rounds": 1, "repeats": 2}, [0, 1, 2]
+    table["attacks"].append({"name": "inverting_gradients", "steps": 4})
+    plan = audit.parse(table)
+    units = [*plan.utility_cells(), *plan.cells()]
+    found = bundles(units, audit.Bench(plan.data))
+    together = [unit for bundle in found for unit in bundle]
+    assert Counter(unit.id for unit in together) == Counter(unit.id for unit in units)
+    for bundle in found:
+        kinds = {
+            (unit.attack, unit.model, unit.batch_size) if isinstance(unit, Cell) else unit.id
+            for unit in bundle
+        }
+        assert len(kinds) == 1
+        assert len(bundle) <= WIDTH
+        alone = not isinstance(bundle[0], Cell) or bundle[0].attack.name == "linear_inversion"
+        assert len(bundle) == 1 or not alone
+    place = {unit.id: number for number, unit in enumerate(units)}
+    firsts = [place[bundle[0].id] for bundle in found]
+    assert firsts == sorted(firsts)
+    assert max(len(bundle) for bundle in found) == WIDTH
+
+
+@pytest.mark.parametrize(
+    ("workers", "sizes"),
+    [(1, [8, 1]), (2, [5, 4]), (4, [3, 3, 3]), (9, [1] * 9), (40, [1] * 9)],
+    ids=str,
+)
+def test_few_cells_are_spread_over_all_workers(few, workers, sizes):
+    found = bundles(few.cells(), audit.Bench(few.data), workers)
+    assert [len(bundle) for bundle in found] == sizes
+
+
+def test_large_models_go_alone(few, monkeypatch):
+    bench = audit.Bench(few.data)
+    size = bench.size(few.models[0])
+    monkeypatch.setattr(bundles_module, "LARGEST", size)
+    assert len(bundles(few.cells(), bench)) == 2
+    monkeypatch.setattr(bundles_module, "LARGEST", size - 1)
+    assert [len(bundle) for bundle in bundles(few.cells(), bench)] == [1] * 9
+
+
+def test_one_cell_alone_needs_no_company(few, monkeypatch):
+    monkeypatch.setattr(cells_module, "judged", None)
+    cell, bench = few.cells()[0], audit.Bench(few.data)
+    assert run_cells([cell], bench)[0].record["status"] == "ok"
