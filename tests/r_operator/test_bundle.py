@@ -48,6 +48,7 @@ OWN = {
     "bent": ((3, 7, 9), lambda: [nn.Conv2d(3, 4, 3), nn.Sigmoid(), nn.MaxPool2d((1, 2))]),
     "wide": ((2, 6, 5), lambda: [nn.Conv2d(2, 3, 5, padding=2), nn.Identity(), nn.SiLU()]),
     "column": ((3, 5, 7), lambda: [nn.Conv2d(3, 5, (5, 7)), nn.Conv2d(5, 19, 1), nn.ReLU()]),
+    "one_place": ((3, 9, 9), lambda: [nn.Conv2d(3, 35, 9), nn.Tanh(), nn.Conv2d(35, 64, 1)]),
     "flat": ((33,), lambda: [nn.Linear(33, 19, bias=False), nn.ELU(), nn.Linear(19, 9), nn.ReLU()]),
     "one-unit": ((33,), lambda: [nn.Linear(33, 1), nn.Tanh(), nn.Linear(1, 99), nn.Tanh()]),
 }

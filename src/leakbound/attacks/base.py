@@ -42,9 +42,9 @@ class Attack:
     def many(
         self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """As one call for each, to the bit; an attack may share the computation.
+        """As one call for each, to the bit (on one torch thread); an attack may share computation.
 
-        Raises what the first failing call raises.
+        Every observation has a generator of its own. Raises what a failing call raises.
         """
         return [self(o, g) for o, g in zip(observations, generators, strict=True)]
 

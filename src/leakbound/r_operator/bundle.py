@@ -7,7 +7,8 @@ cells at once, on products of matrices alone.
 Assumptions: a chain of linear layers, convolutions without groups or dilation, non-overlapping
 pools, elementwise functions and one flatten; cross-entropy.
 
-Guarantees: a cell's bits do not depend on how many others share its bundle, nor on its place.
+Guarantees: on one torch thread a cell's bits do not depend on how many others share its bundle, nor
+on its place.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Bundle:
         dd = change.view(moved.shape)
         for layer in reversed(self.layers):
             dd = layer.curl(dd)
-        dd = dd.transpose(1, 2).contiguous() if dd.ndim == 5 else dd
+        dd = dd.transpose(1, 2).clone(memory_format=torch.contiguous_format) if dd.ndim == 5 else dd
         soft = None if slopes is None else slopes.view(moved.shape)
         return Pulled(dd, soft)
 

@@ -1,8 +1,9 @@
 """Layers of many cells at once: every cell has weights of its own, and all share one call.
 
 Images are (N, C, B, H, W), so that a convolution of a cell's whole batch is one product of
-matrices, and features (N, B, F). A cell's bits do not depend on N: products of matrices of one
-shape do not, and nothing is summed over cells (tested for each kind of layer).
+matrices, and features (N, B, F). On one torch thread a cell's bits do not depend on N: products of
+matrices of one shape that start at aligned places do not, elementwise functions not over whole
+steps of a kernel, and nothing is summed over cells (tested for each kind of layer).
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from leakbound.r_operator.bundle_products import lined, more, product, rows
 from leakbound.r_operator.pointwise import Pointwise
 
 Pair = tuple[int, int]
+
+WHOLE = 64
+"""Numbers in which a kernel's steps end: shorter rests take another path, with other bits."""
 
 
 class Layer(Protocol):
@@ -64,34 +69,34 @@ class Linear(_Weighted):
 
     def forward(self, a: Tensor) -> Tensor:
         """Features (N, B, O)."""
-        self.a = a
-        return _product(a, self.weight.mT, None if self.bias is None else self.bias[:, None])
+        self.a = lined(a)
+        return product(self.a, self.weight.mT, None if self.bias is None else self.bias[:, None])
 
     def gradients(self, d: Tensor, into: Tensor) -> None:
         """Sums over the batch."""
-        self.d = d
+        self.d = lined(d)
         weight, bias = self.parts(into)
         if d.shape[1] == 1:
             torch.mul(d.mT, self.a, out=weight)
         else:
-            weight.baddbmm_(d.mT, self.a, beta=0)
+            weight.baddbmm_(self.d.mT, self.a, beta=0)
         if bias is not None:
             torch.sum(d, 1, out=bias)
 
     def back(self, d: Tensor) -> Tensor:
         """Deltas (N, B, I)."""
-        return torch.bmm(d, self.weight)
+        return product(self.d, self.weight, None)
 
     def tangent(self, da: Tensor | None, v: Tensor) -> Tensor:
         """W da + V a + b'."""
         self.pushed, bias = self.parts(v)
-        moved = _product(self.a, self.pushed.mT, None if bias is None else bias[:, None])
-        return moved if da is None else moved.baddbmm_(da, self.weight.mT)
+        moved = product(self.a, self.pushed.mT, None if bias is None else bias[:, None])
+        return moved if da is None else more(moved, lined(da), self.weight.mT)
 
     def curl(self, dd: Tensor) -> Tensor:
         """W' dd + V' d."""
         assert self.pushed is not None  # a tangent came before
-        return torch.bmm(dd, self.weight).baddbmm_(self.d, self.pushed)
+        return more(product(lined(dd), self.weight, None), self.d, self.pushed)
 
 
 class Convolution(_Weighted):
@@ -122,11 +127,11 @@ class Convolution(_Weighted):
             )
         )
         self.seen = self._windows(a, "a")
-        return self._image(_product(self.weight, self.seen, _column(self.bias)))
+        return self._image(product(self.weight, self.seen, _column(self.bias)))
 
     def gradients(self, d: Tensor, into: Tensor) -> None:
         """Sums over the batch and over positions."""
-        self.d = d.reshape(len(d), self.shape[0], -1)
+        self.d = lined(d.reshape(len(d), self.shape[0], -1))
         weight, bias = self.parts(into)
         weight.baddbmm_(self.d, self.seen.mT, beta=0)
         if bias is not None:
@@ -134,21 +139,21 @@ class Convolution(_Weighted):
 
     def back(self, d: Tensor) -> Tensor:
         """Deltas of images; of those that `gradients` was given."""
-        return self._folded(torch.bmm(self.weight.mT, self.d), "d")
+        return self._folded(product(self.weight.mT, self.d, None), "d")
 
     def tangent(self, da: Tensor | None, v: Tensor) -> Tensor:
         """W da + V a + b'."""
         self.pushed, bias = self.parts(v)
-        moved = _product(self.pushed, self.seen, _column(bias))
+        moved = product(self.pushed, self.seen, _column(bias))
         if da is not None:
-            moved.baddbmm_(self.weight, self._windows(da, "da"))
+            moved = more(moved, self.weight, self._windows(da, "da"))
         return self._image(moved)
 
     def curl(self, dd: Tensor) -> Tensor:
         """W' dd + V' d."""
         assert self.pushed is not None  # a tangent came before
-        dd = dd.reshape(len(dd), self.shape[0], -1)
-        columns = torch.bmm(self.weight.mT, dd).baddbmm_(self.pushed.mT, self.d)
+        dd = lined(dd.reshape(len(dd), self.shape[0], -1))
+        columns = more(product(self.weight.mT, dd, None), self.pushed.mT, self.d)
         return self._folded(columns, "dd")
 
     def _image(self, flat: Tensor) -> Tensor:
@@ -156,7 +161,7 @@ class Convolution(_Weighted):
 
     def _buffer(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
         if name not in self.kept:
-            self.kept[name] = like.new_zeros(shape)
+            self.kept[name] = rows(shape, like).zero_()
         return self.kept[name]
 
     def _border(self) -> tuple[int, ...]:
@@ -202,8 +207,16 @@ class Elementwise:
 
     def forward(self, a: Tensor) -> Tensor:
         """f(a)."""
-        value, self.saved = self.function.start(a)
-        return value
+        whole = a.is_contiguous() and a[0].numel() % WHOLE == 0
+        if whole or not self.function.curved:
+            value, self.saved = self.function.start(a)
+            return value
+        size = a[0].numel()
+        padded = a.new_zeros(len(a), -(-size // WHOLE) * WHOLE)
+        padded[:, :size].view(a.shape).copy_(a)
+        value, saved = self.function.start(padded)
+        self.saved = tuple(part[:, :size].view(a.shape) for part in saved)
+        return value[:, :size].view(a.shape)
 
     def gradients(self, d: Tensor, into: Tensor) -> None:
         """None: no weights."""
@@ -351,10 +364,6 @@ def _of_rows(best: Tensor, column: Tensor, down: int) -> tuple[Tensor, Tensor, T
     for number in range(1, down):
         chosen = torch.where(row == number if down > 2 else row, columns[number], chosen)
     return found, row, chosen
-
-
-def _product(left: Tensor, right: Tensor, added: Tensor | None) -> Tensor:
-    return torch.bmm(left, right) if added is None else torch.baddbmm(added, left, right)
 
 
 def _column(bias: Tensor | None) -> Tensor | None:
