@@ -37,7 +37,7 @@ counting = _load("counting")
 
 # (model, its options, batch, most operations of a step / forward, most bytes alive / weights')
 STEPS = {
-    "simple_convnet": ("simple_convnet", {}, 1, 7.0, 3.5),
+    "simple_convnet": ("simple_convnet", {}, 1, 7.0, 4.0),
     "simple_convnet, 16": ("simple_convnet", {}, 16, 7.0, 26.0),
     "convnet64": ("convnet64", {"norm": "batch"}, 2, 7.0, 9.5),
     "resnet18, batch norm": ("resnet18", {"norm": "batch"}, 1, 7.0, 1.8),

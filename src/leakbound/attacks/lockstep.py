@@ -68,7 +68,8 @@ class Lockstep:
         return False
 
     def _descend(self) -> None:
-        if len(self.live) == 1 or self.live[0].exact is None:
+        exact = self.live[0].exact
+        if len(self.live) == 1 or exact is None or exact[0].chain is None:
             for search in self.live:
                 search.descend()
             return

@@ -40,10 +40,12 @@ class Chain:
     Attributes:
         builds: its layers, one after the other.
         name: equal for models that differ in their weights alone.
+        linear: whether it has no convolution.
     """
 
     builds: tuple[Build, ...]
     name: str
+    linear: bool
 
 
 def chain(task: Task, dimensions: int) -> Chain | None:
@@ -133,7 +135,8 @@ def _chain(task: Task, dimensions: int) -> Chain | None:
     weighted = start == len(task.parameters) and not images
     if not weighted or not builds:
         return None
-    return Chain(tuple(builds), "; ".join(map(repr, modules)))
+    linear = not any(isinstance(module, nn.Conv2d) for module in modules)
+    return Chain(tuple(builds), "; ".join(map(repr, modules)), linear)
 
 
 def _modules(model: nn.Module) -> Iterator[nn.Module]:

@@ -16,9 +16,11 @@ from leakbound.r_operator import bundle, single
 from leakbound.r_operator.base import Engine, aligned
 from leakbound.task import Task
 
-SMALL = 1
-"""Largest batch of one row that a bundle takes. Steps of a digit's network, in those of autograd:
-batch 1 bundled .42, single .57; batch 2 .60 and .60; batch 4 .67 and .55."""
+SMALL = 8
+"""Largest batch of one row that a bundle takes, of linear layers alone. Steps in those of autograd:
+MLP, batch 1: eight bundled .30, single .46; batch 4: .41 and .50. With convolutions the single
+engine's kernels win: SimpleConvNet, batch 1: eight bundled .52, one .72, single .57; batch 4 .67
+and .55."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +56,7 @@ class Choice:
 def choose(task: Task, rows: int, shape: tuple[int, ...]) -> Choice | None:
     """The engine for rows of gradients, each of a batch (B, *S); None: autograd is needed."""
     chain = bundle.chain(task, len(shape))
-    if chain is not None and (rows > 1 or shape[0] <= SMALL):
+    if chain is not None and (rows > 1 or (chain.linear and shape[0] <= SMALL)):
         return Choice(chain, None)
     plan = single.plan(task, shape) if rows == 1 else None
     return None if plan is None else Choice(None, plan)
