@@ -25,6 +25,7 @@ from leakbound.attacks.lockstep import TRACE_POINTS, WIDTH, Lockstep
 from leakbound.defenses import (
     Clip,
     ClipExamples,
+    Defense,
     GaussianNoise,
     GradientDropout,
     LaplaceNoise,
@@ -488,3 +489,40 @@ def test_20_images_are_found_as_well_as_by_autograd(scene, model, monkeypatch):
     half = 2.093 * statistics.stdev(differences) / len(differences) ** 0.5
     print(f"{model}: {statistics.mean(mine):.2f} dB, {middle:+.2f} ± {half:.2f} dB")
     assert abs(middle) <= half or abs(middle) + half <= 1.0
+
+
+class _Own(BestOf):
+    """A user's restarts."""
+
+    def __call__(self, observation, generator):
+        return replace(super().__call__(observation, generator), problem="mine")
+
+
+def test_restarts_of_a_users_own_kind_are_called():
+    observations = [_see(_task(seed=seed), seed) for seed in range(3)]
+    attack = _Own(GradientMatching(steps=2), 2)
+    assert attack.at_once == 1
+    answers = attack.many(observations, [stream(i) for i in range(3)])
+    assert [answer.problem for answer in answers] == ["mine"] * 3
+
+
+class _Guard(Defense):
+    """Prunes small rows and leaves large ones: whether it changes rows depends on them."""
+
+    def imitate(self, rows):
+        return rows if float(rows.detach().norm()) > 1 else rows * 0.5
+
+
+def test_a_defense_that_changes_some_rows_alone_is_simulated_for_each():
+    task = _task()
+    for scale in (1e-3, 1e3):
+        seen = _see(task.with_parameters(scale * task.parameters), defense=_Guard())
+        _agree(GradientMatching(distance="euclidean", total_variation=0.1), seen, 1e-5, 1e-4)
+
+
+def test_labels_that_cross_entropy_ignores_go_by_autograd():
+    observation = _see(_task(), size=2)
+    ignored = replace(observation, labels=torch.tensor([-100, 3]))
+    search = GradientMatching(steps=2).search(ignored, stream(0))
+    assert search.exact is None
+    assert search.solve().inputs.isfinite().all()

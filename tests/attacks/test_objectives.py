@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from leakbound.attacks.objectives import DISTANCES, total_variation
+from leakbound.attacks.objectives import DISTANCES, closed, total_variation
 from leakbound.random import bernoulli, normal, stream
 
 SPANS = [(0, 4), (4, 10)]
@@ -95,3 +95,17 @@ def test_total_variation_by_hand():
     assert float(total_variation(images)) == pytest.approx(wanted)
     assert float(total_variation(torch.ones(1, 1, 4, 4))) == 0
     assert float(total_variation(torch.rand(1, 1, 1, 1))) == 0
+
+
+@pytest.mark.parametrize("seen_scale", [1e-11, 1e-6, 1.0, 1e10])
+@pytest.mark.parametrize("guess_scale", [1e-11, 1e-6, 1.0, 1e10])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_closed_forms_hold_at_every_scale(guess_scale, seen_scale, weighted):
+    guess = (GUESS[:1] * guess_scale).float().requires_grad_()
+    seen, weights = (SEEN[:1] * seen_scale).float(), WEIGHTS[:1].float() if weighted else None
+    wanted = DISTANCES["cosine"](guess, seen, weights, SPANS)
+    (slope,), wanted = torch.autograd.grad(wanted, guess), wanted.detach()
+    into = torch.empty_like(seen)
+    found, factor = closed("cosine", seen, weights).at(guess.detach(), into)
+    assert abs(float(found - wanted)) < 2e-6
+    assert torch.allclose(factor * into, slope, rtol=1e-4, atol=2e-6 / guess_scale)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from leakbound import audit
-from leakbound.attacks import matching
+from leakbound.attacks import BestOf, matching
 from leakbound.attacks.lockstep import WIDTH
 from leakbound.audit import bundles as bundles_module
 from leakbound.audit import cells as cells_module
@@ -230,3 +230,12 @@ def test_one_cell_alone_needs_no_company(few, monkeypatch):
     monkeypatch.setattr(cells_module, "judged", None)
     cell, bench = few.cells()[0], audit.Bench(few.data)
     assert run_cells([cell], bench)[0].record["status"] == "ok"
+
+
+def test_an_attack_that_loses_answers_does_not_end_the_audit(few, monkeypatch):
+    cells = [unit for unit in few.cells() if isinstance(unit, Cell)]
+    wanted = _alone(few)
+    monkeypatch.setattr(BestOf, "many", lambda *given: [])
+    bench = audit.Bench(few.data)
+    company = [cell for cell in cells if len(bundles(cells, bench)) < len(cells)]
+    _same(_collected(run_cells(company, bench)), {cell.id: wanted[cell.id] for cell in company})

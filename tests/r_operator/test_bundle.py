@@ -350,3 +350,14 @@ def test_nothing_is_traced():
     gradient = engine.gradient(inputs.requires_grad_(), labels.requires_grad_())
     pulled = engine.pull(cotangents.requires_grad_())
     assert not any(t.requires_grad for t in (gradient, pulled.inputs, pulled.labels))
+
+
+def test_a_module_that_does_something_else_is_no_chain():
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 3))
+    assert bundle.chain(Task.of(plain), 4) is not None
+    hooked = Task.of(plain)
+    hooked.model[1].register_full_backward_pre_hook(lambda module, grads: None)
+    assert bundle.chain(hooked, 4) is None
+    changed = Task.of(plain)
+    changed.model[1].forward = lambda x: 3 * nn.functional.linear(x, plain[1].weight)
+    assert bundle.chain(changed, 4) is None

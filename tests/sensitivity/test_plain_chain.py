@@ -268,3 +268,32 @@ def test_counted_operations_are_the_floor(monkeypatch, estimator, directions, fo
     # forward, back, and the gradient; four passes a direction, one where it only passes forward
     due = 3 + 4 * directions + forward
     assert 0.9 * due < count(run) / once < 1.04 * due
+
+
+@pytest.mark.parametrize("kind", ["class weights", "ignored", "summed"])
+@pytest.mark.parametrize("estimator", ["exact", "batch"])
+def test_a_loss_that_is_no_mean_of_the_examples_own_takes_another_way(kind, estimator):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 3, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(12, 3)
+    )
+    weights = torch.tensor([0.1, 1.0, 5.0]).double()
+    losses = {
+        "class weights": lambda out, y: torch.nn.functional.cross_entropy(out, y, weight=weights),
+        "ignored": torch.nn.functional.cross_entropy,
+        "summed": lambda out, y: torch.nn.functional.cross_entropy(out, y, reduction="sum"),
+    }
+    task = Task.of(model, loss=losses[kind]).to("cpu", torch.float64)
+    x = torch.rand(3, 1, 4, 4, dtype=torch.float64)
+    labels = torch.tensor([0, -100, 2] if kind == "ignored" else [0, 1, 2])
+    found = sensitivity(task, x, labels, stream(0), estimator=estimator, directions=4000)
+    wanted = client.gradient(task, x, labels)
+    assert torch.allclose(found.gradient, wanted, rtol=1e-9, atol=1e-12)
+    if estimator == "batch" or kind == "ignored":
+        return
+    if kind == "summed":  # B times the mean, which the oracle takes for granted
+        return
+    jacobian = torch.autograd.functional.jacobian(
+        lambda images: client.gradient(task, images, labels), x
+    )
+    assert torch.allclose(found.values, jacobian.flatten(1).square().sum(1), rtol=1e-8)

@@ -39,6 +39,10 @@ class Attack:
         """How many observations `many` takes at once to advantage."""
         return 1
 
+    def shares(self, family: type[Attack]) -> bool:
+        """Whether calls may share computation as `family`'s do: it is not called in its own way."""
+        return type(self).__call__ is family.__call__ and type(self).many is family.many
+
     def many(
         self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
@@ -73,17 +77,24 @@ class BestOf(Attack):
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         """Run until the objective is low enough or all starts are used."""
-        return self.many([observation], [generator])[0]
+        return self._starts([observation], [generator])[0]
 
     @property
     def at_once(self) -> int:
         """The repeated attack's own."""
-        return self.attack.at_once
+        return self.attack.at_once if self.shares(BestOf) else 1
 
     def many(
         self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         """Every start of all observations that are not done, then the next."""
+        if type(self).__call__ is not BestOf.__call__:
+            return super().many(observations, generators)
+        return self._starts(observations, generators)
+
+    def _starts(
+        self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
         best: dict[int, Reconstruction] = {}
         live = list(range(len(observations)))
         for _ in range(self.restarts):
@@ -130,12 +141,14 @@ class ByNoise(Attack):
     @property
     def at_once(self) -> int:
         """The larger of the two."""
-        return max(self.clean.at_once, self.noisy.at_once)
+        return max(self.clean.at_once, self.noisy.at_once) if self.shares(ByNoise) else 1
 
     def many(
         self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         """Each of the two for all that it is taken for."""
+        if type(self).__call__ is not ByNoise.__call__:
+            return super().many(observations, generators)
         answers: dict[int, Reconstruction] = {}
         hidden = [self._hides(observation) for observation in observations]
         for attack, kind in ((self.clean, False), (self.noisy, True)):

@@ -51,6 +51,7 @@ class Step:
         self.smooth = [term for term in search.terms if isinstance(term, Smooth)]
         self.traced = [term for term in search.terms if not isinstance(term, Smooth)]
         self.factor: Tensor | None = None
+        self.direct = True
 
     def guess(self) -> tuple[Tensor, Tensor]:
         """The guess for every row: inputs (R, n, *S), labels (R, n) or (R, n, K)."""
@@ -65,12 +66,9 @@ class Step:
 
     @cached_property
     def closed(self) -> Cosine | Euclidean | None:
-        """The distance in closed form, where the rows are seen as they are."""
+        """The distance in closed form, for rows that are seen as they are."""
         search = self.search
         if search.withheld is not None and search.settings.ordered:
-            return None
-        probe = search.task.parameters.expand(self.rows, -1)
-        if search.expected(shown(search.observation, probe)) is not probe:
             return None
         return closed(search.settings.distance, search.seen, search.weights)
 
@@ -79,11 +77,15 @@ class Step:
 
         What `into` gives when pulled is to be multiplied by the factor, if there is one.
         """
-        if self.closed is not None:
+        search = self.search
+        if self.closed is not None and self.direct:
+            # asked anew each time: a defense may change some rows and leave others
+            self.direct = search.expected(shown(search.observation, plain)) is plain
+        if self.closed is not None and self.direct:
             self.match, self.factor = self.closed.at(plain, into)
             self.total = self.match
             return
-        search, total = self.search, None
+        self.factor = None
         with torch.enable_grad():
             leaf = plain.detach().requires_grad_()
             rows = shown(search.observation, leaf)

@@ -151,7 +151,7 @@ def many(
 
 def _company(search: Search) -> object:
     """Equal for searches that can go together."""
-    shared = search.exact is not None and search.exact[0].chain is not None
+    shared = search.plain and search.exact is not None and search.exact[0].chain is not None
     if not shared or search.blank:
         return id(search)
     choice, step = _exact(search)

@@ -87,7 +87,7 @@ class Cosine:
     def __init__(self, seen: Tensor, weights: Tensor | None) -> None:
         self.weights = None if weights is None else weights[0]
         self.seen = seen[0] if weights is None else seen[0] * weights[0]
-        self.square = self.seen.square().sum().clamp_min(TINY**2)
+        self.inverse = self.seen.square().sum().clamp_min(TINY**2).rsqrt()
 
     def at(self, guess: Tensor, into: Tensor) -> tuple[Tensor, Tensor]:
         """The distance of (1, P), and a factor; the slope is the factor times `into` (1, P)."""
@@ -96,7 +96,7 @@ class Cosine:
             own = own * self.weights
         square = torch.mul(own, own, out=free).sum()
         inner = torch.mul(own, self.seen, out=free).sum()
-        scale = (square.clamp_min(TINY**2) * self.square).rsqrt()
+        scale = square.clamp_min(TINY**2).rsqrt() * self.inverse  # their product may overflow
         # at a vanishing guess the length is clamped, and no longer moves with it
         along = torch.where(square > TINY**2, inner / square, 0.0)
         torch.addcmul(self.seen, own, -along, out=free)

@@ -84,10 +84,17 @@ class Search:
         self.engine: Engine | None = None
         self.exact = self._exact()
 
+    @property
+    def plain(self) -> bool:
+        """Whether it searches as the class does, and no subclass's way."""
+        return type(self) is Search
+
     def _exact(self) -> tuple[Choice, Step] | None:
         """How to evaluate by an engine; None where autograd is needed."""
         own = type(self)
         if own.rows is not Search.rows or own.objective is not Search.objective:
+            return None
+        if not self.joint and bool((self.labels < 0).any()):  # cross-entropy ignores those
             return None
         found = exact.choice(self.observation, self.task)
         return None if found is None else (found[0], Step(self, found[1]))

@@ -1,7 +1,8 @@
 """Which cells of a plan are computed together, and how.
 
 Cells of one attack, model and batch size differ in their weights, data and noise alone. Records do
-not depend on the company: `Attack.many` answers as one call for each would, to the bit.
+not depend on the company: `Attack.many` answers as one call for each would, to the bit. A bundle's
+records come together, so that a stop may lose a few cells' work instead of one's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from leakbound.audit import plan as plans
 from leakbound.audit.bench import Bench, one_thread
 from leakbound.audit.cells import Result
 from leakbound.audit.plan import Unit
-from leakbound.types import NotApplicable
 
 LARGEST = 1_000_000
 """Parameters of a model from which its kernels are large enough to fill a processor alone."""
@@ -57,6 +57,8 @@ def run_cells(given: Sequence[plans.Cell], bench: Bench, *, pictures: bool = Tru
             observations = [round_.observation for _, round_ in played]
             sources = [cells.source_of(cell) for cell, _ in played]
             answers = attack.many(observations, sources)
+            if len(answers) != len(played):
+                raise ValueError(f"many returned {len(answers)} answers to {len(played)}")
         except Exception:  # as above
             return [cells.run_cell(cell, bench, pictures=pictures) for cell in given]
         share = (time.perf_counter() - began) / len(given)
@@ -71,7 +73,10 @@ def run_cells(given: Sequence[plans.Cell], bench: Bench, *, pictures: bool = Tru
 def _kind(unit: Unit, bench: Bench) -> object:
     if not isinstance(unit, plans.Cell) or _together(unit) == 1:
         return unit.id
-    size = bench.size(unit.model)
+    try:
+        size = bench.size(unit.model)
+    except Exception:  # as above
+        return unit.id
     if size is None or size > LARGEST:
         return unit.id
     return unit.attack, unit.model, unit.batch_size, unit.threat
@@ -82,5 +87,5 @@ def _together(unit: Unit) -> int:
         return 1
     try:
         return plans.build_attack(unit.attack).at_once
-    except (ValueError, NotApplicable):  # its record will say why
+    except Exception:  # its record will say why
         return 1

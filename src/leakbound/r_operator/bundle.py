@@ -115,7 +115,7 @@ def _chain(task: Task, dimensions: int) -> Chain | None:
     if tied or dimensions not in (2, 4):
         return None
     modules = list(_modules(model))
-    if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules()):
+    if any(_altered(module) for module in model.modules()):
         return None
     builds: list[Build] = []
     start, images = 0, dimensions == 4
@@ -137,6 +137,13 @@ def _chain(task: Task, dimensions: int) -> Chain | None:
         return None
     linear = not any(isinstance(module, nn.Conv2d) for module in modules)
     return Chain(tuple(builds), "; ".join(map(repr, modules)), linear)
+
+
+def _altered(module: nn.Module) -> bool:
+    """Whether it does something beside what its class does."""
+    before = module._forward_pre_hooks or module._backward_pre_hooks
+    after = module._forward_hooks or module._backward_hooks
+    return bool(before or after) or "forward" in vars(module)
 
 
 def _modules(model: nn.Module) -> Iterator[nn.Module]:

@@ -58,7 +58,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, size: int) -> CrossEntropy:
     chances = torch.softmax(logits, -1)
     if labels.ndim == 1:
         mass = None
-        deltas = torch.scatter(chances, 1, labels[:, None], -1.0, reduce="add")
+        deltas = torch.scatter(chances, 1, labels[:, None].long(), -1.0, reduce="add")
     else:
         mass = labels.sum(-1, keepdim=True)
         deltas = chances * mass - labels

@@ -124,7 +124,7 @@ def sensitivity(
 
 
 def _estimate(task: Task, inputs: Tensor, labels: Tensor, source: Source, how: _How) -> Sensitivity:
-    size, layers = len(inputs), chain.plan(task, inputs)
+    size, layers = len(inputs), chain.plan(task, inputs) if _a_mean(task, labels) else None
     fast = Passes(task, layers, inputs, labels, how.chunk) if layers else None
     if how.estimator == "batch":
         return _batch(task, fast, inputs, labels, source, how)
@@ -164,6 +164,16 @@ def along(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> Ten
 
     changes: Tensor = vmap(one)(directions)
     return changes
+
+
+def _a_mean(task: Task, labels: Tensor) -> bool:
+    """Whether the loss is known to be the mean of the examples' own, of any part of the batch too.
+
+    A user's may weigh examples by the whole batch, as PyTorch's does with class weights.
+    """
+    named = not labels.is_floating_point()
+    ignored = named and bool((labels < 0).any())
+    return task.loss is torch.nn.functional.cross_entropy and not ignored
 
 
 def _refuse_coupled(task: Task) -> None:
