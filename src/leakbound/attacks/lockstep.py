@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from leakbound.attacks.exact import Step
 from leakbound.attacks.terms import smooth_slopes
 from leakbound.r_operator.base import Engine, Pulled, aligned
-from leakbound.r_operator.choose import Choice
 from leakbound.types import Observation, Reconstruction
 
 if TYPE_CHECKING:
@@ -151,15 +149,11 @@ def many(
 
 def _company(search: Search) -> object:
     """Equal for searches that can go together."""
-    shared = search.plain and search.exact is not None and search.exact[0].chain is not None
-    if not shared or search.blank:
+    if not search.plain or search.exact is None or search.blank:
         return id(search)
-    choice, step = _exact(search)
-    assert choice.chain is not None  # as asked
+    choice, step = search.exact
+    if choice.chain is None:
+        return id(search)
     inputs = search.inputs
-    return choice.chain.name, step.rows, tuple(inputs.shape), inputs.dtype, search.labels.ndim
-
-
-def _exact(search: Search) -> tuple[Choice, Step]:
-    assert search.exact is not None  # as asked
-    return search.exact
+    shape = step.rows, tuple(inputs.shape), inputs.dtype, inputs.device
+    return choice.chain.name, shape, search.labels.ndim
