@@ -45,11 +45,11 @@ def test_claim_2_1_error_over_width(activation, batch, method):
 
 
 def test_claim_2_2_clipping_changes_nothing():
-    """Exact for a power of two; any other scale up to rounding."""
+    """Up to rounding and the decomposition's tolerance: its restarts are drawn anew."""
     plain = trial.run(replace(SMALL, batch=2), 0)
-    for level, slack in ((2.0, 0.0), (16.0, 0.0), (7.3, 1e-7)):
+    for level in (2.0, 16.0, 7.3):
         clipped = trial.run(replace(SMALL, batch=2, defense="clipping", level=level), 0)
-        assert abs(clipped.error - plain.error) <= slack
+        assert abs(clipped.error - plain.error) <= 1e-7
 
 
 def test_claim_2_3_noise_is_flat_then_linear():
