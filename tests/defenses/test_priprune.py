@@ -20,7 +20,7 @@ from leakbound.defenses import (
 )
 from leakbound.defenses.priprune import TYPICAL, Belief, importance
 from leakbound.protocol import play, resolve, step
-from leakbound.random import normal, secure, stream
+from leakbound.random import normal, secure, stream, uniform
 from leakbound.types import Guarantee, LocalPlan, Task, Unit, Unknown, Update
 
 close = torch.testing.assert_close
@@ -368,3 +368,23 @@ def test_wrong_values_are_named(bad, says):
 def test_beliefs_are_probabilities():
     belief = Belief(torch.tensor([0.0, 2.0]), torch.zeros(2), torch.zeros(2))
     np.testing.assert_allclose(belief.alpha, [0.5, 1 / (1 + np.exp(-2))], rtol=1e-6)
+
+
+@pytest.mark.parametrize("compose", ["sampled", "last"])
+def test_blocks_have_the_bits_of_the_whole(compose):
+    task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(501, 301)))  # two blocks and an odd rest
+    defense = PriPrune(compose=compose, start=0.4)
+    row = _draw(task, "row")
+    first = defense.begin(task, None, stream(0))[1]
+    _, state = defense.transform(Update(row[None], Unit.CLIENT, (1,)), first, None, stream(0))
+    own, kept = defense.begin(task, state, stream(1))
+    noise = uniform(row.shape, stream(1), like=row).clamp_min(torch.finfo(row.dtype).tiny).logit()
+    assert torch.equal(kept.own.noise, noise)
+    mine = ~state.sent if compose == "last" else noise <= state.own.logits
+    start = torch.where(mine & state.exists, state.weights, task.parameters)
+    assert torch.equal(own.parameters, start)
+    sent, after = defense.transform(Update(row[None], Unit.CLIENT, (1,)), kept, None, stream(1))
+    assert torch.equal(after.weights, torch.add(start, row, alpha=-kept.rate))
+    change = (task.parameters - start).div(kept.rate).add(row)
+    assert torch.equal(sent.rows[0], change * after.sent)
+    assert torch.equal(after.sent, ~((after.own.logits > 0) & kept.exists))

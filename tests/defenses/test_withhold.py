@@ -22,6 +22,7 @@ from leakbound.defenses import (
     chain,
     dp_sgd,
 )
+from leakbound.defenses.withhold import _choose, _first
 from leakbound.protocol import resolve, step
 from leakbound.random import secure, stream
 from leakbound.types import Exact, Guarantee, LocalPlan, Task, Unit, Unknown, Update
@@ -316,3 +317,30 @@ def test_brute_force_over_many_shapes():
         want = np.ones(len(row), bool)
         want[order[: math.floor(rate * 3 * size + 1e-9)]] = False
         np.testing.assert_array_equal(mask, want)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("case", ["normal", "product", "zeros", "all alike", "sorted"])
+def test_the_first_of_many_values(kind, case):
+    rows, columns = 401, 392  # a step through them in even strides sees one column
+    across = torch.arange(columns).double() if case == "product" else torch.ones(columns)
+    values = torch.randn(rows, columns, generator=stream(0, case), dtype=kind).abs() * across
+    values = values.to(kind).flatten()
+    if case == "zeros":
+        values[torch.rand(len(values), generator=stream(0, "gone")) < 0.6] = 0.0
+    values = torch.ones_like(values) if case == "all alike" else values
+    values = values.sort().values if case == "sorted" else values
+    order = np.argsort(-values.numpy(), kind="stable")
+    for count in (1, len(values) // 3, len(values) // 2, len(values) - 1, len(values)):
+        want = np.zeros(len(values), bool)
+        want[order[:count]] = True
+        np.testing.assert_array_equal(_first(values, count), want)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.float32, torch.float64])
+def test_a_choice_by_bits_is_a_choice(kind):
+    yes, no = (torch.randn(2, 999, generator=stream(0, "both"))).to(kind)
+    yes[:3], no[1:4] = torch.tensor([-0.0, float("inf"), float("nan")]), float("-inf")
+    mask, out = torch.rand(999, generator=stream(0, "mask")) < 0.3, torch.empty_like(yes)
+    _choose(mask, yes, no, out)
+    assert out.numpy().tobytes() == torch.where(mask, yes, no).numpy().tobytes()

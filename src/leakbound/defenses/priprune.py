@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.defenses.withhold import REASON, Kept, _Withholding
+from leakbound.defenses.withhold import BLOCK, REASON, Kept, _blocks, _bytes, _choose, _Withholding
 from leakbound.random import Source, uniform
 from leakbound.types import Task, Unknown, Update
 
@@ -18,7 +18,8 @@ TYPICAL = 0.114
 """The mean probability at rest, l_pri / (l_sha N), of the paper's settings for PruneFL."""
 ADAM = (0.9, 0.999, 1e-8)
 EDGE = 1e-6
-BLOCK = 2**16
+SUMMED = 2**16
+"""How many sizes are added before the next sum: the rounding of a layer's norm hangs on it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,40 +126,57 @@ class PriPrune(_Withholding):
         sent = self._masked(update, torch.ones_like(update.rows[0]).bool())
         return replace(sent, law=Unknown(REASON))
 
+    @torch.no_grad()
     def _start(self, kept: Kept, server: Tensor, source: Source) -> tuple[Kept, Tensor]:
         belief: Belief = kept.own
-        draw = uniform(server.shape, source, like=server)
-        noise = draw.clamp_min_(torch.finfo(server.dtype).tiny).logit_()
-        kept = replace(kept, own=replace(belief, noise=noise))
-        if kept.weights is None or kept.sent is None:
-            return kept, server
-        own = ~kept.sent if self.compose == "last" else noise <= belief.logits
-        return kept, torch.where(own.logical_and_(kept.exists), kept.weights, server)
+        noise, start = torch.empty_like(server), server
+        weights, sent, least = kept.weights, kept.sent, torch.finfo(server.dtype).tiny
+        if weights is not None and sent is not None:
+            start = torch.empty_like(server)
+        for part in _blocks(((0, len(server)),)):  # the same draws as all at once
+            draw = uniform(server[part].shape, source, like=server)
+            torch.logit(draw.clamp_min_(least), out=noise[part])
+            if weights is not None and sent is not None:
+                last = self.compose == "last"
+                own = ~sent[part] if last else noise[part] <= belief.logits[part]
+                own.logical_and_(kept.exists[part])
+                _choose(own, weights[part], server[part], start[part])
+        return replace(kept, own=replace(belief, noise=noise)), start
 
+    @torch.no_grad()
     def _mask(self, change: Tensor, kept: Kept, source: Source) -> tuple[Tensor, Kept]:
         belief: Belief = kept.own
+        layers = _layers(change, kept)
         for _ in range(self.mask_steps):
-            belief = self._step(belief, change, kept)
-        share = (belief.logits > 0).logical_and_(kept.exists).logical_not_()
+            belief = self._step(belief, change, kept, layers)
+        share = torch.empty_like(kept.exists)
+        for part in _blocks(((0, len(share)),)):
+            gone = torch.gt(belief.logits[part], 0, out=share[part])
+            gone.logical_and_(kept.exists[part]).logical_not_()
         return share, replace(kept, own=replace(belief, noise=None))
 
-    def _step(self, belief: Belief, change: Tensor, kept: Kept) -> Belief:
+    def _step(self, belief: Belief, change: Tensor, kept: Kept, layers: list[_Layer]) -> Belief:
         """One step of Adam on the logits, where a weight exists."""
         beta1, beta2, tiny = ADAM
         steps = belief.steps + 1
-        first, second, logits = belief.first.clone(), belief.second.clone(), belief.logits.clone()
-        for part, slope in self._slopes(belief, change, kept):
-            slope = _there(slope, kept.exists[part])
-            first[part].lerp_(slope, 1 - beta1)
-            second[part].lerp_(slope.square_(), 1 - beta2)
+        first, second, logits = (
+            _like(old, kept.spans) for old in (belief.first, belief.second, belief.logits)
+        )
+        tops = [second[gap].max() for gap in _gaps(kept.spans, len(second))]
+        for part, slope in self._slopes(belief, change, kept, layers):
+            torch.lerp(belief.first[part], slope, 1 - beta1, out=first[part])
+            torch.lerp(belief.second[part], slope.square_(), 1 - beta2, out=second[part])
+            tops.append(second[part].max())
         unbias = 1 / (1 - beta1**steps), 1 / (1 - beta2**steps)
-        size = (second.max() * unbias[1]).sqrt()
+        size = (torch.stack(tops).max() * unbias[1]).sqrt()
         floor = (tiny * size).clamp_min(torch.finfo(size.dtype).tiny)  # slopes are tiny
         edge = torch.logit(torch.tensor(1 - EDGE)).item()
+        spare = change.new_empty(2, BLOCK)
         for part in _blocks(kept.spans):
-            size = (second[part] * unbias[1]).sqrt_().add_(floor)
-            move = (first[part] * (unbias[0] * self.mask_rate)).div_(size)
-            logits[part].sub_(move).clamp_(-edge, edge)
+            size, move = spare[:, : part.stop - part.start]
+            torch.mul(second[part], unbias[1], out=size).sqrt_().add_(floor)
+            torch.mul(first[part], unbias[0] * self.mask_rate, out=move).div_(size)
+            torch.sub(belief.logits[part], move, out=logits[part]).clamp_(-edge, edge)
         return replace(belief, logits=logits, first=first, second=second, steps=steps)
 
     def slope(self, belief: Belief, change: Tensor, kept: Kept) -> Tensor:
@@ -170,62 +188,129 @@ class PriPrune(_Withholding):
             kept: with the weights of server and client at the start of the round.
         """
         total = torch.zeros_like(change)
-        for part, slope in self._slopes(belief, change, kept):
-            total[part] = slope
+        with torch.no_grad():
+            for part, slope in self._slopes(belief, change, kept, _layers(change, kept)):
+                total[part] = slope
         return total
 
-    def _slopes(self, belief: Belief, change: Tensor, kept: Kept) -> Iterator[tuple[slice, Tensor]]:
-        """The slope in blocks that stay in the processor's cache: memory is most of the cost."""
-        count = max(1, int(kept.exists.count_nonzero()))
-        price = self.sharing or self.privacy / (TYPICAL * count)
-        for span in kept.spans:
-            each, even = _layer(change, kept, span, count)
-            for part in _blocks((span,)):
-                logits, size = belief.logits[part], change[part]
-                alpha = logits.sigmoid()
-                against = 1 - alpha  # d log alpha / d a; times alpha: d alpha / d a
-                total = price * alpha * against
-                share = torch.full_like(size, even) if even else size.abs().mul_(each)
-                share = _there(share, kept.exists[part])
-                share = share * against if self.form == "log" else share * alpha * against
-                total.sub_(share, alpha=self.privacy)
-                if (
-                    belief.noise is not None
-                    and kept.weights is not None
-                    and kept.server is not None
-                ):
-                    soft = (belief.noise[part] - logits).div_(self.temperature).sigmoid_()
-                    along = (kept.server[part] - kept.weights[part]).mul_(size)  # dL / dv
-                    along.mul_(soft).mul_(1 - soft)
-                    total.sub_(along, alpha=self.accuracy / self.temperature)
+    def _slopes(
+        self, belief: Belief, change: Tensor, kept: Kept, layers: list[_Layer]
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """The slope in blocks that stay in the processor's cache: memory is most of the cost.
+
+        A block lies in memory that the next one takes.
+        """
+        price = self.sharing or self.privacy / (TYPICAL * max(1, sum(one.count for one in layers)))
+        spare, one = change.new_empty(4, BLOCK), change.new_ones(())
+        for layer in layers:
+            for part in _blocks((layer.span,)):
+                total, alpha, against, share = spare[:, : part.stop - part.start]
+                torch.sigmoid(belief.logits[part], out=alpha)
+                torch.sub(one, alpha, out=against)  # d log alpha / d a; times alpha: d alpha / d a
+                torch.mul(alpha, price, out=total).mul_(against)
+                layer.shares(change, kept, part, share)
+                if self.form == "linear":
+                    share.mul_(alpha)
+                total.sub_(share.mul_(against), alpha=self.privacy)
+                if belief.noise is not None and kept.weights is not None:
+                    self._learn(belief, change, kept, part, (total, alpha, share))
+                if not layer.whole:
+                    total.mul_(_bytes(kept.exists[part]))
                 yield part, total
 
+    def _learn(
+        self,
+        belief: Belief,
+        change: Tensor,
+        kept: Kept,
+        part: slice,
+        spare: tuple[Tensor, Tensor, Tensor],
+    ) -> None:
+        """The loss's part of the slope, subtracted from the first of three tensors of a block."""
+        total, soft, along = spare
+        if belief.noise is None or kept.weights is None or kept.server is None:
+            return
+        torch.sub(belief.noise[part], belief.logits[part], out=soft)
+        if self.temperature != 1:
+            soft.div_(self.temperature)
+        soft.sigmoid_()
+        torch.sub(kept.server[part], kept.weights[part], out=along).mul_(change[part])  # dL / dv
+        along.mul_(soft).mul_(torch.sub(soft.new_ones(()), soft, out=soft))
+        total.sub_(along, alpha=self.accuracy / self.temperature)
 
-def _there(values: Tensor, exists: Tensor) -> Tensor:
-    """Zero where a weight is pruned; the values themselves where none is, which is faster."""
-    return values if bool(exists.all()) else values * exists.to(values.dtype)
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer's weights: how many exist, and their shares of the importance.
+
+    `each` is a layer's factor on |g|, `even` what every weight has where all gradients are zero.
+    """
+
+    span: tuple[int, int]
+    count: int
+    each: float
+    even: float
+
+    @property
+    def whole(self) -> bool:
+        """Whether no weight of the layer is pruned."""
+        return self.count == self.span[1] - self.span[0]
+
+    def shares(self, change: Tensor, kept: Kept, part: slice, out: Tensor) -> None:
+        """Write the importance of a part of the layer."""
+        if self.even:
+            out.fill_(self.even)
+        else:
+            torch.abs(change[part], out=out).mul_(self.each)
+        if not self.whole:
+            out.mul_(_bytes(kept.exists[part]))
 
 
-def _blocks(spans: tuple[tuple[int, int], ...]) -> Iterator[slice]:
-    for start, stop in spans:
-        for at in range(start, stop, BLOCK):
-            yield slice(at, min(at + BLOCK, stop))
+def _layers(change: Tensor, kept: Kept) -> list[_Layer]:
+    counts = [int(kept.exists[slice(*span)].count_nonzero()) for span in kept.spans]
+    total = max(1, sum(counts))
+    found = []
+    for span, count in zip(kept.spans, counts, strict=True):
+        whole = count == span[1] - span[0]
+        norm = sum(_size(change[b], None if whole else kept.exists[b]) for b in _sums(span))
+        each, even = (count / total / norm, 0.0) if norm > 0 else (0.0, 1 / total)
+        found.append(_Layer(span, count, each, even))
+    return found
 
 
-def _layer(change: Tensor, kept: Kept, span: tuple[int, int], total: int) -> tuple[float, float]:
-    """A layer's factor on |g|, and what every weight has where all of its gradients are zero."""
-    part = slice(*span)
-    count = int(kept.exists[part].count_nonzero())
-    sizes = (_there(change[b].abs(), kept.exists[b]) for b in _blocks((span,)))
-    norm = sum(float(size.sum(dtype=torch.float64)) for size in sizes)
-    return (count / total / norm, 0.0) if norm > 0 else (0.0, 1 / total)
+def _sums(span: tuple[int, int]) -> Iterator[slice]:
+    return _blocks((span,), SUMMED)
+
+
+def _size(change: Tensor, exists: Tensor | None) -> float:
+    """The sum of |g| over what exists."""
+    size = change.abs()
+    if exists is not None:
+        size.mul_(_bytes(exists))
+    return float(size.sum(dtype=torch.float64))
+
+
+def _gaps(spans: tuple[tuple[int, int], ...], size: int) -> Iterator[slice]:
+    """What lies between the spans, which are in order."""
+    edges = (0, *(edge for span in spans for edge in span), size)
+    for start, stop in zip(edges[::2], edges[1::2], strict=True):
+        if start < stop:
+            yield slice(start, stop)
+
+
+def _like(old: Tensor, spans: tuple[tuple[int, int], ...]) -> Tensor:
+    """A new tensor with the values of the old outside of the spans; inside there are none yet."""
+    fresh = torch.empty_like(old)
+    for gap in _gaps(spans, len(old)):
+        fresh[gap] = old[gap]
+    return fresh
 
 
 def importance(change: Tensor, kept: Kept) -> Tensor:
     """(P,) w_j: a weight's share of its layer's |g|, times the layer's share of the weights."""
-    shares, total = torch.zeros_like(change), max(1, int(kept.exists.count_nonzero()))
-    for start, stop in kept.spans:
-        each, even = _layer(change, kept, (start, stop), total)
-        size = change[start:stop].abs() * each + even
-        shares[start:stop] = size * kept.exists[start:stop]
+    shares = torch.zeros_like(change)
+    for layer in _layers(change, kept):
+        part = slice(*layer.span)
+        layer.shares(change, kept, part, shares[part])
+        shares[part].mul_(kept.exists[part])
     return shares

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from leakbound import check
@@ -17,6 +19,10 @@ from leakbound.types import ClientContext, Exact, Task, Unit, Unknown, Update
 
 RULES = ("largest", "random", "mix")
 REASON = "it holds what earlier rounds withheld"
+BLOCK = 2**16
+"""Weights that are worked on together: a few such arrays stay in the processor's cache."""
+SAMPLE = 2**14
+WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,18 +103,41 @@ class _Withholding(Defense):
         mask, kept = self._mask(change, kept, source)
         if update.mask is not None:
             mask = mask & update.mask[0]
-        weights, late = None, False
+        late = False
         if kept.start is not None and kept.server is not None:
             late = not torch.equal(kept.server, kept.start)
-            if self.pseudo:
-                weights = torch.add(kept.start, change, alpha=-kept.rate)
             if late:
-                rows = (kept.server - kept.start).div_(kept.rate).add_(change)[None]
-                update = update.opaque(rows, f"{self!r} came after the noise")
-        sent = self._masked(update, mask)
+                update = update.opaque(update.rows, f"{self!r} came after the noise")
+        rows, weights = self._trained(change, kept, mask, late)
+        sent = replace(self._told(update), rows=rows[None], mask=mask[None])
         if late and isinstance(sent.law, Exact):
             sent = replace(sent, law=Unknown(REASON))
         return sent, replace(kept, weights=weights, sent=mask, server=None, start=None)
+
+    @torch.no_grad()
+    def _trained(
+        self, change: Tensor, kept: Kept, mask: Tensor, late: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """What is sent, in gradient units and zero where it is withheld, and the weights kept."""
+        rows, weights = torch.empty_like(change), None
+        start, server = kept.start, kept.server
+        if start is not None and self.pseudo:
+            weights = torch.empty_like(start)
+        for part in _blocks(((0, len(change)),)):
+            own = change[part]
+            if start is not None and weights is not None:
+                torch.add(start[part], own, alpha=-kept.rate, out=weights[part])
+            if late and start is not None and server is not None:
+                own = torch.sub(server[part], start[part], out=rows[part])
+                own.div_(kept.rate).add_(change[part])
+            torch.mul(own, _bytes(mask[part]), out=rows[part])
+        return rows, weights
+
+    def _told(self, update: Update) -> Update:
+        """What masking does to all but rows and mask: it is masked on no coordinates."""
+        mask = None if update.mask is None else update.mask[:, :0]
+        none = replace(update, rows=update.rows[:, :0], mask=mask)
+        return self._masked(none, torch.ones_like(none.rows[0]).bool())
 
     def _mask(self, change: Tensor, kept: Kept, source: Source) -> tuple[Tensor, Kept]:
         raise NotImplementedError
@@ -186,7 +215,12 @@ class Withhold(_Withholding):
     def _start(self, kept: Kept, server: Tensor, source: Source) -> tuple[Kept, Tensor]:
         if kept.weights is None or kept.sent is None:
             return kept, server
-        return kept, torch.where((~kept.sent).logical_and_(kept.exists), kept.weights, server)
+        start = torch.empty_like(server)
+        with torch.no_grad():
+            for part in _blocks(((0, len(server)),)):
+                own = kept.sent[part].logical_not().logical_and_(kept.exists[part])
+                _choose(own, kept.weights[part], server[part], start[part])
+        return kept, start
 
     def _mask(self, change: Tensor, kept: Kept, source: Source) -> tuple[Tensor, Kept]:
         largest = {"largest": 1.0, "random": 0.0, "mix": self.share}[self.rule] * self.rate
@@ -198,7 +232,9 @@ class Withhold(_Withholding):
             count = int(exists.count_nonzero())
             total = math.floor(self.rate * count + 1e-9)
             top = math.floor(largest * count + 1e-9) if largest < self.rate else total
-            size = torch.where(exists, change[start:stop].abs(), -1.0)
+            size = change[start:stop].abs()
+            if count < len(size):
+                size.masked_fill_(exists.logical_not(), -1.0)
             gone[start:stop] = _first(size, top)
             if draw is not None:
                 left = exists & ~gone[start:stop]
@@ -230,16 +266,70 @@ def _exists(task: Task, spans: tuple[tuple[int, int], ...]) -> Tensor:
     return found if task.kept is None else found & task.kept
 
 
+def _blocks(spans: tuple[tuple[int, int], ...], size: int = BLOCK) -> Iterator[slice]:
+    """The spans in slices of `size`, the last of each shorter.
+
+    `BLOCK` is a multiple of all that torch computes at once, so that the bits are those of the
+    whole: the rest of a tensor it computes one by one, and the last bits may differ.
+    """
+    for start, stop in spans:
+        for at in range(start, stop, size):
+            yield slice(at, min(at + size, stop))
+
+
+def _bytes(mask: Tensor) -> Tensor:
+    """The same memory as 0 and 1, of which torch makes floats faster than of booleans."""
+    return mask.view(torch.uint8)
+
+
+def _choose(mask: Tensor, yes: Tensor, no: Tensor, out: Tensor) -> None:
+    """`torch.where` on a block, by bits: no branch, which a random mask makes slow."""
+    whole = WHOLE[out.element_size()]
+    bits, other = out.view(whole), no.view(whole)
+    torch.bitwise_xor(yes.view(whole), other, out=bits)
+    bits.mul_(_bytes(mask).to(whole)).bitwise_xor_(other)
+
+
 def _first(values: Tensor, count: int) -> Tensor:
     """Mask of the `count` largest values; of equal ones, the first."""
     if count == 0:
         return torch.zeros_like(values, dtype=torch.bool)
     place = len(values) - count
     if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
-        least = float(np.partition(values.detach().numpy(), place)[place])  # many times faster
+        least = _ranked(values.detach().numpy(), place)  # many times faster
     else:
         least = float(values.kthvalue(place + 1).values)
     mask = values > least
-    equal = (values == least).nonzero().squeeze(1)
-    mask[equal[: count - int(mask.count_nonzero())]] = True
+    missing = count - int(mask.count_nonzero())
+    for part in _blocks(((0, len(values)),)):
+        if missing == 0:
+            break
+        equal = (values[part] == least).nonzero().squeeze(1)[:missing]
+        mask[part][equal] = True
+        missing -= len(equal)
     return mask
+
+
+def _ranked(values: NDArray[Any], place: int) -> float:
+    """The value at `place` in order, from 0: by sorting the few that lie around it.
+
+    A sample says between which two values it lies, most probably; counting says whether it does.
+    Else, or of few values, all are copied, and fresh memory costs more than sorting.
+    """
+    size = len(values)
+    if size <= 4 * SAMPLE:
+        return float(np.partition(values, place)[place])
+    golden = int(size * (5**0.5 - 1) / 2)  # no step that a layer's shape may share
+    sample = np.sort(values[np.arange(SAMPLE) * golden % size])
+    at, room = place * SAMPLE // size, SAMPLE // 50
+    low, high = sample[max(0, at - room)], sample[min(SAMPLE - 1, at + room)]
+    below, near = 0, []
+    for part in _blocks(((0, size),)):
+        block = values[part]
+        below += int((block < low).sum())
+        near.append(block[(block >= low) & (block <= high)])
+    if not below <= place < below + sum(map(len, near)):
+        return float(np.partition(values, place)[place])
+    if low == high:
+        return float(low)
+    return float(np.partition(np.concatenate(near), place - below)[place - below])
