@@ -53,6 +53,11 @@ def test_finite_counts_the_bad_entries():
     check.finite("x", torch.ones(3))
     with pytest.raises(ValueError, match="x holds 2 of 3 entries that are NaN or infinite"):
         check.finite("x", torch.tensor([1.0, float("nan"), float("inf")]))
+    with pytest.raises(ValueError, match="x holds 2 of 2 entries that are NaN or infinite"):
+        check.finite("x", torch.tensor([float("inf"), -float("inf")]))
+    with pytest.raises(ValueError, match="x holds 1 of 2 entries that are NaN or infinite"):
+        check.finite("x", torch.tensor([1.0, float("inf")]))
+    check.finite("x", torch.full((9,), 3e38))  # the sum is not, and says nothing
 
 
 def test_labels():

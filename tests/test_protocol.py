@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from leakbound.attacks import Attack
-from leakbound.client import gradient
+from leakbound.client import gradient, respond
 from leakbound.defenses import Clip, ClipExamples, GaussianNoise, SecureAggregation, chain, dp_sgd
 from leakbound.protocol import play, send
 from leakbound.random import normal, secure, stream
+from leakbound.sensitivity import example_gradients
 from leakbound.types import Batch, Gaussian, Server, Task, ThreatModel, Unit
 
 
@@ -163,3 +164,17 @@ def test_only_a_malicious_server_plants(server):
     wanted = gradient(seen.task, *(lambda b: (b.inputs, b.labels))(_batch(1)))
     assert torch.equal(seen.update.rows[0], wanted)
     assert torch.equal(task.parameters, _task().parameters)
+
+
+def test_the_clients_quick_gradients_are_the_plain_ones():
+    task, defense = _task().to("cpu", torch.float64), dp_sgd(5.0, 0.01)
+    batch = Batch(_batch(3).inputs.double(), _batch(3).labels)
+    quick = send(task, batch, defense, stream(0, "noise")).rows
+    plain = respond(task, batch, defense, stream(0, "noise"))[0].rows.mean(0, keepdim=True)
+    torch.testing.assert_close(quick, plain, rtol=1e-10, atol=1e-12)
+    doubled = respond(task, batch, defense, stream(0, "noise"), each=_twice)[0].rows
+    assert not torch.allclose(doubled, plain)
+
+
+def _twice(task, inputs, labels):
+    return 2 * example_gradients(task, inputs, labels)

@@ -6,7 +6,7 @@ All functions are differentiable in the inputs (and in soft labels), to any orde
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -162,7 +162,13 @@ def local_update(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
     return total
 
 
-def rows(task: Task, inputs: Tensor, labels: Tensor, unit: Unit) -> Tensor:
+Each = Callable[[Task, Tensor, Tensor], Tensor]
+"""What computes every example's own gradient: `example_gradients`, or as it without slopes."""
+
+
+def rows(
+    task: Task, inputs: Tensor, labels: Tensor, unit: Unit, each: Each = example_gradients
+) -> Tensor:
     """One client's rows before any defense: (B, P) for EXAMPLE, (1, P) for CLIENT.
 
     Raises:
@@ -180,7 +186,7 @@ def rows(task: Task, inputs: Tensor, labels: Tensor, unit: Unit) -> Tensor:
                 f"steps is {task.plan.steps} and batch_size {task.plan.batch_size}; a defense on "
                 "every example's gradient needs a local plan of 1 step on the full batch"
             )
-        return example_gradients(task, inputs, labels)
+        return each(task, inputs, labels)
     return local_update(task, inputs, labels)[None]
 
 
@@ -232,17 +238,22 @@ def _sent(parts: list[Tensor], defense: Release | None) -> Tensor:
 
 
 def respond(
-    task: Task, batch: Batch, defense: Release, source: Source, state: Any = None
+    task: Task,
+    batch: Batch,
+    defense: Release,
+    source: Source,
+    state: Any = None,
+    each: Each = example_gradients,
 ) -> tuple[Update, Any]:
     """One client's defended update before any aggregation, and what the client keeps.
 
     The client's round; also an attacker's, who replays it on a guess. `state` is what this function
-    returned in the round before, None in the first.
+    returned in the round before, None in the first; `each` computes examples' gradients.
     """
     alone, _ = defense.sides
     state = alone.init(task) if state is None else state
     own, state = alone.begin(alone.prepare(task, source), state, source)
-    plain = rows(own, batch.inputs, batch.labels, defense.starts).detach()
+    plain = rows(own, batch.inputs, batch.labels, defense.starts, each).detach()
     if not alone.gives_bound:  # else no error may tell whose gradient is not finite
         check.finite("the client's gradient", plain)
     examples = (1,) * batch.size if defense.starts is Unit.EXAMPLE else (batch.size,)

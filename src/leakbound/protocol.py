@@ -12,6 +12,7 @@ from leakbound.attacks.base import Attack
 from leakbound.client import batch_statistics, respond
 from leakbound.defenses.base import Chain, Defense, State, chain
 from leakbound.random import Source
+from leakbound.sensitivity import example_gradients
 from leakbound.types import (
     Batch,
     NotApplicable,
@@ -63,7 +64,7 @@ def step(
     check.finite("inputs", batch.inputs)
     check.within("inputs", batch.inputs, task.input_range)
     check.labels(batch.labels, task.label_range)
-    return respond(task, batch, defense, source, state)
+    return respond(task, batch, defense, source, state, example_gradients)
 
 
 def resolve(defense: Defense, task: Task, examples: int, previous: Chain | None = None) -> Chain:

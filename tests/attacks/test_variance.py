@@ -253,3 +253,34 @@ def test_a_public_law_is_weighed_as_its_density_says(defense):
         wanted.append(-density.logpdf((seen.update.rows[0] - mean)[some].numpy()))
     assert found[1] - found[0] == pytest.approx(wanted[1] - wanted[0], rel=1e-6)
     assert found[1] > found[0]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_values_alone_are_those_that_have_slopes(size):
+    task = wide_task().to("cpu", torch.float64)
+    batch = Batch(images(size, 5).inputs.double(), images(size, 5).labels)
+    observation = seen(LocalOptimalNoise(0.1), batch, task)
+    x = batch.inputs * 0.9
+    given = {"floor": 1e-6, "freedom": 3.0}
+    with torch.no_grad():
+        quick = negative_log_likelihood(observation, task, x, batch.labels, **given)
+    leaf = x.clone().requires_grad_()
+    plain = negative_log_likelihood(observation, task, leaf, batch.labels, **given)
+    assert plain[0].requires_grad
+    torch.testing.assert_close(quick, (plain[0].detach(), plain[1]), rtol=1e-10, atol=1e-12)
+
+
+def test_the_span_of_public_images_is_found_once(monkeypatch):
+    observations = [seen(LocalOptimalNoise(LOUD), seed=seed) for seed in (0, 1)]
+    public = observations[0].auxiliary
+    observations[1] = replace(observations[1], auxiliary=public)
+    attack = LawEvolution(components=4, population=4, generations=1)
+    first = attack(observations[1], stream(0))
+    calls, real = [], torch.linalg.svd
+    monkeypatch.setattr(torch.linalg, "svd", lambda *a, **k: calls.append(1) or real(*a, **k))
+    assert same_bits(attack(observations[1], stream(0)).inputs, first.inputs)
+    attack(observations[0], stream(0))
+    assert not calls
+    other = replace(observations[0], auxiliary=Batch(public.inputs.clone(), public.labels))
+    attack(other, stream(0))
+    assert len(calls) == 1

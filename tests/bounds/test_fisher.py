@@ -1,16 +1,20 @@
 """The Fisher information of a release, against Jacobians by finite differences and densities."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from leakbound.bounds import GaussianPrior, full_floor, tight_trace_floor, trace_floor
+from leakbound.bounds import GaussianPrior, fisher, full_floor, tight_trace_floor, trace_floor
 from leakbound.bounds.fisher import Channel, batches, fisher_matrix, fisher_operator, fisher_trace
 from leakbound.client import gradient, pure_simulate, simulate
 from leakbound.defenses import (
     Clip,
+    Defense,
     GaussianNoise,
     LaplaceNoise,
+    LocalAggregation,
     LocalOptimalNoise,
     LocalOptimalPruning,
     OptimalNoise,
@@ -20,9 +24,9 @@ from leakbound.defenses import (
     whitened_dp_sgd,
 )
 from leakbound.protocol import resolve, send
-from leakbound.random import stream
+from leakbound.random import normal, stream
 from leakbound.testing.common import small_batch, small_task
-from leakbound.types import Batch, NotApplicable, Task
+from leakbound.types import Batch, Gaussian, LocalPlan, NotApplicable, Task, Unit
 
 STEP = 1e-6
 
@@ -213,3 +217,42 @@ def test_a_linear_gaussian_release_end_to_end(noise):
     error = np.std(errors) / len(errors) ** 0.5
     assert abs(np.mean(errors) - exact) < 4 * error
     assert np.mean(errors) > 0.5 * exact
+
+
+@pytest.mark.parametrize(
+    "defense", [GaussianNoise(0.1), LocalOptimalNoise(0.1), Clip(0.3)], ids=str
+)
+def test_a_plain_gradient_moves_as_what_is_expected_does(task, batch, defense, monkeypatch):
+    whole = chain(defense, GaussianNoise(0.1)) if isinstance(defense, Clip) else defense
+    channel, _, _ = channel_of(task, batch, whole)
+    assert fisher._is_gradient(channel) == (not isinstance(defense, Clip))
+    shape = (3, *batch.inputs.shape)
+    ways = normal(shape, stream(0, "ways"), like=batch.inputs)
+    found = fisher._mean_moved(channel, batch, ways)
+    monkeypatch.setattr(fisher, "_is_gradient", lambda channel: False)
+    plain = fisher._mean_moved(channel, batch, ways)
+    torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-12)
+
+
+class _Each(Defense):
+    accepts = frozenset({Unit.EXAMPLE})
+
+
+def test_what_is_no_plain_gradient_is_told_apart(task, batch):
+    noise = GaussianNoise(0.1)
+    for defense in (chain(LocalAggregation(2), noise), dp_sgd(noise_multiplier=0.1)):
+        ready = resolve(defense, task, batch.size)
+        own = ready.prepare(task, stream(0, "own"))
+        assert not fisher._is_gradient(Channel(own, ready, Gaussian(0.01)))
+    assert not fisher._is_gradient(Channel(task, chain(_Each()), Gaussian(0.01)))
+    parts = Channel(replace(task, plan=LocalPlan(batch_size=1)), None, Gaussian(0.01))
+    assert not fisher._is_gradient(parts)
+    assert fisher._is_gradient(Channel(task, None, Gaussian(0.01)))
+
+
+def test_a_mask_stays_on_what_moves(task, batch):
+    mask = (torch.arange(len(task.parameters)) % 2 > 0)[None]
+    masked = Channel(task, None, Gaussian(0.01), mask)
+    found = fisher._mean_moved(masked, batch, torch.ones_like(batch.inputs)[None])
+    assert bool((found[:, ~mask[0]] == 0).all())
+    assert bool((found != 0).any())

@@ -225,7 +225,7 @@ def _rounds(defense, task, count):
 @pytest.mark.parametrize("every", [1, 3])
 def test_it_is_decided_anew_every_few_rounds(task, few, every, monkeypatch):
     calls = []
-    real = module.expected.__wrapped__
+    real = module._expected
 
     def spy(*arguments):
         calls.append(arguments)
@@ -328,10 +328,21 @@ def test_moments_are_the_same_in_parts(task, few, monkeypatch):
     public, settings = replace(task, public=few), PublicShape("energy", correlation="layers")
     whole = public_shape(settings, public, 2)
     monkeypatch.setattr(module, "PART", 2)
-    parts = public_shape.__wrapped__(settings, public, 2)
+    parts = module._public_shape(settings, public, 2)
     assert len(list(module._samples(settings, public))) == 3
     sample = torch.cat(list(module._samples(settings, public)))
     assert len(sample) == 5
     monkeypatch.setattr(module, "_samples", lambda *_: iter([sample]))
-    close(parts.dense(), public_shape.__wrapped__(settings, public, 2).dense())
+    close(parts.dense(), module._public_shape(settings, public, 2).dense())
     close(float(whole.diagonal.mean()), 1.0)
+
+
+def test_it_is_decided_once_for_all_levels_and_attacks(task, few, monkeypatch):
+    tasks = [replace(task, public=few, parameters=task.parameters + i) for i in range(5)]
+    made, real = [], module._public_shape
+    monkeypatch.setattr(module, "_public_shape", lambda *a: made.append(a) or real(*a))
+    for level in (0.1, 0.2):
+        for size in (1, 2):
+            for own in tasks:
+                OptimalNoise(level).resolve(own, size)
+    assert len(made) == 2 * len(tasks)

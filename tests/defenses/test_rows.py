@@ -91,3 +91,15 @@ def test_the_imitated_sign_is_smooth_and_has_the_signs():
 def test_clip_norm_is_checked(kind, value):
     with pytest.raises(ValueError, match="clip_norm"):
         kind(value)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_an_example_that_is_not_finite_adds_nothing_and_large_ones_stay(bad):
+    rows = torch.tensor([[3.0, 4.0], [1.0, bad], [3e38, 3e38]], dtype=torch.float64)
+    given = Update(rows, Unit.EXAMPLE, (1, 1, 1))
+    found = ClipExamples(1.0).transform(given, None, None, stream(0))[0].rows
+    wanted = torch.tensor([[0.6, 0.8], [0.0, 0.0], [0.5**0.5, 0.5**0.5]], dtype=torch.float64)
+    torch.testing.assert_close(found, wanted)
+    single = torch.full((1, 2), 3e38)  # its sum overflows, its entries do not
+    kept = ClipExamples(1e38).transform(Update(single, Unit.EXAMPLE, (1,)), None, None, stream(0))
+    assert kept[0].rows.isfinite().all()

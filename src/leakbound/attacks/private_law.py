@@ -17,6 +17,7 @@ from leakbound.attacks.base import Attack, boxed, expected_rows, seen_task
 from leakbound.client import respond
 from leakbound.covariance import Structured
 from leakbound.random import Source
+from leakbound.sensitivity import example_gradients
 from leakbound.types import (
     Batch,
     Exact,
@@ -179,7 +180,7 @@ def replay(
 
 
 def _sent(observation: Observation, defense: Release, one: Batch, source: Source) -> Update:
-    update, _ = respond(observation.task, one, defense, source)
+    update, _ = respond(observation.task, one, defense, source, each=example_gradients)
     together = defense.sides[1]
     update, _ = together.transform(
         Update.stack([update]), together.init(observation.task), None, source

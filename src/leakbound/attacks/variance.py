@@ -23,6 +23,7 @@ from leakbound.attacks.private_law import (
     negative_log_likelihood,
 )
 from leakbound.random import normal, uniform
+from leakbound.recent import Recent
 from leakbound.types import Batch, NotApplicable, Observation, Reconstruction, Task
 
 TRACE_POINTS = 50
@@ -271,11 +272,7 @@ class LawEvolution(Attack):
         public = observation.auxiliary
         if public is None or public.size < 2:
             raise NotApplicable("it searches the span of public images, and there are none")
-        flat = public.inputs.flatten(1).to(task.parameters)
-        center = flat.mean(0)
-        basis = torch.linalg.svd(flat - center, full_matrices=False).Vh[: self.components]
-        known = (flat - center) @ basis.T
-
+        center, basis, known = _principal(public, task.parameters, self.components)
         low, high = task.input_range
         least = low + self.lift * (high - low)
 
@@ -323,6 +320,21 @@ class LawEvolution(Attack):
             if now < lowest:
                 best, lowest = middle, now
         return best, trace
+
+
+_SPANS = Recent[tuple[Tensor, Tensor, Tensor]](2**26)
+
+
+def _principal(public: Batch, like: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Center (D,), leading principal components (k, D) and coefficients (n, k) of the images."""
+
+    def find() -> tuple[Tensor, Tensor, Tensor]:
+        flat = public.inputs.flatten(1).to(like)
+        center = flat.mean(0)
+        basis = torch.linalg.svd(flat - center, full_matrices=False).Vh[:most].clone()
+        return center, basis, (flat - center) @ basis.T
+
+    return _SPANS.get((public, like.dtype, like.device, most), find)
 
 
 def _by_label(known: Tensor, own: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

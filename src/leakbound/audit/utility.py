@@ -12,13 +12,14 @@ from leakbound import client
 from leakbound.audit.bench import Bench
 from leakbound.audit.plan import UtilityCell, build_defense
 from leakbound.defenses.base import Chain, State
+from leakbound.pools import quick
 from leakbound.protocol import resolve, step
 from leakbound.random import permutation, stream
 from leakbound.types import Batch, Task, Update
 
-EVALUATED, TOGETHER = 1000, 100
-"""Images that a loss is measured on, and how many go through the model at once: a few hundred
-leave the processor's cache, which takes twice as long."""
+EVALUATED, TOGETHER = 1000, 25
+"""Images that a loss is measured on, and how many go through the model at once: more leave the
+processor's cache, which takes twice as long."""
 MARKS = tuple(5 * 2**i for i in range(16))
 
 
@@ -123,7 +124,7 @@ def _accuracy(task: Task, bench: Bench) -> float:
 
 
 def _outputs(task: Task, batch: Batch) -> Tensor:
-    with torch.no_grad():
+    with torch.no_grad(), quick(task.model):
         parts = list(torch.split(batch.inputs, TOGETHER))
         if task.coupled and len(parts) > 1 and len(parts[-1]) == 1:
             parts[-2:] = [torch.cat(parts[-2:])]  # one image alone has no statistics

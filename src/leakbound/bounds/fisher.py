@@ -21,7 +21,8 @@ from torch.func import jvp, vjp, vmap
 from leakbound.client import pure_simulate
 from leakbound.covariance import Structured
 from leakbound.random import Source, normal
-from leakbound.types import Batch, Gaussian, Law, NotApplicable, Release, Task, Unknown
+from leakbound.sensitivity import moved
+from leakbound.types import Batch, Gaussian, Law, NotApplicable, Release, Task, Unit, Unknown
 
 Array = NDArray[np.float64]
 CHUNK_BYTES = 1 << 28
@@ -191,6 +192,18 @@ def batches(public: Batch, size: int, count: int) -> Iterator[Batch]:
 
 def _moved(channel: Channel, batch: Batch, directions: Tensor) -> tuple[Tensor, Tensor | None]:
     """Changes (k, P) of the noise-free release and of the log variances along directions."""
+    mean = _mean_moved(channel, batch, directions)
+    if channel.variance(batch.inputs, batch.labels) is None:
+        return mean, None
+    pattern = _part(_log_variance(channel), batch.labels)
+    slopes = [jvp(pattern, (batch.inputs,), (d,))[1] for d in directions]
+    return mean, torch.stack(slopes)
+
+
+def _mean_moved(channel: Channel, batch: Batch, directions: Tensor) -> Tensor:
+    if _is_gradient(channel):
+        changes = moved(channel.task, batch.inputs, batch.labels, directions)[1]
+        return changes if channel.mask is None else changes * channel.mask[0]
     of = _part(channel.expected, batch.labels)
 
     def along(direction: Tensor) -> Tensor:
@@ -198,11 +211,19 @@ def _moved(channel: Channel, batch: Batch, directions: Tensor) -> tuple[Tensor, 
         return change
 
     mean: Tensor = vmap(along)(directions)
-    if channel.variance(batch.inputs, batch.labels) is None:
-        return mean, None
-    pattern = _part(_log_variance(channel), batch.labels)
-    slopes = [jvp(pattern, (batch.inputs,), (d,))[1] for d in directions]
-    return mean, torch.stack(slopes)
+    return mean
+
+
+def _is_gradient(channel: Channel) -> bool:
+    """Whether what is sent without noise is the batch's gradient itself, but for a mask."""
+    defense, plan = channel.defense, channel.task.plan
+    if plan.steps > 1 or plan.batch_size is not None:
+        return False
+    if defense is None or defense.starts is not Unit.CLIENT:
+        return defense is None
+    alone, together = defense.sides
+    probe = channel.task.parameters.detach()[None]
+    return together.imitate(alone.imitate(probe)) is probe
 
 
 def _log_variance(channel: Channel) -> Callable[[Tensor, Tensor], Tensor]:

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.client import pure_gradient
 from leakbound.covariance import Structured
 from leakbound.defenses.allocation import RULES, shape, with_floor, with_rms, with_utility
 from leakbound.defenses.base import Defense, State, tiny_covariance
 from leakbound.defenses.private import batch_sensitivity
 from leakbound.defenses.public import LEAST, PublicShape, expected, public_shape
 from leakbound.random import Source, normal, stream
-from leakbound.sensitivity import along
+from leakbound.sensitivity import moved
 from leakbound.types import (
     ClientContext,
     Gaussian,
@@ -323,8 +322,8 @@ class LocalOptimalNoise(_Noise):
         """What a guess would have got, along fixed directions: differentiable."""
         shape_of = (self.directions, *inputs.shape)
         directions = normal(shape_of, stream(0, "guess", "directions"), like=inputs)
-        changes = along(task, inputs, labels, directions)
-        return self._variances(changes.square().mean(0), pure_gradient(task, inputs, labels), task)
+        gradient, changes = moved(task, inputs, labels, directions)
+        return self._variances(changes.square().mean(0), gradient, task)
 
     def _variances(self, s: Tensor, g: Tensor, task: Task) -> Tensor:
         if self.clamp is not None:

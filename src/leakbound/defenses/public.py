@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.client import example_gradients
 from leakbound.covariance import Kronecker, Structured
 from leakbound.defenses.allocation import RULES, shape
 from leakbound.random import normal, stream
-from leakbound.sensitivity import example_changes, sensitivity
+from leakbound.recent import Recent
+from leakbound.sensitivity import example_changes, example_gradients, sensitivity
 from leakbound.types import Batch, NotApplicable, Task
 
 LEAST = 1e-4
@@ -74,7 +73,11 @@ class Expected:
     g2: Tensor
 
 
-@lru_cache(maxsize=2)  # entries hold tensors as large as the model
+_EXPECTED = Recent[Expected]()
+_SHAPES = Recent["Tensor | Structured"]()
+"""An audit asks for the same models again with every attack and noise level."""
+
+
 def expected(task: Task, examples: int, images: int, clamp: float | None) -> Expected:
     """E||dg_i/dx||² and E g_i² for batches of `examples` images, from `images` public ones.
 
@@ -84,6 +87,11 @@ def expected(task: Task, examples: int, images: int, clamp: float | None) -> Exp
     Raises:
         NotApplicable: the task has no public data, or with a clamp fewer than `examples`.
     """
+    key = (task, examples, images, clamp)
+    return _EXPECTED.get(key, lambda: _expected(task, examples, images, clamp))
+
+
+def _expected(task: Task, examples: int, images: int, clamp: float | None) -> Expected:
     public = _public(task, images)
     source = stream(0, "public", "sensitivity")
     if clamp is not None:
@@ -93,7 +101,7 @@ def expected(task: Task, examples: int, images: int, clamp: float | None) -> Exp
     squares = torch.zeros_like(s)
     for at in range(0, public.size, PART):
         part = slice(at, at + PART)
-        each = example_gradients(task, public.inputs[part], public.labels[part]).detach()
+        each = example_gradients(task, public.inputs[part], public.labels[part])
         total, squares = total + each.sum(0), squares + each.square().sum(0)
     n = public.size
     second = squares / n
@@ -128,9 +136,13 @@ def _public(task: Task, images: int) -> Batch:
     return Batch(task.public.inputs[:images], task.public.labels[:images])
 
 
-@lru_cache(maxsize=2)
 def public_shape(settings: PublicShape, task: Task, examples: int) -> Tensor | Structured:
     """Variances (P,), or a covariance with a low-rank part, of mean variance 1."""
+    key = (settings, task, examples)
+    return _SHAPES.get(key, lambda: _public_shape(settings, task, examples))
+
+
+def _public_shape(settings: PublicShape, task: Task, examples: int) -> Tensor | Structured:
     known = expected(task, examples, settings.images, settings.clamp)
     if settings.correlation != "none":
         make = _by_layer if settings.correlation == "layers" else _low_rank
@@ -158,7 +170,7 @@ def _samples(settings: PublicShape, task: Task) -> Iterator[Tensor]:
         part = slice(at, at + PART)
         inputs, labels = public.inputs[part], public.labels[part]
         directions = normal(inputs.shape, source, like=inputs)
-        yield example_changes(task, inputs, labels, directions).detach()
+        yield example_changes(task, inputs, labels, directions)
 
 
 def _by_layer(settings: PublicShape, task: Task, s: Tensor) -> Structured:

@@ -88,9 +88,9 @@ class ClipExamples(Defense):
                 f"{self!r} got gradients of type {rows.dtype}, in which norms are too coarse for "
                 "its guarantee; train in float32"
             )
-        rows = clip_rows(
-            torch.where(rows.isfinite().all(1, keepdim=True), rows, 0.0), self.clip_norm
-        )
+        if not bool(rows.sum().isfinite()):  # one entry that is not finite makes the sum so
+            rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, 0.0)
+        rows = clip_rows(rows, self.clip_norm)
         reason = f"{self!r} came after the noise"
         return update.opaque(rows, reason, bound=self.clip_norm), state
 

@@ -119,6 +119,19 @@ class Point:
                 parts[name + part] = value
         return self._joined(parts)
 
+    def each(self, ways: Tensor | None = None) -> Tensor:
+        """Every example's own gradient (n, P), or its change along its own direction (n, *S)."""
+        found: list[tuple[str, dict[str, Tensor]]] = []
+        if ways is None:
+            for name, step, delta in self._weighted():
+                found.append((name, products.each_gradient(step.module, step.seen, delta)))
+        else:
+            for name, step, delta, moved, change in self._moved(ways[None]):
+                own = products.each_change(step.module, step.seen, moved, delta, change)
+                found.append((name, own))
+        parts = {name + part: value for name, own in found for part, value in own.items()}
+        return torch.cat([parts[name].flatten(1) for name, *_ in self.task.layout], 1)
+
     def power(self, ways: Tensor, more: Mapping[str, Forward] | None = None) -> Power:
         """The sums (P,) over directions (k, n, *S) of each example's own squared changes.
 

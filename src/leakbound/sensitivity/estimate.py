@@ -13,6 +13,8 @@ from torch.func import vmap
 from leakbound import check, client
 from leakbound.random import Source, normal
 from leakbound.sensitivity import chain
+from leakbound.sensitivity.dual import parted
+from leakbound.sensitivity.examples import a_mean
 from leakbound.sensitivity.lanes import Draws, Lanes, Pixels, fitting, over_lanes
 from leakbound.sensitivity.passes import Passes
 from leakbound.sensitivity.products import Forward
@@ -124,7 +126,7 @@ def sensitivity(
 
 
 def _estimate(task: Task, inputs: Tensor, labels: Tensor, source: Source, how: _How) -> Sensitivity:
-    size, layers = len(inputs), chain.plan(task, inputs) if _a_mean(task, labels) else None
+    size, layers = len(inputs), chain.plan(task, inputs) if a_mean(task, labels) else None
     fast = Passes(task, layers, inputs, labels, how.chunk) if layers else None
     if how.estimator == "batch":
         return _batch(task, fast, inputs, labels, source, how)
@@ -166,14 +168,41 @@ def along(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> Ten
     return changes
 
 
-def _a_mean(task: Task, labels: Tensor) -> bool:
-    """Whether the loss is known to be the mean of the examples' own, of any part of the batch too.
+def moved(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient (P,) and its changes (k, P) as `along` gives them, up to rounding.
 
-    A user's may weigh examples by the whole batch, as PyTorch's does with class weights.
+    Differentiable as `along` is; where no one asks for slopes, plain chains of layers take the
+    engine of `chain`.
+
+    Shapes:
+        inputs (B, *S); labels (B,) or (B, K); directions (k, B, *S).
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+        >>> x, ways = torch.ones(1, 1, 2, 2), torch.ones(3, 1, 1, 2, 2)
+        >>> [part.shape for part in moved(Task.of(model), x, torch.tensor([0]), ways)]
+        [torch.Size([10]), torch.Size([3, 10])]
     """
-    named = not labels.is_floating_point()
-    ignored = named and bool((labels < 0).any())
-    return task.loss is torch.nn.functional.cross_entropy and not ignored
+    values = not _traced(inputs, labels, directions, task.parameters)
+    layers = chain.plan(task, inputs) if values and a_mean(task, labels) else None
+    if layers is None:
+        changes = along(task, inputs, labels, directions)
+        return client.pure_gradient(task, inputs, labels), changes
+    with torch.no_grad():
+        passes = Passes(task, layers, inputs, labels, None)
+        changes, gradient = passes.along(directions), passes.gradient()
+    if task.kept is not None:
+        return gradient * task.kept, changes * task.kept
+    return gradient, changes
+
+
+def _traced(*tensors: Tensor) -> bool:
+    """Whether slopes of what is computed from these may be asked for, in any way of PyTorch's."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    floating = [t for t in tensors if t.is_floating_point()]
+    back = torch.is_grad_enabled() and any(t.requires_grad for t in floating)
+    return back or any(parted(t)[1] is not None for t in floating)
 
 
 def _refuse_coupled(task: Task) -> None:

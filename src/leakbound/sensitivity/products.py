@@ -92,6 +92,31 @@ def changes(module: Layer, a: Tensor, da: Tensor, d: Tensor, dd: Tensor) -> dict
     return parts
 
 
+def each_gradient(module: Layer, a: Tensor, d: Tensor) -> dict[str, Tensor]:
+    """Every example's own gradient, (n, ...)."""
+    if is_outer(module, a):
+        parts = {"weight": d[:, :, None] * a[:, None]}
+    elif isinstance(module, nn.Linear):
+        parts = {"weight": torch.bmm(d.flatten(1, -2).mT, a.flatten(1, -2))}
+    else:
+        parts = {"weight": _of_each(module, a[None], d[None])}
+    if module.bias is not None:
+        parts["bias"] = over_positions(module, d)
+    return parts
+
+
+def each_change(module: Layer, a: Tensor, da: Tensor, d: Tensor, dd: Tensor) -> dict[str, Tensor]:
+    """The change (n, ...) of every example's own gradient along its own direction, k = 1."""
+    if is_outer(module, a):
+        weight = (dd[0, :, :, None] * a[:, None]).addcmul_(d[:, :, None], da[0, :, None])
+        parts = {"weight": weight}
+    else:
+        parts = {"weight": torch.cat(list(_lanes(module, a, da, d, dd)))}
+    if module.bias is not None:
+        parts["bias"] = over_positions(module, dd[0])
+    return parts
+
+
 def _added(parts: Iterator[Power]) -> Power:
     sums = next(parts)
     for part in parts:
@@ -175,7 +200,7 @@ def _parts(directions: int, examples: int, step: int) -> Iterator[tuple[slice, s
 
 
 def _of_each(module: nn.Conv2d, x: Tensor, y: Tensor) -> Tensor:
-    """Weight gradients (m, *weight.shape), each summed over two, from x and y (2, m, ...)."""
+    """Weight gradients (m, *weight.shape), each summed over s, from x and y (s, m, ...)."""
     weight, lanes = module.weight, x.shape[1]
     if weight.numel() > _GROUPED or 1 < module.in_channels < 8:
         each = [

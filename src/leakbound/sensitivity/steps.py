@@ -209,7 +209,7 @@ def _applied(
 def _pointwise(module: nn.Module, x: Tensor) -> tuple[Tensor, Step]:
     if isinstance(module, nn.ReLU | nn.LeakyReLU):
         low = module.negative_slope if isinstance(module, nn.LeakyReLU) else 0.0
-        slope = torch.where(x > 0, 1.0, low).to(x.dtype)
+        slope = torch.where(x > 0, torch.ones_like(x), low)
         return x * slope, Pointwise(slope, None)
     with torch.enable_grad():
         x = x.detach().requires_grad_()

@@ -1,0 +1,58 @@
+"""Max pools on a CPU as fast as they can be, with the bits of PyTorch's own.
+
+PyTorch pools images several times faster when their channels come last in memory. The largest entry
+of a window is the same number in either order, and so is its place.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+Sides = int | tuple[int, int]
+
+
+def quick(model: nn.Module) -> AbstractContextManager[object]:
+    """While active, what `model` computes by max pools takes less time; nothing else changes.
+
+    For values: slopes pass through it too, but slower than without.
+
+    Example:
+        >>> model, x = nn.MaxPool2d(2), torch.arange(16.0).view(1, 1, 4, 4)
+        >>> with quick(model):
+        ...     model(x).flatten().tolist()
+        [5.0, 7.0, 13.0, 15.0]
+    """
+    return _Quick() if any(type(m) is nn.MaxPool2d for m in model.modules()) else nullcontext()
+
+
+class _Quick(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is nn.functional.max_pool2d and _plain(args[0]):
+            return _pooled(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _plain(x: Any) -> bool:
+    return type(x) is Tensor and x.device.type == "cpu" and x.ndim == 4 and x.is_contiguous()
+
+
+def _pooled(
+    x: Tensor,
+    kernel_size: Sides,
+    stride: Sides | None = None,
+    padding: Sides = 0,
+    dilation: Sides = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor:
+    """As `nn.functional.max_pool2d`, which comes here without `return_indices` alone."""
+    last = x.contiguous(memory_format=torch.channels_last)
+    how = (kernel_size, stride, padding, dilation, ceil_mode)
+    return nn.functional.max_pool2d(last, *how).contiguous()
