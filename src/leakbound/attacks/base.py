@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -46,9 +46,14 @@ class Attack:
     def many(
         self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """As one call for each, to the bit (on one torch thread); an attack may share computation.
+        """An answer to each, none of which depends on the others' company, to the bit.
 
-        Every observation has a generator of its own. Raises what a failing call raises.
+        An attack may share computation between them, by the engine that is quickest for many: the
+        answer is that of a call up to rounding, which searches amplify. Every observation has a
+        generator of its own. Raises what a failing call raises.
+
+        Guarantees:
+            On one torch thread, `many([a, b])` is `many([a]) + many([b])`.
         """
         return [self(o, g) for o, g in zip(observations, generators, strict=True)]
 
@@ -77,7 +82,11 @@ class BestOf(Attack):
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         """Run until the objective is low enough or all starts are used."""
-        return self._starts([observation], [generator])[0]
+
+        def start(o: Sequence[Observation], g: Sequence[torch.Generator]) -> list[Reconstruction]:
+            return [self.attack(o[0], g[0])] if o else []
+
+        return self._starts([observation], [generator], start)[0]
 
     @property
     def at_once(self) -> int:
@@ -90,16 +99,19 @@ class BestOf(Attack):
         """Every start of all observations that are not done, then the next."""
         if type(self).__call__ is not BestOf.__call__:
             return super().many(observations, generators)
-        return self._starts(observations, generators)
+        return self._starts(observations, generators, self.attack.many)
 
     def _starts(
-        self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
+        self,
+        observations: Sequence[Observation],
+        generators: Sequence[torch.Generator],
+        start: Callable[[list[Observation], list[torch.Generator]], list[Reconstruction]],
     ) -> list[Reconstruction]:
         best: dict[int, Reconstruction] = {}
         live = list(range(len(observations)))
         for _ in range(self.restarts):
             given = [observations[i] for i in live], [generators[i] for i in live]
-            for i, answer in zip(live, self.attack.many(*given), strict=True):
+            for i, answer in zip(live, start(*given), strict=True):
                 if i not in best or _rank(answer) < _rank(best[i]):
                     best[i] = answer
             live = [

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from leakbound.attacks.objectives import Cosine, Euclidean, closed, disorder
-from leakbound.attacks.terms import Smooth, smooth_slopes
+from leakbound.attacks.terms import Smooth, Term, smooth_slopes
 from leakbound.client import clients_layer_inputs, shown
+from leakbound.r_operator import several
 from leakbound.r_operator.base import Pulled
 from leakbound.r_operator.choose import Choice, choose
 from leakbound.types import Observation, Task, Unit
@@ -25,22 +26,40 @@ if TYPE_CHECKING:
     from leakbound.attacks.search import Search
 
 
-def choice(observation: Observation, task: Task) -> tuple[Choice, int] | None:
+def choice(observation: Observation, task: Task, many: bool = False) -> tuple[Choice, int] | None:
     """The engine for an attacker's simulation of what was seen, and how many rows it has.
 
-    None where autograd is needed: several local steps, minibatches, clients of unequal batches,
-    examples that see each other, or a model that no engine reads.
+    None where autograd is needed: several clients' local steps or minibatches, clients of unequal
+    batches, examples that see each other, or a model that no engine reads.
     """
     plan, cohort = task.plan, observation.cohort
     size = cohort[0]
-    alike = all(own == size for own in cohort)
-    whole = plan.batch_size is None or plan.batch_size >= size
-    if plan.steps > 1 or not whole or not alike or task.coupled:
+    if any(own != size for own in cohort) or task.coupled:
         return None
     unit = observation.update.unit if observation.defense is None else observation.defense.starts
     rows = observation.examples if unit is Unit.EXAMPLE else len(cohort)
-    found = choose(task, rows, (observation.examples // rows, *observation.input_shape))
+    shape = (observation.examples // rows, *observation.input_shape)
+    whole = plan.batch_size is None or plan.batch_size >= size
+    if plan.steps == 1 and whole:
+        found = choose(task, rows, shape, many)
+    else:  # no example has several steps of its own
+        found = None if unit is Unit.EXAMPLE else several.choose(task, rows, shape)
     return None if found is None else (found, rows)
+
+
+def engine_of(search: Search, many: bool = False) -> tuple[Choice, Step] | None:
+    """How a search evaluates by an engine; None where autograd is needed.
+
+    Args:
+        search: one that evaluates in the usual way.
+        many: whether others may share its steps.
+    """
+    if not search.usual:
+        return None
+    if not search.joint and bool((search.labels < 0).any()):  # cross-entropy ignores those
+        return None
+    found = choice(search.observation, search.task, many)
+    return None if found is None else (found[0], Step(search, found[1]))
 
 
 class Step:
@@ -48,10 +67,18 @@ class Step:
 
     def __init__(self, search: Search, rows: int) -> None:
         self.search, self.rows = search, rows
-        self.smooth = [term for term in search.terms if isinstance(term, Smooth)]
-        self.traced = [term for term in search.terms if not isinstance(term, Smooth)]
         self.factor: Tensor | None = None
         self.direct = True
+
+    @property
+    def smooth(self) -> list[Smooth]:
+        """The total variations among the search's terms, which it may still add to."""
+        return [term for term in self.search.terms if isinstance(term, Smooth)]
+
+    @property
+    def traced(self) -> list[Term]:
+        """All others."""
+        return [term for term in self.search.terms if not isinstance(term, Smooth)]
 
     def guess(self) -> tuple[Tensor, Tensor]:
         """The guess for every row: inputs (R, n, *S), labels (R, n) or (R, n, K)."""

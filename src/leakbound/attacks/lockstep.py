@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from leakbound.attacks.exact import engine_of
 from leakbound.attacks.terms import smooth_slopes
 from leakbound.r_operator.base import Engine, Pulled, aligned
 from leakbound.types import Observation, Reconstruction
@@ -37,6 +38,7 @@ class Lockstep:
         self.optimizer = torch.optim.Adam(variables, lr=self.settings.learning_rate, fused=fused)
         self.rate = _schedule(self.settings)
         self.engine: tuple[list[Search], Engine] | None = None
+        self.slopes: Tensor | None = None
 
     def run(self) -> None:
         """All steps, or until every search has stopped."""
@@ -72,8 +74,8 @@ class Lockstep:
                 search.descend()
             return
         if self.engine is None or self.engine[0] != self.live:
-            self.engine = (self.live, _engine(self.live))
-        _together(self.live, self.engine[1])
+            self.engine, self.slopes = (self.live, _engine(self.live)), None
+        self.slopes = _together(self.live, self.engine[1], self.slopes)
 
 
 def stopped(search: Search, number: int) -> bool:
@@ -106,13 +108,13 @@ def _engine(searches: Sequence[Search]) -> Engine:
     return choice.engine([search.task for search in searches], step.rows)
 
 
-def _together(searches: Sequence[Search], engine: Engine) -> None:
-    """One evaluation of all searches by their engine."""
+def _together(searches: Sequence[Search], engine: Engine, slopes: Tensor | None) -> Tensor:
+    """One evaluation of all searches by their engine; memory for slopes is handed on."""
     steps = [search.exact[1] for search in searches if search.exact is not None]
     guesses = [step.guess() for step in steps]
     inputs, labels = (torch.cat(parts) for parts in zip(*guesses, strict=True))
     plain = engine.gradient(inputs, labels)
-    slopes, rows = aligned(len(plain), plain), steps[0].rows
+    slopes, rows = aligned(len(plain), plain) if slopes is None else slopes, steps[0].rows
     places = [slice(at, at + rows) for at in range(0, len(plain), rows)]
     for step, place in zip(steps, places, strict=True):
         step.compare(plain[place], slopes[place])
@@ -123,6 +125,7 @@ def _together(searches: Sequence[Search], engine: Engine) -> None:
         smooth = list(zip(*smooth_slopes(stacked), strict=True))
     for step, place, own in zip(steps, places, smooth, strict=True):
         step.finish(Pulled(found[place], None if soft is None else soft[place]), own)
+    return slopes
 
 
 def many(
@@ -136,6 +139,8 @@ def many(
         few = slice(start, start + WIDTH)
         pairs = zip(observations[few], generators[few], strict=True)
         searches = [settings.search(*pair) for pair in pairs]
+        for search in searches:
+            search.exact = engine_of(search, many=True)
         groups: dict[object, list[Search]] = defaultdict(list)
         for search in searches:
             groups[_company(search)].append(search)

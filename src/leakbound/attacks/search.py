@@ -11,7 +11,6 @@ from torch import Tensor
 from leakbound import named_code
 from leakbound.attacks import exact
 from leakbound.attacks.base import boxed, expected_rows, seen_task
-from leakbound.attacks.exact import Step
 from leakbound.attacks.features.base import FoundFeatures
 from leakbound.attacks.features.methods import METHODS
 from leakbound.attacks.images import DeepPrior, Images, Pixels
@@ -31,7 +30,6 @@ from leakbound.attacks.terms import (
 from leakbound.client import clients_layer_inputs
 from leakbound.covariance import Structured
 from leakbound.r_operator.base import Engine, aligned
-from leakbound.r_operator.choose import Choice
 from leakbound.random import normal, uniform
 from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
@@ -82,22 +80,11 @@ class Search:
         self.pull: Callable[[Tensor], Tensor] | None = None
         """What else moves the search, without a say in which iterate is best."""
         self.engine: Engine | None = None
-        self.exact = self._exact()
-
-    @property
-    def plain(self) -> bool:
-        """Whether it searches as the class does, and no subclass's way."""
-        return type(self) is Search
-
-    def _exact(self) -> tuple[Choice, Step] | None:
-        """How to evaluate by an engine; None where autograd is needed."""
+        self.slope: Tensor | None = None
         own = type(self)
-        if own.rows is not Search.rows or own.objective is not Search.objective:
-            return None
-        if not self.joint and bool((self.labels < 0).any()):  # cross-entropy ignores those
-            return None
-        found = exact.choice(self.observation, self.task)
-        return None if found is None else (found[0], Step(self, found[1]))
+        self.plain = own is Search
+        self.usual = own.rows is Search.rows and own.objective is Search.objective
+        self.exact = exact.engine_of(self)
 
     def _white(self, rows: Tensor) -> Tensor:
         """Rows in coordinates in which known correlated noise is white."""
@@ -170,9 +157,10 @@ class Search:
         if self.engine is None:
             self.engine = choice.engine([self.task], step.rows)
         plain = self.engine.gradient(*step.guess())
-        slope = aligned(len(plain), plain)
-        step.compare(plain, slope)
-        step.finish(self.engine.pull(slope))
+        if self.slope is None:
+            self.slope = aligned(len(plain), plain)
+        step.compare(plain, self.slope)
+        step.finish(self.engine.pull(self.slope))
         return self.last
 
     def absorb(self, total: Tensor, match: Tensor, gradients: Sequence[Tensor]) -> None:

@@ -1,8 +1,9 @@
 """Which cells of a plan are computed together, and how.
 
 Cells of one attack, model and batch size differ in their weights, data and noise alone. Records do
-not depend on the company: `Attack.many` answers as one call for each would, to the bit. A bundle's
-records come together, so that a stop may lose a few cells' work instead of one's.
+not depend on the company: what `Attack.many` answers to one does not depend on the others, and a
+cell alone is a bundle of one. A bundle's records come together, so that a stop may lose a few
+cells' work instead of one's.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from leakbound.audit import plan as plans
 from leakbound.audit.bench import Bench, one_thread
 from leakbound.audit.cells import Result
 from leakbound.audit.plan import Unit
-
-LARGEST = 1_000_000
-"""Parameters of a model from which its kernels are large enough to fill a processor alone."""
+from leakbound.r_operator.choose import LARGEST
 
 
 def bundles(units: Sequence[Unit], bench: Bench, workers: int = 1) -> list[tuple[Unit, ...]]:
@@ -53,12 +52,8 @@ def run_cells(given: Sequence[plans.Cell], bench: Bench, *, pictures: bool = Tru
             except Exception:  # its own run says why
                 rest.append(cell)
         try:
-            attack = plans.build_attack(given[0].attack)
-            observations = [round_.observation for _, round_ in played]
             sources = [cells.source_of(cell) for cell, _ in played]
-            answers = attack.many(observations, sources)
-            if len(answers) != len(played):
-                raise ValueError(f"many returned {len(answers)} answers to {len(played)}")
+            answers = cells.answers(given[0].attack, [round_ for _, round_ in played], sources)
         except Exception:  # as above
             return [cells.run_cell(cell, bench, pictures=pictures) for cell in given]
         share = (time.perf_counter() - began) / len(given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,7 +57,7 @@ def run_cell(cell: plans.Cell, bench: Bench, *, pictures: bool = True) -> Result
 
     def answer() -> tuple[Round, Reconstruction]:
         played = play_cell(cell, bench)
-        return played, plans.build_attack(cell.attack)(played.observation, source_of(cell))
+        return played, answers(cell.attack, [played], [source_of(cell)])[0]
 
     return _recorded(cell, bench, answer, pictures, began)
 
@@ -140,6 +140,17 @@ def play_cell(cell: plans.Cell, bench: Bench) -> Round:
         attack=attack,
         auxiliary=bench.public,
     )
+
+
+def answers(
+    attack: plans.Spec, played: Sequence[Round], sources: Sequence[torch.Generator]
+) -> list[Reconstruction]:
+    """An attack's answers to several rounds, or to one: always as one of many."""
+    built = plans.build_attack(attack)
+    found = built.many([round_.observation for round_ in played], sources)
+    if len(found) != len(played):
+        raise ValueError(f"many returned {len(found)} answers to {len(played)}")
+    return found
 
 
 def source_of(cell: plans.Cell) -> torch.Generator:

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from leakbound.r_operator import bundle_layers as kinds
 from leakbound.r_operator import pointwise
@@ -31,6 +32,7 @@ Build = Callable[[Tensor], kinds.Layer]
 """A layer from the flat parameters (N, P) of all cells."""
 
 _KNOWN: WeakKeyDictionary[nn.Module, dict[int, Chain | None]] = WeakKeyDictionary()
+_WORK: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], int]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +59,17 @@ def chain(task: Task, dimensions: int) -> Chain | None:
     return found if task.loss is nn.functional.cross_entropy else None
 
 
+def work(task: Task, shape: tuple[int, ...]) -> int:
+    """Floating-point operations of a forward pass at inputs (B, *S), as PyTorch counts them."""
+    known = _WORK.setdefault(task.model, {})
+    if shape not in known:
+        inputs = next(task.model.parameters()).new_zeros(shape)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            task.model(inputs)
+        known[shape] = counter.get_total_flops()
+    return known[shape]
+
+
 class Bundle:
     """N cells of one chain: see `base.Engine`.
 
@@ -68,8 +81,9 @@ class Bundle:
 
     def __init__(self, found: Chain, parameters: Tensor, kept: Tensor | None = None) -> None:
         self.cells = len(parameters)
-        self.like, self.kept = parameters, kept
+        self.kept = kept
         self.layers = [build(parameters) for build in found.builds]
+        self.found = aligned(self.cells, parameters)
 
     def gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """The gradients (N, P) for inputs (N, B, *S) and labels (N, B) or (N, B, K)."""
@@ -82,7 +96,7 @@ class Bundle:
             a = layer.forward(a)
         self.size = a.shape[1]
         self.loss: CrossEntropy = cross_entropy(a.flatten(0, 1), labels.flatten(0, 1), self.size)
-        found, d = aligned(self.cells, self.like), self.loss.deltas.view(a.shape)
+        found, d = self.found, self.loss.deltas.view(a.shape)
         for place, layer in reversed(list(enumerate(self.layers))):
             layer.gradients(d, found)
             if place:

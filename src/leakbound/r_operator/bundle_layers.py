@@ -56,6 +56,14 @@ class _Weighted:
         self.stop = self.middle + (shape[0] if bias else 0)
         self.weight, self.bias = self.parts(parameters)
         self.pushed: Tensor | None = None
+        self.kept: dict[str, Tensor] = {}
+
+    def buffer(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Memory for a result of that name, the same in every step."""
+        found = self.kept.get(name)
+        if found is None or found.shape != tuple(shape):
+            found = self.kept[name] = rows(shape, like).zero_()
+        return found
 
     def parts(self, flat: Tensor) -> tuple[Tensor, Tensor | None]:
         """Views of the weight (N, O, I) and the bias (N, O) in (N, P)."""
@@ -70,7 +78,7 @@ class Linear(_Weighted):
     def forward(self, a: Tensor) -> Tensor:
         """Features (N, B, O)."""
         self.a = lined(a)
-        return product(self.a, self.weight.mT, None if self.bias is None else self.bias[:, None])
+        return product(self.a, self.weight.mT, _row(self.bias), self._out("value"))
 
     def gradients(self, d: Tensor, into: Tensor) -> None:
         """Sums over the batch."""
@@ -85,18 +93,22 @@ class Linear(_Weighted):
 
     def back(self, d: Tensor) -> Tensor:
         """Deltas (N, B, I)."""
-        return product(self.d, self.weight, None)
+        return product(self.d, self.weight, None, self.buffer("back", self.a.shape, d))
 
     def tangent(self, da: Tensor | None, v: Tensor) -> Tensor:
         """W da + V a + b'."""
         self.pushed, bias = self.parts(v)
-        moved = product(self.a, self.pushed.mT, None if bias is None else bias[:, None])
+        moved = product(self.a, self.pushed.mT, _row(bias), self._out("moved"))
         return moved if da is None else more(moved, lined(da), self.weight.mT)
 
     def curl(self, dd: Tensor) -> Tensor:
         """W' dd + V' d."""
         assert self.pushed is not None  # a tangent came before
-        return more(product(lined(dd), self.weight, None), self.d, self.pushed)
+        into = self.buffer("curl", self.a.shape, dd)
+        return more(product(lined(dd), self.weight, None, into), self.d, self.pushed)
+
+    def _out(self, name: str) -> Tensor:
+        return self.buffer(name, (*self.a.shape[:2], self.shape[0]), self.a)
 
 
 class Convolution(_Weighted):
@@ -115,7 +127,6 @@ class Convolution(_Weighted):
         shape = (channels[1], channels[0] * kernel[0] * kernel[1])
         super().__init__(parameters, start, shape, bias)
         self.kernel, self.stride, self.padding = kernel, stride, padding
-        self.kept: dict[str, Tensor] = {}
 
     def forward(self, a: Tensor) -> Tensor:
         """Images (N, O, B, h, w)."""
@@ -127,7 +138,8 @@ class Convolution(_Weighted):
             )
         )
         self.seen = self._windows(a, "a")
-        return self._image(product(self.weight, self.seen, _column(self.bias)))
+        value = product(self.weight, self.seen, _column(self.bias), self._out("value"))
+        return self._image(value)
 
     def gradients(self, d: Tensor, into: Tensor) -> None:
         """Sums over the batch and over positions."""
@@ -139,30 +151,31 @@ class Convolution(_Weighted):
 
     def back(self, d: Tensor) -> Tensor:
         """Deltas of images; of those that `gradients` was given."""
-        return self._folded(product(self.weight.mT, self.d, None), "d")
+        return self._folded(product(self.weight.mT, self.d, None, self._in("columns")), "d")
 
     def tangent(self, da: Tensor | None, v: Tensor) -> Tensor:
         """W da + V a + b'."""
         self.pushed, bias = self.parts(v)
-        moved = product(self.pushed, self.seen, _column(bias))
+        moved = product(self.pushed, self.seen, _column(bias), self._out("moved"))
         if da is not None:
-            moved = more(moved, self.weight, self._windows(da, "da"))
+            more(moved, self.weight, self._windows(da, "da"))
         return self._image(moved)
 
     def curl(self, dd: Tensor) -> Tensor:
         """W' dd + V' d."""
         assert self.pushed is not None  # a tangent came before
         dd = lined(dd.reshape(len(dd), self.shape[0], -1))
-        columns = more(product(self.weight.mT, dd, None), self.pushed.mT, self.d)
-        return self._folded(columns, "dd")
+        columns = product(self.weight.mT, dd, None, self._in("columns"))
+        return self._folded(more(columns, self.pushed.mT, self.d), "dd")
+
+    def _out(self, name: str) -> Tensor:
+        return self.buffer(name, (len(self.seen), self.shape[0], self.seen.shape[2]), self.seen)
+
+    def _in(self, name: str) -> Tensor:
+        return self.buffer(name, self.seen.shape, self.seen)
 
     def _image(self, flat: Tensor) -> Tensor:
         return flat.view(len(flat), self.shape[0], self.given[2], *self.sides)
-
-    def _buffer(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
-        if name not in self.kept:
-            self.kept[name] = rows(shape, like).zero_()
-        return self.kept[name]
 
     def _border(self) -> tuple[int, ...]:
         number, channels, size, *sides = self.given
@@ -176,21 +189,21 @@ class Convolution(_Weighted):
     def _windows(self, a: Tensor, name: str) -> Tensor:
         """What each output sees, (N, C k k, B h w), in a buffer of that name."""
         number, channels, size = self.given[:3]
-        bordered = self._buffer("border of " + name, self._border(), a)
+        bordered = self.buffer("border of " + name, self._border(), a)
         self._inside(bordered).copy_(a)
         n, c, b, down, right = bordered.stride()
         view = bordered.as_strided(
             (number, channels, *self.kernel, size, *self.sides),
             (n, c, down, right, b, down * self.stride[0], right * self.stride[1]),
         )
-        found = self._buffer(name, view.shape, a).copy_(view)
+        found = self.buffer(name, view.shape, a).copy_(view)
         return found.view(number, self.shape[1], -1)
 
     def _folded(self, columns: Tensor, name: str) -> Tensor:
         """The sum of windows (N, C k k, B h w) at their places, in a buffer of that name."""
         number, channels, size = self.given[:3]
         columns = columns.view(number, channels, *self.kernel, size, *self.sides)
-        total = self._buffer(name, self._border(), columns).zero_()
+        total = self.buffer(name, self._border(), columns).zero_()
         (high, wide), (down, right) = self.sides, self.stride
         for i in range(self.kernel[0]):
             for j in range(self.kernel[1]):
@@ -368,3 +381,7 @@ def _of_rows(best: Tensor, column: Tensor, down: int) -> tuple[Tensor, Tensor, T
 
 def _column(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias[:, :, None]
+
+
+def _row(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias[:, None]

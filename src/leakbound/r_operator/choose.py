@@ -1,7 +1,7 @@
 """Which engine a computation of a given shape takes: a rule of the model and the shapes alone.
 
 Bits depend on the engine, so the choice must not depend on anything else, least of all on how many
-cells run at once.
+cells run at once: whoever may have company takes the engine for company, with it or without.
 """
 
 from __future__ import annotations
@@ -17,10 +17,16 @@ from leakbound.r_operator.base import Engine, aligned
 from leakbound.task import Task
 
 SMALL = 8
-"""Largest batch of one row that a bundle takes, of linear layers alone. Steps in those of autograd:
-MLP, batch 1: eight bundled .30, single .46; batch 4: .41 and .50. With convolutions the single
-engine's kernels win: SimpleConvNet, batch 1: eight bundled .52, one .72, single .57; batch 4 .67
-and .55."""
+"""Largest batch of one row that a bundle takes. Of linear layers alone, steps in those of autograd:
+MLP, batch 1: eight bundled .30, single .46; batch 4: .41 and .50."""
+
+LIGHT = 1.6e7
+"""Operations of a forward pass up to which cells with convolutions share calls. A step of one of
+eight against a step alone by the single engine, 28x28: LeNet .40 at batch 1, .51 at 2, .68 at 4,
+1.1 at 8; SimpleConvNet .73, .91, then 1.13 at batch 4 (3e7 operations)."""
+
+LARGEST = 1_000_000
+"""Parameters of a model from which its kernels are large enough to fill a processor alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +59,25 @@ class Choice:
         return bundle.Bundle(self.chain, torch.stack(weights, out=stacked), kept)
 
 
-def choose(task: Task, rows: int, shape: tuple[int, ...]) -> Choice | None:
-    """The engine for rows of gradients, each of a batch (B, *S); None: autograd is needed."""
+def choose(task: Task, rows: int, shape: tuple[int, ...], many: bool = False) -> Choice | None:
+    """The engine for rows of gradients, each of a batch (B, *S); None: autograd is needed.
+
+    Args:
+        task: whose gradients.
+        rows: gradients a cell.
+        shape: of a row's batch.
+        many: whether several cells may come together.
+    """
     chain = bundle.chain(task, len(shape))
-    if chain is not None and (rows > 1 or (chain.linear and shape[0] <= SMALL)):
+    small = shape[0] <= SMALL
+    if chain is not None and (
+        rows > 1 or (small and (chain.linear or (many and _light(task, shape))))
+    ):
         return Choice(chain, None)
     plan = single.plan(task, shape) if rows == 1 else None
     return None if plan is None else Choice(None, plan)
+
+
+def _light(task: Task, shape: tuple[int, ...]) -> bool:
+    """Whether cells of a network with convolutions gain from sharing calls."""
+    return len(task.parameters) <= LARGEST and bundle.work(task, shape) <= LIGHT

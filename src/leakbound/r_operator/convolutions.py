@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leakbound.r_operator.rules import Given, Rule, there
+from leakbound.r_operator.rules import Given, Rule, paired, there
 
 _ATEN = torch.ops.aten
 _SMALL = 32
@@ -29,6 +29,8 @@ def convolution(given: Given, options: tuple[Any, ...]) -> Rule:
         return Convolution(given, options)
     if weight[0].numel() <= _SMALL:
         return Columns(given, options)
+    if given.curved:
+        return Changing(given, options)
     if weight.dtype == torch.float32 and _packs():
         return Packed(given, options)
     return Convolution(given, options)
@@ -97,10 +99,11 @@ class Convolution(Rule):
         self.gradients = given.gradients
         *how, groups = options
         self.how = (*how, False, [0] * len(how[0]), groups)
+        self.last = given.curved and there(self.weight).device.type == "cpu"
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolution."""
-        self.x = x
+        self.x = x = x.contiguous(memory_format=torch.channels_last) if self.last else x
         result: Tensor = _ATEN.convolution.default(x, self.weight, self.bias, *self.how)
         return result
 
@@ -117,6 +120,7 @@ class Convolution(Rule):
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
         """W * x' + V * x + c, V and c the weights' direction."""
+        self.change = x if self.curved else None
         change: Tensor = _ATEN.convolution.default(self.x, *self.directions, *self.how)
         if x is not None:
             change += _ATEN.convolution.default(x, self.weight, None, *self.how)
@@ -124,10 +128,20 @@ class Convolution(Rule):
 
     def moved(self, delta: Tensor) -> Tensor:
         """The transposed convolutions of the change with W and of the delta with V."""
+        if self.curved:
+            self._curve(delta)
         mask = [True, False, False]
         change: Tensor = self._back(delta, self.weight, mask)[0]
         change += self._back(self.delta, self.directions[0], mask)[0]
         return change
+
+    def _curve(self, delta: Tensor) -> None:
+        weight, bias = self.gradients
+        rows, values = paired(delta, self.delta, self.x, self.change)
+        given = (rows, values, self.weight, None, *self.how, [False, True, False])
+        there(weight).copy_(_ATEN.convolution_backward.default(*given)[1])
+        if bias is not None:
+            torch.sum(delta, (0, 2, 3), out=bias)
 
     def _back(self, delta: Tensor, weight: Tensor | None, mask: list[bool]) -> Any:
         sizes = [delta.shape[1]] if mask[2] else None
@@ -169,15 +183,57 @@ class Columns(Rule):
         """As `Convolution`."""
         direction, shift = self.directions
         change = _product(self.columns, there(direction).flatten(1), shift)
-        if x is not None:
-            change.addmm_(self.patches.of(x).t(), self.weight.t())
+        columns = None if x is None else self.patches.of(x)
+        self.change = columns if self.curved else None
+        if columns is not None:
+            change.addmm_(columns.t(), self.weight.t())
         return self.patches.values(change)
 
     def moved(self, delta: Tensor) -> Tensor:
         """As `Convolution`."""
-        back = self.weight.t().mm(self.patches.rows(delta).t())
+        rows = self.patches.rows(delta)
+        if self.curved:
+            self._curve(rows)
+        back = self.weight.t().mm(rows.t())
         back.addmm_(there(self.directions[0]).flatten(1).t(), self.rows.t())
         return self.patches.added(back)
+
+    def _curve(self, rows: Tensor) -> None:
+        product = self.columns.mm(rows)
+        if self.change is not None:
+            product.addmm_(self.change, self.rows)
+        self.gradient.copy_(product.t())
+        if self.bias_gradient is not None:
+            torch.sum(rows, 0, out=self.bias_gradient)
+
+
+class Changing(Rule):
+    """`Columns` or `Convolution`, by the shape of what enters: for weights that change."""
+
+    def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
+        super().__init__(given)
+        self.inner = there(given.weights[0])[0].numel()
+        self.columns, self.kernels = Columns(given, options), Convolution(given, options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution."""
+        places = math.prod(self.columns.patches.see(x.shape))
+        few = _few(x, self.inner, places)
+        self.rule: Rule = self.columns if few else self.kernels
+        return self.rule.forward(x)
+
+    def backward(self, delta: Tensor) -> Tensor | None:
+        """As `Convolution`."""
+        return self.rule.backward(delta)
+
+    def tangent(self, x: Tensor | None) -> Tensor | None:
+        """As `Convolution`."""
+        self.rule.directions = self.directions
+        return self.rule.tangent(x)
+
+    def moved(self, delta: Tensor) -> Tensor:
+        """As `Convolution`."""
+        return self.rule.moved(delta)
 
 
 class Packed(Convolution):
@@ -208,7 +264,7 @@ class Packed(Convolution):
         self.x = x = x.contiguous(memory_format=torch.channels_last)
         places = math.prod(self.patches.see(x.shape))
         inner = there(self.weight)[0].numel()
-        self.few = inner > _FEW * places or (len(x) == 1 and x.numel() <= _SLOW)
+        self.few = _few(x, inner, places)
         if self.few:
             self.columns = self.patches.of(x)
         return _run(x, self.packed, self.bias, self.options)
@@ -260,6 +316,11 @@ class Packed(Convolution):
             return self.patches.added(rows.mm(there(self.weight).flatten(1)).t())
         back: Tensor = self._back(delta, self.weight, [True, False, False])[0]
         return back
+
+
+def _few(x: Tensor, inner: int, places: int) -> bool:
+    """Whether products with columns pay, for so many weights an output channel, and values."""
+    return inner > _FEW * places or (len(x) == 1 and x.numel() <= _SLOW)
 
 
 def _product(columns: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -22,6 +22,10 @@ class FixedNorm(Rule):
             raise ValueError("buffers lacks the running statistics; give both")
         self.mean, self.variance, self.eps = mean, variance, eps
         self.rate = torch.rsqrt(variance + eps)[:, None, None]
+        self.renew()
+
+    def renew(self) -> None:
+        """The scale."""
         self.scale = self.rate if self.weight is None else self.rate * channels(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -44,6 +48,7 @@ class FixedNorm(Rule):
     def tangent(self, x: Tensor | None) -> Tensor | None:
         """By the scale, and the standardized x by the scale's direction."""
         weight, bias = self.directions
+        self.change = x if self.curved else None
         moves = weight is not None or bias is not None
         if not moves:
             return None if x is None else x * self.scale
@@ -52,12 +57,24 @@ class FixedNorm(Rule):
         return change if x is None else torch.addcmul(change, x, self.scale)
 
     def moved(self, delta: Tensor) -> Tensor:
-        """By the scale, and the delta by the scale's direction."""
+        """By the scale, and the delta by the scale's direction; the gradients' changes."""
+        if self.curved:
+            self._curve(delta)
         change = delta * self.scale
         weight = self.directions[0]
         return (
             change if weight is None else change.addcmul_(self.delta, channels(weight) * self.rate)
         )
+
+    def _curve(self, delta: Tensor) -> None:
+        weight, bias = self.gradients
+        if weight is not None:
+            product = delta * (self.x - channels(self.mean))
+            if self.change is not None:
+                product.addcmul_(self.delta, self.change)
+            torch.mul(product.sum((0, 2, 3)), self.rate.flatten(), out=weight)
+        if bias is not None:
+            torch.sum(delta, (0, 2, 3), out=bias)
 
     def _norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         value: Tensor = _ATEN.native_batch_norm.default(
@@ -101,6 +118,7 @@ class GroupNorm(Rule):
         weight, bias = self.directions or (None, None)
         moves = weight is not None
         own = self._norm(weight, bias)[0] if moves else None
+        self.changes = x is not None
         if x is None:
             return own
         self.hat = self._norm(None, None)[0]
@@ -112,6 +130,8 @@ class GroupNorm(Rule):
 
     def moved(self, delta: Tensor) -> Tensor:
         """The projection of the scaled delta's change, and the projection's own change."""
+        if self.curved:
+            self._curve(delta)
         weight = self.directions[0] if self.directions else None
         scaled = delta if self.weight is None else delta * channels(self.weight)
         if weight is not None:
@@ -124,6 +144,16 @@ class GroupNorm(Rule):
             change.addcmul_(along, self.hat_change, value=-1)
             change.addcmul_(crossed, self.hat, value=-1)
         return change
+
+    def _curve(self, delta: Tensor) -> None:
+        weight, bias = self.gradients or (None, None)
+        if weight is not None:
+            product = delta * (self.hat if self.changes else self._norm(None, None)[0])
+            if self.changes:
+                product.addcmul_(self.delta, self.hat_change)
+            torch.sum(product, (0, 2, 3), out=weight)
+        if bias is not None:
+            torch.sum(delta, (0, 2, 3), out=bias)
 
     def _norm(self, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         found: tuple[Tensor, Tensor, Tensor] = _ATEN.native_group_norm.default(
@@ -193,6 +223,7 @@ class Standardized(Rule):
     def tangent(self, x: Tensor | None) -> Tensor | None:
         """The projection of x', scaled, and the rows by the scale's direction."""
         weight, bias = (self._wide(own) for own in self.directions)
+        self.changes = x is not None
         change = None
         if x is not None:
             self.hat_change, self.rate_change = self._projected(x.reshape(self.hat.shape))
@@ -205,6 +236,8 @@ class Standardized(Rule):
 
     def moved(self, delta: Tensor) -> Tensor:
         """The projection of the scaled delta's change, and the projection's own change."""
+        if self.curved:
+            self._curve(delta)
         scaled = delta if self.weight is None else delta * self.weight
         weight = self._wide(self.directions[0])
         if weight is not None:
@@ -216,6 +249,16 @@ class Standardized(Rule):
             change.addcmul_(self.rate * self.along, self.hat_change, value=-1)
             change.addcmul_(self.rate * crossed, self.hat, value=-1)
         return change.view(delta.shape)
+
+    def _curve(self, delta: Tensor) -> None:
+        weight, bias = self.gradients
+        if bias is not None:
+            bias.copy_(self._summed(delta).view(bias.shape))
+        if weight is not None:
+            product = delta * self.hat.view(delta.shape)
+            if self.changes:
+                product.addcmul_(self.delta, self.hat_change.view(delta.shape))
+            weight.copy_(self._summed(product).view(weight.shape))
 
     def _projected(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """What standardizing makes of a change of the rows (it is symmetric), and <hat, change>."""

@@ -3,6 +3,10 @@
 A step of the R-operator passes through the network four times: values forward, slopes of the loss
 ("deltas") backward, then the values' tangents forward and the deltas' tangents backward, both along
 one direction v in the weights. A rule keeps between the passes what the later ones need.
+
+Along v the weights' gradients change too, by the Hessian's product with v: <delta', a> plus
+<delta, a'> where the gradient is <delta, a>. A rule that is `curved` gives that as well, in the
+last pass.
 """
 
 from __future__ import annotations
@@ -28,12 +32,15 @@ class Given:
         buffers: likewise.
         gradients: views of where the weights' gradients go, in the order of the weights.
         moving: whether the layer's input changes with the weights of layers before it.
+        curved: whether the last pass writes the gradients' changes, over the gradients; the weights
+            may then be overwritten between steps, see `Rule.renew`.
     """
 
     weights: tuple[Tensor | None, ...] = ()
     buffers: tuple[Tensor | None, ...] = ()
     gradients: tuple[Tensor | None, ...] = ()
     moving: bool = True
+    curved: bool = False
 
 
 class Rule:
@@ -43,8 +50,11 @@ class Rule:
     """
 
     def __init__(self, given: Given) -> None:
-        self.moving = given.moving
+        self.moving, self.curved = given.moving, given.curved
         self.directions: Sequence[Tensor | None] = ()
+
+    def renew(self) -> None:
+        """Derive anew what was derived from the weights, which were overwritten."""
 
     def forward(self, x: Tensor) -> Tensor:
         """The value."""
@@ -59,7 +69,10 @@ class Rule:
         raise NotImplementedError
 
     def moved(self, delta: Tensor) -> Tensor:
-        """The change of the input's delta, of the change of the output's and of the weights'."""
+        """The change of the input's delta, of the change of the output's and of the weights'.
+
+        Where `curved`, the changes of the gradients are written.
+        """
         return self.pulled(delta)
 
     def pulled(self, delta: Tensor) -> Tensor:
@@ -289,13 +302,32 @@ class Linear(Rule):
     def tangent(self, x: Tensor | None) -> Tensor | None:
         """The sum x' W^T + x V^T + c, V and c the weights' direction."""
         direction, shift = self.directions
+        self.change = x if self.curved else None
         change = nn.functional.linear(self.x, there(direction), shift)
         return change if x is None else change.addmm_(x, there(self.weight).t())
 
     def moved(self, delta: Tensor) -> Tensor:
-        """The sum delta' W + delta V."""
+        """The sum delta' W + delta V; the gradients change by delta'^T x + delta^T x'."""
+        if self.curved:
+            self._curve(delta)
         change = delta.mm(there(self.weight))
         return change.addmm_(self.delta, there(self.directions[0]))
+
+    def _curve(self, delta: Tensor) -> None:
+        weight, bias = self.gradients
+        rows, values = paired(delta, self.delta, self.x, self.change)
+        torch.mm(rows.t(), values, out=there(weight))
+        if bias is not None:
+            torch.sum(delta, 0, out=bias)
+
+
+def paired(
+    delta: Tensor, before: Tensor, x: Tensor, change: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Twice the examples, so that one product of the two is <delta, x> + <before, change>."""
+    if change is None:
+        return delta, x
+    return torch.cat((delta, before)), torch.cat((x, change))
 
 
 def there(tensor: Tensor | None) -> Tensor:

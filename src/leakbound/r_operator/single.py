@@ -18,8 +18,8 @@ from leakbound.random import normal
 from leakbound.types import Task
 
 _KNOWN: WeakKeyDictionary[nn.Module, dict[Any, Plan | None]] = WeakKeyDictionary()
-_EXACT = (1e-7, 1e-7)
-_ROUNDED = (1e-2, 0.2)
+EXACT = (1e-7, 1e-7)
+ROUNDED = (1e-2, 0.2)
 """What gradient and pull may be off autograd's, of its length: in float64, and in the task's own
 type, whose kernels differ, whose rounding grows in deep networks, and whose pools may tie."""
 
@@ -57,6 +57,13 @@ class Single:
 
     The gradient that `gradient` returns is overwritten by the next one.
 
+    Args:
+        task: the model at its weights.
+        plan: see `plan`.
+        row: a place (P,) for the gradient, and then for the Hessian's product with what is pulled:
+            the slope of <gradient, cotangent> in the weights. The task's weights may be overwritten
+            before a gradient, if `renew` is called then. None: no such product is made.
+
     Example:
         >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
         >>> engine = Single(task, plan(task, (1, 1, 2, 2)))
@@ -68,10 +75,11 @@ class Single:
 
     cells = 1
 
-    def __init__(self, task: Task, plan: Plan) -> None:
+    def __init__(self, task: Task, plan: Plan, row: Tensor | None = None) -> None:
         self.task, self.steps = task, plan.steps
         weights = task.unflatten(task.parameters.detach())
-        self.row = torch.zeros_like(task.parameters, requires_grad=False)
+        curved = row is not None
+        self.row = torch.zeros_like(task.parameters, requires_grad=False) if row is None else row
         places = task.unflatten(self.row)
         names = [name for name, *_ in task.layout]
         self.order = [
@@ -86,12 +94,19 @@ class Single:
                 tuple(None if name is None else task.buffers[name] for name in kept),
                 tuple(None if name is None else places[name] for name in own),
                 step.moving,
+                curved,
             )
             self.rules.append(step.make(given))
         self.sizes = [stop - start for _, _, start, stop in task.layout]
         self.shapes = [shape for _, shape, _, _ in task.layout]
         self.kept = None if task.kept is None else task.kept.to(task.parameters.dtype)
         self.head: Head | None = None
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        """Take in weights that were written over the old ones."""
+        for rule in self.rules:
+            rule.renew()
 
     @torch.no_grad()
     def gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -116,6 +131,9 @@ class Single:
     @torch.no_grad()
     def pull(self, cotangent: Tensor) -> Pulled:
         """The slopes of <gradient, cotangent>, cotangent (1, P): see `base.Engine`.
+
+        Where there is a row for it, it holds the slope in the weights then. A pruned weight has one
+        too, as far as the gradient of others would change with it.
 
         Raises:
             ValueError: before the first gradient.
@@ -165,10 +183,12 @@ def steps_of(task: Task, shape: tuple[int, ...]) -> tuple[graph.Step, ...]:
 
 def _plan(task: Task, shape: tuple[int, ...]) -> Plan | None:
     try:
-        plain = replace(task, public=None, loss=_waves, parameters=_weights(task), kept=None)
+        plain = replace(
+            task, public=None, loss=waves, parameters=weights_of_no_one(task), kept=None
+        )
         double = plain.to(task.parameters.device, torch.float64)
         found = Plan(steps_of(double, shape))
-        right = _agrees(double, found, shape, _EXACT) and _agrees(plain, found, shape, _ROUNDED)
+        right = _agrees(double, found, shape, EXACT) and _agrees(plain, found, shape, ROUNDED)
         return found if right else None
     except (torch.OutOfMemoryError, MemoryError):  # says nothing of the model
         raise
@@ -176,7 +196,7 @@ def _plan(task: Task, shape: tuple[int, ...]) -> Plan | None:
         return None
 
 
-def _weights(task: Task) -> Tensor:
+def weights_of_no_one(task: Task) -> Tensor:
     """Weights of no one's: what is found out of a model must not depend on who asks first."""
     source, parts = torch.Generator().manual_seed(0), list[Tensor]()
     for _, shape, _, _ in task.layout:
@@ -187,7 +207,7 @@ def _weights(task: Task) -> Tensor:
     return torch.cat(parts)
 
 
-def _waves(outputs: Tensor, _: Tensor) -> Tensor:
+def waves(outputs: Tensor, _: Tensor) -> Tensor:
     """A loss with no special place."""
     return torch.sin(outputs).mean()
 

@@ -162,12 +162,15 @@ def _check_many(attack: Attack, task: Task, batch: Batch, name: str) -> None:
         return [stream(i, "contract", "many") for i in range(2)]
 
     seen = [_observed(attack, task, small_batch(task, batch, seed=i)) for i in range(2)]
-    alone = [_answer(attack, o, g) for o, g in zip(seen, generators(), strict=True)]
-    if any(answer is None for answer in alone):
+    if any(_answer(attack, o, g) is None for o, g in zip(seen, generators(), strict=True)):
         return
     together = attack.many(seen, generators())
-    same = len(together) == 2 and all(map(_same_answers, alone, together))
-    require(same, f"many of {name} gives other answers than one call for each observation")
+    require(len(together) == 2, f"many of {name} gives {len(together)} answers to 2 observations")
+    for observation, answer in zip(seen, together, strict=True):
+        _check_answer(answer, observation, name)
+    alone = [attack.many([o], [g])[0] for o, g in zip(seen, generators(), strict=True)]
+    same = all(map(_same_answers, alone, together))
+    require(same, f"many of {name} gives other answers than many of one observation each")
 
 
 def _check_zero(attack: Attack, observation: Observation, name: str) -> None:
