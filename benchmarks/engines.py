@@ -53,7 +53,7 @@ def rows() -> dict[str, tuple[str, Callable[[Effort], Measured]]]:
         lambda e: (
             throughput.cells_a_minute(1, 4, 1, 5)
             if e.tiny
-            else throughput.cells_a_minute(3, 64, 3, 300)
+            else throughput.cells_a_minute(3, 128, 3, 300)
         ),
     )
     for size in sensitivities.WAYS:

@@ -15,6 +15,7 @@ from leakbound.types import Batch, Observation, Task
 
 CLASSES = 10
 SOURCES = {1: "mnist5k", 3: "photos"}
+GRAY = ("simple_convnet", "lenet", "mlp")
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,7 @@ def setting(
 
     The start is what `GradientMatching` draws from `stream(seed, "bench", "attack")`.
     """
-    channels = 1 if name == "simple_convnet" else 3
+    channels = 1 if name in GRAY else 3
     images = _images(channels, side)
     drawn = torch.randperm(len(images.labels), generator=stream(seed, "bench", "images"))
     chosen = images.batch(drawn[:size])
