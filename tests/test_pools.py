@@ -39,9 +39,24 @@ def test_bits_are_those_of_pytorch(how, kind):
             before = images.clone()
             with pools.quick(pool):
                 found = pool(images)
-            assert found.is_contiguous()
+            assert found.stride() == pool(images).stride()
             assert torch.equal(_bits(images), _bits(before))
             assert torch.equal(_bits(found), _bits(pool(images)))
+
+
+def test_one_pixel_lies_as_it_does_in_pytorch():
+    """A convolution may take another way for other strides."""
+    pool, images = nn.MaxPool2d(2), torch.rand(2, 5, 2, 2)
+    with pools.quick(pool):
+        found = pool(images)
+    assert found.stride() == pool(images).stride() == (5, 1, 1, 1)
+
+
+def test_inside_vmap():
+    pool, images = nn.MaxPool2d(2), torch.rand(3, 2, 4, 6, 6)
+    with pools.quick(pool):
+        found = torch.func.vmap(pool)(images)
+    assert torch.equal(found, torch.stack([pool(own) for own in images]))
 
 
 def test_pools_go_through_it_and_slopes_with_them(monkeypatch):

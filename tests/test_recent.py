@@ -38,3 +38,23 @@ def test_a_failure_is_not_kept():
 
 def test_all_tensors_are_counted():
     assert size([torch.zeros(2), {"x": torch.zeros(3, dtype=torch.float64)}, "word"]) == 32
+
+
+def test_keys_count_too():
+    """What a key holds stays alive with it."""
+    kept = Recent(8 * 100)
+    keys = [(torch.zeros(50), name) for name in "abcd"]  # 200 bytes each, and 8 for the result
+    assert len(_asked(kept, keys)) == 4
+    assert not _asked(kept, keys[1:])
+    assert len(_asked(kept, keys[:1])) == 1
+    assert size(torch.nn.BatchNorm1d(3)) == 4 * 4 * 3 + 8
+
+
+def test_an_overwritten_key_is_another():
+    kept, key = Recent(), torch.zeros(3)
+    assert len(_asked(kept, [key, key])) == 1
+    key.add_(1)
+    assert len(_asked(kept, [key, key])) == 1
+    with torch.inference_mode():
+        frozen = torch.zeros(2)
+    assert len(_asked(kept, [frozen, frozen])) == 1

@@ -40,7 +40,9 @@ class _Quick(TorchFunctionMode):
 
 
 def _plain(x: Any) -> bool:
-    return type(x) is Tensor and x.device.type == "cpu" and x.ndim == 4 and x.is_contiguous()
+    if type(x) is not Tensor or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False  # inside vmap a tensor does not say how it lies in memory
+    return x.device.type == "cpu" and x.ndim == 4 and x.is_contiguous()
 
 
 def _pooled(
@@ -55,4 +57,4 @@ def _pooled(
     """As `nn.functional.max_pool2d`, which comes here without `return_indices` alone."""
     last = x.contiguous(memory_format=torch.channels_last)
     how = (kernel_size, stride, padding, dilation, ceil_mode)
-    return nn.functional.max_pool2d(last, *how).contiguous()
+    return nn.functional.max_pool2d(last, *how).clone(memory_format=torch.contiguous_format)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from threading import Lock
 from typing import Generic, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 T = TypeVar("T")
 MOST_BYTES = 2**28
@@ -18,8 +18,11 @@ LEAST = 2
 class Recent(Generic[T]):
     """What was computed for the latest keys; a key is held by identity where it has no equality.
 
+    A key whose tensors were overwritten since counts as another.
+
     Args:
-        most_bytes: how much the tensors of all results may take. The latest two stay anyway.
+        most_bytes: how much the tensors of all results and of their keys may take, shared ones
+            counted anew with each. The latest two stay anyway.
 
     Example:
         >>> kept = Recent[int]()
@@ -33,13 +36,14 @@ class Recent(Generic[T]):
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` gave when the key was last met, or gives now; a failure is not kept."""
+        key = key, tuple(_version(tensor) for tensor in tensors(key))
         with self._lock:
             if key in self._held:
                 self._held.move_to_end(key)
                 return self._held[key][0]
         found = make()
         with self._lock:
-            self._held[key] = found, size(found)
+            self._held[key] = found, size(found) + size(key)
             while len(self._held) > LEAST and self._bytes() > self._most:
                 self._held.popitem(last=False)
         return found
@@ -49,19 +53,34 @@ class Recent(Generic[T]):
 
 
 def size(value: object) -> int:
-    """The bytes of all tensors in a tensor, dataclass, mapping or sequence of such.
+    """The bytes of all tensors in a tensor, module, dataclass, mapping or sequence of such.
 
     Example:
         >>> import torch
         >>> size({"a": (torch.zeros(3), torch.zeros(1, dtype=torch.float64)), "b": 1})
         20
     """
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors(value))
+
+
+def tensors(value: object) -> Iterator[Tensor]:
+    """All tensors in a tensor, module, dataclass, mapping or sequence of such."""
     if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, Mapping):
-        return sum(size(part) for part in value.values())
-    if isinstance(value, list | tuple):
-        return sum(size(part) for part in value)
-    if is_dataclass(value):
-        return sum(size(getattr(value, field.name)) for field in fields(value))
-    return 0
+        yield value
+    elif isinstance(value, nn.Module):
+        yield from value.parameters()
+        yield from value.buffers()
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from tensors(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors(part)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from tensors(getattr(value, field.name))
+
+
+def _version(tensor: Tensor) -> int:
+    """How often it was overwritten; tensors of inference mode do not count."""
+    return 0 if tensor.is_inference() else tensor._version

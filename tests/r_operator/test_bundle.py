@@ -50,6 +50,7 @@ OWN = {
     "column": ((3, 5, 7), lambda: [nn.Conv2d(3, 5, (5, 7)), nn.Conv2d(5, 19, 1), nn.ReLU()]),
     "one_place": ((3, 9, 9), lambda: [nn.Conv2d(3, 35, 9), nn.Tanh(), nn.Conv2d(35, 64, 1)]),
     "flat": ((33,), lambda: [nn.Linear(33, 19, bias=False), nn.ELU(), nn.Linear(19, 9), nn.ReLU()]),
+    "odd": ((3,), lambda: [nn.Linear(3, 33), nn.ReLU(), nn.Linear(33, 33), nn.ReLU()]),
     "one-unit": ((33,), lambda: [nn.Linear(33, 1), nn.Tanh(), nn.Linear(1, 99), nn.Tanh()]),
 }
 CURVES = [f"{kind}-{name}" for kind in ("conv", "linear") for name in ACTIVATIONS]
@@ -176,9 +177,26 @@ def test_a_cell_has_the_same_bits_in_any_company(name, dtype):
                 assert torch.equal(together[part][place], alone[i][part][0]), (size, company, part)
 
 
-def _some(found, given, cells):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["single", "double"])
+@pytest.mark.parametrize("name", ["odd", "lenet", "strides", "mlp"])
+def test_pruned_cells_have_the_same_bits_in_any_company(name, dtype):
+    task, shape = _task(name, dtype)
+    found = _chain(task, shape)
+    source = torch.Generator().manual_seed(3)
+    kept = torch.rand(8, len(task.parameters), generator=source) < 0.7
+    for seed in range(4):
+        given = _cells(task, shape, 8, 1 + seed % 2, False, seed)
+        alone = [_some(found, given, [i], kept) for i in range(8)]
+        for company in COMPANIES:
+            together = _some(found, given, company, kept)
+            for (place, i), part in itertools.product(enumerate(company), range(len(together))):
+                assert torch.equal(together[part][place], alone[i][part][0]), (company, part)
+
+
+def _some(found, given, cells, kept=None):
     weights, inputs, labels, cotangents = (t[cells] for t in given)
-    return _bundled(found, _rows(weights), inputs, labels, _rows(cotangents))
+    kept = None if kept is None else kept[cells]
+    return _bundled(found, _rows(weights), inputs, labels, _rows(cotangents), kept)
 
 
 def test_an_engine_forgets_what_it_saw():

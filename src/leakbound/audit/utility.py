@@ -17,9 +17,9 @@ from leakbound.protocol import resolve, step
 from leakbound.random import permutation, stream
 from leakbound.types import Batch, Task, Update
 
-EVALUATED, TOGETHER = 1000, 25
+EVALUATED, TOGETHER, COUPLED = 1000, 25, 100
 """Images that a loss is measured on, and how many go through the model at once: more leave the
-processor's cache, which takes twice as long."""
+processor's cache, which takes twice as long. Images that share statistics go by the hundred."""
 MARKS = tuple(5 * 2**i for i in range(16))
 
 
@@ -125,7 +125,7 @@ def _accuracy(task: Task, bench: Bench) -> float:
 
 def _outputs(task: Task, batch: Batch) -> Tensor:
     with torch.no_grad(), quick(task.model):
-        parts = list(torch.split(batch.inputs, TOGETHER))
+        parts = list(torch.split(batch.inputs, COUPLED if task.coupled else TOGETHER))
         if task.coupled and len(parts) > 1 and len(parts[-1]) == 1:
             parts[-2:] = [torch.cat(parts[-2:])]  # one image alone has no statistics
         return torch.cat([client.forward(task, few) for few in parts])

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from threading import Lock
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,6 +34,8 @@ Build = Callable[[Tensor], kinds.Layer]
 
 _KNOWN: WeakKeyDictionary[nn.Module, dict[int, Chain | None]] = WeakKeyDictionary()
 _WORK: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], int]] = WeakKeyDictionary()
+_COUNTS = Lock()
+"""PyTorch's counter sees the modules of every thread."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +67,9 @@ def work(task: Task, shape: tuple[int, ...]) -> int:
     known = _WORK.setdefault(task.model, {})
     if shape not in known:
         inputs = next(task.model.parameters()).new_zeros(shape)
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
+        with _COUNTS, FlopCounterMode(display=False) as counter, torch.no_grad():
             task.model(inputs)
-        known[shape] = counter.get_total_flops()
+            known[shape] = counter.get_total_flops()
     return known[shape]
 
 
@@ -109,7 +112,8 @@ class Bundle:
             return self._pull(cotangent.detach())
 
     def _pull(self, v: Tensor) -> Pulled:
-        v = v if self.kept is None else v * self.kept
+        if self.kept is not None:
+            v = torch.mul(v, self.kept, out=aligned(self.cells, v))
         moved: Tensor | None = None
         for layer in self.layers:
             moved = layer.tangent(moved, v)
