@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup audit test test-slow check bench bench-setup bench-all notebooks clean
+.PHONY: setup audit test test-slow check bench bench-setup bench-all notebooks docs clean
 .DEFAULT_GOAL := audit
 
 setup: .venv/.installed
@@ -48,6 +48,12 @@ bench-all: setup
 
 notebooks: setup
 	$(BIN)/python docs/notebooks/execute.py
+
+# The site, every link checked, into ./site; its pages open in a browser without a server.
+docs: setup
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir site \
+	  >.venv/docs.log 2>&1 || { grep -v "^INFO" .venv/docs.log; exit 1; }
+	@echo "open site/index.html"
 
 clean:
 	rm -rf .venv .bench-env dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,17 +1,21 @@
-"""Code in the documentation runs, plans in it parse, links in it lead somewhere."""
+"""Code in the documentation runs, plans and commands in it parse, links in it lead somewhere."""
 
 import json
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from leakbound import cli, registry
 from leakbound.audit import parse
+from leakbound.commands import spec_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FENCE = re.compile(r"^( *)```(\w+)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+SHELLS = ("", "sh", "bash", "console")
 
 
 def blocks(language):
@@ -20,6 +24,44 @@ def blocks(language):
             if name == language:
                 text = re.sub(rf"^{indent}", "", code, flags=re.MULTILINE)
                 yield pytest.param(text, id=f"{page.relative_to(ROOT)}-{number}")
+
+
+def command_lines(text):
+    """The commands of leakbound in a block: without prompts, comments and settings before them."""
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            words.pop(0)
+        if words and words[0] == "leakbound":
+            yield words[1:]
+
+
+def commands():
+    for language in SHELLS:
+        for block in blocks(language):
+            for number, words in enumerate(command_lines(block.values[0])):
+                yield pytest.param(words, id=f"{block.id}-{number}")
+
+
+def parsed(words, monkeypatch):
+    """What the real command line makes of the words; nothing runs."""
+    seen = []
+    monkeypatch.setattr(cli, "_run", lambda command: seen.append(command) or 0)
+    with pytest.raises(SystemExit) as end:
+        cli.main(words)
+    assert end.value.code == 0, words
+    return seen[0]
+
+
+def options():
+    """Every command with the options that its help names."""
+    import dataclasses
+    import typing
+
+    for member in typing.get_args(cli.Command):
+        command = typing.get_args(member)[0]
+        names = {field.name.replace("_", "-") for field in dataclasses.fields(command)}
+        yield command.__name__.lower(), names
 
 
 @pytest.mark.parametrize("code", list(blocks("python")))
@@ -39,6 +81,61 @@ def test_python_runs(code, capsys):
 @pytest.mark.parametrize("code", list(blocks("toml")))
 def test_plans_parse(code):
     assert parse(tomllib.loads(code)).cells()
+
+
+@pytest.mark.parametrize("words", list(commands()))
+def test_commands_parse(words, monkeypatch):
+    command = parsed(words, monkeypatch)
+    if isinstance(command, cli.Attack):
+        named = [("attack", text) for text in command.attack]
+        named += [("defense", command.defense)] * (command.defense != "none")
+        for kind, text in named:
+            spec = spec_of(kind, text)
+            registry.settle(registry.find(kind, spec.pop("name")), spec)
+
+
+def test_there_are_commands_to_parse():
+    found = list(commands())
+    assert len(found) > 20
+    assert [[*command_lines(block)] for block in ("$ A=1 leakbound list  # all", "make\n")] == [
+        [["list"]],
+        [],
+    ]
+    with pytest.raises(SystemExit):
+        cli.main(["attack", "--no-such-option"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_commands_in_sentences_name_real_options(page):
+    known = dict(options())
+    text = FENCE.sub("", page.read_text("utf-8"))
+    for mention in re.findall(r"`(?:[A-Z_]+=\S+ )*leakbound ([a-z][^`]*)`", text):
+        name, *words = mention.split()
+        assert name in known, mention
+        given = {word.partition("=")[0][2:] for word in words if word.startswith("--")}
+        assert given <= known[name], mention
+
+
+def test_the_gallery_says_what_was_measured():
+    text = (ROOT / "docs" / "gallery.md").read_text("utf-8")
+    numbers = json.loads((ROOT / "docs" / "images" / "gallery" / "numbers.json").read_text("utf-8"))
+    pictures = sorted((ROOT / "docs" / "images" / "gallery").glob("*.png"))
+    assert [picture.stem for picture in pictures] == sorted(numbers)
+    for picture in pictures:
+        assert picture.stat().st_size < 150_000, picture
+        assert f"](images/gallery/{picture.name})" in text
+        section = text.partition(f"images/gallery/{picture.name}")[2].partition("\n## ")[0]
+        for said in texts(numbers[picture.stem]):
+            assert said in section, f"{picture.stem}: {said}"
+
+
+def texts(found):
+    """Every measured text in a nested dictionary."""
+    for value in found.values():
+        if isinstance(value, dict):
+            yield from texts(value)
+        elif isinstance(value, str):
+            yield value
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

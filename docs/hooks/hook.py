@@ -1,0 +1,177 @@
+"""What mkdocs runs while it builds the site.
+
+Pages are brought in from three places: the registry (attacks, defenses), the docstrings (the
+reference), and files of the repository that stand outside `docs/`, such as README.md, which is the
+home page. Links are as the repository's own view needs them and are turned to the site's here.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+import catalogue
+import reference
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from repository_text import lists, relative, relinked, resolved, targets
+
+ROOT = Path(__file__).resolve().parents[2]
+HOME = "index.md"
+NAMES = {
+    "README.md": HOME,
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "benchmarks/RESULTS.md": "speed_against_peers.md",
+    "examples/flower-hospital/README.md": "examples/flower-hospital.md",
+    "examples/quickstart/README.md": "examples/quickstart.md",
+}
+"""Pages from outside `docs/`, and where the site has them."""
+OPTIONAL = frozenset({"evidence.md", "reproductions.md"})
+"""Pages that the navigation names and leaves out until they are there."""
+LARGEST = 2**20
+_sources: dict[str, str] = {}  # page of the site -> file of the repository
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Make the pages that are generated, and fill the navigation's `folder/*` with them."""
+    _sources.clear()
+    docs = Path(config.docs_dir)
+    written = {p.relative_to(docs).as_posix(): p.read_text("utf-8") for p in _pages(docs)}
+    made = _generated(written)
+    config.extra["made"] = made
+    there = {*written, *made, *NAMES.values()}
+    config.nav = _filled(config.nav, there, _named(config.nav))
+    _sources.update({page: f"docs/{page}" for page in written})
+    _sources.update({page: source for source, page in NAMES.items()})
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages, those from outside, and whatever else they link to outside."""
+    for path, text in config.extra.pop("made").items():
+        files.append(File.generated(config, path, content=text))
+    waiting = list(NAMES)
+    for page, source in list(_sources.items()):
+        waiting += _outside(source, (ROOT / source).read_text("utf-8")) if page else []
+    seen: set[str] = set()
+    while waiting:
+        source = waiting.pop()
+        if source in seen or not _fit(ROOT / source):
+            continue
+        seen.add(source)
+        place = NAMES.get(source, f"repository/{source}")
+        _sources[place] = source
+        if source.endswith(".md"):
+            text = (ROOT / source).read_text("utf-8")
+            files.append(File.generated(config, place, content=text))
+            waiting += _outside(source, text)
+        else:
+            files.append(File.generated(config, place, abs_src_path=str(ROOT / source)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str | None:
+    """Turn links and lists from the repository's view to the site's."""
+    path = page.file.src_uri
+    source = _sources.get(path)
+    if source is None:
+        return None
+    places = {file: place for place, file in _sources.items()}
+
+    def place(target: str) -> str:
+        return relative(path, _place(resolved(source, target), places))
+
+    return lists(relinked(markdown, place))
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Keep the search index as a script too: a page opened from a folder may not fetch JSON."""
+    index = Path(config.site_dir) / "search" / "search_index.json"
+    if index.exists():
+        text = index.read_text("utf-8")
+        index.with_suffix(".js").write_text(f"var __index = {text}", "utf-8")
+
+
+def _pages(docs: Path) -> list[Path]:
+    return [p for p in sorted(docs.rglob("*.md")) if "hooks" not in p.relative_to(docs).parts]
+
+
+def _generated(written: dict[str, str]) -> dict[str, str]:
+    made = reference.pages()
+    for kind in catalogue.KINDS:
+        made |= catalogue.pages(kind, written)
+    titles = {path: _title(text) for path, text in written.items()}
+    for folder, head in (("decisions", "Decisions"), ("sharp_edges", "Sharp edges")):
+        rows = [f"- [{t}]({p.partition('/')[2]})" for p, t in titles.items() if _in(p, folder)]
+        made.setdefault(f"{folder}/index.md", f"# {head}\n\n{_LEADS[folder]}\n\n" + "\n".join(rows))
+    return {path: text for path, text in made.items() if path not in written}
+
+
+_LEADS = {
+    "decisions": "Why things are as they are, one page a decision.",
+    "sharp_edges": "Where a defense, a seed or a number is easily taken for more than it is.",
+}
+
+
+def _in(path: str, folder: str) -> bool:
+    return posixpath.dirname(path) == folder and path != f"{folder}/index.md"
+
+
+def _title(text: str) -> str:
+    found = re.search(r"^# (.+)$", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _named(nav: Any) -> set[str]:
+    """Every path that the navigation names by itself."""
+    if isinstance(nav, str):
+        return {nav}
+    items = nav.values() if isinstance(nav, dict) else nav or ()
+    return {path for item in items for path in _named(item)}
+
+
+def _filled(nav: Any, there: set[str], named: set[str]) -> Any:
+    """The navigation with `folder/*` for all other pages of a folder, without what is optional."""
+    if isinstance(nav, dict):
+        return {title: _filled(item, there, named) for title, item in nav.items()}
+    if not isinstance(nav, list):
+        return nav
+    shown: list[Any] = []
+    for item in nav:
+        paths = [item] if isinstance(item, str) else list(_named(item))
+        if len(paths) == 1 and paths[0] in OPTIONAL - there:
+            continue
+        if isinstance(item, str) and item.endswith("/*"):
+            shown += [p for p in sorted(there - named) if posixpath.dirname(p) == item[:-2]]
+        else:
+            shown.append(_filled(item, there, named))
+    return shown
+
+
+def _outside(source: str, text: str) -> list[str]:
+    """Files outside `docs/` that a page links to."""
+    found = [_file(resolved(source, target)) for target in targets(text)]
+    return [path for path in found if not path.startswith(("docs/", ".."))]
+
+
+def _file(path: str) -> str:
+    """What is shown for a folder: its README."""
+    readme = posixpath.join(path, "README.md")
+    return readme if (ROOT / readme).is_file() else path
+
+
+def _fit(path: Path) -> bool:
+    return path.is_file() and path.is_relative_to(ROOT) and path.stat().st_size <= LARGEST
+
+
+def _place(path: str, places: dict[str, str]) -> str:
+    """Where the site has a file of the repository; an unknown one is left for mkdocs to report."""
+    file = _file(path)
+    if file in places:
+        return places[file]
+    inside = file.removeprefix("docs/")
+    return f"{inside}/index.md" if (ROOT / file).is_dir() else inside

@@ -1,0 +1,67 @@
+"""The reference: one page a public module, from its docstrings by mkdocstrings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+
+MODULES: Mapping[str, str] = {
+    "leakbound": "The names that most programs need",
+    "leakbound.types": "What flows: tasks, updates, observations, release laws",
+    "leakbound.random": "Named streams of randomness, and a secure source",
+    "leakbound.client": "What a client computes, also for the attacker who simulates it",
+    "leakbound.protocol": "One round: clients, defense, server",
+    "leakbound.pairing": "Where truth meets guess",
+    "leakbound.metrics": "How near a reconstruction is",
+    "leakbound.attacks": "Attacks",
+    "leakbound.defenses": "Defenses",
+    "leakbound.pruning": "Pruned models",
+    "leakbound.models": "Models to audit",
+    "leakbound.data": "Images, and their splits",
+    "leakbound.bounds": "Floors and risk laws",
+    "leakbound.information": "Bits",
+    "leakbound.sensitivity": "How much every coordinate tells",
+    "leakbound.audit": "Plans, cells, verdicts, calibration",
+    "leakbound.report": "The report of a run",
+    "leakbound.captured": "Updates of your own run",
+    "leakbound.inspection": "Signs of a planted model",
+    "leakbound.meter": "The leak meter",
+    "leakbound.federation": "Training of pruned models",
+    "leakbound.flower": "With Flower",
+    "leakbound.opacus": "With Opacus",
+    "leakbound.tensors": "Tensors in files",
+    "leakbound.testing": "Checks for your own attack, defense or metric",
+    "leakbound.registry": "Names to things",
+}
+
+
+def pages() -> dict[str, str]:
+    """All pages of the reference by path, and `index.md`."""
+    rows = ["| module | what for |", "|---|---|"]
+    found = {}
+    for name, title in MODULES.items():
+        short = name.removeprefix("leakbound.")
+        rows.append(f"| [`{name}`]({short}.md) | {title} |")
+        found[f"reference/{short}.md"] = _page(name)
+    head = (
+        "# Reference\n\nFrom the docstrings. What `__all__` names is public; the rest may change. "
+        "Attacks and defenses have [pages of](../attacks/index.md) [their own](../defenses/"
+        "index.md), the command line `leakbound COMMAND --help`.\n\n"
+    )
+    return {"reference/index.md": head + "\n".join(rows) + "\n"} | found
+
+
+def _page(name: str) -> str:
+    module = import_module(name)
+    own = [n for n in getattr(module, "__all__", ()) if not n.startswith("_")]
+    if name == "leakbound":  # its packages have pages; the names are documented where they live
+        rows = [f"- [`{n}`]({place}.md)" for n, place in sorted(module._WHERE.items())]
+        packages = [f"- [`{n}`]({n}.md)" for n in module._PACKAGES]
+        first = (module.__doc__ or "").strip()
+        return (
+            f"# `leakbound`\n\n{first}\n\n## Names\n\n"
+            + "\n".join(rows)
+            + ("\n\n## Packages\n\n" + "\n".join(packages) + "\n")
+        )
+    members = f"\n      members: {own}" if own else ""
+    return f"# `{name}`\n\n::: {name}\n    options:\n      show_root_heading: false{members}\n"
