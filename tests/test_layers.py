@@ -26,21 +26,28 @@ LAYERS = (
     {"captured", "opacus", "cluster"},
     {"flower"},
     {"commands", "experiments"},
-    {"commands_risk", "commands_captured", "commands_train"},
+    {"commands_risk", "commands_captured", "commands_train", "commands_reproduce"},
+    {"commands_evidence", "commands_compare"},
     {"cli"},
 )
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 ONLY_FROM = {
     "cli": set(),
     "testing": set(),
-    "commands": {"cli", "commands_risk", "commands_captured", "commands_train"},
-    "commands_risk": {"cli"},
+    "commands": {
+        *("cli", "commands_risk", "commands_captured", "commands_train", "commands_reproduce"),
+        *("commands_evidence", "commands_compare"),
+    },
+    "commands_risk": {"cli", "commands_evidence"},
+    "commands_evidence": {"cli"},
+    "commands_compare": {"cli"},
     "commands_captured": {"cli"},
     "commands_train": {"cli"},
-    "experiments": {"commands"},
+    "commands_reproduce": {"cli"},
+    "experiments": {"commands", "commands_reproduce"},
     "report": {
         *("captured", "commands", "commands_risk", "commands_captured", "commands_train"),
-        "experiments",
+        *("experiments", "commands_reproduce", "commands_evidence", "commands_compare"),
     },
 }
 ONE_PLACE = {"flwr": "flower", "opacus": "opacus", "ray": "cluster"}

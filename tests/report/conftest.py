@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,17 @@ from PIL import Image
 
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 BLIND = 11.0
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+TALL = {"width": 1280, "height": 900}
 
 
 def defense(name: str, **parameters: Any) -> dict[str, Any]:
@@ -305,3 +318,52 @@ def make_grid() -> Callable[..., Path]:
 @pytest.fixture
 def hostile() -> str:
     return HOSTILE
+
+
+def _missing(why: str) -> None:
+    if os.environ.get("LEAKBOUND_REQUIRE_BROWSER") == "1":
+        pytest.fail(f"a browser is required, but {why}")
+    pytest.skip(why)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    path = os.environ.get("LEAKBOUND_CHROMIUM") or next(
+        filter(None, map(shutil.which, BROWSERS)), None
+    )
+    if path is None:
+        _missing("no Chromium was found; set LEAKBOUND_CHROMIUM to its path")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        _missing("playwright is not installed")
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def show(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Open a page; afterwards it must have been silent and must have asked for nothing else."""
+    pages, trouble, requests = [], [], []
+
+    def open_page(path: Path, anchor: str = "", **settings: Any) -> Any:
+        page = browser.new_context(**{"viewport": TALL} | settings).new_page()
+        page.on("console", lambda message: trouble.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        page.on("dialog", lambda dialog: (trouble.append(dialog.message), dialog.dismiss()))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(path.as_uri() + anchor)
+        pages.append((page, path.as_uri()))
+        if settings.get("java_script_enabled", True) and page.locator(".card").count():
+            page.locator("html[data-whole]").wait_for(state="attached")
+        return page
+
+    yield open_page
+    for page, _ in pages:
+        page.wait_for_timeout(100)
+        page.context.close()
+    assert trouble == []
+    outside = [url for url in requests if not url.startswith("data:")]
+    assert outside == [address for _, address in pages]

@@ -246,3 +246,8 @@ def test_content_policy_forbids_the_network(tmp_path, make_cell, make_run):
     links = re.findall(r'(?:src|href)="([^"]+)"', text)
     assert all(link.startswith(("#", "data:")) for link in links)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["plan_hash"] in text
+
+
+def test_a_plan_without_a_name_is_an_audit(tmp_path, make_cell, make_run):
+    text = write(make_run(tmp_path / "run", [make_cell()], plan={})).read_text()
+    assert "<h1>audit</h1>" in text

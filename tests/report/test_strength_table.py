@@ -39,7 +39,7 @@ def _line(text, defense):
     """The cells of one line of the table, without markup."""
     table = re.search(r'aria-label="Strength of each defense.*?</table>', text, re.DOTALL).group()
     (line,) = [r for r in re.findall(r"<tr>.*?</tr>", table, re.DOTALL) if f">{defense}<" in r]
-    cells = re.findall(r"<td[^>]*>(.*?)</td>", line, re.DOTALL)
+    cells = re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", line, re.DOTALL)
     return [" ".join(re.sub(r"<[^>]+>", " ", cell).split()) for cell in cells]
 
 

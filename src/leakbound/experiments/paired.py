@@ -72,6 +72,13 @@ def at_equal_loss(ours: Levels, theirs: Levels) -> Gain | None:
         >>> round(at_equal_loss(ours, theirs).mean, 2)
         8.01
     """
+    found, shared = differences_at_equal_loss(ours, theirs)
+    enough = len(found) >= 2 and 2 * len(found) > shared
+    return gain(found) if enough else None
+
+
+def differences_at_equal_loss(ours: Levels, theirs: Levels) -> tuple[list[float], int]:
+    """What `at_equal_loss` takes the mean of, one a seed; and how many seeds there were."""
     own, other = list(ours), list(theirs)
     shared = set.intersection(*(set(a) & set(b) for a, b in own + other))
     found = []
@@ -83,8 +90,7 @@ def at_equal_loss(ours: Levels, theirs: Levels) -> Gain | None:
             continue
         at = np.linspace(low, high, 20)
         found.append(float(np.mean(_curve(mine, at) - _curve(yours, at))))
-    enough = len(found) >= 2 and 2 * len(found) > len(shared)
-    return gain(found) if enough else None
+    return found, len(shared)
 
 
 def _curve(points: list[tuple[float, float]], at: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

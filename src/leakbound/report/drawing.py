@@ -1,7 +1,8 @@
 """What all plots of a report share: style, colors, and SVG that can stand on one page.
 
 Names stay out of the SVG where they can: only parameter names and numbers are drawn. Text keeps to
-currentColor and marks keep to Okabe and Ito's colors, told apart by shape as well.
+currentColor. Marks are told apart by shape as well as by color, and the colors also under each of
+the three kinds of color blindness (a test simulates them); the page gives lighter ones on dark.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
+COLORS = ("#1e78b4", "#ff4b0f", "#4b1e3c", "#c37878", "#9600ff", "#780f00", "#2d0f87")
+"""Of lines on a light ground; a page may set others as --line-0 to --line-6."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 GRAY = "#808080"
 INK = "#010203"
@@ -87,9 +89,17 @@ def _svg(drawn: Figure, prefix: str) -> str:
 
     def rename(tag: re.Match[str]) -> str:
         own = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{prefix}-", tag.group())
-        return own.replace(f": {INK}", ": currentColor")
+        return re.sub(": (#[0-9a-f]{6})", _paint, own)
 
     return re.sub(r"<[^>]+>", rename, text).strip()
+
+
+def _paint(found: re.Match[str]) -> str:
+    """A color of the drawing as the page's own, where it may have one."""
+    drawn = found.group(1)
+    if drawn == INK:
+        return ": currentColor"
+    return f": var(--line-{COLORS.index(drawn)}, {drawn})" if drawn in COLORS else found.group()
 
 
 def ceiling_key(prefix: str) -> str:

@@ -8,7 +8,9 @@ from functools import cache
 
 from leakbound.report import tables
 from leakbound.report.captured import Capture, capture_of
+from leakbound.report.drill import Detail, Facts, detail, facts, room
 from leakbound.report.folder import Picture, Record, Run
+from leakbound.report.rerun import reruns
 
 IMAGE_SIDE = 64
 
@@ -38,6 +40,7 @@ class Entry:
     leak_map: Picture | None
     picture: Picture | None
     scale: int
+    facts: Facts
     columns: tuple[Record, ...] = ()
     captured: Capture | None = None
 
@@ -46,9 +49,11 @@ class Entry:
 class Card:
     """One batch under one defense: the truth and what each attack made of it.
 
-    `cost`: the share of first-order utility kept, and the noise of equal second-order cost.
+    `number` is its place on the page. `cost`: the share of first-order utility kept, and the noise
+    of equal second-order cost.
     """
 
+    number: int
     model: str
     batch_size: int
     clients: int
@@ -56,6 +61,7 @@ class Card:
     seed: int
     entries: tuple[Entry, ...]
     cost: tuple[float | None, float | None]
+    detail: Detail
 
     @property
     def captured(self) -> Capture | None:
@@ -64,14 +70,15 @@ class Card:
 
 
 def gallery_of(run: Run, names: tables.Names, *, images: bool) -> list[Card]:
-    """Cells that ran, by batch and defense; pictures are read once each."""
+    """Cells that apply, by batch and defense; pictures are read once each."""
     cards: dict[tuple[str, int, int, str, int], list[Record]] = {}
     for cell in run.cells:
         if cell["status"] != "not_applicable":
             size, clients = cell["batch_size"], cell["clients"]
             key = (names.model(cell), size, clients, names.defense(cell), cell["seed"])
             cards.setdefault(key, []).append(cell)
-    load = cache(run.picture)
+    load, most, commands = cache(run.picture), room(run.cells), reruns(run)
+    places = {cell["cell"]: place for place, cell in enumerate(run.cells, 1)}
 
     def entries(cells: list[Record]) -> Iterable[Entry]:
         last: dict[str, str] = {}
@@ -82,10 +89,33 @@ def gallery_of(run: Run, names: tables.Names, *, images: bool) -> list[Card]:
             last |= new
             guess = files.get("reconstruction")
             pictures = {name: load(file) for name, file in new.items()}
-            entry = _entry(cell, names, pictures, load(guess) if guess else None)
+            known = facts(cell, places[cell["cell"]], commands)
+            entry = _entry(cell, names, pictures, load(guess) if guess else None, known)
             yield replace(entry, columns=_columns(cell, values=images))
 
-    return [Card(*key, tuple(entries(cells)), _cost(cells)) for key, cells in cards.items()]
+    return [
+        Card(number, *key, tuple(entries(cells)), _cost(cells), detail(cells, names, most))
+        for number, (key, cells) in enumerate(cards.items(), 1)
+    ]
+
+
+def best_images(
+    cards: Iterable[Card],
+) -> dict[tuple[str, int, str, str], str]:
+    """By model, batch size, defense and attack, the anchor of the image it rebuilt best.
+
+    Only images that the page shows one by one have one.
+    """
+    found: dict[tuple[str, int, str, str], tuple[float, str]] = {}
+    for card in cards:
+        for entry in card.entries:
+            key = (card.model, card.batch_size, card.defense, entry.attack)
+            for i, score in enumerate(entry.scores, 1):
+                if score.psnr is None or (key in found and found[key][0] >= score.psnr):
+                    continue
+                shown = i <= len(card.detail.images)
+                found[key] = (score.psnr, f"image-{card.number}-{i}" if shown else "")
+    return {key: anchor for key, (_, anchor) in found.items() if anchor}
 
 
 def _cost(cells: Iterable[Record]) -> tuple[float | None, float | None]:
@@ -103,6 +133,7 @@ def _entry(
     names: tables.Names,
     shared: Mapping[str, Picture | None],
     picture: Picture | None,
+    known: Facts,
 ) -> Entry:
     fine = cell["status"] == "ok"
     values = (cell["metrics"] or {}).get("psnr", []) if fine else []
@@ -122,6 +153,7 @@ def _entry(
         leak_map=leak_map,
         picture=picture,
         scale=max(1, round(IMAGE_SIDE / wide)),
+        facts=known,
         captured=capture_of(cell),
     )
 

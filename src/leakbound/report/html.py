@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from leakbound.report import captured, floors, strength_table, tables
+from leakbound.report import captured, drill, floors, strength_table, tables
 from leakbound.report.folder import ON_AVERAGE, VERDICTS, Record, Run, read
-from leakbound.report.gallery import gallery_of
+from leakbound.report.gallery import Card, best_images, gallery_of
 
 FILE = "report.html"
 NEEDS = ("jinja2", "matplotlib", "markupsafe")
@@ -43,17 +43,30 @@ def write(folder: Path, *, images: bool = True) -> Path:
             or jinja2 or matplotlib is not installed.
     """
     check_installed()
-    page = render(read(Path(folder)), images=images)
+    return save(Path(folder) / FILE, render(read(Path(folder)), images=images))
+
+
+def save(path: Path, page: str) -> Path:
+    """Put a page at a path, in one step and readable by its owner only.
+
+    Raises:
+        ValueError: it cannot be written there.
+    """
     try:
-        return _replace(Path(folder) / FILE, page.encode("utf-8"))
+        return _replace(path, page.encode("utf-8"))
     except OSError as error:
-        raise ValueError(
-            f"{Path(folder) / FILE} cannot be written: {error.strerror or error}"
-        ) from None
+        raise ValueError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def render(run: Run, *, images: bool = True) -> str:
     """The page as text."""
+    context = _context(run, images)
+    context["contents"] = _contents(context)
+    return rendered("report.html.j2", context)
+
+
+def rendered(template: str, context: dict[str, Any]) -> str:
+    """A page from one of the report's templates."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -74,7 +87,7 @@ def render(run: Run, *, images: bool = True) -> str:
         "plural": plural,
         "explained": captured.share,
     }
-    return environment.get_template("report.html.j2").render(_context(run, images)) + "\n"
+    return environment.get_template(template).render(context) + "\n"
 
 
 def decimal(value: float | None, digits: int = 1) -> str:
@@ -148,7 +161,7 @@ def _context(run: Run, images: bool) -> dict[str, Any]:
         "verdicts": verdicts,
         "groups": groups,
         "lpips": any(group.lpips for group in groups),
-        "gallery": gallery,
+        **_drilled(gallery, verdicts),
         "pictures": shown,
         "images": images,
         "own_data": shown and run.header.get("own_data") is not False,
@@ -168,6 +181,56 @@ def _context(run: Run, images: bool) -> dict[str, Any]:
         **_plots(run, names),
         **_training(run, names),
     }
+
+
+def _contents(context: dict[str, Any]) -> list[tuple[str, str]]:
+    """The page's sections by anchor and name: those that it has."""
+    sections = [
+        ("captured", "Captured updates", "captured"),
+        ("verdicts", "Verdicts", "verdicts"),
+        ("strength", "Strength", "strengths"),
+        ("tested", "What was tested", "verdicts"),
+        ("tradeoff", "Privacy and utility", "tradeoffs"),
+        ("training", "Training", "progress_plots"),
+        ("curves", "Error by strength", "curves"),
+        ("results", "Results by attack", "groups"),
+        ("failed", "Failed", "failures"),
+        ("inapplicable", "Not applicable", "inapplicable"),
+        ("gallery", "Pictures" if context["pictures"] else "Cells", "verdicts"),
+        ("settings", "Settings", "verdicts"),
+    ]
+    context = context | {"failures": context["failed"] or context["untrained"]}
+    return [(anchor, words) for anchor, words, need in sections if context[need]]
+
+
+def _drilled(gallery: Sequence[Card], verdicts: Sequence[tables.Verdict]) -> dict[str, Any]:
+    """The cards, and where the best image of a combination or an attack stands among them."""
+    best = best_images(gallery)
+    rows = [row for row in verdicts if row.best is not None and row.attack]
+    worst = max(rows, key=lambda row: row.best or 0.0, default=None)
+    key = worst and (worst.model, worst.batch_size, worst.defense, worst.attack or "")
+    return {
+        "gallery": gallery,
+        "cells_shown": sum(len(card.entries) for card in gallery),
+        "best": best,
+        "drilled": any(card.detail.images for card in gallery),
+        "worst": worst and {"row": worst, "anchor": best.get(key or ("", 0, "", ""))},
+        "measure": _measure,
+        "reading": _reading,
+    }
+
+
+def _measure(name: str) -> str:
+    """A column of one image's measures for reading."""
+    known = {"psnr": "PSNR, dB", drill.BLIND: "without update, dB", "identification": "told apart"}
+    return known.get(name) or _word(name).replace("_", " ")
+
+
+def _reading(name: str, value: float | None) -> str:
+    """One image's value of a measure for reading."""
+    if value in (0.0, 1.0) and name in ("identification", "label_accuracy"):
+        return "yes" if value else "no"
+    return decimal(value) if name in ("psnr", drill.BLIND) else significant(value)
 
 
 def _verdict_words(cells: Iterable[Record]) -> list[str]:
@@ -284,7 +347,9 @@ def _defenses(cells: Iterable[Record]) -> list[tuple[str, str, bool, list[str]]]
 
 
 def _word(metric: str) -> str:
-    return {"psnr": "PSNR", "ssim": "SSIM", "mse": "MSE", "rmse": "RMSE"}.get(metric, metric)
+    short = ("psnr", "ssim", "mse", "rmse", "lpips", "ncc")
+    words = {"ms_ssim": "MS-SSIM", "label_accuracy": "label right"}
+    return metric.upper() if metric in short else words.get(metric, metric)
 
 
 def _title(defense: str) -> str:

@@ -12,7 +12,7 @@ from scipy import stats
 
 from leakbound.bounds import from_scratch, identification
 from leakbound.experiments.mean_to_extreme import trap
-from leakbound.experiments.mean_to_extreme.grid import Certificate, Row
+from leakbound.experiments.mean_to_extreme.grid import Box, Certificate
 
 BLUE, RED, GREEN, GRAY = "#0072b2", "#d55e00", "#009e73", "#808080"
 
@@ -56,7 +56,7 @@ def surface(folder: Path) -> None:
         figure.savefig(folder / "risk_surface.png", dpi=130)
 
 
-def boxes(rows: Sequence[Row], dim: int, folder: Path) -> None:
+def boxes(rows: Sequence[Box], dim: int, folder: Path) -> None:
     """Figure 4 (N = 4) or 5 (N = 3,072): errors of 500 images over noise, the law behind them."""
     with matplotlib.rc_context():
         figure = Figure(figsize=(12, 3.6), layout="constrained")
@@ -69,12 +69,11 @@ def boxes(rows: Sequence[Row], dim: int, folder: Path) -> None:
                     for g in ((1 - share) / 2, (1 + share) / 2)
                 ]
                 axes.fill_between(fine, *edges, color=BLUE, alpha=alpha, lw=0)
-            axes.boxplot(
-                [row.errors for row in own],
+            axes.bxp(
+                [_drawn(row) for row in own],
                 positions=[row.noise for row in own],
                 widths=[0.3 * row.noise for row in own],
                 manage_ticks=False,
-                whis=(2.5, 97.5),
                 showfliers=False,
                 medianprops={"color": RED},
             )
@@ -83,6 +82,11 @@ def boxes(rows: Sequence[Row], dim: int, folder: Path) -> None:
         figure.axes[0].set_ylabel("mean squared error")
         figure.axes[0].legend(frameon=False)
         figure.savefig(folder / f"errors_{dim}.png", dpi=130)
+
+
+def _drawn(row: Box) -> dict[str, float]:
+    names = ("whislo", "q1", "med", "q3", "whishi")
+    return dict(zip(names, row.quantiles, strict=True))
 
 
 def certificates(rows: Sequence[Certificate], folder: Path) -> None:

@@ -15,33 +15,84 @@ from leakbound.experiments.mean_to_extreme import trap
 from leakbound.random import stream
 
 Array = NDArray[Any]
+Found = dict[tuple[int, str], trap.Records]
 LEVELS = (0.001, 0.01, 0.1)
 PROMISED_AT = {4: (0.01, 0.1, 0.3, 1.0), 3072: (0.002, 0.0036, 0.006, 0.01, 0.1)}
 """Noise multipliers of the certificates, across the transition of each size."""
-REPEATS = 20
+GROUPS = 10
+"""Parts of a box whose spreads are independent."""
+SHOWN = (0.025, 0.25, 0.5, 0.75, 0.975)
 TOLERANCE = 4.0
 """Standard errors by which a measured share may lie above a bound: 1 of 30,000 by chance."""
 
 
 @dataclass(frozen=True)
-class Row:
+class Box:
     """One box of figures 4 and 5.
 
     Attributes:
-        fits: p-value of Kolmogorov-Smirnov against the law at the effective noise of each image.
-        coverage: share of errors below the law's 95 % quantile.
-        ideal: the same for paper C's law, which knows no sink; 1 where the sink only adds error.
-        ignored: mean error over the law's where the attacker forgets the sink in the scale.
+        draws: errors that went into it, `repeats` an image.
+        distance: largest difference between the distribution of errors and paper C's law, which
+            knows no sink. The attacker is that of the paper's code, who forgets the sink.
+        fit: the same for who knows the sink, against the law at each image's effective noise.
+        quantiles: of the errors, at `SHOWN`.
+        excess: error over that of the law, mean over images, and its standard deviation over them.
+        raised: error of who knows the sink over that without a sink at the same draws, likewise.
+        spreads: deviation over mean of groups of errors, over sqrt(2 / N).
     """
 
     dim: int
     kind: str
     noise: float
-    errors: Array
-    fits: float
-    coverage: float
-    ideal: float
-    ignored: float
+    draws: int
+    images: int
+    distance: float
+    fit: float
+    quantiles: tuple[float, ...]
+    excess: tuple[float, float]
+    raised: tuple[float, float]
+    spreads: tuple[float, ...]
+
+
+def box(records: trap.Records, dim: int, kind: str, noise: float, repeats: int) -> Box:
+    """One box: all images, `repeats` draws of noise each."""
+
+    def errors(found: trap.Records, *, scale_known: bool) -> Array:
+        source = stream(1, "boxes", dim, kind, repr(noise))
+        drawn = [
+            trap.errors(found, noise, unbiased, source, scale_known=scale_known).numpy()
+            for _ in range(repeats)
+        ]
+        return np.stack(drawn)
+
+    known, forgot = (errors(records, scale_known=told) for told in (True, False))
+    alone = errors(records.alone(), scale_known=True)
+    effective = from_scratch.effective_noise(
+        noise, clip_norm=trap.CLIP, norm=trap.NORM, rest_norm=records.rest.numpy()
+    )
+    law = from_scratch.unbiased
+    over = forgot.mean(0) / (noise * trap.NORM) ** 2
+    more = (known / alone).mean(0)
+    groups = np.array_split(known.ravel(), GROUPS)
+    expected = np.sqrt(2 / dim)
+    return Box(
+        dim,
+        kind,
+        noise,
+        known.size,
+        known.shape[1],
+        _distance(law(noise, dim=dim, eta=forgot, norm=trap.NORM)),
+        _distance(law(effective, dim=dim, eta=known, norm=trap.NORM)),
+        tuple(float(q) for q in np.quantile(forgot, SHOWN)),
+        (float(over.mean()), float(over.std(ddof=1))),
+        (float(more.mean()), float(more.std(ddof=1))),
+        tuple(float(g.std(ddof=1) / g.mean() / expected) for g in groups),
+    )
+
+
+def _distance(places: Any) -> float:
+    """Kolmogorov's, of values that should be uniform."""
+    return float(stats.kstest(np.asarray(places).ravel(), "uniform").statistic)
 
 
 @dataclass(frozen=True)
@@ -64,56 +115,27 @@ class Certificate:
     upper: float
 
 
-def boxes(found: dict[tuple[int, str], trap.Records]) -> list[Row]:
-    """All boxes: sizes x sinks x noises."""
-    rows = []
-    for (dim, kind), records in found.items():
-        for noise in trap.NOISES:
-            source = stream(1, "boxes", dim, kind, repr(noise))
-            errors = trap.errors(records, noise, unbiased, source).numpy()
-            rest = records.rest.numpy()
-            effective = from_scratch.effective_noise(
-                noise, clip_norm=trap.CLIP, norm=trap.NORM, rest_norm=rest
-            )
-            place = np.asarray(
-                from_scratch.unbiased(effective, dim=dim, eta=errors, norm=trap.NORM)
-            )
-            paper = from_scratch.unbiased(noise, dim=dim, eta=errors, norm=trap.NORM)
-            again = stream(1, "boxes", dim, kind, repr(noise))
-            ignored = trap.errors(records, noise, unbiased, again, scale_known=False).mean()
-            rows.append(
-                Row(
-                    dim,
-                    kind,
-                    noise,
-                    errors,
-                    float(stats.kstest(place, "uniform").pvalue),
-                    float((place <= 0.95).mean()),
-                    float((np.asarray(paper) <= 0.95).mean()),
-                    float(ignored) / float(np.mean((effective * trap.NORM) ** 2)),
-                )
-            )
-    return rows
+def certificates(draws: int) -> list[Certificate]:
+    """How often the estimator that attains gamma* beats paper C's certificates.
+
+    Args:
+        draws: for each certificate.
+    """
+    law = from_scratch.unbiased
+    return [
+        _certificate(dim, noise, level, eta, draws)
+        for dim in trap.DIMS
+        for noise in PROMISED_AT[dim]
+        for level in LEVELS
+        for eta in [float(law.eta_at(noise, dim=dim, gamma=level, norm=trap.NORM))]
+    ]
 
 
-def certificates() -> list[Certificate]:
-    """How often the estimator that attains gamma* beats paper C's certificates."""
-    rows = []
-    for dim in trap.DIMS:
-        for noise in PROMISED_AT[dim]:
-            for level in LEVELS:
-                eta = float(
-                    from_scratch.unbiased.eta_at(noise, dim=dim, gamma=level, norm=trap.NORM)
-                )
-                rows.append(_certificate(dim, noise, level, eta))
-    return rows
-
-
-def _certificate(dim: int, noise: float, level: float, eta: float) -> Certificate:
+def _certificate(dim: int, noise: float, level: float, eta: float, draws: int) -> Certificate:
     source = stream(2, "certificates", dim, repr(noise), repr(level))
     hits = n = 0
-    for _ in range(REPEATS):
-        records = trap.directions(dim, trap.IMAGES, source)
+    while n < draws:
+        records = trap.directions(dim, min(500, draws - n), source)
         errors = trap.errors(records, noise, lambda r: most_often(r, eta), source)
         hits, n = hits + int((errors <= eta).sum()), n + len(errors)
     exact = float(from_scratch.exact(noise, dim=dim, eta=eta, norm=trap.NORM))
@@ -131,8 +153,8 @@ class Beaten:
     worst: float
 
 
-def beaten(found: dict[tuple[int, str], trap.Records]) -> Beaten:
-    """Whether any estimator's share of successes lies above gamma* or the upper edge.
+def beaten(found: Found) -> Beaten:
+    """Whether any estimator's share of successes lies above gamma*.
 
     On real images too: all estimators turn with the record, so their success is the same for every
     direction, except the zero image, which has its own rule (it succeeds from |X|^2 / N on).
@@ -155,8 +177,3 @@ def beaten(found: dict[tuple[int, str], trap.Records]) -> Beaten:
                     if z > TOLERANCE:
                         above.append(f"{name}, N={dim}, {kind}, noise {noise:g}: {share} > {bound}")
     return Beaten(compared, tuple(above), float(worst))
-
-
-def gather() -> dict[tuple[int, str], trap.Records]:
-    """The records of every size with every sink."""
-    return {(dim, kind): trap.records(dim, kind) for dim in trap.DIMS for kind in trap.KINDS}

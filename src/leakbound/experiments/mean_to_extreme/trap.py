@@ -18,10 +18,14 @@ from leakbound.attacks.trap_estimators import Reading
 from leakbound.client import gradient
 from leakbound.models import resnet18
 from leakbound.random import normal, permutation, stream
-from leakbound.types import Batch, Task
+from leakbound.types import Task
 
-IMAGES, TILES, NORM, CLIP = 500, 4000, 1.01, 1.0
+NORM, CLIP = 1.01, 1.0
 NOISES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+PRINTED = (0.1, 1.0, 10.0)
+"""Noise multipliers of the boxes in the paper's figures, among `NOISES`."""
+CERTIFIED = (0.01, 0.1)
+"""Noise multipliers of the certificates that a claim is decided by."""
 KINDS = ("optimal", "linear layer of 1M", "ResNet-18")
 DIMS = (4, 3072)
 
@@ -38,6 +42,10 @@ class Records:
     inputs: Tensor
     rest: Tensor
 
+    def alone(self) -> Records:
+        """The same images without a sink."""
+        return Records(self.inputs, torch.zeros_like(self.rest))
+
     @property
     def flat(self) -> Tensor:
         """(n, N)."""
@@ -49,16 +57,24 @@ class Records:
         return CLIP / torch.hypot(self.flat.norm(dim=1), self.rest).clamp_min(CLIP)
 
 
-def records(dim: int, kind: str) -> Records:
-    """500 tiles of photographs, gray 2 x 2 or color 32 x 32, and the norm sink's gradients."""
-    size, channels = {4: (2, 1), 3072: (32, 3)}[dim]
-    source = data.load("photos", size=size, channels=channels, limit=TILES)
+def images(source: data.Dataset, count: int) -> Tensor:
+    """Real images scaled to norm 1.01, (count, C, H, W), float64.
+
+    Args:
+        source: of which they are chosen.
+        count: how many.
+    """
     bright = source.inputs.flatten(1).norm(dim=1) > 0
+    dim = source.inputs[0].numel()
     index = permutation(len(source.labels), stream(0, "paper C", dim))
-    index = index[bright[index]][:IMAGES]
+    index = index[bright[index]][:count]
+    if len(index) < count:
+        raise ValueError(
+            f"color is {source.name!r}, with {len(index)} images; give {count} or more"
+        )
     inputs = source.inputs[index].double()
-    inputs = NORM * inputs / inputs.flatten(1).norm(dim=1)[:, None, None, None]
-    return Records(inputs, _rest(kind, inputs, source.labels[index] % 10))
+    scaled: Tensor = NORM * inputs / inputs.flatten(1).norm(dim=1)[:, None, None, None]
+    return scaled
 
 
 def directions(dim: int, count: int, source: torch.Generator) -> Records:
@@ -92,33 +108,54 @@ def errors(
     return (torch.stack(guess) - found.flat).square().mean(1)
 
 
-def _rest(kind: str, inputs: Tensor, labels: Tensor) -> Tensor:
-    _, channels, high, wide = inputs.shape
-    model = _sink(kind, (channels, high, wide))
+def rest(inputs: Tensor, kind: str, *, side: int = 32) -> Tensor:
+    """(n,) norms of the gradients of all that is beside the trap, as in the authors' code.
+
+    There the loss is the sum of the trap's output and the mean output of what is beside it: a
+    linear layer of a million weights, or a residual net of 1,000 outputs.
+
+    Args:
+        inputs: (n, C, H, W).
+        kind: one of `KINDS`.
+        side: pixels a side of what the residual net sees.
+    """
+    model = _sink(kind, (inputs.shape[1], inputs.shape[2], inputs.shape[3]), side)
     if model is None:
         return torch.zeros(len(inputs), dtype=torch.float64)
-    task = Task.of(model.eval(), classes=10)
-    planted = LinearTrap("unbiased", rows=1, inside=True, features=inputs[0].numel()).plant(task)
+    task = Task.of(model.eval(), loss=_mean)
     width, found = inputs[0].numel(), []
-    for image, label in zip(inputs.float(), labels, strict=True):
-        batch = Batch(image[None], label[None])
-        row = gradient(planted, batch.inputs, batch.labels)
+    planted = LinearTrap("unbiased", rows=1, inside=True, features=width).plant(task)
+    for image in inputs.float():
+        row = gradient(planted, image[None], torch.zeros(1, dtype=torch.long))
         found.append(row[width:].double().norm())
     return torch.stack(found)
 
 
-def _sink(kind: str, shape: tuple[int, int, int]) -> nn.Module | None:
+def _mean(output: Tensor, labels: Tensor) -> Tensor:
+    return output.mean(1).sum()
+
+
+class _Tiled(nn.Module):
+    """Copies of a small image beside each other, in three channels."""
+
+    def __init__(self, times: int, channels: int) -> None:
+        super().__init__()
+        self.times, self.channels = times, channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.repeat(1, 3 // self.channels, self.times, self.times)
+
+
+def _sink(kind: str, shape: tuple[int, int, int], side: int) -> nn.Module | None:
     """The model beside the trap: nothing, a linear layer of a million weights, or a ResNet-18."""
     source = stream(0, "paper C", kind)
-    if kind == "ResNet-18":
-        inner = resnet18(input_shape=(shape[0], 32, 32), classes=10, generator=source)
-        return inner if shape[1] == 32 else nn.Sequential(nn.Upsample(size=(32, 32)), inner)
     if kind == "optimal":
         return None
-    model = nn.Sequential(
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(shape[0], 1000), nn.Linear(1000, 1000)
-    )
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.copy_(normal(weight.shape, source) / max(1, weight.shape[-1]) ** 0.5)
-    return model
+    channels, high, wide = shape
+    if kind == "ResNet-18":
+        inner = resnet18(input_shape=(3, side, side), classes=1000, generator=source)
+        if (high, channels) == (2, 1):
+            return nn.Sequential(_Tiled(side // 2, 1), inner)
+        return inner if high == side else nn.Sequential(nn.Upsample(size=(side, side)), inner)
+    width = channels * high * wide
+    return nn.Sequential(nn.Flatten(), nn.Linear(width, 1_000_000 // width, bias=False))

@@ -30,7 +30,7 @@ MARKERS = "osD^v"
 
 def scatter(study: Study, kind: str, folder: Path) -> Path:
     """Error against training loss after 5 rounds, for both attackers (figures 7 and 10)."""
-    figure, axes = _plot(1, 2, (10, 4.2))
+    figure, axes = plot(1, 2, (10, 4.2))
     for axis, attacker in zip(axes, ("naive", "aware"), strict=True):
         for marker, (label, keys) in zip(MARKERS, FAMILIES[kind], strict=False):
             errors = [float(np.mean(list(study.error(k, attacker).values()))) for k in keys]
@@ -41,12 +41,12 @@ def scatter(study: Study, kind: str, folder: Path) -> Path:
         axis.set_title({"naive": "the paper's attack", "aware": "best attack that knows"}[attacker])
     axes[0].set_ylabel("training loss after 5 rounds")
     axes[0].legend(fontsize=8)
-    return _save(figure, folder / f"{kind}_scatter.png")
+    return save(figure, folder / f"{kind}_scatter.png")
 
 
 def errors(study: Study, kind: str, folder: Path) -> Path:
     """Error against the level of the defense (figures 5, 8 and 13)."""
-    figure, axes = _plot(1, 2, (10, 4.2))
+    figure, axes = plot(1, 2, (10, 4.2))
     for axis, attacker in zip(axes, ("naive", "aware"), strict=True):
         for marker, (label, keys) in zip(MARKERS, FAMILIES[kind], strict=False):
             values = [float(np.mean(list(study.error(k, attacker).values()))) for k in keys]
@@ -59,12 +59,12 @@ def errors(study: Study, kind: str, folder: Path) -> Path:
         axis.set_title({"naive": "the paper's attack", "aware": "best attack that knows"}[attacker])
     axes[0].set_ylabel("mean squared error")
     axes[0].legend(fontsize=8)
-    return _save(figure, folder / f"{kind}_error.png")
+    return save(figure, folder / f"{kind}_error.png")
 
 
 def layers(stds: Mapping[str, float], sizes: Mapping[str, int], folder: Path) -> Path:
     """The local form's noise in each tensor (figure 14)."""
-    figure, axes = _plot(1, 1, (7, 3.6))
+    figure, axes = plot(1, 1, (7, 3.6))
     axis = axes[0]
     names = list(stds)
     axis.bar(range(len(names)), [stds[name] for name in names], color="#4878a8")
@@ -73,10 +73,11 @@ def layers(stds: Mapping[str, float], sizes: Mapping[str, int], folder: Path) ->
     axis.set_xticklabels(labels, fontsize=7)
     axis.set_yscale("log")
     axis.set_ylabel("RMS noise in the tensor")
-    return _save(figure, folder / "noise_by_layer.png")
+    return save(figure, folder / "noise_by_layer.png")
 
 
-def _plot(height: int, width: int, size: tuple[float, float]) -> tuple[Any, Any]:
+def plot(height: int, width: int, size: tuple[float, float]) -> tuple[Any, Any]:
+    """A figure with a row of panels."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
@@ -87,6 +88,7 @@ def _plot(height: int, width: int, size: tuple[float, float]) -> tuple[Any, Any]
     return figure, axes
 
 
-def _save(figure: Any, path: Path) -> Path:
+def save(figure: Any, path: Path) -> Path:
+    """Write it; the same figure gives the same bytes."""
     figure.savefig(path, dpi=110, metadata={"Software": None})
     return path

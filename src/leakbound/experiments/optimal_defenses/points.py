@@ -34,6 +34,7 @@ class Point:
     late: dict[int, float] = field(default_factory=dict)
     accuracy: dict[int, float] = field(default_factory=dict)
     floor: dict[int, float] = field(default_factory=dict)
+    curves: dict[int, dict[int, float]] = field(default_factory=dict)
 
     def strongest(self) -> dict[int, float]:
         """The lowest mean squared error of all attacks, and of the blind guess, by seed."""
@@ -78,6 +79,7 @@ def _add(point: Point, record: Mapping[str, Any]) -> None:
     if "unit" in record:
         marks = {int(number): loss for number, loss in record["curve"]}
         point.early[seed], point.late[seed] = marks[5], record["training_loss"]
+        point.curves[seed] = marks
         point.accuracy[seed] = record["accuracy"]
         return
     attack = record["attack"]["name"]

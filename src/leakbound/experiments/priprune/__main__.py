@@ -1,10 +1,16 @@
-"""Run the study of paper D: `python -m leakbound.experiments.priprune [--scale NAME]`."""
+"""Run a plan of your own, or some parts: `python -m leakbound.experiments.priprune --scale PLAN`.
+
+The built-in plans run by `leakbound reproduce priprune`, which judges the claims as well.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
 
 from leakbound.experiments.priprune import page, run
 from leakbound.experiments.priprune.study import Study
@@ -13,9 +19,7 @@ from leakbound.experiments.priprune.study import Study
 def main() -> None:
     """Run what is not done yet, draw, and write results.md."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--scale", default="two_cores", help="two_cores, minutes, paper, or the path of a plan"
-    )
+    parser.add_argument("--scale", default="cpu", help="the path of a plan, or a built-in one")
     parser.add_argument("--parts", default="", help="only these parts, between commas")
     parser.add_argument("--data", default="", help="another data source, such as zip:PATH")
     parser.add_argument("--workers", type=int, default=0, help="processes; 0 takes one a core")
@@ -25,7 +29,14 @@ def main() -> None:
         study = Study.read(given.scale, given.data)
         parts = [name for name in given.parts.split(",") if name]
         cells = study.cells(parts)
-        found = run.records(cells, given.out, given.workers or os.cpu_count() or 1)
+        with Progress(console=Console(stderr=True)) as progress:
+            bar = progress.add_task("cells", total=len(cells))
+            found = run.records(
+                cells,
+                given.out,
+                given.workers or os.cpu_count() or 1,
+                lambda _, done, total: progress.update(bar, completed=done, total=total),
+            )
     except KeyboardInterrupt:
         raise SystemExit("stopped; run the same command again to go on") from None
     except (ValueError, OSError) as error:

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from leakbound.experiments.priprune import cell as cells
-from leakbound.experiments.priprune.claims import at_rate, by_scheme
+from leakbound.experiments.priprune.comparisons import at_rate, by_scheme
 from leakbound.experiments.priprune.measured import ATTACKS, Measured, rate_of
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")

@@ -9,9 +9,9 @@ from statistics import fmean, stdev
 from leakbound.defenses import GaussianMechanism
 from leakbound.experiments.paired import paired
 from leakbound.experiments.priprune import cell as cells
-from leakbound.experiments.priprune import claims, figures, theory
+from leakbound.experiments.priprune import comparisons, figures, paper_figures, theory
 from leakbound.experiments.priprune.cell import Record
-from leakbound.experiments.priprune.claims import at_rate, by_scheme
+from leakbound.experiments.priprune.comparisons import at_rate, by_scheme
 from leakbound.experiments.priprune.measured import (
     ATTACKS,
     CAP,
@@ -30,6 +30,7 @@ def write(
     """Write results.md and the pictures beside it."""
     found = Measured.of(wanted, records)
     figures.draw(found, folder)
+    paper_figures.draw(found, folder)
     path = folder / "results.md"
     path.write_text("\n".join(lines(study, found)) + "\n", encoding="utf-8")
     return path
@@ -39,7 +40,7 @@ def lines(study: Study, found: Measured) -> list[str]:
     """The page, a part for every part of the plan."""
     base = study.base
     made = [
-        "# Pruned federated learning and PriPrune: what was measured",
+        "# Pruned federated learning and PriPrune: all comparisons and tables",
         "",
         f"Data: {base['data']}, {base['size']} x {base['size']}; model: {base['model']}. Client 0 "
         "holds one image (unless said) and trains on it in every round; nine others share the "
@@ -53,13 +54,14 @@ def lines(study: Study, found: Measured) -> list[str]:
         "client started from).",
         "",
         *_table(
-            ("claim", "statement", "measured", "verdict"),
-            ((c.number, c.statement, c.measured, c.word) for c in claims.claims(found)),
+            ("claim", "comparison", "measured", "word"),
+            ((c.number, c.statement, c.measured, c.word) for c in comparisons.comparisons(found)),
         ),
         "",
-        "Each row has one interval of 95 %: of many rows, some are wrong by chance. A claim over "
-        "several comparisons is judged by their mean, and does not hold if a single one is against "
-        "it by an interval widened for their number.",
+        "Each row has one interval of 95 %: of many rows, some are wrong by chance; the claims "
+        "themselves are judged elsewhere, each by a few comparisons that the paper names. A row "
+        "over several schemes or rates is judged by their mean, and does not hold if a single one "
+        "is against it by an interval widened for their number.",
     ]
     makers = {
         "rate": _rates,
@@ -287,7 +289,9 @@ def _linear(found: Measured) -> list[str]:
     said = f"A linear model (logistic regression on all images at once): {_mean(reached)} %"
     base = found.where(part="defended", defense="none").accuracy()
     if len(set(base) & set(reached)) > 1:
-        said += f"; PruneFL alone is above it by {claims.spoken(paired(base, reached))} (points)"
+        said += (
+            f"; PruneFL alone is above it by {comparisons.spoken(paired(base, reached))} (points)"
+        )
     return [f"{said}."]
 
 

@@ -11,21 +11,16 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from pathlib import Path
 
 import torch
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
+from leakbound.experiments.outcome import Tell
 from leakbound.experiments.priprune import cell as cells
 from leakbound.experiments.priprune.cell import Record
 from leakbound.experiments.priprune.study import Cell
 
 
-def records(wanted: Iterable[Cell], folder: Path, workers: int) -> dict[str, Record]:
+def records(
+    wanted: Iterable[Cell], folder: Path, workers: int, tell: Tell = lambda part, done, total: None
+) -> dict[str, Record]:
     """The records of all cells by id; what the folder's journal has is not run again.
 
     Ctrl-C loses only the cells that are running: each record is written when it is there.
@@ -35,19 +30,18 @@ def records(wanted: Iterable[Cell], folder: Path, workers: int) -> dict[str, Rec
     done = read(path)
     once = {cell.id: cell for cell in wanted}
     todo = [cell for id_, cell in once.items() if id_ not in done]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    bar = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn())
-    with path.open("a", encoding="utf-8") as journal, bar:
+    before = len(once) - len(todo)
+    tell("cells", before, len(once))
+    with path.open("a", encoding="utf-8") as journal:
         if os.fstat(journal.fileno()).st_size and not path.read_bytes().endswith(b"\n"):
             journal.write("\n")  # a line that a kill cut short stays apart
-        shown = bar.add_task("cells", total=len(todo))
-        for record, seconds in _each(todo, workers):
+        for now, (record, seconds) in enumerate(_each(todo, workers), 1):
             journal.write(json.dumps(record) + "\n")
             journal.flush()
             with (folder / "timings.jsonl").open("a", encoding="utf-8") as times:
                 times.write(json.dumps({"id": record["id"], "seconds": seconds}) + "\n")
             done[record["id"]] = record
-            bar.advance(shown)
+            tell("cells", before + now, len(once))
     return {id_: done[id_] for id_ in once}
 
 

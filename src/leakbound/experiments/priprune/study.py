@@ -12,9 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from leakbound.check import closest
+from leakbound.experiments.outcome import SCALES
 
 SCHEMES = ("random", "snip", "synflow", "grasp", "fed_dst", "prune_fl")
 TABLE = ("prune_fl", "fed_dst", "synflow", "snip")
+PAPER = {
+    "prune_fl": (5, 15, 2e-5),
+    "fed_dst": (10, 8, 2e-5),
+    "synflow": (10, 1, 2e-6),
+    "snip": (10, 1, 2e-6),
+}
+"""The paper's l_acc, l_pri and l_sha for FEMNIST (appendix D.3)."""
 VERSION = 1
 """To be raised where a change of the code changes records: journals start anew then."""
 FEDERATED_WEIGHTS = 6_603_710
@@ -68,7 +76,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Study:
-    """A plan file, read: see `two_cores.toml` for the keys."""
+    """A plan file, read: see `cpu.toml` for the keys."""
 
     base: Mapping[str, Any]
     parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -79,7 +87,7 @@ class Study:
         path = resources.files(__package__).joinpath(f"{name}.toml")
         if not path.is_file() and not Path(name).is_file():
             raise ValueError(
-                f"plan {name!r} is no file; give its path, or one of minutes, two_cores, paper"
+                f"plan {name!r} is no file; give its path, or one of {', '.join(SCALES)}"
             )
         text = path.read_text("utf-8") if path.is_file() else Path(name).read_text("utf-8")
         whole = tomllib.loads(text)
@@ -96,7 +104,7 @@ class Study:
                 if name not in known:
                     raise ValueError(f"{kind} {name!r} is not known; {closest(name, known)}")
         if missing := {"data", "size", "model", "every"} - set(base):
-            raise ValueError(f"base lacks {min(missing)!r}; see two_cores.toml for the keys")
+            raise ValueError(f"base lacks {min(missing)!r}; see cpu.toml for the keys")
         return Study(base | ({"data": data} if data else {}), parts)
 
     def cells(self, only: Sequence[str] = ()) -> list[Cell]:
@@ -110,7 +118,7 @@ class Study:
         try:
             return list(_PARTS[part](self, self.parts[part]))
         except KeyError as error:
-            raise ValueError(f"part {part!r} lacks {error}; see two_cores.toml") from None
+            raise ValueError(f"part {part!r} lacks {error}; see cpu.toml") from None
 
     def cell(self, part: str, seed: int, rate: float = 0.3, scheme: str = "prune_fl") -> Cell:
         """A cell with the plan's base settings."""
@@ -127,6 +135,11 @@ class Study:
     def price(self, share: float, weights: int) -> float:
         """l_sha for a model of so many weights, from the paper's for its Conv-2."""
         return share * FEDERATED_WEIGHTS / weights
+
+    def terms(self, accuracy: float, privacy: float, share: float, weights: int) -> str:
+        """PriPrune's spec with the paper's weights of the three terms."""
+        price = self.price(share, weights)
+        return f"pri_prune,accuracy={accuracy},privacy={privacy},sharing={price:.4g}"
 
 
 def _rate(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
@@ -156,8 +169,10 @@ def _rounds(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
 
 
 def _defended(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
-    """Fixed rates and PriPrune on PruneFL, with all attackers."""
-    for seed, defense in product(range(own["seeds"]), own["defenses"]):
+    """Fixed rates and PriPrune on PruneFL, with all attackers; `more` defenses for fewer seeds."""
+    pairs = [*product(range(own["seeds"]), own["defenses"])]
+    pairs += product(range(own.get("more_seeds", 0)), own.get("more", ()))
+    for seed, defense in pairs:
         cell = study.cell("defended", seed)
         attacks: tuple[str, ...] = ("sgi",)
         if "largest" in defense:
@@ -170,10 +185,12 @@ def _defended(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
 
 
 def _table(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
-    """Table 2: four schemes with PriPrune and without."""
-    for seed, scheme, defense in product(range(own["seeds"]), TABLE, own["defenses"]):
+    """Table 2: four schemes without PriPrune, and with the paper's weights for each."""
+    for seed, scheme in product(range(own["seeds"]), TABLE):
         cell = study.cell("table", seed, scheme=scheme)
-        yield replace(cell, defense=defense, attacks=("sgi", "mixed"))
+        terms = study.terms(*PAPER[scheme], own["weights"]) + own.get("settings", "")
+        for defense in ("none", terms):
+            yield replace(cell, defense=defense, attacks=("sgi", "mixed"))
 
 
 def _search(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
@@ -181,8 +198,7 @@ def _search(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
     for seed, acc, pri, sha in product(
         range(own["seeds"]), own["accuracy"], own["privacy"], own["sharing"]
     ):
-        price = study.price(sha, own["weights"])
-        spec = f"pri_prune,accuracy={acc},privacy={pri},sharing={price:.4g}"
+        spec = study.terms(acc, pri, sha, own["weights"])
         cell = study.cell("search", seed)
         yield replace(cell, defense=spec, marks=cell.marks[-2:-1], attacks=("sgi", "mixed"))
 

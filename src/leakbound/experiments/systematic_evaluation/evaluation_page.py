@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from leakbound.experiments.paired import Gain, gain, logs, paired
+from leakbound.experiments.systematic_evaluation.comparisons import comparisons
 from leakbound.experiments.systematic_evaluation.measured import (
     ANY,
     HONEST,
@@ -22,7 +23,6 @@ from leakbound.experiments.systematic_evaluation.parts import (
     TENSORS,
 )
 from leakbound.experiments.systematic_evaluation.parts import HONEST as ATTACKS
-from leakbound.experiments.systematic_evaluation.theory_claims import Claim
 from leakbound.report.strength import NO_UPDATE, Strength
 
 BUDGETS = (1.02, 1.1, 1.25, 1.5)
@@ -30,31 +30,32 @@ BUDGETS = (1.02, 1.1, 1.25, 1.5)
 METHODS = ("cocktail_party", *TENSORS)
 
 
-def page(found: Measured, claims: Sequence[Claim], scale: str, color: str) -> list[str]:
-    """The lines of the page."""
+def page(found: Measured, color: str) -> list[str]:
+    """The lines of the page: all comparisons, then the tables that were measured."""
+    more = any(found.features(data, METHODS[0]) for data in found.data)
     return [
-        "# Systematic evaluation of defenses: what was measured",
+        "# Systematic evaluation of defenses: all comparisons and tables",
         "",
-        "Written by `python -m leakbound.experiments.systematic_evaluation evaluation --scale "
-        f"{scale}`. Digits are mnist5k, color images {_named(color)}, 32 x 32. Errors are RMSE on "
+        f"Digits are mnist5k, color images {named(color)}, 32 x 32. Errors are RMSE on "
         "[0, 1] over a batch, means over rounds, each with its own random weights, batch and "
         "noise. S_D is the smallest of the attacks' mean errors (the guess without an update is "
         "one of them); its interval of 95 % allows for the choice. The oracle takes the best "
         "attack image by image, which nobody can without the truth.",
         "",
-        *_heads(("claim", "statement", "measured", "verdict"), "---"),
-        *(_line((c.number, c.statement, c.measured, c.word)) for c in claims),
+        *_heads(("claim", "comparison", "measured", "word"), "---"),
+        *(_line((c.number, c.statement, c.measured, c.word)) for c in comparisons(found)),
         "",
-        "Each verdict is that of one interval of 95 %: of many, some are wrong by chance. At equal "
-        "loss (2-8) a family counts with its largest error for that cost; families of one level "
+        "Each word is that of one interval of 95 %: of many, some are wrong by chance; the claims "
+        "themselves are judged elsewhere, each by a few comparisons that the paper names. At equal "
+        "loss a family counts with its largest error for that cost; families of one level "
         "(clip, mixup, Soteria) have no such curve. Attacks and trainings that crashed: "
         f"{failed(found)}.",
         *_best(found),
         *_costs(found),
         *_preferred(found),
-        *_features(found),
+        *(_features(found) if more else ()),
         *_apart(found),
-        *_floors(found),
+        *(_floors(found) if more else ()),
     ]
 
 
@@ -185,7 +186,8 @@ def _apart(found: Measured) -> list[str]:
     for data in found.data:
         tables = found.ablation(data)
         lines += ["", f"**{data}**", "", *_heads(("variant", *tables))]
-        for variant in ABLATION:
+        known = [variant for variant in ABLATION if any(variant in t for t in tables.values())]
+        for variant in known:
             cells = []
             for own in tables.values():
                 errors, base = own.get(variant, {}), own.get(ATTACKS[0], {})
@@ -259,7 +261,7 @@ def _small(values: Sequence[float]) -> str:
     return f"{fmean(values):.2g}" if values else "–"
 
 
-def _named(source: str) -> str:
+def named(source: str) -> str:
     """A source without the folder that it lies in on this machine."""
     kind, colon, path = source.partition(":")
     return f"`{kind}{colon}{path.replace(chr(92), '/').rpartition('/')[2]}`"

@@ -90,7 +90,7 @@ class Measured:
         """Errors by defense: of an honest server's attacks, or of all."""
         parts = ("honest", "soteria") + (("malicious",) if server == ANY else ())
         found: dict[str, dict[str, list[Record]]] = {}
-        for part in parts:
+        for part in (p for p in parts if (data, p) in self.cells):
             name = self._attack(data, part)
             for cell in self.cells[data, part]:
                 if cell["batch_size"] == batch:
@@ -105,7 +105,7 @@ class Measured:
 
     def trained(self, data: str, what: str = "training_loss") -> dict[str, dict[int, float]]:
         """By defense and seed: the loss (or accuracy) after the last round."""
-        both = (*self.trainings[data, "honest"], *self.trainings[data, "soteria"])
+        both = (*self.trainings[data, "honest"], *self.trainings.get((data, "soteria"), ()))
         own = [unit for unit in both if unit["status"] == "ok"]
         return {
             defense: {unit["seed"]: unit[what] for unit in units if unit[what] is not None}
@@ -113,8 +113,13 @@ class Measured:
         }
 
     def features(self, data: str, method: str) -> dict[str, dict[int, list[float]]]:
-        """By defense and batch size: distances of the true features from the span of the found."""
+        """By defense and batch size: distances of the true features from the span of the found.
+
+        Nothing where the scale leaves features out.
+        """
         part = "features" if method == "cocktail_party" else "tensors"
+        if (data, part) not in self.cells:
+            return {}
         name = self._attack(data, part)
         own = [cell for cell in self.cells[data, part] if name(cell) == method]
         return {
@@ -135,6 +140,8 @@ class Measured:
 
     def floors(self, data: str) -> list[Floor]:
         """Every attack on single images beside its floor."""
+        if (data, "floors") not in self.cells:
+            return []
         found = []
         name = self._attack(data, "floors")
         for cells in grouped(self.cells[data, "floors"], label).values():

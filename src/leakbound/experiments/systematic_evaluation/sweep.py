@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,9 +21,12 @@ from leakbound.experiments.systematic_evaluation.trial import (
 from leakbound.random import stream
 
 WIDTHS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768)
+LOUD_WIDTH = 65_536
+"""Of the cells with much noise: wide, so that errors do not saturate before they are linear."""
 INPUTS = (10, 20, 40, 80)
 BATCHES = (1, 2, 3, 4)
 NOISES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+LOUD = (4.0, 8.0, 16.0)
 CLIP_FACTOR = 4.0
 """|G| / C of the DP-SGD cells."""
 RATES = (0.3, 0.5, 0.7, 0.9, 0.99)
@@ -69,6 +72,11 @@ class Row:
         return float(np.median(self.spans))
 
     @property
+    def logs(self) -> Array:
+        """(seeds,) logarithms of the errors."""
+        return np.asarray(np.log(self.errors))
+
+    @property
     def over_floor(self) -> float | None:
         """Mean squared error over the mean squared floor, as a root; None without a floor."""
         if not self.floors:
@@ -95,10 +103,12 @@ def cells(quick: bool = False) -> list[Cell]:
     series = [("relu", 1), ("relu", 2), ("cubic", 2)]
     found = [Cell(a, width=m, batch=b, method="printed") for a, b in series for m in widths]
     found += [Cell(a, width=m, batch=b) for a, b in [*series, ("tanh", 1)] for m in widths]
-    found += [Cell(batch=b) for b in (1, 2)]
+    found += [Cell(batch=b, method=m) for b in (1, 2) for m in ("library", "printed")]
     found += [Cell(inputs=n, width=WIDTHS[-1]) for n in INPUTS]
+    found += [Cell(inputs=n, width=WIDTHS[-1], batch=1, method="printed") for n in INPUTS]
     found += [Cell(width=WIDTHS[-1], batch=b) for b in BATCHES]
     found += [Cell(width=WIDTHS[-1], batch=b, noise_std=s) for b in (1, 2) for s in NOISES]
+    found += [Cell(width=LOUD_WIDTH, batch=b, noise_std=s) for b in (1, 2) for s in LOUD]
     clipped = Cell(width=WIDTHS[-1], defense="clipping", level=CLIP_FACTOR)
     found += [replace(clipped, noise_std=s / CLIP_FACTOR) for s in NOISES[::2]]
     found += [Cell(defense="clipping", level=c) for c in CLIPS]
@@ -107,6 +117,9 @@ def cells(quick: bool = False) -> list[Cell]:
         found += [Cell(width=round((1 - rate) * Cell().width))]
         found += [Cell(defense="prune_layer", level=rate, batch=b) for b in (1, 2)]
         found += [Cell(defense="prune_layer", level=rate, method="left_out")]
+        found += [
+            Cell(defense="prune_layer", level=rate, batch=b, method="printed") for b in (1, 2)
+        ]
     for defense in ("dropout_units", "dropout_entries", "prune_layer"):
         found += [
             Cell(defense=defense, level=p, noise_std=s) for p in (0.5, 0.9) for s in (1.0, 4.0)
@@ -117,19 +130,11 @@ def cells(quick: bool = False) -> list[Cell]:
     return list(dict.fromkeys(found))
 
 
-def measure(
-    wanted: Sequence[Cell],
-    seeds: int,
-    trial: Callable[[Cell, int], Trial],
-    step: Callable[[], None],
-) -> Iterable[Row]:
-    """The rows of the cells, one after the other; `step` is called after each trial."""
-    for cell in wanted:
-        trials = []
-        for seed in range(seeds):
-            trials.append(trial(cell, seed))
-            step()
-        yield row(cell, trials)
+def precise(cell: Cell) -> bool:
+    """Whether a claim needs the cell's error to a few percent: dropout, and much noise."""
+    narrow = [Cell(width=round((1 - rate) * Cell().width)) for rate in RATES]
+    dropped = cell.defense.startswith("dropout") and not cell.noise_std
+    return dropped or cell.width == LOUD_WIDTH or cell in narrow
 
 
 def row(cell: Cell, trials: Sequence[Trial]) -> Row:
@@ -189,10 +194,18 @@ def slope(rows: Sequence[Row], value: Callable[[Cell], float]) -> Slope:
     """
     if len(rows) < 2:
         return Slope(np.nan, np.nan, np.nan, 0)
-    x = np.log([value(r.cell) for r in rows])
-    y = np.log(np.array([r.errors for r in rows]))
-    each = ((x - x.mean()) @ (y - y.mean(0))) / ((x - x.mean()) @ (x - x.mean()))
-    return interval(each)
+    return interval(slopes([value(r.cell) for r in rows], [r.logs for r in rows]))
+
+
+def slopes(levels: Sequence[float], logs: Sequence[Array]) -> Array:
+    """(seeds,) the slope of each seed: logs, one array a level, over the level's logarithm.
+
+    Of the seeds that all levels have, which are the first ones.
+    """
+    seeds = min(map(len, logs))
+    x, y = np.log(levels), np.array([own[:seeds] for own in logs])
+    x = x - x.mean()
+    return np.asarray(x @ (y - y.mean(0)) / (x @ x))
 
 
 def interval(values: Array) -> Slope:
@@ -206,27 +219,22 @@ def interval(values: Array) -> Slope:
 
 @dataclass(frozen=True)
 class Withheld:
-    """p_hat and the floor's growth at one global pruning rate, means over seeds."""
+    """p_hat at one global pruning rate, by seed."""
 
     rate: float
     inputs: int
-    share: Slope
-    heads: float
+    shares: tuple[float, ...]
 
 
 def withheld(rates: Sequence[float], inputs: int, seeds: int, width: int = 512) -> list[Withheld]:
-    """p_hat over the share of all gradient entries that global pruning drops (claim 2-9).
-
-    `heads` is the share of the entries d loss / d a_j that are dropped.
-    """
+    """p_hat over the share of all gradient entries that global pruning drops (claim 2-9)."""
     found = []
     for rate in rates:
-        shares, heads = [], []
+        shares = []
         for seed in range(seeds):
             problem = draw(Cell(inputs=inputs, width=width), seed)
             mask = pruned(problem.gradient, rate, whole_model=True)
             data = (problem.network, problem.inputs, problem.targets)
             shares.append(two_layer.withheld_share(*data, mask))
-            heads.append(1 - mask[:, 0].mean())
-        found.append(Withheld(rate, inputs, interval(np.array(shares)), float(np.mean(heads))))
+        found.append(Withheld(rate, inputs, tuple(shares)))
     return found

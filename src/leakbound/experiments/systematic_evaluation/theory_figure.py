@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import matplotlib
 import numpy as np
@@ -88,6 +89,6 @@ def _dropping(axes: Axes, rows: Rows) -> None:
 def _share(axes: Axes, shares: Sequence[Withheld]) -> None:
     for color, inputs in zip(COLORS, sorted({s.inputs for s in shares}), strict=False):
         own = [s for s in shares if s.inputs == inputs]
-        axes.plot([s.rate for s in own], [s.share.value for s in own], "o-", color=color, ms=3)
+        axes.plot([s.rate for s in own], [fmean(s.shares) for s in own], "o-", color=color, ms=3)
         axes.axvline(inputs / (inputs + 1), color=color, ls=":", label=f"n = {inputs}: n / (n + 1)")
     axes.set(xlabel="share of the gradient pruned", ylabel="p_hat", title="pruned energy")

@@ -1,0 +1,181 @@
+"""What `leakbound reproduce` does: a paper's experiments again, and which claims hold here."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from filelock import FileLock, Timeout
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from leakbound import report
+from leakbound.audit import run_file
+from leakbound.audit.records import write_atomically
+from leakbound.commands import console, errors, workers_of
+from leakbound.experiments import kept, pages, results
+from leakbound.experiments.reproductions import Reproduction, named
+from leakbound.experiments.results import Results
+from leakbound.text import printable
+
+if TYPE_CHECKING:
+    from leakbound import cli
+
+PAGE, TEXT = "results.html", "results.md"
+STYLES = {"holds": "green", "does not hold": "red", "undecided": "yellow"}
+
+
+def reproduce(command: cli.Reproduce) -> int:
+    """Run one paper's reproduction, or all, each into its folder."""
+    report.check_installed()
+    workers, chosen, missing = workers_of(command.workers), named(command.name), 0
+    base = command.out or Path("runs") / "reproduce"
+    for about in chosen:
+        folder = base if command.out is not None and len(chosen) == 1 else base / about.name
+        if command.out is None:
+            folder = folder / command.scale
+        try:
+            run = about.load()
+        except ValueError as error:
+            if len(chosen) == 1:
+                raise
+            errors.print(f"leakbound: {_safe(error)}", soft_wrap=True)
+            missing += 1
+            continue
+        _announce(about, command.scale, folder)
+        with _claimed(about, command, folder):
+            began, bar = time.monotonic(), _Bar()
+            with bar.progress:
+                outcome = run(command.scale, folder, workers=workers, color=command.color, tell=bar)
+            found = Results(about, command.scale, outcome, _data(folder), **_here())
+            _write(found, folder, time.monotonic() - began)
+        _show(found, folder)
+    return 1 if missing else 0
+
+
+def _announce(about: Reproduction, scale: str, folder: Path) -> None:
+    console.print(
+        f"reproducing [bold]{_safe(about.paper.title)}[/bold] (paper {about.letter}), scale "
+        f"{scale}: {_safe(about.scales[scale])}; into {_safe(folder)}",
+        soft_wrap=True,
+    )
+
+
+@contextmanager
+def _claimed(about: Reproduction, command: cli.Reproduce, folder: Path) -> Iterator[None]:
+    """The folder is ours alone, and of this reproduction, these versions and this machine."""
+    lock = FileLock(folder / ".lock", timeout=0, mode=0o600)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock.acquire()
+        plan = {"name": about.name, "scale": command.scale, "color": command.color}
+        run_file.claim(folder, {"schema": results.SCHEMA, "plan": plan, **_here()})
+    except Timeout:
+        raise ValueError(
+            f"out is {str(folder)!r}, where another run is going on; wait for it or take another "
+            "folder"
+        ) from None
+    except OSError as error:
+        raise ValueError(
+            f"out is {str(folder)!r}, which cannot be written: {error.strerror or error}"
+        ) from None
+    except BaseException:
+        lock.release()
+        raise
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _here() -> dict[str, Any]:
+    """Versions and machine, as an audit's run.json has them."""
+    machine = {
+        "processor": platform.machine(),
+        "system": platform.system(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": 1,
+    }
+    return {"versions": run_file.versions(), "machine": machine}
+
+
+def _data(folder: Path) -> dict[str, Any]:
+    """What named the data: of the run itself, and of the audits in it."""
+    found: dict[str, Any] = kept.data_of(folder)
+    for path in sorted(folder.glob("*/run.json")):
+        own = json.loads(path.read_bytes()).get("data")
+        if own is not None:
+            found[path.parent.name] = own
+    return found
+
+
+def _write(found: Results, folder: Path, seconds: float) -> None:
+    write_atomically(folder / results.FILE, results.encode(found))
+    write_atomically(folder / TEXT, pages.markdown(found).encode())
+    write_atomically(folder / PAGE, pages.html(found, folder).encode())
+    line = json.dumps({"id": "reproduce", "seconds": round(seconds, 1)}) + "\n"
+    path = folder / "timings.jsonl"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(descriptor, "ab") as stream:
+        stream.write(line.encode())
+
+
+def _show(found: Results, folder: Path) -> None:
+    table = Table(show_edge=False)
+    for head in ("claim", "the paper says", "verdict"):
+        table.add_column(head, overflow="fold")
+    for claim in found.outcome.claims:
+        word = str(claim.verdict)
+        style = STYLES.get(word, "dim")
+        table.add_row(_safe(claim.number), _safe(claim.statement), f"[{style}]{word}[/{style}]")
+    console.print(table)
+    console.print(_safe(pages.tally(found)), soft_wrap=True)
+    console.print(f"page: {_safe(folder / PAGE)}", soft_wrap=True)
+
+
+class _Bar:
+    """Live progress: the part, its steps, the time; plain lines without a screen."""
+
+    def __init__(self) -> None:
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("left"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task, self.told = self.progress.add_task("starting", total=None), ("", -1)
+
+    def __call__(self, part: str, done: int, total: int) -> None:
+        """Show where the run is."""
+        if part != self.told[0]:
+            self.progress.reset(self.task, description=_safe(part), total=max(1, total))
+        self.progress.update(self.task, completed=done, total=max(1, total))
+        tenth = 10 * done // max(1, total)
+        if (part, tenth) != self.told:
+            if not console.is_terminal:
+                print(f"{part}: {done} of {total}", file=sys.stderr, flush=True)
+            self.told = (part, tenth)
+
+
+def _safe(text: object) -> str:
+    return escape(printable(str(text)))

@@ -1,0 +1,95 @@
+"""`docs/reproductions.md`: what of each paper stands, from stored results."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from leakbound.experiments import pages, results
+from leakbound.experiments.reproductions import REPRODUCTIONS, Reproduction
+from leakbound.experiments.results import Results
+
+HEAD = (
+    "# The papers, reproduced",
+    "",
+    "What `leakbound reproduce NAME` found on real data. " + pages.RULE,
+    "",
+    "Written by `python -m leakbound.experiments.reproductions docs/reproductions "
+    "docs/reproductions.md` from the stored results; every number was measured at the scale named "
+    "beside it.",
+    "",
+)
+
+
+def page(stored: Path, base: Path) -> str:
+    """The whole page.
+
+    Args:
+        stored: folder with NAME.json of each result that is stored, and its figures in NAME/.
+        base: folder that the page will lie in, for links.
+    """
+    found = {name: _stored(stored / f"{name}.json") for name in REPRODUCTIONS}
+    lines = [*HEAD, *_summary(found)]
+    for name, own in found.items():
+        lines += _paper(REPRODUCTIONS[name], own)
+    for name, own in found.items():
+        if own is not None:
+            lines += _detail(own, Path(os.path.relpath(stored / name, base)).as_posix())
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip("\n") + "\n"
+
+
+def store(run: Path, stored: Path) -> Path:
+    """Take a finished run's results and figures over into the folder of stored ones."""
+    own = results.read(run)
+    folder = stored / own.about.name
+    folder.mkdir(parents=True, exist_ok=True)
+    for figure in own.outcome.figures:
+        shutil.copyfile(run / figure.file, folder / figure.file)
+    target = stored / f"{own.about.name}.json"
+    shutil.copyfile(run / results.FILE, target)
+    return target
+
+
+def _stored(path: Path) -> Results | None:
+    return results.decode(path.read_bytes()) if path.is_file() else None
+
+
+def _summary(found: dict[str, Results | None]) -> list[str]:
+    rows = []
+    for name, own in found.items():
+        about = REPRODUCTIONS[name]
+        said = ("", "not stored yet") if own is None else (f"`{own.scale}`", pages.tally(own))
+        rows.append(
+            (f"{about.letter}: [{about.paper.title}](#paper-{about.letter.lower()})", *said)
+        )
+    return [*pages.table(("paper", "scale", "what stands"), rows), ""]
+
+
+def _paper(about: Reproduction, own: Results | None) -> list[str]:
+    lines = [f"## Paper {about.letter}", "", f"{about.paper}.", ""]
+    if own is None:
+        told = f"`leakbound reproduce {about.name}`"
+        return [*lines, f"No results are stored yet; {told} measures them.", ""]
+    rows = [
+        (c.number, c.statement, f"**{c.verdict}**", f"`{own.scale}`: {c.scale}")
+        for c in own.outcome.claims
+    ]
+    return [*lines, *pages.table(("claim", "the paper says", "verdict", "scale"), rows), ""]
+
+
+def _detail(own: Results, base: str) -> list[str]:
+    about = own.about
+    return [
+        f"## Paper {about.letter} in detail",
+        "",
+        f"Scale `{own.scale}`: {about.scales.get(own.scale, 'of another version')}.",
+        "",
+        own.outcome.settings,
+        "",
+        *pages.details(own.outcome.claims, level=3),
+        *pages.pictures(own, f"{base}/", level=3),
+        pages.known(own),
+        "",
+    ]

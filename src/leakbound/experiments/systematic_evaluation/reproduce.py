@@ -1,0 +1,76 @@
+"""Paper B reproduced: its theory on two-layer networks, its evaluation on pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from leakbound.experiments.outcome import Figure, Outcome, Tell
+from leakbound.experiments.systematic_evaluation import evaluation_claims, theory_claims
+from leakbound.experiments.systematic_evaluation.evaluation import evaluate
+from leakbound.experiments.systematic_evaluation.evaluation_page import named
+from leakbound.experiments.systematic_evaluation.parts import base
+from leakbound.experiments.systematic_evaluation.theory import SEEDS, study
+
+FIGURES = (
+    Figure(
+        "evaluation.png",
+        "RMSE that the strongest attack of an honest server leaves, over the training loss under "
+        "each defense; one line a family of defenses, one panel a set of pictures.",
+        "figure 3",
+    ),
+    Figure(
+        "theory.png",
+        "Error of the tensor attack on two-layer networks over the width, under noise, under "
+        "dropout and pruning; and the share of the Jacobian that pruning withholds.",
+    ),
+)
+
+
+def reproduce(scale: str, folder: Path, *, workers: int, color: str, tell: Tell) -> Outcome:
+    """Measure what `folder` does not have yet and judge claims 2-1 to 2-10.
+
+    Args:
+        scale: one of `SCALES`. At the paper's own, a GPU is used where there is one.
+        folder: for journals, tables and figures; a later call goes on from it.
+        workers: processes for the evaluation.
+        color: the source of 32 x 32 color images.
+        tell: called as it goes on.
+
+    Raises:
+        ValueError: no such scale, images that cannot be read, or a folder of other settings.
+    """
+    base(scale)
+    device = "cuda" if scale == "paper" and torch.cuda.is_available() else "cpu"
+    theory = study(folder, scale, tell)
+    given = {"scale": scale, "color": color, "workers": workers, "device": device}
+    pictures = evaluate(folder, tell=tell, **given)  # type: ignore[arg-type]
+    claims = [
+        *theory_claims.claims(theory.rows, theory.shares),
+        *evaluation_claims.claims(pictures, _scale(scale)),
+    ]
+    ordered = sorted(claims, key=lambda claim: int(claim.number.split("-")[1]))
+    pages = ("theory.md", "evaluation.md")
+    return Outcome(tuple(ordered), FIGURES, settings(scale, color), pages)
+
+
+def settings(scale: str, color: str) -> str:
+    """Data, models, attacks and seeds, in a paragraph."""
+    plan = base(scale)
+    model, steps = plan.models[0], plan.attacks[0].parameters["steps"]
+    built = dict(model.settings)
+    backbone = built.get("backbone", "a small convolutional network")
+    return (
+        f"Theory: random two-layer networks, {SEEDS[scale]} seeds a cell. Pictures: digits "
+        f"(mnist5k) and color images {named(color)} of 32 x 32; {backbone} with the paper's "
+        f"random head of width {built['width']} (GELU), at random weights; batches of "
+        f"{', '.join(map(str, plan.batch_sizes))}; {len(plan.seeds)} rounds, each with its own "
+        f"weights, batch and noise; seven attacks, searches of {steps} steps; training losses "
+        f"after {plan.utility.rounds} rounds, {plan.utility.repeats} repeats."
+    )
+
+
+def _scale(scale: str) -> str:
+    plan = base(scale)
+    return f"{len(plan.seeds)} rounds, {plan.attacks[0].parameters['steps']} steps of search"

@@ -1,0 +1,158 @@
+"""What people need who use a keyboard, a screen reader or other colors, in a real Chromium."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+
+import pytest
+
+from leakbound.report import write
+from leakbound.report.compare_html import write_comparison
+from leakbound.report.folder import read
+
+pytestmark = pytest.mark.browser
+
+NAMELESS = """
+() => [...document.querySelectorAll("a[href], button, select, summary, input, [tabindex='0']")]
+  .filter((e) => !(e.getAttribute("aria-label") || e.labels?.length || e.textContent.trim()
+    || e.title)).map((e) => e.outerHTML.slice(0, 80))
+"""
+LEVELS = """
+() => [...document.querySelectorAll("h1, h2, h3, h4, h5, h6")].map((e) => Number(e.tagName[1]))
+"""
+CONTRAST = """
+() => {
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = (rgb) => [0.2126, 0.7152, 0.0722].reduce((sum, w, i) => {
+    const p = rgb[i] / 255;
+    return sum + w * (p <= 0.04045 ? p / 12.92 : ((p + 0.055) / 1.055) ** 2.4);
+  }, 0);
+  const ground = (e) => {
+    for (let at = e; at; at = at.parentElement) {
+      const color = parse(getComputedStyle(at).backgroundColor);
+      if (color[3] === undefined || color[3] === 1) return color;
+    }
+    return [255, 255, 255];
+  };
+  const found = [];
+  for (const e of document.querySelectorAll("body *")) {
+    const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+    if (!own || e.closest("svg, script, noscript, :disabled") || !e.checkVisibility()) continue;
+    const [a, b] = [parse(getComputedStyle(e).color), ground(e)].map(light).sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5) found.push(e.outerHTML.slice(0, 100));
+  }
+  return found;
+}
+"""
+MOVING = """
+() => [...document.querySelectorAll("*")].filter((e) => {
+  const style = getComputedStyle(e);
+  return style.animationName !== "none" || parseFloat(style.transitionDuration) > 0
+    || style.scrollBehavior === "smooth";
+}).length
+"""
+
+
+@pytest.fixture(params=["grid", "floors", "compare"])
+def page_path(request, tmp_path, make_grid, make_floored):
+    if request.param == "grid":
+        return write(make_grid(tmp_path / "run", seeds=2))
+    first = make_floored(tmp_path / "run", seeds=2)
+    if request.param == "floors":
+        return write(first)
+    second = shutil.copytree(first, tmp_path / "other")
+    write_comparison(read(first), read(second), second / "compare.html")
+    return second / "compare.html"
+
+
+def test_names_ids_headings_and_tables(show, page_path):
+    page = show(page_path)
+    assert page.evaluate("document.documentElement.lang") == "en"
+    assert page.evaluate("document.title.length") > 5
+    assert page.evaluate("() => [...document.images].every((i) => i.alt.length > 9)")
+    assert page.evaluate(NAMELESS) == []
+    ids = page.evaluate("() => [...document.querySelectorAll('[id]')].map((e) => e.id)")
+    assert len(ids) == len(set(ids))
+    assert page.evaluate(
+        "() => [...document.querySelectorAll('[tabindex]')].every((e) => e.tabIndex < 1)"
+    )
+    levels = page.evaluate(LEVELS)
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    for table in page.locator("table").all():
+        assert len(table.locator("caption").text_content().strip()) > 5
+        heads = table.locator("th")
+        assert heads.evaluate_all("(all) => all.every((e) => e.scope)")
+        assert table.locator("tbody tr").evaluate_all(
+            "(all) => all.every((r) => r.querySelector('th'))"
+        )
+    labels = page.locator("main [role=region]").evaluate_all("(all) => all.map((e) => e.ariaLabel)")
+    assert all(labels)
+    for role in ("main", "banner"):
+        assert page.get_by_role(role).count() == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_has_contrast(show, page_path, scheme):
+    page = show(page_path, color_scheme=scheme)
+    page.evaluate("() => document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    assert page.evaluate(CONTRAST) == []
+
+
+def test_the_measure_of_contrast_sees_a_faint_text(show, page_path):
+    page = show(page_path)
+    page.evaluate("() => { document.querySelector('h1').style.color = '#999'; }")
+    assert len(page.evaluate(CONTRAST)) == 1
+
+
+def test_nothing_moves(show, page_path):
+    assert show(page_path).evaluate(MOVING) == 0
+
+
+def test_the_first_stop_skips_to_the_content(show, page_path):
+    page = show(page_path)
+    page.keyboard.press("Tab")
+    skip = page.locator(":focus")
+    assert skip.inner_text().startswith("Skip to the")
+    assert skip.bounding_box()["width"] > 50
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "content"
+
+
+def test_focus_goes_in_reading_order_and_is_seen(show, page_path):
+    page = show(page_path)
+    tops = []
+    for _ in range(25):
+        page.keyboard.press("Tab")
+        at = page.locator(":focus-visible")
+        style = at.evaluate("(e) => getComputedStyle(e).outlineStyle")
+        assert style not in ("none", "")
+        tops.append(at.evaluate("(e) => e.getBoundingClientRect().top + scrollY"))
+    later = tops[3:]
+    assert all(after > before - 60 for before, after in itertools.pairwise(later))
+
+
+def test_sorting_is_told(show, page_path):
+    page = show(page_path)
+    head = page.locator("section:has(#verdicts) table.sortable th[scope=col]").first
+    button = head.get_by_role("button")
+    assert head.get_attribute("aria-sort") is None
+    button.press("Enter")
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert page.locator("p[role=status]").first.inner_text() == "sorted by Defense, ascending"
+    button.press("Space")
+    assert head.get_attribute("aria-sort") == "descending"
+    assert page.locator("p[role=status]").first.inner_text() == "sorted by Defense, descending"
+
+
+def test_verdicts_are_words_and_shapes(show, page_path):
+    badges = show(page_path).locator(".badge")
+    texts = set(badges.evaluate_all("(all) => all.map((e) => e.textContent)"))
+    assert texts <= {"▲ exposed", "? undecided", "≈ protected on average", "✓ protected"}
+
+
+def test_a_narrow_window_scrolls_in_one_direction(show, page_path):
+    page = show(page_path, viewport={"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390

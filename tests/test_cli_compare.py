@@ -1,0 +1,114 @@
+"""`leakbound compare` as a user sees it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from leakbound import commands
+from leakbound.cli import main
+
+SPEC = importlib.util.spec_from_file_location(
+    "made_up_runs", Path(__file__).parent / "report" / "conftest.py"
+)
+made_up = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(made_up)
+
+
+def call(*arguments):
+    """The exit code of `leakbound compare ARGUMENTS`, run here."""
+    with pytest.raises(SystemExit) as caught:
+        main(["compare", *map(str, arguments)])
+    return caught.value.code
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    for console in (commands.console, commands.errors):
+        monkeypatch.setattr(console, "_width", 200)
+        monkeypatch.setattr(console, "_height", 50)
+
+
+@pytest.fixture
+def two(tmp_path):
+    first = made_up.floored(tmp_path / "one", seeds=3)
+    return first, shutil.copytree(first, tmp_path / "two")
+
+
+def change(folder, edit):
+    lines = (folder / "records.jsonl").read_text().splitlines()
+    records = [edit(json.loads(line)) for line in lines]
+    (folder / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+
+
+def test_identical_runs(capsys, two):
+    assert call(*two) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "records.jsonl and utility.jsonl: byte-identical in both runs" in text
+    assert "No verdict changed: 7 combinations in both runs." in text
+    assert "14 settings in both; 14 with the same PSNR in every pair" in text
+    assert (two[1] / "compare.html").exists()
+
+
+def test_changes_and_warnings(capsys, two, tmp_path):
+    def edit(record):
+        record["threat"]["labels_known"] = False
+        record["metrics"]["psnr"] = [
+            v + 9 + 0.1 * record["seed"] for v in record["metrics"]["psnr"]
+        ]
+        if record["defense"]["name"] == "adaptive_noise":
+            record["verdict"] = "exposed"
+        return record
+
+    change(two[1], edit)
+    out = tmp_path / "a page.html"
+    assert call(*two, "--out", out) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "not fair: The threat models differ: A honest server, labels told" in text
+    assert "1 of 7 combinations changed verdict: 1 less safe in B." in text
+    assert "adaptive_noise │ mlp (hidden=[128]) │ 2 │ undecided │ exposed" in text
+    assert "+9.1 dB" in text
+    assert "2 more on the page" in text
+    assert "a page.html" in text
+    assert "not fair as it stands" in out.read_text()
+
+
+def test_hostile_names_do_no_harm_on_a_terminal(capsys, two):
+    def edit(record):
+        record["defense"]["name"] += "[bold]\x1b[2J"
+        record["metrics"]["psnr"] = [v + record["seed"] % 2 for v in record["metrics"]["psnr"]]
+        return record
+
+    for folder in two:
+        change(folder, edit)
+    change(two[1], lambda r: r | {"metrics": {"psnr": [v + 5 for v in r["metrics"]["psnr"]]}})
+    assert call(*two) == 0
+    text = capsys.readouterr().out
+    assert "\x1b[2J" not in text
+    assert "none[bold]" in text
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda two: (two[1] / "records.jsonl").unlink(), "holds no records.jsonl"),
+        (lambda two: (two[0] / "run.json").write_text("{"), "run.json is damaged"),
+    ],
+)
+def test_what_is_no_run_is_told_without_a_traceback(capsys, two, spoil, message):
+    spoil(two)
+    assert call(*two) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_where_the_page_cannot_go(capsys, two, tmp_path):
+    assert call(*two, "--out", tmp_path) == 2
+    assert "which is a folder; name a file, as in compare.html" in capsys.readouterr().err
+    assert call(*two, "--out", tmp_path / "missing" / "x.html") == 2
+    assert "cannot be written" in capsys.readouterr().err
