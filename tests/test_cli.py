@@ -188,15 +188,18 @@ def test_ctrl_c_and_a_reader_that_leaves(plan, tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err == "leakbound: stopped\n"
 
 
-def test_output_into_a_closed_pipe_is_no_crash():
+@pytest.mark.parametrize(
+    ("arguments", "first"), [("list --json", "{"), ("audit --help", "u")], ids=["list", "help"]
+)
+def test_output_into_a_closed_pipe_is_no_crash(arguments, first):
     run = subprocess.run(
-        f"{sys.executable} -m leakbound.cli list --json | head -c 1",
+        f"{sys.executable} -m leakbound.cli {arguments} | head -c 1",
         shell=True,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert (run.stdout, run.stderr) == ("{", "")
+    assert (run.stdout, run.stderr) == (first, "")
 
 
 def test_printable():

@@ -12,7 +12,17 @@ import leakbound
 ROOT = Path(leakbound.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 LAYERS = (
-    {"random", "check", "text", "covariance", "named_code", "pictures", "pools", "recent"},
+    {
+        "options",
+        "random",
+        "check",
+        "text",
+        "covariance",
+        "named_code",
+        "pictures",
+        "pools",
+        "recent",
+    },
     {"release", "task"},
     {"types", "tensors"},
     {"client"},

@@ -24,7 +24,7 @@ from leakbound.audit.records import write_atomically
 from leakbound.text import printable
 
 if TYPE_CHECKING:
-    from leakbound import cli
+    from leakbound import options
 
 LONGEST = 300  # characters of a stranger's text on the screen
 _OF_UPDATES = (
@@ -35,7 +35,7 @@ console = Console(highlight=False)
 errors = Console(highlight=False, stderr=True)
 
 
-def audit(command: cli.Audit) -> int:
+def audit(command: options.Audit) -> int:
     """Run an audit into a folder and write its report."""
     from leakbound import report as reports
 
@@ -65,7 +65,7 @@ def audit(command: cli.Audit) -> int:
     return 0
 
 
-def attack(command: cli.Attack) -> int:
+def attack(command: options.Attack) -> int:
     """Run one cell and show what came out, or attack a captured update."""
     idle = [n for n in _OF_UPDATES if getattr(command, n) not in (None, "", False, "auto")]
     if idle:
@@ -114,7 +114,7 @@ def attack(command: cli.Attack) -> int:
     return {"ok": 0, "failed": 1, "not_applicable": 2}[result.record["status"]]
 
 
-def report(command: cli.Report) -> int:
+def report(command: options.Report) -> int:
     """Write a run's report again."""
     from leakbound import report as reports
 
@@ -123,7 +123,7 @@ def report(command: cli.Report) -> int:
     return 0
 
 
-def listing(command: cli.List) -> int:
+def listing(command: options.List) -> int:
     """Print what a plan can name."""
     from leakbound import data, metrics
     from leakbound.types import Guarantee
@@ -167,7 +167,7 @@ def listing(command: cli.List) -> int:
     return 0
 
 
-def _plan(command: cli.Audit) -> tuple[Plan, Path]:
+def _plan(command: options.Audit) -> tuple[Plan, Path]:
     if command.plan is not None and command.quick:
         raise ValueError("quick runs a built-in plan; give a plan or --quick, not both")
     if command.plan is not None:
@@ -195,7 +195,7 @@ def workers_of(asked: int) -> int:
     return len(ours) or os.cpu_count() or 1
 
 
-def _engine(command: cli.Audit) -> tuple[Runner, int]:
+def _engine(command: options.Audit) -> tuple[Runner, int]:
     """What runs the cells, and with how many workers; 0 for as many as a cluster has CPUs."""
     if command.engine == "local":
         if command.address is not None:

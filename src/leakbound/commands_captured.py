@@ -23,13 +23,13 @@ from leakbound.random import stream
 from leakbound.text import printable
 
 if TYPE_CHECKING:
-    from leakbound import cli
+    from leakbound import options
 
 _OF_CELLS = ("labels_unknown", "defense_unknown", "malicious_server", "statistics_known")
 CLASSES = 10
 
 
-def attack(command: cli.Attack) -> int:
+def attack(command: options.Attack) -> int:
     """Attack a captured update, or all of a folder, and show what came out."""
     assert command.update is not None  # the command line asks here only then
     for name in (*_OF_CELLS, "lpips_weights"):
@@ -92,7 +92,7 @@ def _stopped(out: Path | None, done: int) -> None:
     )
 
 
-def capture(command: cli.Capture) -> int:
+def capture(command: options.Capture) -> int:
     """Run a Flower app in this process, and keep what its server sees."""
     try:
         from leakbound.flower import capture_app
@@ -128,7 +128,7 @@ def capture(command: cli.Capture) -> int:
     return 0
 
 
-def _captures(command: cli.Attack) -> list[Capture]:
+def _captures(command: options.Attack) -> list[Capture]:
     path, before = command.update, command.before
     assert path is not None  # asked in `attack`
     if not path.exists():
@@ -143,7 +143,7 @@ def _captures(command: cli.Attack) -> list[Capture]:
     return [captured.load(path, before, kind=command.kind)]
 
 
-def _model(command: cli.Attack, settings: Settings) -> nn.Module:
+def _model(command: options.Attack, settings: Settings) -> nn.Module:
     """The model by name, or of the user's code; the program says which code it imports."""
     spec = spec_of("model", command.model)
     name, own = spec.pop("name"), spec

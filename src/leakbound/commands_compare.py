@@ -1,42 +1,20 @@
-"""What `leakbound compare` takes and does: two runs beside each other.
-
-Nothing heavy is imported before the command runs, as the command line imports this module to know
-the arguments.
-"""
+"""What `leakbound compare` does: two runs beside each other."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from tyro.conf import Positional, arg
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from leakbound import options
     from leakbound.report.compare import Comparison
 
 MOST_ROWS = 12
 """How many lines of each kind the terminal shows; the page has all."""
 
 
-@dataclass(frozen=True)
-class Compare:
-    """Compare two runs: which verdicts changed, and which differences can be seen.
-
-    Example: leakbound compare runs/before runs/after
-    """
-
-    first: Annotated[Positional[Path], arg(metavar="RUN_A")]
-    """Output folder of the first run."""
-    second: Annotated[Positional[Path], arg(metavar="RUN_B")]
-    """Output folder of the second run."""
-    out: Annotated[Path | None, arg(metavar="FILE")] = None
-    """Where the page goes; RUN_B/compare.html by default. It holds no pictures."""
-
-
-def compare(command: Compare) -> int:
+def compare(command: options.Compare) -> int:
     """Write the page of two runs and show what matters most."""
     from leakbound.commands import console, errors
     from leakbound.report.compare_html import FILE, summary, write_comparison

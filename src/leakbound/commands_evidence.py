@@ -25,7 +25,7 @@ from leakbound.commands import console, errors
 from leakbound.text import printable
 
 if TYPE_CHECKING:
-    from leakbound import cli
+    from leakbound import options
 
 PAGE, DATA, PLAN = "evidence.html", "report.json", "evidence.toml"
 AROUND = 5.0
@@ -56,7 +56,7 @@ class Training:
     channels: int | None = None
 
 
-def evidence(command: cli.Evidence) -> int:
+def evidence(command: options.Evidence) -> int:
     """Write the evidence of runs, of a training configuration, or of both."""
     from leakbound.report import evidence as pages
 
@@ -139,7 +139,7 @@ def _pairs(option: str, given: Sequence[str], known: Sequence[str]) -> list[tupl
     return list(found.items())
 
 
-def _place(command: cli.Evidence) -> Path:
+def _place(command: options.Evidence) -> Path:
     """Where the page goes: a file, or a folder that holds it."""
     if not command.runs and not command.training:
         raise ValueError(
@@ -165,7 +165,7 @@ def _accountant(delta: float) -> Callable[[float], dict[str, Any]]:
     return of
 
 
-def _training(command: cli.Evidence) -> dict[str, Any]:
+def _training(command: options.Evidence) -> dict[str, Any]:
     """Both edges of a training configuration, as `evidence_training.of_training` takes them."""
     given = _parsed(command.training)
     if given.noise_multiplier is None:

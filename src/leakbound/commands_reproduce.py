@@ -35,13 +35,13 @@ from leakbound.experiments.results import Results
 from leakbound.text import printable
 
 if TYPE_CHECKING:
-    from leakbound import cli
+    from leakbound import options
 
 PAGE, TEXT = "results.html", "results.md"
 STYLES = {"holds": "green", "does not hold": "red", "undecided": "yellow"}
 
 
-def reproduce(command: cli.Reproduce) -> int:
+def reproduce(command: options.Reproduce) -> int:
     """Run one paper's reproduction, or all, each into its folder."""
     report.check_installed()
     workers, chosen, missing = workers_of(command.workers), named(command.name), 0
@@ -78,7 +78,7 @@ def _announce(about: Reproduction, scale: str, folder: Path) -> None:
 
 
 @contextmanager
-def _claimed(about: Reproduction, command: cli.Reproduce, folder: Path) -> Iterator[None]:
+def _claimed(about: Reproduction, command: options.Reproduce, folder: Path) -> Iterator[None]:
     """The folder is ours alone, and of this reproduction, these versions and this machine."""
     lock = FileLock(folder / ".lock", timeout=0, mode=0o600)
     try:

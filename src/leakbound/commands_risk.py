@@ -25,7 +25,7 @@ from leakbound.commands import console, errors
 from leakbound.text import printable
 
 if TYPE_CHECKING:
-    from leakbound import cli
+    from leakbound import options
 
 COMPONENTS = 32
 AROUND = 5.0
@@ -49,7 +49,7 @@ class Records:
         return None if self.images is None else len(self.images)
 
 
-def bound(command: cli.Bound) -> int:
+def bound(command: options.Bound) -> int:
     """Both edges of the risk for one setting, over some thresholds."""
     probability("accept", command.accept)
     probability("delta", command.delta)
@@ -94,7 +94,7 @@ def bound(command: cli.Bound) -> int:
     return 0
 
 
-def calibration(command: cli.Calibrate) -> int:
+def calibration(command: options.Calibrate) -> int:
     """The setting that meets a target, what it means and what it costs."""
     target = Target.parse(command.target, input_range=_width(command.input_range))
     noise = command.noise_multiplier
@@ -126,7 +126,7 @@ def calibration(command: cli.Calibrate) -> int:
     return 0
 
 
-def _records(command: cli.Bound | cli.Calibrate) -> Records:
+def _records(command: options.Bound | options.Calibrate) -> Records:
     low, high = command.input_range
     _width(command.input_range)
     if command.data is None:
@@ -196,7 +196,7 @@ def _width(input_range: tuple[float, float]) -> float:
     return high - low
 
 
-def _setting(command: cli.Bound | cli.Calibrate, records: Records, noise: float) -> Setting:
+def _setting(command: options.Bound | options.Calibrate, records: Records, noise: float) -> Setting:
     if math.isinf(noise):
         raise ValueError("noise_multiplier is inf; give a number, such as 1")
     return Setting(
@@ -209,7 +209,7 @@ def _setting(command: cli.Bound | cli.Calibrate, records: Records, noise: float)
     )
 
 
-def _thresholds(command: cli.Bound) -> list[tuple[float, float]]:
+def _thresholds(command: options.Bound) -> list[tuple[float, float]]:
     """(PSNR, eta) of every threshold, rising in PSNR."""
     width = _width(command.input_range)
     pairs = [(psnr, Target.of_psnr(psnr, 0.5, input_range=width).eta) for psnr in command.psnr]
@@ -331,7 +331,7 @@ def _write(
     folder: Path,
     found: dict[str, Any],
     setting: Setting,
-    command: cli.Bound,
+    command: options.Bound,
     prior: ladder.Rung | None,
 ) -> list[str]:
     """The same numbers as JSON and two plots; returns their names."""
@@ -351,7 +351,7 @@ def _write(
 
 
 def _plots(
-    found: dict[str, Any], setting: Setting, command: cli.Bound, prior: ladder.Rung | None
+    found: dict[str, Any], setting: Setting, command: options.Bound, prior: ladder.Rung | None
 ) -> dict[str, bytes]:
     from leakbound.report.risk import corridor_png, surface_png
 

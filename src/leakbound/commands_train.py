@@ -24,7 +24,7 @@ from leakbound.commands import Bar, console, errors, workers_of
 from leakbound.text import printable
 
 if TYPE_CHECKING:
-    from leakbound import cli
+    from leakbound import options
 
 LEVEL = 0.95
 """Of the intervals of means over seeds."""
@@ -76,7 +76,7 @@ class Row:
     failed: int
 
 
-def train(command: cli.Train) -> int:
+def train(command: options.Train) -> int:
     """Run a plan's trainings into a folder, show their table and write their curves."""
     from leakbound import report as reports
 

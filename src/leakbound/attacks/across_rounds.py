@@ -35,7 +35,9 @@ class AcrossRounds(GradientMatching):
     `sparse_gradient_inversion`; with T rounds a step costs T gradients.
 
     Args:
-        mask: as for `SparseInversion`.
+        mask: what counts as withheld: "recovered" (what is exactly zero in the message), "told"
+            (the mask itself, where the defense is known; else as "recovered"), or "blind" (nothing:
+            zeros are taken literally).
         withheld: "kept" (the client goes on with the weights that it withheld) or "forgotten" (it
             starts every round from the server's). Clients who send updates and no weights count as
             forgetful.
@@ -50,6 +52,11 @@ class AcrossRounds(GradientMatching):
             whose clients kept weights: each would have a model of its own.
 
     Source: ours. The rules of the client are those of Chu et al. 2024 (PriPrune), pseudo-pruning.
+
+    Example:
+        >>> attack = AcrossRounds(steps=200, withheld="forgotten")
+        >>> attack.mask, attack.withheld, attack.total_variation
+        ('recovered', 'forgotten', 0.0001)
     """
 
     total_variation: float = 1e-4

@@ -39,6 +39,16 @@ class LinearInversion(Attack):
         NotApplicable: there is no such layer.
 
     Source: Phong et al. 2018; Geiping et al. 2020, proposition 3.1.
+
+    Example:
+        >>> import leakbound as lb
+        >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
+        >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
+        >>> task, sources = lb.Task.of(model, classes=3), [lb.stream(0, "a"), lb.stream(0, "b")]
+        >>> seen = lb.play(task, [batch], lb.defenses.Defense(), sources).observation
+        >>> answer = LinearInversion()(seen, lb.stream(0, "attack"))
+        >>> bool((answer.inputs - batch.inputs).abs().max() < 1e-4)
+        True
     """
 
     tolerance: float = 0.05

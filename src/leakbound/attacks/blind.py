@@ -31,6 +31,17 @@ class ConstantImage(Attack):
 
     Raises:
         NotApplicable: None, and there are no public images.
+
+    Source: a baseline of this project.
+
+    Example:
+        >>> import leakbound as lb
+        >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
+        >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
+        >>> task, sources = lb.Task.of(model, classes=3), [lb.stream(0, "a"), lb.stream(0, "b")]
+        >>> seen = lb.play(task, [batch], lb.defenses.Defense(), sources).observation
+        >>> ConstantImage(0.25)(seen, lb.stream(0, "attack")).inputs.unique()
+        tensor([0.2500])
     """
 
     value: float | None = None
@@ -54,6 +65,19 @@ class MeanImage(Attack):
 
     Raises:
         NotApplicable: there are no public images of the input's shape.
+
+    Source: a baseline of this project.
+
+    Example:
+        >>> import leakbound as lb
+        >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
+        >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
+        >>> task = lb.Task.of(model, classes=3, public=batch)
+        >>> sources = [lb.stream(0, "client"), lb.stream(0, "server")]
+        >>> seen = lb.play(task, [batch], lb.defenses.Defense(), sources).observation
+        >>> answer = MeanImage()(seen, lb.stream(0, "attack"))
+        >>> torch.equal(answer.inputs, batch.inputs)  # the mean of one public image
+        True
     """
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:

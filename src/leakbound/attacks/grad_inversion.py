@@ -26,6 +26,7 @@ class GradInversion(Attack):
     own.
 
     Args:
+        steps: of the search, for every start.
         seeds: how many starts.
         group: weight of the mean squared distance from the registered mean.
         after: share of the steps before the pull sets in.
@@ -33,11 +34,22 @@ class GradInversion(Attack):
             freely, with another trained network.
         distance: as for `GradientMatching`; the published one is euclidean.
         total_variation, size, batch_norm, first_norm, statistics: as for `GradientMatching`.
+        learning_rate: of Adam, at the start: it falls along a cosine.
 
     Raises:
         NotApplicable: inputs that are no images (C, H, W), or statistics that are withheld.
 
     Source: Yin et al., "See through Gradients", CVPR 2021.
+
+    Example:
+        >>> import leakbound as lb
+        >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
+        >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
+        >>> task, sources = lb.Task.of(model, classes=3), [lb.stream(0, "a"), lb.stream(0, "b")]
+        >>> seen = lb.play(task, [batch], lb.defenses.Defense(), sources).observation
+        >>> answer = GradInversion(steps=20, seeds=2)(seen, lb.stream(0, "attack"))
+        >>> answer.inputs.shape, answer.objective < answer.trace[0]
+        (torch.Size([1, 1, 4, 4]), True)
     """
 
     steps: int = 1000

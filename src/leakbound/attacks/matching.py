@@ -40,6 +40,8 @@ class GradientMatching(Attack):
         noise_variation: what is added to that weight, times the root of the share of noise in the
             update's energy, which the attacker computes from the declared law.
         optimizer: "adam" or "lbfgs" (then `steps` counts outer steps of up to 20 iterations).
+        learning_rate: of the optimizer, at the start: `schedule` lowers it.
+        steps: of the search.
         signed: feed Adam only the gradient's sign.
         schedule: "step" (rate x 0.1 at 3/8, 5/8, 7/8), "cosine" or "constant".
         initialization: "normal" (standard normal) or "uniform" (over the input range).
@@ -70,6 +72,17 @@ class GradientMatching(Attack):
             units it did little or harm. It misleads where other entries are withheld.
 
     Source: Zhu et al. 2019; Geiping et al. 2020; Yin et al. 2021; Liu et al. 2025 (paper B), eq. 9.
+
+    Example:
+        >>> import leakbound as lb
+        >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
+        >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
+        >>> task, sources = lb.Task.of(model, classes=3), [lb.stream(0, "a"), lb.stream(0, "b")]
+        >>> seen = lb.play(task, [batch], lb.defenses.Defense(), sources).observation
+        >>> attack = GradientMatching(distance="euclidean", optimizer="lbfgs", steps=10)
+        >>> answer = attack(seen, lb.stream(0, "attack"))
+        >>> bool((answer.inputs - batch.inputs).abs().max() < 0.05)
+        True
     """
 
     distance: str = "cosine"

@@ -44,7 +44,9 @@ class MixedStart(GradientMatching):
     where no weights are sent, this is `sparse_gradient_inversion`, to the bit.
 
     Args:
-        mask: as for `SparseInversion`.
+        mask: what counts as withheld: "recovered" (what is exactly zero in the message), "told"
+            (the mask itself, where the defense is known; else as "recovered"), or "blind" (nothing:
+            zeros are taken literally).
         stages: how often the descent of `steps` is run, each from where the last one ended.
         unknown: where weights that were withheld, now or in the round before, are taken to start:
             "search", or "server" (from the server's, which is wrong more often than not).

@@ -29,8 +29,25 @@ def dlg(steps: int = 100, restarts: int = 3, learning_rate: float = 1.0) -> Atta
 
     Works on smooth (sigmoid) models; restarts are chosen by its own objective.
 
+    Args:
+        steps: outer steps of L-BFGS, of up to 20 iterations each.
+        restarts: starts, of which the one with the lowest objective is kept.
+        learning_rate: the length of a step of L-BFGS.
+
     Source: Zhu et al. 2019; released code: L-BFGS, rate 1, 300 outer steps, normal start, no line
     search (ours has one, see `GradientMatching`).
+
+    Example:
+        >>> import torch
+        >>> import leakbound as lb
+        >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, activation="sigmoid",
+        ...     generator=lb.stream(0, "model"))
+        >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
+        >>> task, sources = lb.Task.of(model, classes=3), [lb.stream(0, "a"), lb.stream(0, "b")]
+        >>> seen = lb.play(task, [batch], lb.defenses.Defense(), sources).observation
+        >>> answer = dlg(steps=10, restarts=1)(seen, lb.stream(0, "attack"))
+        >>> bool((answer.inputs - batch.inputs).abs().max() < 0.05)
+        True
     """
     return _lbfgs("joint", steps, restarts, learning_rate)
 
@@ -38,7 +55,16 @@ def dlg(steps: int = 100, restarts: int = 3, learning_rate: float = 1.0) -> Atta
 def idlg(steps: int = 100, restarts: int = 3, learning_rate: float = 1.0) -> Attack:
     """Improved DLG: as DLG, but the label is read from the last layer first.
 
+    Args:
+        steps: outer steps of L-BFGS, of up to 20 iterations each.
+        restarts: starts, of which the one with the lowest objective is kept.
+        learning_rate: the length of a step of L-BFGS.
+
     Source: Zhao et al. 2020; released code as DLG's.
+
+    Example:
+        >>> idlg().attack.labels, dlg().attack.labels
+        ('inferred', 'joint')
     """
     return _lbfgs("inferred", steps, restarts, learning_rate)
 
@@ -55,7 +81,25 @@ def inverting_gradients(
     leakbound's own settings; see the presets by source for those of published code. Where the
     defense is known to add noise, the total variation weighs more (`noise_variation`).
 
+    Args:
+        steps: of the search.
+        total_variation: weight of the total variation.
+        learning_rate: of Adam, at the start: the schedule lowers it.
+        restarts: starts, of which the one with the lowest objective is kept.
+        noise_variation: what is added to that weight under noise; see `GradientMatching`.
+
     Source: Geiping et al. 2020.
+
+    Example:
+        >>> import torch
+        >>> import leakbound as lb
+        >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
+        >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
+        >>> task, sources = lb.Task.of(model, classes=3), [lb.stream(0, "a"), lb.stream(0, "b")]
+        >>> seen = lb.play(task, [batch], lb.defenses.Defense(), sources).observation
+        >>> answer = inverting_gradients(steps=100)(seen, lb.stream(0, "attack"))
+        >>> bool((answer.inputs - batch.inputs).abs().max() < 0.05)
+        True
     """
     search = GradientMatching(
         total_variation=total_variation,
@@ -78,7 +122,19 @@ def inverting_gradients_large_steps(
     A guess changes which units are on, and small steps stay where they started. Tuned on six
     one-image updates of a network like LeNet with ReLU (`benchmarks/quickstart_leak.py`).
 
+    Args:
+        steps: of the search.
+        total_variation: weight of the total variation.
+        learning_rate: of Adam, at the start: the schedule lowers it.
+        restarts: starts, of which the one with the lowest objective is kept.
+        noise_variation: what is added to that weight under noise; see `GradientMatching`.
+
     Source: Geiping et al. 2020; the settings are this project's own.
+
+    Example:
+        >>> attack = inverting_gradients_large_steps()
+        >>> attack.restarts, attack.attack.schedule, attack.attack.learning_rate
+        (3, 'cosine', 0.3)
     """
     search = GradientMatching(
         total_variation=total_variation,
@@ -120,6 +176,11 @@ def strong_matching(
 
     Source: Liu et al. 2025 (paper B), section 4.3 and eq. 9, whose weights are 0.01 (total
     variation), 0.001 (statistics) and 0.1 (features), at rate 1e-5 for 10,000 steps.
+
+    Example:
+        >>> attack = strong_matching(steps=500)
+        >>> attack.clean.features, attack.noisy.image
+        ('cocktail_party', 'deep_prior')
     """
     clean = GradientMatching(
         total_variation=total_variation,
@@ -146,7 +207,15 @@ def strong_matching(
 def inverting_gradients_geiping_library(steps: int = 4800) -> Attack:
     """Inverting Gradients as its released library's default: unsigned Adam, TV 0.1.
 
+    Args:
+        steps: of the search.
+
     Source: invertinggradients, reconstruction_algorithms.py, DEFAULT_CONFIG.
+
+    Example:
+        >>> attack = inverting_gradients_geiping_library()
+        >>> attack.signed, attack.total_variation, attack.steps
+        (False, 0.1, 4800)
     """
     return GradientMatching(total_variation=1e-1, steps=steps, signed=False)
 
@@ -154,7 +223,15 @@ def inverting_gradients_geiping_library(steps: int = 4800) -> Attack:
 def inverting_gradients_geiping_cli(steps: int = 24000) -> Attack:
     """Inverting Gradients as its released command line: signed Adam, TV 1e-4, 24,000 steps.
 
+    Args:
+        steps: of the search.
+
     Source: invertinggradients, reconstruct_image.py.
+
+    Example:
+        >>> attack = inverting_gradients_geiping_cli()
+        >>> attack.signed, attack.total_variation, attack.steps
+        (True, 0.0001, 24000)
     """
     return GradientMatching(total_variation=1e-4, steps=steps)
 
@@ -162,8 +239,16 @@ def inverting_gradients_geiping_cli(steps: int = 24000) -> Attack:
 def inverting_gradients_breaching(steps: int = 24000) -> Attack:
     """Inverting Gradients as in breaching: signed Adam, TV 0.2 of its form (0.1 of ours).
 
+    Args:
+        steps: of the search.
+
     Source: breaching, config/attack/invertinggradients.yaml. Its TV pads with zeros, so image
     borders count as edges there and not here.
+
+    Example:
+        >>> attack = inverting_gradients_breaching()
+        >>> attack.signed, attack.total_variation, attack.steps
+        (True, 0.1, 24000)
     """
     return GradientMatching(total_variation=1e-1, steps=steps)
 
@@ -171,7 +256,15 @@ def inverting_gradients_breaching(steps: int = 24000) -> Attack:
 def inverting_gradients_gradattack(steps: int = 10000) -> Attack:
     """Inverting Gradients as in GradAttack: signed Adam, TV 0.1, 10,000 steps.
 
+    Args:
+        steps: of the search.
+
     Source: GradAttack, attacks/gradientinversion.py.
+
+    Example:
+        >>> attack = inverting_gradients_gradattack()
+        >>> attack.signed, attack.total_variation, attack.steps
+        (True, 0.1, 10000)
     """
     return GradientMatching(total_variation=1e-1, steps=steps)
 
@@ -179,7 +272,15 @@ def inverting_gradients_gradattack(steps: int = 10000) -> Attack:
 def inverting_gradients_chen(steps: int = 2000) -> Attack:
     """Inverting Gradients as in the optimal-defenses paper: signed Adam at rate 0.2, TV 1e-6.
 
+    Args:
+        steps: of the search.
+
     Source: Chen, Gursoy and Lei (optimal defenses), MNIST experiments.
+
+    Example:
+        >>> attack = inverting_gradients_chen()
+        >>> attack.learning_rate, attack.total_variation, attack.steps
+        (0.2, 1e-06, 2000)
     """
     return GradientMatching(total_variation=1e-6, steps=steps, learning_rate=0.2)
 

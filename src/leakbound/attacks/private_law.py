@@ -77,7 +77,21 @@ class CandidateLikelihood(Attack):
     Raises:
         NotApplicable: several examples, no auxiliary images, or a defense without a release law.
 
-    Source: sheet beyond.md, F2 (the variance of the locally optimal noise names the record).
+    Source: this project (the variance of the locally optimal noise names the record; see
+    `docs/sharp_edges/private_noise.md`).
+
+    Example:
+        >>> import leakbound as lb
+        >>> from leakbound.random import uniform
+        >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
+        >>> known = lb.Batch(uniform((20, 1, 4, 4), lb.stream(0, "known")), torch.arange(20) % 3)
+        >>> batch = lb.Batch(known.inputs[5:6], known.labels[5:6])
+        >>> task, sources = lb.Task.of(model), [lb.stream(0, "client"), lb.stream(0, "server")]
+        >>> noise = lb.defenses.LocalOptimalNoise(noise_std=1000.0)
+        >>> seen = lb.play(task, [batch], noise, sources, auxiliary=known).observation
+        >>> answer = CandidateLikelihood()(seen, lb.stream(0, "attack"))
+        >>> torch.equal(answer.inputs, batch.inputs)  # under a thousand times the gradient
+        True
     """
 
     use_mean: bool = True

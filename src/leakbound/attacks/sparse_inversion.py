@@ -90,7 +90,33 @@ def sparse_gradient_inversion(
     does not look for zeros. Against a client who withholds the largest entries, `ordered` also uses
     that they are the largest, which helps in some cases (see `GradientMatching`).
 
+    Args:
+        steps: of the search.
+        total_variation: weight of the total variation.
+        learning_rate: of Adam, at the start: the schedule lowers it.
+        restarts: starts, of which the one with the lowest objective is kept.
+        mask: what counts as withheld: "recovered" (what is exactly zero in the message), "told"
+            (the mask itself, where the defense is known; else as "recovered"), or "blind" (nothing:
+            zeros are taken literally).
+        eval_point: the weights at which a guess is trained: "start" (those that the server sent),
+            "pruned" (the same with zeros where the message has zeros) or "end" (those that came
+            back).
+        labels: "told" (inferred where they are not told), "inferred", or "joint".
+        noise_variation: what is added to the weight of the total variation under noise.
+        ordered: weight of the withheld entries' being the largest; see `GradientMatching`.
+
     Source: Chu et al. 2024 (PriPrune), algorithm 2; Geiping et al. 2020.
+
+    Example:
+        >>> import leakbound as lb
+        >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
+        >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
+        >>> task, sources = lb.Task.of(model, classes=3), [lb.stream(0, "a"), lb.stream(0, "b")]
+        >>> withhold = lb.defenses.Withhold(rate=0.3, rule="random")
+        >>> seen = lb.play(task, [batch], withhold, sources).observation
+        >>> answer = sparse_gradient_inversion(steps=100)(seen, lb.stream(0, "attack"))
+        >>> bool((answer.inputs - batch.inputs).abs().max() < 0.05)
+        True
     """
     search = GradientMatching(
         total_variation=total_variation,
@@ -114,7 +140,22 @@ def sparse_gradient_inversion_paper(
 
     The weight of the total variation is not in the paper.
 
+    Args:
+        steps: of the search.
+        total_variation: weight of the total variation.
+        mask: what counts as withheld: "recovered" (what is exactly zero in the message), "told"
+            (the mask itself, where the defense is known; else as "recovered"), or "blind" (nothing:
+            zeros are taken literally).
+        eval_point: the weights at which a guess is trained: "start" (those that the server sent),
+            "pruned" (the same with zeros where the message has zeros) or "end" (those that came
+            back).
+
     Source: Chu et al. 2024 (PriPrune), algorithm 2 and the settings of its experiments.
+
+    Example:
+        >>> attack = sparse_gradient_inversion_paper()
+        >>> attack.search.steps, attack.search.labels, attack.mask
+        (10000, 'joint', 'recovered')
     """
     search = GradientMatching(
         total_variation=total_variation,

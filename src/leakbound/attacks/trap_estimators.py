@@ -48,7 +48,7 @@ class Reading:
 def unbiased(reading: Reading) -> Tensor:
     """Of z: z / scale, the best unbiased estimator; its error follows a chi-square law.
 
-    Source: paper C, Theorem IV.1 (sheet H2-H4).
+    Source: paper C, Theorem IV.1; docs/errata.md, C1.
     """
     return reading.mean / reading.scale
 
@@ -56,7 +56,7 @@ def unbiased(reading: Reading) -> Tensor:
 def shrinkage(reading: Reading) -> Tensor:
     """Of z: c z / scale, c = 1 / (1 + N noise^2), the multiple of least mean squared error.
 
-    Source: sheet H14; James and Stein 1961.
+    Source: James and Stein 1961, here with the norm known.
     """
     noise = reading.noise_multiplier
     factor = 1 + reading.mean.numel() * noise * noise
@@ -68,7 +68,7 @@ def sphere_mean(reading: Reading) -> Tensor:
 
     The posterior of the direction is von Mises-Fisher of concentration |z| scale |X| / noise_std^2.
 
-    Source: sheet H14.
+    Source: docs/errata.md, "gamma*" (the posterior of the direction).
     """
     noise = reading.noise_multiplier
     if noise == math.inf:

@@ -53,7 +53,11 @@ class VarianceReadout(Attack):
     Raises:
         NotApplicable: no such layer, several examples, no public images, or noise of a public law.
 
-    Source: sheet beyond.md, F2 (closed-form read-out).
+    Source: this project (see `docs/sharp_edges/private_noise.md`).
+
+    Example:
+        >>> VarianceReadout(images=32)
+        VarianceReadout(images=32, bins=100)
     """
 
     images: int = 64
@@ -119,6 +123,7 @@ class LawMatching(Attack):
     Args:
         total_variation: weight of the total variation.
         steps: how many steps of Adam; the rate falls tenfold at 3/8, 5/8 and 7/8 of them.
+        learning_rate: of Adam, at the start.
         signed: feed Adam only the gradient's sign.
         start: "random", "candidate" (the likeliest public image) or "readout" (`VarianceReadout`).
         freedom: degrees of freedom of the Student law; infinite: the Gaussian law itself.
@@ -132,7 +137,11 @@ class LawMatching(Attack):
     Raises:
         NotApplicable: noise of a public law, or several clients.
 
-    Source: sheet beyond.md, F2 (the Fisher information of x-dependent covariances).
+    Source: this project; what a covariance that depends on x tells: `docs/errata.md`, A12.
+
+    Example:
+        >>> LawMatching(start="readout").start
+        'readout'
     """
 
     total_variation: float = 1e-3
@@ -245,7 +254,11 @@ class LawEvolution(Attack):
     Raises:
         NotApplicable: no public images, no noise of a known law, or several clients.
 
-    Source: Rubinstein 1999 (cross-entropy method); sheet beyond.md, F2.
+    Source: Rubinstein 1999 (cross-entropy method); its use here is this project's.
+
+    Example:
+        >>> LawEvolution(generations=5).population
+        80
     """
 
     components: int = 60

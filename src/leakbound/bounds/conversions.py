@@ -40,7 +40,7 @@ def mu(noise_multiplier: ArrayLike, *, steps: ArrayLike = 1) -> Any:
     Raises:
         ValueError: negative noise, steps below 1.
 
-    Source: Dong, Roth and Su 2022; sheet H9 and erratum 3.8.
+    Source: Dong, Roth and Su 2022; docs/errata.md, C13.
 
     Example:
         >>> mu(2.0, steps=4)

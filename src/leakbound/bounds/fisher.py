@@ -107,7 +107,7 @@ def fisher_matrix(channel: Channel, batch: Batch, basis: Tensor | None = None) -
         NotApplicable: as `Channel`; or more than 2 GiB would be needed (take a basis of fewer
             columns, or `fisher_operator`).
 
-    Source: Chen, Gursoy and Lei, eq. 2 and 3; the variance term: sheet erratum 0.13.
+    Source: Chen, Gursoy and Lei, eq. 2 and 3; the variance term: docs/errata.md, A12.
     """
     total = batch.inputs.numel()
     count = total if basis is None else basis.shape[1]

@@ -44,7 +44,8 @@ class Gaussian(Law):
         Raises:
             ValueError: kappa outside [0, 1], both or neither given, steps below 1.
 
-        Source: Hayes et al. 2023; Kaissis et al. 2023; paper C, equation for ReRo (sheet H9).
+        Source: Hayes et al. 2023; Kaissis et al. 2023; paper C, its equation for
+        ReRo; docs/errata.md, C8.
 
         Example:
             >>> round(gaussian(1.0, kappa=0.1), 4)
@@ -84,7 +85,7 @@ class Gaussian(Law):
         Raises:
             ValueError: kappa above gamma: no noise can help.
 
-        Source: sheet H9.
+        Source: as the bound, solved for the noise.
 
         Example:
             >>> round(gaussian.noise_for(0.1, kappa=1 / 11), 2)
@@ -130,7 +131,7 @@ class Glrt(Law):
         Raises:
             ValueError: kappa outside (0, 1), dim below 1.
 
-        Source: Kaissis et al. 2023, relaxed threat model (sheet H10).
+        Source: Kaissis et al. 2023, relaxed threat model.
 
         Example:
             >>> round(glrt(0.5, dim=10, kappa=0.1), 3)

@@ -93,7 +93,7 @@ def curve(
         remove: P with the record and Q without; else the reverse.
         rough: on wider cells: above the truth too, less close, several times faster.
 
-    Source: Doroshenko et al. 2022 (connect the dots); sheet H9.
+    Source: Doroshenko et al. 2022 (connect the dots).
 
     Example:
         >>> curve(1.0, 0.1, 10) is curve(1.0, 0.1, 10)

@@ -50,7 +50,8 @@ class Guo(Law):
         Raises:
             ValueError: diameters of another shape, a number outside its range.
 
-        Source: Guo et al. 2022, with the epsilon of sheet H13.
+        Source: Guo et al. 2022, with the Gaussian mechanism's divergence of order 2
+        (replacing one record).
 
         Example:
             >>> round(guo_floor(2.0, dim=4, diameters=1.0), 4)
@@ -86,7 +87,7 @@ class FisherFloor(Law):
         Raises:
             ValueError: no square symmetric matrices, or a negative eigenvalue.
 
-        Source: Hannun et al. 2021, Guo et al. 2022 (sheet H13).
+        Source: Hannun et al. 2021, Guo et al. 2022.
 
         Example:
             >>> fisher_floor([[4.0, 0.0], [0.0, 1.0]])
@@ -131,7 +132,7 @@ class Dfil(Law):
         Raises:
             ValueError: as `fisher_floor`.
 
-        Source: Guo et al. 2022 (sheet H13).
+        Source: Guo et al. 2022.
 
         Example:
             >>> round(dfil([[4.0, 0.0], [0.0, 1.0]]) ** 2, 9)
@@ -208,7 +209,7 @@ class GaussianRenyi(Law):
         Raises:
             ValueError: kappa outside [0, 1], negative noise, steps below 1.
 
-        Source: Balle et al. 2022; sheet H13 for the divergence.
+        Source: Balle et al. 2022, with the Gaussian mechanism's divergence.
 
         Example:
             >>> round(renyi_gamma(1.0, kappa=0.1), 4)

@@ -66,7 +66,7 @@ def _by_tensor(values: Tensor, spans: Spans) -> Tensor:
 def with_rms(ratio: Tensor, noise_std: float) -> Tensor:
     """Variances in proportion to `ratio` whose mean is noise_std²: paper A's noise scale.
 
-    Source: the paper's released code (sheet F11, decision 0-a).
+    Source: the paper's released code (docs/errata.md, A9).
     """
     return ratio * (noise_std**2 / ratio.mean())
 
@@ -103,7 +103,7 @@ def with_floor(
         ValueError: a floor that no noise reaches: the guess that sees no update has the error
             `prior_variance`.
 
-    Source: Chen, Gursoy and Lei, theorem 3.2, corrected (sheet F2): the floor a pixel is
+    Source: Chen, Gursoy and Lei, theorem 3.2, corrected (docs/errata.md, A1): the floor a pixel is
     1 / (tr J_D / coordinates + 1 / prior_variance), with tr J_D = Σ s / v.
     """
     if not 0 < error_floor < prior_variance:

@@ -14,6 +14,9 @@ from leakbound.types import ClientContext, Gaussian, Guarantee, Laplace, Update
 class GaussianNoise(Defense):
     """Add independent N(0, noise_std²) to every coordinate.
 
+    Args:
+        noise_std: the noise's standard deviation.
+
     Units: `noise_std` is in gradient units (batch-mean loss).
 
     Guarantees: the release given the data is Gaussian with covariance noise_std² I. That is no
@@ -46,6 +49,9 @@ class GaussianNoise(Defense):
 @dataclass(frozen=True, repr=False)
 class LaplaceNoise(Defense):
     """Add independent Laplace noise of standard deviation `noise_std` to every coordinate.
+
+    Args:
+        noise_std: the noise's standard deviation.
 
     Units: `noise_std` in gradient units; the law's scale is noise_std / sqrt(2), so that equal
     `noise_std` means equal noise energy as Gaussian noise.
@@ -84,6 +90,9 @@ class GaussianMechanism(Defense):
 
     Needs a link before it that bounds every example's part (`ClipExamples`).
 
+    Args:
+        noise_multiplier: noise standard deviation over the most that one example adds.
+
     Guarantees: one release is the Gaussian mechanism with noise multiplier `noise_multiplier` for
     adding or removing one example: (epsilon, delta)-differentially private as dp-accounting's
     Gaussian event of that multiplier says. The batch size is public and stays the divisor of a
@@ -91,6 +100,11 @@ class GaussianMechanism(Defense):
     by up to twice the bound.
 
     Source: Abadi et al. 2016, algorithm 1; Dwork and Roth 2014, appendix A.
+
+    Example:
+        >>> from leakbound.defenses import ClipExamples, Mean, chain
+        >>> chain(ClipExamples(1.0), Mean(), GaussianMechanism(2.0)).guarantee.value
+        'differential privacy'
     """
 
     needs_bound = True

@@ -109,7 +109,7 @@ class _Noise(Defense):
 def rounded_to(rows: Tensor, step: Tensor) -> Tensor:
     """Every coordinate at its nearest multiple of `step` (P,), its slope that of the identity.
 
-    Source: the released code of Chen, Gursoy and Lei (sheet F11, rounding variant).
+    Source: the released code of Chen, Gursoy and Lei (its variant with rounding).
     """
     usable = step > 0
     nearest = torch.where(usable, (rows / step.clamp_min(1e-30)).round() * step, rows)
@@ -293,7 +293,11 @@ class LocalOptimalNoise(_Noise):
 
     Guarantees: the release given the data is Gaussian; its covariance depends on the batch.
 
-    Source: Chen, Gursoy and Lei, algorithm 1 with eq. 7 (local form; sheet F6, F9, F11).
+    Source: Chen, Gursoy and Lei, algorithm 1 with eq. 7 (local form); `docs/errata.md`, A6, A12.
+
+    Example:
+        >>> LocalOptimalNoise(0.01).guarantee.value, LocalOptimalNoise(0.01).private_law
+        ('known release law', True)
     """
 
     accepts = frozenset({Unit.CLIENT})
@@ -339,6 +343,16 @@ def optimal_dp_sgd(clamp: float = 1.0, noise_std: float = 0.1) -> LocalOptimalNo
     It is not differentially private for any epsilon: a clamped coordinate gets no noise, so its
     sign is sent in the clear. For a proof take `whitened_dp_sgd`.
 
-    Source: the earlier version of Chen, Gursoy and Lei, theorem 3 (sheet F9, erratum 0.12).
+    Args:
+        clamp: every coordinate is clamped to [-clamp, clamp] first.
+        noise_std: root mean square of the standard deviations, in gradient units.
+
+    Guarantees: as `LocalOptimalNoise`, a known release law; no differential privacy.
+
+    Source: the earlier version of Chen, Gursoy and Lei, theorem 3; `docs/errata.md`, A11.
+
+    Example:
+        >>> optimal_dp_sgd(clamp=0.5).guarantee.value
+        'known release law'
     """
     return LocalOptimalNoise(clamp=clamp, noise_std=noise_std)

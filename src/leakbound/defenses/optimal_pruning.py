@@ -91,6 +91,16 @@ class OptimalPruning(_Pruning):
         NotApplicable: the task has no public data.
 
     Source: Chen, Gursoy and Lei, theorem 3.6.
+
+    Example:
+        >>> import leakbound as lb
+        >>> images, source = torch.linspace(0, 1, 32).reshape(8, 1, 2, 2), lb.stream(0, "model")
+        >>> public, batch = [lb.Batch(x, torch.arange(len(x)) % 2) for x in (images, images[2:4])]
+        >>> model = lb.models.mlp(input_shape=(1, 2, 2), classes=2, hidden=(), generator=source)
+        >>> task = Task.of(model, public=public)
+        >>> played = lb.play(task, [batch], OptimalPruning(rate=0.3), [lb.stream(0)] * 2)
+        >>> int((played.update.rows == 0).sum())  # of 10 weights
+        3
     """
 
     accepts = frozenset({Unit.CLIENT, Unit.COHORT})
@@ -174,7 +184,11 @@ class LocalOptimalPruning(_Pruning):
 
     Guarantees: none; which coordinates are withheld is itself seen by the server.
 
-    Source: Chen, Gursoy and Lei, algorithm 1, eq. 13 (sheet F8).
+    Source: Chen, Gursoy and Lei, algorithm 1, eq. 13; `docs/errata.md`, A13.
+
+    Example:
+        >>> LocalOptimalPruning(0.5).guarantee.value, LocalOptimalPruning(0.5).private_law
+        ('none', True)
     """
 
     accepts = frozenset({Unit.CLIENT})

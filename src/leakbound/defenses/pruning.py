@@ -29,6 +29,10 @@ class MagnitudePruning(Defense):
     as GradAttack) or of the whole update (`scope="global"`); of equal magnitudes those with the
     lower index.
 
+    Args:
+        rate: the fraction of coordinates that is withheld.
+        scope: "tensor" (that fraction of every tensor) or "global" (of the whole update).
+
     Guarantees: exactly that many coordinates are withheld. No privacy: which ones are withheld is
     itself visible to the server and depends on the data.
 
@@ -77,9 +81,19 @@ class MagnitudePruning(Defense):
 class GradientDropout(Defense):
     """Withhold each coordinate with probability `rate`, independent of the data; no rescaling.
 
+    Args:
+        rate: the probability that a coordinate is withheld.
+
     Guarantees: the mask is independent of the data. No privacy.
 
     Source: Liu et al. 2025, GradDropout.
+
+    Example:
+        >>> from leakbound.random import stream
+        >>> update = Update(torch.ones(1, 100), Unit.CLIENT, (1,))
+        >>> sent, _ = GradientDropout(0.5).transform(update, None, None, stream(0))
+        >>> sent.rows.unique()
+        tensor([0., 1.])
     """
 
     draws_mask = True

@@ -25,6 +25,9 @@ def clip_rows(rows: Tensor, clip_norm: float) -> Tensor:
 class Clip(Defense):
     """Scale the client's update down to L2 norm `clip_norm` where it is longer: G / max(1, |G|/C).
 
+    Args:
+        clip_norm: C, the largest L2 norm that is released, in gradient units.
+
     Guarantees: the L2 norm of the released row is at most `clip_norm`. No privacy: direction and
     sign of every coordinate survive, and a scale-invariant attack loses nothing.
 
@@ -59,6 +62,9 @@ class Clip(Defense):
 class ClipExamples(Defense):
     """Scale every example's own gradient down to L2 norm `clip_norm`: the first link of DP-SGD.
 
+    Args:
+        clip_norm: the largest L2 norm of one example's gradient, in gradient units.
+
     Guarantees: adding or removing one example changes the sum of the rows by at most `clip_norm`
     in L2 norm. An example whose gradient is not finite adds nothing: an error in its place would
     tell of the example, and a server can choose weights for which some overflow.
@@ -67,6 +73,13 @@ class ClipExamples(Defense):
         ValueError: rows of 16 bits, in which a norm is too coarse for the guarantee.
 
     Source: Abadi et al. 2016, algorithm 1.
+
+    Example:
+        >>> rows = Update(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), Unit.EXAMPLE, (1, 1))
+        >>> sent, _ = ClipExamples(1.0).transform(rows, None, None, torch.Generator())
+        >>> sent.rows, sent.bound
+        (tensor([[0.6000, 0.8000],
+                [0.3000, 0.4000]]), 1.0)
     """
 
     accepts = frozenset({Unit.EXAMPLE})
@@ -104,6 +117,17 @@ class Mean(Defense):
     """Average the rows of all examples into the client's one row.
 
     The number of examples is treated as public, as everywhere in leakbound.
+
+    Guarantees: none of its own. A bound on what one example adds (`ClipExamples`) is kept, divided
+    by the number of examples.
+
+    Source: Abadi et al. 2016, algorithm 1 (the average before the noise).
+
+    Example:
+        >>> rows = Update(torch.tensor([[3.0, 4.0], [1.0, 0.0]]), Unit.EXAMPLE, (1, 1))
+        >>> sent, _ = Mean().transform(rows, None, None, torch.Generator())
+        >>> sent.rows, sent.unit.noun
+        (tensor([[2., 2.]]), 'client')
     """
 
     accepts = frozenset({Unit.EXAMPLE})
@@ -130,6 +154,11 @@ class Sign(Defense):
     Guarantees: none. Every released coordinate is -1, 0 or 1.
 
     Source: Bernstein et al. 2018.
+
+    Example:
+        >>> update = Update(torch.tensor([[0.3, -4.0, 0.0]]), Unit.CLIENT, (1,))
+        >>> Sign().transform(update, None, None, torch.Generator())[0].rows
+        tensor([[ 1., -1.,  0.]])
     """
 
     accepts = frozenset({Unit.CLIENT, Unit.COHORT})

@@ -18,6 +18,9 @@ class SecureAggregation(Defense):
 
     The ideal functionality, not the protocol: no dropouts, no colluding clients.
 
+    Args:
+        clients: how many updates are summed.
+
     Guarantees: none about the sum itself. The attack sees one larger batch.
 
     Source: Bonawitz et al. 2017; Liu et al. 2025, section 3.

@@ -18,9 +18,19 @@ from leakbound.types import ClientContext, LocalPlan, Task, Unit, Unknown, Updat
 class LocalAggregation(Defense):
     """Take `steps` local SGD steps on the batch before sending the change of the weights.
 
+    Args:
+        steps: how many local steps.
+        learning_rate: of these steps.
+
     Guarantees: none. The attacker who knows it simulates the same steps.
 
     Source: Liu et al. 2025, local aggregation (3 and 5 steps).
+
+    Example:
+        >>> from leakbound.random import stream
+        >>> task = LocalAggregation(3, 0.1).prepare(Task.of(nn.Linear(4, 2)), stream(0))
+        >>> task.plan.steps, task.plan.learning_rate
+        (3, 0.1)
     """
 
     accepts = frozenset({Unit.CLIENT})
@@ -60,10 +70,23 @@ class HiddenDropout(Defense):
     whose kept units are scaled by 1 / (1 - rate). Units are the inputs of every linear layer and
     every convolution without groups, but not of the model's first layer.
 
+    Args:
+        rate: the probability that a unit is dropped, below 1.
+
     Guarantees: none. Dropped units leave columns of exact zeros in the update, from which the
     attacker who knows the defense reads the draw (`infer`).
 
     Source: Liu et al. 2025, section 3.2 (dropout; errata 2.9: `rate` is the drop probability).
+
+    Example:
+        >>> import torch
+        >>> import leakbound as lb
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 20), nn.Sigmoid(), nn.Linear(20, 2))
+        >>> batch, task = lb.Batch(torch.ones(1, 1, 2, 2), torch.tensor([0])), Task.of(model)
+        >>> sent = lb.play(task, [batch], HiddenDropout(0.5), [lb.stream(0)] * 2).observation.update
+        >>> zero = (task.unflatten(sent.rows[0])["3.weight"] == 0).all(0)  # dropped units show
+        >>> bool(zero.any()), bool(zero.all())
+        (True, False)
     """
 
     accepts = frozenset({Unit.CLIENT})

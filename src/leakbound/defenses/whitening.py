@@ -32,8 +32,19 @@ class Whiten(Defense):
 
     A chain that whitens must color again, with the same settings.
 
+    Guarantees: none of its own: the map is public, and whoever knows it undoes it. For the same
+    reason it takes nothing from the links behind it, `ClipExamples` and the noise.
+
     Raises:
         NotApplicable: the task has no public data.
+
+    Source: this project (`docs/whitened_dp.md`); the covariance from Chen, Gursoy and Lei, theorem
+    3.5.
+
+    Example:
+        >>> from leakbound.defenses import ClipExamples, GaussianMechanism, Mean
+        >>> chain(Whiten(), ClipExamples(), Mean(), GaussianMechanism(), Color()).guarantee.value
+        'differential privacy'
     """
 
     keeps_law = False
@@ -78,7 +89,24 @@ class Whiten(Defense):
 class Color(Whiten):
     """Every row y becomes S y: undoes `Whiten` of the same settings.
 
-    Source: post-processing; noise that was white gets the covariance S Sᵀ.
+    Guarantees: none of its own, and it takes none away: it is post-processing by a public map.
+    Known white noise becomes known noise of the covariance S Sᵀ.
+
+    Source: this project (`docs/whitened_dp.md`).
+
+    Example:
+        >>> import torch
+        >>> from leakbound import models
+        >>> from leakbound.types import Batch, Unit
+        >>> public = Batch(torch.linspace(0, 1, 32).reshape(8, 1, 2, 2), torch.arange(8) % 2)
+        >>> source = torch.Generator().manual_seed(0)
+        >>> model = models.mlp(input_shape=(1, 2, 2), classes=2, hidden=(), generator=source)
+        >>> task = Task.of(model, public=public)
+        >>> update = Update(torch.ones(1, 10), Unit.EXAMPLE, (1,))
+        >>> there, _ = Whiten().resolve(task, 1).transform(update, None, None, source)
+        >>> back, _ = Color().resolve(task, 1).transform(there, None, None, source)
+        >>> torch.allclose(there.rows, update.rows), torch.allclose(back.rows, update.rows)
+        (False, True)
     """
 
     keeps_law = True
@@ -172,6 +200,10 @@ def whitened_dp_sgd(
     (docs/whitened_dp.md has the proof).
 
     Source: Abadi et al. 2016, algorithm 1; the covariance from Chen, Gursoy and Lei, theorem 3.5.
+
+    Example:
+        >>> whitened_dp_sgd(noise_multiplier=2.0).guarantee.value
+        'differential privacy'
     """
     inner = dp_sgd(clip_norm, noise_multiplier)
     outer = (rule, correlation, rank, images, refresh)

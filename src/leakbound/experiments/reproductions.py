@@ -103,9 +103,11 @@ REPRODUCTIONS: dict[str, Reproduction] = {
                 "AISTATS 2025, arXiv 2402.09478",
             ),
             {
-                "minutes": "a small grid; a few minutes on two cores",
-                "cpu": "smaller models and images than the paper's; about an hour on two cores",
-                "paper": "the paper's models, images and attacks; days",
+                "minutes": "the two-layer network at few widths, and a small grid of pictures: "
+                "several minutes on two cores",
+                "cpu": "the two-layer network in full, and smaller models and images than the "
+                "paper's with its rates: hours on two cores",
+                "paper": "the paper's models, images and attacks; days, and a GPU",
             },
         ),
         Reproduction(
@@ -136,10 +138,10 @@ REPRODUCTIONS: dict[str, Reproduction] = {
                 "ACM TOMPECS",
             ),
             {
-                "minutes": "a small grid; a few minutes on two cores",
-                "cpu": "smaller models and fewer rounds than the paper's; about an hour on two "
-                "cores",
-                "paper": "the paper's data, models and rounds; days",
+                "minutes": "a small grid of few seeds: about five minutes on two cores",
+                "cpu": "smaller models and fewer rounds than the paper's, 1,246 trainings: hours "
+                "on two cores",
+                "paper": "the paper's data, models and rounds; days, and 25 GB of memory",
             },
         ),
     )

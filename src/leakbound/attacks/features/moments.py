@@ -148,7 +148,7 @@ def moments(responses: Responses, examples: int, orders: tuple[int, ...]) -> Mom
 
     Assumptions: `orders` holds an order of at least 2; units are standard normal.
 
-    Source: paper B, Section B.4 and algorithm of Zhong et al. 2017; sheet formulas G3 to G5.
+    Source: paper B, Section B.4 and algorithm of Zhong et al. 2017.
     """
     centered = responses.without(torch.ones_like(responses.units[:, :1]))
     mixing = mixing_of(centered, examples)
@@ -300,7 +300,7 @@ def resolve_signs(
     In every source, the coefficient of x_i has the sign of r_i E s^(p) times the sign of x_i^p: an
     odd and an even order together give that of x_i. First and third orders vote, weighed by size.
 
-    Source: sheet formula G7.
+    Source: this project; that two orders are needed: Liu et al. 2025 (paper B), section B.4.
     """
     stacks = {2: found.second, 3: found.third}
     even = torch.zeros(len(found.first), components.shape[1]).to(components)

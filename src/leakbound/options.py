@@ -1,0 +1,303 @@
+"""The options of every command: one dataclass each, from which the command line is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Attack real batches under defenses and write a report.
+
+    Without a plan the built-in one runs on MNIST. Run the same command again to go on after a stop.
+    """
+
+    plan: Positional[Path | None] = None
+    """A plan in TOML (see docs); it may name Python code to import."""
+    out: Annotated[Path | None, arg(metavar="DIR")] = None
+    """Output folder; runs/demo or runs/quick for the built-in plans, required for your own."""
+    quick: bool = False
+    """Run the small built-in plan instead (under a minute)."""
+    workers: int = 0
+    """Processes; 0 takes one a core. The records are the same for any number."""
+    engine: Literal["local", "ray"] = "local"
+    """Run the cells in processes here, or on a Ray cluster. The records are the same."""
+    address: str | None = None
+    """Of a Ray cluster that runs: "auto" or HOST:PORT; without it Ray is started here."""
+    device: str = "cpu"
+    """Where models and batches live: "cpu", or "cuda" for a GPU."""
+    no_images: bool = False
+    """Keep no picture of the data, neither in files nor in the report."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Run one cell: one attack on one batch under one defense. Or attack a captured --update.
+
+    Settings follow a name after commas, as in --defense gaussian_noise,noise_std=0.01
+    """
+
+    attack: tuple[str, ...] = ()
+    """Which attack (see `leakbound list`); inverting_gradients by default. Of an --update several
+    may be named; by default those that fit, cheap to strong."""
+    model: str = "mlp"
+    """Which model, or package.module:build."""
+    data: str = "mnist5k"
+    """Which data source."""
+    defense: str = "none"
+    """Which defense."""
+    batch_size: int | None = None
+    """Images a client, 1 by default; of an --update told by it where it tells."""
+    seed: int = 0
+    """Names the weights, the batch and the noise."""
+    labels_unknown: bool = False
+    """The attacker is not told the labels."""
+    defense_unknown: bool = False
+    """The attacker is not told the defense (a weaker attacker than the default)."""
+    malicious_server: bool = False
+    """The server may change the model that it sends, as some attacks need."""
+    statistics_known: bool = False
+    """The attacker is told the batch's statistics in every batch norm."""
+    floor: Literal["none", "trace", "full", "weiss_weinstein"] = "trace"
+    """Floor on every attacker's mean error; "full" is tighter, slower, and draws a leak map;
+    "weiss_weinstein" holds for models with kinks (ReLU, max pools) too."""
+    lpips_weights: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Measure LPIPS too, with the weights of this .safetensors file (see docs/how_to/lpips.md)."""
+    out: Annotated[Path | None, arg(metavar="DIR")] = None
+    """Write the true and the rebuilt images here as PNG; of an --update records and a report."""
+    json: bool = False
+    """Print the record as JSON."""
+    update: Annotated[Path | None, arg(metavar="FILE|DIR")] = None
+    """A captured update (.safetensors, .npz), or a folder that `leakbound capture` wrote."""
+    before: Annotated[Path | None, arg(metavar="FILE")] = None
+    """The weights that the client was sent; found beside a file of `leakbound capture`."""
+    kind: Literal["auto", "gradient", "delta", "weights"] = "auto"
+    """What the update holds: a gradient, after - before, or the weights after."""
+    input_shape: str = ""
+    """Shape of one input, such as 1,28,28; needed with --update."""
+    input_range: tuple[float, float] = (0.0, 1.0)
+    """Lowest and highest value of an input, as the model is fed (with --update)."""
+    classes: int | None = None
+    """Classes of the model; its outputs by default (with --update)."""
+    labels: str = ""
+    """Labels of the update's examples, such as 3,5, or a file that holds `labels`."""
+    local_steps: int | None = None
+    """Local steps behind the update; found out where the rate is known."""
+    learning_rate: float | None = None
+    """Of the client's SGD; without it the update's direction counts alone."""
+    local_batch_size: int | None = None
+    """Examples a local step; all of them by default."""
+    truth: Annotated[Path | None, arg(metavar="FILE")] = None
+    """The true batch (`inputs`, `labels`), to measure what was rebuilt; no attack sees it."""
+    public: str | None = None
+    """Public images of the same kind, a data source: for attacks, and for bounds."""
+    round: int | None = None
+    """Of a folder of updates only this round."""
+    no_images: bool = False
+    """Keep no picture of what was rebuilt from the --update."""
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Run a Flower app in this process and keep what its server sees of some rounds.
+
+    This runs the app's code. What is kept can be attacked: leakbound attack --update DIR
+    """
+
+    app: Annotated[Positional[Path], arg(metavar="APP_DIR")]
+    """Folder of the app, with pyproject.toml and [tool.flwr.app]."""
+    out: Annotated[Path, arg(metavar="DIR")]
+    """Folder for the captured updates."""
+    rounds: tuple[int, ...] = (1,)
+    """Which rounds, from 1."""
+    clients: int = 4
+    """How many clients there are."""
+    run_config: str = ""
+    """Values over those of [tool.flwr.app.config], such as "learning-rate=0.1 epochs=1"."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train under each defense of a plan and show what the defenses cost.
+
+    Only the plan's [utility] is run. Run the same command again to go on after a stop.
+    """
+
+    plan: Positional[Path]
+    """A plan in TOML with a [utility] table; it may name Python code to import."""
+    out: Annotated[Path | None, arg(metavar="DIR")] = None
+    """Output folder; runs/NAME-training if not given. A later audit of the plan can go on in it."""
+    engine: Literal["local", "flower"] = "local"
+    """Train in processes here, or through messages in Flower's simulation. The numbers are the
+    same."""
+    workers: int = 0
+    """Processes; 0 takes one a core."""
+    json: bool = False
+    """Print the table as JSON."""
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Repeat a paper's experiments and say which of its claims hold here.
+
+    Writes results.json, results.md and results.html. Run the same command again to go on after a
+    stop.
+    """
+
+    name: Positional[
+        Literal["optimal_defenses", "systematic_evaluation", "mean_to_extreme", "priprune", "all"]
+    ]
+    """Which paper, or all of them one after the other."""
+    scale: Literal["minutes", "cpu", "paper"] = "minutes"
+    """A look in minutes, a full run on two cores (about an hour), or the paper's own setting (hours
+    to days)."""
+    out: Annotated[Path | None, arg(metavar="DIR")] = None
+    """Output folder; runs/reproduce/NAME/SCALE if not given. With `all` it holds one for each."""
+    workers: int = 0
+    """Processes; 0 takes one a core. The numbers are the same for any number."""
+    color: Annotated[str, arg(metavar="SOURCE")] = "photos"
+    """Data source of color images, where a paper takes CIFAR-10 or the like."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write report.html again from a run's records."""
+
+    folder: Positional[Path]
+    """The run's output folder."""
+    no_images: bool = False
+    """Leave all pictures out."""
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Compare two runs: which verdicts changed, and which differences can be seen.
+
+    Example: leakbound compare runs/before runs/after
+    """
+
+    first: Annotated[Positional[Path], arg(metavar="RUN_A")]
+    """Output folder of the first run."""
+    second: Annotated[Positional[Path], arg(metavar="RUN_B")]
+    """Output folder of the second run."""
+    out: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Where the page goes; RUN_B/compare.html by default. It holds no pictures."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Evidence for people who must sign: measured, bounded and declared risk, kept apart.
+
+    Example: leakbound evidence runs/demo --declare accepted_by="A. Reader, 1 March"
+    """
+
+    runs: Positional[tuple[Path, ...]] = ()
+    """Output folders of runs."""
+    training: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
+    """A training configuration to bound, as in noise_multiplier=1.1 steps=1000 data=mnist5k"""
+    declare: Annotated[tuple[str, ...], arg(metavar="NAME=TEXT")] = ()
+    """What you state and nothing here can check (names: docs/evidence.md)."""
+    out: Annotated[Path | None, arg(metavar="FILE|DIR")] = None
+    """Where the page goes, with report.json and the plan beside it; the run's folder by default."""
+    delta: float = 1e-5
+    """At which the epsilon of one release is told."""
+    no_images: bool = False
+    """Leave all pictures of the data out."""
+
+
+@dataclass(frozen=True)
+class List:
+    """Every attack, defense, metric, model and data source, with its settings."""
+
+    json: bool = False
+    """Print JSON instead of tables."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How likely is it that a record is rebuilt, with this noise? Both edges of the answer.
+
+    The lower edge is attained by the best attack on a linear trap, the upper one exceeded by none.
+    """
+
+    noise_multiplier: float
+    """Noise standard deviation / clip norm."""
+    data: str | None = None
+    """Take the number of values and the norms from this data source."""
+    dim: int | None = None
+    """Values of one record; needed without --data."""
+    norm: Annotated[tuple[float, ...] | None, arg(metavar="LEAST [MOST]")] = None
+    """Norm of the records, the least first; needed without --data."""
+    steps: int = 1
+    """Steps of the training."""
+    sampling_rate: float = 1.0
+    """Chance that a step holds a given record."""
+    participation: Literal["visible", "hidden"] = "visible"
+    """Whether the attacker sees which steps hold the record (a server that picks clients does)."""
+    psnr: tuple[float, ...] = (10.0, 15.0, 20.0, 25.0, 30.0)
+    """Thresholds in dB."""
+    eta: tuple[float, ...] = ()
+    """More thresholds, as mean squared errors."""
+    accept: float = 0.001
+    """The probability that you accept."""
+    prior: Literal["sphere", "gaussian", "mixture", "gallery"] = "sphere"
+    """For which records the upper edge holds: a uniform direction, or models of the data."""
+    input_range: tuple[float, float] = (0.0, 1.0)
+    """Lowest and highest value of an input."""
+    delta: float = 1e-5
+    """At which epsilon is shown."""
+    size: int | None = None
+    """Resize the data's images."""
+    channels: int | None = None
+    """1 for gray, 3 for color."""
+    out: Annotated[Path | None, arg(metavar="DIR")] = None
+    """Write bound.json and plots here."""
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class Calibrate:
+    """Which noise (clip norm, steps, sampling rate) makes a risk acceptable?
+
+    Example: leakbound calibrate --target "psnr>=20 with probability<=0.001" --data mnist5k
+    """
+
+    target: str
+    """The accepted risk, as in "psnr>=20 with probability<=0.001" (or "mse<=0.01 with ...")."""
+    data: str | None = None
+    """Take the number of values and the norms from this data source."""
+    dim: int | None = None
+    """Values of one record; needed without --data."""
+    norm: Annotated[tuple[float, ...] | None, arg(metavar="LEAST [MOST]")] = None
+    """Norm of the records, the least first; needed without --data."""
+    steps: int = 1
+    """Steps of the training."""
+    sampling_rate: float = 1.0
+    """Chance that a step holds a given record."""
+    participation: Literal["visible", "hidden"] = "visible"
+    """Whether the attacker sees which steps hold the record (a server that picks clients does)."""
+    solve: Literal["noise_multiplier", "clip_norm", "steps", "sampling_rate"] = "noise_multiplier"
+    """What to solve for."""
+    noise_multiplier: float | None = None
+    """Noise standard deviation / clip norm, where steps or sampling_rate are solved for."""
+    noise_std: float | None = None
+    """Noise standard deviation on the sum, where the clip norm is solved for."""
+    clip_norm: float = 1.0
+    """Bound on the norm of a record's gradient."""
+    prior: Literal["sphere", "gaussian", "mixture", "gallery"] = "sphere"
+    """For which records the upper edge holds: a uniform direction, or models of the data."""
+    input_range: tuple[float, float] = (0.0, 1.0)
+    """Lowest and highest value of an input."""
+    delta: float = 1e-5
+    """At which epsilon is shown."""
+    size: int | None = None
+    """Resize the data's images."""
+    channels: int | None = None
+    """1 for gray, 3 for color."""
+    json: bool = False
+    """Print JSON."""
