@@ -189,7 +189,7 @@ _HEADS = {
 
 
 def _facts(entry: Entry, said: Parts) -> Iterator[str]:
-    promise = inline(said.sections.get("Guarantees", ""), link)
+    promise = inline(" ".join(said.sections.get("Guarantees", "").split()), link)
     if entry.kind == "attack":
         who = "malicious: it changes the model that it sends" if _plants(entry) else "honest"
         yield _table([("server", who), ("its promise", promise)])

@@ -145,7 +145,7 @@ def corridor(
     Raises:
         ValueError: eta of 0 or below.
 
-    Source: docs/errata.md, "the valid corridor"; corrects paper C, section V (sheet H11).
+    Source: docs/errata.md, "the valid corridor"; corrects paper C, section V.
 
     Example:
         >>> edges = corridor(Setting(0.5, dim=16), [0.5 / 16, 0.9 / 16])

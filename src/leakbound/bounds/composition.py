@@ -122,7 +122,7 @@ class Composed(Law):
         Raises:
             ValueError: kappa of gamma or above: no finite noise helps.
 
-        Source: sheet H9, inverted.
+        Source: as the bound, solved for the noise.
 
         Example:
             >>> round(visible.noise_for(0.1, sampling_rate=1.0, steps=1, kappa=1 / 11), 2)
@@ -280,7 +280,7 @@ class Subsampled(Composed):
     away from Q, so any E with Q(E) <= kappa has P(E | set) <= Phi(Phi^-1(kappa) + sqrt(k) / noise),
     and P(E) is the mean of these. It is exact at one step and at a rate of 1.
 
-    Source: sheet H9; connect the dots 2207.04380; docs/errata.md, "subsampled".
+    Source: Doroshenko et al. 2022 (connect the dots); docs/errata.md, "subsampled".
 
     Example:
         >>> round(subsampled(1.0, sampling_rate=0.01, steps=1000, kappa=1e-3), 5)
@@ -381,6 +381,6 @@ subsampled = Subsampled(
         known="everything but the record, the noise and the steps that hold it",
         not_said="a bound where the server picks or sees the participants (take `visible`), for "
         "one given record, or for a sharper prior",
-        equation="sheet H9; Hayes et al. 2023; Doroshenko et al. 2022",
+        equation="Hayes et al. 2023; Doroshenko et al. 2022",
     )
 )

@@ -190,7 +190,7 @@ gaussian = Gaussian(
         prior="averaged over the prior that kappa is computed for; other records fixed or known",
         known="everything but the record and the noise",
         not_said="a bound for one given record, or for a sharper prior",
-        equation="Hayes et al. 2023; sheet H9",
+        equation="Hayes et al. 2023",
     )
 )
 glrt = Glrt(
@@ -200,6 +200,6 @@ glrt = Glrt(
         prior="presence of one record",
         known="the noise multiplier and the norm",
         not_said="a bound on reconstruction or identification",
-        equation="Kaissis et al. 2023; sheet H10",
+        equation="Kaissis et al. 2023",
     )
 )

@@ -250,7 +250,7 @@ guo_floor = Guo(
         prior="every record of a domain with the given diameters",
         known="everything but the record and the noise",
         not_said=_BIASED,
-        equation="Guo et al. 2022; sheet H13",
+        equation="Guo et al. 2022",
     )
 )
 fisher_floor = FisherFloor(
@@ -260,7 +260,7 @@ fisher_floor = FisherFloor(
         prior="the one record at which the Jacobian was taken",
         known="everything but the record and the noise",
         not_said=_BIASED,
-        equation="Hannun et al. 2021; Guo et al. 2022; sheet H13",
+        equation="Hannun et al. 2021; Guo et al. 2022",
     )
 )
 hannun_loss = FisherLoss(fisher_floor.scope)

@@ -117,7 +117,7 @@ def gradient(network: TwoLayer, inputs: Any, targets: Any) -> Array:
 
     Shapes: `inputs` (B, n), `targets` (B,).
 
-    Source: paper B, sheet section 2.1; errata 2.11.
+    Source: paper B, lemma D.6; docs/errata.md, B11.
     """
     return _Derivatives(network, inputs, targets).gradient()
 
@@ -185,7 +185,7 @@ def fisher(
     Raises:
         ValueError: wrong shapes, NaN, a noise_std or clip_norm that is not above 0.
 
-    Source: paper B, (G9) of the sheet.
+    Source: paper B, theorem D.7 and lemmas E.1 and E.3; docs/errata.md, B17.
     """
     check.positive(noise_std=noise_std)
     parts = _Derivatives(network, inputs, targets)

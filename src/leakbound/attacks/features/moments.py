@@ -300,7 +300,7 @@ def resolve_signs(
     In every source, the coefficient of x_i has the sign of r_i E s^(p) times the sign of x_i^p: an
     odd and an even order together give that of x_i. First and third orders vote, weighed by size.
 
-    Source: this project; that two orders are needed: Liu et al. 2025 (paper B), section B.4.
+    Source: this project; in paper B, theorem B.1, the signs stay unknown.
     """
     stacks = {2: found.second, 3: found.third}
     even = torch.zeros(len(found.first), components.shape[1]).to(components)

@@ -65,7 +65,7 @@ class Ncc(Law):
     ) -> Any:
         """The correlation of infinitely many pixels: at most 1 / sqrt(1 + N noise^2).
 
-        Source: paper C, Theorem on NCC (sheet H12).
+        Source: paper C, Theorem on NCC.
 
         Example:
             >>> round(ncc.population(0.05, dim=784), 4)

@@ -48,7 +48,7 @@ class Unbiased(Law):
         Raises:
             ValueError: eta or norm of 0 or below, a dim that is no whole number, NaN.
 
-        Source: paper C, Theorem IV.5 and Corollary IV.6 (sheet H4, H5).
+        Source: paper C, Theorem IV.5 and Corollary IV.6.
 
         Example:
             >>> round(unbiased(0.1, dim=784, eta=0.01), 3)
@@ -70,7 +70,7 @@ class Unbiased(Law):
     ) -> Any:
         """The MSE that is reached with probability gamma.
 
-        Source: paper C, Corollary IV.6 (sheet H5).
+        Source: paper C, Corollary IV.6.
 
         Example:
             >>> round(unbiased.eta_at(0.1, dim=784, gamma=0.5), 6)
@@ -86,7 +86,7 @@ class Unbiased(Law):
     ) -> Any:
         """The noise multiplier at which eta is reached with probability gamma.
 
-        Source: paper C, Corollary IV.9 (sheet H6).
+        Source: paper C, Corollary IV.9.
 
         Example:
             >>> round(unbiased.noise_for(0.1, dim=1, eta=1.0), 3)

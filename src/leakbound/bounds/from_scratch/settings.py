@@ -57,7 +57,7 @@ def effective_noise(
             bias in the trap's layer makes it sqrt(M).
         rho: factor of the variance by which other records of the batch are removed; `separation`.
 
-    Source: paper C, Theorem IV.1 (sheet H2, H3; errata 3.1, 3.4).
+    Source: paper C, Theorem IV.1; docs/errata.md, C2 and C5.
 
     Example:
         >>> effective_noise(0.1, clip_norm=5.0, norm=1.0, rows=25)
@@ -131,7 +131,7 @@ def averaged(
     Raises:
         ValueError: as the law; sampling_rate outside (0, 1], steps that are no whole number.
 
-    Source: paper C, section IV-C, corrected (sheet H8, errata 3.3); docs/errata.md, "gamma*".
+    Source: paper C, section IV-C, corrected; docs/errata.md, C4 and "gamma*".
 
     Example:
         >>> round(averaged(0.5, dim=16, eta=0.5 / 16, steps=10, sampling_rate=0.1), 4)

@@ -52,7 +52,7 @@ def printed(
 ) -> FoundFeatures:
     """P = (1/M) sum_j g_j H_k2(w_j), its span, then T in it from H_k3, and no more.
 
-    Source: paper B, Section B.1; sheet formulas G3 to G5 and G7.
+    Source: paper B, Section B.1.
     """
     means = hermite_means(FUNCTIONS[activation])
     second, third = tensor_orders(means)
