@@ -51,6 +51,6 @@ auc = Auc(
         prior="two records of equal norm at the given angle",
         known="the noise multiplier",
         not_said="that no other statistic tells more",
-        equation="docs/errata.md, matching (spec beyond.md F4)",
+        equation="docs/errata.md, matching",
     )
 )

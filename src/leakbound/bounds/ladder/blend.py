@@ -132,7 +132,7 @@ class Mixture:
     Raises:
         ValueError: no part, weights that are 0 or below or of another number.
 
-    Source: spec beyond.md, section 5 (learned priors); Anderson 1955 for the blind success.
+    Source: this project; Anderson 1955 for the blind success.
     """
 
     said = "images from a mixture of {} Gaussians"

@@ -35,7 +35,7 @@ class Gallery:
     Raises:
         ValueError: an image of norm 0, weights that are negative or of another length.
 
-    Source: spec beyond.md, section 5 (learned priors).
+    Source: this project; docs/risk.md, "the ladder of priors".
 
     Example:
         >>> rung = Gallery(np.eye(4))

@@ -164,7 +164,7 @@ def edges(prior: str, attack: str, kappa: str) -> tuple[Scope, Scope]:
         prior=prior,
         known="this prior and the noise multiplier",
         not_said="that no attacker does better; what it reaches where records follow another prior",
-        equation="spec beyond.md, section 5 (learned priors)",
+        equation="docs/risk.md, the ladder of priors",
     )
     upper = Scope(
         covers="all",
