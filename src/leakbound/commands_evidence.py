@@ -175,10 +175,10 @@ def _training(command: options.Evidence) -> dict[str, Any]:
     probability("accept", given.accept)
     single("delta", probability("delta", given.delta))
     same = cast(Any, given)  # it has the fields of `leakbound bound` that these read
-    thresholds = commands_risk._thresholds(same)
-    records = commands_risk._records(same)
-    setting = commands_risk._setting(same, records, given.noise_multiplier)
-    prior = commands_risk._prior(given.prior, records)
+    thresholds = commands_risk.thresholds_of(same)
+    records = commands_risk.records_of(same)
+    setting = commands_risk.setting_of(same, records, given.noise_multiplier)
+    prior = commands_risk.prior_of(given.prior, records)
     edges = under(prior, setting, [eta for _, eta in thresholds])
     stated = [name for name, _ in _pairs("training", command.training, _names())]
     words = " ".join(map(shlex.quote, command.training))
@@ -249,7 +249,7 @@ def _rows(
     for i, (psnr, eta) in enumerate(thresholds):
         alike = None if seen is None else reach(seen, eta).most
         lower, upper = float(edges.lower[i]), float(edges.upper[i])
-        verdict = commands_risk._verdict(lower, upper, alike, accepted)
+        verdict = commands_risk.verdict_of(lower, upper, alike, accepted)
         row: dict[str, Any] = {"psnr": psnr, "mse": eta, "lower": lower, "upper": upper}
         rows.append({**row, "alike": alike, "verdict": verdict})
     return rows

@@ -53,10 +53,10 @@ def bound(command: options.Bound) -> int:
     """Both edges of the risk for one setting, over some thresholds."""
     probability("accept", command.accept)
     probability("delta", command.delta)
-    thresholds = _thresholds(command)
-    records = _records(command)
-    setting = _setting(command, records, command.noise_multiplier)
-    prior = _prior(command.prior, records)
+    thresholds = thresholds_of(command)
+    records = records_of(command)
+    setting = setting_of(command, records, command.noise_multiplier)
+    prior = prior_of(command.prior, records)
     with errors.status("bounding ..."):
         edges = under(prior, setting, [eta for _, eta in thresholds])
         private = _finite(epsilon(setting, command.delta))
@@ -76,7 +76,7 @@ def bound(command: options.Bound) -> int:
                 "lower": float(edges.lower[i]),
                 "upper": float(edges.upper[i]),
                 "alike": alike[i],
-                "verdict": _verdict(edges.lower[i], edges.upper[i], alike[i], command.accept),
+                "verdict": verdict_of(edges.lower[i], edges.upper[i], alike[i], command.accept),
             }
             for i, (psnr, eta) in enumerate(thresholds)
         ],
@@ -105,8 +105,8 @@ def calibration(command: options.Calibrate) -> int:
         )
     if sought and not given:
         raise ValueError(f"noise_multiplier is not given; --solve {command.solve} needs it")
-    records = _records(command)
-    setting = _setting(command, records, 1.0 if noise is None else noise)
+    records = records_of(command)
+    setting = setting_of(command, records, 1.0 if noise is None else noise)
     with errors.status("calibrating ..."):
         found = calibrate(
             target,
@@ -115,7 +115,7 @@ def calibration(command: options.Calibrate) -> int:
             clip_norm=command.clip_norm,
             noise_std=command.noise_std,
             delta=command.delta,
-            prior=_prior(command.prior, records),
+            prior=prior_of(command.prior, records),
             reach=None if records.images is None else reach(records.images, target.eta),
             records=records.count,
         )
@@ -126,7 +126,8 @@ def calibration(command: options.Calibrate) -> int:
     return 0
 
 
-def _records(command: options.Bound | options.Calibrate) -> Records:
+def records_of(command: options.Bound | options.Calibrate) -> Records:
+    """The records that the options name: how many values each has, and their norms."""
     low, high = command.input_range
     _width(command.input_range)
     if command.data is None:
@@ -196,7 +197,10 @@ def _width(input_range: tuple[float, float]) -> float:
     return high - low
 
 
-def _setting(command: options.Bound | options.Calibrate, records: Records, noise: float) -> Setting:
+def setting_of(
+    command: options.Bound | options.Calibrate, records: Records, noise: float
+) -> Setting:
+    """What the risk laws need, at a noise multiplier."""
     if math.isinf(noise):
         raise ValueError("noise_multiplier is inf; give a number, such as 1")
     return Setting(
@@ -209,7 +213,7 @@ def _setting(command: options.Bound | options.Calibrate, records: Records, noise
     )
 
 
-def _thresholds(command: options.Bound) -> list[tuple[float, float]]:
+def thresholds_of(command: options.Bound) -> list[tuple[float, float]]:
     """(PSNR, eta) of every threshold, rising in PSNR."""
     width = _width(command.input_range)
     pairs = [(psnr, Target.of_psnr(psnr, 0.5, input_range=width).eta) for psnr in command.psnr]
@@ -224,7 +228,8 @@ def _thresholds(command: options.Bound) -> list[tuple[float, float]]:
     return sorted(set(pairs))
 
 
-def _prior(name: str, records: Records) -> ladder.Rung | None:
+def prior_of(name: str, records: Records) -> ladder.Rung | None:
+    """The rung of the ladder of priors that is named; None is the sphere."""
     if name == "sphere":
         return None
     if records.images is None:
@@ -238,7 +243,7 @@ def _prior(name: str, records: Records) -> ladder.Rung | None:
     return ladder.Seen(rung, [images])
 
 
-def _verdict(lower: float, upper: float, alike: float | None, accepted: float) -> str:
+def verdict_of(lower: float, upper: float, alike: float | None, accepted: float) -> str:
     """Exposed first: under a prior other than the lower edge's, the upper one may lie below it.
 
     Not protected where a blind guess reaches more of the data than is accepted, whatever the prior.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -13,36 +11,11 @@ from leakbound.report.folder import read
 
 pytestmark = pytest.mark.browser
 
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-NAMES = ("chromium", "chromium-browser", "google-chrome")
 A4 = 688
 """Pixels between the margins of an A4 page."""
 CUT = """() => [...document.querySelectorAll("table, pre, img, svg, .card, .facts")]
   .filter(e => e.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
   .map(e => e.outerHTML.slice(0, 80))"""
-
-
-def _missing(why):
-    if os.environ.get("LEAKBOUND_REQUIRE_BROWSER") == "1":
-        pytest.fail(f"a browser is required, but {why}")
-    pytest.skip(why)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    path = os.environ.get("LEAKBOUND_CHROMIUM") or next(
-        filter(None, map(shutil.which, NAMES)), None
-    )
-    if path is None:
-        _missing("no Chromium was found; set LEAKBOUND_CHROMIUM to its path")
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        _missing("playwright is not installed")
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture

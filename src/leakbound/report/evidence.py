@@ -10,14 +10,13 @@ from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from leakbound.report import floors
 from leakbound.report.evidence_run import Accountant, of_run
 from leakbound.report.evidence_text import LONGEST, NOT_STATED, SYMBOLS, number
 from leakbound.report.evidence_told import STATEMENTS
 from leakbound.report.evidence_training import of_training
 from leakbound.report.folder import Picture, Run
 from leakbound.report.folder import read as read_run
-from leakbound.report.html import check_installed, decimal, percent, plural, significant
+from leakbound.report.html import check_installed, percent, rendered
 
 SCHEMA = "leakbound-report/1"
 SIDE = 72
@@ -72,41 +71,21 @@ def page(content: Mapping[str, Any], runs: Sequence[Run] = ()) -> str:
         content: what `document` made; its first subjects are those of `runs`.
         runs: where the pictures are that the content names.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
     from leakbound.report import evidence_plots as plots
 
-    environment = Environment(
-        loader=PackageLoader("leakbound.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "decimal": decimal,
-        "significant": significant,
-        "percent": rate,
-        "plural": plural,
-        "chance": floors.spelled,
-        "fact": fact,
-    }
     drawn = [_figures(subject, place, plots) for place, subject in enumerate(content["subjects"])]
-    template = environment.get_template("evidence.html.j2")
-    return (
-        template.render(
-            content=content,
-            figures=drawn,
-            svg=Markup,
-            pictures=[_pictures(run, own) for run, own in
-                      zip(runs, content["subjects"], strict=False)],
-            symbols=SYMBOLS,
-            unstated=NOT_STATED,
-            side=SIDE,
-        )
-        + "\n"
-    )  # fmt: skip
+    shown = {
+        "content": content,
+        "figures": drawn,
+        "svg": Markup,
+        "pictures": [_pictures(*both) for both in zip(runs, content["subjects"], strict=False)],
+        "symbols": SYMBOLS,
+        "unstated": NOT_STATED,
+        "side": SIDE,
+    }
+    return rendered("evidence.html.j2", shown, {"percent": rate, "fact": fact})
 
 
 def fact(value: Any) -> str:

@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +65,10 @@ def render(run: Run, *, images: bool = True) -> str:
     return rendered("report.html.j2", context)
 
 
-def rendered(template: str, context: dict[str, Any]) -> str:
-    """A page from one of the report's templates."""
+def rendered(
+    template: str, context: dict[str, Any], filters: dict[str, Callable[..., str]] | None = None
+) -> str:
+    """A page from one of the report's templates, with its own filters beside the common ones."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -86,6 +88,7 @@ def rendered(template: str, context: dict[str, Any]) -> str:
         "listing": listing,
         "plural": plural,
         "explained": captured.share,
+        **(filters or {}),
     }
     return environment.get_template(template).render(context) + "\n"
 

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from statistics import fmean
 
 from scipy import stats
 
+from leakbound.experiments.comparison import FAILS, HOLDS, UNDECIDED, Comparison
 from leakbound.experiments.paired import Gain, paired
 from leakbound.experiments.priprune.cell import LONGEST
 from leakbound.experiments.priprune.measured import BySeed, Measured, rate_of, scheme_of
 
 Pair = tuple[BySeed, BySeed]
-HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 MEASURES = (("psnr", "dB"), ("adjusted_mi", "AMI"))
 MARGIN = {"psnr": 1.0, "adjusted_mi": 0.02}
 """How far below SGI may be of GI and still count as at least as good."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One comparison with its own interval of 95 % and the word that this one alone gives."""
-
-    number: str
-    statement: str
-    measured: str
-    word: str
 
 
 def comparisons(found: Measured) -> list[Comparison]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from statistics import fmean
 
+from leakbound.experiments.comparison import FAILS, HOLDS, UNDECIDED, Comparison
 from leakbound.experiments.paired import Gain, at_equal_loss, gain, logs, paired
 from leakbound.experiments.systematic_evaluation.measured import (
     ANY,
@@ -20,18 +20,7 @@ from leakbound.experiments.systematic_evaluation.parts import HONEST as ATTACKS
 
 PRUNE = "prune"
 IMPRINT = "robbing the fed"
-HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 Curve = list[tuple[Mapping[int, float], Mapping[int, float]]]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One comparison with its own interval of 95 % and the word that this one alone gives."""
-
-    number: str
-    statement: str
-    measured: str
-    word: str
 
 
 def comparisons(found: Measured) -> list[Comparison]:
