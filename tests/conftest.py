@@ -1,10 +1,26 @@
-"""One torch thread, as the audit's workers: sums depend on the number of threads."""
+"""One torch thread, as the audit's workers: sums depend on the number of threads. A browser."""
+
+from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -12,3 +28,26 @@ def _one_thread():
     import torch
 
     torch.set_num_threads(1)
+
+
+def _missing(why: str) -> None:
+    if os.environ.get("LEAKBOUND_REQUIRE_BROWSER") == "1":
+        pytest.fail(f"a browser is required, but {why}")
+    pytest.skip(why)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    path = os.environ.get("LEAKBOUND_CHROMIUM") or next(
+        filter(None, map(shutil.which, BROWSERS)), None
+    )
+    if path is None:
+        _missing("no Chromium was found; set LEAKBOUND_CHROMIUM to its path")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        _missing("playwright is not installed")
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        yield chromium
+        chromium.close()

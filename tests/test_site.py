@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -107,24 +106,18 @@ def test_the_search_index_is_there_for_servers_and_folders(site):
 
 
 @pytest.mark.browser
-def test_the_search_works_from_a_folder(site):
-    sync_api = pytest.importorskip("playwright.sync_api")
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
-    if path is None:
-        pytest.skip("there is no Chromium")
-    with sync_api.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page()
-        errors, asked = [], []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto((site / "how_to" / "lpips.html").as_uri())
-        page.fill("input.md-search__input", "robbing the fe")
-        page.press("input.md-search__input", "d")  # the search listens for keys
-        first = page.locator(".md-search-result__link").first
-        first.wait_for(timeout=30_000)
-        assert "robbing_the_fed.html" in str(first.get_attribute("href"))
-        browser.close()
+def test_the_search_works_from_a_folder(site, browser):
+    page = browser.new_page()
+    errors, asked = [], []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto((site / "how_to" / "lpips.html").as_uri())
+    page.fill("input.md-search__input", "robbing the fe")
+    page.press("input.md-search__input", "d")  # the search listens for keys
+    first = page.locator(".md-search-result__link").first
+    first.wait_for(timeout=30_000)
+    assert "robbing_the_fed.html" in str(first.get_attribute("href"))
+    page.close()
     assert not errors
     assert all(url.startswith(("file:", "data:", "about:", "blob:")) for url in asked)
 

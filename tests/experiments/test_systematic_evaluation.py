@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from leakbound.audit.plan import attack_record, defense_name, defense_parameters, plain
-from leakbound.experiments.claim import Verdict
+from leakbound.experiments.claim import Claim, Verdict
 from leakbound.experiments.outcome import SCALES
 from leakbound.experiments.systematic_evaluation import (
     comparisons,
@@ -305,9 +305,18 @@ def test_the_paper_reproduced_gives_every_claim_and_its_files(tmp_path, monkeypa
     for name in (*(figure.file for figure in found.figures), *found.pages):
         assert (tmp_path / name).stat().st_size > 1000, name
     assert "2 seeds a cell" in found.settings
+    short = {claim.number for claim in found.claims if "searches of 50 steps" in claim.why}
+    assert short == {"2-7", "2-8", "2-10"}  # a search cut short tells not which attack is best
+    assert {str(c.verdict) for c in found.claims if c.number in short} == {"cannot be tested here"}
     assert told
     with pytest.raises(ValueError, match="scale is 'hours'"):
         reproduce.reproduce("hours", tmp_path, **given)
+
+
+def test_longer_searches_are_judged():
+    made = Claim("2-7", "", "", "", (), "why")
+    assert reproduce.judged([made], reproduce.ENOUGH) == [made]
+    assert reproduce.judged([made], reproduce.ENOUGH - 1) != [made]
 
 
 @pytest.mark.slow

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,16 +15,6 @@ from PIL import Image
 
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 BLIND = 11.0
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 TALL = {"width": 1280, "height": 900}
 
 
@@ -318,29 +306,6 @@ def make_grid() -> Callable[..., Path]:
 @pytest.fixture
 def hostile() -> str:
     return HOSTILE
-
-
-def _missing(why: str) -> None:
-    if os.environ.get("LEAKBOUND_REQUIRE_BROWSER") == "1":
-        pytest.fail(f"a browser is required, but {why}")
-    pytest.skip(why)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    path = os.environ.get("LEAKBOUND_CHROMIUM") or next(
-        filter(None, map(shutil.which, BROWSERS)), None
-    )
-    if path is None:
-        _missing("no Chromium was found; set LEAKBOUND_CHROMIUM to its path")
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        _missing("playwright is not installed")
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture
