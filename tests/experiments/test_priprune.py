@@ -223,6 +223,34 @@ def test_the_strongest_attack_counts():
     assert (name, set(reached.values())) == ("rounds", {30.0})
 
 
+def test_attacks_are_compared_on_the_seeds_that_all_attacked():
+    pairs = []
+    for seed, (alone, together) in enumerate([(10.0, 20.0), (12.0, 18.0), (40.0, None)]):
+        cell = _cell(seed, attacks=("sgi",), marks=(1, 3))
+        record = _record(cell, alone)
+        if together:
+            record["attacked"] += _record(_cell(attacks=("rounds",), marks=(3,)), together)[
+                "attacked"
+            ]
+        pairs.append((cell, record))
+    found = Measured(pairs)
+    assert found.strongest(3) == ("rounds", {0: 20.0, 1: 18.0})
+    assert found.strongest(1) == ("sgi", {0: 10.0, 1: 12.0, 2: 40.0})
+    assert found.worst() == ("round 3, rounds", {0: 20.0, 1: 18.0})
+
+
+def test_attackers_of_several_rounds_attack_the_first_seeds():
+    many = {"rounds", "mixed"}
+    found = Study.read("cpu")
+    for part in ("defended", "table", "search"):
+        own = found.parts[part]
+        for cell in found.cells([part]):
+            first = cell.seed < own["strong_seeds"]
+            pseudo = cell.defense != "none" and "pseudo=false" not in cell.defense
+            assert bool(many & set(cell.attacks)) == (first and (pseudo or part == "table"))
+            assert ("ordered" in cell.attacks) == ("largest" in cell.defense)
+
+
 RANKS = {"largest": 0.0, "mix": 1.0, "random": 2.0}
 
 

@@ -74,6 +74,12 @@ def test_slopes_are_those_of_a_power_law():
     assert pytest.approx(1 / math.log(4096)) == theory_claims.TILDE
 
 
+def test_slopes_of_levels_with_more_seeds_take_the_first_ones():
+    own = np.array([3.0, 5.0, 700.0, 0.1])
+    logs = [np.log(own[:n] * level**0.7) for level, n in ((1.0, 4), (2.0, 2), (8.0, 3))]
+    assert sweep.slopes((1.0, 2.0, 8.0), logs) == pytest.approx([0.7, 0.7])
+
+
 @pytest.mark.parametrize(
     ("number", "wrong"),
     [

@@ -60,18 +60,28 @@ class Measured:
         return self.by_seed(lambda record: None if record[key] is None else 100 * record[key])
 
     def strongest(self, round_: int, among: Sequence[str] = ATTACKS) -> tuple[str, BySeed]:
-        """The attack with the highest mean PSNR in a round, over all seeds, and what it reached."""
+        """The attack with the highest mean PSNR in a round, and what it reached.
+
+        Of the seeds that all attacks of the round attacked: some attack only the first ones.
+        """
         found = {attack: self.leak(attack, "psnr", round_) for attack in among}
         known = {attack: own for attack, own in found.items() if own}
-        best = max(known, key=lambda attack: fmean(known[attack].values()))
-        return best, known[best]
+        seeds = sorted(set.intersection(*(set(own) for own in known.values())))
+        means = {attack: fmean(own[seed] for seed in seeds) for attack, own in known.items()}
+        best = max(means, key=lambda attack: means[attack])
+        return best, {seed: known[best][seed] for seed in seeds}
 
     def worst(self, among: Sequence[str] = ATTACKS) -> tuple[str, BySeed]:
-        """The round and attack with the highest mean PSNR, in words, and what it reached."""
+        """The round and attack with the highest mean PSNR, in words, and what it reached.
+
+        Of the seeds that every round's attacks attacked.
+        """
         marks = sorted({mark for cell, _ in self.pairs for mark in cell.marks})
         found = {mark: self.strongest(mark, among) for mark in marks}
-        at = max(found, key=lambda mark: fmean(found[mark][1].values()))
-        return f"round {at}, {found[at][0]}", found[at][1]
+        seeds = sorted(set.intersection(*(set(own) for _, own in found.values())))
+        at = max(found, key=lambda mark: fmean(found[mark][1][seed] for seed in seeds))
+        name, own = found[at]
+        return f"round {at}, {name}", {seed: own[seed] for seed in seeds}
 
 
 def gave_up(found: Measured, round_: int) -> float:

@@ -169,7 +169,10 @@ def _rounds(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
 
 
 def _defended(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
-    """Fixed rates and PriPrune on PruneFL, with all attackers; `more` defenses for fewer seeds."""
+    """Fixed rates and PriPrune on PruneFL; `more` defenses for fewer seeds.
+
+    All attackers; beyond `strong_seeds` only those of one round, which cost a quarter.
+    """
     pairs = [*product(range(own["seeds"]), own["defenses"])]
     pairs += product(range(own.get("more_seeds", 0)), own.get("more", ()))
     for seed, defense in pairs:
@@ -177,7 +180,9 @@ def _defended(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
         attacks: tuple[str, ...] = ("sgi",)
         if "largest" in defense:
             attacks = (*attacks, "ordered")
-        if "pri_prune" in defense and "last" not in defense:
+        if not _strong(own, seed):
+            pass
+        elif "pri_prune" in defense and "last" not in defense:
             attacks = (*attacks, "mixed")
         elif "pseudo=false" not in defense and defense != "none":
             attacks = (*attacks, "rounds")
@@ -190,7 +195,7 @@ def _table(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
         cell = study.cell("table", seed, scheme=scheme)
         terms = study.terms(*PAPER[scheme], own["weights"]) + own.get("settings", "")
         for defense in ("none", terms):
-            yield replace(cell, defense=defense, attacks=("sgi", "mixed"))
+            yield replace(cell, defense=defense, attacks=_with_mixed(own, seed))
 
 
 def _search(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
@@ -200,7 +205,8 @@ def _search(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
     ):
         spec = study.terms(acc, pri, sha, own["weights"])
         cell = study.cell("search", seed)
-        yield replace(cell, defense=spec, marks=cell.marks[-2:-1], attacks=("sgi", "mixed"))
+        attacks = _with_mixed(own, seed)
+        yield replace(cell, defense=spec, marks=cell.marks[-2:-1], attacks=attacks)
 
 
 def _chain(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
@@ -219,6 +225,15 @@ def _skew(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
     """Accuracy where clients' images differ; nothing is attacked."""
     for seed, skew, defense in product(range(own["seeds"]), own["skews"], own["defenses"]):
         yield replace(study.cell("skew", seed), defense=defense, skew=skew, marks=(), attacks=())
+
+
+def _with_mixed(own: Mapping[str, Any], seed: int) -> tuple[str, ...]:
+    return ("sgi", "mixed") if _strong(own, seed) else ("sgi",)
+
+
+def _strong(own: Mapping[str, Any], seed: int) -> bool:
+    """Whether the attackers of several rounds attack this seed's cells: all, unless a part says."""
+    return bool(seed < own.get("strong_seeds", own["seeds"]))
 
 
 _PARTS = {
