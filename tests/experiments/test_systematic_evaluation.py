@@ -214,7 +214,7 @@ def test_the_page_has_every_table_and_marks_the_winner(pruning_wins, tmp_path):
 @pytest.mark.parametrize("scale", SCALES)
 def test_plans_keep_servers_apart(scale):
     for part in parts.parts(scale, "photos"):
-        evil = part.name in ("malicious", "tensors")
+        evil = part.name in ("malicious", "others-malicious", "tensors")
         assert (part.plan.threat.server is Server.MALICIOUS) == evil
         assert len(part.attacks) == len(part.plan.attacks)
         assert part.plan.threat.labels_known
@@ -225,13 +225,38 @@ def test_plans_keep_servers_apart(scale):
 
 
 def test_ablations_change_one_thing():
-    (part,) = (p for p in parts.parts("cpu", "photos")
-               if (p.data, p.name) == ("digits", "ablation"))  # fmt: skip
-    specs = dict(zip(part.attacks.values(), part.plan.attacks, strict=True))
+    specs = {}
+    for part in parts.parts("cpu", "photos"):
+        if part.data == "digits" and part.name in ("ablation", "variants"):
+            specs |= dict(zip(part.attacks.values(), part.plan.attacks, strict=True))
     base = specs[parts.HONEST[0]].parameters
     for name, change in parts.ABLATION.items():
         own = specs[name].parameters
         assert {k for k in own if own[k] != base[k]} == {k for k in change if change[k] != base[k]}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_what_claims_rest_on_has_every_round(scale):
+    """And what they do not has few; together they are the plan's, and Soteria."""
+    plan = parts.base(scale)
+    made = {p.name: p.plan for p in parts.parts(scale, "photos") if p.data == parts.DIGITS}
+    for name in parts.BEHIND_CLAIMS:
+        assert made[name].seeds == plan.seeds
+    ours = made["honest"].defenses
+    assert {defense_name(own) for own in ours} <= set(parts.FAMILIES)
+    assert made["malicious"].defenses == ours
+    assert [a.parameters["features"] for a in made["ablation"].attacks] == [
+        "cocktail_party",
+        "none",
+    ]
+    if scale == "minutes":
+        assert set(made) == set(parts.BEHIND_CLAIMS)
+        assert ours == plan.defenses
+        return
+    for name in ("others", "others-malicious"):
+        assert made[name].seeds == plan.seeds[: parts.FEW]
+        assert {*ours, *made[name].defenses} == {*plan.defenses, parts.SOTERIA}
+        assert not set(ours) & set(made[name].defenses)
 
 
 def test_scales_by_name():

@@ -52,7 +52,7 @@ def lines(study: Study, found: Measured) -> list[str]:
         "largest were withheld), `rounds` (all rounds of the client together, knows that it goes "
         "on from its own weights), `mixed` (this round and those before: guesses which weights the "
         "client started from). The last two attack the first seeds where the plan says so "
-        "(`strong_seeds`); the strongest is judged on the seeds that all attackers of a round have.",
+        "(`strong_seeds`); the strongest is judged on the seeds that all attackers have.",
         "",
         *_table(
             ("claim", "comparison", "measured", "word"),

@@ -40,7 +40,8 @@ def page(found: Measured, color: str) -> list[str]:
         "[0, 1] over a batch, means over rounds, each with its own random weights, batch and "
         "noise. S_D is the smallest of the attacks' mean errors (the guess without an update is "
         "one of them); its interval of 95 % allows for the choice. The oracle takes the best "
-        "attack image by image, which nobody can without the truth.",
+        "attack image by image, which nobody can without the truth."
+        + (f" What no claim rests on (further defenses and variants) has {FEW} rounds." * more),
         "",
         *_heads(("claim", "comparison", "measured", "word"), "---"),
         *(_line((c.number, c.statement, c.measured, c.word)) for c in comparisons(found)),

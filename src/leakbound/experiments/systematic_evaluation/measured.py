@@ -31,6 +31,8 @@ NAMES = {
 LEVELS = ("clip_norm", "rate", "noise_std", "steps", "bits", "noise_multiplier")
 HONEST, ANY = "honest", "any"
 SERVERS = (HONEST, ANY)
+MALICIOUS = ("malicious", "others-malicious")
+"""The parts of a malicious server."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Measured:
 
     def rounds(self, data: str, batch: int, server: str) -> dict[str, Rounds]:
         """Errors by defense: of an honest server's attacks, or of all."""
-        parts = ("honest", "soteria") + (("malicious",) if server == ANY else ())
+        parts = ("honest", "others") + (MALICIOUS if server == ANY else ())
         found: dict[str, dict[str, list[Record]]] = {}
         for part in (p for p in parts if (data, p) in self.cells):
             name = self._attack(data, part)
@@ -105,7 +107,7 @@ class Measured:
 
     def trained(self, data: str, what: str = "training_loss") -> dict[str, dict[int, float]]:
         """By defense and seed: the loss (or accuracy) after the last round."""
-        both = (*self.trainings[data, "honest"], *self.trainings.get((data, "soteria"), ()))
+        both = (*self.trainings[data, "honest"], *self.trainings.get((data, "others"), ()))
         own = [unit for unit in both if unit["status"] == "ok"]
         return {
             defense: {unit["seed"]: unit[what] for unit in units if unit[what] is not None}
@@ -132,11 +134,13 @@ class Measured:
 
     def ablation(self, data: str) -> dict[str, dict[str, dict[int, float]]]:
         """By defense and variant of the attack: mean squared errors by round."""
-        name = self._attack(data, "ablation")
-        return {
-            defense: {variant: mean_errors(some) for variant, some in grouped(cells, name).items()}
-            for defense, cells in grouped(self.cells[data, "ablation"], label).items()
-        }
+        found: dict[str, dict[str, dict[int, float]]] = {}
+        for part in (p for p in ("ablation", "variants") if (data, p) in self.cells):
+            name = self._attack(data, part)
+            for defense, cells in grouped(self.cells[data, part], label).items():
+                own = {v: mean_errors(some) for v, some in grouped(cells, name).items()}
+                found.setdefault(defense, {}).update(own)
+        return found
 
     def floors(self, data: str) -> list[Floor]:
         """Every attack on single images beside its floor."""

@@ -9,14 +9,22 @@ from importlib import resources
 from typing import Any
 
 from leakbound import audit
-from leakbound.audit.plan import DataSpec, FloorSpec, Plan, Spec, UtilitySpec, attack_record
+from leakbound.audit.plan import (
+    DataSpec,
+    FloorSpec,
+    Plan,
+    Spec,
+    UtilitySpec,
+    attack_record,
+    defense_name,
+)
 from leakbound.experiments.outcome import SCALES
 from leakbound.types import Server
 
 DIGITS, COLOR = "digits", "color"
 FEATURE_BATCHES = (1, 2, 4, 8)
 FEW = 3
-"""Rounds of the feature table."""
+"""Rounds of what no claim rests on: features, further defenses, further variants of the attack."""
 NOISES = (0.001, 0.01, 0.1, 1.0)
 ABLATED: tuple[tuple[Spec, ...], ...] = (
     (),
@@ -39,7 +47,14 @@ HONEST = ("deep prior + features", "strong matching", "inverting gradients", "fe
 """The attacks of an honest server's plan, in its order."""
 MALICIOUS = ("deep prior + tensor features", "robbing the fed", "trap weights")
 TENSORS = ("tensor", "tensor_fit")
+FAMILIES = (
+    *("none", "clip", "gradient_dropout", "gaussian_noise"),
+    *("magnitude_pruning", "local_aggregation"),
+)
+"""The paper's defenses; a plan's others are measured in `FEW` rounds."""
 BEHIND_CLAIMS = ("honest", "malicious", "ablation")
+COMPARED = 2
+"""Variants of the ablation that a claim compares: the first ones."""
 ABLATION: dict[str, dict[str, Any]] = {
     HONEST[0]: {},
     "without features": {"features": "none"},
@@ -83,8 +98,9 @@ def parts(scale: str, color: str) -> list[Part]:
         plan = base(scale)
         if data == COLOR:
             plan = replace(plan, data=DataSpec(color, size=32, limit=5000))
-        of = _quick(plan) if scale == SCALES[0] else _of(plan)
-        for name, (own, labels) in of.items():
+        every = _of(plan)
+        for name in BEHIND_CLAIMS if scale == SCALES[0] else every:
+            own, labels = every[name]
             hashes = (attack_record(spec)["hash"] for spec in own.attacks)
             found.append(Part(data, name, own, dict(zip(hashes, labels, strict=True))))
     return found
@@ -94,21 +110,20 @@ def _of(plan: Plan) -> dict[str, tuple[Plan, tuple[str, ...]]]:
     """Each audit with the names of its attacks."""
     strongest = plan.attacks[0]
     still = replace(plan, utility=UtilitySpec(rounds=0))
-    evil = replace(still, threat=replace(plan.threat, server=Server.MALICIOUS))
     planted = (
         _changed(strongest, {"features": "tensor_fit"}),
         Spec("robbing_the_fed"),
         Spec("trap_weights"),
     )
+    threat = replace(plan.threat, server=Server.MALICIOUS)
+    evil = replace(still, threat=threat, attacks=planted)
+    ours = tuple(own for own in plan.defenses if defense_name(own) in FAMILIES)
+    others = (*(own for own in plan.defenses if own not in ours), SOTERIA)
+    first = plan.seeds[:FEW]
     noises = tuple((Spec("gaussian_noise", (("noise_std", s),)),) for s in NOISES)
-    few = replace(
-        still,
-        defenses=FEATURE_DEFENSES,
-        batch_sizes=FEATURE_BATCHES,
-        seeds=plan.seeds[:FEW],
-    )
-    honest = replace(few, attacks=(_reading("cocktail_party"),))
-    tensors = replace(few, threat=evil.threat, attacks=tuple(map(_reading, TENSORS)))
+    few = replace(still, defenses=FEATURE_DEFENSES, batch_sizes=FEATURE_BATCHES, seeds=first)
+    reading = replace(few, attacks=(_reading("cocktail_party"),))
+    tensors = replace(few, threat=threat, attacks=tuple(map(_reading, TENSORS)))
     floors = replace(
         still,
         attacks=(strongest, plan.attacks[2]),
@@ -117,27 +132,19 @@ def _of(plan: Plan) -> dict[str, tuple[Plan, tuple[str, ...]]]:
         floor=FloorSpec(),
     )
     apart = tuple(_changed(strongest, change) for change in ABLATION.values())
-    ablation = replace(still, attacks=apart, defenses=ABLATED, batch_sizes=(4,))
-    every = (*plan.defenses, SOTERIA)
+    ablation = replace(still, defenses=ABLATED, batch_sizes=(4,))
+    labels = tuple(ABLATION)
     return {
-        "honest": (plan, HONEST),
-        "soteria": (replace(plan, defenses=(SOTERIA,)), HONEST),
-        "malicious": (replace(evil, attacks=planted, defenses=every), MALICIOUS),
+        "honest": (replace(plan, defenses=ours), HONEST),
+        "malicious": (replace(evil, defenses=ours), MALICIOUS),
+        "ablation": (replace(ablation, attacks=apart[:COMPARED]), labels[:COMPARED]),
+        "variants": (replace(ablation, attacks=apart[COMPARED:], seeds=first), labels[COMPARED:]),
+        "others": (replace(plan, defenses=others, seeds=first), HONEST),
+        "others-malicious": (replace(evil, defenses=others, seeds=first), MALICIOUS),
         "floors": (floors, (HONEST[0], HONEST[2])),
-        "ablation": (ablation, tuple(ABLATION)),
-        "features": (honest, ("cocktail_party",)),
+        "features": (reading, ("cocktail_party",)),
         "tensors": (tensors, TENSORS),
     }
-
-
-def _quick(plan: Plan) -> dict[str, tuple[Plan, tuple[str, ...]]]:
-    """The audits behind the claims, and of the ablation the two variants that one rests on."""
-    found = {name: own for name, own in _of(plan).items() if name in BEHIND_CLAIMS}
-    malicious, names = found["malicious"]
-    found["malicious"] = replace(malicious, defenses=plan.defenses), names
-    ablation, labels = found["ablation"]
-    found["ablation"] = replace(ablation, attacks=ablation.attacks[:2]), labels[:2]
-    return found
 
 
 def _changed(spec: Spec, change: Mapping[str, Any]) -> Spec:
