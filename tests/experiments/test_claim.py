@@ -5,7 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from leakbound.experiments.by_seed import Part, claimed
 from leakbound.experiments.claim import (
+    POSITIVE,
     Claim,
     Finding,
     Verdict,
@@ -45,6 +47,26 @@ def test_a_region_of_two_ends():
     assert decide((0.7, 1.1), (0.8, 1.2)) == "undecided"
     assert decide((1.3, 1.4), (0.8, 1.2)) == "does not hold"
     assert decide((0.5, 1.5), (0.8, 1.2)) == "undecided"
+
+
+@pytest.mark.parametrize("region", [ABOVE, POSITIVE, (-1.0, 0.0), (-math.inf, 0.0)])
+def test_seeds_that_all_tie_say_nothing_of_an_edge(region):
+    _, interval = student([0.0, 0.0, 0.0])
+    assert decide(interval(0.95), region) == "undecided"
+    assert decide((1e-13, 1e-13), region) == "undecided"
+    assert decide((0.0, 0.0), (-1.0, 1.0)) == "holds", "equality in a region of both sides"
+    assert decide((0.5, 0.5), ABOVE) == "holds"
+    assert decide((-0.5, -0.5), ABOVE) == "does not hold"
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_what_is_no_number_is_not_averaged(value):
+    with pytest.raises(ValueError, match="finite"):
+        student([1.0, value])
+    parts = [Part("well", [1.0, 2.0], ABOVE), Part("broken", [1.0, value], ABOVE)]
+    found = claimed("9-1", "words", "page 1", "small", parts)
+    assert found.verdict is Verdict.UNTESTED
+    assert found.why == "not finite: broken"
 
 
 @pytest.mark.parametrize("interval", [(1.0, 0.0), (math.nan, 1.0)])

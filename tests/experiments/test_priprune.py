@@ -10,7 +10,7 @@ from leakbound.defenses import Withhold
 from leakbound.experiments.claim import Verdict
 from leakbound.experiments.outcome import SCALES
 from leakbound.experiments.priprune import cell as cells
-from leakbound.experiments.priprune import claims, comparisons, reproduce, run, study
+from leakbound.experiments.priprune import claims, comparisons, idle, reproduce, run, study
 from leakbound.experiments.priprune.measured import Measured
 from leakbound.experiments.priprune.study import Cell, Study
 
@@ -318,6 +318,48 @@ def test_all_claims_hold_where_the_paper_is_right():
 def test_a_claim_falls_where_the_paper_is_wrong(wrong):
     found = {claim.number: claim.verdict for claim in claims.claims(_small(wrong), "made up")}
     assert found[f"4-{wrong}"] is Verdict.FAILS, found
+
+
+def _in_time(early, late):
+    """PriPrune and the largest 60 % beside PruneFL: NMI in rounds 1 and 20."""
+    pairs = []
+    for seed in range(6):
+        for defense in ("none", "withhold,rule=largest,rate=0.6", "pri_prune"):
+            cell = _cell(seed, "defended", defense=defense, rounds=20, marks=(1, 20))
+            record = _record(cell, 30.0)
+            for row, value in zip(record["attacked"], (early[defense], late[defense]), strict=True):
+                row["nmi"] = [value + 0.001 * (seed % 3)]
+            pairs.append((cell, record))
+    return claims.as_base(Measured(pairs), "made up")
+
+
+LARGEST = {"none": 0.7, "withhold,rule=largest,rate=0.6": 0.4}
+
+
+def test_rounds_in_which_no_mask_can_withhold_yet_are_not_judged():
+    """Alpha starts at 0.2: logit -1.39, 0.1 a step."""
+    assert idle.idle(Measured([(_cell(defense="pri_prune"), {})])) == 14
+    assert idle.idle(Measured([(_cell(defense="pri_prune,start=0.45"), {})])) == 3
+    assert idle.idle(Measured([(_cell(), {})])) == 0
+    same, half = LARGEST | {"pri_prune": 0.7}, LARGEST | {"pri_prune": 0.41}
+    found = _in_time(same, half)
+    assert found.verdict is Verdict.HOLDS
+    assert "need 14 rounds" in found.why
+    assert "30 % in round 20" in found.why
+    assert "SGI in round 20;" in found.scale
+    assert _in_time(half, same).verdict is Verdict.FAILS
+
+
+@pytest.mark.parametrize("part", ["batch", "size"])
+def test_psnr_decides_nothing_where_the_paper_does_not_show_it(part):
+    judge = {"batch": claims.batch_lowers, "size": claims.size_raises}[part]
+    pairs = _small().where(part=part).pairs
+    for _, record in pairs:
+        for row in record["attacked"]:
+            row["psnr"] = [60 - row["psnr"][0]]
+    found = judge(Measured(pairs), "made up")
+    assert found.verdict is Verdict.HOLDS
+    assert "PSNR" in found.why
 
 
 def test_one_scheme_that_gains_nothing_is_enough():

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,14 @@ def test_the_page_shows_paper_ours_interval_tolerance_and_verdict():
     assert "no such data" in text
 
 
+def test_the_html_page_has_no_marks_of_markdown(tmp_path):
+    (tmp_path / "plot.png").write_bytes(b"png")
+    own = replace(made(), outcome=replace(outcome(), settings="Images `photos` <b>."))
+    page = pages.html(own, tmp_path)
+    assert "<p>Images photos &lt;b&gt;.</p>" in page
+    assert "`" not in page
+
+
 @pytest.mark.parametrize(
     ("ends", "said"),
     [
@@ -105,8 +114,9 @@ def test_stored_claims_follow_from_their_own_intervals():
                 (low, high), (least, most) = one["interval"], one["region"]
                 least = -math.inf if least is None else least
                 most = math.inf if most is None else most
-                inside = least <= low and high <= most
-                outside = high < least or low > most
+                tie = high - low < 1e-12 and min(abs(low - least), abs(high - most)) < 1e-12
+                inside = least <= low and high <= most and not tie
+                outside = (high < least or low > most) and not tie
                 word = "holds" if inside else "does not hold" if outside else "undecided"
                 assert one["verdict"] == word
                 assert one["strict"][0] <= low <= high <= one["strict"][1]
@@ -126,6 +136,7 @@ def test_storing_takes_results_and_figures_over(tmp_path):
     overview.store(run, stored)
     assert (stored / "mean_to_extreme" / "plot.png").read_bytes() == b"png"
     page = overview.page(stored, tmp_path)
+    assert "**2 of 3 claims are decided** (67%): 1 hold, 1 do not hold, 1 cannot be" in page
     assert "| 1-2 | no c | **does not hold** | `cpu`: small |" in page
     assert "![a plot](stored/mean_to_extreme/plot.png)" in page
     assert page.count("No results are stored yet") == 3

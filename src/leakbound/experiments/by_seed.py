@@ -42,11 +42,14 @@ def claimed(
 ) -> Claim:
     """A claim from comparisons seed by seed, each with Student's interval.
 
-    Where a comparison has fewer than two seeds, none is made: the claim cannot be tested.
+    Where a comparison has fewer than two seeds, or a value that is no number, none is made: the
+    claim cannot be tested.
     """
     lacking = [part.statement for part in parts if len(part.values) < 2]
     if lacking or not parts:
         return Claim(number, statement, source, scale, (), _lacking(lacking))
+    if wrong := [part.statement for part in parts if not np.isfinite(part.values).all()]:
+        return Claim(number, statement, source, scale, (), f"not finite: {'; '.join(wrong)}")
     findings = []
     for part in parts:
         mean, interval = student([float(value) for value in part.values])

@@ -16,6 +16,10 @@ import numpy as np
 from scipy import stats
 
 LEVEL = 0.95
+POSITIVE = (math.nextafter(0.0, 1.0), math.inf)
+"""The region of "higher" and "falls": above 0, which equality is not."""
+TIE = 1e-12
+"""How near to an edge a value without any spread counts as on it."""
 Interval = tuple[float, float]
 
 
@@ -107,6 +111,9 @@ class Claim:
 def decide(interval: Interval, region: Interval) -> Verdict:
     """Whether an interval lies in a region, outside, or on its edge.
 
+    Seeds that all tie give an interval without width, which says nothing of an edge that it lies
+    on: it is undecided, whether the edge belongs to the region or not.
+
     Example:
         >>> str(decide((0.1, 0.4), (0.0, math.inf))), str(decide((-0.1, 0.4), (0.0, math.inf)))
         ('holds', 'undecided')
@@ -115,6 +122,8 @@ def decide(interval: Interval, region: Interval) -> Verdict:
     least, most = region
     if not low <= high or not least <= most:
         raise ValueError(f"interval {interval} in region {region}: give (low, high) without nan")
+    if high - low <= TIE and least < most and min(abs(low - least), abs(high - most)) <= TIE:
+        return Verdict.UNDECIDED
     if least <= low and high <= most:
         return Verdict.HOLDS
     return Verdict.FAILS if high < least or low > most else Verdict.UNDECIDED
@@ -151,6 +160,8 @@ def student(values: Sequence[float]) -> tuple[float, Callable[[float], Interval]
     n = len(values)
     if n < 2:
         raise ValueError(f"there are {n} values; an interval needs at least 2")
+    if not np.isfinite(values).all():
+        raise ValueError(f"values {list(values)} are not all finite; an interval needs that")
     mean = float(np.mean(values))
     error = float(np.std(values, ddof=1)) / math.sqrt(n)
 

@@ -8,9 +8,18 @@ import shutil
 from pathlib import Path
 
 from leakbound.experiments import pages, results
+from leakbound.experiments.claim import Verdict
 from leakbound.experiments.reproductions import REPRODUCTIONS, Reproduction
 from leakbound.experiments.results import Results
 
+NUMBERED = re.compile(r"\d-\d+")
+"""Claims of the project's list; other numbers are those of the paper's theorems."""
+SEVERAL = {
+    Verdict.HOLDS: "hold",
+    Verdict.FAILS: "do not hold",
+    Verdict.UNDECIDED: "are undecided",
+    Verdict.UNTESTED: "cannot be tested here",
+}
 HEAD = (
     "# The papers, reproduced",
     "",
@@ -31,7 +40,7 @@ def page(stored: Path, base: Path) -> str:
         base: folder that the page will lie in, for links.
     """
     found = {name: _stored(stored / f"{name}.json") for name in REPRODUCTIONS}
-    lines = [*HEAD, *_summary(found)]
+    lines = [*HEAD, *_total(found), *_summary(found)]
     for name, own in found.items():
         lines += _paper(REPRODUCTIONS[name], own)
     for name, own in found.items():
@@ -54,6 +63,24 @@ def store(run: Path, stored: Path) -> Path:
 
 def _stored(path: Path) -> Results | None:
     return results.decode(path.read_bytes()) if path.is_file() else None
+
+
+def _total(found: dict[str, Results | None]) -> list[str]:
+    """How many of all numbered claims are decided; further statements are counted apart."""
+    claims = [claim for own in found.values() if own for claim in own.outcome.claims]
+    counted = [claim for claim in claims if NUMBERED.fullmatch(claim.number)]
+    if not counted:
+        return []
+    words = [claim.verdict for claim in counted]
+    decided = sum(word in (Verdict.HOLDS, Verdict.FAILS) for word in words)
+    each = ", ".join(f"{n} {said}" for word, said in SEVERAL.items() if (n := words.count(word)))
+    others = [claim.number for claim in claims if claim not in counted]
+    more = f" Beside them stand further statements ({', '.join(others)})." if others else ""
+    return [
+        f"**{decided} of {len(counted)} claims are decided** "
+        f"({decided / len(counted):.0%}): {each}.{more}",
+        "",
+    ]
 
 
 def _summary(found: dict[str, Results | None]) -> list[str]:

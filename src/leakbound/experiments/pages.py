@@ -10,11 +10,13 @@ from leakbound.experiments import words
 from leakbound.experiments.claim import Claim, Finding
 from leakbound.experiments.results import Results
 
-HEADS = ("what should be so", "paper", "ours", "95 % interval", "true for", "n", "alone")
+HEADS = ("what should be so", "paper", "ours", "95 % interval", "true for", "n", "by its 95 %")
 RULE = (
     "A claim holds if all its findings hold: their 95 % intervals lie where the statement is true "
     "(the tolerance). It does not hold if one of them is excluded by an interval that allows for "
-    "all of the claim's findings (Bonferroni); else it is undecided."
+    "all of the claim's findings (Bonferroni); else it is undecided. Intervals over seeds are "
+    "Student's: of fewer than six seeds they count on differences that are normal. Seeds that all "
+    "tie at the edge of a statement decide nothing."
 )
 
 
@@ -149,14 +151,14 @@ vertical-align:top}tr{border-bottom:1px solid #8884}img{max-width:100%;backgroun
 @media(prefers-color-scheme:dark){body{background:#111;color:#ddd}a{color:#9cf}}</style></head>
 <body><h1>{{ paper.title }}, reproduced</h1>
 <p>Paper {{ results.about.letter }}: {{ paper }}. Scale: {{ results.scale }}.</p>
-<p>{{ results.outcome.settings }}</p><p>{{ tally }} {{ rule }}</p>
+<p>{{ results.outcome.settings|plain }}</p><p>{{ tally }} {{ rule }}</p>
 <table><tr><th>claim</th><th>the paper says</th><th>where</th><th>verdict</th></tr>
 {% for claim in claims %}<tr><td><a href="#c{{ claim.number }}">{{ claim.number }}</a></td>
 <td>{{ claim.statement }}</td><td>{{ claim.source }}</td><td class="word">{{ claim.verdict }}</td>
 </tr>{% endfor %}</table>
 {% for claim in claims %}<section id="c{{ claim.number }}">
 <h2>{{ claim.number }}: {{ standing(claim) }}</h2><p>{{ claim.statement }} ({{ claim.source }})</p>
-<p>Tested: {{ claim.scale }}</p>{% if claim.why %}<p>{{ claim.why }}</p>{% endif %}
+<p>Tested: {{ claim.scale|plain }}</p>{% if claim.why %}<p>{{ claim.why|plain }}</p>{% endif %}
 {% if claim.findings %}<table><tr>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr>
 {% for finding in claim.findings %}<tr>{% for cell in row(finding) %}<td>{{ cell }}</td>
 {% endfor %}</tr>{% endfor %}</table>{% endif %}</section>{% endfor %}
@@ -171,8 +173,9 @@ def html(results: Results, folder: Path) -> str:
     """The same as one HTML page that holds its figures and needs no network."""
     from jinja2 import Environment, StrictUndefined
 
-    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(TEMPLATE)
-    return template.render(
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    environment.filters["plain"] = lambda text: text.replace("`", "")
+    return environment.from_string(TEMPLATE).render(
         results=results,
         paper=results.about.paper,
         claims=results.outcome.claims,

@@ -57,7 +57,7 @@ def reproduce(scale: str, folder: Path, *, workers: int, color: str, tell: Tell)
     found = Measured.of(wanted, records)
     tell("tables and figures", 1, 1)
     base = study.base
-    where = f"{base['data']}, {base['size']} x {base['size']}, {base['rounds']} rounds"
+    where = f"{base['data']}, {base['size']} x {base['size']}"
     drawn = tuple(figure for figure in FIGURES if (folder / figure.file).is_file())
     return Outcome(tuple(claims(found, where)), drawn, settings(study), ("results.md",))
 

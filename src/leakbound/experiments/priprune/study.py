@@ -203,10 +203,10 @@ def _search(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
     for seed, acc, pri, sha in product(
         range(own["seeds"]), own["accuracy"], own["privacy"], own["sharing"]
     ):
-        spec = study.terms(acc, pri, sha, own["weights"])
+        spec = study.terms(acc, pri, sha, own["weights"]) + own.get("settings", "")
         cell = study.cell("search", seed)
         attacks = _with_mixed(own, seed)
-        yield replace(cell, defense=spec, marks=cell.marks[-2:-1], attacks=attacks)
+        yield replace(cell, defense=spec, marks=cell.marks[-2:], attacks=attacks)
 
 
 def _chain(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:

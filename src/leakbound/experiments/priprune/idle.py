@@ -1,0 +1,49 @@
+"""The rounds in which PriPrune cannot withhold anything yet."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+
+from leakbound.defenses import PriPrune
+from leakbound.experiments.priprune import cell as cells
+from leakbound.experiments.priprune.cell import Record
+from leakbound.experiments.priprune.measured import Measured
+
+
+def acting(found: Measured) -> list[int]:
+    """The attacked rounds in which PriPrune's masks can withhold."""
+    marks = sorted({mark for cell, _ in found.pairs for mark in cell.marks})
+    return [mark for mark in marks if mark > idle(found)]
+
+
+def idle(found: Measured) -> int:
+    """The rounds that alpha needs to come from its start to 1/2, at Adam's largest steps.
+
+    0 where no cell has PriPrune.
+    """
+    links = [
+        link
+        for defense in found.values("defense")
+        for link in cells.defense(defense).links
+        if isinstance(link, PriPrune)
+    ]
+    waits = [-math.log(o.start / (1 - o.start)) / (o.mask_rate * o.mask_steps) for o in links]
+    return max((math.ceil(wait) for wait in waits), default=0)
+
+
+def started(found: Measured) -> str:
+    """When PriPrune's masks begin to withhold, and how much they do; nothing without cells."""
+    if not idle(found):
+        return ""
+    rates = {m: found.by_seed(lambda r, m=m: _rate(r, m)) for m in acting(found)}  # type: ignore[misc]
+    each = ", ".join(f"{100 * fmean(own.values()):.2g} % in round {m}" for m, own in rates.items())
+    return (
+        f"From its start PriPrune's masks need {idle(found)} rounds until they can withhold "
+        "anything (start and step are ours, the paper prints neither), which are not judged; of "
+        f"the weights it then withholds {each}"
+    )
+
+
+def _rate(record: Record, mark: int) -> float | None:
+    return next((row["rate"] for row in record["rounds"] if row["round"] == mark), None)
