@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from leakbound import audit
 from leakbound.audit.plan import DataSpec, ModelSpec, Spec
 from leakbound.defenses import GaussianNoise, LocalOptimalNoise
 from leakbound.experiments import paired
-from leakbound.experiments.claim import Verdict
+from leakbound.experiments.claim import Verdict, student
+from leakbound.experiments.equal_loss import at_equal_loss
 from leakbound.experiments.optimal_defenses import (
     claims,
     drawn,
@@ -21,6 +23,7 @@ from leakbound.experiments.optimal_defenses import (
     settings,
     side_channel,
     theory,
+    theory_claim,
     verdicts,
 )
 from leakbound.experiments.optimal_defenses.__main__ import plans
@@ -49,18 +52,25 @@ def test_paired_is_a_paired_t_test():
     assert paired.paired({0: 0.0, 1: 0.1}, {0: 1.0, 1: 1.1}).word == "does not hold"
 
 
-def test_at_equal_loss_compares_curves_where_they_meet():
-    """Two straight lines 3 dB apart in error at every loss."""
-    losses = [{0: x, 1: x + 0.01} for x in (1.0, 1.5, 2.0)]
-    lower = [{s: 10 ** (v / 5) for s, v in loss.items()} for loss in losses]
-    higher = [{s: v * 2 for s, v in error.items()} for error in lower]
-    found = paired.at_equal_loss(
-        list(zip(losses, higher, strict=True)), list(zip(losses, lower, strict=True))
-    )
-    assert found.mean == pytest.approx(10 * math.log10(2))
-    assert found.n == 2
-    far = [({0: 9.0, 1: 9.0}, {0: 1.0, 1: 1.0}), ({0: 9.5, 1: 9.5}, {0: 1.0, 1: 1.0})]
-    assert paired.at_equal_loss(far, list(zip(losses, lower, strict=True))) is None
+def test_the_study_compares_decibels_at_equal_mean_losses():
+    """Twice the error is 3 dB; where the mean losses lie apart there is nothing to compare."""
+    study, close = _study(2.0), _study(2.0)
+    same = claims._equal_loss(study, *_noise_keys(), "naive", "adam", late=True)
+    # ours costs 0.01 less, so it is read at a higher level: a little more than 3 dB
+    assert (same.n, same.low > 3.0) == (4, True)
+    for key, point in close.naive.items():
+        if key.name == "local_optimal_noise":
+            point.late = {seed: loss + 9 for seed, loss in point.late.items()}
+    assert claims._equal_loss(close, *_noise_keys(), "naive", "adam", late=True) is None
+    row = claims._row("0-4", "text", "naive", None)
+    assert (row.measured, row.verdict) == ("their mean losses do not overlap", "undecided")
+
+
+def _noise_keys():
+    return [
+        [Key(name, "noise_std", level) for level in claims.NOISES]
+        for name in ("local_optimal_noise", "gaussian_noise")
+    ]
 
 
 def test_reading_an_audit(tmp_path):
@@ -130,12 +140,12 @@ def test_the_pattern_names_the_record():
 
 
 def _family(levels, shift, source, base):
-    """Levels (loss, extra dB) of a family whose error grows by 10 dB for each doubled loss."""
+    """Levels (loss, extra dB) of a family that gains 10 dB of error for each doubled loss."""
     made = []
     for loss, extra in levels:
         own = {s: loss * (1 + 0.02 * source.normal()) for s in range(6)}
         level = 10 * math.log2(loss / 0.2) + shift + extra - 20
-        made.append((own, {s: 10 ** ((level + base[s] + source.normal()) / 10) for s in own}))
+        made.append((own, {s: level + base[s] + source.normal() for s in own}))
     return made
 
 
@@ -147,31 +157,22 @@ def test_at_equal_loss_does_not_depend_on_useless_levels():
 
     def words(ours, theirs, shift):
         found = []
-        for _ in range(100):
+        for _ in range(60):
             base = 2 * source.normal(size=6)
-            gain = paired.at_equal_loss(
+            values = at_equal_loss(
                 _family(ours, shift, source, base), _family(theirs, 0, source, base)
             )
-            found.append(gain.word)
+            found.append(paired.gain(values).word)
         return found
 
     for ours, theirs in ((plain, plain), (more, plain), (plain, more)):
-        assert words(ours, theirs, 2).count("holds") >= 90
-        assert words(ours, theirs, 0).count("undecided") >= 88
+        assert words(ours, theirs, 2).count("holds") >= 54
+        assert words(ours, theirs, 0).count("undecided") >= 52
 
 
-def test_at_equal_loss_needs_most_seeds():
-    losses = [dict.fromkeys(range(6), x) for x in (1.0, 2.0)]
-    errors = [dict.fromkeys(range(6), x) for x in (0.1, 0.2)]
-    apart = [{s: x + 5 * (s > 2) for s, x in loss.items()} for loss in losses]
-    assert (
-        paired.at_equal_loss(zip(apart, errors, strict=True), zip(losses, errors, strict=True))
-        is None
-    )
-
-
-def _measured(error=2.0, loss=-0.1, seeds=6, aware=False):
-    """Points where the optimal form has `error` times the error of its rival, and loss + `loss`."""
+def _measured(error=2.0, loss=-0.1, seeds=6, aware=False, slope=0.1):
+    """Points where the optimal form has `error` times the error of its rival, and loss + `loss`
+    (less under noise, whose losses lie closer); errors rise with the level by `slope`."""
     setting, naive, losses, trained = settings.SETTINGS["cpu"], {}, {}, {}
     pairs = [("noise_std", setting.noises, settings.OURS, settings.EQUAL)]
     pairs += [("rate", setting.rates, settings.PRUNED, settings.MAGNITUDE)]
@@ -182,11 +183,10 @@ def _measured(error=2.0, loss=-0.1, seeds=6, aware=False):
                 for seed in range(seeds):
                     wobble = 1 + 0.01 * seed + 0.002 * ((7 * seed) % 5) * (name == ours)
                     better = error if name == ours else 1.0
-                    # errors hardly rise with the level, so that 70 % can beat 90 %
-                    value = 0.1 * (1 + 0.1 * level) * wobble * better
+                    value = 0.1 * (1 + slope * level) * wobble * better
                     point.mse[claims.PAPER][seed] = value
                     point.psnr[claims.PAPER][seed] = -10 * math.log10(value)
-                    lower = loss if name == ours else 0.0
+                    lower = loss * (0.3 if by == "noise_std" else 1) * (name == ours)
                     point.late[seed] = level + lower + 0.001 * wobble
                     point.accuracy[seed] = 0.9 - lower / 10 + 0.001 * wobble
                     point.curves[seed] = {0: 2.3, 5: 2.0, 40: point.late[seed]}
@@ -241,20 +241,126 @@ def test_findings_are_paired_t_tests_in_decibels():
     assert found.strict == pytest.approx((wide.low, wide.high))
 
 
+def _claim(number, measured):
+    return next(c for c in verdicts.all_claims(measured) if c.number == number)
+
+
+@pytest.mark.parametrize("number", ["0-1", "0-4"])
+def test_a_claim_is_not_judged_without_its_comparison_at_equal_loss(number):
+    """All else holds; so it would hold if only the rest were judged."""
+    found = _claim(number, _measured(error=1.5, loss=-5.0))
+    assert found.verdict is Verdict.UNTESTED
+    assert "not judged by the rest" in found.why
+
+
+def test_errors_at_equal_loss_are_decibels_of_means():
+    measured = _measured()
+    found = _claim("0-4", measured).findings[0]
+    families = [
+        [
+            (measured.losses[key], {s: 10 * math.log10(v) for s, v in measured.error(key).items()})
+            for key in (Key(name, "noise_std", x) for x in measured.setting.noises)
+        ]
+        for name in (settings.OURS, settings.EQUAL)
+    ]
+    mean, interval = student(at_equal_loss(*families))
+    assert "at the same loss" in found.statement
+    assert (found.estimate, found.interval) == (mean, interval(0.95))
+
+
+def test_similar_errors_on_mnist_do_not_refute_the_trade_off():
+    """At 80 % a little less error than magnitude at 90 %, at equal loss more: D.1.1 says so."""
+    found = _claim("0-1", _measured(error=1.05, slope=8.0))
+    assert found.verdict is Verdict.HOLDS
+    assert [one.statement.split(": ")[-1] for one in found.findings[1:]] == ["lower loss"] * 2
+    assert "80% optimal against 90% magnitude -0.2 [-0.2, -0.2] dB" in found.why
+    assert "similar privacy" in found.why
+
+
+@pytest.mark.parametrize(("error", "side"), [(4.0, "more"), (0.25, "less"), (1.5, None)])
+@pytest.mark.parametrize("number", ["0-3", "0-4"])
+def test_the_side_on_which_similar_errors_fall_is_named(number, error, side):
+    found = _claim(number, _measured(error=error))
+    assert (found.verdict is Verdict.FAILS) is (side is not None)
+    for word in ("more", "less"):
+        assert (f"{word} protection than similar" in found.why) is (word == side)
+
+
+def _layered(weights, biases, apart=1.0):
+    """Two weights and two biases; in each seed the ratio within each, and between the two."""
+    measured = _measured(seeds=len(weights))
+    noted = {
+        seed: {"a.weight": apart, "b.weight": apart * w, "a.bias": 1.0, "b.bias": b}
+        for seed, (w, b) in enumerate(zip(weights, biases, strict=True))
+    }
+    return verdicts.layers(replace(measured, layers=noted))
+
+
+def test_weights_far_from_biases_are_no_uneven_layers():
+    """Over all tensors 40 times as much and more, within a panel of figure 14 at most twice."""
+    found = _layered([1.4, 1.5, 1.6], [1.9, 2.0, 2.1], apart=40.0)
+    assert found.verdict is Verdict.FAILS
+    assert found.findings[0].estimate == pytest.approx((1.9 * 2.0 * 2.1) ** (1 / 3))
+    assert "Weights: 1.50 [" in found.why
+    assert "biases: 2.00 [" in found.why
+    assert "all tensors together: 59." in found.why
+    assert "taken in 0 of 3 seeds" in found.why
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_some_layers_are_in_either_panel(swap):
+    even, uneven = [1.1, 1.2, 1.3], [5.0, 5.5, 6.0]
+    found = _layered(*((uneven, even) if swap else (even, uneven)))
+    assert found.verdict is Verdict.HOLDS
+    assert found.findings[0].estimate == pytest.approx((5.0 * 5.5 * 6.0) ** (1 / 3))
+
+
+def test_the_larger_of_two_panels_is_not_larger_by_chance():
+    """Both are 2.6 times in the mean: the larger of each seed's two would exceed three."""
+    source, held, estimates, naive = np.random.default_rng(0), 0, [], []
+    for _ in range(20):
+        each = np.exp(math.log(2.6) + 0.45 * source.normal(size=(2, 24)))
+        found = _layered(*each.tolist())
+        held += found.verdict is Verdict.HOLDS
+        estimates.append(math.log(found.findings[0].estimate))
+        naive.append(np.log(each).max(0).mean())
+    assert held == 0
+    assert math.exp(np.mean(naive)) > 3.2
+    assert math.exp(np.mean(estimates)) < 2.7
+
+
+def test_every_claim_says_what_differs_and_whose_its_tolerances_are():
+    found = {c.number: c.scale for c in verdicts.all_claims(_measured())}
+    assert all("Tolerance" in scale for scale in found.values())
+    for number in ("0-3", "0-4"):
+        assert "a factor of two (3 dB) either way counts as similar, which is ours" in found[number]
+    assert "means of errors over seeds are geometric" in found["0-2"]
+    assert "neither side is clipped here, where the paper clips both at 1" in found["0-4"]
+    assert "accuracy after 40 rounds stands for that of a full training" in found["0-4"]
+    assert "at least three times as much counts as significant, which is ours" in found["0-5"]
+
+
 @pytest.mark.parametrize(
     ("part", "value"),
     [
         ("floor", [{"mean": 0.9, "deviation": 1.0, "n": 100_000}]),
         ("fisher", {"mean": 1.1, "deviation": 1.0, "n": 100_000}),
         ("noise", {"hits": 300, "n": 10_000}),
-        ("algorithm", {"hits": 300, "n": 400}),
         ("pruning", 0.01),
         ("estimate", {"hits": 9000, "n": 10_000}),
     ],
 )
 def test_a_wrong_theorem_is_seen(part, value):
     found = dict(_measured().theory) | {part: value}
-    assert verdicts.theory(found).verdict is Verdict.FAILS
+    assert theory_claim.theory(found).verdict is Verdict.FAILS
+
+
+def test_what_the_paper_does_not_say_of_algorithm_1_is_told_and_not_judged():
+    found = dict(_measured().theory) | {"algorithm": {"hits": 300, "n": 400}}
+    claim = theory_claim.theory(found)
+    assert claim.verdict is Verdict.HOLDS
+    assert "in 300 of 400 models" in claim.why
+    assert "As corrected" in claim.statement
 
 
 def test_the_theorems_hold_on_few_draws_and_a_wrong_rule_is_seen(monkeypatch):

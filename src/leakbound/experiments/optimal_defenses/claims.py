@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from leakbound.experiments.equal_loss import at_equal_loss
 from leakbound.experiments.optimal_defenses.points import Key, Point
-from leakbound.experiments.paired import Gain, at_equal_loss, logs, paired
+from leakbound.experiments.paired import Gain, gain, logs, paired
 
 PAPER = "inverting_gradients_chen"
 LAYERS = "layers,energy"
@@ -163,17 +164,18 @@ def _equal_loss(
 ) -> Gain | None:
     pairs = [
         [
-            (study.loss(key, optimizer=optimizer, late=late), study.error(key, attacker))
+            (study.loss(key, optimizer=optimizer, late=late), logs(study.error(key, attacker)))
             for key in keys
         ]
         for keys in (ours, theirs)
     ]
-    return at_equal_loss(*pairs)
+    values = at_equal_loss(*pairs)
+    return gain(values) if len(values) >= 2 else None
 
 
 def _row(claim: str, text: str, attacker: str, found: Gain | None, *, unit: str = "dB") -> Row:
     if found is None:
-        nothing = "their losses do not overlap for two seeds"
+        nothing = "their mean losses do not overlap"
         return Row(claim, text, attacker, nothing, "undecided")
     return Row(claim, text, attacker, _number(found, unit), found.word)
 
