@@ -30,6 +30,16 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line a row, whatever the terminal."""
+    from leakbound import commands
+
+    for console in (commands.console, commands.errors):
+        monkeypatch.setattr(console, "_width", 300)
+        monkeypatch.setattr(console, "_height", 50)
+
+
 def _missing(why: str) -> None:
     if os.environ.get("LEAKBOUND_REQUIRE_BROWSER") == "1":
         pytest.fail(f"a browser is required, but {why}")

@@ -206,8 +206,8 @@ def test_printable():
     assert printable("a\tb\r\nc \x00\x1b]0;title\x07 \u202e\udc80 é") == (
         "a b c \\x00\\x1b]0;title\\x07 \\u202e\\udc80 é"
     )
-    assert commands._safe("[bold]x[/]" + "y" * 999).startswith("\\[bold]x\\[/]y")
-    assert len(commands._safe("y" * 999)) == commands.LONGEST + 3
+    assert commands.brief("[bold]x[/]" + "y" * 999).startswith("\\[bold]x\\[/]y")
+    assert len(commands.brief("y" * 999)) == commands.LONGEST + 3
 
 
 @pytest.mark.parametrize("columns", [30, 80])

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from leakbound import commands
 from leakbound.cli import main
 
 SPEC = importlib.util.spec_from_file_location(
@@ -17,6 +16,7 @@ SPEC = importlib.util.spec_from_file_location(
 )
 made_up = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(made_up)
+pytestmark = pytest.mark.usefixtures("wide")
 
 
 def call(*arguments):
@@ -24,13 +24,6 @@ def call(*arguments):
     with pytest.raises(SystemExit) as caught:
         main(["compare", *map(str, arguments)])
     return caught.value.code
-
-
-@pytest.fixture(autouse=True)
-def wide(monkeypatch):
-    for console in (commands.console, commands.errors):
-        monkeypatch.setattr(console, "_width", 200)
-        monkeypatch.setattr(console, "_height", 50)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from leakbound import audit, commands
+from leakbound import audit
 from leakbound.audit import Setting, corridor, parse
 from leakbound.audit.corridor import epsilon
 from leakbound.cli import main
@@ -25,6 +25,7 @@ PLAN = {
 }
 STATED = ("noise_multiplier=1.1", "sampling_rate=0.1", "steps=20", "clip_norm=2", "dim=64",
           "norm=3,4", "psnr=15,20", "accept=0.01")  # fmt: skip
+pytestmark = pytest.mark.usefixtures("wide")
 VALIDATOR = jsonschema.Draft202012Validator(json.loads(evidence.schema()))
 
 
@@ -33,13 +34,6 @@ def call(*arguments):
     with pytest.raises(SystemExit) as caught:
         main(["evidence", *map(str, arguments)])
     return caught.value.code
-
-
-@pytest.fixture(autouse=True)
-def wide(monkeypatch):
-    for console in (commands.console, commands.errors):
-        monkeypatch.setattr(console, "_width", 300)
-        monkeypatch.setattr(console, "_height", 50)
 
 
 @pytest.fixture(scope="module")

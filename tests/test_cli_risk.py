@@ -7,12 +7,12 @@ import re
 
 import pytest
 
-from leakbound import commands
 from leakbound.audit import Setting, calibrate
 from leakbound.cli import main
 
 TARGET = "psnr>=20 with probability<=0.001"
 KNOWN = ("--dim", 784, "--norm", 9)
+pytestmark = pytest.mark.usefixtures("wide")
 
 
 def call(*arguments):
@@ -20,14 +20,6 @@ def call(*arguments):
     with pytest.raises(SystemExit) as caught:
         main([str(argument) for argument in arguments])
     return caught.value.code
-
-
-@pytest.fixture(autouse=True)
-def wide(monkeypatch):
-    """One line a row, whatever the terminal."""
-    for console in (commands.console, commands.errors):
-        monkeypatch.setattr(console, "_width", 200)
-        monkeypatch.setattr(console, "_height", 50)
 
 
 def said(capsys):

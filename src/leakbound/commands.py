@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,7 +58,7 @@ def audit(command: options.Audit) -> int:
     page = reports.write(out, images=not command.no_images)
     ends = ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in outcome.counts.items())
     console.print(f"{_plural(outcome.cells, 'cell')}: {ends}")
-    console.print(f"report: {_safe(page)}", soft_wrap=True)
+    console.print(f"report: {brief(page)}", soft_wrap=True)
     if outcome.failed:
         what = "cells or trainings" if plan.utility.rounds else "cells"
         errors.print(f"leakbound: {outcome.failed} {what} failed; the report gives the reasons")
@@ -106,7 +107,8 @@ def attack(command: options.Attack) -> int:
     with errors.status("attacking ..."):
         result = next(iter(audits.run(plan, bench=bench)))
     if command.out is not None:
-        _write_pictures(command.out, result)
+        named = (result.record["pictures"] or {}).items()
+        write_files(command.out, {f"{name}.png": result.pictures[file] for name, file in named})
     if command.json:
         print(json.dumps(result.record, indent=1, sort_keys=True))
     else:
@@ -119,7 +121,7 @@ def report(command: options.Report) -> int:
     from leakbound import report as reports
 
     page = reports.write(command.folder, images=not command.no_images)
-    console.print(f"report: {_safe(page)}", soft_wrap=True)
+    console.print(f"report: {brief(page)}", soft_wrap=True)
     return 0
 
 
@@ -214,8 +216,8 @@ def _announce(plan: Plan, out: Path, workers: int) -> None:
     trainings = len(plan.utility_cells())
     also = f" and {_plural(trainings, 'training')}" if trainings else ""
     console.print(
-        f"audit [bold]{_safe(plan.name)}[/bold]: {_plural(len(plan.cells()), 'cell')}{also}, "
-        f"{_plural(workers, 'worker') if workers else 'one worker a CPU'}, into {_safe(out)}",
+        f"audit [bold]{brief(plan.name)}[/bold]: {_plural(len(plan.cells()), 'cell')}{also}, "
+        f"{_plural(workers, 'worker') if workers else 'one worker a CPU'}, into {brief(out)}",
         soft_wrap=True,
     )
     _announce_code(plan)
@@ -225,7 +227,7 @@ def _announce_code(plan: Plan) -> None:
     from leakbound.audit.bench import named_code_of
 
     for name in named_code_of(plan):
-        errors.print(f"importing Python code that the plan names: {_safe(name)}", soft_wrap=True)
+        errors.print(f"importing Python code that the plan names: {brief(name)}", soft_wrap=True)
 
 
 def spec_of(kind: str, text: str) -> dict[str, Any]:
@@ -242,11 +244,16 @@ def spec_of(kind: str, text: str) -> dict[str, Any]:
     return {"name": name, **table}
 
 
-def _write_pictures(folder: Path, result: audits.Result) -> None:
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Put files of these names into a folder, made where it is missing.
+
+    Raises:
+        ValueError: it cannot be written.
+    """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name, file in (result.record["pictures"] or {}).items():
-            write_atomically(folder / f"{name}.png", result.pictures[file])
+        for name, content in files.items():
+            write_atomically(folder / name, content)
     except OSError as error:
         raise ValueError(
             f"out is {str(folder)!r}, which cannot be written: {error.strerror or error}"
@@ -255,13 +262,13 @@ def _write_pictures(folder: Path, result: audits.Result) -> None:
 
 def _show(record: dict[str, Any]) -> None:
     console.print(
-        f"{_safe(record['attack']['settings'])}\non {_safe(record['model']['name'])} under "
-        f"{_safe(record['defense']['settings'])} "
+        f"{brief(record['attack']['settings'])}\non {brief(record['model']['name'])} under "
+        f"{brief(record['defense']['settings'])} "
         f"(guarantee: "
         f"{_promise(record['defense']['guarantee'], record['defense']['private_law'])})"
     )
     if record["status"] != "ok":
-        console.print(f"{record['status'].replace('_', ' ')}: {_safe(record['reason'])}")
+        console.print(f"{record['status'].replace('_', ' ')}: {brief(record['reason'])}")
         return
     table = Table(show_edge=False)
     measured = record["metrics"]
@@ -284,15 +291,15 @@ def _show(record: dict[str, Any]) -> None:
     console.print(table)
     _show_columns(record.get("columns") or [])
     if record["problem"]:
-        console.print(f"the attack says that it failed: {_safe(record['problem'])}")
+        console.print(f"the attack says that it failed: {brief(record['problem'])}")
     for bound in record["bounds"]:
         console.print(
             f"floor ({bound['name']}): no attacker's mean squared error is below "
             f"{bound['value']:.3g} ({_number(bound['psnr'], 1)} dB) on average over the prior "
-            f"{_safe(bound['prior'])}, for {bound['covers']} attackers"
+            f"{brief(bound['prior'])}, for {bound['covers']} attackers"
         )
     if record["bounds_note"]:
-        console.print(f"no floor: {_safe(record['bounds_note'])}")
+        console.print(f"no floor: {brief(record['bounds_note'])}")
     threshold = record["threshold"]["value"]
     console.print(f"verdict: [bold]{record['verdict']}[/bold] (threshold {threshold:g} dB)")
 
@@ -306,7 +313,7 @@ def _show_columns(columns: list[dict[str, Any]]) -> None:
         table.add_column(head, justify="left" if head == "column" else "right", overflow="fold")
     for column in sorted(columns, key=lambda c: (-c["matched"], c["name"])):
         values = (f"{column['mean']:.3g}", f"{column['worst']:.3g}", f"{column['matched']:.0%}")
-        table.add_row(_safe(column["name"]), *values)
+        table.add_row(brief(column["name"]), *values)
     console.print(table)
 
 
@@ -323,8 +330,13 @@ def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _safe(text: object) -> str:
+def safe(text: object) -> str:
     """A stranger's text for the screen: one line, no control characters, no markup."""
+    return escape(printable(str(text)))
+
+
+def brief(text: object) -> str:
+    """The same of what may be long: its first `LONGEST` characters."""
     line = printable(str(text))
     return escape(line if len(line) <= LONGEST else line[:LONGEST] + "...")
 
@@ -351,7 +363,7 @@ class Bar:
         text = "starting" if now.current is None else _describe(now.current)
         text = "writing the report" if now.done == now.total else text
         self.progress.update(
-            self.task, completed=now.done, total=now.total, description=_safe(text)
+            self.task, completed=now.done, total=now.total, description=brief(text)
         )
         tenth = 10 * now.done // max(1, now.total)
         if not console.is_terminal and tenth > self.told:

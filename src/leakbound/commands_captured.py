@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from leakbound import captured, registry, tensors
 from leakbound.audit import plan as plans
 from leakbound.audit.plan_file import parse
 from leakbound.captured import Capture, Outcome, Settings, Told
-from leakbound.commands import LONGEST, console, errors, spec_of
+from leakbound.commands import brief, console, errors, spec_of
 from leakbound.models.custom import load_user_model
 from leakbound.random import stream
 from leakbound.text import printable
@@ -87,7 +86,7 @@ def _stopped(out: Path | None, done: int) -> None:
         errors.print(words, soft_wrap=True)
         return
     errors.print(
-        f"{done} finished attacks are in {_safe(out)}; the same command runs all of them again",
+        f"{done} finished attacks are in {brief(out)}; the same command runs all of them again",
         soft_wrap=True,
     )
 
@@ -109,7 +108,7 @@ def capture(command: options.Capture) -> int:
         rounds=command.rounds,
         clients=command.clients,
         run_config=_run_config(command.run_config),
-        on_progress=lambda text: errors.print(_safe(text), soft_wrap=True),
+        on_progress=lambda text: errors.print(brief(text), soft_wrap=True),
     )
     table = Table(show_edge=False)
     for head in ("round", "client", "examples", "kind", "file"):
@@ -117,11 +116,11 @@ def capture(command: options.Capture) -> int:
     for path in files:
         _, about = tensors.read(path)
         told = [about.get(f"leakbound.{k}", "") for k in ("round", "client", "examples", "kind")]
-        table.add_row(*map(_safe, told), _safe(path))
+        table.add_row(*map(brief, told), brief(path))
     console.print(table)
     console.print(
-        f"{len(files)} updates in {_safe(command.out)}. What do they leak?\n"
-        f"  leakbound attack --update {_safe(command.out)} --model package.module:build "
+        f"{len(files)} updates in {brief(command.out)}. What do they leak?\n"
+        f"  leakbound attack --update {brief(command.out)} --model package.module:build "
         "--input-shape 1,28,28 --out DIR",
         soft_wrap=True,
     )
@@ -153,7 +152,7 @@ def _model(command: options.Attack, settings: Settings) -> nn.Module:
         "generator": stream(command.seed, "model", name),
     }
     if ":" in name:
-        errors.print(f"importing Python code that --model names: {_safe(name)}", soft_wrap=True)
+        errors.print(f"importing Python code that --model names: {brief(name)}", soft_wrap=True)
         here = str(Path.cwd())
         if here not in sys.path:
             sys.path.append(here)
@@ -225,16 +224,16 @@ def _show(outcome: Outcome) -> None:
     for at, understood in enumerate(outcome.understood):
         own = [record for record in records if record["seed"] == at]
         capture = own[0]["capture"]
-        console.print(f"[bold]{_safe(capture['name'])}[/bold] ({capture['kind']})")
+        console.print(f"[bold]{brief(capture['name'])}[/bold] ({capture['kind']})")
         for finding in understood.findings:
             sure = "" if finding.sure else " (not certain)"
             console.print(
-                f"  {finding.name}: [bold]{_safe(finding.value)}[/bold]{sure}: "
-                f"{_safe(finding.how)}",
+                f"  {finding.name}: [bold]{brief(finding.value)}[/bold]{sure}: "
+                f"{brief(finding.how)}",
                 soft_wrap=True,
             )
         for note in capture["notes"]:
-            console.print(f"  note: {_safe(note)}", soft_wrap=True)
+            console.print(f"  note: {brief(note)}", soft_wrap=True)
         console.print(_results(own))
         _remarks(own)
     ends = ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in outcome.counts.items())
@@ -245,7 +244,7 @@ def _show(outcome: Outcome) -> None:
             "guess explains is all that is known, and it is no PSNR. --truth FILE measures it."
         )
     if outcome.page is not None:
-        console.print(f"report: {_safe(outcome.page)}", soft_wrap=True)
+        console.print(f"report: {brief(outcome.page)}", soft_wrap=True)
 
 
 def _results(records: Sequence[dict[str, Any]]) -> Table:
@@ -257,7 +256,7 @@ def _results(records: Sequence[dict[str, Any]]) -> Table:
         table.add_column(head, justify="right", overflow="fold")
     for record in records:
         if record["status"] != "ok":
-            table.add_row(_safe(record["attack"]["name"]), record["status"].replace("_", " "))
+            table.add_row(brief(record["attack"]["name"]), record["status"].replace("_", " "))
             continue
         share = record["capture"]["explained"] or {}
         value = share.get("share") if share.get("share") is not None else share.get("direction")
@@ -265,27 +264,27 @@ def _results(records: Sequence[dict[str, Any]]) -> Table:
         if record["metrics"] is not None:
             own, blind = record["metrics"]["psnr"], record["blind"]["psnr"]
             cells += [f"{sum(own) / len(own):.1f}", f"{max(own):.1f}", f"{max(blind):.1f}"]
-        table.add_row(_safe(record["attack"]["name"]), *cells)
+        table.add_row(brief(record["attack"]["name"]), *cells)
     return table
 
 
 def _name_width(records: Sequence[dict[str, Any]]) -> int:
     """Room for every name, as far as half a narrow screen gives it."""
-    return min(40, max(len(_safe(record["attack"]["name"])) for record in records))
+    return min(40, max(len(brief(record["attack"]["name"])) for record in records))
 
 
 def _remarks(records: Sequence[dict[str, Any]]) -> None:
     """Certificates, what attacks say of themselves, bounds."""
     for record in records:
-        name = _safe(record["attack"]["name"])
+        name = brief(record["attack"]["name"])
         if record["status"] != "ok":
             words = record["status"].replace("_", " ")
-            console.print(f"{name} {words}: {_safe(record['reason'])}", soft_wrap=True)
+            console.print(f"{name} {words}: {brief(record['reason'])}", soft_wrap=True)
         if record["capture"]["certificate"]:
-            proof = _safe(record["capture"]["certificate"])
+            proof = brief(record["capture"]["certificate"])
             console.print(f"certificate ({name}): {proof}", soft_wrap=True)
         if record["problem"]:
-            console.print(f"{name} says that it failed: {_safe(record['problem'])}")
+            console.print(f"{name} says that it failed: {brief(record['problem'])}")
     first = next((r for r in records if r["status"] == "ok"), None)
     if first is not None:
         _bounds(first)
@@ -299,17 +298,17 @@ def _bounds(record: dict[str, Any]) -> None:
         if bound.get("probability") is not None:
             console.print(
                 f"bound: any attacker reaches {record['threshold']['value']:g} dB with probability "
-                f"at most {bound['probability']:.3g} (prior: {_safe(bound['prior'])})"
+                f"at most {bound['probability']:.3g} (prior: {brief(bound['prior'])})"
             )
             continue
         decibels = "" if bound["psnr"] is None else f" ({bound['psnr']:.1f} dB)"
         console.print(
             f"floor ({bound['name']}): no attacker's mean squared error is below "
-            f"{bound['value']:.3g}{decibels} on average over the prior {_safe(bound['prior'])}, "
+            f"{bound['value']:.3g}{decibels} on average over the prior {brief(bound['prior'])}, "
             f"for {bound['covers']} attackers"
         )
     if record["bounds_note"]:
-        console.print(f"no bound: {_safe(record['bounds_note'])}", soft_wrap=True)
+        console.print(f"no bound: {brief(record['bounds_note'])}", soft_wrap=True)
 
 
 def _share(value: float | None) -> str:
@@ -320,11 +319,6 @@ def _share(value: float | None) -> str:
     left = max(1 - value, 0.0)
     digits = 1 if left >= 1e-3 else 3 if left >= 1e-5 else 5
     return f"{100 * value:.{digits}f} %"
-
-
-def _safe(text: object) -> str:
-    line = printable(str(text))
-    return escape(line if len(line) <= LONGEST else line[:LONGEST] + "...")
 
 
 class _Bar:
@@ -346,6 +340,6 @@ class _Bar:
     def __call__(self, done: int, total: int, what: str) -> None:
         """Show where the attacks are."""
         self.done = done
-        self.progress.update(self.task, completed=done, total=total, description=_safe(what))
+        self.progress.update(self.task, completed=done, total=total, description=brief(what))
         if not errors.is_terminal:
             print(f"{done} of {total} done: {printable(what)}", file=sys.stderr, flush=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from leakbound.commands import console, errors, safe
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -16,7 +18,6 @@ MOST_ROWS = 12
 
 def compare(command: options.Compare) -> int:
     """Write the page of two runs and show what matters most."""
-    from leakbound.commands import console, errors
     from leakbound.report.compare_html import FILE, summary, write_comparison
     from leakbound.report.folder import read
 
@@ -27,7 +28,7 @@ def compare(command: options.Compare) -> int:
         found = write_comparison(read(command.first), read(command.second), path)
     for concern in found.concerns:
         if concern.grave:
-            console.print(f"[bold]not fair:[/bold] {_safe(concern.words)}")
+            console.print(f"[bold]not fair:[/bold] {safe(concern.words)}")
     if found.identical:
         console.print(f"{' and '.join(found.identical)}: byte-identical in both runs")
     console.print(summary(found))
@@ -35,7 +36,7 @@ def compare(command: options.Compare) -> int:
         if table.row_count:
             console.print(table)
     console.print(_counts(found))
-    console.print(f"page: {_safe(path)}", soft_wrap=True)
+    console.print(f"page: {safe(path)}", soft_wrap=True)
     return 0
 
 
@@ -46,7 +47,7 @@ def _verdicts(found: Comparison) -> Table:
     for pair in changed[:MOST_ROWS]:
         one, other = pair.first, pair.second
         texts = (one.defense, one.model, one.batch_size, one.verdict, other.verdict)
-        table.add_row(*map(_safe, texts))
+        table.add_row(*map(safe, texts))
     return _ended(table, len(changed))
 
 
@@ -61,7 +62,7 @@ def _attacks(found: Comparison) -> Table:
         _, size, defense = row.key
         between = f"{signed(psnr.low)} to {signed(psnr.high)}"
         texts = (defense, row.attack, size, f"{signed(psnr.mean)} dB", between, psnr.n)
-        table.add_row(*map(_safe, texts))
+        table.add_row(*map(safe, texts))
     return _ended(table, len(seen))
 
 
@@ -96,12 +97,3 @@ def _ended(table: Table, rows: int) -> Table:
     if rows > MOST_ROWS:
         table.add_row(f"{rows - MOST_ROWS} more on the page")
     return table
-
-
-def _safe(text: object) -> str:
-    """A stranger's text for the screen: one line, no control characters, no markup."""
-    from rich.markup import escape
-
-    from leakbound.text import printable
-
-    return escape(printable(str(text)))

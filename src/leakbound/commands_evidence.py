@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
-from rich.markup import escape
 
 from leakbound import check, commands_risk
 from leakbound.audit.calibrate import UNIFORM, under
 from leakbound.audit.corridor import Corridor, Setting, epsilon
 from leakbound.audit.reach import reach
-from leakbound.audit.records import write_atomically
 from leakbound.audit.run_file import versions
 from leakbound.bounds import ladder
 from leakbound.bounds.law import positive, probability, single
-from leakbound.commands import console, errors
+from leakbound.commands import console, errors, safe, write_files
 from leakbound.text import printable
 
 if TYPE_CHECKING:
@@ -80,8 +78,8 @@ def evidence(command: options.Evidence) -> int:
         DATA: json.dumps(content, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n",
         **_plans(subjects, names),
     }
-    _write(out.parent, files)
-    console.print(f"evidence: {_safe(out)}", soft_wrap=True)
+    write_files(out.parent, files)
+    console.print(f"evidence: {safe(out)}", soft_wrap=True)
     rest = [name for name in files if name != out.name]
     console.print(f"beside it: {', '.join(rest)}", soft_wrap=True)
     _warn(subjects)
@@ -96,8 +94,8 @@ def _warn(subjects: Sequence[Mapping[str, Any]]) -> None:
         for one in subject["checks"]:
             if one["holds"] is False:
                 errors.print(
-                    f"leakbound: {_safe(subject['name'])}: does not hold: {one['words']} "
-                    f"({_safe(one['detail'])})",
+                    f"leakbound: {safe(subject['name'])}: does not hold: {one['words']} "
+                    f"({safe(one['detail'])})",
                     soft_wrap=True,
                 )
     silent = {
@@ -299,18 +297,3 @@ def _plans(subjects: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[
     texts = [subject["rerun"]["plan"] for subject in subjects]
     pairs = zip(names, texts, strict=False)
     return {name: text.encode() for name, text in pairs if text is not None}
-
-
-def _write(folder: Path, files: Mapping[str, bytes]) -> None:
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name, content in files.items():
-            write_atomically(folder / name, content)
-    except OSError as error:
-        raise ValueError(
-            f"out is {str(folder)!r}, which cannot be written: {error.strerror or error}"
-        ) from None
-
-
-def _safe(text: object) -> str:
-    return escape(printable(str(text)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import sys
 import time
 from collections.abc import Iterator
@@ -12,9 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from filelock import FileLock, Timeout
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -28,11 +25,10 @@ from rich.table import Table
 from leakbound import report
 from leakbound.audit import run_file
 from leakbound.audit.records import write_atomically
-from leakbound.commands import console, errors, workers_of
+from leakbound.commands import console, errors, safe, workers_of
 from leakbound.experiments import kept, pages, results
 from leakbound.experiments.reproductions import Reproduction, named
 from leakbound.experiments.results import Results
-from leakbound.text import printable
 
 if TYPE_CHECKING:
     from leakbound import options
@@ -55,7 +51,7 @@ def reproduce(command: options.Reproduce) -> int:
         except ValueError as error:
             if len(chosen) == 1:
                 raise
-            errors.print(f"leakbound: {_safe(error)}", soft_wrap=True)
+            errors.print(f"leakbound: {safe(error)}", soft_wrap=True)
             missing += 1
             continue
         _announce(about, command.scale, folder)
@@ -71,8 +67,8 @@ def reproduce(command: options.Reproduce) -> int:
 
 def _announce(about: Reproduction, scale: str, folder: Path) -> None:
     console.print(
-        f"reproducing [bold]{_safe(about.paper.title)}[/bold] (paper {about.letter}), scale "
-        f"{scale}: {_safe(about.scales[scale])}; into {_safe(folder)}",
+        f"reproducing [bold]{safe(about.paper.title)}[/bold] (paper {about.letter}), scale "
+        f"{scale}: {safe(about.scales[scale])}; into {safe(folder)}",
         soft_wrap=True,
     )
 
@@ -106,13 +102,7 @@ def _claimed(about: Reproduction, command: options.Reproduce, folder: Path) -> I
 
 def _here() -> dict[str, Any]:
     """Versions and machine, as an audit's run.json has them."""
-    machine = {
-        "processor": platform.machine(),
-        "system": platform.system(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "threads": 1,
-    }
-    return {"versions": run_file.versions(), "machine": machine}
+    return {"versions": run_file.versions(), "machine": run_file.machine()}
 
 
 def _data(folder: Path) -> dict[str, Any]:
@@ -143,10 +133,10 @@ def _show(found: Results, folder: Path) -> None:
     for claim in found.outcome.claims:
         word = str(claim.verdict)
         style = STYLES.get(word, "dim")
-        table.add_row(_safe(claim.number), _safe(claim.statement), f"[{style}]{word}[/{style}]")
+        table.add_row(safe(claim.number), safe(claim.statement), f"[{style}]{word}[/{style}]")
     console.print(table)
-    console.print(_safe(pages.tally(found)), soft_wrap=True)
-    console.print(f"page: {_safe(folder / PAGE)}", soft_wrap=True)
+    console.print(safe(pages.tally(found)), soft_wrap=True)
+    console.print(f"page: {safe(folder / PAGE)}", soft_wrap=True)
 
 
 class _Bar:
@@ -168,14 +158,10 @@ class _Bar:
     def __call__(self, part: str, done: int, total: int) -> None:
         """Show where the run is."""
         if part != self.told[0]:
-            self.progress.reset(self.task, description=_safe(part), total=max(1, total))
+            self.progress.reset(self.task, description=safe(part), total=max(1, total))
         self.progress.update(self.task, completed=done, total=max(1, total))
         tenth = 10 * done // max(1, total)
         if (part, tenth) != self.told:
             if not console.is_terminal:
                 print(f"{part}: {done} of {total}", file=sys.stderr, flush=True)
             self.told = (part, tenth)
-
-
-def _safe(text: object) -> str:
-    return escape(printable(str(text)))

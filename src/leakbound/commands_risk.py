@@ -21,8 +21,7 @@ from leakbound.audit.reach import reach
 from leakbound.audit.target import Target
 from leakbound.bounds import ladder
 from leakbound.bounds.law import positive, probability, whole
-from leakbound.commands import console, errors
-from leakbound.text import printable
+from leakbound.commands import console, errors, safe, write_files
 
 if TYPE_CHECKING:
     from leakbound import options
@@ -90,7 +89,7 @@ def bound(command: options.Bound) -> int:
     if command.out is not None:
         names = _write(command.out, found, setting, command, prior)
         out = errors if command.json else console
-        out.print(f"written: {', '.join(names)} into {escape(printable(str(command.out)))}")
+        out.print(f"written: {', '.join(names)} into {safe(command.out)}")
     return 0
 
 
@@ -322,7 +321,7 @@ def _show_scopes(edges: Corridor) -> None:
 
 
 def _setting_line(setting: Setting, epsilon: float | None, delta: float, records: Records) -> str:
-    known = "" if records.source is None else f" of {escape(printable(records.source))}"
+    known = "" if records.source is None else f" of {safe(records.source)}"
     private = "infinite" if epsilon is None else f"{epsilon:.4g}"
     return (
         f"noise multiplier {setting.noise_multiplier:.6g}, {setting.steps} "
@@ -340,18 +339,9 @@ def _write(
     prior: ladder.Rung | None,
 ) -> list[str]:
     """The same numbers as JSON and two plots; returns their names."""
-    from leakbound.audit.records import write_atomically
-
     content = json.dumps(found, indent=1, sort_keys=True, allow_nan=False).encode()
     files = {"bound.json": content, **_plots(found, setting, command, prior)}
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name, content in files.items():
-            write_atomically(folder / name, content)
-    except OSError as error:
-        raise ValueError(
-            f"out is {str(folder)!r}, which cannot be written: {error.strerror or error}"
-        ) from None
+    write_files(folder, files)
     return list(files)
 
 

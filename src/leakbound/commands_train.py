@@ -20,8 +20,7 @@ from leakbound.audit.bench import named_code_of
 from leakbound.audit.folder import Runner
 from leakbound.audit.plan import Plan
 from leakbound.audit.records import Journal, write_atomically
-from leakbound.commands import Bar, console, errors, workers_of
-from leakbound.text import printable
+from leakbound.commands import Bar, brief, console, errors, workers_of
 
 if TYPE_CHECKING:
     from leakbound import options
@@ -92,13 +91,13 @@ def train(command: options.Train) -> int:
     run = _runner(command.engine)
     screen = errors if command.json else console
     screen.print(
-        f"training [bold]{_safe(plan.name)}[/bold]: {len(plan.utility_cells())} of "
+        f"training [bold]{brief(plan.name)}[/bold]: {len(plan.utility_cells())} of "
         f"{plan.utility.rounds} rounds with {plan.utility.clients} clients, {workers} "
-        f"{'process' if workers == 1 else 'processes'}, into {_safe(out)}",
+        f"{'process' if workers == 1 else 'processes'}, into {brief(out)}",
         soft_wrap=True,
     )
     for name in named_code_of(plan):
-        errors.print(f"importing Python code that the plan names: {_safe(name)}", soft_wrap=True)
+        errors.print(f"importing Python code that the plan names: {brief(name)}", soft_wrap=True)
     bar = Bar()
     with bar.progress:
         outcome = audits.audit(plan, out, workers=workers, watch=bar, run=run, trainings_only=True)
@@ -129,10 +128,10 @@ def _tell(plan: Plan, out: Path, failed: int, as_json: bool) -> int:
         print(json.dumps([asdict(row) for row in rows], indent=1, allow_nan=False))
     else:
         _show(rows)
-        console.print(f"curves: {_safe(page)}", soft_wrap=True)
+        console.print(f"curves: {brief(page)}", soft_wrap=True)
     if failed:
         reason = next(unit["reason"] for unit in units if unit["status"] == "failed")
-        errors.print(f"leakbound: {failed} trainings failed; the first: {_safe(reason)}")
+        errors.print(f"leakbound: {failed} trainings failed; the first: {brief(reason)}")
         return 1
     return 0
 
@@ -174,7 +173,7 @@ def _show(rows: Sequence[Row]) -> None:
         right = head not in ("model", "defense")
         shown.add_column(head, justify="right" if right else "left", overflow="fold")
     for row in rows:
-        shown.add_row(_safe(row.model), _safe(row.defense), *map(escape, _words(row)))
+        shown.add_row(brief(row.model), brief(row.defense), *map(escape, _words(row)))
     console.print(shown)
 
 
@@ -245,7 +244,3 @@ def _page(plan: Plan, units: Sequence[dict[str, Any]], rows: Sequence[Row]) -> s
 
 def _file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_]+", "-", name)[:60].strip("-") or "plan"
-
-
-def _safe(text: object) -> str:
-    return escape(printable(str(text))[:300])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from leakbound import data, models
+from leakbound import models
 from leakbound.attacks.analytic import LinearInversion
 from leakbound.attacks.sparse import SparseRecovery, _sparsest
 from leakbound.defenses import (
@@ -22,24 +22,12 @@ from leakbound.defenses import (
     chain,
 )
 from leakbound.pairing import pair, squared_distances
-from leakbound.protocol import play
 from leakbound.random import normal, stream
 from leakbound.testing import check_attack
 from leakbound.testing.common import small_batch
-from leakbound.types import Batch, NotApplicable, Task, ThreatModel
+from leakbound.types import Batch, NotApplicable, Task
 
 EXACT = 60
-
-
-@pytest.fixture(scope="module")
-def digits():
-    found = data.load("mnist5k")
-    return Batch(found.inputs, found.labels)
-
-
-def drawn(digits, seed, size):
-    order = torch.randperm(digits.size, generator=stream(seed, "sparse batch"))[:size]
-    return Batch(digits.inputs[order], digits.labels[order])
 
 
 def task_of(seed, width=256, activation="relu", hidden=None):
@@ -53,17 +41,6 @@ def task_of(seed, width=256, activation="relu", hidden=None):
     return Task.of(model, classes=10)
 
 
-def played(task, batch, defense=None, seed=0, **threat):
-    defense = chain(defense) if defense else chain()
-    share = batch.size // defense.cohort_size
-    clients = [
-        Batch(batch.inputs[a : a + share], batch.labels[a : a + share])
-        for a in range(0, batch.size, share)
-    ]
-    sources = [stream(seed, "sparse defense", i) for i in range(len(clients) + 1)]
-    return play(task, clients, defense, sources, threat=ThreatModel(**threat))
-
-
 def decibels(batch, answer):
     errors = (pair(batch, answer).inputs.double() - batch.inputs).square().flatten(1).mean(1)
     return -10 * errors.clamp_min(1e-14).log10()
@@ -72,12 +49,12 @@ def decibels(batch, answer):
 @pytest.mark.parametrize(
     ("size", "width", "rounds"), [(1, 64, 2), (2, 64, 4), (4, 128, 6), (8, 100, 6), (8, 256, 6)]
 )
-def test_small_batches_are_exact(digits, size, width, rounds):
+def test_small_batches_are_exact(scene, size, width, rounds):
     """With the labels, in float32, and certified; linear inversion separates few of them."""
     found, other = [], []
     for seed in range(rounds):
-        batch = drawn(digits, seed, size)
-        seen = played(task_of(seed, width), batch)
+        batch = scene.batch(seed, size)
+        seen = scene.play(task_of(seed, width), batch)
         answer = SparseRecovery()(seen.observation, stream(seed, "attack"))
         assert answer.problem is None
         assert answer.objective < 1e-4
@@ -94,12 +71,12 @@ def test_small_batches_are_exact(digits, size, width, rounds):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "least"), [(10, 8), (12, 7), (16, 0)])
-def test_larger_batches(digits, size, least):
+def test_larger_batches(scene, size, least):
     """How far it reaches: rounds of 10 that are whole and certified, width 512."""
     whole = 0
     for seed in range(10):
-        batch = drawn(digits, seed, size)
-        answer = SparseRecovery()(played(task_of(seed, 512), batch).observation, stream(seed))
+        batch = scene.batch(seed, size)
+        answer = SparseRecovery()(scene.play(task_of(seed, 512), batch).observation, stream(seed))
         exact = bool((decibels(batch, answer) >= EXACT).all())
         assert exact or answer.problem is not None
         whole += answer.problem is None
@@ -107,9 +84,9 @@ def test_larger_batches(digits, size, least):
     assert whole >= least
 
 
-def test_labels_need_not_be_known_and_a_deeper_model_is_no_harder(digits):
-    batch = drawn(digits, 0, 6)
-    seen = played(task_of(0, hidden=(128, 64)), batch, labels_known=False)
+def test_labels_need_not_be_known_and_a_deeper_model_is_no_harder(scene):
+    batch = scene.batch(0, 6)
+    seen = scene.play(task_of(0, hidden=(128, 64)), batch, labels_known=False)
     answer = SparseRecovery()(seen.observation, stream(0))
     assert answer.problem is None
     assert torch.equal(pair(batch, answer).labels, batch.labels)
@@ -127,10 +104,10 @@ def test_labels_need_not_be_known_and_a_deeper_model_is_no_harder(digits):
     ],
     ids=repr,
 )
-def test_what_keeps_the_rank_does_not_help(digits, defense):
+def test_what_keeps_the_rank_does_not_help(scene, defense):
     for seed in range(3):
-        batch = drawn(digits, seed, 4)
-        seen = played(task_of(seed), batch, defense, seed)
+        batch = scene.batch(seed, 4)
+        seen = scene.play(task_of(seed), batch, defense, seed)
         answer = SparseRecovery()(seen.observation, stream(0))
         assert answer.problem is None
         assert float(decibels(batch, answer).min()) >= EXACT
@@ -147,27 +124,27 @@ def test_what_keeps_the_rank_does_not_help(digits, defense):
     ],
     ids=repr,
 )
-def test_what_breaks_the_rank_ends_it_and_it_says_so(digits, defense):
+def test_what_breaks_the_rank_ends_it_and_it_says_so(scene, defense):
     for seed in range(2):
-        batch = drawn(digits, seed, 4)
-        seen = played(task_of(seed), batch, defense, seed)
+        batch = scene.batch(seed, 4)
+        seen = scene.play(task_of(seed), batch, defense, seed)
         answer = SparseRecovery(samples=20_000)(seen.observation, stream(0))
         assert answer.problem is not None
         assert float(decibels(batch, answer).min()) < EXACT
 
 
 @pytest.mark.parametrize("activation", ["tanh", "sigmoid", "leaky_relu"])
-def test_without_zeros_there_is_nothing_to_find(digits, activation):
-    batch = drawn(digits, 0, 4)
-    seen = played(task_of(0, activation=activation), batch)
+def test_without_zeros_there_is_nothing_to_find(scene, activation):
+    batch = scene.batch(0, 4)
+    seen = scene.play(task_of(0, activation=activation), batch)
     answer = SparseRecovery(samples=20_000)(seen.observation, stream(0))
     assert answer.problem is not None
 
 
-def test_the_certificate_refuses_a_changed_update(digits):
+def test_the_certificate_refuses_a_changed_update(scene):
     """A gradient of the right rank and zeros, but of other last layers: not what was sent."""
-    batch, task = drawn(digits, 0, 4), task_of(0)
-    seen = played(task, batch).observation
+    batch, task = scene.batch(0, 4), task_of(0)
+    seen = scene.play(task, batch).observation
     rows = seen.update.rows.clone()
     name, _, start, stop = task.layout[-2]
     assert name == "3.weight"
@@ -177,14 +154,14 @@ def test_the_certificate_refuses_a_changed_update(digits):
     assert float(decibels(batch, answer).min()) >= EXACT
 
 
-def test_a_repeated_input_is_called_so(digits):
-    batch = drawn(digits, 0, 3)
+def test_a_repeated_input_is_called_so(scene):
+    batch = scene.batch(0, 3)
     twice = Batch(batch.inputs[[0, 1, 1]], batch.labels[[0, 1, 1]])
-    answer = SparseRecovery()(played(task_of(0), twice).observation, stream(0))
+    answer = SparseRecovery()(scene.play(task_of(0), twice).observation, stream(0))
     assert "has rank 2, not 3" in answer.problem
 
 
-def test_random_pixels_and_more_examples_than_classes_are_never_claimed_wrongly():
+def test_random_pixels_and_more_examples_than_classes_are_never_claimed_wrongly(scene):
     """Most units are on for all of such images, which leaves other sparse directions."""
     model = models.mlp(input_shape=(1, 6, 6), classes=3, generator=stream(0, "m"), hidden=(200,))
     task, exact = Task.of(model, classes=3), {3: 0, 4: 0}
@@ -192,7 +169,7 @@ def test_random_pixels_and_more_examples_than_classes_are_never_claimed_wrongly(
         for seed in range(4):
             images = [small_batch(task, seed=10 * seed + i).inputs for i in range(2)]
             batch = Batch(torch.cat(images)[:size], torch.arange(size) % 3)
-            answer = SparseRecovery(samples=20_000)(played(task, batch).observation, stream(0))
+            answer = SparseRecovery(samples=20_000)(scene.play(task, batch).observation, stream(0))
             whole = bool((squared_distances(batch.inputs, answer.inputs).amin(1) < 1e-6).all())
             assert whole or answer.problem is not None
             exact[size] += answer.problem is None
@@ -208,21 +185,21 @@ def test_the_sparsest_basis_is_the_best_of_all():
     assert _sparsest(vectors) == [0, 1, 4]
 
 
-def test_where_it_does_not_apply(digits):
-    attack, batch = SparseRecovery(), drawn(digits, 0, 2)
+def test_where_it_does_not_apply(scene):
+    attack, batch = SparseRecovery(), scene.batch(0, 2)
     convolutional = models.simple_convnet(
         input_shape=(1, 28, 28), classes=10, generator=stream(0, "model")
     )
     with pytest.raises(NotApplicable, match="no linear layer"):
-        attack(played(Task.of(convolutional, classes=10), batch).observation, stream(0))
+        attack(scene.play(Task.of(convolutional, classes=10), batch).observation, stream(0))
     with pytest.raises(NotApplicable, match="17 examples"):
-        attack(played(task_of(0), drawn(digits, 0, 17)).observation, stream(0))
-    seen = played(task_of(0), batch).observation
+        attack(scene.play(task_of(0), scene.batch(0, 17)).observation, stream(0))
+    seen = scene.play(task_of(0), batch).observation
     broken = replace(seen, update=replace(seen.update, rows=seen.update.rows * math.nan))
     with pytest.raises(NotApplicable, match="finite"):
         attack(broken, stream(0))
     narrow = nn.Sequential(nn.Flatten(), nn.Linear(784, 3), nn.ReLU(), nn.Linear(3, 10))
-    answer = attack(played(Task.of(narrow, classes=10), batch).observation, stream(0))
+    answer = attack(scene.play(Task.of(narrow, classes=10), batch).observation, stream(0))
     assert answer.problem is not None
     with pytest.raises(ValueError, match="samples"):
         SparseRecovery(samples=0)

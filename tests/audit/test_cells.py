@@ -6,6 +6,7 @@ from leakbound import audit
 from leakbound.audit import bench as benches
 from leakbound.audit import cells as cells_module
 from leakbound.audit.records import encode
+from leakbound.types import Unit, Update
 
 
 def test_a_cell_alone_and_in_the_grid_gives_the_same_record(table):
@@ -202,6 +203,15 @@ def test_one_class_has_no_gradient_and_is_told(tmp_path):
     np.savez(tmp_path / "one.npz", x=np.zeros((12, 8, 8), np.uint8), y=np.zeros(12, np.int64))
     with pytest.raises(ValueError, match=r"one class .* cross-entropy has no gradient"):
         audit.audit(plan, tmp_path / "out")
+
+
+def test_what_a_record_says_of_the_release():
+    rows = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    plain = Update(rows, Unit.CLIENT, (2,))
+    known = {"law": "Exact", "private": False, "withheld": 0.0, "unit": "client"}
+    assert cells_module.release_of(plain) == known
+    largest = plain.masked(rows > 2, by_value=True)
+    assert cells_module.release_of(largest) == known | {"private": True, "withheld": 0.5}
 
 
 def test_a_cell_computes_with_one_thread(tiny, monkeypatch):

@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import platform
 import stat
 from pathlib import Path
 
@@ -42,6 +43,7 @@ def test_what_a_run_leaves(tiny, done):
         assert stat.S_IMODE(path.stat().st_mode) == wanted, path
     about = json.loads((done / "run.json").read_text())
     assert about["machine"]["threads"] == 1
+    assert about["machine"]["processor"] == platform.machine()
     assert not about["own_data"]
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from leakbound import captured, data, models
+from leakbound.audit import run_file
 from leakbound.captured import Told, load
 from leakbound.captured.records import Explained, explained
 from leakbound.defenses import Clip, ClipExamples, GaussianMechanism, Mean, SecureAggregation, chain
@@ -211,6 +212,7 @@ def test_declared_noise_gives_law_bounds_and_an_honest_share(noise, known, digit
     names = [bound["name"] for bound in record["bounds"]]
     assert names == ["tight_trace", "probability"]
     assert record["defense"]["guarantee"] == "differential privacy"
+    assert (record["release"]["law"], record["release"]["unit"]) == ("Gaussian", "client")
     share = record["capture"]["explained"]["share"]
     assert share == pytest.approx(1 - record["release"]["noise_share"], abs=0.02) or not known
     assert known or share < 0.1
@@ -330,6 +332,8 @@ def test_the_folder_holds_records_that_a_report_reads_with_and_without_truth(dig
         page = found.page.read_text(encoding="utf-8")
         lines = (out / "records.jsonl").read_text().splitlines()
         assert [json.loads(line) for line in lines] == list(found.records)
+        about = json.loads((out / "run.json").read_text())
+        assert about["machine"] == run_file.machine()
         assert "Captured update</h2>" in page
         assert "100.00000\N{NO-BREAK SPACE}%" in page
         assert ("The truth was not given" in page) == (truth is None)

@@ -340,12 +340,6 @@ def test_what_is_promised_in_a_chain(task, batch):
         chain(PriPrune(), Withhold())
 
 
-def test_a_state_of_another_model_is_refused(task, convnet):
-    state = PriPrune().init(Task.of(convnet))
-    with pytest.raises(ValueError, match=r"state holds \d+ weights and the model \d+; begin with"):
-        PriPrune().begin(task, state, stream(0))
-
-
 @pytest.mark.parametrize(
     ("bad", "says"),
     [

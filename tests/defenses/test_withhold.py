@@ -246,10 +246,11 @@ def test_a_rate_of_zero_is_no_defense(task, batch):
             assert sent.mask.all()
 
 
-def test_a_state_of_another_model_is_refused(task, convnet):
-    state = Withhold().init(Task.of(convnet))
+@pytest.mark.parametrize("defense", [Withhold(), PriPrune()], ids=repr)
+def test_a_state_of_another_model_is_refused(task, convnet, defense):
+    state = defense.init(Task.of(convnet))
     with pytest.raises(ValueError, match=r"state holds \d+ weights and the model \d+; begin with"):
-        Withhold().begin(task, state, stream(0))
+        defense.begin(task, state, stream(0))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import logging
 import os
 import re
 import shutil
@@ -20,25 +19,10 @@ ROOT = Path(__file__).parent.parent.parent
 APP = ROOT / "examples" / "flower-hospital"
 
 
-@pytest.fixture(autouse=True)
-def _quiet():
-    logger = logging.getLogger("flwr")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(before)
-
-
 @pytest.fixture
-def hospital(monkeypatch):
-    """The app's package, forgotten afterwards."""
-    monkeypatch.syspath_prepend(str(APP))
-    import hospital.client_app
-    import hospital.server_app
-
-    yield hospital
-    for name in [name for name in sys.modules if name.split(".")[0] == "hospital"]:
-        del sys.modules[name]
+def hospital(imported):
+    """The app's package."""
+    return imported(APP, "hospital")
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """The quickstart app: it runs, its README's diffs apply, and what its server sees is attacked."""
 
 import importlib.util
-import logging
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,15 +19,6 @@ APP = ROOT / "examples" / "quickstart"
 ONE_IMAGE = {"num-server-rounds": 1, "images-per-client": 1, "batch-size": 1}
 
 
-@pytest.fixture(autouse=True)
-def _quiet():
-    logger = logging.getLogger("flwr")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(before)
-
-
 @pytest.fixture(autouse=True, scope="module")
 def _images_read_once():
     """The app is imported anew by every test, and reads a text file of 5,000 images."""
@@ -42,15 +31,9 @@ def _images_read_once():
 
 
 @pytest.fixture
-def quickstart(monkeypatch):
-    """The app's package, forgotten afterwards."""
-    monkeypatch.syspath_prepend(str(APP))
-    import quickstart.client_app
-    import quickstart.server_app
-
-    yield quickstart
-    for name in [name for name in sys.modules if name.split(".")[0] == "quickstart"]:
-        del sys.modules[name]
+def quickstart(imported):
+    """The app's package."""
+    return imported(APP, "quickstart")
 
 
 def applied(folder, heading):

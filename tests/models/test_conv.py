@@ -6,8 +6,6 @@ from torch import nn
 from torch.func import functional_call, grad, jacfwd, vmap
 
 from leakbound import models
-from leakbound.client import example_gradients, gradient, input_jvp, input_vjp
-from leakbound.types import Task
 
 COUNTS = {1: 3_815_566, 2: 6_603_710, 4: 13_657_406, 6: 25_324_350}
 
@@ -127,19 +125,8 @@ def test_eval_mode_and_nothing_in_place():
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize("depth", COUNTS)
-def test_derivatives(depth, activation):
-    task = Task.of(_small(depth, activation=activation)).to("cpu", torch.float64)
-    inputs = torch.rand(2, 2, 9, 9, generator=_stream(1), dtype=torch.float64)
-    labels = torch.tensor([0, 3])
-    rows = example_gradients(task, inputs, labels)
-    for row, image, label in zip(rows, inputs, labels, strict=True):
-        torch.testing.assert_close(row, gradient(task, image[None], label[None]))
-    tangent = torch.randn(inputs.shape, generator=_stream(2), dtype=torch.float64)
-    cotangent = torch.randn(len(task.parameters), generator=_stream(3), dtype=torch.float64)
-    forward = input_jvp(task, inputs, labels, tangent) @ cotangent
-    reverse = (input_vjp(task, inputs, labels, cotangent) * tangent).sum()
-    torch.testing.assert_close(forward, reverse)
-    assert reverse != 0
+def test_derivatives(derivatives_agree, depth, activation):
+    derivatives_agree(_small(depth, activation=activation), (2, 9, 9))
 
 
 def test_gradients_reach_every_tensor_under_torch_func():

@@ -5,8 +5,6 @@ import torch
 from torch import nn
 
 from leakbound import models
-from leakbound.client import example_gradients, gradient, input_jvp, input_vjp
-from leakbound.types import Task
 
 COUNTS = {4: 1_125_642, 6: 1_814_538, 9: 6_436_106, 11: 9_385_994}
 LEAST = {4: 4, 6: 16, 9: 32, 11: 32}
@@ -106,20 +104,8 @@ def test_eval_mode_and_nothing_in_place():
 
 
 @pytest.mark.parametrize(("depth", "activation"), [(4, "relu"), (6, "gelu"), (11, "leaky_relu")])
-def test_derivatives(depth, activation):
-    model = _build(depth=depth, width=0.05, activation=activation)
-    task = Task.of(model).to("cpu", torch.float64)
-    inputs = torch.rand(2, 3, 32, 32, generator=_stream(1), dtype=torch.float64)
-    labels = torch.tensor([0, 3])
-    rows = example_gradients(task, inputs, labels)
-    for row, image, label in zip(rows, inputs, labels, strict=True):
-        torch.testing.assert_close(row, gradient(task, image[None], label[None]))
-    tangent = torch.randn(inputs.shape, generator=_stream(2), dtype=torch.float64)
-    cotangent = torch.randn(len(task.parameters), generator=_stream(3), dtype=torch.float64)
-    forward = input_jvp(task, inputs, labels, tangent) @ cotangent
-    reverse = (input_vjp(task, inputs, labels, cotangent) * tangent).sum()
-    torch.testing.assert_close(forward, reverse)
-    assert reverse != 0
+def test_derivatives(derivatives_agree, depth, activation):
+    derivatives_agree(_build(depth=depth, width=0.05, activation=activation), (3, 32, 32))
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from leakbound import client, models
 from leakbound.r_operator import norms, rules, several, single
@@ -83,37 +80,6 @@ def _task(name, plan, dtype=torch.float64, **more):
     return Task.of(model, plan=plan, **more).to("cpu", dtype), shape
 
 
-def _example(task, shape, size, soft=False, seed=1):
-    source, dtype = torch.Generator().manual_seed(seed), task.parameters.dtype
-    inputs = torch.randn(size, *shape, generator=source, dtype=torch.float64)
-    labels = torch.randint(CLASSES, (size,), generator=source)
-    if soft:
-        labels = torch.rand(size, CLASSES, generator=source, dtype=torch.float64).to(dtype)
-    cotangent = torch.randn(len(task.parameters), generator=source, dtype=torch.float64)
-    return inputs.to(dtype), labels, cotangent.to(dtype)
-
-
-def _autograd(task, inputs, labels, cotangent):
-    variables = [inputs.clone().requires_grad_()]
-    if labels.is_floating_point():
-        variables.append(labels.clone().requires_grad_())
-    update = client.local_update(task, variables[0], variables[1] if variables[1:] else labels)
-    return [update.detach(), *torch.autograd.grad(update, variables, cotangent)]
-
-
-def _mine(engine, inputs, labels, cotangent):
-    update = engine.gradient(inputs[None], labels[None])[0].clone()
-    pulled = engine.pull(cotangent[None])
-    assert (pulled.labels is None) == (not labels.is_floating_point())
-    return [update, *(part[0] for part in pulled if part is not None)]
-
-
-def _error(found, wanted):
-    assert found.shape == wanted.shape
-    assert found.dtype == wanted.dtype
-    return float((found - wanted).norm() / wanted.norm())
-
-
 def _engine(task, shape, size):
     choice = several.choose(task, 1, (size, *shape))
     assert choice is not None
@@ -124,37 +90,34 @@ def _engine(task, shape, size):
 @pytest.mark.parametrize("soft", [False, True], ids=["classes", "soft"])
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("name", ALL)
-def test_it_is_autograds(name, plan, soft):
+def test_it_is_autograds(judge, name, plan, soft):
     local, size = PLANS[plan]
     task, shape = _task(name, local)
     engine = _engine(task, shape, size)
     for seed in (1, 2):
-        given = _example(task, shape, size, soft, seed)
-        for found, wanted in zip(_mine(engine, *given), _autograd(task, *given), strict=True):
-            assert _error(found, wanted) < 1e-10
+        given = judge.example(task, shape, size, soft, seed)
+        judge.agree(engine, task, given)
 
 
 @pytest.mark.parametrize("plan", ["full", "one", "ragged"])
 @pytest.mark.parametrize("name", ALL)
-def test_float32_is_as_exact_as_autograd(name, plan):
+def test_float32_is_as_exact_as_autograd(judge, name, plan):
     local, size = PLANS[plan]
     task, shape = _task(name, local, torch.float32)
     exact = task.to("cpu", torch.float64)
-    given = _example(task, shape, size, soft=True)
-    truths = _autograd(exact, *(part.double() for part in given))
-    mine, plain = _mine(_engine(task, shape, size), *given), _autograd(task, *given)
-    for at, (found, other, truth) in enumerate(zip(mine, plain, truths, strict=True)):
-        floor = 1e-6 if at == 0 else 1e-5
-        assert _error(found.double(), truth) < max(floor, 5 * _error(other.double(), truth))
+    given = judge.example(task, shape, size, soft=True)
+    truths = judge.autograd(exact, *(part.double() for part in given))
+    mine, plain = judge.mine(_engine(task, shape, size), *given), judge.autograd(task, *given)
+    judge.as_exact(mine, plain, truths)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "float"])
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("name", ALL)
-def test_slopes_in_the_weights_are_autograds(name, size, dtype):
+def test_slopes_in_the_weights_are_autograds(judge, name, size, dtype):
     """Those of <gradient, v>, layer by layer, at weights that were written over others."""
     task, shape = _task(name, LocalPlan(), dtype)
-    inputs, labels, cotangent = _example(task, shape, size)
+    inputs, labels, cotangent = judge.example(task, shape, size)
     leaf = task.parameters.clone().requires_grad_()
     gradient = client.gradient(task, inputs, labels, leaf)
     (wanted,) = torch.autograd.grad(gradient, leaf, cotangent)
@@ -171,36 +134,28 @@ def test_slopes_in_the_weights_are_autograds(name, size, dtype):
         assert float(off) <= least * float(wanted.norm())
 
 
-def _smooth_loss(outputs, labels):
-    target = functional.one_hot(labels, CLASSES) if labels.ndim == 1 else labels
-    return (torch.tanh(outputs) - target).pow(4).mean()
-
-
 @pytest.mark.parametrize("soft", [False, True], ids=["classes", "soft"])
-def test_another_loss(soft):
-    task, shape = _task("simple_convnet", LocalPlan(3, 0.5), loss=_smooth_loss)
-    engine, given = _engine(task, shape, 3), _example(task, shape, 3, soft)
-    for found, wanted in zip(_mine(engine, *given), _autograd(task, *given), strict=True):
-        assert _error(found, wanted) < 1e-10
+def test_another_loss(judge, soft):
+    task, shape = _task("simple_convnet", LocalPlan(3, 0.5), loss=judge.smooth_loss)
+    engine, given = _engine(task, shape, 3), judge.example(task, shape, 3, soft)
+    judge.agree(engine, task, given)
 
 
 @pytest.mark.parametrize("name", ["simple_convnet", "resnet18-batch"])
-def test_a_pruned_task(name):
+def test_a_pruned_task(judge, name):
     task, shape = _task(name, LocalPlan(4, 0.05, 2))
     kept = torch.rand(len(task.parameters), generator=torch.Generator().manual_seed(2)) < 0.4
     task = task.pruned(kept)
-    engine, given = _engine(task, shape, 3), _example(task, shape, 3)
-    found = _mine(engine, *given)
-    assert not found[0][~kept].any()
-    for mine, wanted in zip(found, _autograd(task, *given), strict=True):
-        assert _error(mine, wanted) < 1e-10
+    engine, given = _engine(task, shape, 3), judge.example(task, shape, 3)
+    assert not judge.mine(engine, *given)[0][~kept].any()
+    judge.agree(engine, task, given)
 
 
-def test_calls_in_any_order_and_nothing_written():
+def test_calls_in_any_order_and_nothing_written(judge):
     task, shape = _task("lenet", LocalPlan(3, 0.05))
     start = task.parameters.clone()
-    one, two = (_example(task, shape, 2, seed=seed) for seed in (1, 2))
-    wanted = _autograd(task, *one)
+    one, two = (judge.example(task, shape, 2, seed=seed) for seed in (1, 2))
+    wanted = judge.autograd(task, *one)
     engine, second = _engine(task, shape, 2), _engine(task, shape, 2)
     for given in (one, two, one):
         engine.gradient(given[0][None], given[1][None])
@@ -208,17 +163,17 @@ def test_calls_in_any_order_and_nothing_written():
     first = engine.pull(one[2][None]).inputs
     kept = first.clone()
     engine.pull(two[2][None])
-    assert _error(first[0], wanted[1]) < 1e-10
+    assert judge.error(first[0], wanted[1]) < 1e-10
     assert torch.equal(engine.pull(one[2][None]).inputs, kept)
     assert torch.equal(first, kept)
     assert torch.equal(task.parameters, start)
     fresh = _engine(task, shape, 2)
-    assert all(map(torch.equal, _mine(fresh, *one), _mine(engine, *one)))
+    assert all(map(torch.equal, judge.mine(fresh, *one), judge.mine(engine, *one)))
 
 
-def test_nothing_is_traced_and_a_pull_needs_a_gradient():
+def test_nothing_is_traced_and_a_pull_needs_a_gradient(judge):
     task, shape = _task("mlp", LocalPlan(2, 0.1))
-    inputs, labels, cotangent = _example(task, shape, 2, soft=True)
+    inputs, labels, cotangent = judge.example(task, shape, 2, soft=True)
     engine = _engine(task, shape, 2)
     with pytest.raises(ValueError, match="before gradient"):
         engine.pull(cotangent[None])
@@ -227,19 +182,11 @@ def test_nothing_is_traced_and_a_pull_needs_a_gradient():
     assert not any(part.requires_grad for part in (update, pulled.inputs, pulled.labels))
 
 
-class _NoSync(TorchDispatchMode):
-    refused = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "item")
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        assert func.overloadpacket.__name__ not in self.refused
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("name", ["simple_convnet", "resnet18-group", "batch-first"])
-def test_nothing_waits_for_the_device(name):
+def test_nothing_waits_for_the_device(judge, name):
     task, shape = _task(name, LocalPlan(3, 0.05, 2), torch.float32)
-    engine, given = _engine(task, shape, 3), _example(task, shape, 3, soft=True)
-    with _NoSync():
+    engine, given = _engine(task, shape, 3), judge.example(task, shape, 3, soft=True)
+    with judge.NoSync():
         engine.gradient(given[0][None], given[1][None])
         engine.pull(given[2][None])
 
@@ -276,30 +223,13 @@ def test_a_wrong_rule_is_found_out(fault, monkeypatch):
     assert several.choose(task, 1, (1, *shape)) is None
 
 
-def _products(call):
-    # PyTorch's own count knows neither packed convolutions nor products that are added in place
-    def count(x, weight, *_, out_shape, **__):
-        return 2 * weight[1] * weight[2] * weight[3] * torch.Size(out_shape).numel()
-
-    def added(_, left, right, **__):
-        return 2 * left[0] * left[1] * right[1]
-
-    counts = {torch.ops.aten.addmm_: added}
-    if hasattr(torch.ops.mkldnn, "_convolution_pointwise"):
-        counts[torch.ops.mkldnn._convolution_pointwise] = count
-    counter = FlopCounterMode(display=False, custom_mapping=counts)
-    with counter:
-        call()
-    return counter.get_total_flops()
-
-
 @pytest.mark.parametrize("size", [1, 2], ids=["one", "two"])
 @pytest.mark.parametrize("name", ["simple_convnet", "resnet18-group"])
-def test_a_local_step_is_nine_forwards_and_the_first_seven(name, size):
+def test_a_local_step_is_nine_forwards_and_the_first_seven(judge, name, size):
     steps = 4
     task, shape = _task(name, LocalPlan(steps, 0.05), torch.float32)
-    engine, (inputs, labels, _) = _engine(task, shape, size), _example(task, shape, size)
+    engine, (inputs, labels, _) = _engine(task, shape, size), judge.example(task, shape, size)
     with torch.no_grad():
-        forward = _products(lambda: client.forward(task, inputs))
-    whole = _products(lambda: engine.pull(engine.gradient(inputs[None], labels[None])))
+        forward = judge.products(lambda: client.forward(task, inputs))
+    whole = judge.products(lambda: engine.pull(engine.gradient(inputs[None], labels[None])))
     assert (8.2 * steps - 2) * forward < whole <= (9 * steps - 2) * forward

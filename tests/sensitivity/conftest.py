@@ -1,5 +1,6 @@
 """Small networks of every kind that matters to the engines, and the full Jacobian as a judge."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ from torch import nn
 from torch.func import functional_call, grad, jacrev
 
 from leakbound.random import stream, uniform
+from leakbound.sensitivity import sensitivity
 from leakbound.types import Task
 
 SHAPE, CLASSES = (1, 6, 6), 3
@@ -162,11 +164,32 @@ def jacobian(task, inputs, labels):
     return jacrev(gradient)(inputs).flatten(2)
 
 
+def draws(count, name="pooled", **settings):
+    """(count, P) values and errors of an estimator's draws on three examples, and the truth."""
+    task, (x, y) = build(name), batch(3)
+    found = [sensitivity(task, x, y, stream(i, "draw"), **settings) for i in range(count)]
+    exact = sensitivity(task, x, y, stream(0), estimator="exact").values
+    return torch.stack([f.values for f in found]), torch.stack([f.error for f in found]), exact
+
+
+def worst_z(values, truth):
+    """The largest |z| over coordinates of the mean of the draws."""
+    mean, spread = values.mean(0), values.std(0) / math.sqrt(len(values))
+    live = truth > 0
+    return float(((mean - truth).abs()[live] / spread[live]).max())
+
+
 @pytest.fixture(scope="session")
 def small():
     """The tools above, by name."""
     return SimpleNamespace(
-        build=build, batch=batch, jacobian=jacobian, fast=tuple(FAST), generic=tuple(GENERIC)
+        build=build,
+        batch=batch,
+        jacobian=jacobian,
+        draws=draws,
+        worst_z=worst_z,
+        fast=tuple(FAST),
+        generic=tuple(GENERIC),
     )
 
 

@@ -64,45 +64,28 @@ def test_a_model_that_turns_unlike_its_plan_takes_the_generic_path(small):
     close(sensitivity(task, x, y, stream(0)).gradient, client.gradient(task, x, y))
 
 
-def _draws(small, estimator, count, directions=1, size=3, name="pooled"):
-    task, (x, y) = small.build(name), small.batch(size)
-    found = [
-        sensitivity(task, x, y, stream(i, "draw"), estimator=estimator, directions=directions)
-        for i in range(count)
-    ]
-    exact = sensitivity(task, x, y, stream(0), estimator="exact").values
-    return torch.stack([f.values for f in found]), torch.stack([f.error for f in found]), exact
-
-
-def _worst_z(values, truth):
-    """The largest |z| over coordinates of the mean of the draws."""
-    mean, spread = values.mean(0), values.std(0) / math.sqrt(len(values))
-    live = truth > 0
-    return float(((mean - truth).abs()[live] / spread[live]).max())
-
-
 @pytest.mark.parametrize("estimator", ["batch", "per_sample"])
 def test_unbiased(small, estimator):
-    values, _, exact = _draws(small, estimator, 400)
-    assert _worst_z(values, exact) < 4.5
+    values, _, exact = small.draws(400, estimator=estimator, directions=1)
+    assert small.worst_z(values, exact) < 4.5
 
 
 def test_planted_wrong_estimators_are_rejected(small):
-    values, _, exact = _draws(small, "per_sample", 400)
-    assert _worst_z(values * 9, exact) > 10  # 1/B^2 forgotten
-    assert _worst_z(values * 3, exact) > 10  # 1/B for 1/B^2
+    values, _, exact = small.draws(400, estimator="per_sample", directions=1)
+    assert small.worst_z(values * 9, exact) > 10  # 1/B^2 forgotten
+    assert small.worst_z(values * 3, exact) > 10  # 1/B for 1/B^2
     task, (x, y) = small.build("pooled"), small.batch(3)
     jacobian = small.jacobian(task, x, y)
     crossed = []  # one direction for all examples: squares of sums have cross terms
     for i in range(400):
         same = normal(x[:1].shape, stream(i, "same"), like=x).flatten(1).expand(3, -1)
         crossed.append(torch.einsum("pbn,bn->p", jacobian, same).square())
-    assert _worst_z(torch.stack(crossed), exact) > 10
+    assert small.worst_z(torch.stack(crossed), exact) > 10
 
 
 def test_per_sample_varies_less_than_batch(small):
-    ours, _, exact = _draws(small, "per_sample", 300)
-    paper, _, _ = _draws(small, "batch", 300)
+    ours, _, exact = small.draws(300, estimator="per_sample", directions=1)
+    paper, _, _ = small.draws(300, estimator="batch", directions=1)
     live = exact > 0
     ratio = (ours.var(0) / paper.var(0))[live].median()
     assert ratio < 0.75
@@ -115,7 +98,7 @@ def test_per_sample_varies_less_than_batch(small):
 
 @pytest.mark.parametrize(("estimator", "directions"), [("batch", 4), ("per_sample", 2)])
 def test_the_error_is_the_empirical_one(small, estimator, directions):
-    values, errors, exact = _draws(small, estimator, 300, directions)
+    values, errors, exact = small.draws(300, estimator=estimator, directions=directions)
     live = exact > 0
     claimed = errors.square().mean(0).sqrt()[live]
     if estimator == "batch":  # E values^2 = s^2 (1 + 2/k), so the claim's square is too large by it
@@ -134,7 +117,7 @@ def test_the_relative_error_is_the_empirical_one(small):
 
 
 def test_batch_follows_the_chi_square_law_and_the_papers_claim(small):
-    values, _, exact = _draws(small, "batch", 400, directions=10)
+    values, _, exact = small.draws(400, estimator="batch", directions=10)
     at = int(exact.argmax())
     ratio = (values[:, at] / exact[at]).numpy()
     assert stats.kstest(10 * ratio, stats.chi2(10).cdf).pvalue > 0.01

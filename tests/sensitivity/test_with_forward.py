@@ -1,7 +1,5 @@
 """Directions that pass forward only: the formula, its law, its error, and where it does nothing."""
 
-import math
-
 import pytest
 import torch
 from torch.func import jacrev
@@ -81,31 +79,15 @@ def test_no_value_falls_below_zero(small):
     assert 0.01 < (values == errors).double().mean() < 0.1  # those that would have
 
 
-def _draws(small, count, name="pooled", **settings):
-    task, (x, y) = small.build(name), small.batch(3)
-    found = [
-        sensitivity(task, x, y, stream(i, "draw"), estimator="with_forward", **settings)
-        for i in range(count)
-    ]
-    exact = sensitivity(task, x, y, stream(0), estimator="exact").values
-    return torch.stack([f.values for f in found]), torch.stack([f.error for f in found]), exact
-
-
-def _worst_z(values, truth):
-    mean, spread = values.mean(0), values.std(0) / math.sqrt(len(values))
-    live = truth > 0
-    return float(((mean - truth).abs()[live] / spread[live]).max())
-
-
 def test_unbiased_and_its_error_is_the_empirical_one(small):
-    values, errors, exact = _draws(small, 250, directions=2, forward=4)
-    assert _worst_z(values, exact) < 4.5
+    values, errors, exact = small.draws(250, estimator="with_forward", directions=2, forward=4)
+    assert small.worst_z(values, exact) < 4.5
     live = exact > 0
     ratio = errors.square().mean(0).sqrt()[live] / values.std(0)[live]
     assert 0.95 < float(ratio.median()) < 1.05
     assert float(ratio.min()) > 0.8
     assert float(ratio.max()) < 1.25
-    assert _worst_z(values * 1.2, exact) > 6
+    assert small.worst_z(values * 1.2, exact) > 6
 
 
 def test_a_wrong_share_is_rejected(small, monkeypatch):
@@ -116,13 +98,13 @@ def test_a_wrong_share_is_rejected(small, monkeypatch):
         return {n: Forward(f.mean, 1.0, f.squares, f.fourths) for n, f in found.items()}
 
     monkeypatch.setattr(Passes, "forward_only", wrong)
-    values, _, exact = _draws(small, 250, directions=2, forward=4)
-    assert _worst_z(values, exact) > 8
+    values, _, exact = small.draws(250, estimator="with_forward", directions=2, forward=4)
+    assert small.worst_z(values, exact) > 8
 
 
 def test_it_varies_less_than_the_same_directions_alone(small):
-    settings = {"name": "mlp", "directions": 2, "forward": 8}
-    values, _, exact = _draws(small, 200, **settings)
+    settings = {"name": "mlp", "estimator": "with_forward", "directions": 2, "forward": 8}
+    values, _, exact = small.draws(200, **settings)
     task, (x, y) = small.build("mlp"), small.batch(3)
     plain = torch.stack(
         [sensitivity(task, x, y, stream(i), directions=2).values for i in range(200)]

@@ -24,7 +24,7 @@ from leakbound.client import clients_layer_inputs, gradient
 from leakbound.pairing import pair
 from leakbound.protocol import Round, play
 from leakbound.random import stream
-from leakbound.types import Exact, Gaussian, NotApplicable, Reconstruction
+from leakbound.types import Exact, Gaussian, NotApplicable, Reconstruction, Update
 
 SCHEMA = 1
 
@@ -109,8 +109,8 @@ def run_utility(cell: plans.UtilityCell, bench: Bench, *, clients: Clients | Non
     try:
         with one_thread():
             measured = train(cell, bench) if clients is None else train(cell, bench, clients)
-            curve = [[number, _short(loss)] for number, loss in measured.pop("curve")]
-            record |= {name: _short(value) for name, value in measured.items()}
+            curve = [[number, short(loss)] for number, loss in measured.pop("curve")]
+            record |= {name: short(value) for name, value in measured.items()}
             record["curve"] = curve
     except Exception as error:  # as above
         record |= _failure(reason_of(error))
@@ -249,14 +249,14 @@ def _judge(
     measured = metrics.evaluate(paired, data_range=width, distractors=bench.distractors, more=more)
     guess = Reconstruction(bench.blind.expand_as(played.truth.inputs).clone())
     blind = metrics.psnr(pair(played.truth, guess), data_range=width)
-    record["metrics"] = {k: [_short(v) for v in values] for k, values in measured.items()}
-    record["blind"] = {"psnr": [_short(v) for v in blind]}
+    record["metrics"] = {k: [short(v) for v in values] for k, values in measured.items()}
+    record["blind"] = {"psnr": [short(v) for v in blind]}
     start = answer.trace[0] if answer.trace else answer.objective
-    record["objective"] = {"start": _short(start), "end": _short(answer.objective)}
+    record["objective"] = {"start": short(start), "end": short(answer.objective)}
     record["problem"] = answer.problem
     if answer.features is not None and answer.layer is not None:
         record["features"] = _features(played, answer.features, answer.layer)
-    record["release"] = _release(played)
+    record["release"] = {**release_of(played.update), "utility": _utility(played)}
     record |= _bounds(cell, bench, played)
     record["verdict"] = verdict(measured["psnr"], blind, cell.threshold, record["bounds"])
     columns = bench.dataset.columns
@@ -285,9 +285,9 @@ def _features(played: Round, found: Tensor, layer: str) -> dict[str, Any]:
         true = clients_layer_inputs(task, inputs, [layer], cohort)[layer].flatten(1)
     known: dict[str, Any] = {"layer": layer, "span": None, "errors": None}
     if bool((true != 0).any(1).all()) and bool((found != 0).any(1).all()):
-        known["span"] = _short(subspace_error(found.T, true))
+        known["span"] = short(subspace_error(found.T, true))
         errors = feature_errors(found, true, signed=False)
-        known["errors"] = [_short(float(error)) for error in errors]
+        known["errors"] = [short(float(error)) for error in errors]
     return known
 
 
@@ -301,7 +301,7 @@ def _bounds(cell: plans.Cell, bench: Bench, played: Round) -> dict[str, Any]:
         except NotApplicable as error:
             notes.append(" ".join(error.reason.split()))
     bounds = [
-        {k: _short(v) if isinstance(v, float) else v for k, v in bound.items()} for bound in found
+        {k: short(v) if isinstance(v, float) else v for k, v in bound.items()} for bound in found
     ]
     return {"bounds": bounds, "bounds_note": "; ".join(notes) or None}
 
@@ -310,15 +310,14 @@ def _has_floor(record: dict[str, Any]) -> bool:
     return any(bound.get("probability") is None for bound in record["bounds"])
 
 
-def _release(played: Round) -> dict[str, Any]:
-    update = played.update
+def release_of(update: Update) -> dict[str, Any]:
+    """What is known of an update's noise and of what it leaves out."""
     withheld = 0.0 if update.mask is None else 1 - float(update.mask.double().mean())
     return {
         "law": type(update.law).__name__,
         "private": update.law.private or update.mask_private,
-        "withheld": _short(withheld),
+        "withheld": short(withheld),
         "unit": update.unit.noun,
-        "utility": _utility(played),
     }
 
 
@@ -340,12 +339,12 @@ def _utility(played: Round) -> dict[str, float | None]:
     variance = law.variance if isinstance(law, Gaussian) else 0.0
     noise = float((g.square() * torch.as_tensor(variance).to(g)).sum()) / total
     if isinstance(law, Gaussian):
-        return {"first_order": None, "second_order": _short(noise**0.5)}
+        return {"first_order": None, "second_order": short(noise**0.5)}
     share = float((g * update.rows[0].double()).sum()) / total
-    return {"first_order": _short(share), "second_order": 0.0}
+    return {"first_order": short(share), "second_order": 0.0}
 
 
-def _short(value: float | None) -> float | None:
+def short(value: float | None) -> float | None:
     """Nine digits, and None for what JSON has no number for."""
     if value is None or value != value or value in (float("inf"), float("-inf")):
         return None

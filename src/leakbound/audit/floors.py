@@ -21,21 +21,19 @@ from leakbound.bounds import (
     full_floor_from_samples,
     trace_floor_from_samples,
 )
-from leakbound.bounds.fisher import Channel, fisher_matrix, fisher_trace
+from leakbound.bounds.fisher import Channel, fisher_matrix, fisher_trace, strange_power
 from leakbound.bounds.kinks import kinks
 from leakbound.bounds.overlap import overlaps
 from leakbound.bounds.weiss_weinstein import default_steps, least_informed, weiss_weinstein_floor
 from leakbound.client import batch_norms
 from leakbound.protocol import Round
 from leakbound.random import permutation, stream, uniform
-from leakbound.types import Batch, Gaussian, NotApplicable, Server, Update
+from leakbound.types import Batch, Gaussian, NotApplicable, Server
 
 FEWEST = 8
 PILOT, STEPS = 4, 5
 MANY = 64
 """Images for a Weiss-Weinstein floor: with fewer its limit was too optimistic in tests."""
-STRANGE = 6.0
-"""Standard deviations that the noise's power may lie off what the law says."""
 UNPROVED = "unproved"
 
 
@@ -182,27 +180,13 @@ def _channel(played: Round, truth_known: bool = True) -> Channel:
     update, truth = played.update, played.truth
     channel = Channel(task, played.defense, update.law, update.mask, update.mask_private)
     if truth_known and not update.law.private:
-        _check_release(channel, update, truth)
+        power = strange_power(channel, update, truth)
+        if power is not None:
+            raise NotApplicable(
+                f"what was sent has {power:.3g} times the noise around what the defense's "
+                "`imitate` gives: a floor would be that of a stand-in"
+            )
     return channel
-
-
-def _check_release(channel: Channel, update: Update, truth: Batch) -> None:
-    """What was sent less what the channel expects must look like its noise.
-
-    A defense that imitates itself by something smoother (a sign) would get the floor of that
-    stand-in. The number of coordinates makes the noise's mean power known to a few percent.
-    """
-    rows = update.rows - channel.expected(truth.inputs, truth.labels).detach()
-    if update.mask is not None:
-        rows = rows * update.mask
-    white = channel.whiten(rows, truth.inputs, truth.labels).double()
-    count = int((white != 0).sum())
-    power = float(white.square().sum()) / max(1, count)
-    if abs(power - 1) > STRANGE * (2 / max(1, count)) ** 0.5:
-        raise NotApplicable(
-            f"what was sent has {power:.3g} times the noise around what the defense's `imitate` "
-            "gives: a floor would be that of a stand-in"
-        )
 
 
 def _prior(spec: FloorSpec, bench: Bench, batch_size: int) -> Prior:

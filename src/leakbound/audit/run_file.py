@@ -48,13 +48,17 @@ def facts(plan: Plan, bench: Bench) -> dict[str, Any]:
         "data": fingerprint(plan, bench),
         "code": code(plan),
         "versions": versions(),
-        "machine": {
-            "processor": platform.machine(),
-            "system": platform.system(),
-            "instructions": torch.backends.cpu.get_cpu_capability(),
-            "threads": 1,
-            **_device(bench),
-        },
+        "machine": {**machine(), **_device(bench)},
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What of the CPU changes the last bits of a sum."""
+    return {
+        "processor": platform.machine(),
+        "system": platform.system(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": 1,
     }
 
 

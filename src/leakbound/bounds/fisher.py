@@ -22,11 +22,23 @@ from leakbound.client import pure_simulate
 from leakbound.covariance import Structured
 from leakbound.random import Source, normal
 from leakbound.sensitivity import moved
-from leakbound.types import Batch, Gaussian, Law, NotApplicable, Release, Task, Unit, Unknown
+from leakbound.types import (
+    Batch,
+    Gaussian,
+    Law,
+    NotApplicable,
+    Release,
+    Task,
+    Unit,
+    Unknown,
+    Update,
+)
 
 Array = NDArray[np.float64]
 CHUNK_BYTES = 1 << 28
 MOST_BYTES = 1 << 31
+STRANGE = 6.0
+"""Standard deviations that the noise's power may lie off what the law says."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +107,21 @@ class Channel:
         if bool((rows[spread == 0] != 0).any()):
             raise NotApplicable("some coordinate that depends on the inputs has no noise")
         return torch.where(spread > 0, rows / spread.clamp_min(1e-30), 0)
+
+
+def strange_power(channel: Channel, update: Update, batch: Batch) -> float | None:
+    """Mean power of what was sent less what is expected, over the noise's; None where it fits.
+
+    A defense that imitates itself by something smoother (a sign) would get the floor of that
+    stand-in. The number of coordinates makes the noise's mean power known to a few percent.
+    """
+    rows = update.rows - channel.expected(batch.inputs, batch.labels).detach()
+    if update.mask is not None:
+        rows = rows * update.mask
+    white = channel.whiten(rows, batch.inputs, batch.labels).double()
+    count = max(1, int((white != 0).sum()))
+    power = float(white.square().sum()) / count
+    return power if abs(power - 1) > STRANGE * (2 / count) ** 0.5 else None
 
 
 def fisher_matrix(channel: Channel, batch: Batch, basis: Tensor | None = None) -> Array:

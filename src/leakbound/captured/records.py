@@ -14,7 +14,7 @@ from leakbound.attacks import settings_hash
 from leakbound.attacks.base import Attack, expected_rows, seen_task
 from leakbound.audit import plan as plans
 from leakbound.audit.bench import Bench
-from leakbound.audit.cells import SCHEMA
+from leakbound.audit.cells import SCHEMA, release_of, short
 from leakbound.audit.pictures import strip
 from leakbound.audit.verdict import UNDECIDED, verdict
 from leakbound.captured.bounds import bounds_of, named_defense
@@ -233,13 +233,6 @@ def judged(
     return _with_pictures(case, record, images) if pictures else Made(record)
 
 
-def short(value: float | None) -> float | None:
-    """Nine digits, and None for what JSON has no number for."""
-    if value is None or value != value or value in (float("inf"), float("-inf")):
-        return None
-    return float(f"{value:.9g}")
-
-
 def _capture(case: Case) -> dict[str, Any]:
     own = case.capture
     return {
@@ -266,13 +259,8 @@ def _shares(share: Explained, rate_known: bool) -> dict[str, float | None]:
 
 def _release(understood: Understood) -> dict[str, Any]:
     seen, held = understood.observation, understood.rate_known and not understood.refuted
-    update = seen.update
-    withheld = 0.0 if update.mask is None else 1 - float(update.mask.double().mean())
     return {
-        "law": type(update.law).__name__,
-        "private": update.law.private or update.mask_private,
-        "withheld": short(withheld),
-        "unit": update.unit.noun,
+        **release_of(seen.update),
         "noise_share": short(seen.noise_share) if held else None,
     }
 

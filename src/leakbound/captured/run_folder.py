@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from leakbound.audit import plan as plans
 from leakbound.audit.cells import SCHEMA
 from leakbound.audit.records import encode, write_atomically
-from leakbound.audit.run_file import versions
+from leakbound.audit.run_file import machine, versions
 from leakbound.captured.records import Case
 
 if TYPE_CHECKING:
@@ -85,12 +82,7 @@ def _header(
         },
         "code": {},
         "versions": versions(),
-        "machine": {
-            "processor": platform.machine(),
-            "system": platform.system(),
-            "instructions": torch.backends.cpu.get_cpu_capability(),
-            "threads": 1,
-        },
+        "machine": machine(),
         "pictures": pictures,
         "cells": cells,
         "own_data": True,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from leakbound.bounds import GaussianPrior, identification, ladder, trace_floor_from_samples
-from leakbound.bounds.fisher import Channel, fisher_trace
+from leakbound.bounds.fisher import Channel, fisher_trace, strange_power
 from leakbound.bounds.kinks import kinks
 from leakbound.client import batch_norms
 from leakbound.defenses import Chain, GaussianMechanism
@@ -21,8 +21,6 @@ from leakbound.types import Batch, Exact, Guarantee, NotApplicable, Task, Unknow
 FEWEST, ENOUGH = 8, 64
 """Public images that a floor's prior, and a probability's, take at least."""
 COMPONENTS = 32
-STRANGE = 6.0
-"""Standard deviations that the noise's power may lie off what the law says."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,12 @@ def trace_floor(
     pixels = public.inputs.flatten(1).double().cpu().numpy()
     prior = GaussianPrior.isotropic(pixels.mean(0), float(pixels.var(0).mean()))
     if batch is not None and not update.law.private:
-        _check_release(channel, update, batch)
+        power = strange_power(channel, update, batch)
+        if power is not None:
+            raise NotApplicable(
+                f"what leaves has {power:.3g} times the noise around what one step on this batch "
+                "and the defense's `imitate` give: a floor would be that of a stand-in"
+            )
     traces = [
         fisher_trace(channel, drawn, generator, directions=policy.floor_directions)
         for drawn in _draws(prior, public, examples, policy.floor_images, generator)
@@ -202,21 +205,6 @@ def told_beside(task: Task, buffers: bool) -> None:
     """
     if buffers and batch_norms(task):
         raise NotApplicable("the batch's statistics leave beside the update: no bound covers them")
-
-
-def _check_release(channel: Channel, update: Update, batch: Batch) -> None:
-    """What leaves, less what the defense expects, must look like its noise."""
-    rows = update.rows - channel.expected(batch.inputs, batch.labels).detach()
-    if update.mask is not None:
-        rows = rows * update.mask
-    white = channel.whiten(rows, batch.inputs, batch.labels).double()
-    count = int((white != 0).sum())
-    power = float(white.square().sum()) / max(1, count)
-    if abs(power - 1) > STRANGE * (2 / max(1, count)) ** 0.5:
-        raise NotApplicable(
-            f"what leaves has {power:.3g} times the noise around what one step on this batch and "
-            "the defense's `imitate` give: a floor would be that of a stand-in"
-        )
 
 
 def _draws(
