@@ -107,6 +107,7 @@ def test_arguments(complain, plan, tmp_path):
     assert "--out DIR" in complain(*command[:2])
     assert "not both" in complain(*command, "--quick")
     assert "No such file" in complain("audit", tmp_path / "no.toml", "--out", tmp_path / "run")
+    assert "no.toml" in complain("audit", tmp_path / "no.toml")
     file = tmp_path / "file"
     file.write_text("mine")
     for out in (file, file / "below", "/proc/nothing/here"):
@@ -115,7 +116,7 @@ def test_arguments(complain, plan, tmp_path):
         assert "cannot be written" in line
     assert file.read_text() == "mine"
     small = ["attack", "--data", "digits", "--attack", "linear_inversion"]
-    assert "seed is -1" in complain(*small, "--seed", "-1")
+    assert "seed is -1; give a whole" in complain(*small, "--seed", "-1")
     assert "batch_size is 0" in complain(*small, "--batch-size", "0")
     assert "1100" in complain(*small, "--batch-size", "1100")
     assert "cannot be written" in complain(*small, "--out", file)
@@ -129,6 +130,8 @@ def test_arguments(complain, plan, tmp_path):
 
 def test_reports(complain, tmp_path):
     assert "no-such" in complain("report", tmp_path / "no-such")
+    (tmp_path / "file").write_text("mine")
+    assert "file is no folder" in complain("report", tmp_path / "file")
     (tmp_path / "run.json").write_text("{}")
     assert str(tmp_path) in complain("report", tmp_path)
     hostile = tmp_path / "[bold]\x1b[2J\n[red]"

@@ -71,12 +71,20 @@ def test_help_and_version_are_quick_and_import_no_torch():
         assert float(run.stdout.split()[-1]) < 3, "under 1 s on an idle machine"
 
 
-@pytest.mark.parametrize("command", ["audit", "attack", "report", "list"])
+COMMANDS = ("audit", "attack", "capture", "bound", "calibrate", "train", "reproduce", "report",
+            "compare", "evidence", "list")  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_each_command(command, capsys):
     assert call(command, "--help") == 0
     shown = capsys.readouterr().out
+    assert "None" not in shown
+    assert "default: )" not in shown
     assert f"usage: leakbound {command}" in shown
-    assert max(len(line) for line in shown.splitlines()) <= 100
+    usage, *lines = shown.splitlines()
+    assert len(usage) <= 115
+    assert max(map(len, lines)) <= 100
 
 
 def test_list(capsys, monkeypatch):
@@ -98,6 +106,14 @@ def test_list(capsys, monkeypatch):
         lines = capsys.readouterr().out.splitlines()
         assert max(map(len, lines)) <= width
     assert "GaussianMechanism" not in "".join(lines)
+
+
+def test_a_trap_names_the_server_that_it_needs(capsys):
+    given = ("attack", "--data", "digits", "--attack", "linear_trap")
+    assert call(*given) == 2
+    assert "--malicious-server" in capsys.readouterr().out
+    assert call(*given, "--malicious-server") == 0
+    assert "--malicious-server" not in capsys.readouterr().out
 
 
 def test_attack_is_the_cell_of_the_grid(plan, tmp_path, capsys):

@@ -108,9 +108,37 @@ def test_bound_table_and_files(capsys, tmp_path):
 
 
 def _verdict(row, accepted):
-    if row["lower"] > accepted:
+    blind = max(10.0 ** row["log10_blind"], row["alike"] or 0.0)
+    if row["lower"] > max(accepted, blind):
         return "exposed"
-    return "protected" if row["upper"] <= accepted else "undecided"
+    return "protected" if max(row["upper"], blind) <= accepted else "undecided"
+
+
+def test_what_a_guess_reaches_is_not_exposed_by_the_update(capsys):
+    """|X|^2 / N = 0.1: the zero image has 10 dB. At much noise the lower edge is the guess's."""
+    given = ("--norm", 2.5298, "--dim", 64, "--psnr", 5, 30)
+    for noise, words in ((0, ["undecided", "exposed"]), (5.0, ["undecided", "protected"])):
+        found, _ = parsed(capsys, "bound", "--noise-multiplier", noise, *given)
+        rows = found["thresholds"]
+        assert rows[0]["lower"] == rows[0]["upper"] == 1.0
+        assert [row["verdict"] for row in rows] == words
+
+
+@pytest.mark.parametrize("command", ["bound", "calibrate"])
+def test_a_prior_that_knows_nothing_of_the_data_is_named(capsys, command):
+    what = (
+        ("--noise-multiplier", 0.5)
+        if command == "bound"
+        else ("--target", "psnr>=30 with probability<=0.1")
+    )
+    words = "knows nothing of what these records look like"
+    assert call(command, *what, "--data", "digits") == 0
+    assert words in said(capsys)
+    assert call(command, *what, "--data", "digits", "--prior", "mixture") == 0
+    assert words not in said(capsys)
+    known = ("--norm", 1, "--dim", 100)
+    assert call(command, *what, *known) == 0
+    assert words not in said(capsys)
 
 
 def test_json_stays_json_with_out(capsys, tmp_path):

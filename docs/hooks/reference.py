@@ -24,6 +24,8 @@ MODULES: Mapping[str, str] = {
     "leakbound.audit": "Plans, cells, verdicts, calibration",
     "leakbound.report": "The report of a run",
     "leakbound.captured": "Updates of your own run",
+    "leakbound.cluster": "Audits on many machines",
+    "leakbound.lpips": "A perceptual distance, from a weight file of yours",
     "leakbound.inspection": "Signs of a planted model",
     "leakbound.meter": "The leak meter",
     "leakbound.federation": "Training of pruned models",

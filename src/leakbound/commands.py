@@ -76,7 +76,8 @@ def attack(command: options.Attack) -> int:
     name = command.attack[0] if command.attack else "inverting_gradients"
     batch_size = 1 if command.batch_size is None else command.batch_size
     check.count(batch_size=batch_size)
-    check.non_negative(seed=command.seed)
+    if command.seed < 0:
+        raise ValueError(f"seed is {command.seed}; give a whole number of at least 0")
     path = command.lpips_weights
     plan = audits.parse(
         {
@@ -173,9 +174,10 @@ def _plan(command: options.Audit) -> tuple[Plan, Path]:
     if command.plan is not None and command.quick:
         raise ValueError("quick runs a built-in plan; give a plan or --quick, not both")
     if command.plan is not None:
+        plan = audits.load(command.plan)
         if command.out is None:
             raise ValueError("out is not given; name the folder for the results: --out DIR")
-        return audits.load(command.plan), command.out
+        return plan, command.out
     name = "quick" if command.quick else "demo"
     text = (
         resources.files("leakbound.experiments").joinpath(f"plans/{name}.toml").read_text("utf-8")
@@ -269,6 +271,8 @@ def _show(record: dict[str, Any]) -> None:
     )
     if record["status"] != "ok":
         console.print(f"{record['status'].replace('_', ' ')}: {brief(record['reason'])}")
+        if record["threat"]["server"] == "honest" and "plants no" in record["reason"]:
+            console.print("(--malicious-server gives the attack such a server)")
         return
     table = Table(show_edge=False)
     measured = record["metrics"]

@@ -247,7 +247,7 @@ def _rows(
     for i, (psnr, eta) in enumerate(thresholds):
         alike = None if seen is None else reach(seen, eta).most
         lower, upper = float(edges.lower[i]), float(edges.upper[i])
-        verdict = commands_risk.verdict_of(lower, upper, alike, accepted)
+        verdict = commands_risk.verdict_of(edges, i, alike, accepted)
         row: dict[str, Any] = {"psnr": psnr, "mse": eta, "lower": lower, "upper": upper}
         rows.append({**row, "alike": alike, "verdict": verdict})
     return rows

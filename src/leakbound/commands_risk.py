@@ -75,7 +75,7 @@ def bound(command: options.Bound) -> int:
                 "lower": float(edges.lower[i]),
                 "upper": float(edges.upper[i]),
                 "alike": alike[i],
-                "verdict": verdict_of(edges.lower[i], edges.upper[i], alike[i], command.accept),
+                "verdict": verdict_of(edges, i, alike[i], command.accept),
             }
             for i, (psnr, eta) in enumerate(thresholds)
         ],
@@ -242,15 +242,17 @@ def prior_of(name: str, records: Records) -> ladder.Rung | None:
     return ladder.Seen(rung, [images])
 
 
-def verdict_of(lower: float, upper: float, alike: float | None, accepted: float) -> str:
+def verdict_of(edges: Corridor, index: int, alike: float | None, accepted: float) -> str:
     """Exposed first: under a prior other than the lower edge's, the upper one may lie below it.
 
-    Not protected where a blind guess reaches more of the data than is accepted, whatever the prior.
+    Exposed is what the update tells beyond a blind guess. Not protected where such a guess reaches
+    more of the data than is accepted, whatever the prior.
     """
-    if lower > accepted:
+    lower, upper = float(edges.lower[index]), float(edges.upper[index])
+    guess = max(float(np.exp(edges.log_kappa[index])), alike or 0.0)
+    if lower > accepted and lower > guess * (1 + 1e-9):
         return "exposed"
-    blind = alike is not None and alike > accepted
-    return "protected" if upper <= accepted and not blind else "undecided"
+    return "protected" if upper <= accepted and guess <= accepted else "undecided"
 
 
 def _show_bound(found: dict[str, Any], edges: Corridor, records: Records) -> None:
@@ -275,6 +277,7 @@ def _show_bound(found: dict[str, Any], edges: Corridor, records: Records) -> Non
     )
     if records.images is not None:
         console.print("alike: the share of the data that one blind guess reaches without an update")
+    _show_prior(found["prior"], records)
     _show_scopes(edges)
 
 
@@ -305,7 +308,17 @@ def _show_calibration(found: Calibration, records: Records) -> None:
             "update. The answer holds for the prior named, not for such an attacker (--prior "
             "gallery)."
         )
+    _show_prior(found.prior, records)
     _show_scopes(edges)
+
+
+def _show_prior(prior: str, records: Records) -> None:
+    """That a prior which knows nothing of the data says nothing of attackers who do."""
+    if prior == UNIFORM and records.images is not None:
+        console.print(
+            "[bold]A uniform direction knows nothing of what these records look like[/bold]: an "
+            "attacker who does may need much more noise. For images take --prior mixture."
+        )
 
 
 def _less(found: Calibration) -> str:

@@ -19,6 +19,8 @@ from leakbound.metrics import Metric, Values
 from leakbound.models.custom import read_weights
 from leakbound.pairing import Paired
 
+__all__ = ["Lpips"]
+
 _EPSILON = 1e-10
 _RGB = 3
 

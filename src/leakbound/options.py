@@ -8,6 +8,11 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+Whole = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
+Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
+Text = Annotated[str | None, arg(metavar="STR", help_behavior_hint="")]
+"""Options that may be left out, whose default their help tells."""
+
 
 @dataclass(frozen=True)
 class Audit:
@@ -16,9 +21,9 @@ class Audit:
     Without a plan the built-in one runs on MNIST. Run the same command again to go on after a stop.
     """
 
-    plan: Positional[Path | None] = None
+    plan: Annotated[Positional[Path | None], arg(metavar="[PLAN]", help_behavior_hint="")] = None
     """A plan in TOML (see docs); it may name Python code to import."""
-    out: Annotated[Path | None, arg(metavar="DIR")] = None
+    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None
     """Output folder; runs/demo or runs/quick for the built-in plans, required for your own."""
     quick: bool = False
     """Run the small built-in plan instead (under a minute)."""
@@ -26,7 +31,7 @@ class Audit:
     """Processes; 0 takes one a core. The records are the same for any number."""
     engine: Literal["local", "ray"] = "local"
     """Run the cells in processes here, or on a Ray cluster. The records are the same."""
-    address: str | None = None
+    address: Text = None
     """Of a Ray cluster that runs: "auto" or HOST:PORT; without it Ray is started here."""
     device: str = "cpu"
     """Where models and batches live: "cpu", or "cuda" for a GPU."""
@@ -41,7 +46,7 @@ class Attack:
     Settings follow a name after commas, as in --defense gaussian_noise,noise_std=0.01
     """
 
-    attack: tuple[str, ...] = ()
+    attack: Annotated[tuple[str, ...], arg(help_behavior_hint="")] = ()
     """Which attack (see `leakbound list`); inverting_gradients by default. Of an --update several
     may be named; by default those that fit, cheap to strong."""
     model: str = "mlp"
@@ -50,7 +55,7 @@ class Attack:
     """Which data source."""
     defense: str = "none"
     """Which defense."""
-    batch_size: int | None = None
+    batch_size: Whole = None
     """Images a client, 1 by default; of an --update told by it where it tells."""
     seed: int = 0
     """Names the weights, the batch and the noise."""
@@ -65,15 +70,15 @@ class Attack:
     floor: Literal["none", "trace", "full", "weiss_weinstein"] = "trace"
     """Floor on every attacker's mean error; "full" is tighter, slower, and draws a leak map;
     "weiss_weinstein" holds for models with kinks (ReLU, max pools) too."""
-    lpips_weights: Annotated[Path | None, arg(metavar="FILE")] = None
+    lpips_weights: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Measure LPIPS too, with the weights of this .safetensors file (see docs/how_to/lpips.md)."""
-    out: Annotated[Path | None, arg(metavar="DIR")] = None
+    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None
     """Write the true and the rebuilt images here as PNG; of an --update records and a report."""
     json: bool = False
     """Print the record as JSON."""
-    update: Annotated[Path | None, arg(metavar="FILE|DIR")] = None
+    update: Annotated[Path | None, arg(metavar="FILE|DIR", help_behavior_hint="")] = None
     """A captured update (.safetensors, .npz), or a folder that `leakbound capture` wrote."""
-    before: Annotated[Path | None, arg(metavar="FILE")] = None
+    before: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """The weights that the client was sent; found beside a file of `leakbound capture`."""
     kind: Literal["auto", "gradient", "delta", "weights"] = "auto"
     """What the update holds: a gradient, after - before, or the weights after."""
@@ -81,21 +86,21 @@ class Attack:
     """Shape of one input, such as 1,28,28; needed with --update."""
     input_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest value of an input, as the model is fed (with --update)."""
-    classes: int | None = None
+    classes: Whole = None
     """Classes of the model; its outputs by default (with --update)."""
     labels: str = ""
     """Labels of the update's examples, such as 3,5, or a file that holds `labels`."""
-    local_steps: int | None = None
+    local_steps: Whole = None
     """Local steps behind the update; found out where the rate is known."""
-    learning_rate: float | None = None
+    learning_rate: Number = None
     """Of the client's SGD; without it the update's direction counts alone."""
-    local_batch_size: int | None = None
+    local_batch_size: Whole = None
     """Examples a local step; all of them by default."""
-    truth: Annotated[Path | None, arg(metavar="FILE")] = None
+    truth: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """The true batch (`inputs`, `labels`), to measure what was rebuilt; no attack sees it."""
-    public: str | None = None
+    public: Text = None
     """Public images of the same kind, a data source: for attacks, and for bounds."""
-    round: int | None = None
+    round: Whole = None
     """Of a folder of updates only this round."""
     no_images: bool = False
     """Keep no picture of what was rebuilt from the --update."""
@@ -129,7 +134,7 @@ class Train:
 
     plan: Positional[Path]
     """A plan in TOML with a [utility] table; it may name Python code to import."""
-    out: Annotated[Path | None, arg(metavar="DIR")] = None
+    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None
     """Output folder; runs/NAME-training if not given. A later audit of the plan can go on in it."""
     engine: Literal["local", "flower"] = "local"
     """Train in processes here, or through messages in Flower's simulation. The numbers are the
@@ -148,14 +153,20 @@ class Reproduce:
     stop.
     """
 
-    name: Positional[
-        Literal["optimal_defenses", "systematic_evaluation", "mean_to_extreme", "priprune", "all"]
+    name: Annotated[
+        Positional[
+            Literal[
+                "optimal_defenses", "systematic_evaluation", "mean_to_extreme", "priprune", "all"
+            ]
+        ],
+        arg(metavar="NAME"),
     ]
-    """Which paper, or all of them one after the other."""
+    """Which paper: optimal_defenses (A), systematic_evaluation (B), mean_to_extreme (C), priprune
+    (D), or all of them one after the other."""
     scale: Literal["minutes", "cpu", "paper"] = "minutes"
-    """A look in minutes, a full run on two cores (about an hour), or the paper's own setting (hours
-    to days)."""
-    out: Annotated[Path | None, arg(metavar="DIR")] = None
+    """A look in minutes, a full run on two cores (ten minutes to some hours), or the paper's own
+    setting (hours to days)."""
+    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None
     """Output folder; runs/reproduce/NAME/SCALE if not given. With `all` it holds one for each."""
     workers: int = 0
     """Processes; 0 takes one a core. The numbers are the same for any number."""
@@ -184,7 +195,7 @@ class Compare:
     """Output folder of the first run."""
     second: Annotated[Positional[Path], arg(metavar="RUN_B")]
     """Output folder of the second run."""
-    out: Annotated[Path | None, arg(metavar="FILE")] = None
+    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Where the page goes; RUN_B/compare.html by default. It holds no pictures."""
 
 
@@ -195,13 +206,13 @@ class Evidence:
     Example: leakbound evidence runs/demo --declare accepted_by="A. Reader, 1 March"
     """
 
-    runs: Positional[tuple[Path, ...]] = ()
+    runs: Annotated[Positional[tuple[Path, ...]], arg(help_behavior_hint="")] = ()
     """Output folders of runs."""
-    training: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
+    training: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE", help_behavior_hint="")] = ()
     """A training configuration to bound, as in noise_multiplier=1.1 steps=1000 data=mnist5k"""
-    declare: Annotated[tuple[str, ...], arg(metavar="NAME=TEXT")] = ()
+    declare: Annotated[tuple[str, ...], arg(metavar="NAME=TEXT", help_behavior_hint="")] = ()
     """What you state and nothing here can check (names: docs/evidence.md)."""
-    out: Annotated[Path | None, arg(metavar="FILE|DIR")] = None
+    out: Annotated[Path | None, arg(metavar="FILE|DIR", help_behavior_hint="")] = None
     """Where the page goes, with report.json and the plan beside it; the run's folder by default."""
     delta: float = 1e-5
     """At which the epsilon of one release is told."""
@@ -226,11 +237,13 @@ class Bound:
 
     noise_multiplier: float
     """Noise standard deviation / clip norm."""
-    data: str | None = None
+    data: Text = None
     """Take the number of values and the norms from this data source."""
-    dim: int | None = None
+    dim: Whole = None
     """Values of one record; needed without --data."""
-    norm: Annotated[tuple[float, ...] | None, arg(metavar="LEAST [MOST]")] = None
+    norm: Annotated[
+        tuple[float, ...] | None, arg(metavar="LEAST [MOST]", help_behavior_hint="")
+    ] = None
     """Norm of the records, the least first; needed without --data."""
     steps: int = 1
     """Steps of the training."""
@@ -240,7 +253,7 @@ class Bound:
     """Whether the attacker sees which steps hold the record (a server that picks clients does)."""
     psnr: tuple[float, ...] = (10.0, 15.0, 20.0, 25.0, 30.0)
     """Thresholds in dB."""
-    eta: tuple[float, ...] = ()
+    eta: Annotated[tuple[float, ...], arg(help_behavior_hint="")] = ()
     """More thresholds, as mean squared errors."""
     accept: float = 0.001
     """The probability that you accept."""
@@ -250,11 +263,11 @@ class Bound:
     """Lowest and highest value of an input."""
     delta: float = 1e-5
     """At which epsilon is shown."""
-    size: int | None = None
+    size: Whole = None
     """Resize the data's images."""
-    channels: int | None = None
+    channels: Whole = None
     """1 for gray, 3 for color."""
-    out: Annotated[Path | None, arg(metavar="DIR")] = None
+    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None
     """Write bound.json and plots here."""
     json: bool = False
     """Print JSON."""
@@ -269,11 +282,13 @@ class Calibrate:
 
     target: str
     """The accepted risk, as in "psnr>=20 with probability<=0.001" (or "mse<=0.01 with ...")."""
-    data: str | None = None
+    data: Text = None
     """Take the number of values and the norms from this data source."""
-    dim: int | None = None
+    dim: Whole = None
     """Values of one record; needed without --data."""
-    norm: Annotated[tuple[float, ...] | None, arg(metavar="LEAST [MOST]")] = None
+    norm: Annotated[
+        tuple[float, ...] | None, arg(metavar="LEAST [MOST]", help_behavior_hint="")
+    ] = None
     """Norm of the records, the least first; needed without --data."""
     steps: int = 1
     """Steps of the training."""
@@ -283,9 +298,9 @@ class Calibrate:
     """Whether the attacker sees which steps hold the record (a server that picks clients does)."""
     solve: Literal["noise_multiplier", "clip_norm", "steps", "sampling_rate"] = "noise_multiplier"
     """What to solve for."""
-    noise_multiplier: float | None = None
+    noise_multiplier: Number = None
     """Noise standard deviation / clip norm, where steps or sampling_rate are solved for."""
-    noise_std: float | None = None
+    noise_std: Number = None
     """Noise standard deviation on the sum, where the clip norm is solved for."""
     clip_norm: float = 1.0
     """Bound on the norm of a record's gradient."""
@@ -295,9 +310,9 @@ class Calibrate:
     """Lowest and highest value of an input."""
     delta: float = 1e-5
     """At which epsilon is shown."""
-    size: int | None = None
+    size: Whole = None
     """Resize the data's images."""
-    channels: int | None = None
+    channels: Whole = None
     """1 for gray, 3 for color."""
     json: bool = False
     """Print JSON."""

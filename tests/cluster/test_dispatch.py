@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from leakbound.audit.cells import Result
-from leakbound.cluster import Died, Done, Ready, dispatch
-from leakbound.cluster.dispatch import TRIES
+from leakbound.cluster.dispatch import TRIES, Died, Done, Ready, dispatch
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ LOSSES = (1.0, 2.0, 3.0, 4.0)
 def _family(errors, *, losses=LOSSES, seeds=6, spread=0.0, stream=0):
     noise = np.random.default_rng(stream).normal(size=(len(losses), seeds)) * spread
     return [
-        ({s: loss for s in range(seeds)}, {s: error + row[s] for s in range(seeds)})
+        (dict.fromkeys(range(seeds), loss), {s: error + row[s] for s in range(seeds)})
         for loss, error, row in zip(losses, errors, noise, strict=True)
     ]
 

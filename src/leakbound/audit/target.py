@@ -73,6 +73,11 @@ class Target:
             threshold, gamma = float(level), float(chance) / (100 if per_cent else 1)
         except ValueError:  # 1.2.3
             raise wrong from None
+        if not 0 < gamma < 1:
+            raise ValueError(
+                f"target is {text[:200]!r}; the probability is {gamma:g}; give a number strictly "
+                "between 0 and 1"
+            )
         if is_psnr:
             return Target.of_psnr(threshold, gamma, input_range=input_range)
         return Target(threshold, gamma)

@@ -3,7 +3,6 @@
 The only part that imports Ray.
 """
 
-from leakbound.cluster.dispatch import Died, Done, Pool, Ready, dispatch
 from leakbound.cluster.engine import engine, run
 
-__all__ = ["Died", "Done", "Pool", "Ready", "dispatch", "engine", "run"]
+__all__ = ["engine", "run"]

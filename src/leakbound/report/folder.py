@@ -159,6 +159,8 @@ class _Damage(Exception):
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
+    except NotADirectoryError:
+        raise ValueError(f"{path.parent} is no folder; give the output folder of a run") from None
     except FileNotFoundError:
         raise ValueError(
             f"{path.parent} holds no {path.name}; give the folder of a run "
