@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,8 @@ SMALL, FAR, NEAR = 0.1, 10.0, 1e-4
 """Noise of the vanishing error and of the vanishing risk; N eta / |X|^2 of the former."""
 HALF, CANDIDATES, BLIND = 0.5, 10, 1e6
 ETAS, KAPPAS, GAMMA = (0.1, 10.0), (11, 13), 0.1
+Law = Callable[[float], tuple[float, float]]
+"""The interval of an estimate at any level."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,8 @@ def crossing(draws: int) -> dict[str, Any]:
 
 
 def batches(color: str, trials: int) -> dict[str, list[float]]:
-    """Mean squared error to each image in company, less that of the same images alone (3-8).
+    """Mean squared error of the plain reading to each image in company, less that of the same
+    images alone (3-8's remark).
 
     As in the authors' experiment: records of natural norms clipped to their median, summed, noise
     of C sigma, divided by B; the reading is compared with each image. "NOISE B" -> one a trial.

@@ -16,6 +16,7 @@ from leakbound.audit.records import write_atomically
 from leakbound.experiments.kept import Parts, note_data
 from leakbound.experiments.mean_to_extreme import (
     claims,
+    company,
     copies,
     draws,
     figures,
@@ -31,7 +32,7 @@ FURTHER = "further.md"
 
 
 def reproduce(scale: str, folder: Path, *, workers: int, color: str, tell: Tell) -> Outcome:
-    """Claims 3-1 to 3-9 and the certificate; see `leakbound reproduce`.
+    """Claims 3-1 to 3-9, IV.3 and IV.6; see `leakbound reproduce`.
 
     Args:
         scale: a name of `SETTINGS`.
@@ -106,6 +107,7 @@ class _Run:
             "crossing": lambda: draws.crossing(thousands),
             "sightings": lambda: draws.sightings(setting.sighted),
             "batches": lambda: draws.batches(self.color, setting.trials),
+            "company": lambda: company.errors(self.color, setting.trials),
             "certificates": lambda: [asdict(row) for row in grid.certificates(thousands // 10)],
         }
         found: dict[str, Any] = {}
@@ -115,13 +117,13 @@ class _Run:
         self.tell("claims 3-2 to 3-8", len(makers), len(makers))
         return found | {"rivals": self.rivals()}
 
-    def rivals(self) -> dict[str, dict[str, list[float]]]:
-        """Errors by noise and attack (claim 3-9)."""
+    def rivals(self) -> dict[str, dict[str, list[float | None]]]:
+        """Errors by noise and attack (claims 3-9 and IV.3)."""
         bench = rivals.bench_of(self.setting, self.color)
         note_data(self.folder, bench.spec.source, bench.dataset)
         jobs = [(at, name) for at in rivals.NOISES for name in (rivals.OURS, rivals.ZERO)]
         jobs += [(at, name) for at in rivals.NOISES[:2] for name in rivals.RIVALS]
-        found: dict[str, dict[str, list[float]]] = {}
+        found: dict[str, dict[str, list[float | None]]] = {}
         for number, (at, name) in enumerate(jobs):
             self.tell("attacks of claim 3-9", number, len(jobs))
             found.setdefault(repr(at), {})[name] = self.parts.once(

@@ -1,4 +1,4 @@
-"""Claim 3-9: the trap's unbiased estimator against division, DLG, Inverting Gradients and zero."""
+"""Claims 3-9 and IV.3: the trap's unbiased estimator against other attacks and the zero image."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from leakbound.experiments.mean_to_extreme.settings import Setting
 from leakbound.pairing import pair
 from leakbound.protocol import Round, play
 from leakbound.random import stream
-from leakbound.types import Server, ThreatModel
+from leakbound.types import Batch, Reconstruction, Server, ThreatModel
 
 NOISES = (0.005, 0.02, 0.1, 1.0)
 """Of the authors' experiment with earlier attacks."""
@@ -32,8 +32,8 @@ def bench_of(setting: Setting, color: str) -> audit.Bench:
     return audit.Bench(DataSpec())
 
 
-def errors(name: str, noise: float, setting: Setting, bench: audit.Bench) -> list[float]:
-    """Mean squared errors on the attacked images, in their order.
+def errors(name: str, noise: float, setting: Setting, bench: audit.Bench) -> list[float | None]:
+    """Mean squared errors on the attacked images, in their order; None where the attack failed.
 
     Args:
         name: `OURS`, `ZERO` or one of `RIVALS`.
@@ -42,7 +42,8 @@ def errors(name: str, noise: float, setting: Setting, bench: audit.Bench) -> lis
         bench: the data.
     """
     images = bench.dataset.inputs[bench.splits["private"]].flatten(1).double()
-    clip, found = float(images.norm(dim=1).mean()), []
+    clip = float(images.norm(dim=1).mean())
+    found: list[float | None] = []
     for first in range(0, setting.attacked, TOGETHER):
         numbers = range(first, min(first + TOGETHER, setting.attacked))
         found += _some(name, noise, clip, list(numbers), setting, bench)
@@ -51,7 +52,7 @@ def errors(name: str, noise: float, setting: Setting, bench: audit.Bench) -> lis
 
 def _some(
     name: str, noise: float, clip: float, numbers: list[int], setting: Setting, bench: audit.Bench
-) -> list[float]:
+) -> list[float | None]:
     if name == ZERO:
         return [float(bench.batches(1, 1, n)[0].inputs.square().mean()) for n in numbers]
     if name == OURS:
@@ -64,9 +65,15 @@ def _some(
     played = [_play(attack, noise, clip, n, bench) for n in numbers]
     sources = [stream(n, "claim 3-9", "attack") for n in numbers]
     answers = attack.many([one.observation for one in played], sources)
-    pairs = zip(played, answers, strict=True)
-    values = [metrics.evaluate(pair(p.truth, a), data_range=1.0)["mse"][0] for p, a in pairs]
-    return [math.inf if value is None else value for value in values]
+    return [_error(one.truth, answer) for one, answer in zip(played, answers, strict=True)]
+
+
+def _error(truth: Batch, answer: Reconstruction) -> float | None:
+    """None where the picture or its error is not finite: the attack failed."""
+    if not bool(answer.inputs.isfinite().all()):
+        return None
+    value = metrics.mse(pair(truth, answer), data_range=1.0)[0]
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _ours(noise: float, clip: float, number: int, bench: audit.Bench) -> float:

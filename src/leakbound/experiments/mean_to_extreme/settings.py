@@ -17,7 +17,7 @@ class Setting:
         rows: draws for each number of rows (claim 3-2).
         sighted: records that are seen k times (3-7).
         trials: batches of each size (3-8).
-        attacked: images under all attacks (3-9); steps, restarts: of Inverting Gradients.
+        attacked: images under all attacks (3-9, IV.3); steps, restarts: of Inverting Gradients.
         side: pixels a side of what the ResNet sees.
         color_attacked: the attacked images are color ones of 32 x 32, as in the paper's code.
         more: attacks against the exact edge and noisy copies too, which no claim needs.

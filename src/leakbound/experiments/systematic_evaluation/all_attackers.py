@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from leakbound.bounds import two_layer
-from leakbound.experiments.systematic_evaluation.sweep import Slope, interval
+from leakbound.experiments.systematic_evaluation.sweep import Slope, fresh, interval
 from leakbound.experiments.systematic_evaluation.tensor_attack import library
 from leakbound.experiments.systematic_evaluation.trial import WIDE
 from leakbound.random import bernoulli, normal, stream
@@ -41,7 +41,7 @@ def compared(seeds: int) -> list[Compared]:
 
 def _one(activation: str, noise_std: float, seeds: int) -> Compared:
     errors, floors = [], []
-    for seed in range(seeds):
+    for seed in fresh(seeds):
         source = stream(seed, "all attackers", repr(noise_std))
         inner = normal((WIDTH, INPUTS), source, like=WIDE)
         outer = normal((WIDTH,), source, like=WIDE) / WIDTH

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from statistics import fmean
 
 from leakbound.experiments.comparison import FAILS, HOLDS, UNDECIDED, Comparison
-from leakbound.experiments.paired import Gain, at_equal_loss, gain, logs, paired
+from leakbound.experiments.equal_loss import at_equal_loss
+from leakbound.experiments.paired import Gain, gain, logs, paired
 from leakbound.experiments.systematic_evaluation.measured import (
     ANY,
     HONEST,
@@ -68,8 +69,9 @@ def pruning_is_best(found: Measured, data: str, batch: int, server: str) -> list
     for name, curve in curves.items():
         if name == PRUNE or len(curve) < 2:
             continue
-        more = at_equal_loss(curves[PRUNE], curve)
-        told = "their losses overlap in too few seeds" if more is None else spoken(more)
+        values = at_equal_loss(curves[PRUNE], curve)
+        more = gain(values) if values else None
+        told = "their losses do not meet" if more is None else spoken(more)
         rows.append(
             Comparison(
                 "2-8",
@@ -83,13 +85,13 @@ def pruning_is_best(found: Measured, data: str, batch: int, server: str) -> list
 
 
 def by_family(found: Measured, data: str, batch: int, server: str) -> dict[str, Curve]:
-    """Losses and squared errors of the attack chosen on the other rounds, level by level."""
+    """Losses and errors in dB of the attack chosen on the other rounds, level by level."""
     losses = found.trained(data)
     curves: dict[str, Curve] = {}
     for defense, own in found.strengths(data, batch, server).items():
         if losses.get(defense) and defense != "none":
             error = {seed: value**2 for seed, value in own.held_out.items()}
-            curves.setdefault(family(defense), []).append((losses[defense], error))
+            curves.setdefault(family(defense), []).append((losses[defense], logs(error)))
     return curves
 
 

@@ -55,6 +55,7 @@ def page(found: Measured, color: str) -> list[str]:
         *_costs(found),
         *_preferred(found),
         *(_features(found) if more else ()),
+        *_pruned(found),
         *_apart(found),
         *(_floors(found) if more else ()),
     ]
@@ -173,6 +174,24 @@ def _features(found: Measured) -> list[str]:
                 for size in FEATURE_BATCHES
             ]
             lines.append(_line((defense, *cells)))
+    return lines
+
+
+def _pruned(found: Measured) -> list[str]:
+    lines = [
+        "",
+        "## Features under pruning (claim 2-5)",
+        "",
+        "The tensor method on a head that a malicious server has initialized, in every round: "
+        "share of the true features outside the span of those found, means over the rounds that "
+        "can be read.",
+        "",
+        *_heads(("data", "B", "defense", "share", "n"), "---"),
+    ]
+    for data in found.data:
+        for (size, defense), own in found.pruned_features(data).items():
+            read = [share for share in own.values() if share is not None]
+            lines.append(_line((data, str(size), defense, _small(read), str(len(read)))))
     return lines
 
 

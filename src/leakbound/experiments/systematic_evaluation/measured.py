@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from leakbound.experiments.systematic_evaluation.parts import Part
+from leakbound.experiments.systematic_evaluation.parts import PRUNED_FEATURES, Part
 from leakbound.report.strength import Rounds, Strength, ran, rounds_of, squares, strength
 
 Record = dict[str, Any]
@@ -131,6 +131,17 @@ class Measured:
             }
             for defense, cells in grouped(own, label).items()
         }
+
+    def pruned_features(self, data: str) -> dict[tuple[int, str], dict[int, float | None]]:
+        """By batch size and defense, of each round: the distance as in `features`.
+
+        None where it cannot be read: the attack failed, does not apply, or found no features.
+        """
+        found: dict[tuple[int, str], dict[int, float | None]] = {}
+        for cell in self.cells.get((data, PRUNED_FEATURES), ()):
+            own = found.setdefault((cell["batch_size"], label(cell)), {})
+            own[cell["seed"]] = cell["features"]["span"] if _span(cell) else None
+        return found
 
     def ablation(self, data: str) -> dict[str, dict[str, dict[int, float]]]:
         """By defense and variant of the attack: mean squared errors by round."""

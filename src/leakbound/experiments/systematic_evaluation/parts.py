@@ -41,6 +41,12 @@ FEATURE_DEFENSES: tuple[tuple[Spec, ...], ...] = (
     *((Spec("local_aggregation", (("steps", k), ("learning_rate", 0.01))),) for k in (3, 5)),
 )
 """Those of the paper's table 2."""
+PRUNED_FEATURES = "pruned-features"
+"""The part that claim 2-5 rests on."""
+PRUNED_BATCHES = (1, 2)
+PRUNED = (Spec("magnitude_pruning", (("rate", 0.7),)),)
+PRUNED_LABEL = "prune 0.7"
+"""The least pruning whose features table 2 has far off, at each of its batch sizes."""
 SOTERIA = (Spec("soteria", (("rate", 0.8), ("layer", "inner"))),)
 
 HONEST = ("deep prior + features", "strong matching", "inverting gradients", "features first")
@@ -52,7 +58,7 @@ FAMILIES = (
     *("magnitude_pruning", "local_aggregation"),
 )
 """The paper's defenses; a plan's others are measured in `FEW` rounds."""
-BEHIND_CLAIMS = ("honest", "malicious", "ablation")
+BEHIND_CLAIMS = ("honest", "malicious", "ablation", PRUNED_FEATURES)
 COMPARED = 2
 """Variants of the ablation that a claim compares: the first ones."""
 ABLATION: dict[str, dict[str, Any]] = {
@@ -124,6 +130,13 @@ def _of(plan: Plan) -> dict[str, tuple[Plan, tuple[str, ...]]]:
     few = replace(still, defenses=FEATURE_DEFENSES, batch_sizes=FEATURE_BATCHES, seeds=first)
     reading = replace(few, attacks=(_reading("cocktail_party"),))
     tensors = replace(few, threat=threat, attacks=tuple(map(_reading, TENSORS)))
+    pruned = replace(
+        still,
+        threat=threat,
+        attacks=(_reading(TENSORS[0]),),
+        defenses=((), PRUNED),
+        batch_sizes=PRUNED_BATCHES,
+    )
     floors = replace(
         still,
         attacks=(strongest, plan.attacks[2]),
@@ -138,6 +151,7 @@ def _of(plan: Plan) -> dict[str, tuple[Plan, tuple[str, ...]]]:
         "honest": (replace(plan, defenses=ours), HONEST),
         "malicious": (replace(evil, defenses=ours), MALICIOUS),
         "ablation": (replace(ablation, attacks=apart[:COMPARED]), labels[:COMPARED]),
+        PRUNED_FEATURES: (pruned, TENSORS[:1]),
         "variants": (replace(ablation, attacks=apart[COMPARED:], seeds=first), labels[COMPARED:]),
         "others": (replace(plan, defenses=others, seeds=first), HONEST),
         "others-malicious": (replace(evil, defenses=others, seeds=first), MALICIOUS),

@@ -71,7 +71,7 @@ def study(folder: Path, scale: str, tell: Tell) -> Theory:
 def measure(wanted: Sequence[Cell], seeds: int, times: int, journal: Path, tell: Tell) -> list[Row]:
     """The rows of the cells; trials that the journal has are not run again."""
     trials, rows = _read(journal), []
-    each = {cell: range(seeds * (times if sweep.precise(cell) else 1)) for cell in wanted}
+    each = {cell: sweep.fresh(seeds * (times if sweep.precise(cell) else 1)) for cell in wanted}
     part, done, total = "two-layer networks", 0, sum(map(len, each.values()))
     tell(part, 0, total)
     cut = journal.exists() and not journal.read_bytes().endswith(b"\n")
@@ -135,10 +135,11 @@ def _page(found: Theory) -> list[str]:
     return [
         "# The two-layer network: all cells",
         "",
-        f"{found.rows.seeds} seeds a cell. R is the root mean squared distance of unit inputs and "
-        "matched guesses (a random unit guess: 1.41; where signs cannot be known, and for the "
-        "printed attack, whose theorem leaves them open, the better sign counts). Medians with "
-        "intervals of at least 95 %; slopes are means over seeds with t intervals of 95 %. "
+        f"{found.rows.seeds} seeds a cell, from {sweep.FIRST} on. R is the root mean squared "
+        "distance of unit inputs and matched guesses (a random unit guess: 1.41; where signs "
+        "cannot be known, and for the printed attack, whose theorem leaves them open, the better "
+        "sign counts). Medians with intervals of at least 95 %; slopes are means over seeds with "
+        "t intervals of 95 %. "
         '"printed" is the attack as the paper has it, "library" takes lower moments out first.',
         "",
         "## Slopes of log error in log M",

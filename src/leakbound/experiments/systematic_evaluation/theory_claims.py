@@ -1,8 +1,10 @@
-"""Claims 2-1 to 2-6 and 2-9 of paper B, from the rows of the sweep.
+"""Claims 2-1 to 2-4, 2-6 and 2-9 of paper B, and a remark on 2-5, from the rows of the sweep.
 
 The paper's bounds are orders up to logarithms (its tilde), with constants left out; its attack is
 the tensor method of its Section B.1 ("printed"). What each claim says of slopes and ratios is read
-from there, and so is how far a measured one may lie from it.
+from there, and so is how far a measured one may lie from it. Claim 2-1, a theorem on the printed
+attack, is judged by it; the claims on defenses by the library's, the stronger of the two, as the
+paper's eq. 3 asks.
 """
 
 from __future__ import annotations
@@ -29,28 +31,33 @@ from leakbound.experiments.systematic_evaluation.sweep import (
     Row,
     Slope,
     Withheld,
+    interval,
     slope,
     slopes,
 )
-from leakbound.experiments.systematic_evaluation.trial import Cell, draw, pruned
+from leakbound.experiments.systematic_evaluation.trial import Cell
 
 WORKS = 0.5
 """Median error up to which an attack counts as working; above, errors saturate."""
 TILDE = 1 / math.log(4096)
 """How far a slope may lie from its order: one logarithm more or less, which the tilde hides, moves
 the slope in M by 1 / log M, here at the middle width."""
+LOGARITHM = f"{TILDE:.2f}, one logarithm at M = 4,096"
+STRONGER = "the library's attack, the stronger one, as eq. 3 asks"
 ALIKE = 1.25
 """Up to what factor errors of two networks count as equal where the paper writes "about"."""
 CLIPPED = 1.023
 """How far the paper's own errors under clipping lie from those without (table 2, B = 8: 0.179 and
 0.175)."""
-AGGREGATED = 1.15
-"""The same for three local steps (table 2, B = 8: 0.202)."""
+AGGREGATED = {3: 1.16, 5: 1.28}
+"""The same for local steps, rounded up: table 2 itself reaches 1.154 with three (B = 8: 0.202 /
+0.175) and 1.274 with five (B = 8: 0.223 / 0.175)."""
 TABLE_2 = {3: "0.181 / 0.171 to 0.202 / 0.175", 5: "0.210 / 0.171 to 0.223 / 0.175"}
 """Errors under local steps over those without."""
 PRUNED = 1.45
 """The least factor by which pruning at 0.7 raises the feature error in table 2 (B = 1)."""
 SERIES = (("relu", 1), ("relu", 2), ("cubic", 2), ("tanh", 1))
+MOVING = (("local_steps", "one rate"), ("mean_field_steps", "w_j moving as well"))
 INFINITE = math.inf
 
 
@@ -80,9 +87,9 @@ class Rows:
 
 
 def claims(rows: Rows, shares: Sequence[Withheld]) -> list[Claim]:
-    """All seven."""
+    """All six."""
     found = [rate(rows), clipping(rows), noise(rows), dropout(rows)]
-    return [*found, pruning(rows), local_steps(rows), withheld_jump(shares)]
+    return [*found, local_steps(rows), withheld_jump(shares)]
 
 
 def over_width(rows: Rows) -> dict[str, Slope]:
@@ -120,10 +127,28 @@ def rate(rows: Rows) -> Claim:
         "2-1",
         "Without a defense the tensor attack errs as sqrt(n / M), and more for larger batches.",
         "theorem 3.1, table 1",
-        _scale(rows, "the attack as printed, n = 20 to 80, M = 512 to 32,768"),
+        _scale(
+            rows,
+            "the attack as printed (the theorem is on it; better signs count), n = 20 to 80, "
+            "M = 512 to 32,768; the theorem is an upper bound: equality is tested, as section 3 "
+            f"calls the analysis tight; tolerance of slopes {LOGARITHM}",
+        ),
         parts,
-        "With ReLU and two inputs, which the proofs leave out, the printed attack gets components "
-        "wrong up to M of some thousands; the library's has the rate there too",
+        _left_out(rows),
+    )
+
+
+def _left_out(rows: Rows) -> str:
+    """The slope in M of the series that no finding has: the moments of ReLU with two inputs."""
+    found = over_width(rows)
+    printed, ours = (
+        str(found.get(f"{method}, relu, B = 2", f"none (errors above {WORKS:g})"))
+        for method in ("printed", "library")
+    )
+    return (
+        "With ReLU and two inputs, whose moments of orders 2 and 4 the proofs leave out as similar "
+        f"to those of 2 and 3, the printed attack has the slope {printed} in log M, the library's "
+        f"{ours}, over the widths with errors up to {WORKS:g}; neither is judged"
     )
 
 
@@ -143,7 +168,11 @@ def clipping(rows: Rows) -> Claim:
         "2-2",
         "Clipping alone does not change what the tensor attack finds.",
         "section 3.2, table 2",
-        _scale(rows, "n = 20, M = 8,192, B = 2"),
+        _scale(
+            rows,
+            f"n = 20, M = 8,192, B = 2, {STRONGER}; 2.3 %: the largest change under clipping in "
+            "table 2",
+        ),
         parts,
         "The attack takes eigenvectors, which no positive factor changes: what is left is rounding",
     )
@@ -152,29 +181,35 @@ def clipping(rows: Rows) -> Claim:
 def noise(rows: Rows) -> Claim:
     """2-3: flat while noise_std is small beside B, then linear; clipped, |G| / C times as much.
 
-    Flat: no further from the error without noise than (B + noise_std) / B, at noise_std = B / 8.
+    Flat: alike at noise_std = B / 8, where the paper's own order already gives 1.125.
     Linear: a slope between that of B + noise_std itself and 1, each up to a logarithm.
     """
     parts = []
     for batch in (1, 2):
         wide, level = Cell(width=WIDTHS[-1], batch=batch), NOISES[0] * batch
         little = rows[replace(wide, noise_std=level)].logs - rows[wide].logs
-        room = 1 + level / batch
         text = f"B = {batch}: error at noise_std {level:g} over that without is about 1"
-        parts.append(Part(text, little, (1 / room, room), ratio=True))
+        parts.append(Part(text, little, (1 / ALIKE, ALIKE), ratio=True))
         loud = [Cell(width=LOUD_WIDTH, batch=batch, noise_std=s) for s in LOUD]
         least = math.log((batch + LOUD[-1]) / (batch + LOUD[0])) / math.log(LOUD[-1] / LOUD[0])
         text = f"B = {batch}: slope of log error in log noise_std, {LOUD[0]:g} to {LOUD[-1]:g}"
         each = slopes(LOUD, [rows[cell].logs for cell in loud])
         parts.append(Part(text, each, (least - TILDE, 1 + TILDE)))
-    text = f"error at |G| / C = {CLIP_FACTOR:g} over that at as many times the noise is 1"
+    text = f"error at |G| / C = {CLIP_FACTOR:g} over that at as much noise is 1 (an identity)"
     parts.append(Part(text, clipped(rows), (1 / 1.1, 1.1), ratio=True))
     return claimed(
         "2-3",
         "Noise counts as (B + noise_std) sqrt(n / M), under clipping as |G| / C times the noise.",
         "proposition 3.3, table 1",
-        _scale(rows, f"n = 20, M = 32,768 and {LOUD_WIDTH:,}, the library's attack"),
+        _scale(
+            rows,
+            f"n = 20, M = 32,768 and {LOUD_WIDTH:,}, {STRONGER}; about 1: up to {ALIKE:g}, ours "
+            "(B + noise_std itself gives 1.125 there); slopes from that of B + noise_std to 1, "
+            f"each with {LOGARITHM}; 10 % in the last: ours",
+        ),
         parts,
+        "The last finding is an identity: what is sent there, times |G| / C, has the law of the "
+        "other cell. It checks two sets of draws against each other, not the paper",
     )
 
 
@@ -207,72 +242,85 @@ def dropout(rows: Rows) -> Claim:
         "2-4",
         "Dropout at rate p leaves a network of about the width (1 - p) M.",
         "section 3.4, table 1",
-        _scale(rows, "n = 20, M = 8,192, B = 2"),
+        _scale(
+            rows,
+            f'n = 20, M = 8,192, B = 2, {STRONGER}; {ALIKE:g}: ours, for the paper\'s "about"; '
+            f"slopes: {LOGARITHM}",
+        ),
         parts,
     )
 
 
-def pruning(rows: Rows) -> Claim:
-    """2-5: the survivors are not Gaussian, and so the features are found much worse.
+def pruned_span(rows: Rows) -> str:
+    """The remark on 2-5: what pruning at 0.7 does to the tensor attacks on two-layer networks.
 
-    The paper judges a defense by the strongest attack (its eq. 3), so both tensor attacks must
-    suffer: the printed one and the library's, which count pruned entries as the zeros they are
-    sent as. The error is the paper's, the share outside the span.
+    The paper claims only that there is "no evidence" of small errors (section 3.5); what it
+    measures are features of images. Errors are the shares outside the span, over those without.
     """
-    kept = survivors(RATES[2], rows.seeds)
-    text = "p = 0.7: mean (w_j . x_i)^2 of the survivors is above 1, that of Gaussian ones"
-    parts = [Part(text, kept, (1.0, INFINITE))]
-    paper = {1: "0.248 / 0.171 = 1.45 (table 2)", 2: "0.443 / 0.171 = 2.59 (table 2)"}
-    for method in ("printed", "library"):
-        for batch in (1, 2):
-            plain = Cell(batch=batch, method=method)
-            spans = [
-                np.log(rows[cell].spans)
-                for cell in (replace(plain, defense="prune_layer", level=RATES[2]), plain)
-            ]
-            text = f"p = 0.7, B = {batch}, {method} attack: feature error over that without pruning"
-            values = spans[0] - spans[1]
-            region = (PRUNED, INFINITE)
-            parts.append(Part(text, values, region, ratio=True, paper=paper[batch]))
-    return claimed(
-        "2-5",
-        "Pruning breaks the Gaussianity that the tensor attack needs: large errors at p = 0.7.",
-        "section 3.5, table 2",
-        _scale(rows, "n = 20, M = 8,192"),
-        parts,
-        "What is sent is a function of the w_j . x_i, zeros included, so Stein's lemma still gives "
-        "their span; an attacker who leaves the zeros out as unknown does fail",
+    each = {
+        f"{method}, B = {batch}": _pruned(rows, Cell(batch=batch, method=method), method)
+        for method in ("printed", "library")
+        for batch in (1, 2)
+    }
+    told = "; ".join(f"{name}: {_ratio(logs)}" for name, logs in each.items())
+    still = all(math.exp(interval(logs).high) < PRUNED for logs in each.values())
+    found = "both tensor attacks still find the span: " if still else ""
+    blind = _ratio(_pruned(rows, Cell(), "left_out"))
+    return (
+        f"In two-layer networks (n = 20, M = 8,192), each tensor pruned apart at p = 0.7, {found}"
+        f"the feature error over that without pruning is, by attack, {told}. What is sent is a "
+        "function of the w_j . x_i, zeros included, so Stein's lemma still gives their span; for "
+        f"the library's attack with the zeros left out as unknown it is {blind} (B = 2)"
     )
 
 
-def survivors(p: float, seeds: int) -> list[float]:
-    """By seed, the mean squared w_j . x_i of the units whose |g_j| pruning leaves."""
-    found = []
-    for seed in range(seeds):
-        problem = draw(Cell(), seed)
-        keep = pruned(problem.gradient, p, whole_model=False)[:, 0]
-        found.append(float(((problem.network.inner[keep] @ problem.inputs.T) ** 2).mean()))
-    return found
+def _pruned(rows: Rows, plain: Cell, method: str) -> Array:
+    """(seeds,) log share outside the span under pruning, by a method, over that without."""
+    under = replace(plain, defense="prune_layer", level=RATES[2], method=method)
+    return np.asarray(np.log(rows[under].spans) - np.log(rows[plain].spans))
 
 
 def local_steps(rows: Rows) -> Claim:
     """2-6: several local steps against one, at rates above those of remark C.3 and below them."""
     plain, parts = rows[Cell()].logs, []
-    for defense, name in (("local_steps", "one rate"), ("mean_field_steps", "w_j moving as well")):
+    for defense, name in MOVING:
         for steps in (3, 5):
             own = rows[Cell(defense=defense, level=LEARNING[0], steps=steps)].logs
             text = f"{name}, {steps} steps: error over that of one step is about 1"
             paper = TABLE_2[steps]
-            region = (1 / AGGREGATED, AGGREGATED)
+            region = (1 / AGGREGATED[steps], AGGREGATED[steps])
             part = Part(text, own - plain, region, ratio=True, paper=f"{paper} (table 2)")
             parts.append(part)
     return claimed(
         "2-6",
         "Local aggregation changes the tensor attack's error little at a small learning rate.",
         "proposition 3.1, table 2",
-        _scale(rows, f"n = 20, M = 8,192, B = 2, learning rate {LEARNING[0]:g} / M"),
+        _scale(
+            rows,
+            f"n = 20, M = 8,192, B = 2, {STRONGER}; learning rate {LEARNING[0]:g} / M; "
+            f"{AGGREGATED[3]:g} and {AGGREGATED[5]:g}: what table 2 itself reaches with 3 and 5",
+        ),
         parts,
+        _faster(rows),
     )
+
+
+def _faster(rows: Rows) -> str:
+    """What larger learning rates than the judged one do."""
+    told = []
+    for defense, name in MOVING:
+        for level in LEARNING[1:]:
+            cells = [Cell(defense=defense, level=level, steps=steps) for steps in AGGREGATED]
+            told += [
+                f"{name}, {level:g} / M, {own.cell.steps} steps: "
+                f"{_ratio(own.logs - rows[Cell()].logs)}"
+                for own in rows.of(cells)
+            ]
+    slow = (
+        f"At {LEARNING[0]:g} / M, {LEARNING[0] * Cell().width:.0f} / M^2 where remark C.3 asks for "
+        "a rate of order 1 / M^2, hardly anything moves"
+    )
+    return slow + (f". At larger rates: {'; '.join(told)}" if told else "")
 
 
 def withheld_jump(shares: Sequence[Withheld]) -> Claim:
@@ -294,13 +342,21 @@ def withheld_jump(shares: Sequence[Withheld]) -> Claim:
         "2-9",
         "p_hat is small up to a pruning rate of n / (n + 1) and grows greatly after it.",
         "remark E.4",
-        f"two-layer ReLU networks, M = 512, B = 2; {len(shares[0].shares)} seeds",
+        "two-layer ReLU networks, M = 512, B = 2; 0.02, which moves the bound by 1 %, and 0.5 at "
+        f"90 % of what is left: ours; no attack is run; {len(shares[0].shares)} seeds",
         parts,
     )
 
 
 def _working(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row.median <= WORKS]
+
+
+def _ratio(logs: Array) -> str:
+    """A ratio from its logarithms by seed, with its interval of 95 %."""
+    found = interval(logs)
+    value, low, high = (f"{math.exp(end):.3g}" for end in (found.value, found.low, found.high))
+    return f"{value} [{low}, {high}]"
 
 
 def _scale(rows: Rows, text: str) -> str:
