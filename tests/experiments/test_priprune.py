@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -42,8 +43,9 @@ def test_a_built_in_plan_names_what_there_is(name):
         assert set(cell.attacks) <= set(cells.attacks(1))
         assert all(1 <= mark <= cell.rounds for mark in cell.marks)
     if name != "paper":
-        assert set(study.parts) == PARTS
-        assert {cell.part for cell in study.cells()} == PARTS
+        parts = PARTS | ({"rate_again", "kept_again"} if name == "cpu" else set())
+        assert set(study.parts) == parts
+        assert {cell.part for cell in study.cells()} == parts
 
 
 def test_a_cell_of_two_parts_is_run_once():
@@ -348,6 +350,40 @@ def test_rounds_in_which_no_mask_can_withhold_yet_are_not_judged():
     assert "30 % in round 20" in found.why
     assert "SGI in round 20;" in found.scale
     assert _in_time(half, same).verdict is Verdict.FAILS
+
+
+def test_what_is_measured_again_has_seeds_of_its_own():
+    plan = Study.read("cpu")
+    for new, old in (("rate_again", "rate"), ("kept_again", "defended")):
+        seeds = [{cell.seed for cell in plan.cells([part])} for part in (new, old)]
+        assert not seeds[0] & seeds[1]
+        assert len(seeds[0]) >= 40
+
+
+def test_a_claim_is_judged_by_what_was_measured_again_and_tells_the_first_look():
+    """The first run is against the claim, the second for it."""
+    first, second = _small(1).where(part="rate").pairs, _small().where(part="rate").pairs
+    fresh = []
+    for cell, record in second:
+        if not cell.dense_server:
+            fresh.append((replace(cell, part="rate_again", seed=cell.seed + 100), record))
+    found = claims.rate_lowers(Measured([*first, *fresh]).where(dense_server=False), "made up")
+    assert found.verdict is Verdict.HOLDS
+    assert (
+        "A first run left this undecided (NMI falls more from 0.5 on than up to 0.5 -" in found.why
+    )
+    assert claims.rate_lowers(Measured(first), "").verdict is Verdict.FAILS
+
+    part = _small(6).where(part="defended")
+    again = [
+        (replace(cell, part="kept_again", seed=cell.seed + 100), record)
+        for cell, record in _small().where(part="defended").pairs
+        if "rule=random" in cell.defense
+    ]
+    judged = claims.pseudo_raises(part, Measured(again), "made up")
+    words = {one.statement.split(":")[0]: one.verdict for one in judged.findings[::2]}
+    assert words == {"largest": "does not hold", "random": "holds", "mix": "does not hold"}
+    assert "A first run left this undecided (random -" in judged.why
 
 
 @pytest.mark.parametrize("part", ["batch", "size"])

@@ -139,7 +139,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
             ),
             {
                 "minutes": "a small grid of few seeds: about five minutes on two cores",
-                "cpu": "smaller models and fewer rounds than the paper's, 1,238 trainings: hours "
+                "cpu": "smaller models and fewer rounds than the paper's, 1,265 trainings: hours "
                 "on two cores",
                 "paper": "the paper's data, models and rounds; days, and 25 GB of memory",
             },

@@ -13,21 +13,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from statistics import fmean
 
 from leakbound.experiments.by_seed import Part, claimed
 from leakbound.experiments.claim import POSITIVE, Claim
-from leakbound.experiments.paired import gain
-from leakbound.experiments.priprune.comparisons import (
-    arm,
-    arms,
-    at_rate,
-    by_scheme,
-    late,
-    spoken,
-)
+from leakbound.experiments.priprune.comparisons import arm, arms, at_rate, by_scheme
 from leakbound.experiments.priprune.idle import acting, started
-from leakbound.experiments.priprune.measured import BySeed, Measured, rate_of
+from leakbound.experiments.priprune.measured import (
+    BySeed,
+    Measured,
+    average,
+    difference,
+    less,
+    rate_of,
+)
+from leakbound.experiments.priprune.remarks import looked, lost, remark, strongest, told
 
 REPEATED = 0.025
 """The largest standard deviation of NMI among repetitions in the paper's table 2: what is closer
@@ -54,12 +53,12 @@ def claims(found: Measured, n: str) -> list[Claim]:
     """All nine; `n` says the scale."""
     defended = found.where(part="defended")
     return [
-        rate_lowers(found.where(part="rate", dense_server=False), n),
+        rate_lowers(found.where(dense_server=False), n),
         sparse_beats_blind(found.where(part="rate", dense_server=True), n),
         batch_lowers(found.where(part="batch"), n),
         size_raises(found.where(part="size"), n),
         rules(defended, n),
-        pseudo_raises(defended, n),
+        pseudo_raises(defended, found.where(part="kept_again"), n),
         as_base(defended, n),
         table(found.where(part="table"), n),
         privacy_weight(found.where(part="search"), n),
@@ -68,8 +67,9 @@ def claims(found: Measured, n: str) -> list[Claim]:
 
 def rate_lowers(found: Measured, n: str) -> Claim:
     """4-1: "a higher pruning rate generally leads to a decrease", "clearer ... above 0.5"."""
+    old, found = found.where(part="rate"), again(found, "rate_again", "rate")
     rates = sorted({rate_of(cell) for cell, _ in found.pairs})
-    parts = []
+    parts, first_look = [], []
     for measure, name, unit in (("nmi", "NMI", ""), ("psnr", "PSNR", "dB")):
         at = {rate: at_rate(found, rate).leak("sgi", measure) for rate in rates}
         low, high = (at[rates[0]], at[rates[-1]]) if rates else ({}, {})
@@ -80,9 +80,20 @@ def rate_lowers(found: Measured, n: str) -> Claim:
             first, second = difference(low, middle), difference(middle, high)
             text = f"{name} falls more from 0.5 on than up to 0.5"
             parts.append(Part(text, less(second, first), POSITIVE))
+            if old.pairs != found.pairs:
+                before = [at_rate(old, r).leak("sgi", "nmi") for r in (rates[0], 0.5, rates[-1])]
+                first, second = difference(*before[:2]), difference(*before[1:])
+                first_look.append(f"{text} {told(second, first)}")
     statement = "A higher pruning rate leaks less, and clearly so above one half."
     where = _scale(found, n, FIRST)
-    return claimed("4-1", statement, "section 4.2.4, figures 2, 4 and A2", where, parts)
+    return claimed(
+        "4-1",
+        statement,
+        "section 4.2.4, figures 2, 4 and A2",
+        where,
+        parts,
+        looked("", first_look),
+    )
 
 
 def sparse_beats_blind(found: Measured, n: str) -> Claim:
@@ -124,10 +135,10 @@ def batch_lowers(found: Measured, n: str) -> Claim:
         text = f"NMI falls from B = {sizes[0]} to {sizes[-1]}"
         parts = [Part(text, less(few, many), POSITIVE)]
     why = [
-        f"{name} falls from B = {a} to {b} by {told}"
+        f"{name} falls from B = {a} to {b} by {text}"
         for a, b in pairwise(sizes)
         for name, measure in (("NMI", "nmi"), ("NMI above chance", "corrected"), ("PSNR", "psnr"))
-        if (told := _told(*(found.where(target=s).leak("sgi", measure) for s in (a, b))))
+        if (text := told(*(found.where(target=s).leak("sgi", measure) for s in (a, b))))
     ]
     statement = "Larger batches leak less."
     where = _scale(found, n, FIRST)
@@ -157,7 +168,7 @@ def size_raises(found: Measured, n: str) -> Claim:
             text = f"NMI of {weights[model]:,} weights is above the line between them"
             parts.append(Part(text, less(own[model], line), POSITIVE))
         ends = (found.where(model=model).leak("sgi", "psnr") for model in (large, small))
-        why = f"PSNR of the largest less that of the smallest: {_told(*ends)} dB"
+        why = f"PSNR of the largest less that of the smallest: {told(*ends)} dB"
     statement = "Larger models leak more, not in proportion: further weights add less and less."
     where = _scale(found, n, FIRST)
     return claimed("4-4", statement, "section 4.2.4, figure 5a", where, parts, why)
@@ -207,13 +218,27 @@ def rules(found: Measured, n: str) -> Claim:
     )
 
 
-def pseudo_raises(found: Measured, n: str) -> Claim:
-    """4-6: keeping what is withheld: "notably better" accuracy, no more NMI, with the same rule."""
-    parts, remarks = [], []
+def again(found: Measured, new: str, first: str) -> Measured:
+    """The cells of a part that is measured again, where the plan has it, else of the first."""
+    fresh = found.where(part=new)
+    return fresh if fresh.pairs else found.where(part=first)
+
+
+def pseudo_raises(found: Measured, new: Measured, n: str) -> Claim:
+    """4-6: keeping what is withheld: "notably better" accuracy, no more NMI, with the same rule.
+
+    `new`: a rule's cells that were measured again, for its accuracy.
+    """
+    parts, remarks, first = [], [], []
     for rule in RULES:
         real, kept = (arm(found, rule, 0.3, pseudo) for pseudo in (False, True))
         text = f"{rule}: accuracy with pseudo-pruning less that of real pruning"
-        parts.append(Part(text, less(kept.accuracy(), real.accuracy()), POSITIVE, unit="points"))
+        right = less(kept.accuracy(), real.accuracy())
+        both = [arm(new, rule, 0.3, pseudo).accuracy() for pseudo in (True, False)]
+        if all(both):
+            first.append(f"{rule} {told(kept.accuracy(), real.accuracy())}")
+            right = less(*both)
+        parts.append(Part(text, right, POSITIVE, unit="points"))
         text = f"{rule}: NMI under real pruning less that under pseudo-pruning"
         parts.append(Part(text, less(_nmi(real), _nmi(kept)), (-REPEATED, math.inf)))
         remarks += strongest(f"{rule}", real, kept)
@@ -223,7 +248,7 @@ def pseudo_raises(found: Measured, n: str) -> Claim:
         "section 5.1, figure 6",
         _scale(found, n, f"{EACH}; {NEAR}"),
         parts,
-        _remark(remarks),
+        ". ".join(filter(None, (looked("points of accuracy", first), remark(remarks)))),
     )
 
 
@@ -265,7 +290,7 @@ def as_base(found: Measured, n: str) -> Claim:
             "the largest deviation in table 2, is a quarter of PriPrune's 0.10 there",
         ),
         parts,
-        ". ".join(filter(None, (started(own), _remark(strongest("PriPrune", base, own))))),
+        ". ".join(filter(None, (started(own), remark(strongest("PriPrune", base, own))))),
     )
 
 
@@ -279,7 +304,7 @@ def table(found: Measured, n: str) -> Claim:
             continue
         rounds = acting(both[1])
         values = less(*(_nmi_of(arm, rounds) for arm in both))
-        right.append(f"{name} {_told(*(arm.accuracy() for arm in both))}")
+        right.append(f"{name} {told(*(arm.accuracy() for arm in both))}")
         paper = f"{TABLE_2[name]} (table 2)" if name in TABLE_2 else ""
         parts.append(
             Part(f"{name}: NMI without PriPrune less that with it", values, POSITIVE, paper=paper)
@@ -291,7 +316,7 @@ def table(found: Measured, n: str) -> Claim:
         "table 2, figure 9",
         _scale(found, n, _rounds(ours)),
         parts,
-        ". ".join(filter(None, (started(ours), _lost(right), _remark(remarks)))),
+        ". ".join(filter(None, (started(ours), lost(right), remark(remarks)))),
     )
 
 
@@ -302,7 +327,7 @@ def privacy_weight(found: Measured, n: str) -> Claim:
         settings = dict(pair.split("=") for pair in defense.split(",")[1:])
         cell = found.where(defense=defense)
         own.setdefault(float(settings["privacy"]), []).append(_nmi_of(cell, acting(found)))
-    means = {privacy: _average(each) for privacy, each in sorted(own.items())}
+    means = {privacy: average(each) for privacy, each in sorted(own.items())}
     parts = []
     for larger in list(means)[1:]:
         least = min(means)
@@ -321,53 +346,7 @@ def _rounds(found: Measured) -> str:
 
 def _nmi_of(found: Measured, rounds: Sequence[int]) -> BySeed:
     each = [found.leak("sgi", "nmi", round_) for round_ in rounds]
-    return _average(each) if each else {}
-
-
-def _told(ours: BySeed, theirs: BySeed) -> str:
-    values = less(ours, theirs)
-    return spoken(gain(values)) if len(values) > 1 else ""
-
-
-def _lost(right: Sequence[str]) -> str:
-    return f"Points of accuracy that it costs: {', '.join(right)}" if right else ""
-
-
-def difference(ours: BySeed, theirs: BySeed) -> BySeed:
-    """Ours less theirs, of the seeds that both have."""
-    return {seed: ours[seed] - theirs[seed] for seed in sorted(set(ours) & set(theirs))}
-
-
-def less(ours: BySeed, theirs: BySeed) -> list[float]:
-    """Ours less theirs, one number a seed."""
-    return list(difference(ours, theirs).values())
-
-
-def strongest(name: str, base: Measured, own: Measured) -> list[str]:
-    """What own hides beyond base from the best attacker of each, after the first round; or none."""
-    each = [
-        difference(base.strongest(round_)[1], own.strongest(round_)[1])
-        for round_ in late(own)
-        if base.pairs and own.pairs
-    ]
-    values = list(_average(each).values()) if each else []
-    if len(values) < 2:
-        return []
-    found = gain(values)
-    return [f"{name} {found.mean:+.1f} [{found.low:+.1f}, {found.high:+.1f}] dB"]
-
-
-def _remark(texts: Sequence[str]) -> str:
-    if not texts:
-        return ""
-    return (
-        f"PSNR hidden from the strongest attackers here, who know the defense: {', '.join(texts)}"
-    )
-
-
-def _average(each: Sequence[BySeed]) -> BySeed:
-    seeds = set.intersection(*(set(own) for own in each))
-    return {seed: fmean(own[seed] for own in each) for seed in sorted(seeds)}
+    return average(each) if each else {}
 
 
 def _nmi(found: Measured, attack: str = "sgi") -> BySeed:

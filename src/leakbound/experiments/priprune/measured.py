@@ -127,3 +127,19 @@ def rate_of(cell: Cell) -> float:
 def scheme_of(cell: Cell) -> str:
     """The name of a cell's scheme."""
     return cell.pruning.split(",")[0]
+
+
+def difference(ours: BySeed, theirs: BySeed) -> BySeed:
+    """Ours less theirs, of the seeds that both have."""
+    return {seed: ours[seed] - theirs[seed] for seed in sorted(set(ours) & set(theirs))}
+
+
+def less(ours: BySeed, theirs: BySeed) -> list[float]:
+    """Ours less theirs, one number a seed."""
+    return list(difference(ours, theirs).values())
+
+
+def average(each: Sequence[BySeed]) -> BySeed:
+    """By seed, the mean over several, of the seeds that all have."""
+    seeds = set.intersection(*(set(own) for own in each))
+    return {seed: fmean(own[seed] for own in each) for seed in sorted(seeds)}

@@ -151,6 +151,24 @@ def _rate(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
         yield replace(cell, rounds=1, marks=(1,), attacks=blind, dense_server=True)
 
 
+def _rate_again(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
+    """SGI over the rate where the mask is shared, on seeds of their own."""
+    for seed, scheme, rate in product(_fresh(own), SCHEMES, own["rates"]):
+        cell = study.cell("rate_again", seed, rate, scheme)
+        yield replace(cell, rounds=1, marks=(1,))
+
+
+def _kept_again(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
+    """Accuracy alone, of real and of pseudo-pruning, on seeds of their own."""
+    for seed, defense in product(_fresh(own), own["defenses"]):
+        cell = study.cell("kept_again", seed)
+        yield replace(cell, defense=defense, marks=(), attacks=())
+
+
+def _fresh(own: Mapping[str, Any]) -> range:
+    return range(own["first"], own["first"] + own["seeds"])
+
+
 def _batch(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
     for seed, scheme, size in product(range(own["seeds"]), SCHEMES, own["sizes"]):
         cell = study.cell("batch", seed, scheme=scheme)
@@ -238,10 +256,12 @@ def _strong(own: Mapping[str, Any], seed: int) -> bool:
 
 _PARTS = {
     "rate": _rate,
+    "rate_again": _rate_again,
     "batch": _batch,
     "size": _size,
     "rounds": _rounds,
     "defended": _defended,
+    "kept_again": _kept_again,
     "table": _table,
     "search": _search,
     "chain": _chain,
