@@ -116,6 +116,7 @@ def _data(folder: Path) -> dict[str, Any]:
 
 
 def _write(found: Results, folder: Path, seconds: float) -> None:
+    assert not {results.FILE, TEXT, PAGE} & set(found.outcome.pages), "written over here"
     write_atomically(folder / results.FILE, results.encode(found))
     write_atomically(folder / TEXT, pages.markdown(found).encode())
     write_atomically(folder / PAGE, pages.html(found, folder).encode())

@@ -449,6 +449,7 @@ def test_the_paper_reproduced_gives_every_claim_and_its_files(tmp_path, monkeypa
     assert {c.number for c in found.claims if c.verdict is Verdict.UNTESTED} >= {"4-5", "4-9"}
     for name in (*(figure.file for figure in found.figures), *found.pages):
         assert (tmp_path / name).stat().st_size > 2000, name
+    assert found.pages == ("tables.md",)
     assert "parameters.png" in {figure.file for figure in found.figures}
     counts = [now for now in told if now[0] == "cells"]
     assert counts[0][1] == 0

@@ -17,7 +17,7 @@ from leakbound.experiments.priprune.study import Study
 
 
 def main() -> None:
-    """Run what is not done yet, draw, and write results.md."""
+    """Run what is not done yet, draw, and write tables.md."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", default="cpu", help="the path of a plan, or a built-in one")
     parser.add_argument("--parts", default="", help="only these parts, between commas")

@@ -23,15 +23,17 @@ from leakbound.experiments.priprune.measured import (
 from leakbound.experiments.priprune.study import Cell, Study
 from leakbound.types import Guarantee
 
+FILE = "tables.md"
+
 
 def write(
     study: Study, wanted: Sequence[Cell], records: Mapping[str, Record], folder: Path
 ) -> Path:
-    """Write results.md and the pictures beside it."""
+    """Write tables.md and the pictures beside it."""
     found = Measured.of(wanted, records)
     figures.draw(found, folder)
     paper_figures.draw(found, folder)
-    path = folder / "results.md"
+    path = folder / FILE
     path.write_text("\n".join(lines(study, found)) + "\n", encoding="utf-8")
     return path
 

@@ -59,7 +59,7 @@ def reproduce(scale: str, folder: Path, *, workers: int, color: str, tell: Tell)
     base = study.base
     where = f"{base['data']}, {base['size']} x {base['size']}"
     drawn = tuple(figure for figure in FIGURES if (folder / figure.file).is_file())
-    return Outcome(tuple(claims(found, where)), drawn, settings(study), ("results.md",))
+    return Outcome(tuple(claims(found, where)), drawn, settings(study), (page.FILE,))
 
 
 def settings(study: Study) -> str:
