@@ -340,13 +340,13 @@ LARGEST = {"none": 0.7, "withhold,rule=largest,rate=0.6": 0.4}
 
 def test_rounds_in_which_no_mask_can_withhold_yet_are_not_judged():
     """Alpha starts at 0.2: logit -1.39, 0.1 a step."""
-    assert idle.idle(Measured([(_cell(defense="pri_prune"), {})])) == 14
-    assert idle.idle(Measured([(_cell(defense="pri_prune,start=0.45"), {})])) == 3
-    assert idle.idle(Measured([(_cell(), {})])) == 0
+    assert idle.first(Measured([(_cell(defense="pri_prune"), {})])) == 14
+    assert idle.first(Measured([(_cell(defense="pri_prune,start=0.45"), {})])) == 3
+    assert idle.first(Measured([(_cell(), {})])) == 0
     same, half = LARGEST | {"pri_prune": 0.7}, LARGEST | {"pri_prune": 0.41}
     found = _in_time(same, half)
     assert found.verdict is Verdict.HOLDS
-    assert "need 14 rounds" in found.why
+    assert "Before round 14" in found.why
     assert "30 % in round 20" in found.why
     assert "SGI in round 20;" in found.scale
     assert _in_time(half, same).verdict is Verdict.FAILS

@@ -1,4 +1,4 @@
-"""The rounds in which PriPrune cannot withhold anything yet."""
+"""When PriPrune can first withhold anything."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from leakbound.experiments.priprune.measured import Measured
 def acting(found: Measured) -> list[int]:
     """The attacked rounds in which PriPrune's masks can withhold."""
     marks = sorted({mark for cell, _ in found.pairs for mark in cell.marks})
-    return [mark for mark in marks if mark > idle(found)]
+    return [mark for mark in marks if mark >= first(found)]
 
 
-def idle(found: Measured) -> int:
-    """The rounds that alpha needs to come from its start to 1/2, at Adam's largest steps.
+def first(found: Measured) -> int:
+    """The first round in which alpha can be above 1/2, at Adam's largest steps from its start.
 
     0 where no cell has PriPrune.
     """
@@ -34,14 +34,14 @@ def idle(found: Measured) -> int:
 
 def started(found: Measured) -> str:
     """When PriPrune's masks begin to withhold, and how much they do; nothing without cells."""
-    if not idle(found):
+    if not first(found):
         return ""
     rates = {m: found.by_seed(lambda r, m=m: _rate(r, m)) for m in acting(found)}  # type: ignore[misc]
     each = ", ".join(f"{100 * fmean(own.values()):.2g} % in round {m}" for m, own in rates.items())
     return (
-        f"From its start PriPrune's masks need {idle(found)} rounds until they can withhold "
-        "anything (start and step are ours, the paper prints neither), which are not judged; of "
-        f"the weights it then withholds {each}"
+        f"Before round {first(found)} PriPrune's masks cannot withhold anything (alpha's start and "
+        "step are ours, the paper prints neither): those rounds are not judged. Of the weights it "
+        f"then withholds {each}"
     )
 
 
