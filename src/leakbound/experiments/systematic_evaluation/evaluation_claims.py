@@ -15,7 +15,12 @@ from leakbound.experiments.by_seed import Part, claimed
 from leakbound.experiments.claim import LEVEL, Claim, student
 from leakbound.experiments.equal_loss import at_equal_loss
 from leakbound.experiments.paired import logs
-from leakbound.experiments.systematic_evaluation.measured import ANY, Measured, family
+from leakbound.experiments.systematic_evaluation.measured import (
+    ANY,
+    Measured,
+    family,
+    pruned_features,
+)
 from leakbound.experiments.systematic_evaluation.parts import (
     HONEST,
     MALICIOUS,
@@ -81,7 +86,7 @@ def pruning_hides_features(found: Measured, n: str, remark: str) -> Claim:
     """
     parts, unread = [], []
     for data in found.data:
-        shares = found.pruned_features(data)
+        shares = pruned_features(found, data)
         seeds = sorted({seed for own in shares.values() for seed in own})
         for batch in PRUNED_BATCHES:
             plain, under = (shares.get((batch, name), {}) for name in (NONE, PRUNED_LABEL))

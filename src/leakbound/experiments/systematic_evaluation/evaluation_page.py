@@ -14,6 +14,7 @@ from leakbound.experiments.systematic_evaluation.measured import (
     Measured,
     chances,
     failed,
+    pruned_features,
 )
 from leakbound.experiments.systematic_evaluation.parts import (
     ABLATION,
@@ -189,7 +190,7 @@ def _pruned(found: Measured) -> list[str]:
         *_heads(("data", "B", "defense", "share", "n"), "---"),
     ]
     for data in found.data:
-        for (size, defense), own in found.pruned_features(data).items():
+        for (size, defense), own in pruned_features(found, data).items():
             read = [share for share in own.values() if share is not None]
             lines.append(_line((data, str(size), defense, _small(read), str(len(read)))))
     return lines

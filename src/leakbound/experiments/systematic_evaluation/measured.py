@@ -132,17 +132,6 @@ class Measured:
             for defense, cells in grouped(own, label).items()
         }
 
-    def pruned_features(self, data: str) -> dict[tuple[int, str], dict[int, float | None]]:
-        """By batch size and defense, of each round: the distance as in `features`.
-
-        None where it cannot be read: the attack failed, does not apply, or found no features.
-        """
-        found: dict[tuple[int, str], dict[int, float | None]] = {}
-        for cell in self.cells.get((data, PRUNED_FEATURES), ()):
-            own = found.setdefault((cell["batch_size"], label(cell)), {})
-            own[cell["seed"]] = cell["features"]["span"] if _span(cell) else None
-        return found
-
     def ablation(self, data: str) -> dict[str, dict[str, dict[int, float]]]:
         """By defense and variant of the attack: mean squared errors by round."""
         found: dict[str, dict[str, dict[int, float]]] = {}
@@ -177,6 +166,20 @@ class Measured:
     def _attack(self, data: str, part: str) -> Any:
         names = self.names[data, part]
         return lambda cell: names[cell["attack"]["hash"]]
+
+
+def pruned_features(
+    measured: Measured, data: str
+) -> dict[tuple[int, str], dict[int, float | None]]:
+    """By batch size and defense, of each round: the distance as in `Measured.features`.
+
+    None where it cannot be read: the attack failed, does not apply, or found no features.
+    """
+    found: dict[tuple[int, str], dict[int, float | None]] = {}
+    for cell in measured.cells.get((data, PRUNED_FEATURES), ()):
+        own = found.setdefault((cell["batch_size"], label(cell)), {})
+        own[cell["seed"]] = cell["features"]["span"] if _span(cell) else None
+    return found
 
 
 def failed(found: Measured) -> int:
