@@ -75,7 +75,8 @@ def judged(claims: Iterable[Claim], steps: int) -> list[Claim]:
         return list(claims)
     why = (
         f"searches of {steps} steps say nothing of which attack is the strongest; "
-        f"from {ENOUGH} on (scale cpu) they are judged. What was measured is in evaluation.md of the run's folder"
+        f"from {ENOUGH} on (scale cpu) they are judged. What was measured is in "
+        "evaluation.md of the run's folder"
     )
     return [replace(claim, findings=(), why=why) for claim in claims]
 
