@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from leakbound import audit
-from leakbound.audit.plan import DataSpec, ModelSpec, Spec
+from leakbound.audit.plan import DataSpec, ModelSpec, Spec, defense_name
 from leakbound.defenses import GaussianNoise, LocalOptimalNoise
 from leakbound.experiments import paired
 from leakbound.experiments.claim import Verdict, student
@@ -284,6 +284,29 @@ def test_the_side_on_which_similar_errors_fall_is_named(number, error, side):
     assert (found.verdict is Verdict.FAILS) is (side is not None)
     for word in ("more", "less"):
         assert (f"{word} protection than similar" in found.why) is (word == side)
+
+
+def test_errors_that_were_measured_again_decide_and_the_first_look_is_told():
+    """The first run has six decibels between the two, the second none."""
+    far, near = _measured(error=4.0), _measured(error=1.02)
+    assert _claim("0-3", far).verdict is Verdict.FAILS
+    found = _claim("0-3", replace(far, again=near.naive))
+    assert found.verdict is Verdict.HOLDS
+    assert "A first run left this undecided (+6.0 [+6.0, +6.0] dB, n = 6); it is" in found.why
+    own = {number: _claim(number, far).findings for number in ("0-1", "0-2")}
+    assert own == {
+        number: _claim(number, replace(far, again=near.naive)).findings for number in own
+    }
+
+
+def test_what_is_measured_again_has_seeds_of_its_own():
+    plans = settings.plans(settings.SETTINGS["cpu"])
+    assert not set(plans["again"].seeds) & set(plans["naive"].seeds)
+    assert len(plans["again"].seeds) == 256
+    assert plans["again"].attacks == plans["naive"].attacks
+    own = {defense_name(links) for links in plans["again"].defenses}
+    assert own == {settings.PRUNED, settings.MAGNITUDE}
+    assert "again" not in settings.plans(settings.SETTINGS["minutes"])
 
 
 def _layered(weights, biases, apart=1.0):

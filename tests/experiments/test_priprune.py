@@ -43,7 +43,8 @@ def test_a_built_in_plan_names_what_there_is(name):
         assert set(cell.attacks) <= set(cells.attacks(1))
         assert all(1 <= mark <= cell.rounds for mark in cell.marks)
     if name != "paper":
-        parts = PARTS | ({"rate_again", "kept_again"} if name == "cpu" else set())
+        again = {"rate_again", "kept_again", "size_again"}
+        parts = PARTS | (again if name == "cpu" else set())
         assert set(study.parts) == parts
         assert {cell.part for cell in study.cells()} == parts
 
@@ -354,7 +355,11 @@ def test_rounds_in_which_no_mask_can_withhold_yet_are_not_judged():
 
 def test_what_is_measured_again_has_seeds_of_its_own():
     plan = Study.read("cpu")
-    for new, old in (("rate_again", "rate"), ("kept_again", "defended")):
+    for new, old in (
+        ("rate_again", "rate"),
+        ("kept_again", "defended"),
+        ("size_again", "size"),
+    ):
         seeds = [{cell.seed for cell in plan.cells([part])} for part in (new, old)]
         assert not seeds[0] & seeds[1]
         assert len(seeds[0]) >= 40
@@ -384,6 +389,13 @@ def test_a_claim_is_judged_by_what_was_measured_again_and_tells_the_first_look()
     words = {one.statement.split(":")[0]: one.verdict for one in judged.findings[::2]}
     assert words == {"largest": "does not hold", "random": "holds", "mix": "does not hold"}
     assert "A first run left this undecided (random -" in judged.why
+
+    old, new = (_small(*own).where(part="size").pairs for own in ((4,), ()))
+    new = [(replace(cell, part="size_again", seed=cell.seed + 100), record) for cell, record in new]
+    judged = claims.size_raises(Measured([*old, *new]), "made up")
+    assert judged.verdict is Verdict.HOLDS
+    assert claims.size_raises(Measured(old), "").verdict is Verdict.FAILS
+    assert "(NMI of the largest less that of the smallest " in judged.why
 
 
 @pytest.mark.parametrize("part", ["batch", "size"])

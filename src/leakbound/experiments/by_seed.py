@@ -68,6 +68,16 @@ def claimed(
     return Claim(number, statement, source, scale, tuple(findings), why)
 
 
+def looked(what: str, first: Sequence[str]) -> str:
+    """What an earlier run gave that left this undecided."""
+    if not first:
+        return ""
+    return (
+        f"A first run left this undecided ({', '.join(first)}{' ' * bool(what)}{what}); it is "
+        "judged on seeds that the first run did not have"
+    )
+
+
 def _lacking(statements: Sequence[str]) -> str:
     what = "; ".join(statements) or "every comparison"
     return f"fewer than two seeds at this scale for: {what}"

@@ -20,12 +20,13 @@ from leakbound.experiments.optimal_defenses import (
     verdicts,
 )
 from leakbound.experiments.optimal_defenses.points import Key, Point
-from leakbound.experiments.optimal_defenses.settings import LOUD, OURS, SETTINGS, Setting
+from leakbound.experiments.optimal_defenses.settings import FRESH, LOUD, OURS, SETTINGS, Setting
 from leakbound.experiments.outcome import Outcome, Tell
 
 WORDS = {
     "naive": "errors, the paper's attack",
     "aware": "errors, attacks that know",
+    "again": "errors, claim 0-3 again",
     "noise training": "trainings under noise",
     "pruning training": "trainings under pruning",
 }
@@ -62,6 +63,7 @@ def reproduce(scale: str, folder: Path, *, workers: int, color: str, tell: Tell)
         proved,
         found.get("aware", {}),
         _sizes(plans["naive"]),
+        found.get("again", {}),
     )
     return Outcome(
         verdicts.all_claims(measured), drawn.all_figures(measured, folder), _settings(setting)
@@ -113,12 +115,15 @@ def _settings(setting: Setting) -> str:
     aware = "none at this scale"
     if setting.aware:
         aware = f"Inverting Gradients and law_evolution, {setting.aware} seeds"
+    fresh = f"{setting.again} seeds from {FRESH} on"
+    again = f"Errors of claim 0-3 again, {fresh}. " if setting.again else ""
     return (
         "MNIST (5,000 images) and the paper's SimpleConvNet with LeakyReLU at random weights, "
         "where figures 2 to 4, 12 and 13 take CIFAR-10. Errors: batches of "
         f"{setting.batch_size}, Inverting Gradients as the paper runs it (cosine distance, TV "
         f"1e-6, signed Adam at 0.2, labels known), {setting.steps} steps, {setting.seeds} seeds. "
-        f"Attacks that know the defense: {aware}. Losses: 5 steps of Adam on one batch of 64 from "
-        f"4 clients, {setting.seeds} seeds; {setting.rounds} rounds of 4 clients x 16 images, "
-        f"{setting.trained} seeds. Optimal defenses are the local forms of algorithm 1 with eq. 7."
+        f"{again}Attacks that know the defense: {aware}. Losses: 5 steps of Adam on one batch of "
+        f"64 from 4 clients, {setting.seeds} seeds; {setting.rounds} rounds of 4 clients x 16 "
+        f"images, {setting.trained} seeds. Optimal defenses are the local forms of algorithm 1 "
+        "with eq. 7."
     )

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from leakbound.experiments.by_seed import Part, claimed
+from leakbound.experiments.by_seed import Part, claimed, looked
 from leakbound.experiments.claim import POSITIVE, Claim
 from leakbound.experiments.priprune.comparisons import arm, arms, at_rate, by_scheme
 from leakbound.experiments.priprune.idle import acting, started
@@ -26,7 +26,7 @@ from leakbound.experiments.priprune.measured import (
     less,
     rate_of,
 )
-from leakbound.experiments.priprune.remarks import looked, lost, remark, strongest, told
+from leakbound.experiments.priprune.remarks import lost, remark, strongest, told
 
 REPEATED = 0.025
 """The largest standard deviation of NMI among repetitions in the paper's table 2: what is closer
@@ -56,7 +56,7 @@ def claims(found: Measured, n: str) -> list[Claim]:
         rate_lowers(found.where(dense_server=False), n),
         sparse_beats_blind(found.where(part="rate", dense_server=True), n),
         batch_lowers(found.where(part="batch"), n),
-        size_raises(found.where(part="size"), n),
+        size_raises(found, n),
         rules(defended, n),
         pseudo_raises(defended, found.where(part="kept_again"), n),
         as_base(defended, n),
@@ -152,6 +152,7 @@ def size_raises(found: Measured, n: str) -> Claim:
     As in the paper the models differ in depth. "Not linear", as further weights of large models add
     little: the middle model lies above the line from the smallest to the largest.
     """
+    old, found = found.where(part="size"), again(found, "size_again", "size")
     weights = in_depth({cell.model: record["weights"] for cell, record in found.pairs})
     parts, why = [], ""
     if len(weights) > 2:
@@ -169,6 +170,9 @@ def size_raises(found: Measured, n: str) -> Claim:
             parts.append(Part(text, less(own[model], line), POSITIVE))
         ends = (found.where(model=model).leak("sgi", "psnr") for model in (large, small))
         why = f"PSNR of the largest less that of the smallest: {told(*ends)} dB"
+        first = told(*(_nmi(old.where(model=model)) for model in (large, small)))
+        if first and old.pairs != found.pairs:
+            why = f"{looked('', [f'NMI of the largest less that of the smallest {first}'])}. {why}"
     statement = "Larger models leak more, not in proportion: further weights add less and less."
     where = _scale(found, n, FIRST)
     return claimed("4-4", statement, "section 4.2.4, figure 5a", where, parts, why)

@@ -38,16 +38,6 @@ def remark(texts: Sequence[str]) -> str:
     )
 
 
-def looked(what: str, first: Sequence[str]) -> str:
-    """What an earlier run gave that left this undecided."""
-    if not first:
-        return ""
-    return (
-        f"A first run left this undecided ({', '.join(first)}{' ' * bool(what)}{what}); it is "
-        "judged on seeds that the first run did not have"
-    )
-
-
 def lost(right: Sequence[str]) -> str:
     """The accuracy that schemes lose, in a sentence; nothing without texts."""
     return f"Points of accuracy that it costs: {', '.join(right)}" if right else ""

@@ -176,8 +176,16 @@ def _batch(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
 
 
 def _size(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
-    for seed, scheme, model in product(range(own["seeds"]), SCHEMES, own["models"]):
-        cell = study.cell("size", seed, scheme=scheme)
+    return _sizes(study, "size", range(own["seeds"]), own["models"])
+
+
+def _size_again(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
+    return _sizes(study, "size_again", _fresh(own), own["models"])
+
+
+def _sizes(study: Study, part: str, seeds: range, models: Sequence[str]) -> Iterator[Cell]:
+    for seed, scheme, model in product(seeds, SCHEMES, models):
+        cell = study.cell(part, seed, scheme=scheme)
         yield replace(cell, rounds=1, marks=(1,), model=model)
 
 
@@ -259,6 +267,7 @@ _PARTS = {
     "rate_again": _rate_again,
     "batch": _batch,
     "size": _size,
+    "size_again": _size_again,
     "rounds": _rounds,
     "defended": _defended,
     "kept_again": _kept_again,
