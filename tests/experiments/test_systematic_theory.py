@@ -241,7 +241,8 @@ def _nothing(part, done, total):
     assert 0 <= done <= total
 
 
-def test_files_and_a_run_that_is_interrupted_goes_on(tmp_path, monkeypatch):
+@pytest.mark.parametrize("repeated", [0, 4])
+def test_files_and_a_run_that_is_interrupted_goes_on(tmp_path, monkeypatch, repeated):
     runs = []
 
     def counted(cell, seed):
@@ -253,6 +254,7 @@ def test_files_and_a_run_that_is_interrupted_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "_orders", lambda cell: (0.1, None, False))
     monkeypatch.setattr(theory, "SEEDS", {"minutes": 2})
     monkeypatch.setattr(theory, "PRECISE", {"minutes": 3})
+    monkeypatch.setattr(theory, "REPEATED", {"minutes": repeated})
     whole = theory.study(tmp_path / "whole", "minutes", _nothing)
     assert "Beaten in 0 of 1" in (tmp_path / "whole" / "theory.md").read_text()
     assert (tmp_path / "whole" / "theory.png").stat().st_size > 10_000
@@ -262,6 +264,9 @@ def test_files_and_a_run_that_is_interrupted_goes_on(tmp_path, monkeypatch):
     assert min(seed for _, seed in runs) == sweep.FIRST == 1000, "seeds that no rule has seen"
     every = set(runs)
     assert len(every) == len(runs)
+    late = [(cell, seed) for cell, seed in runs if seed >= sweep.AGAIN]
+    assert len(late) == repeated * len([*sweep.over_inputs(), *sweep.loud(2)])
+    assert max(seed for _, seed in set(runs) - set(late)) < sweep.AGAIN == 2000
 
     def stopped(cell, seed):
         if len(runs) == len(every) // 2:
@@ -309,6 +314,22 @@ def _table(folder):
 
 def _compared():
     return Compared("softplus", 1.0, 0.5, 0.4, interval(np.array([0.1, 0.2])))
+
+
+@pytest.mark.parametrize(("number", "power"), [("2-1", "inputs"), ("2-3", "noise_std")])
+def test_a_slope_that_was_measured_again_decides_and_the_first_is_told(number, power):
+    """The second run grows with the square of what the first grows with as it should."""
+    rows = _rows(_law)
+    again = []
+    for cell in [*sweep.over_inputs(), *sweep.loud(2)]:
+        more = getattr(cell, power) or 1.0
+        errors = tuple(more * error for error in rows[cell].errors)
+        again.append(replace(rows[cell], errors=errors))
+    words = {c.number: c for c in claims(Rows(rows.all, again), _shares())}
+    assert words[number].verdict is Verdict.FAILS
+    assert "A first run left this undecided (" in words[number].why
+    assert {words[n].verdict for n in words if n != number} == {Verdict.HOLDS}
+    assert "first run" not in next(c.why for c in claims(rows, _shares()) if c.number == number)
 
 
 def test_widths_of_the_claims_are_those_of_the_sweep():

@@ -14,8 +14,8 @@ from leakbound.experiments.systematic_evaluation import evaluation_claims, theor
 from leakbound.experiments.systematic_evaluation.evaluation import evaluate
 from leakbound.experiments.systematic_evaluation.evaluation_page import named
 from leakbound.experiments.systematic_evaluation.parts import base
-from leakbound.experiments.systematic_evaluation.sweep import FIRST
-from leakbound.experiments.systematic_evaluation.theory import SEEDS, study
+from leakbound.experiments.systematic_evaluation.sweep import AGAIN, FIRST
+from leakbound.experiments.systematic_evaluation.theory import REPEATED, SEEDS, study
 
 ENOUGH = 200
 """Steps below which a search says nothing of which attack is the strongest."""
@@ -87,9 +87,11 @@ def settings(scale: str, color: str) -> str:
     model, steps = plan.models[0], _steps(scale)
     built = dict(model.settings)
     backbone = built.get("backbone", "a small convolutional network")
+    again = f"; two slopes again on {REPEATED[scale]} seeds from {AGAIN} on"
     return (
         f"Theory: random two-layer networks, {SEEDS[scale]} seeds a cell, from {FIRST} on "
-        "(an earlier run with seeds 0 to 99 was seen while the rules were written). Pictures: "
+        "(an earlier run with seeds 0 to 99 was seen while the rules were written)"
+        f"{again if REPEATED[scale] else ''}. Pictures: "
         f"digits (mnist5k) and color images {named(color)} of 32 x 32; {backbone} with the paper's "
         f"random head of width {built['width']} (GELU), at random weights; batches of "
         f"{', '.join(map(str, plan.batch_sizes))}; {len(plan.seeds)} rounds, each with its own "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ SEEDS = {"minutes": 6, "cpu": 20, "paper": 20}
 """The theory has no larger setting of its own: the paper prints no numbers for it."""
 PRECISE = {"minutes": 1, "cpu": 5, "paper": 5}
 """How many times as many for the cells that a claim needs to a few percent."""
+REPEATED = {"minutes": 0, "cpu": 400, "paper": 400}
+"""Seeds of what is measured again, from `sweep.AGAIN` on; nothing where 0."""
 VERSION = 1
 """To be raised where a change of the code changes trials: journals start anew then."""
 EDGES = (0.5, 0.9, 1.0)
@@ -52,8 +54,13 @@ def study(folder: Path, scale: str, tell: Tell) -> Theory:
     folder.mkdir(parents=True, exist_ok=True)
     seeds, wanted = SEEDS[scale], sweep.cells(quick=scale == "minutes")
     with one_thread():
-        rows = measure(wanted, seeds, PRECISE[scale], folder / "theory.jsonl", tell)
-        parts = "two-layer networks: floors and pruned shares"
+        journal, times, part = folder / "theory.jsonl", PRECISE[scale], "two-layer networks"
+        each = {cell: sweep.fresh(seeds * (times if sweep.precise(cell) else 1)) for cell in wanted}
+        rows = measure(each, journal, part, tell)
+        seconds = range(sweep.AGAIN, sweep.AGAIN + REPEATED[scale])
+        second = dict.fromkeys([*sweep.over_inputs(), *sweep.loud(2)] if seconds else [], seconds)
+        again = measure(second, journal, f"{part}, again", tell)
+        parts = f"{part}: floors and pruned shares"
         tell(parts, 0, 2)
         everyone = compared(seeds)
         tell(parts, 1, 2)
@@ -63,22 +70,21 @@ def study(folder: Path, scale: str, tell: Tell) -> Theory:
             rates = [edge * part for part in EDGES] + [edge + (1 - edge) * p for p in BEYOND]
             shares += sweep.withheld(rates, inputs, seeds)
         tell(parts, 2, 2)
-    found = Theory(Rows(rows), everyone, shares)
+    found = Theory(Rows(rows, again), everyone, shares)
     _write(found, folder)
     return found
 
 
-def measure(wanted: Sequence[Cell], seeds: int, times: int, journal: Path, tell: Tell) -> list[Row]:
-    """The rows of the cells; trials that the journal has are not run again."""
+def measure(each: Mapping[Cell, range], journal: Path, part: str, tell: Tell) -> list[Row]:
+    """The rows of the cells, each at its seeds; trials that the journal has are not run again."""
     trials, rows = _read(journal), []
-    each = {cell: sweep.fresh(seeds * (times if sweep.precise(cell) else 1)) for cell in wanted}
-    part, done, total = "two-layer networks", 0, sum(map(len, each.values()))
+    done, total = 0, sum(map(len, each.values()))
     tell(part, 0, total)
     cut = journal.exists() and not journal.read_bytes().endswith(b"\n")
     with journal.open("a", encoding="utf-8") as file:
         file.write("\n" * cut)  # a line that a kill cut short stays apart
-        for cell in wanted:
-            for seed in each[cell]:
+        for cell, seeds in each.items():
+            for seed in seeds:
                 if (cell, seed) not in trials:
                     trials[cell, seed] = run(cell, seed)
                     known = {"version": VERSION, "cell": asdict(cell), "seed": seed}
@@ -86,7 +92,7 @@ def measure(wanted: Sequence[Cell], seeds: int, times: int, journal: Path, tell:
                     file.flush()
                 done += 1
                 tell(part, done, total)
-            rows.append(sweep.row(cell, [trials[cell, seed] for seed in each[cell]]))
+            rows.append(sweep.row(cell, [trials[cell, seed] for seed in seeds]))
     return rows
 
 
