@@ -208,7 +208,8 @@ def _measured(error=2.0, loss=-0.1, seeds=6, aware=False, slope=0.1):
     }
     told = naive if aware else {}
     sizes = dict.fromkeys(noted[0], 10)
-    return verdicts.Measured(setting, naive, losses, trained, noted, found, told, sizes)
+    own = (naive, losses, trained, noted, found, told, sizes)
+    return verdicts.Measured(setting, *own, color=naive, color_losses=losses)
 
 
 def test_a_better_defense_makes_every_claim_hold_but_that_of_equal_protection():
@@ -270,10 +271,14 @@ def test_errors_at_equal_loss_are_decibels_of_means():
 
 def test_similar_errors_on_mnist_do_not_refute_the_trade_off():
     """At 80 % a little less error than magnitude at 90 %, at equal loss more: D.1.1 says so."""
-    found = _claim("0-1", _measured(error=1.05, slope=8.0))
+    close, color = _measured(error=1.05, slope=8.0), _measured()
+    found = _claim("0-1", replace(close, color=color.color, color_losses=color.losses))
     assert found.verdict is Verdict.HOLDS
-    assert [one.statement.split(": ")[-1] for one in found.findings[1:]] == ["lower loss"] * 2
+    words = [one.statement.split(": ")[-1] for one in found.findings[1:]]
+    assert words == ["higher error", "lower loss"] * 2
+    assert all(one.statement.startswith("color, ") for one in found.findings[1:])
     assert "80% optimal against 90% magnitude -0.2 [-0.2, -0.2] dB" in found.why
+    assert _claim("0-1", close).verdict is Verdict.FAILS, "on color images it would refute"
     assert "similar privacy" in found.why
 
 
@@ -286,17 +291,21 @@ def test_the_side_on_which_similar_errors_fall_is_named(number, error, side):
         assert (f"{word} protection than similar" in found.why) is (word == side)
 
 
-def test_errors_that_were_measured_again_decide_and_the_first_look_is_told():
-    """The first run has six decibels between the two, the second none."""
-    far, near = _measured(error=4.0), _measured(error=1.02)
-    assert _claim("0-3", far).verdict is Verdict.FAILS
-    found = _claim("0-3", replace(far, again=near.naive))
+def test_errors_that_were_measured_again_decide_what_the_first_run_left_open():
+    edge, far, near = _measured(error=2.007), _measured(error=4.0), _measured(error=1.02)
+    assert _claim("0-3", edge).verdict is Verdict.UNDECIDED
+    found = _claim("0-3", replace(edge, again=near.naive))
     assert found.verdict is Verdict.HOLDS
-    assert "A first run left this undecided (+6.0 [+6.0, +6.0] dB, n = 6); it is" in found.why
-    own = {number: _claim(number, far).findings for number in ("0-1", "0-2")}
-    assert own == {
-        number: _claim(number, replace(far, again=near.naive)).findings for number in own
-    }
+    assert "A first run left this undecided (error differs by" in found.why
+    assert "(6 others for the errors)" in found.scale
+    assert _claim("0-3", replace(edge, again=far.naive)).verdict is Verdict.FAILS
+    for own in (far, near):
+        for other in (far, near):
+            found = _claim("0-3", replace(own, again=other.naive))
+            assert found.verdict is _claim("0-3", own).verdict, "a decision stays"
+            assert "which decide nothing" in found.why
+    for number in ("0-1", "0-2"):
+        assert _claim(number, replace(edge, again=far.naive)) == _claim(number, edge)
 
 
 def test_what_is_measured_again_has_seeds_of_its_own():

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from leakbound.defenses import Withhold
+from leakbound.experiments import words
 from leakbound.experiments.claim import Verdict
 from leakbound.experiments.outcome import SCALES
 from leakbound.experiments.priprune import cell as cells
@@ -365,37 +366,50 @@ def test_what_is_measured_again_has_seeds_of_its_own():
         assert len(seeds[0]) >= 40
 
 
-def test_a_claim_is_judged_by_what_was_measured_again_and_tells_the_first_look():
-    """The first run is against the claim, the second for it."""
-    first, second = _small(1).where(part="rate").pairs, _small().where(part="rate").pairs
-    fresh = []
-    for cell, record in second:
-        if not cell.dense_server:
-            fresh.append((replace(cell, part="rate_again", seed=cell.seed + 100), record))
-    found = claims.rate_lowers(Measured([*first, *fresh]).where(dense_server=False), "made up")
-    assert found.verdict is Verdict.HOLDS
-    assert (
-        "A first run left this undecided (NMI falls more from 0.5 on than up to 0.5 -" in found.why
-    )
-    assert claims.rate_lowers(Measured(first), "").verdict is Verdict.FAILS
+def _torn(part, wrong):
+    """A first run whose seeds contradict each other, so that it decides nothing."""
+    right, against = (_small(way).where(part=part).pairs for way in (0, wrong))
+    return [pair[cell.seed % 2] for (cell, _), *pair in zip(right, right, against, strict=True)]
 
-    part = _small(6).where(part="defended")
-    again = [
-        (replace(cell, part="kept_again", seed=cell.seed + 100), record)
-        for cell, record in _small().where(part="defended").pairs
-        if "rule=random" in cell.defense
-    ]
-    judged = claims.pseudo_raises(part, Measured(again), "made up")
-    words = {one.statement.split(":")[0]: one.verdict for one in judged.findings[::2]}
-    assert words == {"largest": "does not hold", "random": "holds", "mix": "does not hold"}
-    assert "A first run left this undecided (random -" in judged.why
 
-    old, new = (_small(*own).where(part="size").pairs for own in ((4,), ()))
-    new = [(replace(cell, part="size_again", seed=cell.seed + 100), record) for cell, record in new]
-    judged = claims.size_raises(Measured([*old, *new]), "made up")
-    assert judged.verdict is Verdict.HOLDS
-    assert claims.size_raises(Measured(old), "").verdict is Verdict.FAILS
-    assert "(NMI of the largest less that of the smallest " in judged.why
+def _later(part, wrong=0):
+    """The same part again, on other seeds."""
+    pairs = _small(wrong).where(part=part).pairs
+    return [(replace(cell, part=f"{part}_again", seed=cell.seed + 100), rec) for cell, rec in pairs]
+
+
+@pytest.mark.parametrize(
+    ("part", "wrong", "judge"), [("rate", 1, claims.rate_lowers), ("size", 4, claims.size_raises)]
+)
+def test_what_a_first_run_left_undecided_is_judged_by_the_second(part, wrong, judge):
+    def judged(*runs):
+        pairs = [pair for run in runs for pair in run if not pair[0].dense_server]
+        return judge(Measured(pairs), "made up")
+
+    torn = _torn(part, wrong)
+    assert judged(torn).verdict is Verdict.UNDECIDED
+    assert judged(torn, _later(part)).verdict is Verdict.HOLDS
+    assert judged(torn, _later(part, wrong)).verdict is Verdict.FAILS
+    every = judged(torn).findings
+    found = judged(torn, _later(part))
+    assert "A first run left this undecided (" in found.why
+    assert all(f"{one.statement}: {words.measured(one)}" in found.why for one in every)
+    for first, second in ((0, wrong), (wrong, 0)):
+        pairs = _small(first).where(part=part).pairs
+        found = judged(pairs, _later(part, second))
+        assert found.verdict is judged(pairs).verdict, "a decision stays"
+        assert "decide nothing" in found.why
+
+
+def test_one_rules_accuracy_is_judged_by_the_second_run():
+    again = [(c, rec) for c, rec in _later("defended") if "rule=random" in c.defense]
+    judged = claims.pseudo_raises(Measured(_torn("defended", 6)), Measured(again), "made up")
+    word = {one.statement: one.verdict for one in judged.findings}
+    accuracy = "{}: accuracy with pseudo-pruning less that of real pruning"
+    assert word[accuracy.format("random")] is Verdict.HOLDS
+    assert {word[accuracy.format(rule)] for rule in ("largest", "mix")} == {Verdict.UNDECIDED}
+    assert "A first run left this undecided (random: accuracy" in judged.why
+    assert f"{len({c.seed for c, _ in again})} others for the accuracy of one rule" in judged.scale
 
 
 @pytest.mark.parametrize("part", ["batch", "size"])

@@ -10,7 +10,7 @@ import torch
 
 from leakbound.data import Dataset
 from leakbound.experiments import overview, pages, results, words
-from leakbound.experiments.claim import Claim, Finding
+from leakbound.experiments.claim import Claim, Finding, Mark
 from leakbound.experiments.kept import Parts, data_of, note_data
 from leakbound.experiments.outcome import SCALES, Figure, Outcome
 from leakbound.experiments.reproductions import REPRODUCTIONS, named
@@ -25,9 +25,10 @@ def outcome():
     far = Finding("never", 0.2, (0.1, 0.3), (0.05, 0.4), (-math.inf, 0.0), 1000)
     return Outcome(
         (
-            Claim("1-1", "a beats b", "table 1", "small", (held,)),
+            Claim("1-1", "a beats b", "table 1", "small", (held,), marks=(Mark.THEOREM,)),
             Claim("1-2", "no c", "table 2", "small", (held, far), "A remark."),
             Claim("1-3", "d", "table 3", "small", (), "no such data"),
+            Claim("IV.1", "e", "corollary IV.1", "small", (held,), marks=(Mark.CORRECTED,)),
         ),
         (Figure("plot.png", "a plot", "figure 2"),),
         "Some settings.",
@@ -47,6 +48,14 @@ def test_results_are_read_as_they_were_written():
     assert results.encode(results.decode(content)) == content
 
 
+def test_results_without_marks_are_read_as_before():
+    found = json.loads(results.encode(made()))
+    for claim in found["claims"]:
+        del claim["marks"]
+    read = results.decode(json.dumps(found).encode()).outcome.claims
+    assert read == tuple(replace(claim, marks=()) for claim in outcome().claims)
+
+
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"nonsense", b'{"schema": 2}'])
 def test_other_results_are_refused_with_a_word(content, tmp_path):
     with pytest.raises(ValueError, match=r"damaged|schema 2"):
@@ -61,7 +70,12 @@ def test_the_page_shows_paper_ours_interval_tolerance_and_verdict():
     assert row in text
     assert "## 1-2: does not hold (1 of 2 findings hold)" in text
     assert "| 1-3 | d | table 3 | **cannot be tested here** |" in text
-    assert "2 of 3 claims are decided" in text
+    tally = "2 of 3 claims are decided (cannot be tested here: 1, does not hold: 1, holds: 1). "
+    assert tally in text
+    assert "Further statements: IV.1 holds." in text
+    assert "| **holds** (a theorem or an identity, which numbers check) |" in text
+    assert "## IV.1: holds (1 of 1 finding holds; as corrected)" in text
+    assert "| never | prints none | 0.2 |" in text
     assert "no such data" in text
 
 
@@ -136,7 +150,9 @@ def test_storing_takes_results_and_figures_over(tmp_path):
     overview.store(run, stored)
     assert (stored / "mean_to_extreme" / "plot.png").read_bytes() == b"png"
     page = overview.page(stored, tmp_path)
-    assert "**2 of 3 claims are decided** (67%): 1 hold, 1 do not hold, 1 cannot be" in page
+    assert "**2 of 3 claims are decided** (67%): 1 holds, 1 does not hold, 1 cannot be" in page
+    assert "Among all: 1-1: a theorem or an identity, which numbers check (1 decided)." in page
+    assert "Without them 1 of 2 are decided." in page
     assert "| 1-2 | no c | **does not hold** | `cpu`: small |" in page
     assert "![a plot](stored/mean_to_extreme/plot.png)" in page
     assert page.count("No results are stored yet") == 3

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from leakbound.experiments.claim import Claim, Interval, finding, student
+from leakbound.experiments import words
+from leakbound.experiments.claim import Claim, Finding, Interval, Verdict, finding, student
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,47 @@ def claimed(
     return Claim(number, statement, source, scale, tuple(findings), why)
 
 
-def looked(what: str, first: Sequence[str]) -> str:
-    """What an earlier run gave that left this undecided."""
-    if not first:
-        return ""
-    return (
-        f"A first run left this undecided ({', '.join(first)}{' ' * bool(what)}{what}); it is "
-        "judged on seeds that the first run did not have"
+@dataclass(frozen=True)
+class Repeated:
+    """What to judge a claim by: its comparisons, what to say, and whether a second run decides."""
+
+    parts: list[Part]
+    told: str = ""
+    second: bool = False
+
+
+def repeated(first: Sequence[Part], second: Sequence[Part]) -> Repeated:
+    """The comparisons to judge a claim by where some were measured again, and what to say of it.
+
+    Those of `second` replace those of the same statement if the first measurement as a whole left
+    the claim undecided. Else the first stays: a second look must not overturn a decision.
+
+    Args:
+        first: all comparisons of the claim.
+        second: some of them, on seeds that the first did not have; may be empty.
+    """
+    whole, fresh = _judged(first), {part.statement: part for part in second}
+    if not (whole.findings and fresh):
+        return Repeated(list(first))
+    told = "; ".join(_told(one) for one in whole.findings if one.statement in fresh)
+    if whole.verdict is not Verdict.UNDECIDED:
+        later = "; ".join(_told(one) for one in _judged(second).findings)
+        return Repeated(list(first), f"Again on other seeds, which decide nothing: {later}")
+    return Repeated(
+        [fresh.get(part.statement, part) for part in first],
+        f"A first run left this undecided ({told}); it is judged on seeds that the first run did "
+        "not have",
+        second=True,
     )
+
+
+def _judged(parts: Sequence[Part]) -> Claim:
+    return claimed("", "", "", "", parts)
+
+
+def _told(found: Finding) -> str:
+    ends = words.interval(found.interval)
+    return f"{found.statement}: {words.measured(found)} {ends}, n = {found.n}, {found.verdict}"
 
 
 def _lacking(statements: Sequence[str]) -> str:

@@ -32,6 +32,14 @@ class Verdict(StrEnum):
     UNTESTED = "cannot be tested here"
 
 
+class Mark(StrEnum):
+    """What a reader must know of a verdict at a glance."""
+
+    CORRECTED = "as corrected"
+    THEOREM = "a theorem or an identity, which numbers check"
+    LATE = "by a rule made after its numbers were known"
+
+
 @dataclass(frozen=True)
 class Finding:
     """One comparison that a claim stands or falls with.
@@ -77,6 +85,7 @@ class Claim:
         scale: the setting in which it was tested, in words.
         findings: all must hold for the claim to hold; one that is excluded refutes it.
         why: why it cannot be tested here, where there are no findings; else a remark or nothing.
+        marks: what is said beside its verdict.
     """
 
     number: str
@@ -85,6 +94,7 @@ class Claim:
     scale: str
     findings: tuple[Finding, ...]
     why: str = ""
+    marks: tuple[Mark, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.findings and not self.why:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from leakbound.experiments import pages, results
-from leakbound.experiments.claim import Verdict
+from leakbound.experiments.claim import Claim, Mark, Verdict
 from leakbound.experiments.reproductions import REPRODUCTIONS, Reproduction
 from leakbound.experiments.results import Results
 
-NUMBERED = re.compile(r"\d-\d+")
-"""Claims of the project's list; other numbers are those of the paper's theorems."""
 SEVERAL = {
-    Verdict.HOLDS: "hold",
-    Verdict.FAILS: "do not hold",
-    Verdict.UNDECIDED: "are undecided",
-    Verdict.UNTESTED: "cannot be tested here",
+    Verdict.HOLDS: ("holds", "hold"),
+    Verdict.FAILS: ("does not hold", "do not hold"),
+    Verdict.UNDECIDED: ("is undecided", "are undecided"),
+    Verdict.UNTESTED: ("cannot be tested here",) * 2,
 }
 HEAD = (
     "# The papers, reproduced",
@@ -66,21 +65,43 @@ def _stored(path: Path) -> Results | None:
 
 
 def _total(found: dict[str, Results | None]) -> list[str]:
-    """How many of all numbered claims are decided; further statements are counted apart."""
-    claims = [claim for own in found.values() if own for claim in own.outcome.claims]
-    counted = [claim for claim in claims if NUMBERED.fullmatch(claim.number)]
+    """How many of all numbered claims are decided; further statements are counted apart.
+
+    So are theorems and identities, of which numbers can only find that they are printed wrong, and
+    rules that were made after their numbers.
+    """
+    both = [own.split() for own in found.values() if own]
+    counted, others = ([c for pair in both for c in pair[side]] for side in (0, 1))
     if not counted:
         return []
     words = [claim.verdict for claim in counted]
-    decided = sum(word in (Verdict.HOLDS, Verdict.FAILS) for word in words)
-    each = ", ".join(f"{n} {said}" for word, said in SEVERAL.items() if (n := words.count(word)))
-    others = [claim.number for claim in claims if claim not in counted]
-    more = f" Beside them stand further statements ({', '.join(others)})." if others else ""
-    return [
+    decided = _decided(counted)
+    each = ", ".join(
+        f"{n} {said[n > 1]}" for word, said in SEVERAL.items() if (n := words.count(word))
+    )
+    lines = [
         f"**{decided} of {len(counted)} claims are decided** "
-        f"({decided / len(counted):.0%}): {each}.{more}",
-        "",
+        f"({decided / len(counted):.0%}): {each}."
     ]
+    for mark in (Mark.THEOREM, Mark.LATE):
+        own = [claim for claim in counted if mark in claim.marks]
+        if own:
+            told = f"{_numbers(own)}: {mark} ({_decided(own)} decided)"
+            lines.append(f"Among all: {told}.")
+    plain = [c for c in counted if not {Mark.THEOREM, Mark.LATE} & set(c.marks)]
+    if len(plain) < len(counted):
+        lines.append(f"Without them {_decided(plain)} of {len(plain)} are decided.")
+    if others:
+        lines.append(f"Beside them stand further statements ({_numbers(others)}).")
+    return [" ".join(lines), ""]
+
+
+def _decided(claims: Sequence[Claim]) -> int:
+    return sum(claim.verdict in (Verdict.HOLDS, Verdict.FAILS) for claim in claims)
+
+
+def _numbers(claims: Sequence[Claim]) -> str:
+    return ", ".join(claim.number for claim in claims)
 
 
 def _summary(found: dict[str, Results | None]) -> list[str]:
@@ -100,7 +121,7 @@ def _paper(about: Reproduction, own: Results | None) -> list[str]:
         told = f"`leakbound reproduce {about.name}`"
         return [*lines, f"No results are stored yet; {told} measures them.", ""]
     rows = [
-        (c.number, c.statement, f"**{c.verdict}**", f"`{own.scale}`: {c.scale}")
+        (c.number, c.statement, f"**{c.verdict}**{pages.beside(c)}", f"`{own.scale}`: {c.scale}")
         for c in own.outcome.claims
     ]
     return [*lines, *pages.table(("claim", "the paper says", "verdict", "scale"), rows), ""]
@@ -111,9 +132,7 @@ def _detail(own: Results, base: str) -> list[str]:
     return [
         f"## Paper {about.letter} in detail",
         "",
-        f"Scale `{own.scale}`: {about.scales.get(own.scale, 'of another version')}.",
-        "",
-        own.outcome.settings,
+        f"Scale `{own.scale}`. {own.outcome.settings}",
         "",
         *pages.details(own.outcome.claims, level=3),
         *pages.pictures(own, f"{base}/", level=3),

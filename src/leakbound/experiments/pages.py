@@ -26,8 +26,7 @@ def markdown(results: Results) -> str:
     lines = [
         f"# {paper.title}, reproduced",
         "",
-        f"Paper {about.letter}: {paper}. Scale: `{results.scale}` "
-        f"({about.scales.get(results.scale, 'of another version')}).",
+        f"Paper {about.letter}: {paper}. Scale: `{results.scale}`.",
         "",
         results.outcome.settings,
         "",
@@ -49,18 +48,22 @@ def tally(results: Results) -> str:
     Undecided claims and those that cannot be tested are named too.
     """
     counts = results.counts()
-    whole = len(results.outcome.claims)
     decided = counts.get("holds", 0) + counts.get("does not hold", 0)
     each = ", ".join(f"{word}: {n}" for word, n in counts.items())
-    return f"{decided} of {whole} claims are decided ({each})."
+    more = [f"{claim.number} {claim.verdict}" for claim in results.split()[1]]
+    told = f" Further statements: {', '.join(more)}." if more else ""
+    return f"{decided} of {sum(counts.values())} claims are decided ({each}).{told}"
 
 
 def overview(claims: Iterable[Claim]) -> list[str]:
     """A table with a row a claim."""
-    rows = [
-        (claim.number, claim.statement, claim.source, f"**{claim.verdict}**") for claim in claims
-    ]
+    rows = [(c.number, c.statement, c.source, f"**{c.verdict}**{beside(c)}") for c in claims]
     return [*table(("claim", "the paper says", "where", "verdict"), rows), ""]
+
+
+def beside(claim: Claim) -> str:
+    """What must be known of the verdict, after it."""
+    return words.verdict(claim).removeprefix(str(claim.verdict))
 
 
 def details(claims: Iterable[Claim], level: int = 2) -> list[str]:
@@ -85,7 +88,7 @@ def row(finding: Finding) -> tuple[str, ...]:
     """A finding as the table has it."""
     return (
         finding.statement,
-        finding.paper,
+        finding.paper or "prints none",
         words.measured(finding),
         words.interval(finding.interval),
         words.region(finding.region),
@@ -144,28 +147,44 @@ TEMPLATE = """<!doctype html>
 <meta http-equiv="Content-Security-Policy"
  content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
 <meta name="viewport" content="width=device-width"><title>{{ paper.title }}, reproduced</title>
-<style>body{font:16px/1.5 sans-serif;max-width:70em;margin:2em auto;padding:0 1em}
+<style>body{font:16px/1.5 sans-serif;max-width:70em;margin:2em auto;padding:0 1em;
+background:#fff;color:#000;overflow-wrap:anywhere}
 table{border-collapse:collapse;width:100%}th,td{padding:.3em .6em;text-align:left;
-vertical-align:top}tr{border-bottom:1px solid #8884}img{max-width:100%;background:#fff}
-.word{font-weight:bold;white-space:nowrap}section{margin-top:2em}
+vertical-align:top;overflow-wrap:normal}
+tr{border-bottom:1px solid #8884}img{max-width:100%;background:#fff}
+.word{font-weight:bold;white-space:nowrap}section{margin-top:2em}tbody th{font-weight:normal}
+.scroll{overflow-x:auto}:focus-visible{outline:2px solid;outline-offset:2px}main:focus{outline:0}
+.hidden,.skip:not(:focus){position:absolute;width:1px;height:1px;margin:-1px;padding:0;
+overflow:hidden;clip-path:inset(50%);white-space:nowrap}
+.skip:focus{position:fixed;top:.5em;left:.5em;padding:.5em;background:inherit}
+@media print{.skip{display:none}.scroll{overflow:visible}}
 @media(prefers-color-scheme:dark){body{background:#111;color:#ddd}a{color:#9cf}}</style></head>
-<body><h1>{{ paper.title }}, reproduced</h1>
+<body><a class="skip" href="#content">Skip to the claims</a>
+<header><h1>{{ paper.title }}, reproduced</h1></header><main id="content" tabindex="-1">
 <p>Paper {{ results.about.letter }}: {{ paper }}. Scale: {{ results.scale }}.</p>
 <p>{{ results.outcome.settings|plain }}</p><p>{{ tally }} {{ rule }}</p>
-<table><tr><th>claim</th><th>the paper says</th><th>where</th><th>verdict</th></tr>
-{% for claim in claims %}<tr><td><a href="#c{{ claim.number }}">{{ claim.number }}</a></td>
-<td>{{ claim.statement }}</td><td>{{ claim.source }}</td><td class="word">{{ claim.verdict }}</td>
-</tr>{% endfor %}</table>
+<div class="scroll" role="region" aria-label="Claims and verdicts" tabindex="0"><table>
+<caption class="hidden">Claims and verdicts</caption><thead><tr><th scope="col">claim</th>
+<th scope="col">the paper says</th><th scope="col">where</th><th scope="col">verdict</th>
+</tr></thead><tbody>{% for claim in claims %}<tr>
+<th scope="row"><a href="#c{{ claim.number }}">{{ claim.number }}</a></th>
+<td>{{ claim.statement }}</td><td>{{ claim.source }}</td>
+<td><span class="word">{{ claim.verdict }}</span>{{ beside(claim) }}</td>
+</tr>{% endfor %}</tbody></table></div>
 {% for claim in claims %}<section id="c{{ claim.number }}">
 <h2>{{ claim.number }}: {{ standing(claim) }}</h2><p>{{ claim.statement }} ({{ claim.source }})</p>
 <p>Tested: {{ claim.scale|plain }}</p>{% if claim.why %}<p>{{ claim.why|plain }}</p>{% endif %}
-{% if claim.findings %}<table><tr>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr>
-{% for finding in claim.findings %}<tr>{% for cell in row(finding) %}<td>{{ cell }}</td>
-{% endfor %}</tr>{% endfor %}</table>{% endif %}</section>{% endfor %}
+{% if claim.findings %}{% set name = "Findings of claim " ~ claim.number %}
+<div class="scroll" role="region" aria-label="{{ name }}" tabindex="0"><table>
+<caption class="hidden">{{ name }}</caption>
+<thead><tr>{% for head in heads %}<th scope="col">{{ head }}</th>{% endfor %}</tr></thead><tbody>
+{% for finding in claim.findings %}<tr>{% for cell in row(finding) %}
+{% if loop.first %}<th scope="row">{{ cell }}</th>{% else %}<td>{{ cell }}</td>{% endif %}
+{% endfor %}</tr>{% endfor %}</tbody></table></div>{% endif %}</section>{% endfor %}
 {% for figure, data in figures %}<figure><img alt="{{ figure.caption }}" src="{{ data }}">
 <figcaption>{{ figure.caption }}{% if figure.paper %} Redrawn in the form of {{ figure.paper }}.
 {% endif %}</figcaption></figure>{% endfor %}
-<p>{{ known }}</p></body></html>
+<p>{{ known }}</p></main></body></html>
 """
 
 
@@ -184,6 +203,7 @@ def html(results: Results, folder: Path) -> str:
         heads=HEADS,
         row=row,
         standing=words.standing,
+        beside=beside,
         figures=[(figure, _embedded(folder / figure.file)) for figure in results.outcome.figures],
         known=known(results),
     )

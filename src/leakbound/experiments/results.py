@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from leakbound.experiments.claim import Claim, Finding, Interval
+from leakbound.experiments.claim import Claim, Finding, Interval, Mark
 from leakbound.experiments.outcome import Figure, Outcome
 from leakbound.experiments.reproductions import REPRODUCTIONS, Reproduction
 
 SCHEMA = 1
 FILE = "results.json"
+NUMBERED = re.compile(r"\d-\d+")
+"""Claims of the project's list; other numbers are those of the paper's theorems."""
 INTERVALS = ("interval", "strict", "region")
 
 
@@ -34,12 +37,18 @@ class Results:
     versions: Mapping[str, str] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
 
+    def split(self) -> tuple[list[Claim], list[Claim]]:
+        """The claims of the project's list, and the further statements beside them."""
+        claims = self.outcome.claims
+        numbered = [claim for claim in claims if NUMBERED.fullmatch(claim.number)]
+        return numbered, [claim for claim in claims if claim not in numbered]
+
     def counts(self) -> dict[str, int]:
-        """How many claims have each verdict.
+        """How many claims of the list have each verdict.
 
         A claim that cannot be tested here counts for none of the others.
         """
-        words = [str(claim.verdict) for claim in self.outcome.claims]
+        words = [str(claim.verdict) for claim in self.split()[0]]
         return {word: words.count(word) for word in dict.fromkeys(sorted(words))}
 
 
@@ -113,8 +122,10 @@ def _finite(value: float) -> float | None:
 
 
 def _read_claim(found: dict[str, Any]) -> Claim:
-    known = {name: value for name, value in found.items() if name not in ("verdict", "findings")}
-    return Claim(**known, findings=tuple(_read_finding(one) for one in found["findings"]))
+    own = ("verdict", "findings", "marks")
+    known = {name: value for name, value in found.items() if name not in own}
+    findings = tuple(_read_finding(one) for one in found["findings"])
+    return Claim(**known, findings=findings, marks=tuple(map(Mark, found.get("marks", ()))))
 
 
 def _read_finding(found: dict[str, Any]) -> Finding:

@@ -70,6 +70,16 @@ def measured(finding: Finding) -> str:
     return f"{number(finding.estimate)} {finding.unit}".strip()
 
 
+def verdict(claim: Claim) -> str:
+    """The verdict with what must be known of it.
+
+    Example:
+        >>> verdict(Claim("1", "a", "b", "c", (), "no data", (Mark.CORRECTED,)))
+        'cannot be tested here (as corrected)'
+    """
+    return f"{claim.verdict} ({'; '.join(claim.marks)})" if claim.marks else str(claim.verdict)
+
+
 def standing(claim: Claim) -> str:
     """The verdict, and how many findings stand behind it.
 
@@ -82,4 +92,4 @@ def standing(claim: Claim) -> str:
     words = [str(finding.verdict) for finding in claim.findings]
     held = words.count("holds")
     plural = "finding holds" if len(words) == 1 else "findings hold"
-    return f"{claim.verdict} ({held} of {len(words)} {plural})"
+    return f"{claim.verdict} ({'; '.join((f'{held} of {len(words)} {plural}', *claim.marks))})"

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from leakbound.experiments.claim import (
     Claim,
     Finding,
     Interval,
+    Mark,
     finding,
     proportion,
     student,
@@ -27,6 +29,15 @@ from leakbound.experiments.mean_to_extreme.risk_claims import ABOVE, POSITIVE
 ALIGNED = 0.1
 """Largest difference of probabilities, at any eta, that still counts as the same law."""
 LINEAR, RESNET = trap.KINDS[1:]
+MARKS: dict[str, tuple[Mark, ...]] = {
+    "3-1": (Mark.THEOREM,),
+    "3-2": (Mark.CORRECTED, Mark.THEOREM),
+    "3-4": (Mark.THEOREM,),
+    "3-5": (Mark.THEOREM,),
+    "3-6": (Mark.THEOREM,),
+    "3-7": (Mark.THEOREM,),
+    "3-8": (Mark.LATE,),
+}
 
 
 def all_claims(measured: Mapping[str, Any], boxes: Sequence[Box]) -> tuple[Claim, ...]:
@@ -37,7 +48,7 @@ def all_claims(measured: Mapping[str, Any], boxes: Sequence[Box]) -> tuple[Claim
         boxes: of figures 4 and 5.
     """
     certificates = [Certificate(**row) for row in measured["certificates"]]
-    return (
+    found = (
         law(boxes),
         rows(measured["rows"]),
         sinks(boxes),
@@ -50,6 +61,7 @@ def all_claims(measured: Mapping[str, Any], boxes: Sequence[Box]) -> tuple[Claim
         risk_claims.best(measured["rivals"]),
         risk_claims.certificate(certificates),
     )
+    return tuple(replace(claim, marks=MARKS.get(claim.number, ())) for claim in found)
 
 
 def law(boxes: Sequence[Box]) -> Claim:
@@ -234,8 +246,8 @@ def crossing(measured: Mapping[str, Any]) -> Claim:
             )
     return Claim(
         "3-5",
-        "There is an eta beyond which the from-scratch bound needs more noise than identification "
-        "does for the same probability.",
+        "There is an eta beyond which the from-scratch bound needs more noise than identification, "
+        "another goal, does for the same probability.",
         "section VI, figure 1",
         "N = 1, |X| = 1, probability 0.1 as in figure 1, which decides; kappa as in its caption "
         "(1/11) and as in the authors' code (1/13)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,7 +184,7 @@ def _company(flat: Tensor, clip: float, noise: float, size: int, source: torch.G
     return float((together - x).square().mean() - (alone - x).square().mean())
 
 
-def chi_square(ratios: list[float], dim: int) -> tuple[float, Any]:
+def chi_square(ratios: Sequence[float], dim: int) -> tuple[float, Any]:
     """A variance over its stated value, from sums of squares of dim Gaussians, and its interval."""
     from scipy import stats
 

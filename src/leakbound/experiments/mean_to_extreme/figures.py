@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -12,6 +12,7 @@ from scipy import stats
 
 from leakbound.bounds import from_scratch, identification
 from leakbound.experiments.mean_to_extreme import trap
+from leakbound.experiments.mean_to_extreme.draws import chi_square
 from leakbound.experiments.mean_to_extreme.grid import Box, Certificate
 
 BLUE, RED, GREEN, GRAY = "#0072b2", "#d55e00", "#009e73", "#808080"
@@ -36,6 +37,26 @@ def calibration(folder: Path) -> None:
             axes.set(title=f"N = {dim}", xlabel="e = N eta / |X|^2", ylabel="noise multiplier")
             axes.legend(frameon=False)
         figure.savefig(folder / "noise_over_eta.png", dpi=130)
+
+
+def rows(measured: Mapping[str, Sequence[float]], folder: Path) -> None:
+    """What the caption of figure 2 says: the variance over its floor, by rows of the trap."""
+    counts = sorted(map(int, measured))
+    line, found = np.linspace(counts[0], counts[-1], 200), []
+    for count in counts:
+        value, interval = chi_square(measured[str(count)], 784)
+        low, high = interval(0.95)
+        found.append((value, value - low, high - value))
+    values, *ends = np.transpose(found)
+    with matplotlib.rc_context():
+        figure = Figure(figsize=(5, 3.4), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(line, np.maximum(1, 25 / line), color=BLUE, label="max(1, (C / |X|)² / M)")
+        axes.errorbar(counts, values, ends, fmt="o", color=RED, capsize=3, label="measured")
+        axes.axvline(25, color=GRAY, ls=":", label="M = (C / |X|)²")
+        axes.set(xscale="log", xlabel="rows M of the trap", ylabel="variance / (sigma² |X|²)")
+        axes.legend(frameon=False)
+        figure.savefig(folder / "trap_rows.png", dpi=130)
 
 
 def surface(folder: Path) -> None:

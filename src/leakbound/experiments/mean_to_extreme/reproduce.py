@@ -49,7 +49,7 @@ def reproduce(scale: str, folder: Path, *, workers: int, color: str, tell: Tell)
         pages = run.pages(found)
     return Outcome(
         claims.all_claims(measured, boxes),
-        _figures(boxes, found, folder),
+        _figures(measured["rows"], boxes, found, folder),
         _settings(run.setting, color),
         pages,
     )
@@ -161,9 +161,13 @@ def _file(name: str) -> str:
 
 
 def _figures(
-    boxes: list[grid.Box], promised: list[grid.Certificate], folder: Path
+    rows: dict[str, list[float]],
+    boxes: list[grid.Box],
+    promised: list[grid.Certificate],
+    folder: Path,
 ) -> tuple[Figure, ...]:
     figures.calibration(folder)
+    figures.rows(rows, folder)
     figures.surface(folder)
     figures.certificates(promised, folder)
     for dim in trap.DIMS:
@@ -173,6 +177,11 @@ def _figures(
             "noise_over_eta.png",
             "Noise for a risk of 10 % over eta: paper C, identification and gamma*.",
             "figure 1",
+        ),
+        Figure(
+            "trap_rows.png",
+            "The variance of the reconstruction over its floor, by rows of the trap, at "
+            "C / |X| = 5: what the caption of figure 2 says.",
         ),
         Figure("risk_surface.png", "The risk over noise and eta.", "figure 3"),
         Figure(

@@ -27,6 +27,7 @@ WORDS = {
     "naive": "errors, the paper's attack",
     "aware": "errors, attacks that know",
     "again": "errors, claim 0-3 again",
+    "color": "errors on color images",
     "noise training": "trainings under noise",
     "pruning training": "trainings under pruning",
 }
@@ -39,15 +40,16 @@ def reproduce(scale: str, folder: Path, *, workers: int, color: str, tell: Tell)
         scale: a name of `SETTINGS`.
         folder: for the parts, audits and figures.
         workers: processes for attacks and trainings.
-        color: not used: all is measured on MNIST.
+        color: a data source of color images, for what the paper shows on CIFAR-10.
         tell: called as the run goes on.
     """
     setting = SETTINGS[scale]
-    plans = settings.plans(setting)
+    plans = settings.plans(setting, color)
     found = {name: _audited(name, plan, folder, workers, tell) for name, plan in plans.items()}
     parts = Parts(folder / "parts")
     with one_thread():
         descents = _descents(plans["naive"], setting, folder, parts, tell)
+        colored = _descents(plans["color"], setting, folder, parts, tell, "color-")
         tell("theory", 0, 1)
         proved = parts.once(
             "theory", partial(theory.measured, setting.models, 1000 * setting.draws)
@@ -57,16 +59,20 @@ def reproduce(scale: str, folder: Path, *, workers: int, color: str, tell: Tell)
     measured = verdicts.Measured(
         setting,
         found["naive"],
-        {key: {int(s): one["loss"] for s, one in own.items()} for key, own in descents.items()},
+        _losses(descents),
         found["noise training"] | found["pruning training"],
         {int(seed): one["noise"] for seed, one in loud.items()},
         proved,
         found.get("aware", {}),
         _sizes(plans["naive"]),
         found.get("again", {}),
+        found["color"],
+        _losses(colored),
     )
     return Outcome(
-        verdicts.all_claims(measured), drawn.all_figures(measured, folder), _settings(setting)
+        verdicts.all_claims(measured),
+        drawn.all_figures(measured, folder),
+        _settings(setting, color),
     )
 
 
@@ -85,19 +91,24 @@ def _audited(name: str, plan: Plan, folder: Path, workers: int, tell: Tell) -> d
 
 
 def _descents(
-    plan: Plan, setting: Setting, folder: Path, parts: Parts, tell: Tell
+    plan: Plan, setting: Setting, folder: Path, parts: Parts, tell: Tell, prefix: str = ""
 ) -> dict[Key, dict[str, Any]]:
     """Losses after a few steps on one batch, by defense and seed."""
+    words = f"{prefix.replace('-', ' ')}losses after 5 steps"
     bench, found = audit.Bench(plan.data), {}
     note_data(folder, plan.data.source, bench.dataset)
     for number, links in enumerate(plan.defenses):
-        tell("losses after 5 steps", number, len(plan.defenses))
+        tell(words, number, len(plan.defenses))
         spec = links[0]
         key = points.key_of({"name": spec.name, "parameters": dict(spec.parameters)})
         make = partial(_each, bench, plan, links, setting.seeds)
-        found[key] = parts.once(f"descent-{key.name}-{key.level:g}", make)
-    tell("losses after 5 steps", len(plan.defenses), len(plan.defenses))
+        found[key] = parts.once(f"descent-{prefix}{key.name}-{key.level:g}", make)
+    tell(words, len(plan.defenses), len(plan.defenses))
     return found
+
+
+def _losses(descents: dict[Key, dict[str, Any]]) -> dict[Key, dict[int, float]]:
+    return {key: {int(s): one["loss"] for s, one in own.items()} for key, own in descents.items()}
 
 
 def _each(bench: audit.Bench, plan: Plan, links: tuple[Spec, ...], seeds: int) -> dict[str, Any]:
@@ -111,7 +122,7 @@ def _sizes(plan: Plan) -> dict[str, int]:
     return {name: stop - start for name, _, start, stop in task.layout}
 
 
-def _settings(setting: Setting) -> str:
+def _settings(setting: Setting, color: str) -> str:
     aware = "none at this scale"
     if setting.aware:
         aware = f"Inverting Gradients and law_evolution, {setting.aware} seeds"
@@ -119,7 +130,8 @@ def _settings(setting: Setting) -> str:
     again = f"Errors of claim 0-3 again, {fresh}. " if setting.again else ""
     return (
         "MNIST (5,000 images) and the paper's SimpleConvNet with LeakyReLU at random weights, "
-        "where figures 2 to 4, 12 and 13 take CIFAR-10. Errors: batches of "
+        f"where figures 4, 12 and 13 take CIFAR-10; for figures 2 and 3 color images ({color}, 32 "
+        "x 32). Errors: batches of "
         f"{setting.batch_size}, Inverting Gradients as the paper runs it (cosine distance, TV "
         f"1e-6, signed Adam at 0.2, labels known), {setting.steps} steps, {setting.seeds} seeds. "
         f"{again}Attacks that know the defense: {aware}. Losses: 5 steps of Adam on one batch of "

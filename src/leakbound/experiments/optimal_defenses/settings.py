@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from leakbound import audit
@@ -12,9 +14,12 @@ OURS, PRUNED = "local_optimal_noise", "local_optimal_pruning"
 EQUAL, MAGNITUDE = "gaussian_noise", "magnitude_pruning"
 FRESH = 1000
 """The first seed of what is measured again: the first run had those from 0 on."""
+COLOR_SOURCE = "photos"
 LOUD, KEPT, CUT = 0.1, 0.8, 0.9
 """The noise of figure 9, and the rates of optimal and of magnitude pruning in figure 6."""
 MODEL = "simple_convnet"
+FIGURES = ((0.7, "section 4.1, figure 2"), (0.8, "figure 3"))
+"""Rates of optimal pruning that the paper sets against magnitude pruning at `CUT`, on CIFAR-10."""
 NOISE_RATE, PRUNING_RATE = 1e-3, 5e-4
 """Adam's, as in appendix C.1."""
 
@@ -56,8 +61,11 @@ SETTINGS = {
 }
 
 
-def plans(setting: Setting) -> dict[str, Plan]:
-    """The audits: the paper's attack, attackers who know, and trainings under noise and pruning."""
+def plans(setting: Setting, color: str = COLOR_SOURCE) -> dict[str, Plan]:
+    """The audits: the paper's attack, attackers who know, and trainings under noise and pruning.
+
+    `color`: a data source of color images, for what the paper shows on CIFAR-10.
+    """
     known = [{"name": "inverting_gradients", "steps": setting.steps}]
     known += [{"name": "law_evolution", "components": 30, "population": 40, "generations": 12}]
     paper = [{"name": "inverting_gradients_chen", "steps": setting.steps}]
@@ -65,6 +73,9 @@ def plans(setting: Setting) -> dict[str, Plan]:
     found = {"naive": _plan(setting, every, setting.seeds, paper, known=False)}
     if setting.aware:
         found["aware"] = _plan(setting, every, setting.aware, known)
+    few = _rates({MAGNITUDE: (CUT,), PRUNED: tuple(level for level, _ in FIGURES)})
+    own = {"source": color, "size": 32, "limit": 5000}
+    found["color"] = _plan(setting, few, setting.seeds, paper, known=False, data=own)
     pair = _rates({MAGNITUDE: (CUT,), PRUNED: (KEPT,)})
     if setting.again:
         found["again"] = _plan(setting, pair, setting.again, paper, known=False, first=FRESH)
@@ -94,13 +105,14 @@ def _plan(
     known: bool = True,
     rate: float | None = None,
     first: int = 0,
+    data: Mapping[str, Any] = MappingProxyType({"source": "mnist5k"}),
 ) -> Plan:
     rounds = 0 if rate is None else setting.rounds
     utility = {"rounds": rounds, "clients": 4, "batch_size": 16, "repeats": seeds}
     return audit.parse(
         {
             "name": "optimal_defenses",
-            "data": {"source": "mnist5k"},
+            "data": dict(data),
             "models": [{"name": MODEL}],
             "attacks": attacks,
             "defenses": defenses,

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
-from leakbound.experiments.by_seed import Part, claimed, looked
+from leakbound.experiments.by_seed import Part, claimed, repeated
 from leakbound.experiments.claim import POSITIVE, Claim
 from leakbound.experiments.priprune.comparisons import arm, arms, at_rate, by_scheme
 from leakbound.experiments.priprune.idle import acting, started
@@ -67,33 +68,32 @@ def claims(found: Measured, n: str) -> list[Claim]:
 
 def rate_lowers(found: Measured, n: str) -> Claim:
     """4-1: "a higher pruning rate generally leads to a decrease", "clearer ... above 0.5"."""
-    old, found = found.where(part="rate"), again(found, "rate_again", "rate")
-    rates = sorted({rate_of(cell) for cell, _ in found.pairs})
-    parts, first_look = [], []
+    both = [found.where(part=part) for part in ("rate", "rate_again")]
+    used = repeated(*map(_over_rates, both))
+    return claimed(
+        "4-1",
+        "A higher pruning rate leaks less, and clearly so above one half.",
+        "section 4.2.4, figures 2, 4 and A2",
+        _scale(both[used.second], n, FIRST),
+        used.parts,
+        used.told,
+    )
+
+
+def _over_rates(found: Measured) -> list[Part]:
+    """The comparisons of 4-1 in one part of the plan; none where it has none."""
+    rates, parts = sorted({rate_of(cell) for cell, _ in found.pairs}), []
     for measure, name, unit in (("nmi", "NMI", ""), ("psnr", "PSNR", "dB")):
         at = {rate: at_rate(found, rate).leak("sgi", measure) for rate in rates}
         low, high = (at[rates[0]], at[rates[-1]]) if rates else ({}, {})
         text = f"{name} falls from the lowest rate to the highest"
-        parts.append(Part(text, less(low, high), POSITIVE, unit=unit))
+        parts.append(Part(text, less(low, high), POSITIVE, unit=unit, paper="falls (figure 4)"))
         if measure == "nmi":  # the paper's "clearer" is said of NMI alone
             middle = at.get(0.5, {})
             first, second = difference(low, middle), difference(middle, high)
             text = f"{name} falls more from 0.5 on than up to 0.5"
-            parts.append(Part(text, less(second, first), POSITIVE))
-            if old.pairs != found.pairs:
-                before = [at_rate(old, r).leak("sgi", "nmi") for r in (rates[0], 0.5, rates[-1])]
-                first, second = difference(*before[:2]), difference(*before[1:])
-                first_look.append(f"{text} {told(second, first)}")
-    statement = "A higher pruning rate leaks less, and clearly so above one half."
-    where = _scale(found, n, FIRST)
-    return claimed(
-        "4-1",
-        statement,
-        "section 4.2.4, figures 2, 4 and A2",
-        where,
-        parts,
-        looked("", first_look),
-    )
+            parts.append(Part(text, less(second, first), POSITIVE, paper="clearer (section 4.2.4)"))
+    return parts if found.pairs else []
 
 
 def sparse_beats_blind(found: Measured, n: str) -> Claim:
@@ -152,30 +152,43 @@ def size_raises(found: Measured, n: str) -> Claim:
     As in the paper the models differ in depth. "Not linear", as further weights of large models add
     little: the middle model lies above the line from the smallest to the largest.
     """
-    old, found = found.where(part="size"), again(found, "size_again", "size")
-    weights = in_depth({cell.model: record["weights"] for cell, record in found.pairs})
-    parts, why = [], ""
-    if len(weights) > 2:
-        small, *middle, large = sorted(weights, key=lambda model: weights[model])
-        own = {model: _nmi(found.where(model=model)) for model in weights}
-        text = f"NMI of {weights[large]:,} weights is above that of {weights[small]:,}"
-        parts.append(Part(text, less(own[large], own[small]), POSITIVE))
-        for model in middle:
-            share = (weights[model] - weights[small]) / (weights[large] - weights[small])
-            line = {
-                seed: (1 - share) * own[small][seed] + share * own[large][seed]
-                for seed in set(own[small]) & set(own[large])
-            }
-            text = f"NMI of {weights[model]:,} weights is above the line between them"
-            parts.append(Part(text, less(own[model], line), POSITIVE))
-        ends = (found.where(model=model).leak("sgi", "psnr") for model in (large, small))
-        why = f"PSNR of the largest less that of the smallest: {told(*ends)} dB"
-        first = told(*(_nmi(old.where(model=model)) for model in (large, small)))
-        if first and old.pairs != found.pairs:
-            why = f"{looked('', [f'NMI of the largest less that of the smallest {first}'])}. {why}"
+    both = [found.where(part=part) for part in ("size", "size_again")]
+    used = repeated(*map(_over_sizes, both))
+    found, why = both[used.second], used.told
+    if models := _by_size(found):
+        ends = (found.where(model=m).leak("sgi", "psnr") for m in (models[-1], models[0]))
+        psnr = f"PSNR of the largest less that of the smallest: {told(*ends)} dB"
+        why = ". ".join(filter(None, (why, psnr)))
     statement = "Larger models leak more, not in proportion: further weights add less and less."
     where = _scale(found, n, FIRST)
-    return claimed("4-4", statement, "section 4.2.4, figure 5a", where, parts, why)
+    return claimed("4-4", statement, "section 4.2.4, figure 5a", where, used.parts, why)
+
+
+def _by_size(found: Measured) -> list[str]:
+    """The models that differ in depth, from the smallest to the largest; none of fewer than 3."""
+    weights = in_depth({cell.model: record["weights"] for cell, record in found.pairs})
+    return sorted(weights, key=lambda model: weights[model]) if len(weights) > 2 else []
+
+
+def _over_sizes(found: Measured) -> list[Part]:
+    """The comparisons of 4-4 in one part of the plan; none where it has none."""
+    models, parts = _by_size(found), []
+    if not models:
+        return []
+    weights = {cell.model: record["weights"] for cell, record in found.pairs}
+    small, *middle, large = models
+    own = {model: _nmi(found.where(model=model)) for model in models}
+    text = f"NMI of {weights[large]:,} weights is above that of {weights[small]:,}"
+    parts.append(Part(text, less(own[large], own[small]), POSITIVE, paper="above (figure 5a)"))
+    for model in middle:
+        share = (weights[model] - weights[small]) / (weights[large] - weights[small])
+        line = {
+            seed: (1 - share) * own[small][seed] + share * own[large][seed]
+            for seed in set(own[small]) & set(own[large])
+        }
+        text = f"NMI of {weights[model]:,} weights is above the line between them"
+        parts.append(Part(text, less(own[model], line), POSITIVE, paper="not linear (figure 5a)"))
+    return parts
 
 
 def in_depth(weights: Mapping[str, int]) -> dict[str, int]:
@@ -222,37 +235,34 @@ def rules(found: Measured, n: str) -> Claim:
     )
 
 
-def again(found: Measured, new: str, first: str) -> Measured:
-    """The cells of a part that is measured again, where the plan has it, else of the first."""
-    fresh = found.where(part=new)
-    return fresh if fresh.pairs else found.where(part=first)
-
-
 def pseudo_raises(found: Measured, new: Measured, n: str) -> Claim:
     """4-6: keeping what is withheld: "notably better" accuracy, no more NMI, with the same rule.
 
     `new`: a rule's cells that were measured again, for its accuracy.
     """
-    parts, remarks, first = [], [], []
+    parts, remarks, second = [], [], []
     for rule in RULES:
         real, kept = (arm(found, rule, 0.3, pseudo) for pseudo in (False, True))
         text = f"{rule}: accuracy with pseudo-pruning less that of real pruning"
         right = less(kept.accuracy(), real.accuracy())
+        part = Part(text, right, POSITIVE, unit="points", paper="notably better (section 5.1)")
+        parts.append(part)
         both = [arm(new, rule, 0.3, pseudo).accuracy() for pseudo in (True, False)]
-        if all(both):
-            first.append(f"{rule} {told(kept.accuracy(), real.accuracy())}")
-            right = less(*both)
-        parts.append(Part(text, right, POSITIVE, unit="points"))
+        second += [replace(part, values=less(*both))] if all(both) else []
         text = f"{rule}: NMI under real pruning less that under pseudo-pruning"
         parts.append(Part(text, less(_nmi(real), _nmi(kept)), (-REPEATED, math.inf)))
         remarks += strongest(f"{rule}", real, kept)
+    used = repeated(parts, second)
+    where = _scale(found, n, f"{EACH}; {NEAR}")
+    if used.second:
+        where += f", {len(second[0].values)} others for the accuracy of one rule"
     return claimed(
         "4-6",
         "Pseudo-pruning is more accurate than real pruning with the same rule, no less private.",
         "section 5.1, figure 6",
-        _scale(found, n, f"{EACH}; {NEAR}"),
-        parts,
-        ". ".join(filter(None, (looked("points of accuracy", first), remark(remarks)))),
+        where,
+        used.parts,
+        ". ".join(filter(None, (used.told, remark(remarks)))),
     )
 
 

@@ -176,7 +176,8 @@ def _defended(found: Measured) -> list[str]:
         "## Fixed rates and PriPrune on PruneFL (figures 6 to 8)",
         "",
         "Own model: accuracy of what clients go on with, the new weights with their own where they "
-        "withheld. Mask: the most that the target's last mask can tell beside the weights sent. "
+        "withheld. Withheld: in the last round, mean over clients. Mask: the most that the "
+        "target's last mask can tell beside the weights sent. "
         "Worst round: the round and attack with the highest mean, which is what counts for a "
         f"client with the same images in all rounds. Gave up: attacks that say themselves that "
         "they failed, which is no evidence of safety. Servers remember "
