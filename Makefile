@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup audit test test-slow check bench bench-setup bench-all notebooks docs clean
+.PHONY: setup audit proof test test-slow check bench bench-setup bench-all notebooks docs clean
 .DEFAULT_GOAL := audit
 
 setup: .venv/.installed
@@ -16,6 +16,10 @@ setup: .venv/.installed
 
 audit: setup
 	$(BIN)/leakbound audit
+
+# Before a release: the built-in audit, and every paper's claims, measured again into ./runs.
+proof: audit
+	$(BIN)/leakbound reproduce all --scale minutes
 
 test: setup
 	$(BIN)/python -m pytest -n auto -m "not slow"

@@ -13,9 +13,16 @@ from leakbound.audit import parse
 from leakbound.commands import spec_of
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    ROOT / "benchmarks" / "RESULTS.md",
+    *sorted((ROOT / "examples").glob("*/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 SHELLS = ("", "sh", "bash", "console")
+SHOWN = ("diff", "text")
+"""What is shown and not run: a change, or a piece of something larger."""
 
 
 def blocks(language):
@@ -64,12 +71,65 @@ def options():
         yield command.__name__.lower(), names
 
 
+def unknown_fences(text):
+    return {name for _, name, _ in FENCE.findall(text)} - {*SHELLS, *SHOWN, "python", "toml"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_code_escapes_these_tests(page):
+    text = page.read_text("utf-8")
+    assert not unknown_fences(text)
+    assert len(re.findall(r"^ *```", text, re.MULTILINE)) == 2 * len(FENCE.findall(text))
+
+
+def test_a_planted_fence_is_caught():
+    assert unknown_fences("- a\n\n  ```py\n  1 / 0\n  ```\n```python {.x}\n```\n```sh\n```\n") == {
+        "py",
+        "python {.x}",
+    }
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A folder of its own; a package `lpips` whose weights are random ones of the real shapes."""
+    import sys
+    import types
+
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    sides = {0: (64, 3, 11), 3: (192, 64, 5), 6: (384, 192, 3), 8: (256, 384, 3), 10: (256, 256, 3)}
+    draw = torch.Generator().manual_seed(0)
+    state = {
+        "scaling_layer.shift": torch.tensor([-0.030, -0.088, -0.188]).reshape(1, 3, 1, 1),
+        "scaling_layer.scale": torch.tensor([0.458, 0.448, 0.450]).reshape(1, 3, 1, 1),
+    }
+    for number, (place, (out, into, side)) in enumerate(sides.items()):
+        weight = torch.randn(out, into, side, side, generator=draw) * (into * side**2 / 2) ** -0.5
+        state[f"net.slice{number + 1}.{place}.weight"] = weight
+        state[f"net.slice{number + 1}.{place}.bias"] = torch.zeros(out)
+        last = torch.rand(1, out, 1, 1, generator=draw)
+        state |= {f"{name}.model.1.weight": last for name in (f"lin{number}", f"lins.{number}")}
+    package = types.ModuleType("lpips")
+    package.LPIPS = lambda net: types.SimpleNamespace(state_dict=lambda: dict(state))
+    monkeypatch.setitem(sys.modules, "lpips", package)
+
+
+def lpips_file():
+    """The first block of the page on LPIPS, which writes the file that the second reads."""
+    page = ROOT / "docs" / "how_to" / "lpips.md"
+    indent, _, code = FENCE.findall(page.read_text("utf-8"))[0]
+    return re.sub(rf"^{indent}", "", code, flags=re.MULTILINE)
+
+
 @pytest.mark.parametrize("code", list(blocks("python")))
-def test_python_runs(code, capsys):
+def test_python_runs(code, elsewhere, capsys):
     # dataclasses look their module up by name, so the block needs a module of its own
     import sys
     import types
 
+    if "lpips_alex" in code and code != lpips_file():
+        exec(lpips_file(), {})
     module = types.ModuleType("documentation")
     sys.modules["documentation"] = module
     try:

@@ -1,6 +1,7 @@
 """The shape of the package: which way imports point, and how large things may grow."""
 
 import ast
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -222,6 +223,27 @@ def _is_property(method):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_budgets(path):
     assert not _over_budget(path.read_text(encoding="utf-8"))
+
+
+def _usual(texts):
+    """The median file's lines, and the length that nine of ten functions do not exceed."""
+    nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
+    lengths = [n.end_lineno - n.lineno + 1 for n in nodes if isinstance(n, FUNCTIONS)]
+    lines = [len(text.splitlines()) for text in texts]
+    return statistics.median(lines), statistics.quantiles(lengths, n=10, method="inclusive")[-1]
+
+
+def test_the_usual_file_and_function_are_short():
+    median, ninth = _usual([path.read_text(encoding="utf-8") for path in FILES])
+    assert median <= 150, "split a file that holds two ideas"
+    assert ninth <= 35
+
+
+def test_the_usual_sizes_are_counted_over_all_files():
+    def text(body, blank):
+        return "def f():\n" + "    pass\n" * (body - 1) + "\n" * blank
+
+    assert _usual([text(2, 8), text(3, 0), text(40, 160)]) == (10, pytest.approx(32.6))
 
 
 def _class(count, decorator):

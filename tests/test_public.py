@@ -1,41 +1,83 @@
 """The public interface: a name or an argument that is dropped, added or changed must be seen.
 
-What is public stands in `public.txt`, a line a name with its arguments and their defaults.
-`python tests/test_public.py` writes it anew; read the difference before it is committed.
+What is public stands in `public.txt`, a line a name with its arguments and their defaults, and in
+`public_forms.txt`: commands with their options, plans with their keys, records and `report.json`
+with their fields. `python tests/test_public.py` writes both anew; read the difference before it is
+committed.
 """
 
+import ast
+import dataclasses
+import enum
 import importlib
 import inspect
+import json
 import re
+import typing
 from pathlib import Path
 
-import leakbound
+import pytest
 
+import leakbound
+from leakbound import audit, cli, registry
+from leakbound.audit import plan_file
+from leakbound.report import evidence
+
+ROOT = Path(__file__).parent.parent
 LISTED = Path(__file__).with_name("public.txt")
+FORMS = Path(__file__).with_name("public_forms.txt")
 PACKAGES = (
     "leakbound",
     "leakbound.attacks",
+    "leakbound.attacks.base",
     "leakbound.attacks.features",
     "leakbound.audit",
     "leakbound.bounds",
+    "leakbound.bounds.composition",
+    "leakbound.bounds.conversions",
+    "leakbound.bounds.edgeworth",
+    "leakbound.bounds.fisher",
     "leakbound.bounds.from_scratch",
+    "leakbound.bounds.identification",
+    "leakbound.bounds.information",
     "leakbound.bounds.ladder",
+    "leakbound.bounds.matching",
+    "leakbound.bounds.rate_distortion",
+    "leakbound.bounds.renyi",
+    "leakbound.bounds.two_layer",
+    "leakbound.bounds.two_layer_orders",
     "leakbound.captured",
+    "leakbound.check",
+    "leakbound.client",
     "leakbound.cluster",
     "leakbound.data",
+    "leakbound.data.federated",
     "leakbound.defenses",
     "leakbound.federation",
     "leakbound.flower",
+    "leakbound.information",
     "leakbound.inspection",
     "leakbound.lpips",
     "leakbound.meter",
+    "leakbound.metrics",
     "leakbound.models",
     "leakbound.opacus",
+    "leakbound.pairing",
+    "leakbound.protocol",
     "leakbound.pruning",
+    "leakbound.r_operator.choose",
+    "leakbound.random",
+    "leakbound.registry",
+    "leakbound.report",
     "leakbound.sensitivity",
     "leakbound.tensors",
     "leakbound.testing",
+    "leakbound.types",
 )
+ALONE = ("leakbound.report.evidence.schema",)
+"""Public names of modules that are private otherwise."""
+PRIVATE = {"leakbound.report.evidence", "leakbound.flower.compat"}
+"""Modules whose `__all__` is for the package itself."""
 
 
 def _arguments(value):
@@ -62,41 +104,234 @@ def _members(kind):
             yield f"{name}: property"
 
 
+def _lines(own, value):
+    if inspect.isclass(value):
+        if issubclass(value, enum.Enum):
+            yield f"{own}: {', '.join(member.name for member in value)}"
+        else:
+            yield f"{own}{_arguments(value)}"
+        yield from (f"{own}.{member}" for member in _members(value))
+    elif inspect.ismodule(value):
+        yield f"{own}: module"
+    elif callable(value):
+        yield f"{own}{_arguments(value)}"
+        if type(value).__module__.startswith("leakbound."):  # a law: called, and asked in reverse
+            yield from (f"{own}.{member}" for member in _members(type(value)))
+    else:
+        yield f"{own}: {type(value).__name__}"
+
+
 def listing():
     """All public names, sorted in each package."""
     for package in PACKAGES:
         module = importlib.import_module(package)
         for name in sorted(module.__all__):
-            value = getattr(module, name)
-            own = f"{package}.{name}"
-            if inspect.isclass(value):
-                yield f"{own}{_arguments(value)}"
-                yield from (f"{own}.{member}" for member in _members(value))
-            elif inspect.ismodule(value):
-                yield f"{own}: module"
-            elif callable(value):
-                yield f"{own}{_arguments(value)}"
-            else:
-                yield f"{own}: {type(value).__name__}"
+            yield from _lines(f"{package}.{name}", getattr(module, name))
+    for own in ALONE:
+        package, _, name = own.rpartition(".")
+        yield from _lines(own, getattr(importlib.import_module(package), name))
 
 
-def test_the_public_interface_is_the_listed_one():
-    now, listed = set(listing()), set(LISTED.read_text("utf-8").splitlines())
-    told = "see Stability in CONTRIBUTING.md; `python tests/test_public.py` writes public.txt anew"
-    assert not listed - now, f"gone or changed: {sorted(listed - now)}; {told}"
-    assert not now - listed, f"new: {sorted(now - listed)}; {told}"
+def _commands():
+    """Every command, with its options and what they are by default."""
+    for member in typing.get_args(cli.Command):
+        command = typing.get_args(member)[0]
+        hints = typing.get_type_hints(command)
+        for field in dataclasses.fields(command):
+            given = field.default is not dataclasses.MISSING
+            text = repr(field.default) if given else "required"
+            if typing.get_origin(hints[field.name]) is typing.Literal:
+                text += f", of {', '.join(map(str, typing.get_args(hints[field.name])))}"
+            name = f"--{field.name.replace('_', '-')}"
+            if "Positional" in field.type:
+                name = field.name.upper()
+            yield f"leakbound {command.__name__.lower()} {name} = {text}"
 
 
-def test_no_public_package_is_forgotten():
+EVERY_TABLE = {
+    "models": [{"name": "mlp"}],
+    "attacks": [{"name": "linear_inversion"}],
+    "defenses": [{"name": "none"}, {"links": [{"name": "sign"}]}],
+    **{key: {} for key in ("data", "threat", "thresholds", "utility", "floor", "risk", "metrics")},
+}
+
+
+def _plan_keys():
+    """Every key that reading a plan knows, what a plan is by default, and what its names take."""
+    known = []
+    with pytest.MonkeyPatch.context() as patch:
+        check = plan_file._known_keys
+        patch.setattr(plan_file, "_known_keys", lambda *a: (known.append(a), check(*a)))
+        read = plan_file._dataclass
+        patch.setattr(plan_file, "_dataclass", lambda *a: (known.append(a), read(*a))[1])
+        plan = audit.parse(EVERY_TABLE)
+    for first, second, third in known:
+        if isinstance(first, type):
+            fields = dataclasses.fields(first)
+            yield from (f"plan: [{second}] {f.name} = {f.default!r}" for f in fields)
+        else:
+            yield from (f"plan: {first}: {key}" for key in third)
+    rows = [f for f in dataclasses.fields(type(plan.models[0])) if f.name != "settings"]
+    yield from (f"plan: [[models]] {field.name}" for field in rows)
+    for name in ("batch_sizes", "seeds", "threat", "threshold", "lpips_weights"):
+        yield f"plan by default: {name} = {getattr(plan, name)!r}"
+    bare = audit.parse({name: EVERY_TABLE[name] for name in ("models", "attacks")})
+    yield f"plan by default: utility.rounds = {bare.utility.rounds}, without [utility]"
+    for kind in ("model", "defense", "attack"):
+        for entry in registry.entries(kind).values():
+            settings = ", ".join(f"{one.name} = {one.default!r}" for one in entry.parameters)
+            yield f"plan: {kind} {entry.name}({settings})"
+
+
+def _record_fields():
+    """The fields of a cell's record and of a training's, two levels deep."""
+    plan = audit.parse(
+        {
+            "data": {"source": "digits", "limit": 400},
+            "models": [{"name": "mlp", "hidden": [8]}],
+            "defenses": [{"name": "dp_sgd"}],
+            "attacks": [{"name": "linear_inversion"}],
+            "floor": {"images": 2, "components": 4},
+            "utility": {"rounds": 1, "clients": 1, "repeats": 1},
+        }
+    )
+    for result in audit.run(plan):
+        kind = "record" if "cell" in result.record else "training's record"
+        for name, value in result.record.items():
+            yield f"{kind}: {name}"
+            inner = value if isinstance(value, list) else [value]
+            open_ = name in ("defense", "model", "attack")  # their parameters are those of plans
+            for one in inner:
+                if isinstance(one, dict):
+                    yield from (f"{kind}: {name}.{key}" for key in one)
+                    deep = [(k, v) for k, v in one.items() if isinstance(v, dict) and not open_]
+                    yield from (f"{kind}: {name}.{k}.{key}" for k, v in deep for key in v)
+
+
+def _report_fields(node, own="report.json"):
+    """Every field of the JSON Schema with its type, and which may not be missing."""
+    if isinstance(node, list):
+        for one in node:
+            yield from _report_fields(one, own)
+    if not isinstance(node, dict):
+        return
+    for name, field in node.get("properties", {}).items():
+        must = "" if name in node.get("required", ()) else ", may be missing"
+        yield f"{own} {name}: {_kind(field)}{must}"
+        yield from _report_fields(field, f"{own} {name}.")
+    for name, part in node.get("$defs", {}).items():
+        yield from _report_fields(part, f"{own} {name}:")
+    for key in ("items", "anyOf", "oneOf", "allOf"):
+        yield from _report_fields(node.get(key), own)
+
+
+def _kind(field):
+    words = {k: v for k, v in field.items() if k not in ("description", "properties", "required")}
+    return re.sub(r'["{}]', "", json.dumps(words))
+
+
+def forms():
+    """What is public and is no name in Python, sorted in each part."""
+    for part in (_commands, _plan_keys, _record_fields):
+        yield from sorted(set(part()))
+    yield from sorted(_report_fields(json.loads(evidence.schema())))
+
+
+@pytest.mark.parametrize(("written", "found"), [(LISTED, listing), (FORMS, forms)])
+def test_the_public_interface_is_the_listed_one(written, found):
+    now, listed = list(found()), written.read_text("utf-8").splitlines()
+    told = "see Stability in CONTRIBUTING.md; `python tests/test_public.py` writes the lists anew"
+    gone, new = sorted({*listed} - {*now}), sorted({*now} - {*listed})
+    assert not gone, f"gone or changed: {gone}; {told}"
+    assert not new, f"new: {new}; {told}"
+    assert now == listed, told
+
+
+def test_no_public_module_is_forgotten():
     root = Path(leakbound.__file__).parent
-    found = {
-        ".".join(("leakbound", *path.parent.relative_to(root).parts))
-        for path in root.rglob("__init__.py")
-        if "__all__" in path.read_text("utf-8")
-    }
-    private, modules = {"leakbound.report"}, {"leakbound.lpips"}
-    assert found - private == set(PACKAGES) - modules
+    found = set()
+    for path in root.rglob("*.py"):
+        if "\n__all__ =" in path.read_text("utf-8"):
+            parts = path.relative_to(root).with_suffix("").parts
+            found.add(".".join(("leakbound", *parts)).removesuffix(".__init__"))
+    assert found - PRIVATE == set(PACKAGES)
+    named = {line.removesuffix(": module") for line in listing() if line.endswith(": module")}
+    assert named <= set(PACKAGES), "a public name is a module whose own names are not listed"
+
+
+def _used(code):
+    """Full dotted names of leakbound that a piece of Python uses."""
+    tree, known = ast.parse(code), {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                bound = (name.asname, name.name) if name.asname else (name.name.split(".")[0],) * 2
+                known |= dict([bound])
+        elif isinstance(node, ast.ImportFrom):
+            found = {n.asname or n.name: f"{node.module}.{n.name}" for n in node.names}
+            known |= found
+            yield from found.values()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and re.fullmatch(r"[\w.]+", ast.unparse(node)):
+            first, _, rest = ast.unparse(node).partition(".")
+            if first in known:
+                yield f"{known[first]}.{rest}"
+
+
+def _is_public(name, listed):
+    """Whether the first thing in a dotted name that is no module is listed, under this path or as
+    the same object in a package above it."""
+    value, parts = leakbound, name.split(".")[1:]
+    own = "leakbound"
+    while parts and inspect.ismodule(value):
+        own += f".{parts[0]}"
+        try:
+            value = getattr(value, parts[0])
+        except AttributeError:
+            value = importlib.import_module(own)
+        parts.pop(0)
+    last, above = own.rpartition(".")[2], own.rpartition(".")[0]
+    while not inspect.ismodule(value) and above and own not in listed:
+        above = above.rpartition(".")[0]
+        own = f"{above}.{last}"
+        if above and getattr(importlib.import_module(above), last, None) is not value:
+            own = ""
+    return inspect.ismodule(value) or own in listed
+
+
+def _pages():
+    folders = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*/README.md")]
+    return [ROOT / "README.md", *sorted(folders)]
+
+
+@pytest.mark.parametrize("page", _pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_uses_is_public(page):
+    listed = {re.split(r"[(:]", line)[0] for line in LISTED.read_text("utf-8").splitlines()}
+    text = page.read_text("utf-8")
+    used = set(re.findall(r"`(leakbound\.\w+(?:\.\w+)+)", text))
+    for indent, code in re.findall(r"^( *)```py(?:thon)?\n(.*?)^ *```", text, re.M | re.S):
+        used |= {*_used(re.sub(rf"^{indent}", "", code, flags=re.M))}
+    names = {name for name in used if name.startswith("leakbound.")}
+    assert not [name for name in sorted(names) if not _is_public(name, listed)]
+
+
+@pytest.mark.parametrize(
+    ("code", "public"),
+    [
+        ("import leakbound as lb\nlb.data.load('digits')", True),
+        ("from leakbound.defenses.base import Defense", True),
+        ("from leakbound.bounds import composition as c\nc.subsampled.log(1)", True),
+        ("from leakbound.audit.cells import run_utility", False),
+        ("from leakbound import bounds\nbounds.identification.log_blind(None, 0)", False),
+        ("import leakbound.report.evidence\nleakbound.report.evidence.page({})", False),
+    ],
+)
+def test_a_planted_private_name_is_caught(code, public):
+    listed = {re.split(r"[(:]", line)[0] for line in LISTED.read_text("utf-8").splitlines()}
+    names = [name for name in _used(code) if name.startswith("leakbound.")]
+    assert all(_is_public(name, listed) for name in names) == public
 
 
 if __name__ == "__main__":
-    LISTED.write_text("\n".join(listing()) + "\n", encoding="utf-8")
+    for path, found in ((LISTED, listing), (FORMS, forms)):
+        path.write_text("\n".join(found()) + "\n", encoding="utf-8")

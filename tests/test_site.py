@@ -219,6 +219,18 @@ def test_docstrings_are_taken_apart(hooks):
     assert shown == "More, with a\\_b \\* c:\n\n```text\nx = y\n```\n\nBody again."
 
 
+def test_the_navigation_leaves_no_page_out(hooks):
+    pytest.importorskip("mkdocs")
+    hook = importlib.import_module("hook")
+    nav = ["index.md", {"Results": ["gone.md", {"Evidence": "evidence.md"}, "some/*"]}]
+    there = {"index.md", "some/b.md", "some/a.md", "other/c.md"}
+    filled = [
+        "index.md",
+        {"Results": ["gone.md", {"Evidence": "evidence.md"}, "some/a.md", "some/b.md"]},
+    ]
+    assert hook._filled(nav, there, hook._named(nav)) == filled
+
+
 def test_links_and_lists_become_the_sites(hooks):
     text = hooks["repository_text"]
     assert text.resolved("docs/how_to/a.md", "../../examples/x") == "examples/x"

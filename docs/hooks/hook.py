@@ -30,8 +30,6 @@ NAMES = {
     "examples/quickstart/README.md": "examples/quickstart.md",
 }
 """Pages from outside `docs/`, and where the site has them."""
-OPTIONAL = frozenset({"evidence.md", "reproductions.md"})
-"""Pages that the navigation names and leaves out until they are there."""
 LARGEST = 2**20
 _sources: dict[str, str] = {}  # page of the site -> file of the repository
 
@@ -135,16 +133,16 @@ def _named(nav: Any) -> set[str]:
 
 
 def _filled(nav: Any, there: set[str], named: set[str]) -> Any:
-    """The navigation with `folder/*` for all other pages of a folder, without what is optional."""
+    """The navigation with `folder/*` for all other pages of a folder.
+
+    A page that it names and that is not there stays: mkdocs reports it.
+    """
     if isinstance(nav, dict):
         return {title: _filled(item, there, named) for title, item in nav.items()}
     if not isinstance(nav, list):
         return nav
     shown: list[Any] = []
     for item in nav:
-        paths = [item] if isinstance(item, str) else list(_named(item))
-        if len(paths) == 1 and paths[0] in OPTIONAL - there:
-            continue
         if isinstance(item, str) and item.endswith("/*"):
             shown += [p for p in sorted(there - named) if posixpath.dirname(p) == item[:-2]]
         else:

@@ -7,6 +7,18 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+__all__ = [
+    "closest",
+    "count",
+    "finite",
+    "fraction",
+    "labels",
+    "non_negative",
+    "one_of",
+    "positive",
+    "within",
+]
+
 if TYPE_CHECKING:
     from torch import Tensor
 

@@ -26,6 +26,27 @@ from leakbound.types import (
     Update,
 )
 
+__all__ = [
+    "Each",
+    "batch_norms",
+    "batch_statistics",
+    "clients_layer_inputs",
+    "example_gradients",
+    "forward",
+    "gradient",
+    "input_jvp",
+    "input_vjp",
+    "layer_inputs",
+    "local_update",
+    "pure_gradient",
+    "pure_simulate",
+    "respond",
+    "rows",
+    "shown",
+    "simulate",
+    "statistics_of",
+]
+
 
 def forward(task: Task, inputs: Tensor, parameters: Tensor | None = None) -> Tensor:
     """Model output for inputs (B, *S) at the task's weights, or at other flat weights (P,)."""

@@ -24,6 +24,17 @@ from leakbound.metrics import Metric, Values
 from leakbound.pairing import Paired
 from leakbound.random import permutation
 
+__all__ = [
+    "INFORMATION",
+    "NORMALIZERS",
+    "Chance",
+    "adjusted_mi",
+    "binned_nmi",
+    "chance",
+    "gray_levels",
+    "nmi",
+]
+
 LEVELS, BINS = 256, 16
 
 NORMALIZERS: dict[str, Callable[[float, float], float]] = {

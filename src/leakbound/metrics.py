@@ -17,6 +17,24 @@ from torch import Tensor
 from leakbound import check
 from leakbound.pairing import Paired, squared_distances
 
+__all__ = [
+    "METRICS",
+    "PSNR_CAP",
+    "Metric",
+    "Values",
+    "evaluate",
+    "identification",
+    "label_accuracy",
+    "ms_ssim",
+    "mse",
+    "ncc",
+    "psnr",
+    "rmse",
+    "ssim",
+    "success_rate",
+    "summary",
+]
+
 Values = list[float | None]
 
 PSNR_CAP = 150.0

@@ -12,6 +12,8 @@ from torch import Tensor
 from leakbound import check, pictures
 from leakbound.types import Batch, Reconstruction
 
+__all__ = ["Paired", "pair", "squared_distances"]
+
 
 @dataclass(frozen=True, eq=False)
 class Paired:

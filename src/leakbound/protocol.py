@@ -24,6 +24,8 @@ from leakbound.types import (
     Update,
 )
 
+__all__ = ["Round", "play", "resolve", "send", "step"]
+
 
 @dataclass(frozen=True, eq=False)
 class Round:

@@ -15,6 +15,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+__all__ = [
+    "GRID",
+    "SecureSource",
+    "Source",
+    "bernoulli",
+    "laplace",
+    "normal",
+    "on_grid",
+    "permutation",
+    "secure",
+    "stream",
+    "uniform",
+]
+
 
 class SecureSource:
     """Uniform bits from the operating system's cryptographic generator; it has no seed.

@@ -19,6 +19,17 @@ from typing import Any
 
 from leakbound import attacks, check, defenses, models, pruning
 
+__all__ = [
+    "Entry",
+    "Parameter",
+    "build",
+    "entries",
+    "find",
+    "settle",
+    "snake",
+    "takes_list",
+]
+
 GIVEN = {"model": frozenset({"input_shape", "classes", "generator"})}
 HIDDEN = frozenset(
     {

@@ -321,7 +321,8 @@ def show(browser: Any) -> Iterator[Callable[..., Any]]:
         page.on("request", lambda request: requests.append(request.url))
         page.goto(path.as_uri() + anchor)
         pages.append((page, path.as_uri()))
-        if settings.get("java_script_enabled", True) and page.locator(".card").count():
+        filled = page.locator("script").count() and page.locator(".card").count()
+        if settings.get("java_script_enabled", True) and filled:
             page.locator("html[data-whole]").wait_for(state="attached")
         return page
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import math
 import shutil
+from pathlib import Path
 
 import pytest
 
-from leakbound.report import write
+from leakbound.experiments import pages
+from leakbound.experiments.claim import Claim, Finding
+from leakbound.experiments.outcome import Figure, Outcome
+from leakbound.experiments.reproductions import REPRODUCTIONS
+from leakbound.experiments.results import Results
+from leakbound.report import evidence, write
 from leakbound.report.compare_html import write_comparison
 from leakbound.report.folder import read
 
 pytestmark = pytest.mark.browser
 
+FIXTURES = Path(__file__).parent / "fixtures"
 NAMELESS = """
 () => [...document.querySelectorAll("a[href], button, select, summary, input, [tabindex='0']")]
   .filter((e) => !(e.getAttribute("aria-label") || e.labels?.length || e.textContent.trim()
@@ -45,6 +53,10 @@ CONTRAST = """
   return found;
 }
 """
+STOPS = """
+() => [...document.querySelectorAll("a[href], button, select, summary, input, [tabindex='0']")]
+  .filter((e) => e.checkVisibility()).length
+"""
 MOVING = """
 () => [...document.querySelectorAll("*")].filter((e) => {
   const style = getComputedStyle(e);
@@ -54,16 +66,99 @@ MOVING = """
 """
 
 
-@pytest.fixture(params=["grid", "floors", "compare"])
-def page_path(request, tmp_path, make_grid, make_floored):
-    if request.param == "grid":
-        return write(make_grid(tmp_path / "run", seeds=2))
-    first = make_floored(tmp_path / "run", seeds=2)
-    if request.param == "floors":
-        return write(first)
-    second = shutil.copytree(first, tmp_path / "other")
-    write_comparison(read(first), read(second), second / "compare.html")
-    return second / "compare.html"
+SORTED = ["grid", "floors", "compare"]
+"""Pages with scripts: their tables are sorted, their cards filtered."""
+DP = {
+    "name": "dp_sgd",
+    "parameters": {},
+    "settings": "ClipExamples(clip_norm=2.0) → Mean() → GaussianMechanism(noise_multiplier=0.5)",
+    "guarantee": "differential privacy",
+    "private_law": False,
+}
+UPPER = {"attackers": "all", "prior": "p", "equation": "e", "known": "all", "not_said": "n"}
+TRAINING = {
+    "given": {
+        "noise_multiplier": 1.0,
+        "sampling_rate": 1.0,
+        "steps": 2,
+        "clip_norm": None,
+        "participation": "visible",
+        "stated": ["steps"],
+    },
+    "epsilons": {"delta": 1e-5, "add_remove": 8.0, "replace": None},
+    "accepted": 0.001,
+    "prior": "p",
+    "thresholds": [
+        {"psnr": 20.0, "lower": 0.1, "upper": 0.2, "alike": None, "verdict": "undecided"}
+    ],
+    "lower_scope": UPPER | {"attackers": "one"},
+    "upper_scope": UPPER,
+    "records": {"dim": 784},
+    "curve": {"psnr": [10.0, 20.0], "lower": [0.2, 0.1], "upper": [0.3, 0.2]},
+    "versions": {"python": "3"},
+    "command": "leakbound evidence --training steps=2",
+}
+
+
+@pytest.fixture
+def make_page(tmp_path, make_grid, make_floored, make_run, make_cell, make_training):
+    """The file of one page by its name."""
+
+    def evidences():
+        cells = [make_cell(defense=one) for one in (DP, DP | {"name": "other"})]
+        plain = make_cell()["defense"]
+        trainings = [make_training(one, 0, 0.9) for one in (plain, DP)]
+        folders = [
+            make_floored(tmp_path / "run"),
+            make_run(tmp_path / "private", [*cells, make_cell()], trainings),
+            FIXTURES / "11_captured",
+        ]
+        runs = [read(folder) for folder in folders]
+        known = {"delta": 1e-5, "add_remove": 1.0, "replace": 2.0}
+        subjects = [evidence.of_run(one, {}, lambda noise: known, images=True) for one in runs]
+        subjects.append(evidence.of_training(TRAINING, {"bias": "not compared"}))
+        path = tmp_path / "evidence.html"
+        path.write_text(evidence.page(evidence.document(subjects, images=True), runs), "utf-8")
+        return path
+
+    def results(folder):
+        strip = folder / "pictures"
+        name = next(strip.iterdir()).name
+        held = Finding("a is above b", 1.5, (1.0, 2.0), (0.5, 2.5), (0.0, math.inf), 7)
+        outcome = Outcome(
+            (
+                Claim("1-1", "a beats b", "table 1", "small", (held, held)),
+                Claim("1-2", "d", "table 3", "small", (), "no such data"),
+                Claim("1-3", "c", "table 4", "small", (held,), "A remark."),
+            ),
+            (Figure(name, "a plot of what was found", "figure 2"),),
+            "Some settings.",
+        )
+        own = Results(REPRODUCTIONS["mean_to_extreme"], "cpu", outcome, {}, {}, {"threads": 1})
+        path = folder / "results.html"
+        path.write_text(pages.html(own, strip), "utf-8")
+        return path
+
+    def make(name):
+        if name == "evidence":
+            return evidences()
+        if name == "grid":
+            return write(make_grid(tmp_path / "run", seeds=2))
+        first = make_floored(tmp_path / "run", seeds=2)
+        if name == "results":
+            return results(first)
+        if name == "floors":
+            return write(first)
+        second = shutil.copytree(first, tmp_path / "other")
+        write_comparison(read(first), read(second), second / "compare.html")
+        return second / "compare.html"
+
+    return make
+
+
+@pytest.fixture(params=[*SORTED, "evidence", "results"])
+def page_path(request, make_page):
+    return make_page(request.param)
 
 
 def test_names_ids_headings_and_tables(show, page_path):
@@ -90,6 +185,7 @@ def test_names_ids_headings_and_tables(show, page_path):
         )
     labels = page.locator("main [role=region]").evaluate_all("(all) => all.map((e) => e.ariaLabel)")
     assert all(labels)
+    assert len(labels) == len(set(labels))
     for role in ("main", "banner"):
         assert page.get_by_role(role).count() == 1
 
@@ -124,7 +220,7 @@ def test_the_first_stop_skips_to_the_content(show, page_path):
 def test_focus_goes_in_reading_order_and_is_seen(show, page_path):
     page = show(page_path)
     tops = []
-    for _ in range(25):
+    for _ in range(min(25, page.evaluate(STOPS))):
         page.keyboard.press("Tab")
         at = page.locator(":focus-visible")
         style = at.evaluate("(e) => getComputedStyle(e).outlineStyle")
@@ -134,8 +230,9 @@ def test_focus_goes_in_reading_order_and_is_seen(show, page_path):
     assert all(after > before - 60 for before, after in itertools.pairwise(later))
 
 
-def test_sorting_is_told(show, page_path):
-    page = show(page_path)
+@pytest.mark.parametrize("name", SORTED)
+def test_sorting_is_told(show, make_page, name):
+    page = show(make_page(name))
     head = page.locator("section:has(#verdicts) table.sortable th[scope=col]").first
     button = head.get_by_role("button")
     assert head.get_attribute("aria-sort") is None

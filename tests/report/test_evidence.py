@@ -146,7 +146,9 @@ def test_a_claim_of_differential_privacy_answers_every_question(tmp_path, make_c
     for words in ("Unit of privacy", "Epsilon and delta", "Neighboring relation", "Mechanism",
                   "Sensitivity", "Composition", "Accountant", "Trust model", "Floating point",
                   "Source of randomness", "Side channels", "Parameters that depend on data",
-                  "Utility", "Bias", "Exposure before the mechanism"):  # fmt: skip
+                  "Utility", "Bias", "Exposure before the mechanism",
+                  "Privacy budget over later releases",
+                  "Data security and access control"):  # fmt: skip
         assert words in section(text, 9)
     assert claim["epsilons"] == {"delta": 1e-5, "add_remove": 8.0, "replace": 16.0}
     assert items["parameters"]["value"].startswith("epsilon 8 at delta 1e-05")
@@ -154,9 +156,34 @@ def test_a_claim_of_differential_privacy_answers_every_question(tmp_path, make_c
     assert "4, one replaced" in items["sensitivity"]["value"]
     assert "EXPERIMENT ONLY" in items["randomness"]["value"]
     for name in ("trust_model", "side_channels", "hyperparameters", "bias", "data_collection",
-                 "utility"):  # fmt: skip
+                 "data_security", "privacy_budget", "utility"):  # fmt: skip
         assert items[name]["status"] == "not stated", name
-    assert claim["unanswered"] == 6
+    assert claim["unanswered"] == 8
+
+
+@pytest.mark.parametrize("name", ["data_security", "privacy_budget"])
+def test_a_question_of_the_deployment_is_answered_by_its_own_statement(
+    tmp_path, make_cell, make_run, name
+):
+    """Neither what is computed nor any other statement answers it."""
+    folder = make_run(tmp_path / "run", [make_cell(defense=DP), make_cell()])
+    others = {other: "said" for other in STATEMENTS if other != name}
+    for said, status in ((others, "not stated"), (others | {name: "two guards"}, "declared")):
+        text, content = made(folder, **said)
+        (claim,) = content["subjects"][0]["differential_privacy"]
+        (line,) = [item for item in claim["items"] if item["name"] == name]
+        assert line["status"] == status
+        assert ("two guards" in section(text, 9)) == (status == "declared")
+
+
+def test_a_document_without_the_later_questions_is_still_one(tmp_path, make_cell, make_run):
+    _, content = made(make_run(tmp_path / "run", [make_cell(defense=DP)]))
+    subject = content["subjects"][0]
+    (claim,) = subject["differential_privacy"]
+    for lines in (claim["items"], subject["declared"]["items"]):
+        lines[:] = [one for one in lines if one["name"] not in ("data_security", "privacy_budget")]
+    VALIDATOR.validate(content)
+    assert "Data security" not in evidence.page(content)
 
 
 def test_an_unknown_mechanism_has_no_epsilon(tmp_path, make_cell, make_run):

@@ -1,4 +1,4 @@
-"""Records of every earlier form still read, in the report and in the evidence.
+"""Records of every earlier form still read, in the report, the evidence and the comparison.
 
 Each folder under `fixtures` has the form that one step of the project's history wrote: the number
 is its order, the name says what came new. All are schema 1; none holds a picture.
@@ -16,6 +16,8 @@ import pytest
 
 from leakbound.audit import parse
 from leakbound.report import evidence, write
+from leakbound.report.compare import compare
+from leakbound.report.compare_html import render_comparison
 from leakbound.report.folder import read
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -33,6 +35,8 @@ NEW = {  # what a record or header of this form holds that no earlier one does
     "10_lpips": "lpips",
     "11_captured": "capture",
 }
+OTHER_MODELS = ("01_first", "11_captured")
+SKIPPED = ("02_code_of_models",)  # one attack does not apply there
 
 
 def accountant(noise):
@@ -64,6 +68,35 @@ def test_the_report_reads_it(tmp_path, name):
     folder = Path(shutil.copytree(FIXTURES / name, tmp_path / name))
     text = write(folder).read_text(encoding="utf-8")
     assert read(folder).header["plan_hash"] in text
+
+
+def compared(*names):
+    runs = [read(FIXTURES / name) for name in names]
+    found = compare(*runs)
+    return found, render_comparison(*runs, found)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_comparison_reads_it(name):
+    count = len((FIXTURES / name / "records.jsonl").read_text().splitlines())
+    found, text = compared(name, name)
+    assert (found.cells, found.only) == ((count, count), ((), ()))
+    assert not any(one.grave for one in found.concerns)
+    assert text.count(read(FIXTURES / name).header["plan_hash"]) == 2
+    for pair in ((name, "10_lpips"), ("10_lpips", name)):
+        found, text = compared(*pair)
+        assert found.both == len(found.attacks) == (0 if name in OTHER_MODELS else 4)
+        assert all(read(FIXTURES / one).header["plan_hash"] in text for one in pair)
+
+
+@pytest.mark.parametrize("name", FORMS[1:7])
+def test_what_an_earlier_form_does_not_say_is_no_difference(name):
+    """Of the same model, data and trainings: a later field had one meaning before it came."""
+    found, text = compared(name, "10_lpips")
+    assert [one.words for one in found.concerns if one.grave] == []
+    assert "This comparison is not fair" not in text
+    assert [row.psnr.mean for row in found.attacks if row.psnr] == [0.0] * (4 - (name in SKIPPED))
+    assert [row.accuracy.mean for row in found.utilities] == [0.0] * 4
 
 
 @pytest.mark.parametrize("name", FORMS)

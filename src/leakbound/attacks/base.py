@@ -12,6 +12,8 @@ from leakbound import check
 from leakbound.client import example_gradients, simulate
 from leakbound.types import Observation, Reconstruction, Task, Unit
 
+__all__ = ["Attack", "BestOf", "ByNoise", "boxed", "expected_rows", "seen_task"]
+
 
 @dataclass(frozen=True, repr=False)
 class Attack:

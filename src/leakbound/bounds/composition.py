@@ -34,6 +34,8 @@ from leakbound.bounds.law import (
 from leakbound.bounds.privacy_loss import TAIL, curve
 from leakbound.bounds.roots import crossing, edge, last_that
 
+__all__ = ["subsampled", "visible"]
+
 LEFT = 700.0
 """Sightings left out of the sum weigh exp(-LEFT) at most, exp(-TAIL) where there are many."""
 LEAST = 5e-324

@@ -28,6 +28,8 @@ from leakbound.bounds.law import (
 from leakbound.bounds.privacy_loss import Curve, curve
 from leakbound.bounds.roots import edge
 
+__all__ = ["delta", "epsilon", "log_delta", "mu", "noise_for"]
+
 FAR = 60.0
 """Logarithms of noise / sqrt(steps) that are searched reach from -FAR to FAR."""
 

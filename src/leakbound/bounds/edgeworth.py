@@ -27,6 +27,8 @@ from leakbound.bounds.law import (
     whole,
 )
 
+__all__ = ["cumulants", "edgeworth"]
+
 REACH, NODES = 14.0, 20001
 SPAN = 40.0
 """Thresholds are searched this many standard deviations around the mean."""

@@ -18,6 +18,8 @@ from scipy import special, stats
 from leakbound.bounds.from_scratch.laws import exact
 from leakbound.bounds.law import Array, Law, Scope, between, non_negative, one, probability, whole
 
+__all__ = ["gaussian", "glrt", "kappa_sphere", "log_kappa_sphere"]
+
 
 @dataclass(frozen=True)
 class Gaussian(Law):

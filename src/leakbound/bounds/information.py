@@ -27,6 +27,19 @@ from leakbound.bounds.law import (
     whole,
 )
 
+__all__ = [
+    "MASKS",
+    "MASK_TERMS",
+    "Leakage",
+    "binary_entropy",
+    "corrected",
+    "finite_precision",
+    "gaussian_channel",
+    "gradient_entropy",
+    "mask_entropy",
+    "printed",
+]
+
 MASKS = ("fixed count", "fixed share", "public")
 MASK_TERMS = ("squared", "linear", "ceiling")
 

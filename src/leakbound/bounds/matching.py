@@ -11,6 +11,8 @@ from scipy import special
 
 from leakbound.bounds.law import Law, Scope, between, non_negative, one, whole
 
+__all__ = ["auc"]
+
 
 @dataclass(frozen=True)
 class Auc(Law):

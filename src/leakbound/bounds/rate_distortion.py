@@ -24,6 +24,8 @@ from leakbound.bounds.law import (
     whole,
 )
 
+__all__ = ["gaussian_floor", "shannon_lower_bound", "success"]
+
 _2_PI_E = 2 * math.pi * math.e
 
 

@@ -15,6 +15,8 @@ from numpy.typing import ArrayLike
 from leakbound.bounds.identification import log_blind
 from leakbound.bounds.law import Array, Law, Scope, non_negative, one, whole
 
+__all__ = ["balle_gamma", "dfil", "fisher_floor", "guo_floor", "hannun_loss", "renyi_gamma"]
+
 RANK = 1e-12
 """Eigenvalues below this part of the largest count as 0: directions that are not released."""
 

@@ -19,6 +19,17 @@ from leakbound.bounds.cramer_rao import Floor, full_floor, full_floor_from_sampl
 from leakbound.bounds.cramer_rao import trace_floor as trace_floor_of
 from leakbound.bounds.priors import Array, FlatPrior, GaussianPrior, real
 
+__all__ = [
+    "TwoLayer",
+    "bayes_floor",
+    "energy",
+    "fisher",
+    "gradient",
+    "jacobian",
+    "local_floor",
+    "withheld_share",
+]
+
 LOCAL = (
     "these inputs, and estimators that are unbiased for all inputs near them",
     "the model's loss is the sum of (y - f)^2 and the attacker knows weights, targets and noise",

@@ -15,6 +15,17 @@ from scipy import integrate
 from leakbound import check
 from leakbound.bounds.activations import ACTIVATIONS
 
+__all__ = [
+    "DEFENSES",
+    "Condition",
+    "Order",
+    "Setting",
+    "conditions",
+    "lower_order",
+    "mean_derivative",
+    "upper_order",
+]
+
 DEFENSES = (
     "none",
     "local_aggregation",

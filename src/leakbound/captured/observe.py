@@ -10,7 +10,7 @@ from torch import Tensor
 
 from leakbound import check, tensors
 from leakbound.captured import findings as reading
-from leakbound.captured import proofs, rounding
+from leakbound.captured import label_proofs, proofs, rounding
 from leakbound.captured.capture import Capture
 from leakbound.captured.findings import Finding
 from leakbound.client import respond
@@ -197,14 +197,14 @@ def _label_finding(
     notes: list[str],
 ) -> Tensor | None:
     """The labels that were told or are inferred, held against the signs of the last bias."""
-    certain, odd = proofs.classes(observation, spread, precision)
+    certain, odd = label_proofs.classes(observation, spread, precision)
     labels, wrong = observation.labels, None
     if labels is None:
         labels, finding = reading.labels(observation, certain)
         found.append(finding)
     else:
         found.append(Finding("labels", ", ".join(map(str, labels.tolist()[:64])), "told", True))
-        wrong = proofs.contradiction(labels.tolist(), certain)
+        wrong = label_proofs.contradiction(labels.tolist(), certain)
     notes += filter(None, [odd, wrong])
     return labels
 

@@ -1,17 +1,14 @@
-"""What a captured update itself proves or refutes of its client's images, labels and noise."""
+"""What a captured update itself proves or refutes of its client's images and noise."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from leakbound.attacks import LinearInversion
 from leakbound.attacks.analytic import input_layer
 from leakbound.attacks.base import Attack
-from leakbound.attacks.labels import last_layer
 from leakbound.covariance import Structured
 from leakbound.types import (
     Exact,
@@ -30,8 +27,6 @@ OUTSIDE = 1e-3
 """How far outside the input range, in units of its width, a value may lie by rounding."""
 RARE = 1e-6
 """Noise of the declared law has less energy than this bound allows with this probability."""
-BALANCED = 1e-3
-"""The share of their absolute sum that the last bias's gradients may sum to."""
 
 
 def certificate(
@@ -128,59 +123,4 @@ def missing_noise(seen: Observation) -> str | None:
         f"the update has {shown} of the declared noise's energy: that noise was not added, so "
         "nothing that rests on it holds; leave the defense out, or give the right one (and the "
         "right learning rate)"
-    )
-
-
-def classes(
-    seen: Observation, spread: Tensor | None = None, precision: float = 0.0
-) -> tuple[tuple[int, ...], str | None]:
-    """Classes that occur: negative entries of the last bias; and a note where they cannot be right.
-
-    Cross-entropy's gradients of the last bias are mean probabilities less the classes' shares: they
-    sum to zero, and no more classes than examples are negative. Where either fails the update is
-    another thing than was said, and no class is named.
-
-    Args:
-        seen: what was observed.
-        spread: (P,) standard deviation of each entry's rounding.
-        precision: relative, of the coarsest type of the file.
-
-    Assumptions: cross-entropy; no label smoothing, weight decay, noise or adaptive optimizer.
-    """
-    try:
-        layer = last_layer(seen)
-    except NotApplicable:
-        return (), None
-    exact = isinstance(seen.update.law, Exact) and seen.update.mask is None
-    if layer.bias is None or not exact or seen.threat.defense_known is False:
-        return (), None
-    bias, slack = layer.bias.double(), torch.full_like(layer.bias, 1e-6).double()
-    if spread is not None:
-        own = layer.task.unflatten(spread)[f"{layer.name}.bias" if layer.name else "bias"]
-        slack = slack + 4 * own.to(slack)
-    found = tuple(int(k) for k in (bias < -slack).nonzero().flatten())
-    total, whole = float(bias.sum().abs()), float(bias.abs().sum())
-    if total > max(BALANCED, 4 * precision) * whole + float(slack.square().sum().sqrt()):
-        why = f"sum to {total / whole:.1%} of their absolute sum, and cross-entropy's to 0"
-    elif len(found) > seen.examples:
-        why = f"are negative for {len(found)} classes, more than there are examples"
-    else:
-        return found, None
-    return (), (
-        f"the gradients of the last layer's bias {why}: no class is certain; are these the kind "
-        "(--kind delta for a change of the weights) and the weights before (--before) that belong "
-        "to the file? Another loss, weight decay, Adam or undeclared noise would explain it too"
-    )
-
-
-def contradiction(told: Sequence[int], found: Sequence[int]) -> str | None:
-    """A note where the labels that were told leave out a class that occurs."""
-    lost = [label for label in found if label not in set(told)]
-    if not lost:
-        return None
-    words = ", ".join(map(str, lost))
-    return (
-        f"the labels that were told do not hold {words}, which by the signs of the last layer's "
-        "bias gradients occur (for plain cross-entropy, without weight decay or noise): check the "
-        "labels, the kind and the weights before"
     )

@@ -12,6 +12,8 @@ from leakbound import check
 from leakbound.data.sources import Dataset
 from leakbound.random import permutation
 
+__all__ = ["by_writer", "dirichlet", "equal", "hold_out"]
+
 _TRIES = 1000
 
 

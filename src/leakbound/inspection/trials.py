@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from leakbound import client
-from leakbound.inspection.weights import MANY, Finding, Layer, evened, layers, parallel
+from leakbound.inspection.finding import MANY, Finding
+from leakbound.inspection.layers import Layer, evened, layers
+from leakbound.inspection.weights import parallel
 from leakbound.random import normal, stream, uniform
 from leakbound.types import Task
 

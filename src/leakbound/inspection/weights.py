@@ -7,125 +7,18 @@ leave it by 1 / c, so a server may choose any c that the numbers can hold.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from scipy import stats
-from torch import Tensor, nn
+from torch import Tensor
 
-from leakbound.types import Task
+from leakbound.inspection.finding import MANY, Finding
+from leakbound.inspection.layers import Layer, balanced, evened
 
 PARALLEL, EQUAL_COLUMNS = 0.99, 0.999
 FEW_WEIGHTS, FEWEST_SIGNS, BALANCED = 8.0, 32, 0.22
-MANY, UNLIKELY = 4.0, 12.0
+UNLIKELY = 12.0
 CENTERS, CHUNK = 4096, 256
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One statistic of one layer; a mark of a planted model where it reaches its threshold.
-
-    Attributes:
-        layer: name of the layer; "loss" for the loss.
-        kind: one of `KINDS`.
-        strength: the statistic; what it counts is in `words`. Larger is more suspicious.
-        threshold: from where on it is a mark.
-        words: what was seen, for people.
-        rows: the units concerned.
-    """
-
-    layer: str
-    kind: str
-    strength: float
-    threshold: float
-    words: str
-    rows: tuple[int, ...] = ()
-
-    @property
-    def marked(self) -> bool:
-        """Whether the statistic reaches its threshold."""
-        return self.strength >= self.threshold
-
-
-@dataclass(frozen=True, eq=False)
-class Layer:
-    """Weights (k, d) of one layer, a row a unit; its bias (k,); which weights are not pruned.
-
-    `below`: of a linear layer, how many units the linear layer before it has. `entering`: (d,) the
-    size of the weights of the units that enter, of the layer before; None where they do not fit.
-    """
-
-    name: str
-    rows: Tensor
-    bias: Tensor | None
-    kept: Tensor
-    linear: bool
-    below: int | None
-    entering: Tensor | None
-
-
-def layers(task: Task) -> list[Layer]:
-    """The linear layers and convolutions of the model, in the order of its modules."""
-    parts = task.unflatten(task.parameters.detach())
-    there = torch.ones_like(task.parameters, dtype=torch.bool) if task.kept is None else task.kept
-    kept = task.unflatten(there)
-    found: list[Layer] = []
-    below: int | None = None
-    size: Tensor | None = None
-    for name, module in task.model.named_modules():
-        key = f"{name}.weight" if name else "weight"
-        if isinstance(module, nn.Linear | nn.modules.conv._ConvNd) and key in parts:
-            rows = parts[key].flatten(1)
-            bias = parts.get(f"{name}.bias" if name else "bias")
-            linear = isinstance(module, nn.Linear)
-            under = below if linear else None
-            entering = _repeated(size, rows.shape[1])
-            here = kept[key].flatten(1)
-            found.append(Layer(name, rows, bias, here, linear, under, entering))
-            size = _sizes(rows if entering is None else _balanced(rows, entering))
-            below = len(rows) if linear else below
-    return found
-
-
-def _repeated(size: Tensor | None, width: int) -> Tensor | None:
-    """The sizes (k,) of units as those of what they send to rows of `width` weights."""
-    if size is None or width % len(size):
-        return None
-    return size.repeat_interleave(width // len(size))
-
-
-def _sizes(rows: Tensor) -> Tensor:
-    """Norms (k,) of the rows over the largest; 1 for rows of zeros."""
-    even, most = evened(rows)
-    size: Tensor = most / most.max().clamp_min(5e-324) * even.norm(dim=1)
-    return size.masked_fill(size == 0, 1.0)
-
-
-def _balanced(rows: Tensor, entering: Tensor) -> Tensor:
-    """Rows (k, d) as they were if the units that enter had weights of size 1."""
-    return evened(rows)[0] * entering
-
-
-def evened(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows (k, d) in float64, each over its largest entry, and these (k,); zeros stay zeros.
-
-    What is told of the result by powers and products neither overflows nor underflows.
-
-    Example:
-        >>> evened(torch.tensor([[1e-30, -2e-30], [0.0, 0.0]]))[0].tolist()
-        [[0.5, -1.0], [0.0, 0.0]]
-    """
-    wide = rows.double()
-    most = wide.abs().amax(1) if wide.shape[1] else wide.new_zeros(len(wide))
-    usable = (most > 0) & most.isfinite()
-    even = (wide / most[:, None]).masked_fill(~usable[:, None], 0)
-    return even, most.masked_fill(~usable, 0)
-
-
-def head_of(layers: list[Layer]) -> str | None:
-    """The output layer, whose rows no activation follows; None in a model of one layer."""
-    linear = [layer.name for layer in layers if layer.linear]
-    return linear[-1] if len(layers) > 1 and linear else None
 
 
 def parallel(rows: Tensor, least: float = PARALLEL, spread: float = FEW_WEIGHTS) -> list[int]:
@@ -154,7 +47,7 @@ def parallel_rows(layer: Layer) -> Finding:
     """Units that measure one and the same thing of what enters, whatever their size."""
     members = parallel(layer.rows)
     if layer.entering is not None:
-        members = max(members, parallel(_balanced(layer.rows, layer.entering)), key=len)
+        members = max(members, parallel(balanced(layer.rows, layer.entering)), key=len)
     graded = _graded(layer, members)
     kind = "imprint" if graded else "near-duplicate rows"
     words = (

@@ -14,7 +14,8 @@ from leakbound.pruning.base import (
     named_masks,
     prunable,
 )
-from leakbound.pruning.one_shot import Grasp, Magnitude, OneShot, Random, Snip, Synflow
+from leakbound.pruning.one_shot import Grasp, Magnitude, OneShot, Random, Snip
+from leakbound.pruning.synflow import Synflow
 
 __all__ = [
     "FedDST",

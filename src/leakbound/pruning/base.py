@@ -222,6 +222,16 @@ def full_gradient(task: Task, batch: Batch) -> Tensor:
     return client.gradient(replace(task, kept=None), batch.inputs, batch.labels).detach()
 
 
+def given_batch(scheme: Pruning, batch: Batch | None) -> Batch:
+    """The batch, which this scheme cannot do without."""
+    if batch is None:
+        raise ValueError(
+            f"batch is None; {type(scheme).__name__} chooses its mask with a batch: give public "
+            "data, or one client's"
+        )
+    return batch
+
+
 def old_mask(task: Task) -> Tensor:
     """The mask of a pruned task."""
     if task.kept is None:

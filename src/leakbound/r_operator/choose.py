@@ -16,6 +16,8 @@ from leakbound.r_operator import bundle, single
 from leakbound.r_operator.base import Engine, aligned
 from leakbound.task import Task
 
+__all__ = ["Choice", "choose"]
+
 SMALL = 8
 """Largest batch of one row that a bundle takes. Of linear layers alone, steps in those of autograd:
 MLP, batch 1: eight bundled .30, single .46; batch 4: .41 and .50."""

@@ -22,6 +22,7 @@ QUESTIONS = {
     "mechanism": "Mechanism",
     "sensitivity": "Sensitivity",
     "composition": "Composition",
+    "privacy_budget": "Privacy budget over later releases",
     "accountant": "Accountant",
     "sampling": "Sampling and participation",
     "trust_model": "Trust model",
@@ -33,6 +34,7 @@ QUESTIONS = {
     "utility": "Utility",
     "bias": "Bias",
     "data_collection": "Exposure before the mechanism",
+    "data_security": "Data security and access control",
 }
 _MECHANISM = re.compile(r"GaussianMechanism\(noise_multiplier=([0-9.eE+-]{1,30})\)")
 _CLIP = re.compile(r"ClipExamples\(clip_norm=([0-9.eE+-]{1,30})\)")

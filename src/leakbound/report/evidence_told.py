@@ -19,10 +19,14 @@ STATEMENTS = {
     "accepted_by": "Who accepted these thresholds, and when",
     "data_holder": "Who holds the data that are to be protected",
     "data_collection": "How the data are collected, stored and reached before any noise",
+    "data_security": "Who can reach data, models and logs without the noise, and what keeps others "
+    "out",
     "unit_of_privacy": "Whose records count as one: an example, a person, a client",
     "neighboring_relation": "Which data sets count as neighbors: one unit added or removed, or "
     "replaced",
     "participation": "How often a unit takes part in the training that is meant",
+    "privacy_budget": "What else was and will be released from the same data, and which epsilon "
+    "and delta all of it may spend",
     "trust_model": "Who is trusted with what: central, local or distributed noise",
     "randomness": "Where the noise of the real release comes from",
     "side_channels": "What else leaves: timing, message sizes, errors, logs, earlier releases",

@@ -106,11 +106,17 @@ def _trainings(first: Run, second: Run) -> list[Concern]:
     """Test accuracies of unequal trainings."""
     if not (first.trainings and second.trainings):
         return []
-    plans = [run.header["plan"].get("utility") for run in (first, second)]
+    plans = [_utility(run) for run in (first, second)]
     if plans[0] == plans[1]:
         return []
     words = "The trainings behind the test accuracy differ, so accuracies do not compare: "
     return [Concern(f"{words}A {_brief(plans[0])}; B {_brief(plans[1])}.", True)]
+
+
+def _utility(run: Run) -> Any:
+    """How a plan trains; the first versions wrote no optimizer and had none but Adam."""
+    plan = run.header["plan"].get("utility")
+    return {"optimizer": "adam", **plan} if isinstance(plan, dict) else plan
 
 
 def _unfinished(runs: Iterable[Run]) -> list[Concern]:
