@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from leakbound.experiments.systematic_evaluation.parts import PRUNED_FEATURES, Part
+from leakbound.experiments.systematic_evaluation.parts import PRUNED_FEATURES, PUBLISHED, Part
 from leakbound.report.strength import Rounds, Strength, ran, rounds_of, squares, strength
 
 Record = dict[str, Any]
@@ -29,7 +29,8 @@ NAMES = {
     "dp_sgd": "DP-SGD",
 }
 LEVELS = ("clip_norm", "rate", "noise_std", "steps", "bits", "noise_multiplier")
-HONEST, ANY = "honest", "any"
+HONEST, ANY, UNAWARE = "honest", "any", "unaware"
+"""`UNAWARE`: any server, and what one reads who knows of no defense."""
 SERVERS = (HONEST, ANY)
 MALICIOUS = ("malicious", "others-malicious")
 """The parts of a malicious server."""
@@ -89,8 +90,9 @@ class Measured:
         return sorted({cell["batch_size"] for cell in self.cells[data, "honest"]})
 
     def rounds(self, data: str, batch: int, server: str) -> dict[str, Rounds]:
-        """Errors by defense: of an honest server's attacks, or of all."""
-        parts = ("honest", "others") + (MALICIOUS if server == ANY else ())
+        """Errors by defense: of an honest server's attacks, of all, or of the unaware as well."""
+        parts = ("honest", "others") + (MALICIOUS if server in (ANY, UNAWARE) else ())
+        parts += (PUBLISHED,) if server == UNAWARE else ()
         found: dict[str, dict[str, list[Record]]] = {}
         for part in (p for p in parts if (data, p) in self.cells):
             name = self._attack(data, part)

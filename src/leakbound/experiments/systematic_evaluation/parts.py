@@ -52,13 +52,16 @@ SOTERIA = (Spec("soteria", (("rate", 0.8), ("layer", "inner"))),)
 HONEST = ("deep prior + features", "strong matching", "inverting gradients", "features first")
 """The attacks of an honest server's plan, in its order."""
 MALICIOUS = ("deep prior + tensor features", "robbing the fed", "trap weights")
+PUBLISHED = "published"
+"""The part with an attack read as its paper reads it, by a server who knows of no defense."""
+AS_PUBLISHED = "robbing the fed, as published"
 TENSORS = ("tensor", "tensor_fit")
 FAMILIES = (
     *("none", "clip", "gradient_dropout", "gaussian_noise"),
     *("magnitude_pruning", "local_aggregation"),
 )
 """The paper's defenses; a plan's others are measured in `FEW` rounds."""
-BEHIND_CLAIMS = ("honest", "malicious", "ablation", PRUNED_FEATURES)
+BEHIND_CLAIMS = ("honest", "malicious", PUBLISHED, "ablation", PRUNED_FEATURES)
 COMPARED = 2
 """Variants of the ablation that a claim compares: the first ones."""
 ABLATION: dict[str, dict[str, Any]] = {
@@ -124,6 +127,7 @@ def _of(plan: Plan) -> dict[str, tuple[Plan, tuple[str, ...]]]:
     threat = replace(plan.threat, server=Server.MALICIOUS)
     evil = replace(still, threat=threat, attacks=planted)
     ours = tuple(own for own in plan.defenses if defense_name(own) in FAMILIES)
+    unaware = replace(evil, threat=replace(threat, defense_known=False), attacks=planted[1:2])
     others = (*(own for own in plan.defenses if own not in ours), SOTERIA)
     first = plan.seeds[:FEW]
     noises = tuple((Spec("gaussian_noise", (("noise_std", s),)),) for s in NOISES)
@@ -150,6 +154,7 @@ def _of(plan: Plan) -> dict[str, tuple[Plan, tuple[str, ...]]]:
     return {
         "honest": (replace(plan, defenses=ours), HONEST),
         "malicious": (replace(evil, defenses=ours), MALICIOUS),
+        PUBLISHED: (replace(unaware, defenses=ours), (AS_PUBLISHED,)),
         "ablation": (replace(ablation, attacks=apart[:COMPARED]), labels[:COMPARED]),
         PRUNED_FEATURES: (pruned, TENSORS[:1]),
         "variants": (replace(ablation, attacks=apart[COMPARED:], seeds=first), labels[COMPARED:]),
