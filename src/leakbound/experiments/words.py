@@ -74,6 +74,7 @@ def verdict(claim: Claim) -> str:
     """The verdict with what must be known of it.
 
     Example:
+        >>> from leakbound.experiments.claim import Mark
         >>> verdict(Claim("1", "a", "b", "c", (), "no data", (Mark.CORRECTED,)))
         'cannot be tested here (as corrected)'
     """
