@@ -75,7 +75,7 @@ def test_the_page_shows_paper_ours_interval_tolerance_and_verdict():
     assert "Further statements: IV.1 holds." in text
     assert "| **holds** (a theorem or an identity, which numbers check) |" in text
     assert "## IV.1: holds (1 of 1 finding holds; as corrected)" in text
-    assert "| never | prints none | 0.2 |" in text
+    assert "| never | no number | 0.2 |" in text
     assert "no such data" in text
 
 

@@ -88,7 +88,7 @@ def row(finding: Finding) -> tuple[str, ...]:
     """A finding as the table has it."""
     return (
         finding.statement,
-        finding.paper or "prints none",
+        finding.paper or "no number",
         words.measured(finding),
         words.interval(finding.interval),
         words.region(finding.region),
