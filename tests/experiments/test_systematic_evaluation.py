@@ -213,6 +213,65 @@ def test_the_page_has_every_table_and_marks_the_winner(pruning_wins, tmp_path):
     assert (tmp_path / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+def _with_longer(folder, error_of):
+    """The plan of minutes with longer searches under pruning and dropout."""
+    wanted = [p for p in parts.parts("minutes", "photos") if p.name != parts.PRUNED_FEATURES]
+    plan = parts.base("minutes")
+    masks = tuple(
+        own for own in plan.defenses if family(label({"defense": _defense(own)})) in MASKS
+    )
+    for data in (parts.DIGITS, parts.COLOR):
+        for name, (own, labels) in parts._longer(plan, masks).items():
+            hashes = (attack_record(spec)["hash"] for spec in own.attacks)
+            wanted.append(parts.Part(data, name, own, dict(zip(hashes, labels, strict=True))))
+    return _made(folder, error_of, _loss, wanted)
+
+
+MASKS = ("prune", "dropout")
+
+
+@pytest.mark.parametrize("gained", [1.0, 0.4])
+def test_longer_searches_decide_which_attack_is_the_strongest(tmp_path, gained):
+    """Cut short, every attack is lost under dropout; a longer one reads through it."""
+
+    def error(defense, attack, seed):
+        base = {"dropout": 0.25, "prune": 0.15}.get(family(defense), 0.05) * (1 + 0.01 * seed)
+        return base * (gained if (family(defense), attack) == ("dropout", parts.LONG) else 1.0)
+
+    claim = evaluation_claims.claims(_with_longer(tmp_path, error), "3 rounds")[1]
+    assert claim.verdict is (Verdict.FAILS if gained == 1 else Verdict.HOLDS)
+    shorter = "By the plan's shorter searches alone: does not hold (digits: RMSE under pruning"
+    assert (shorter in claim.why) == (gained != 1), "the other reading is told"
+
+
+def test_what_features_gain_is_judged_on_the_longest_searches(tmp_path):
+    """The short ones gain nothing; the page tells both."""
+    found = _with_longer(tmp_path, lambda d, a, s: 0.1 * (1 + 0.01 * s))
+    assert evaluation_claims.features_help(found, "3 rounds").verdict is Verdict.FAILS
+    for data in found.data:
+        for cell in found.cells[data, parts.LONGER_ABLATION]:
+            name = found.names[data, parts.LONGER_ABLATION][cell["attack"]["hash"]]
+            worse = 1.4 if name == "without features" and label(cell) != "prune 0.9" else 1.0
+            cell["metrics"]["psnr"] = [p - 20 * math.log10(worse) for p in cell["metrics"]["psnr"]]
+    assert evaluation_claims.features_help(found, "3 rounds").verdict is Verdict.HOLDS
+    page = "\n".join(evaluation_page.page(found, "photos"))
+    row = "| digits, B = 4 | clip 2 | without features | 0.101 | 0.141 | -2.9 [-2.9, -2.9] dB"
+    assert row in page
+
+
+def test_only_the_middle_scale_has_longer_searches():
+    names = {s: {p.name for p in parts.parts(s, "photos")} for s in SCALES}
+    longer = {parts.LONGER, parts.LONGER_ABLATION}
+    assert [longer <= names[s] for s in SCALES] == [False, True, False]
+    assert not longer & (names["minutes"] | names["paper"])
+    made = {p.name: p.plan for p in parts.parts("cpu", "photos") if p.data == parts.DIGITS}
+    for name in longer:
+        assert made[name].seeds == made["honest"].seeds
+        assert {a.parameters["steps"] for a in made[name].attacks} == {reproduce._longest("cpu")}
+    assert reproduce._longest("cpu") == 4 * reproduce._steps("cpu") >= reproduce.ENOUGH
+    assert reproduce._longest("minutes") < reproduce.ENOUGH <= reproduce._longest("paper")
+
+
 @pytest.mark.parametrize("scale", SCALES)
 def test_plans_keep_servers_apart(scale):
     for part in parts.parts(scale, "photos"):

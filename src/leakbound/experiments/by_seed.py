@@ -91,14 +91,14 @@ def repeated(first: Sequence[Part], second: Sequence[Part]) -> Repeated:
     whole, fresh = _judged(first), {part.statement: part for part in second}
     if not (whole.findings and fresh):
         return Repeated(list(first))
-    told = "; ".join(_told(one) for one in whole.findings if one.statement in fresh)
+    earlier = "; ".join(in_words(one) for one in whole.findings if one.statement in fresh)
     if whole.verdict is not Verdict.UNDECIDED:
-        later = "; ".join(_told(one) for one in _judged(second).findings)
+        later = "; ".join(in_words(one) for one in _judged(second).findings)
         return Repeated(list(first), f"Again on other seeds, which decide nothing: {later}")
     return Repeated(
         [fresh.get(part.statement, part) for part in first],
-        f"A first run left this undecided ({told}); it is judged on seeds that the first run did "
-        "not have",
+        f"A first run left this undecided ({earlier}); it is judged on seeds that the first "
+        "run did not have",
         second=True,
     )
 
@@ -107,7 +107,8 @@ def _judged(parts: Sequence[Part]) -> Claim:
     return claimed("", "", "", "", parts)
 
 
-def _told(found: Finding) -> str:
+def in_words(found: Finding) -> str:
+    """A finding in a sentence, with its interval, n and word."""
     ends = words.interval(found.interval)
     return f"{found.statement}: {words.measured(found)} {ends}, n = {found.n}, {found.verdict}"
 

@@ -41,7 +41,7 @@ def comparisons(found: Measured) -> list[Comparison]:
 def features_help(found: Measured, data: str) -> list[Comparison]:
     """2-7: features make the attack more robust to clipping and noise, not to heavy pruning."""
     rows = []
-    for defense, variants in found.ablation(data).items():
+    for defense, variants in found.ablation(data, longest=True).items():
         ours = variants.get(ATTACKS[0], {})
         without = variants.get("without features", {})
         if defense == "none" or len(set(ours) & set(without)) < 2:

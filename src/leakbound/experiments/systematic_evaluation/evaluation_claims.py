@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from leakbound.experiments.by_seed import Part, claimed
+from leakbound.experiments.by_seed import Part, claimed, in_words
 from leakbound.experiments.claim import LEVEL, Claim, Mark, student
 from leakbound.experiments.equal_loss import at_equal_loss
 from leakbound.experiments.paired import logs
@@ -26,6 +26,9 @@ from leakbound.experiments.systematic_evaluation.measured import (
 from leakbound.experiments.systematic_evaluation.parts import (
     AS_PUBLISHED,
     HONEST,
+    LONG,
+    LONGER,
+    LONGER_ABLATION,
     MALICIOUS,
     PRUNED_BATCHES,
     PRUNED_LABEL,
@@ -77,9 +80,22 @@ Errors = Mapping[str, Mapping[int, float]]
 
 
 def claims(found: Measured, n: str) -> list[Claim]:
-    """The three on searches for images; `n` says the scale."""
-    late = (pruning_is_best(found, n), imprint_is_strongest(found, n))
-    return [features_help(found, n), *(replace(claim, marks=(Mark.LATE,)) for claim in late)]
+    """The three on searches for images; `n` says the scale.
+
+    Where some searches were made longer, what the shorter ones say is told beside the verdict.
+    """
+    short = found.without(LONGER, LONGER_ABLATION)
+    each = (features_help, pruning_is_best, imprint_is_strongest)
+    return [_late(judge(found, n), judge(short, n)) for judge in each]
+
+
+def _late(claim: Claim, short: Claim) -> Claim:
+    why = [claim.why] if claim.why else []
+    other = [in_words(one) for one in short.findings if one not in claim.findings]
+    if other:
+        numbers = "; ".join(other)
+        why.append(f"By the plan's shorter searches alone: {short.verdict} ({numbers})")
+    return replace(claim, marks=(Mark.LATE,), why=". ".join(why))
 
 
 def pruning_hides_features(found: Measured, n: str, remark: str) -> Claim:
@@ -129,7 +145,7 @@ def features_help(found: Measured, n: str) -> Claim:
     """
     parts = []
     for data in found.data:
-        tables = found.ablation(data)
+        tables = found.ablation(data, longest=True)
         for defense, paper in HELPED.items():
             own = tables.get(defense, {})
             with_, without = (logs(own.get(v, {})) for v in (HONEST[0], "without features"))
@@ -217,7 +233,7 @@ def _beside(losses: Errors, errors: Errors) -> str:
 def considered(found: Measured, data: str, batch: int) -> dict[str, dict[int, float]]:
     """By defense: RMSE of the strongest of the paper's attacks and the guess without an update."""
     return {
-        defense: held_out(_roots(rounds, CONSIDERED) | {NO_UPDATE: _root(rounds.blind)})
+        defense: held_out(_roots(rounds, (*CONSIDERED, LONG)) | {NO_UPDATE: _root(rounds.blind)})
         for defense, rounds in found.rounds(data, batch, UNAWARE).items()
         if len(rounds.blind) > 1
     }
@@ -272,7 +288,7 @@ def _leads(
     found: Measured, data: str, server: str, imprint: str
 ) -> Iterator[tuple[str, int, list[float]]]:
     """Where an imprint is said to be ahead (1) or not (-1), and by how much it is, by round."""
-    names = (*(name for name in CONSIDERED if name != IMPRINT), imprint)
+    names = (*(name for name in CONSIDERED if name != IMPRINT), LONG, imprint)
     rounds = found.rounds(data, max(found.batches(data)), server)
     errors = {defense: _roots(own, names) for defense, own in rounds.items()}
     for name, families, sign in IMPRINTED:

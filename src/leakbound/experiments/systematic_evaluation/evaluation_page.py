@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from leakbound.experiments.paired import Gain, gain, logs, paired
@@ -20,8 +20,11 @@ from leakbound.experiments.systematic_evaluation.parts import (
     ABLATION,
     FEATURE_BATCHES,
     FEW,
+    LONG,
+    LONGER,
     MALICIOUS,
     TENSORS,
+    TIMES,
 )
 from leakbound.experiments.systematic_evaluation.parts import HONEST as ATTACKS
 from leakbound.report.strength import NO_UPDATE, Strength
@@ -58,6 +61,7 @@ def page(found: Measured, color: str) -> list[str]:
         *(_features(found) if more else ()),
         *_pruned(found),
         *_apart(found),
+        *_longer(found),
         *(_floors(found) if more else ()),
     ]
 
@@ -74,6 +78,7 @@ def _best(found: Measured) -> list[str]:
         "all attacks.",
     ]
     for data in found.data:
+        names = (*ATTACKS, *((LONG,) if (data, LONGER) in found.cells else ()))
         for batch in found.batches(data):
             honest = found.strengths(data, batch, HONEST)
             every = found.strengths(data, batch, ANY)
@@ -86,12 +91,12 @@ def _best(found: Measured) -> list[str]:
                 f"**{data}, B = {batch}**, n = {n} rounds; without an update {blind:.3f}",
                 "",
                 *_heads(
-                    ("defense", *ATTACKS, "S_D, honest server", *MALICIOUS, "S_D, any", "oracle")
+                    ("defense", *names, "S_D, honest server", *MALICIOUS, "S_D, any", "oracle")
                 ),
             ]
             for defense, own in honest.items():
                 more = every.get(defense, own)
-                cells = [_mean(more, name, own.attack) for name in ATTACKS]
+                cells = [_mean(more, name, own.attack) for name in names]
                 cells += [_interval(own)]
                 cells += [_mean(more, name, more.attack) for name in MALICIOUS]
                 lines.append(_line((defense, *cells, _interval(more), f"{more.oracle:.3f}")))
@@ -222,6 +227,50 @@ def _apart(found: Measured) -> list[str]:
                 cells.append(value)
             lines.append(_line((variant, *cells)))
     return lines
+
+
+def _longer(found: Measured) -> list[str]:
+    """How far the searches of the plan had come; nothing where none was made longer."""
+    rows = []
+    for data in found.data:
+        for batch in found.batches(data):
+            for defense, own in found.rounds(data, batch, HONEST).items():
+                short, long = (_squared(own.attacks.get(a, {})) for a in (ATTACKS[0], LONG))
+                rows += _gained(f"{data}, B = {batch}", defense, ATTACKS[0], short, long)
+        longest = found.ablation(data, longest=True)
+        for defense, table in found.ablation(data).items():
+            for variant, long in longest.get(defense, {}).items():
+                short = table.get(variant, {})
+                if long != short:
+                    rows += _gained(f"{data}, B = 4", defense, variant, short, long)
+    if not rows:
+        return []
+    return [
+        "",
+        "## How far the searches had come",
+        "",
+        f"RMSE after the plan's steps and after {TIMES} times as many, same rounds, and by how "
+        "many dB of squared error that is lower, with intervals of 95 %.",
+        "",
+        *_heads(("images", "defense", "attack", "steps", f"{TIMES} x steps", "lower by"), "---"),
+        *rows,
+    ]
+
+
+def _gained(
+    images: str, defense: str, name: str, short: Mapping[int, float], long: Mapping[int, float]
+) -> list[str]:
+    """One row, where both were run."""
+    if len(set(short) & set(long)) < 2:
+        return []
+    less = paired(logs(short), logs(long))
+    roots = [f"{fmean(math.sqrt(own[s]) for s in own):.3f}" for own in (short, long)]
+    value = f"{less.mean:+.1f} [{less.low:+.1f}, {less.high:+.1f}] dB, n = {less.n}"
+    return [_line((images, defense, name, *roots, value))]
+
+
+def _squared(rounds: Mapping[int, Sequence[float]]) -> dict[int, float]:
+    return {seed: fmean(own) for seed, own in rounds.items()}
 
 
 def _floors(found: Measured) -> list[str]:

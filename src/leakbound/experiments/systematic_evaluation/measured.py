@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from leakbound.experiments.systematic_evaluation.parts import PRUNED_FEATURES, PUBLISHED, Part
+from leakbound.experiments.systematic_evaluation.parts import (
+    LONGER,
+    LONGER_ABLATION,
+    PRUNED_FEATURES,
+    PUBLISHED,
+    Part,
+)
 from leakbound.report.strength import Rounds, Strength, ran, rounds_of, squares, strength
 
 Record = dict[str, Any]
 Where = tuple[str, str]
+Table = dict[str, dict[str, dict[int, float]]]
 
 NAMES = {
     "clip": "clip",
@@ -80,6 +87,11 @@ class Measured:
             names[at] = part.attacks
         return Measured(cells, trainings, names)
 
+    def without(self, *parts: str) -> Measured:
+        """The same without some parts."""
+        kept = {at: own for at, own in self.cells.items() if at[1] not in parts}
+        return replace(self, cells=kept)
+
     @property
     def data(self) -> list[str]:
         """The sets of images."""
@@ -91,7 +103,7 @@ class Measured:
 
     def rounds(self, data: str, batch: int, server: str) -> dict[str, Rounds]:
         """Errors by defense: of an honest server's attacks, of all, or of the unaware as well."""
-        parts = ("honest", "others") + (MALICIOUS if server in (ANY, UNAWARE) else ())
+        parts = ("honest", LONGER, "others") + (MALICIOUS if server in (ANY, UNAWARE) else ())
         parts += (PUBLISHED,) if server == UNAWARE else ()
         found: dict[str, dict[str, list[Record]]] = {}
         for part in (p for p in parts if (data, p) in self.cells):
@@ -134,10 +146,17 @@ class Measured:
             for defense, cells in grouped(own, label).items()
         }
 
-    def ablation(self, data: str) -> dict[str, dict[str, dict[int, float]]]:
-        """By defense and variant of the attack: mean squared errors by round."""
-        found: dict[str, dict[str, dict[int, float]]] = {}
-        for part in (p for p in ("ablation", "variants") if (data, p) in self.cells):
+    def ablation(self, data: str, *, longest: bool = False) -> Table:
+        """By defense and variant of the attack: mean squared errors by round.
+
+        Args:
+            data: the set of images.
+            longest: of the longest searches that were run, which are of few variants and defenses.
+        """
+        longer = longest and (data, LONGER_ABLATION) in self.cells
+        parts = (LONGER_ABLATION,) if longer else ("ablation", "variants")
+        found: Table = {}
+        for part in (p for p in parts if (data, p) in self.cells):
             name = self._attack(data, part)
             for defense, cells in grouped(self.cells[data, part], label).items():
                 own = {v: mean_errors(some) for v, some in grouped(cells, name).items()}

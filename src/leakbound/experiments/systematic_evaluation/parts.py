@@ -21,6 +21,15 @@ from leakbound.audit.plan import (
 from leakbound.experiments.outcome import SCALES
 from leakbound.types import Server
 
+
+def _dropout(rate: float) -> tuple[Spec, ...]:
+    return (Spec("gradient_dropout", (("rate", rate),)),)
+
+
+def _prune(rate: float) -> tuple[Spec, ...]:
+    return (Spec("magnitude_pruning", (("rate", rate),)),)
+
+
 DIGITS, COLOR = "digits", "color"
 FEATURE_BATCHES = (1, 2, 4, 8)
 FEW = 3
@@ -30,12 +39,12 @@ ABLATED: tuple[tuple[Spec, ...], ...] = (
     (),
     (Spec("clip", (("clip_norm", 2.0),)),),
     (Spec("gaussian_noise", (("noise_std", 0.01),)),),
-    (Spec("magnitude_pruning", (("rate", 0.9),)),),
+    _prune(0.9),
 )
 """The defenses under which the attack is taken apart."""
 FEATURE_DEFENSES: tuple[tuple[Spec, ...], ...] = (
     (),
-    *((Spec("magnitude_pruning", (("rate", p),)),) for p in (0.3, 0.5, 0.7)),
+    *map(_prune, (0.3, 0.5, 0.7)),
     *((Spec("clip", (("clip_norm", c),)),) for c in (2.0, 8.0)),
     *((Spec("gaussian_noise", (("noise_std", s),)),) for s in (0.001, 0.01, 0.1)),
     *((Spec("local_aggregation", (("steps", k), ("learning_rate", 0.01))),) for k in (3, 5)),
@@ -44,7 +53,7 @@ FEATURE_DEFENSES: tuple[tuple[Spec, ...], ...] = (
 PRUNED_FEATURES = "pruned-features"
 """The part that claim 2-5 rests on."""
 PRUNED_BATCHES = (1, 2)
-PRUNED = (Spec("magnitude_pruning", (("rate", 0.7),)),)
+PRUNED = _prune(0.7)
 PRUNED_LABEL = "prune 0.7"
 """The least pruning whose features table 2 has far off, at each of its batch sizes."""
 SOTERIA = (Spec("soteria", (("rate", 0.8), ("layer", "inner"))),)
@@ -62,6 +71,19 @@ FAMILIES = (
 )
 """The paper's defenses; a plan's others are measured in `FEW` rounds."""
 BEHIND_CLAIMS = ("honest", "malicious", PUBLISHED, "ablation", PRUNED_FEATURES)
+FURTHER = ("variants", "others", "others-malicious")
+"""The parts of further defenses and variants."""
+LONGER, LONGER_ABLATION = "longer", "longer-ablation"
+"""The parts with `TIMES` the steps of the plan, on which claims then rest."""
+TIMES, LENGTHENED = 4, "cpu"
+"""How much longer, and at which scale alone."""
+LONG = f"{HONEST[0]}, longer"
+LONGER_DEFENSES: dict[str, tuple[tuple[Spec, ...], ...]] = {
+    DIGITS: (_dropout(0.9), _prune(0.9), _prune(0.99)),
+    COLOR: (*map(_dropout, (0.3, 0.5, 0.7, 0.9)), *map(_prune, (0.3, 0.5, 0.7, 0.9, 0.99))),
+}
+"""Where the first attack with the plan's steps errs less than twice as much as the strongest of
+those that claims consider: there alone could more steps change which is the strongest."""
 COMPARED = 2
 """Variants of the ablation that a claim compares: the first ones."""
 ABLATION: dict[str, dict[str, Any]] = {
@@ -100,16 +122,21 @@ def base(scale: str) -> Plan:
 def parts(scale: str, color: str) -> list[Part]:
     """Every audit of the study, digits first; `color` is the source of 32 x 32 color images.
 
-    In minutes, only those that claims rest on.
+    In minutes, only those that claims rest on; at `cpu`, further defenses and variants on digits
+    alone. Longer searches are at `cpu` alone: those of `minutes` decide nothing, and those of
+    `paper` have the paper's steps.
     """
     found = []
     for data in (DIGITS, COLOR):
         plan = base(scale)
         if data == COLOR:
             plan = replace(plan, data=DataSpec(color, size=32, limit=5000))
-        every = _of(plan)
-        for name in BEHIND_CLAIMS if scale == SCALES[0] else every:
-            own, labels = every[name]
+        every = _of(plan) | (_longer(plan, LONGER_DEFENSES[data]) if scale == LENGTHENED else {})
+        for name, (own, labels) in every.items():
+            if scale == SCALES[0] and name not in BEHIND_CLAIMS:
+                continue
+            if (scale, data) == (LENGTHENED, COLOR) and name in FURTHER:
+                continue
             hashes = (attack_record(spec)["hash"] for spec in own.attacks)
             found.append(Part(data, name, own, dict(zip(hashes, labels, strict=True))))
     return found
@@ -163,6 +190,21 @@ def _of(plan: Plan) -> dict[str, tuple[Plan, tuple[str, ...]]]:
         "floors": (floors, (HONEST[0], HONEST[2])),
         "features": (reading, ("cocktail_party",)),
         "tensors": (tensors, TENSORS),
+    }
+
+
+def _longer(plan: Plan, defenses: tuple[tuple[Spec, ...], ...]) -> dict[str, Any]:
+    """The searches that claims turn on, with more steps."""
+    steps = TIMES * plan.attacks[0].parameters["steps"]
+    still = replace(plan, utility=UtilitySpec(rounds=0))
+    whole, without = (
+        _changed(plan.attacks[0], change | {"steps": steps})
+        for change in tuple(ABLATION.values())[:COMPARED]
+    )
+    pair = replace(still, attacks=(whole, without), defenses=ABLATED[1:], batch_sizes=(4,))
+    return {
+        LONGER: (replace(still, attacks=(whole,), defenses=defenses), (LONG,)),
+        LONGER_ABLATION: (pair, tuple(ABLATION)[:COMPARED]),
     }
 
 
