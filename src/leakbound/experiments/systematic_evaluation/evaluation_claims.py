@@ -234,7 +234,7 @@ def considered(found: Measured, data: str, batch: int) -> dict[str, dict[int, fl
     """By defense: RMSE of the strongest of the paper's attacks and the guess without an update."""
     return {
         defense: held_out(_roots(rounds, (*CONSIDERED, LONG)) | {NO_UPDATE: _root(rounds.blind)})
-        for defense, rounds in found.rounds(data, batch, UNAWARE).items()
+        for defense, rounds in found.rounds(data, batch, UNAWARE, longest=True).items()
         if len(rounds.blind) > 1
     }
 
@@ -289,7 +289,7 @@ def _leads(
 ) -> Iterator[tuple[str, int, list[float]]]:
     """Where an imprint is said to be ahead (1) or not (-1), and by how much it is, by round."""
     names = (*(name for name in CONSIDERED if name != IMPRINT), LONG, imprint)
-    rounds = found.rounds(data, max(found.batches(data)), server)
+    rounds = found.rounds(data, max(found.batches(data)), server, longest=True)
     errors = {defense: _roots(own, names) for defense, own in rounds.items()}
     for name, families, sign in IMPRINTED:
         tables = [own for d, own in errors.items() if {d, family(d)} & set(families)]

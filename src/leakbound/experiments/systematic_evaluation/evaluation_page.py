@@ -21,7 +21,6 @@ from leakbound.experiments.systematic_evaluation.parts import (
     FEATURE_BATCHES,
     FEW,
     LONG,
-    LONGER,
     MALICIOUS,
     TENSORS,
     TIMES,
@@ -37,6 +36,11 @@ METHODS = ("cocktail_party", *TENSORS)
 def page(found: Measured, color: str) -> list[str]:
     """The lines of the page: all comparisons, then the tables that were measured."""
     more = any(found.features(data, METHODS[0]) for data in found.data)
+    longer = _longer(found)
+    short = (
+        " Searches in the tables have the plan's steps; claims take longer ones where these could "
+        'turn a comparison ("How far the searches had come").'
+    )
     return [
         "# Systematic evaluation of defenses: all comparisons and tables",
         "",
@@ -45,7 +49,8 @@ def page(found: Measured, color: str) -> list[str]:
         "noise. S_D is the smallest of the attacks' mean errors (the guess without an update is "
         "one of them); its interval of 95 % allows for the choice. The oracle takes the best "
         "attack image by image, which nobody can without the truth."
-        + (f" What no claim rests on (further defenses and variants) has {FEW} rounds." * more),
+        + (f" What no claim rests on (further defenses and variants) has {FEW} rounds." * more)
+        + (short if longer else ""),
         "",
         *_heads(("claim", "comparison", "measured", "word"), "---"),
         *(_line((c.number, c.statement, c.measured, c.word)) for c in comparisons(found)),
@@ -61,7 +66,7 @@ def page(found: Measured, color: str) -> list[str]:
         *(_features(found) if more else ()),
         *_pruned(found),
         *_apart(found),
-        *_longer(found),
+        *longer,
         *(_floors(found) if more else ()),
     ]
 
@@ -78,7 +83,6 @@ def _best(found: Measured) -> list[str]:
         "all attacks.",
     ]
     for data in found.data:
-        names = (*ATTACKS, *((LONG,) if (data, LONGER) in found.cells else ()))
         for batch in found.batches(data):
             honest = found.strengths(data, batch, HONEST)
             every = found.strengths(data, batch, ANY)
@@ -91,12 +95,12 @@ def _best(found: Measured) -> list[str]:
                 f"**{data}, B = {batch}**, n = {n} rounds; without an update {blind:.3f}",
                 "",
                 *_heads(
-                    ("defense", *names, "S_D, honest server", *MALICIOUS, "S_D, any", "oracle")
+                    ("defense", *ATTACKS, "S_D, honest server", *MALICIOUS, "S_D, any", "oracle")
                 ),
             ]
             for defense, own in honest.items():
                 more = every.get(defense, own)
-                cells = [_mean(more, name, own.attack) for name in names]
+                cells = [_mean(more, name, own.attack) for name in ATTACKS]
                 cells += [_interval(own)]
                 cells += [_mean(more, name, more.attack) for name in MALICIOUS]
                 lines.append(_line((defense, *cells, _interval(more), f"{more.oracle:.3f}")))
@@ -234,7 +238,7 @@ def _longer(found: Measured) -> list[str]:
     rows = []
     for data in found.data:
         for batch in found.batches(data):
-            for defense, own in found.rounds(data, batch, HONEST).items():
+            for defense, own in found.rounds(data, batch, HONEST, longest=True).items():
                 short, long = (_squared(own.attacks.get(a, {})) for a in (ATTACKS[0], LONG))
                 rows += _gained(f"{data}, B = {batch}", defense, ATTACKS[0], short, long)
         longest = found.ablation(data, longest=True)

@@ -101,9 +101,20 @@ class Measured:
         """The batch sizes of the main table."""
         return sorted({cell["batch_size"] for cell in self.cells[data, "honest"]})
 
-    def rounds(self, data: str, batch: int, server: str) -> dict[str, Rounds]:
-        """Errors by defense: of an honest server's attacks, of all, or of the unaware as well."""
-        parts = ("honest", LONGER, "others") + (MALICIOUS if server in (ANY, UNAWARE) else ())
+    def rounds(
+        self, data: str, batch: int, server: str, *, longest: bool = False
+    ) -> dict[str, Rounds]:
+        """Errors by defense: of an honest server's attacks, of all, or of the unaware as well.
+
+        Args:
+            data: the set of images.
+            batch: the batch size.
+            server: `HONEST`, `ANY` or `UNAWARE`.
+            longest: with the longer searches, which some defenses alone have: to compare defenses
+                by attacks that honest servers have would then favor the others.
+        """
+        parts = ("honest", "others") + (MALICIOUS if server in (ANY, UNAWARE) else ())
+        parts += (LONGER,) if longest else ()
         parts += (PUBLISHED,) if server == UNAWARE else ()
         found: dict[str, dict[str, list[Record]]] = {}
         for part in (p for p in parts if (data, p) in self.cells):
