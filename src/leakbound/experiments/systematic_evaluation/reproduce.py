@@ -23,8 +23,9 @@ images without a defense it leaves 0.27 of the range after 250 and 0.18 after 1,
 FIGURES = (
     Figure(
         "evaluation.png",
-        "RMSE that the strongest attack of an honest server leaves, over the training loss under "
-        "each defense; one line a family of defenses, one panel a set of pictures.",
+        "RMSE that the strongest attack of an honest server leaves after the plan's steps, over "
+        "the training loss under each defense; one line a family of defenses, one panel a set of "
+        "pictures. Dotted: the guess without an update.",
         "figure 3",
     ),
     Figure(
