@@ -22,13 +22,12 @@ from leakbound.experiments.systematic_evaluation.measured import (
     Measured,
     family,
     pruned_features,
+    shorter,
 )
 from leakbound.experiments.systematic_evaluation.parts import (
     AS_PUBLISHED,
     HONEST,
     LONG,
-    LONGER,
-    LONGER_ABLATION,
     MALICIOUS,
     PRUNED_BATCHES,
     PRUNED_LABEL,
@@ -84,7 +83,7 @@ def claims(found: Measured, n: str) -> list[Claim]:
 
     Where some searches were made longer, what the shorter ones say is told beside the verdict.
     """
-    short = found.without(LONGER, LONGER_ABLATION)
+    short = shorter(found)
     each = (features_help, pruning_is_best, imprint_is_strongest)
     return [_late(judge(found, n), judge(short, n)) for judge in each]
 

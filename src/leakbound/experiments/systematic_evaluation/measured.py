@@ -87,11 +87,6 @@ class Measured:
             names[at] = part.attacks
         return Measured(cells, trainings, names)
 
-    def without(self, *parts: str) -> Measured:
-        """The same without some parts."""
-        kept = {at: own for at, own in self.cells.items() if at[1] not in parts}
-        return replace(self, cells=kept)
-
     @property
     def data(self) -> list[str]:
         """The sets of images."""
@@ -212,6 +207,12 @@ def pruned_features(
         own = found.setdefault((cell["batch_size"], label(cell)), {})
         own[cell["seed"]] = cell["features"]["span"] if _span(cell) else None
     return found
+
+
+def shorter(found: Measured) -> Measured:
+    """The same without the longer searches."""
+    longer = (LONGER, LONGER_ABLATION)
+    return replace(found, cells={at: own for at, own in found.cells.items() if at[1] not in longer})
 
 
 def failed(found: Measured) -> int:
