@@ -16,6 +16,7 @@ from leakbound.experiments.systematic_evaluation import (
     evaluation,
     evaluation_claims,
     evaluation_page,
+    measured,
     parts,
     reproduce,
     theory,
@@ -242,6 +243,19 @@ def test_longer_searches_decide_which_attack_is_the_strongest(tmp_path, gained):
     assert claim.verdict is (Verdict.FAILS if gained == 1 else Verdict.HOLDS)
     shorter = "By the plan's shorter searches alone: does not hold (digits: RMSE under pruning"
     assert (shorter in claim.why) == (gained != 1), "the other reading is told"
+
+
+def test_tables_treat_all_defenses_alike(tmp_path):
+    """Longer searches under some defenses alone would make these look weaker than no defense."""
+    found = _with_longer(tmp_path, lambda d, a, s: 0.1 * (0.5 if a == parts.LONG else 1.0))
+    batch = max(found.batches("digits"))
+    for server in (measured.HONEST, measured.ANY):
+        assert not [
+            r for r in found.rounds("digits", batch, server).values() if parts.LONG in r.attacks
+        ]
+        assert found.strengths("digits", batch, server)["prune 0.9"].rmse == pytest.approx(0.1)
+    page = evaluation_page.page(found, "photos")
+    assert "Searches in the tables have the plan's steps" in page[2]
 
 
 def test_what_features_gain_is_judged_on_the_longest_searches(tmp_path):
