@@ -65,6 +65,7 @@ noise() {
 echo "$(getconf _NPROCESSORS_ONLN) cores, $(uname -m), $(git -C "$root" rev-parse --short HEAD)"
 for run in $(seq "$runs"); do
   here=$work/$run
+  cd "$work" # steps go into the folder of their run, which is removed
   mkdir "$here"
   for step in $steps; do
     if [ "$step" = install ]; then bin=$here/clone/.venv/bin; fi
