@@ -18,7 +18,7 @@ from leakbound.audit.corridor import Participation
 from leakbound.audit.reach import Reach
 from leakbound.bounds.ladder import Rung
 from leakbound.defenses.whitening import Whiten
-from leakbound.opacus import checkpoint
+from leakbound.opacus import checkpoint, empty
 from leakbound.opacus.optimizer import (
     EXPERIMENT,
     SecureDPOptimizer,
@@ -320,6 +320,15 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
                 "rand_on_empty puts a random record where a batch is empty: the sum then moves by "
                 "up to twice the clip norm when a record joins, more than the accountant counts"
             )
+
+    def _prepare_model(
+        self, module: nn.Module, *, grad_sample_mode: str = "hooks", **settings: Any
+    ) -> Any:
+        if grad_sample_mode not in empty.KINDS or not settings["wrap_model"]:
+            return super()._prepare_model(module, grad_sample_mode=grad_sample_mode, **settings)
+        self.validate(module=module, optimizer=None, data_loader=None)
+        kept = {name: settings[name] for name in ("batch_first", "loss_reduction")}
+        return empty.wrapped(module, grad_sample_mode, **kept)
 
     def _prepare_optimizer(
         self,
