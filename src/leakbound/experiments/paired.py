@@ -48,6 +48,17 @@ def gain(differences: Sequence[float]) -> Gain:
     return Gain(mean, mean - half, mean + half, n)
 
 
+EXACT = 1e-15
+"""A mean squared error below this is the rounding of single precision: exact, whatever it reads."""
+
+
 def logs(values: Mapping[int, float]) -> dict[int, float]:
-    """Decibels: ten times the decimal logarithm of errors, so that differences are PSNR."""
-    return {seed: 10 * math.log10(value) for seed, value in values.items()}
+    """Decibels: ten times the decimal logarithm of errors, so that differences are PSNR.
+
+    Exact reconstructions count as -150 dB, so that one of them does not decide a mean.
+
+    Example:
+        >>> logs({0: 0.1, 1: 0.0})
+        {0: -10.0, 1: -150.0}
+    """
+    return {seed: 10 * math.log10(max(value, EXACT)) for seed, value in values.items()}
