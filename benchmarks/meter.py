@@ -14,10 +14,10 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
+from figures.rounds import turns
 
 from leakbound import client, data, models
 from leakbound.defenses import Chain, GaussianNoise, chain
@@ -78,14 +78,7 @@ def cost(name: str, size: int, rounds: int) -> str:
         "with a floor": lambda: read(noisy, noise, FLOOR),
         "step again": step,
     }
-    times: dict[str, list[float]] = {job: [] for job in jobs}
-    for turn in range(rounds + 1):
-        for job, run in jobs.items():
-            began = time.perf_counter()
-            run()
-            if turn:
-                times[job].append(time.perf_counter() - began)
-    middle = {job: statistics.median(taken) for job, taken in times.items()}
+    middle = {job: statistics.median(taken) for job, taken in turns(jobs, rounds).items()}
     one = middle["step"]
     shown = [f"{middle[j] / one:.2f}" for j in ("inspect", "measure", "with a floor")]
     often = (middle["inspect"] + middle["measure"] / EVERY) / one

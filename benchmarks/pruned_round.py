@@ -13,10 +13,10 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
+from figures.rounds import turns
 
 from leakbound import models
 from leakbound.defenses import Defense, PriPrune, Withhold, chain
@@ -57,13 +57,7 @@ def cost(name: str, task: Task, batch: Batch, rounds: int) -> None:
         plan = FederatedPlan(defense=link)
         played = train(task, [batch], plan, rounds=rounds + 2, seed=0)
         jobs[defense] = played.__next__
-    times: dict[str, list[float]] = {job: [] for job in jobs}
-    for turn in range(rounds + 2):
-        for job, run in jobs.items():
-            start = time.perf_counter()
-            run()
-            if turn > 1:
-                times[job].append(time.perf_counter() - start)
+    times = turns(jobs, rounds, warm=2)
     one = times["none"]
     print(f"\n{name}, {len(task.parameters)} weights: {rounds} interleaved rounds")
     print("| round with | ms, median | ms, least | ratio of medians | of minima |")

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from figures.rounds import turns
 from scipy.stats import spearmanr
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
@@ -125,18 +126,6 @@ def accuracy(size: int) -> None:
         print(f"| {name} | {cells} | {statistics.mean(o for _, o in rows):.2f} |", flush=True)
 
 
-def interleaved(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every job in every round; the first round, which warms up, is left out."""
-    times: dict[str, list[float]] = {job: [] for job in jobs}
-    for turn in range(rounds + 1):
-        for job, run in jobs.items():
-            start = time.perf_counter()
-            run()
-            if turn:
-                times[job].append(time.perf_counter() - start)
-    return times
-
-
 def timed(task: Task, batch: Batch, cases: list[Case], rounds: int) -> dict[str, list[float]]:
     """The gradient, a control, and the estimators."""
     left = torch.randn(512, 512, generator=stream(0, "benchmark", "control"))
@@ -146,7 +135,7 @@ def timed(task: Task, batch: Batch, cases: list[Case], rounds: int) -> dict[str,
     }
     for case in cases:
         jobs[title(case)] = lambda case=case: estimate(task, batch, case)  # type: ignore[misc]
-    return interleaved(jobs, rounds)
+    return turns(jobs, rounds)
 
 
 def cost(size: int, rounds: int) -> None:

@@ -85,6 +85,17 @@ def interleave(jobs: Mapping[str, Job], rounds: int, least: float = 0.1) -> Time
     return Times(taken)
 
 
+def turns(jobs: Mapping[str, Job], rounds: int, warm: int = 1) -> dict[str, list[float]]:
+    """Seconds of every job in every round, one call each, without the first `warm` rounds."""
+    taken: dict[str, list[float]] = {name: [] for name in jobs}
+    for number in range(warm + rounds):
+        for name, job in jobs.items():
+            took = _once(job)
+            if number >= warm:
+                taken[name].append(took)
+    return taken
+
+
 def _calls(job: Job, least: float) -> int:
     """How many calls fill the least time; warms up on the way."""
     job()

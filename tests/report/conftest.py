@@ -16,6 +16,13 @@ from PIL import Image
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 BLIND = 11.0
 TALL = {"width": 1280, "height": 900}
+DP_SGD = {
+    "name": "dp_sgd",
+    "parameters": {},
+    "settings": "ClipExamples(clip_norm=2.0) → Mean() → GaussianMechanism(noise_multiplier=0.5)",
+    "guarantee": "differential privacy",
+    "private_law": False,
+}
 
 
 def defense(name: str, **parameters: Any) -> dict[str, Any]:
@@ -281,6 +288,12 @@ def make_cell() -> Callable[..., dict[str, Any]]:
 @pytest.fixture
 def make_training() -> Callable[..., dict[str, Any]]:
     return training
+
+
+@pytest.fixture
+def dp_sgd() -> dict[str, Any]:
+    """A defense of a record that claims differential privacy."""
+    return dict(DP_SGD)
 
 
 @pytest.fixture

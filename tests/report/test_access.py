@@ -68,13 +68,6 @@ MOVING = """
 
 SORTED = ["grid", "floors", "compare"]
 """Pages with scripts: their tables are sorted, their cards filtered."""
-DP = {
-    "name": "dp_sgd",
-    "parameters": {},
-    "settings": "ClipExamples(clip_norm=2.0) → Mean() → GaussianMechanism(noise_multiplier=0.5)",
-    "guarantee": "differential privacy",
-    "private_law": False,
-}
 UPPER = {"attackers": "all", "prior": "p", "equation": "e", "known": "all", "not_said": "n"}
 TRAINING = {
     "given": {
@@ -101,13 +94,13 @@ TRAINING = {
 
 
 @pytest.fixture
-def make_page(tmp_path, make_grid, make_floored, make_run, make_cell, make_training):
+def make_page(tmp_path, make_grid, make_floored, make_run, make_cell, make_training, dp_sgd):
     """The file of one page by its name."""
 
     def evidences():
-        cells = [make_cell(defense=one) for one in (DP, DP | {"name": "other"})]
+        cells = [make_cell(defense=one) for one in (dp_sgd, dp_sgd | {"name": "other"})]
         plain = make_cell()["defense"]
-        trainings = [make_training(one, 0, 0.9) for one in (plain, DP)]
+        trainings = [make_training(one, 0, 0.9) for one in (plain, dp_sgd)]
         folders = [
             make_floored(tmp_path / "run"),
             make_run(tmp_path / "private", [*cells, make_cell()], trainings),

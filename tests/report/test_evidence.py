@@ -18,13 +18,6 @@ from leakbound.report.folder import read
 
 VALIDATOR = jsonschema.Draft202012Validator(json.loads(evidence.schema()))
 SIGNS = re.compile(r"complian|certif|conform|accredit|approv|attest|complies|audit.?proof", re.I)
-DP = {
-    "name": "dp_sgd",
-    "parameters": {},
-    "settings": "ClipExamples(clip_norm=2.0) → Mean() → GaussianMechanism(noise_multiplier=0.5)",
-    "guarantee": "differential privacy",
-    "private_law": False,
-}
 
 
 def accountant(noise):
@@ -138,8 +131,10 @@ def test_cells_that_differ_are_not_summed_up_as_yes(tmp_path, make_cell, make_ru
     assert told["labels"]["answer"] == "in some cells"
 
 
-def test_a_claim_of_differential_privacy_answers_every_question(tmp_path, make_cell, make_run):
-    folder = make_run(tmp_path / "run", [make_cell(defense=DP), make_cell()])
+def test_a_claim_of_differential_privacy_answers_every_question(
+    tmp_path, make_cell, make_run, dp_sgd
+):
+    folder = make_run(tmp_path / "run", [make_cell(defense=dp_sgd), make_cell()])
     text, content = made(folder)
     (claim,) = content["subjects"][0]["differential_privacy"]
     items = {item["name"]: item for item in claim["items"]}
@@ -163,10 +158,10 @@ def test_a_claim_of_differential_privacy_answers_every_question(tmp_path, make_c
 
 @pytest.mark.parametrize("name", ["data_security", "privacy_budget"])
 def test_a_question_of_the_deployment_is_answered_by_its_own_statement(
-    tmp_path, make_cell, make_run, name
+    tmp_path, make_cell, make_run, name, dp_sgd
 ):
     """Neither what is computed nor any other statement answers it."""
-    folder = make_run(tmp_path / "run", [make_cell(defense=DP), make_cell()])
+    folder = make_run(tmp_path / "run", [make_cell(defense=dp_sgd), make_cell()])
     others = {other: "said" for other in STATEMENTS if other != name}
     for said, status in ((others, "not stated"), (others | {name: "two guards"}, "declared")):
         text, content = made(folder, **said)
@@ -176,8 +171,8 @@ def test_a_question_of_the_deployment_is_answered_by_its_own_statement(
         assert ("two guards" in section(text, 9)) == (status == "declared")
 
 
-def test_a_document_without_the_later_questions_is_still_one(tmp_path, make_cell, make_run):
-    _, content = made(make_run(tmp_path / "run", [make_cell(defense=DP)]))
+def test_a_document_without_the_later_questions_is_still_one(tmp_path, make_cell, make_run, dp_sgd):
+    _, content = made(make_run(tmp_path / "run", [make_cell(defense=dp_sgd)]))
     subject = content["subjects"][0]
     (claim,) = subject["differential_privacy"]
     for lines in (claim["items"], subject["declared"]["items"]):
@@ -186,9 +181,13 @@ def test_a_document_without_the_later_questions_is_still_one(tmp_path, make_cell
     assert "Data security" not in evidence.page(content)
 
 
-def test_an_unknown_mechanism_has_no_epsilon(tmp_path, make_cell, make_run):
-    for settings in ("MyMechanism()", DP["settings"] * 2, DP["settings"].replace("0.5", "1e999")):
-        folder = make_run(tmp_path / "run", [make_cell(defense=DP | {"settings": settings})])
+def test_an_unknown_mechanism_has_no_epsilon(tmp_path, make_cell, make_run, dp_sgd):
+    for settings in (
+        "MyMechanism()",
+        dp_sgd["settings"] * 2,
+        dp_sgd["settings"].replace("0.5", "1e999"),
+    ):
+        folder = make_run(tmp_path / "run", [make_cell(defense=dp_sgd | {"settings": settings})])
         _, content = made(folder)
         (claim,) = content["subjects"][0]["differential_privacy"]
         assert claim["epsilons"] is None
@@ -274,9 +273,11 @@ def test_own_data_is_said_on_top(tmp_path, make_cell, make_pictures, make_run):
     assert words not in made(make_run(folder, cells, own_data=True), images=False)[0]
 
 
-def test_utility_is_paired_by_seed_with_an_interval(tmp_path, make_cell, make_run, make_training):
+def test_utility_is_paired_by_seed_with_an_interval(
+    tmp_path, make_cell, make_run, make_training, dp_sgd
+):
     plain = make_cell()["defense"]
-    known = [(plain, 0, 0.9), (plain, 1, 0.8), (DP, 0, 0.7), (DP, 1, 0.7)]
+    known = [(plain, 0, 0.9), (plain, 1, 0.8), (dp_sgd, 0, 0.7), (dp_sgd, 1, 0.7)]
     units = [make_training(*one) for one in known]
     _, content = made(make_run(tmp_path / "run", [make_cell()], units))
     plain, private = content["subjects"][0]["utility"]
