@@ -155,7 +155,8 @@ def main() -> None:
         "",
         *cost(bench),
         "Floors on the mean squared error a pixel, 48 images drawn from the prior (Gaussian, from "
-        "public images, in its leading directions), lower 99 % limits:",
+        "public images, in its leading directions), lower 99 % limits. SimpleConvNet has kinks, so "
+        "that these floors are [not proved](floors.md): they compare kinds and costs.",
         "",
         *floors(bench),
     ]

@@ -108,6 +108,22 @@ def test_list(capsys, monkeypatch):
     assert "GaussianMechanism" not in "".join(lines)
 
 
+@pytest.mark.parametrize(("kind", "name"), [("trace", "tight_trace"), ("full", "full")])
+def test_a_floor_that_is_not_proved_says_nothing_of_attackers(capsys, kind, name, monkeypatch):
+    monkeypatch.setattr(commands.console, "width", 400)
+    given = ["attack", "--data", "digits", "--attack", "linear_inversion", "--floor", kind]
+    given += ["--defense", "gaussian_noise,noise_std=0.1", "--model"]
+    assert call(*given, "mlp") == 0  # of ReLUs
+    kinked = capsys.readouterr().out
+    assert f"floor ({name}), not proved here: a mean squared error of" in kinked
+    assert "have kinks (relu)" in kinked
+    assert "no attacker" not in kinked
+    assert call(*given, 'mlp,activation="tanh"') == 0
+    smooth = capsys.readouterr().out
+    assert f"floor ({name}): no attacker has a mean squared error below" in smooth
+    assert "proved" not in smooth
+
+
 def test_a_trap_names_the_server_that_it_needs(capsys):
     given = ("attack", "--data", "digits", "--attack", "linear_trap")
     assert call(*given) == 2

@@ -18,6 +18,7 @@ from rich.table import Column, Table
 
 from leakbound import audit as audits
 from leakbound import check, registry
+from leakbound.audit.bound_text import floor_sentence
 from leakbound.audit.folder import Runner
 from leakbound.audit.plan import Cell, Plan, UtilityCell, defense_name
 from leakbound.audit.plan_file import LIMIT
@@ -297,11 +298,7 @@ def _show(record: dict[str, Any]) -> None:
     if record["problem"]:
         console.print(f"the attack says that it failed: {brief(record['problem'])}")
     for bound in record["bounds"]:
-        console.print(
-            f"floor ({bound['name']}): no attacker's mean squared error is below "
-            f"{bound['value']:.3g} ({_number(bound['psnr'], 1)} dB) on average over the prior "
-            f"{brief(bound['prior'])}, for {bound['covers']} attackers"
-        )
+        console.print(brief(floor_sentence(bound)))
     if record["bounds_note"]:
         console.print(f"no floor: {brief(record['bounds_note'])}")
     threshold = record["threshold"]["value"]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from leakbound import captured, registry, tensors
 from leakbound.audit import plan as plans
+from leakbound.audit.bound_text import floor_sentence
 from leakbound.audit.plan_file import parse
 from leakbound.captured import Capture, Outcome, Settings, Told
 from leakbound.commands import brief, console, errors, spec_of
@@ -301,12 +302,7 @@ def _bounds(record: dict[str, Any]) -> None:
                 f"at most {bound['probability']:.3g} (prior: {brief(bound['prior'])})"
             )
             continue
-        decibels = "" if bound["psnr"] is None else f" ({bound['psnr']:.1f} dB)"
-        console.print(
-            f"floor ({bound['name']}): no attacker's mean squared error is below "
-            f"{bound['value']:.3g}{decibels} on average over the prior {brief(bound['prior'])}, "
-            f"for {bound['covers']} attackers"
-        )
+        console.print(brief(floor_sentence(bound)))
     if record["bounds_note"]:
         console.print(f"no bound: {brief(record['bounds_note'])}", soft_wrap=True)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from leakbound import pictures
+from leakbound.audit.bound_text import floor_sentence
 from leakbound.bounds.law import Scope
 
 if TYPE_CHECKING:
@@ -179,7 +180,4 @@ def _bound(bound: dict[str, Any]) -> str:
             f"{bound['name']}: with probability {bound['probability']:.3g} at most, for "
             f"{bound['covers']} attackers, under the prior {bound['prior']}"
         )
-    return (
-        f"{bound['name']}: no mean squared error below {pictures.number(bound['value'])} on "
-        f"average over the prior {bound['prior']}, for {bound['covers']} attackers"
-    )
+    return floor_sentence(bound)
