@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 
 from leakbound.data import Dataset
 from leakbound.experiments import overview, pages, results, words
-from leakbound.experiments.claim import Claim, Finding, Mark
+from leakbound.experiments.claim import Claim, Finding, Mark, Verdict
 from leakbound.experiments.kept import Parts, data_of, note_data
 from leakbound.experiments.outcome import SCALES, Figure, Outcome
 from leakbound.experiments.reproductions import REPRODUCTIONS, named
@@ -140,6 +141,23 @@ def test_stored_claims_follow_from_their_own_intervals():
                 assert "does not hold" in found
             assert claim["statement"]
             assert claim["scale"]
+
+
+def test_the_decision_names_the_claims_that_the_stored_marks_name():
+    """And its stricter count: without theorems and whatever changed after numbers of any run."""
+    decision = (ROOT / "docs/decisions/0014-judging-claims.md").read_text("utf-8")
+    papers = [json.loads(file.read_text("utf-8")) for file in STORED.glob("*.json")]
+    claims = {c["number"]: c for p in papers for c in p["claims"] if c["number"][0].isdigit()}
+    late = {n for n, c in claims.items() if Mark.LATE in c["marks"]}
+    listed = re.search(r"measured anew or not \(([^;]*);", decision).group(1)
+    assert set(listed.split(", ")) == late
+    rows = re.findall(r"^\| ([\d, -]*) \|", decision, re.M)
+    changed = {number for row in rows for number in row.split(", ")}
+    assert late <= changed
+    rest = [c for n, c in claims.items() if n not in changed and Mark.THEOREM not in c["marks"]]
+    decided = sum(c["verdict"] in (Verdict.HOLDS, Verdict.FAILS) for c in rest)
+    assert f"of the {len(changed)} claims in the table below" in decision
+    assert f"without theorems {decided} of {len(rest)} are decided" in decision
 
 
 def test_storing_takes_results_and_figures_over(tmp_path):

@@ -355,3 +355,22 @@ def test_widths_of_the_claims_are_those_of_the_sweep():
     assert set(sweep.WIDTHS) <= {cell.width for cell in sweep.cells()}
     assert Cell().width in sweep.WIDTHS
     assert theory_claims.WIDTHS is sweep.WIDTHS
+
+
+@pytest.mark.parametrize("defense", ["none", "clipping", "dropout_units", "dropout_entries"])
+def test_no_order_from_above_lies_below_the_one_from_below(defense):
+    """Table 1 has dropout's without noise: 0.14 stood beside a lower order of 0.28."""
+    level = {"none": 0.0, "clipping": 4.0}.get(defense, 0.5)
+    loud, quiet = (
+        sweep.row(
+            Cell(width=512, defense=defense, level=level, noise_std=std), [Trial(1.0, 1.0, None)]
+        )
+        for std in (4.0, 0.0)
+    )
+    assert quiet.lower is None
+    assert quiet.upper > 0
+    if defense in ("none", "clipping"):
+        assert loud.upper > loud.lower > 0
+    else:
+        assert (loud.upper, loud.meets) == (None, False)
+        assert loud.lower > quiet.upper

@@ -33,7 +33,11 @@ class Verdict(StrEnum):
 
 
 class Mark(StrEnum):
-    """What a reader must know of a verdict at a glance."""
+    """What a reader must know of a verdict at a glance.
+
+    `LATE`: a rule that its verdict may rest on changed when numbers of a `cpu` run of the claim
+    were known, whether it was then measured anew or not.
+    """
 
     CORRECTED = "as corrected"
     THEOREM = "a theorem or an identity, which numbers check"

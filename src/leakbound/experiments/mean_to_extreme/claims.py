@@ -32,11 +32,12 @@ LINEAR, RESNET = trap.KINDS[1:]
 MARKS: dict[str, tuple[Mark, ...]] = {
     "3-1": (Mark.THEOREM,),
     "3-2": (Mark.CORRECTED, Mark.THEOREM),
-    "3-4": (Mark.THEOREM,),
+    "3-4": (Mark.THEOREM, Mark.LATE),
     "3-5": (Mark.THEOREM,),
     "3-6": (Mark.THEOREM,),
     "3-7": (Mark.THEOREM,),
     "3-8": (Mark.LATE,),
+    "3-9": (Mark.LATE,),
 }
 
 

@@ -47,7 +47,8 @@ def batches(risks: Mapping[str, list[float]], read: Mapping[str, list[float]]) -
         "other such images; in closed form he takes the best multiple of the reading, of which the "
         "plain reading is one and no update another. Geometric means of ratios by record; noise "
         f"multipliers at which he errs at B = 1 less than {company.READABLE:g} of the zero image "
-        "(0.9: ours). Tolerance: none, the sign decides",
+        f"(0.9: ours), of those tested {_listed(judged, 'g')} alone. Tolerance: none, the sign "
+        "decides",
         tuple(found),
         _company_remark(risks, read),
     )

@@ -38,8 +38,8 @@ def page(found: Measured, color: str) -> list[str]:
     more = any(found.features(data, METHODS[0]) for data in found.data)
     longer = _longer(found)
     short = (
-        " Searches in the tables have the plan's steps; claims take longer ones where these could "
-        'turn a comparison ("How far the searches had come").'
+        " Searches in the tables have the plan's steps, but for rows 2-7, which take longer ones; "
+        'so do claims where these could turn a comparison ("How far the searches had come").'
     )
     return [
         "# Systematic evaluation of defenses: all comparisons and tables",
@@ -58,8 +58,10 @@ def page(found: Measured, color: str) -> list[str]:
         "Each word is that of one interval of 95 %: of many, some are wrong by chance; the claims "
         "themselves are judged elsewhere, each by a few comparisons that the paper names. At equal "
         "loss a family counts with its largest error for that cost; families of one level "
-        "(clip, mixup, Soteria) have no such curve. Attacks and trainings that crashed: "
-        f"{failed(found)}.",
+        "(clip, mixup, Soteria) have no such curve. Rows 2-8 and 2-10 are not the claims' own "
+        "comparisons: here Robbing the Fed knows mask and noise, and searches have the plan's "
+        "steps; there it reads as published, against longer searches. Attacks and trainings that "
+        f"crashed: {failed(found)}.",
         *_best(found),
         *_costs(found),
         *_preferred(found),

@@ -14,8 +14,8 @@ from leakbound.experiments.systematic_evaluation import evaluation_claims, theor
 from leakbound.experiments.systematic_evaluation.evaluation import evaluate
 from leakbound.experiments.systematic_evaluation.evaluation_page import named
 from leakbound.experiments.systematic_evaluation.parts import HONEST, LENGTHENED, TIMES, base
-from leakbound.experiments.systematic_evaluation.sweep import AGAIN, FIRST
-from leakbound.experiments.systematic_evaluation.theory import REPEATED, SEEDS, study
+from leakbound.experiments.systematic_evaluation.sweep import AGAIN, FIRST, LOUD_WIDTH
+from leakbound.experiments.systematic_evaluation.theory import PRECISE, REPEATED, SEEDS, study
 
 ENOUGH = 1000
 """Steps below which a deep prior's search says nothing of which attack is the strongest: on color
@@ -89,9 +89,11 @@ def settings(scale: str, color: str) -> str:
     model = plan.models[0]
     built = dict(model.settings)
     backbone = built.get("backbone", "a small convolutional network")
+    times = PRECISE[scale]
+    more = f" ({times * SEEDS[scale]} of dropout and at M = {LOUD_WIDTH:,})" if times > 1 else ""
     again = f"; two slopes again on {REPEATED[scale]} seeds from {AGAIN} on"
     return (
-        f"Theory: random two-layer networks, {SEEDS[scale]} seeds a cell, from {FIRST} on "
+        f"Theory: random two-layer networks, {SEEDS[scale]} seeds a cell{more}, from {FIRST} on "
         "(an earlier run with seeds 0 to 99 was seen while the rules were written)"
         f"{again if REPEATED[scale] else ''}. Pictures: "
         f"digits (mnist5k) and color images {named(color)} of 32 x 32; {backbone} with the paper's "

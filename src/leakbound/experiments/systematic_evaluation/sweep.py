@@ -194,8 +194,10 @@ def _orders(cell: Cell) -> tuple[float | None, float | None, bool]:
         mask = release(problem, cell, stream(FIRST, "orders")).mask
         data = (problem.network, problem.inputs, problem.targets)
         setting = replace(setting, withheld_share=two_layer.withheld_share(*data, mask))
-    upper = upper_order(name, setting)
     lower = lower_order(name, setting).value if cell.noise_std else None
+    if cell.noise_std and name not in ("noise", "dp_sgd"):
+        return None, lower, False  # table 1 has the defense alone, without the noise
+    upper = upper_order(name, setting)
     return upper.value, lower, bool(upper.conditions) and all(c.holds for c in upper.conditions)
 
 

@@ -141,7 +141,7 @@ def _page(found: Theory) -> list[str]:
     return [
         "# The two-layer network: all cells",
         "",
-        f"{found.rows.seeds} seeds a cell, from {sweep.FIRST} on. R is the root mean squared "
+        f"{found.rows.seeds}, from {sweep.FIRST} on. R is the root mean squared "
         "distance of unit inputs and matched guesses (a random unit guess: 1.41; where signs "
         "cannot be known, and for the printed attack, whose theorem leaves them open, the better "
         "sign counts). Medians with intervals of at least 95 %; slopes are means over seeds with "

@@ -82,9 +82,10 @@ class Rows:
         return self._by[cell]
 
     @property
-    def seeds(self) -> int:
-        """How many seeds every row has."""
-        return min(len(row.errors) for row in self.all)
+    def seeds(self) -> str:
+        """How many seeds a row has: those that claims need to a few percent have more."""
+        counts = {len(row.errors) for row in self.all}
+        return " to ".join(str(n) for n in sorted({min(counts), max(counts)})) + " seeds a cell"
 
     def slopes(self, part: Part, levels: Sequence[float], cells: Sequence[Cell]) -> list[Part]:
         """The part with the slopes of log error in log level, of cells measured again; or none."""
@@ -377,4 +378,4 @@ def _ratio(logs: Array) -> str:
 
 
 def _scale(rows: Rows, text: str) -> str:
-    return f"two-layer networks, {text}; {rows.seeds} seeds"
+    return f"two-layer networks, {text}; {rows.seeds}"
