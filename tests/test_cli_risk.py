@@ -246,3 +246,40 @@ def test_out_that_is_a_file(capsys, tmp_path):
     assert call("bound", "--noise-multiplier", 0, *KNOWN, *out) == 2
     assert "out is " in capsys.readouterr().err
     assert (tmp_path / "file").read_text() == "x"
+
+
+def test_given_data_a_uniform_direction_protects_nothing(capsys):
+    """What was 1e-254 and "protected" under it is 0.36 under a prior that has seen digits."""
+    given = ("--noise-multiplier", 1.1, "--data", "mnist5k", "--steps", 1000)
+    given += ("--sampling-rate", 0.01, "--psnr", 15, 25, 30)
+    blank, _ = parsed(capsys, "bound", *given)
+    rows = blank["thresholds"]
+    assert rows[1]["upper"] < 1e-100
+    assert {row["verdict"] for row in rows} == {"undecided"}
+    found, _ = parsed(capsys, "bound", *given, "--prior", "mixture")
+    rows = found["thresholds"]
+    # at 15 dB the zero image is what is "attained" of the smallest record: no update tells it
+    assert rows[0]["lower"] == pytest.approx(1)
+    assert 0.99 > rows[0]["upper"] > rows[0]["alike"] > 0.001
+    assert [row["verdict"] for row in rows] == ["undecided", "undecided", "protected"]
+    assert call("bound", *given, "--prior", "mixture") == 0
+    assert "attained on average over another: direction uniform on a sphere" in said(capsys)
+
+
+@pytest.mark.parametrize(("prior", "word"), [("sphere", "undecided"), ("mixture", "protected")])
+def test_calibrate_ends_with_the_word_of_bound(capsys, prior, word):
+    what = ("--target", "psnr>=30 with probability<=0.001", "--data", "mnist5k", "--prior", prior)
+    found, _ = parsed(capsys, "calibrate", *what)
+    assert found["verdict"] == word
+    given = (
+        "--noise-multiplier",
+        found["setting"]["noise_multiplier"],
+        "--psnr",
+        30,
+        "--prior",
+        prior,
+    )
+    beside, _ = parsed(capsys, "bound", *given, "--data", "mnist5k")
+    assert beside["thresholds"][0]["verdict"] == word
+    assert call("calibrate", *what) == 0
+    assert f"what `leakbound bound` says of this answer: {word}" in said(capsys)

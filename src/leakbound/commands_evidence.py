@@ -15,6 +15,7 @@ import numpy as np
 from leakbound import check, commands_risk
 from leakbound.audit.calibrate import UNIFORM, under
 from leakbound.audit.corridor import Corridor, Setting, epsilon
+from leakbound.audit.corridor_verdict import IGNORANT, verdict_of
 from leakbound.audit.reach import reach
 from leakbound.audit.run_file import versions
 from leakbound.bounds import ladder
@@ -178,6 +179,7 @@ def _training(command: options.Evidence) -> dict[str, Any]:
     setting = commands_risk.setting_of(same, records, given.noise_multiplier)
     prior = commands_risk.prior_of(given.prior, records)
     edges = under(prior, setting, [eta for _, eta in thresholds])
+    known = commands_risk.knowing(prior, records)
     stated = [name for name, _ in _pairs("training", command.training, _names())]
     words = " ".join(map(shlex.quote, command.training))
     return {
@@ -185,7 +187,8 @@ def _training(command: options.Evidence) -> dict[str, Any]:
         "epsilons": _epsilons(setting, given.delta),
         "accepted": given.accept,
         "prior": UNIFORM if prior is None else prior.name,
-        "thresholds": _rows(thresholds, edges, records, given.accept),
+        "notices": [] if known else [f"{IGNORANT}; for images state prior=mixture"],
+        "thresholds": _rows(thresholds, edges, records, given.accept, known),
         "lower_scope": asdict(edges.lower_scope),
         "upper_scope": asdict(edges.upper_scope),
         "records": {
@@ -242,12 +245,13 @@ def _rows(
     edges: Corridor,
     records: commands_risk.Records,
     accepted: float,
+    known: bool,
 ) -> list[dict[str, Any]]:
     seen, rows = records.images, []
     for i, (psnr, eta) in enumerate(thresholds):
         alike = None if seen is None else reach(seen, eta).most
         lower, upper = float(edges.lower[i]), float(edges.upper[i])
-        verdict = commands_risk.verdict_of(edges, i, alike, accepted)
+        verdict = verdict_of(edges, i, alike, accepted, known)
         row: dict[str, Any] = {"psnr": psnr, "mse": eta, "lower": lower, "upper": upper}
         rows.append({**row, "alike": alike, "verdict": verdict})
     return rows

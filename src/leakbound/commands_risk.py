@@ -17,6 +17,7 @@ from rich.table import Table
 
 from leakbound.audit.calibrate import UNIFORM, Calibration, calibrate, under
 from leakbound.audit.corridor import MOST_STEPS, Corridor, Setting, epsilon
+from leakbound.audit.corridor_verdict import IGNORANT, verdict_of
 from leakbound.audit.reach import reach
 from leakbound.audit.target import Target
 from leakbound.bounds import ladder
@@ -58,7 +59,7 @@ def bound(command: options.Bound) -> int:
     prior = prior_of(command.prior, records)
     with errors.status("bounding ..."):
         edges = under(prior, setting, [eta for _, eta in thresholds])
-        private = _finite(epsilon(setting, command.delta))
+        private, known = _finite(epsilon(setting, command.delta)), knowing(prior, records)
         seen = records.images
         alike = [None if seen is None else reach(seen, eta).most for _, eta in thresholds]
     found = {
@@ -75,7 +76,7 @@ def bound(command: options.Bound) -> int:
                 "lower": float(edges.lower[i]),
                 "upper": float(edges.upper[i]),
                 "alike": alike[i],
-                "verdict": verdict_of(edges, i, alike[i], command.accept),
+                "verdict": verdict_of(edges, i, alike[i], command.accept, known),
             }
             for i, (psnr, eta) in enumerate(thresholds)
         ],
@@ -105,6 +106,7 @@ def calibration(command: options.Calibrate) -> int:
     if sought and not given:
         raise ValueError(f"noise_multiplier is not given; --solve {command.solve} needs it")
     records = records_of(command)
+    prior = prior_of(command.prior, records)
     setting = setting_of(command, records, 1.0 if noise is None else noise)
     with errors.status("calibrating ..."):
         found = calibrate(
@@ -114,14 +116,18 @@ def calibration(command: options.Calibrate) -> int:
             clip_norm=command.clip_norm,
             noise_std=command.noise_std,
             delta=command.delta,
-            prior=prior_of(command.prior, records),
+            prior=prior,
             reach=None if records.images is None else reach(records.images, target.eta),
             records=records.count,
         )
+    known = knowing(prior, records)
+    alike = None if found.reach is None else found.reach.most
+    word = verdict_of(found.edges, 0, alike, target.gamma, known)
     if command.json:
-        print(json.dumps(found.plain(), indent=1, sort_keys=True, allow_nan=False))
+        told = {**found.plain(), "verdict": word}
+        print(json.dumps(told, indent=1, sort_keys=True, allow_nan=False))
     else:
-        _show_calibration(found, records)
+        _show_calibration(found, records, word)
     return 0
 
 
@@ -242,17 +248,9 @@ def prior_of(name: str, records: Records) -> ladder.Rung | None:
     return ladder.Seen(rung, [images])
 
 
-def verdict_of(edges: Corridor, index: int, alike: float | None, accepted: float) -> str:
-    """Exposed first: under a prior other than the lower edge's, the upper one may lie below it.
-
-    Exposed is what the update tells beyond a blind guess. Not protected where such a guess reaches
-    more of the data than is accepted, whatever the prior.
-    """
-    lower, upper = float(edges.lower[index]), float(edges.upper[index])
-    guess = max(float(np.exp(edges.log_kappa[index])), alike or 0.0)
-    if lower > accepted and lower > guess * (1 + 1e-9):
-        return "exposed"
-    return "protected" if upper <= accepted and guess <= accepted else "undecided"
+def knowing(prior: ladder.Rung | None, records: Records) -> bool:
+    """Whether the prior knows what an attacker may: a uniform direction knows nothing of data."""
+    return prior is not None or records.images is None
 
 
 def _show_bound(found: dict[str, Any], edges: Corridor, records: Records) -> None:
@@ -271,17 +269,20 @@ def _show_bound(found: dict[str, Any], edges: Corridor, records: Records) -> Non
             row["verdict"],
         )
     console.print(table)
+    both = "attained and exceeded" if found["prior"] == UNIFORM else "exceeded"
     console.print(
-        f"accepted probability: {found['accepted']:g}; attained and exceeded on average over the "
-        f"prior: {escape(found['prior'])}"
+        f"accepted probability: {found['accepted']:g}; {both} on average over the prior: "
+        f"{escape(found['prior'])}"
     )
+    if found["prior"] != UNIFORM:
+        console.print(f"attained on average over another: {UNIFORM}")
     if records.images is not None:
         console.print("alike: the share of the data that one blind guess reaches without an update")
     _show_prior(found["prior"], records)
     _show_scopes(edges)
 
 
-def _show_calibration(found: Calibration, records: Records) -> None:
+def _show_calibration(found: Calibration, records: Records, word: str) -> None:
     answer = {**asdict(found.setting), "clip_norm": found.clip_norm}[found.solved]
     console.print(f"{escape(str(found.target))}: [bold]{found.solved} = {answer:.6g}[/bold]")
     edges, private = found.edges, _finite(found.epsilon)
@@ -309,16 +310,14 @@ def _show_calibration(found: Calibration, records: Records) -> None:
             "gallery)."
         )
     _show_prior(found.prior, records)
+    console.print(f"what `leakbound bound` says of this answer: [bold]{word}[/bold]")
     _show_scopes(edges)
 
 
 def _show_prior(prior: str, records: Records) -> None:
     """That a prior which knows nothing of the data says nothing of attackers who do."""
     if prior == UNIFORM and records.images is not None:
-        console.print(
-            "[bold]A uniform direction knows nothing of what these records look like[/bold]: an "
-            "attacker who does may need much more noise. For images take --prior mixture."
-        )
+        console.print(f"[bold]{IGNORANT}[/bold]. For images take --prior mixture.")
 
 
 def _less(found: Calibration) -> str:

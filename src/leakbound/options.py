@@ -209,7 +209,7 @@ class Evidence:
     runs: Annotated[Positional[tuple[Path, ...]], arg(help_behavior_hint="")] = ()
     """Output folders of runs."""
     training: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE", help_behavior_hint="")] = ()
-    """A training configuration to bound, as in noise_multiplier=1.1 steps=1000 data=mnist5k"""
+    """A training configuration to bound, as in noise_multiplier=1.1 data=mnist5k prior=mixture"""
     declare: Annotated[tuple[str, ...], arg(metavar="NAME=TEXT", help_behavior_hint="")] = ()
     """What you state and nothing here can check (names: docs/evidence.md)."""
     out: Annotated[Path | None, arg(metavar="FILE|DIR", help_behavior_hint="")] = None

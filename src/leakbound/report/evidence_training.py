@@ -29,15 +29,15 @@ def of_training(found: Mapping[str, Any], statements: Mapping[str, str]) -> dict
     Args:
         found: `given` (the settings as they were stated), `epsilons` (delta, add_remove, replace),
             `accepted`, `prior`, `thresholds` (rows of psnr, mse, blind, lower, upper, alike,
-            verdict), `lower_scope`, `upper_scope`, `records`, `curve` (psnr, lower, upper) and
-            `versions`.
+            verdict), `notices` (more to say on top), `lower_scope`, `upper_scope`, `records`,
+            `curve` (psnr, lower, upper) and `versions`.
         statements: what somebody declares.
     """
     who = statements.get("accepted_by")
     subject: dict[str, Any] = {
         "kind": "training",
         "name": "training configuration",
-        "notices": [NO_ATTACK],
+        "notices": [NO_ATTACK, *found.get("notices", ())],
         "checks": [],
         "measured": {
             "says": NO_ATTACK,
