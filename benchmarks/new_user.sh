@@ -58,8 +58,8 @@ own() {
 }
 
 noise() {
-  "$bin/leakbound" calibrate --target "psnr>=20 with probability<=0.001" --data mnist5k \
-    --sampling-rate 0.01 --steps 1000
+  "$bin/leakbound" calibrate --target "psnr>=30 with probability<=0.001" --data mnist5k \
+    --prior mixture --sampling-rate 0.01 --steps 1000
 }
 
 echo "$(getconf _NPROCESSORS_ONLN) cores, $(uname -m), $(git -C "$root" rev-parse --short HEAD)"

@@ -124,6 +124,23 @@ def test_a_floor_that_is_not_proved_says_nothing_of_attackers(capsys, kind, name
     assert "proved" not in smooth
 
 
+@pytest.mark.parametrize("model", ["mlp,hidden=[1000000000]", "conv,width=1000000000"])
+def test_a_model_too_large_for_any_memory_is_told_in_a_line(capsys, model):
+    assert call("attack", "--attack", "linear_inversion", "--model", model) == 2
+    error = capsys.readouterr().err
+    assert "there is not enough memory for what was asked; take a smaller model" in error
+    assert "Traceback" not in error
+
+
+def test_other_errors_of_torch_stay_errors(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(commands, "listing", broken)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        main(["list"])
+
+
 def test_a_trap_names_the_server_that_it_needs(capsys):
     given = ("attack", "--data", "digits", "--attack", "linear_trap")
     assert call(*given) == 2

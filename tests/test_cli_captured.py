@@ -167,6 +167,11 @@ BAD = {
     "missing": (("nowhere.npz",), "does not exist"),
     "missing folder": (("seen",), "update is 'seen', which does not exist; give a file, or a f"),
     "labels in words": (("after.safetensors", "--labels", "cat"), "give class numbers such as 3,5"),
+    "no examples": (("after.safetensors", "--batch-size", "0"), "batch_size is 0; give a whole"),
+    "many": (("after.safetensors", "--batch-size", "100000000"), "batch_size is 100000000; give"),
+    "steps": (("after.safetensors", "--local-steps", "-1"), "local_steps is -1; give a whole"),
+    "part": (("after.safetensors", "--local-batch-size", "0"), "local_batch_size is 0; give"),
+    "classes": (("after.safetensors", "--classes", "0"), "classes is 0; give a whole number"),
     "truth": (
         ("after.safetensors", "--truth", "truth.npz", "--input-range", "0", "0.5"),
         "(--input-range LOW HIGH)",

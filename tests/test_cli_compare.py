@@ -100,6 +100,23 @@ def test_what_is_no_run_is_told_without_a_traceback(capsys, two, spoil, message)
     assert "Traceback" not in error
 
 
+def test_one_run_is_not_compared_with_itself(capsys, two):
+    """Byte-identical is what a repetition shows, and this is none."""
+    for second in (two[0], two[1] / ".." / two[0].name):
+        assert call(two[0], second) == 2
+        assert "which shows nothing; give two runs" in capsys.readouterr().err
+    assert not (two[0] / "compare.html").exists()
+
+
+def test_empty_files_are_not_called_identical(capsys, two):
+    for folder in two:
+        (folder / "utility.jsonl").write_bytes(b"")
+    assert call(*two) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "utility.jsonl" not in text
+    assert "records.jsonl: byte-identical in both runs" in text
+
+
 def test_where_the_page_cannot_go(capsys, two, tmp_path):
     assert call(*two, "--out", tmp_path) == 2
     assert "which is a folder; name a file, as in compare.html" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import jsonschema
 import numpy as np
@@ -78,8 +79,8 @@ def test_by_default_it_stands_in_the_folder_of_the_run(run):
 
 
 def test_a_page_may_have_a_name_and_hold_several_subjects(run, tmp_path):
-    page = tmp_path / "out" / "signed.html"
-    assert call(run, run, "--training", *STATED, "--out", page) == 0
+    page, other = tmp_path / "out" / "signed.html", shutil.copytree(run, tmp_path / "other")
+    assert call(run, other, "--training", *STATED, "--out", page) == 0
     kinds = [subject["kind"] for subject in content(page.parent)["subjects"]]
     assert kinds == ["run", "run", "training"]
     names = {path.name for path in page.parent.iterdir()}
@@ -164,7 +165,8 @@ def test_data_give_norms_and_what_is_alike(tmp_path):
 BAD = [
     ((), "runs and training are not given"),
     (("nowhere",), "holds no run.json"),
-    (("{run}", "{run}"), "out is not given"),
+    (("{run}", "{run}"), "runs name one folder twice"),
+    (("{run}", "{run}/../run", "--out", "{out}"), "runs name one folder twice"),
     (("{run}", "--declare", "accepted=me"), "did you mean 'accepted_by'?"),
     (("{run}", "--declare", "bias"), "write NAME=VALUE"),
     (("{run}", "--declare", "bias="), "declare bias has 0 letters"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import warnings
 from typing import Annotated
@@ -27,6 +28,7 @@ from leakbound.options import (
 from leakbound.text import printable
 
 USAGE, FAILED, STOPPED = 2, 1, 130
+TOO_LARGE = re.compile(r"not enough memory|can't allocate|out of memory|calculation overflowed")
 
 Command = (
     Annotated[Audit, subcommand("audit")]
@@ -69,6 +71,14 @@ def main(arguments: list[str] | None = None) -> None:
         code = 0
     except (ValueError, OSError) as error:
         _say(str(error))
+        code = USAGE
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not TOO_LARGE.search(str(error)):
+            raise
+        _say(
+            "there is not enough memory for what was asked; take a smaller model, input_shape or "
+            f"batch size ({str(error).splitlines()[0][:200] if str(error) else 'out of memory'})"
+        )
         code = USAGE
     sys.exit(code)
 

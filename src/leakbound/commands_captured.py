@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _OF_CELLS = ("labels_unknown", "defense_unknown", "malicious_server", "statistics_known")
 CLASSES = 10
+MOST = 100_000
+"""Examples, steps and classes of one update: more is a slip, and would run for hours."""
 
 
 def attack(command: options.Attack) -> int:
@@ -35,6 +37,10 @@ def attack(command: options.Attack) -> int:
     for name in (*_OF_CELLS, "lpips_weights"):
         if getattr(command, name):
             raise ValueError(f"{name} goes with a simulated cell; leave it out with --update")
+    for name in ("batch_size", "local_steps", "local_batch_size", "classes"):
+        value = getattr(command, name)
+        if value is not None and not 1 <= value <= MOST:
+            raise ValueError(f"{name} is {value}; give a whole number from 1 to {MOST}")
     settings = Settings(
         _shape(command.input_shape),
         command.input_range,
@@ -149,7 +155,7 @@ def _model(command: options.Attack, settings: Settings) -> nn.Module:
     name, own = spec.pop("name"), spec
     given = {
         "input_shape": settings.input_shape,
-        "classes": settings.classes or CLASSES,
+        "classes": CLASSES if settings.classes is None else settings.classes,
         "generator": stream(command.seed, "model", name),
     }
     if ":" in name:

@@ -21,6 +21,10 @@ def compare(command: options.Compare) -> int:
     from leakbound.report.compare_html import FILE, summary, write_comparison
     from leakbound.report.folder import read
 
+    if command.first.resolve() == command.second.resolve():
+        raise ValueError(
+            f"first and second are both {str(command.first)!r}, which shows nothing; give two runs"
+        )
     path = command.second / FILE if command.out is None else command.out
     if path.is_dir():
         raise ValueError(f"out is {str(path)!r}, which is a folder; name a file, as in {FILE}")

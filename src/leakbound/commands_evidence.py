@@ -145,6 +145,8 @@ def _place(command: options.Evidence) -> Path:
             "runs and training are not given; name the folder of a run, or --training "
             "noise_multiplier=1.0 steps=1000 ... (see docs/evidence.md)"
         )
+    if len({run.resolve() for run in command.runs}) < len(command.runs):
+        raise ValueError("runs name one folder twice; name each run once")
     if command.out is None:
         if len(command.runs) != 1:
             raise ValueError("out is not given; name the folder for the evidence: --out DIR")

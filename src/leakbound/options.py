@@ -68,7 +68,7 @@ class Attack:
     statistics_known: bool = False
     """The attacker is told the batch's statistics in every batch norm."""
     floor: Literal["none", "trace", "full", "weiss_weinstein"] = "trace"
-    """Floor on every attacker's mean error; "full" is tighter, slower, and draws a leak map;
+    """Floor on mean errors, proved for smooth models; "full" is tighter, slower, draws a leak map;
     "weiss_weinstein" holds for models with kinks (ReLU, max pools) too."""
     lpips_weights: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Measure LPIPS too, with the weights of this .safetensors file (see docs/how_to/lpips.md)."""

@@ -56,6 +56,7 @@ CHANGES = [
     ({"batch_sizes": [0]}, ["batch_sizes holds 0"]),
     ({"batch_sizes": 1.5}, ["batch_sizes holds 1.5"]),
     ({"thresholds": {"psnr": 0}}, ["psnr is 0"]),
+    ({"thresholds": {"psnr": 1e9}}, ["psnr is 1e+09; give decibels"]),
     ({"thresholds": {"psrn": 20}}, ["did you mean 'psnr'"]),
     ({"thresholds": 20}, ["[thresholds]"]),
     ({"threat": {"server": "evil"}}, ["server is 'evil'"]),

@@ -19,6 +19,13 @@ def recorded(folder, rounds=2, clients=2, **about):
     return folder
 
 
+def test_a_new_folder_is_its_owners_alone_at_every_level(tmp_path):
+    folder = tmp_path / "seen"
+    captured.write(folder, BEFORE, AFTER, {"round": 1, "client": 2, "kind": "weights"})
+    for place in (folder, folder / "round-0001"):
+        assert place.stat().st_mode & 0o777 == 0o700
+
+
 def test_what_the_recorder_writes_is_found_and_loaded(tmp_path):
     recorded(tmp_path)
     names = sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.safetensors"))

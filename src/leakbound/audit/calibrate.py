@@ -326,8 +326,8 @@ def _blind(target: Target, setting: Setting, prior: Rung | None, reach: Reach | 
     if blind >= math.log(target.gamma) - 3 * GAMMA_ERROR:
         raise ValueError(
             f"target is {target}, but a guess that sees no update succeeds with probability "
-            f"{math.exp(blind):.3g} under the prior ({_name(prior)}): no noise helps; ask for a "
-            "smaller error or accept a larger probability"
+            f"{math.exp(blind):.3g} under the prior ({_name(prior)}), and no finite noise brings "
+            "that lower: no noise helps; ask for a smaller error or accept a larger probability"
         )
     return blind
 

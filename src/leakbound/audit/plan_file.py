@@ -170,6 +170,8 @@ def _thresholds(table: Mapping[str, Any]) -> float:
     _known_keys("thresholds", table, ["psnr"])
     value = table.get("psnr", 20.0)
     check.positive(psnr=value)
+    if value >= 300:  # as everywhere: beyond, its mean squared error is no number
+        raise ValueError(f"psnr is {value:g}; give decibels, such as 20")
     return float(value)
 
 

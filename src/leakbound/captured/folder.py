@@ -49,7 +49,8 @@ def write(
             raise ValueError(f"about[{name!r}] is {text.get(name)!r}; give a whole number")
     check.one_of(KINDS, kind=text.get("kind", ""))
     place = Path(folder) / f"round-{int(text['round']):04d}"
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+    place.mkdir(mode=0o700, exist_ok=True)
     if not (place / BEFORE).exists():
         known = {PREFIX + "kind": "before", PREFIX + "round": text["round"]}
         tensors.write(place / BEFORE, before, known)

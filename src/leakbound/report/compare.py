@@ -235,4 +235,4 @@ def _same_bytes(first: Run, second: Run, name: str) -> bool:
     for run in (first, second):
         path = run.folder / name
         contents.append(path.read_bytes() if path.exists() else None)
-    return contents[0] is not None and contents[0] == contents[1]
+    return bool(contents[0]) and contents[0] == contents[1]
