@@ -32,7 +32,7 @@ class _EmptyBatches:
         if not torch.is_grad_enabled():
             return found
         for parameter in self.parameters():
-            if parameter.requires_grad and parameter.grad_sample is None:
+            if parameter.requires_grad and getattr(parameter, "grad_sample", None) is None:
                 parameter.grad_sample = parameter.new_zeros((0, *parameter.shape))
         return tree_map(_leaf, found)
 
