@@ -157,9 +157,9 @@ def kept() -> list[Case]:
     """What is kept against what is made anew, and a calibration of both."""
 
     def calibration() -> object:
-        return calibrate(TARGET, HIDDEN)
+        return calibrate(TARGET, HIDDEN, prior=None)
 
-    noise = calibrate(TARGET, HIDDEN).noise_multiplier
+    noise = calibrate(TARGET, HIDDEN, prior=None).noise_multiplier
 
     return [
         Case(

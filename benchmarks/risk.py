@@ -25,7 +25,7 @@ def sampled(participation: str) -> None:
     setting = Setting(
         1.0, dim=784, norm=9.0, steps=1000, sampling_rate=0.01, participation=participation
     )
-    calibrate(TARGET, setting, records=5000)
+    calibrate(TARGET, setting, records=5000, prior=None)
 
 
 def composed() -> None:
@@ -43,7 +43,9 @@ def main() -> None:
             np.linspace(0.002, 0.01, 1000), dim=3072, eta=0.037 / 3072
         ),
         "1,000 sampled steps": composed,
-        "calibrate, one full step": lambda: calibrate(TARGET, Setting(1.0, dim=784, norm=9.0)),
+        "calibrate, one full step": lambda: calibrate(
+            TARGET, Setting(1.0, dim=784, norm=9.0), prior=None
+        ),
         "calibrate, 1,000 visible sampled steps": lambda: sampled("visible"),
         "calibrate, 1,000 hidden sampled steps": lambda: sampled("hidden"),
     }

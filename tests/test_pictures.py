@@ -280,7 +280,9 @@ def test_a_blind_success_below_any_float_is_a_power():
 
 
 def test_a_calibration_says_what_it_means():
-    found = calibrate("mse<=0.0006 with probability<=0.001", Setting(1.0, dim=784), clip_norm=2)
+    found = calibrate(
+        "mse<=0.0006 with probability<=0.001", Setting(1.0, dim=784), clip_norm=2, prior=None
+    )
     page = safe(found._repr_html_())
     assert "noise multiplier (solved for)" in page
     assert f"{found.noise_multiplier:g}" in page

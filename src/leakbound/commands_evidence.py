@@ -15,7 +15,7 @@ import numpy as np
 from leakbound import check, commands_risk
 from leakbound.audit.calibrate import UNIFORM, under
 from leakbound.audit.corridor import Corridor, Setting, epsilon
-from leakbound.audit.corridor_verdict import IGNORANT, verdict_of
+from leakbound.audit.corridor_verdict import UNINFORMED, verdict_of
 from leakbound.audit.reach import reach
 from leakbound.audit.run_file import versions
 from leakbound.bounds import ladder
@@ -49,10 +49,11 @@ class Training:
     psnr: tuple[float, ...] = (10.0, 15.0, 20.0, 25.0, 30.0)
     eta: tuple[float, ...] = ()
     accept: float = 0.001
-    prior: Literal["sphere", "gaussian", "mixture", "gallery"] = "sphere"
+    prior: Literal["sphere", "gaussian", "mixture", "gallery"] | None = None
     input_range: tuple[float, ...] = (0.0, 1.0)
     size: int | None = None
     channels: int | None = None
+    exclude: tuple[str, ...] = ()
 
 
 def evidence(command: options.Evidence) -> int:
@@ -181,7 +182,6 @@ def _training(command: options.Evidence) -> dict[str, Any]:
     setting = commands_risk.setting_of(same, records, given.noise_multiplier)
     prior = commands_risk.prior_of(given.prior, records)
     edges = under(prior, setting, [eta for _, eta in thresholds])
-    known = commands_risk.knowing(prior, records)
     stated = [name for name, _ in _pairs("training", command.training, _names())]
     words = " ".join(map(shlex.quote, command.training))
     return {
@@ -189,8 +189,8 @@ def _training(command: options.Evidence) -> dict[str, Any]:
         "epsilons": _epsilons(setting, given.delta),
         "accepted": given.accept,
         "prior": UNIFORM if prior is None else prior.name,
-        "notices": [] if known else [f"{IGNORANT}; for images state prior=mixture"],
-        "thresholds": _rows(thresholds, edges, records, given.accept, known),
+        "notices": [] if edges.informed else [f"{UNINFORMED}; state data=... prior=mixture"],
+        "thresholds": _rows(thresholds, edges, records, given.accept),
         "lower_scope": asdict(edges.lower_scope),
         "upper_scope": asdict(edges.upper_scope),
         "records": {
@@ -218,13 +218,16 @@ def _parsed(given: Sequence[str]) -> Training:
     if len(training.input_range) != 2:
         raise ValueError(f"training input_range is {training.input_range}; give LOW,HIGH")
     check.one_of(["visible", "hidden"], participation=training.participation)
-    check.one_of(["sphere", "gaussian", "mixture", "gallery"], prior=training.prior)
+    if training.prior is not None:
+        check.one_of(["sphere", *ladder.KINDS], prior=training.prior)
     return training
 
 
 def _value(name: str, text: str) -> Any:
     if name in ("participation", "prior", "data"):
         return text
+    if name == "exclude":
+        return tuple(text.split(","))
     whole = name in ("steps", "dim", "size", "channels")
     try:
         if whole:
@@ -247,13 +250,12 @@ def _rows(
     edges: Corridor,
     records: commands_risk.Records,
     accepted: float,
-    known: bool,
 ) -> list[dict[str, Any]]:
     seen, rows = records.images, []
     for i, (psnr, eta) in enumerate(thresholds):
         alike = None if seen is None else reach(seen, eta).most
         lower, upper = float(edges.lower[i]), float(edges.upper[i])
-        verdict = verdict_of(edges, i, alike, accepted, known)
+        verdict = verdict_of(edges, i, alike, accepted)
         row: dict[str, Any] = {"psnr": psnr, "mse": eta, "lower": lower, "upper": upper}
         rows.append({**row, "alike": alike, "verdict": verdict})
     return rows

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from leakbound.audit.calibrate import UNIFORM, Calibration, calibrate, under
 from leakbound.audit.corridor import MOST_STEPS, Corridor, Setting, epsilon
-from leakbound.audit.corridor_verdict import IGNORANT, verdict_of
+from leakbound.audit.corridor_verdict import UNINFORMED, verdict_of
 from leakbound.audit.reach import reach
 from leakbound.audit.target import Target
 from leakbound.bounds import ladder
@@ -27,7 +27,10 @@ from leakbound.commands import console, errors, safe, write_files
 if TYPE_CHECKING:
     from leakbound import options
 
-COMPONENTS = 32
+DEFAULT = "mixture"
+"""The prior where data are given."""
+SHOWN = 10
+"""Names of examples in one line."""
 AROUND = 5.0
 """Decibels that the plots show beside the thresholds."""
 WIDEST = 1e100
@@ -42,6 +45,8 @@ class Records:
     norms: tuple[float, float]
     images: NDArray[Any] | None = None
     source: str | None = None
+    names: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def count(self) -> int | None:
@@ -59,7 +64,7 @@ def bound(command: options.Bound) -> int:
     prior = prior_of(command.prior, records)
     with errors.status("bounding ..."):
         edges = under(prior, setting, [eta for _, eta in thresholds])
-        private, known = _finite(epsilon(setting, command.delta)), knowing(prior, records)
+        private = _finite(epsilon(setting, command.delta))
         seen = records.images
         alike = [None if seen is None else reach(seen, eta).most for _, eta in thresholds]
     found = {
@@ -76,7 +81,7 @@ def bound(command: options.Bound) -> int:
                 "lower": float(edges.lower[i]),
                 "upper": float(edges.upper[i]),
                 "alike": alike[i],
-                "verdict": verdict_of(edges, i, alike[i], command.accept, known),
+                "verdict": verdict_of(edges, i, alike[i], command.accept),
             }
             for i, (psnr, eta) in enumerate(thresholds)
         ],
@@ -105,7 +110,7 @@ def calibration(command: options.Calibrate) -> int:
         )
     if sought and not given:
         raise ValueError(f"noise_multiplier is not given; --solve {command.solve} needs it")
-    records = records_of(command)
+    records = without_constants(records_of(command), target)
     prior = prior_of(command.prior, records)
     setting = setting_of(command, records, 1.0 if noise is None else noise)
     with errors.status("calibrating ..."):
@@ -120,19 +125,16 @@ def calibration(command: options.Calibrate) -> int:
             reach=None if records.images is None else reach(records.images, target.eta),
             records=records.count,
         )
-    known = knowing(prior, records)
-    alike = None if found.reach is None else found.reach.most
-    word = verdict_of(found.edges, 0, alike, target.gamma, known)
     if command.json:
-        told = {**found.plain(), "verdict": word}
+        told = {**found.plain(), "left_out": list(records.left_out)}
         print(json.dumps(told, indent=1, sort_keys=True, allow_nan=False))
     else:
-        _show_calibration(found, records, word)
+        _show_calibration(found, records)
     return 0
 
 
 def records_of(command: options.Bound | options.Calibrate) -> Records:
-    """The records that the options name: how many values each has, and their norms."""
+    """The examples that the options name: how many values each has, and their norms."""
     low, high = command.input_range
     _width(command.input_range)
     if command.data is None:
@@ -140,11 +142,16 @@ def records_of(command: options.Bound | options.Calibrate) -> Records:
             raise ValueError("dim and norm are not given; give both, or --data to take them from")
         if command.size is not None or command.channels is not None:
             raise ValueError("size and channels resize the images of --data, which is not given")
+        if command.exclude:
+            raise ValueError("exclude leaves examples of --data out, which is not given")
         return Records(command.dim, _possible(_range(command.norm), command.dim, (low, high)))
     from leakbound import data
 
     dataset = data.load(command.data, size=command.size, channels=command.channels)
     flat = dataset.inputs.flatten(1).double().numpy()
+    names = dataset.files or tuple(map(str, range(len(flat))))
+    keep = _kept(names, command.exclude)
+    flat, names = flat[keep], tuple(np.array(names)[keep])
     least, most = flat.min(), flat.max()
     if least < low or most > high:
         raise ValueError(
@@ -165,10 +172,58 @@ def records_of(command: options.Bound | options.Calibrate) -> Records:
         norms = given
     if norms[0] == 0:
         raise ValueError(
-            f"norm: {int((own == 0).sum())} of {len(own)} records are all zeros, which the zero "
-            "image rebuilds; leave them out"
+            f"data holds {int((own == 0).sum())} examples of {len(own)} that are all zeros, which "
+            f"the zero image matches without any update: {_listed(names, own == 0)}; leave them "
+            "out: --exclude"
         )
-    return Records(flat.shape[1], norms, flat, command.data)
+    return Records(flat.shape[1], norms, flat, command.data, names)
+
+
+def _kept(names: Sequence[str], exclude: Sequence[str]) -> NDArray[Any]:
+    """Which examples stay, of these names (or numbers from 0)."""
+    keep = np.ones(len(names), dtype=bool)
+    place = {name: i for i, name in enumerate(names)}
+    for word in exclude:
+        at = place.get(word, int(word) if word.isdecimal() else len(names))
+        if at >= len(names):
+            raise ValueError(
+                f"exclude holds {word!r}, which names no example of the data; give numbers from 0 "
+                f"to {len(names) - 1}, or names of image files"
+            )
+        keep[at] = False
+    if not keep.any():
+        raise ValueError(f"exclude leaves out all {len(names)} examples; leave some")
+    return keep
+
+
+def _listed(names: Sequence[str], which: NDArray[Any]) -> str:
+    """The first few of some names."""
+    found = [names[int(i)] for i in np.flatnonzero(which)]
+    return ", ".join(found[:SHOWN]) + (", ..." if len(found) > SHOWN else "")
+
+
+def without_constants(records: Records, target: Target) -> Records:
+    """The examples but those that a constant image matches: no amount of noise protects these.
+
+    Raises:
+        ValueError: such are more than half of the examples, so the target itself is at fault.
+    """
+    if records.images is None:
+        return records
+    matched = records.images.var(1) <= target.eta
+    if 2 * matched.sum() > len(matched):
+        raise ValueError(
+            f"target is {target}, but a constant image matches {int(matched.sum())} of "
+            f"{len(matched)} examples within it, without any update: no amount of noise helps; ask "
+            "for a smaller error"
+        )
+    images = records.images[~matched]
+    norms = records.norms
+    if matched.any() and norms[0] == np.linalg.norm(records.images, axis=1).min():
+        norms = (float(np.linalg.norm(images, axis=1).min()), norms[1])
+    names = tuple(np.array(records.names)[~matched])
+    left = tuple(np.array(records.names)[matched])
+    return replace(records, images=images, norms=norms, names=names, left_out=left)
 
 
 def _possible(
@@ -233,24 +288,19 @@ def thresholds_of(command: options.Bound) -> list[tuple[float, float]]:
     return sorted(set(pairs))
 
 
-def prior_of(name: str, records: Records) -> ladder.Rung | None:
-    """The rung of the ladder of priors that is named; None is the sphere."""
-    if name == "sphere":
+def prior_of(name: str | None, records: Records) -> ladder.Rung | None:
+    """The prior that is named, "mixture" by default where data are given; None is the sphere."""
+    if name == "sphere" or (name is None and records.images is None):
         return None
     if records.images is None:
-        raise ValueError(f"prior is {name!r}, which is taken from images; give --data")
-    images = records.images
-    rung: ladder.Rung = ladder.Gallery(images)
-    if name == "gaussian":
-        rung = ladder.GaussianImages.from_samples(images, components=COMPONENTS)
-    elif name == "mixture":
-        rung = ladder.Mixture.from_samples(images, components=COMPONENTS)
-    return ladder.Seen(rung, [images])
-
-
-def knowing(prior: ladder.Rung | None, records: Records) -> bool:
-    """Whether the prior knows what an attacker may: a uniform direction knows nothing of data."""
-    return prior is not None or records.images is None
+        raise ValueError(f"prior is {name!r}, which is taken from examples; give --data")
+    try:
+        return ladder.from_images(records.images, name or DEFAULT)
+    except ValueError as error:
+        raise ValueError(
+            f"prior {name or DEFAULT!r} cannot be taken from the data: {error}; give more data, or "
+            "--prior sphere, under which nothing is called protected"
+        ) from None
 
 
 def _show_bound(found: dict[str, Any], edges: Corridor, records: Records) -> None:
@@ -278,11 +328,11 @@ def _show_bound(found: dict[str, Any], edges: Corridor, records: Records) -> Non
         console.print(f"attained on average over another: {UNIFORM}")
     if records.images is not None:
         console.print("alike: the share of the data that one blind guess reaches without an update")
-    _show_prior(found["prior"], records)
+    _show_prior(found["prior"])
     _show_scopes(edges)
 
 
-def _show_calibration(found: Calibration, records: Records, word: str) -> None:
+def _show_calibration(found: Calibration, records: Records) -> None:
     answer = {**asdict(found.setting), "clip_norm": found.clip_norm}[found.solved]
     console.print(f"{escape(str(found.target))}: [bold]{found.solved} = {answer:.6g}[/bold]")
     edges, private = found.edges, _finite(found.epsilon)
@@ -303,21 +353,30 @@ def _show_calibration(found: Calibration, records: Records, word: str) -> None:
     if found.solved == "steps" and found.setting.steps == MOST_STEPS:
         console.print("more steps were not tried")
     console.print(f"prior: {escape(found.prior)}")
+    if records.left_out:
+        one = len(records.left_out) == 1
+        console.print(
+            f"[bold]{len(records.left_out)} example{' is' if one else 's are'} left out[/bold]: a "
+            f"constant image matches {'it' if one else 'each of them'} within the threshold, and "
+            "no amount of noise protects such an example. The answer is for the other "
+            f"{records.count}. Left out: "
+            f"{safe(_listed(records.left_out, np.ones(len(records.left_out))))}"
+        )
     if blind is not None and blind.record > found.target.gamma:
         console.print(
             "[bold]These records are alike[/bold]: whoever has one reaches others without any "
             "update. The answer holds for the prior named, not for such an attacker (--prior "
             "gallery)."
         )
-    _show_prior(found.prior, records)
-    console.print(f"what `leakbound bound` says of this answer: [bold]{word}[/bold]")
+    _show_prior(found.prior)
+    console.print(f"what `leakbound bound` says about this answer: [bold]{found.verdict}[/bold]")
     _show_scopes(edges)
 
 
-def _show_prior(prior: str, records: Records) -> None:
-    """That a prior which knows nothing of the data says nothing of attackers who do."""
-    if prior == UNIFORM and records.images is not None:
-        console.print(f"[bold]{IGNORANT}[/bold]. For images take --prior mixture.")
+def _show_prior(prior: str) -> None:
+    """Say that a prior which knows nothing about the data bounds no attacker who does."""
+    if prior == UNIFORM:
+        console.print(f"[bold]{UNINFORMED}[/bold]. Give --data and take --prior mixture.")
 
 
 def _less(found: Calibration) -> str:

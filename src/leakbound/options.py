@@ -257,8 +257,13 @@ class Bound:
     """More thresholds, as mean squared errors."""
     accept: float = 0.001
     """The probability that you accept."""
-    prior: Literal["sphere", "gaussian", "mixture", "gallery"] = "sphere"
-    """For which records the upper edge holds: a uniform direction, or models of the data."""
+    prior: Annotated[
+        Literal["sphere", "gaussian", "mixture", "gallery"] | None,
+        arg(metavar="PRIOR", help_behavior_hint=""),
+    ] = None
+    """For which examples the upper bound holds: "mixture" (default with --data), "gaussian" or
+    "gallery" are taken from --data; "sphere" (default without) knows nothing about the data, and
+    nothing is called protected under it."""
     input_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest value of an input."""
     delta: float = 1e-5
@@ -267,6 +272,8 @@ class Bound:
     """Resize the data's images."""
     channels: Whole = None
     """1 for gray, 3 for color."""
+    exclude: Annotated[tuple[str, ...], arg(metavar="EXAMPLE", help_behavior_hint="")] = ()
+    """Leave these examples of --data out: numbers from 0, or names of image files."""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None
     """Write bound.json and plots here."""
     json: bool = False
@@ -304,8 +311,13 @@ class Calibrate:
     """Noise standard deviation on the sum, where the clip norm is solved for."""
     clip_norm: float = 1.0
     """Bound on the norm of a record's gradient."""
-    prior: Literal["sphere", "gaussian", "mixture", "gallery"] = "sphere"
-    """For which records the upper edge holds: a uniform direction, or models of the data."""
+    prior: Annotated[
+        Literal["sphere", "gaussian", "mixture", "gallery"] | None,
+        arg(metavar="PRIOR", help_behavior_hint=""),
+    ] = None
+    """For which examples the upper bound holds: "mixture" (default with --data), "gaussian" or
+    "gallery" are taken from --data; "sphere" (default without) knows nothing about the data, and
+    nothing is called protected under it."""
     input_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest value of an input."""
     delta: float = 1e-5
@@ -314,5 +326,7 @@ class Calibrate:
     """Resize the data's images."""
     channels: Whole = None
     """1 for gray, 3 for color."""
+    exclude: Annotated[tuple[str, ...], arg(metavar="EXAMPLE", help_behavior_hint="")] = ()
+    """Leave these examples of --data out: numbers from 0, or names of image files."""
     json: bool = False
     """Print JSON."""

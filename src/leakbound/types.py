@@ -100,6 +100,11 @@ class Release(Protocol):
         ...
 
     @property
+    def continuous(self) -> bool:
+        """Whether what it sends has no jumps."""
+        ...
+
+    @property
     def private_law(self) -> bool:
         """Whether the law of the release (noise or mask) depends on the client's batch."""
         ...

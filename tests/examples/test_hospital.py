@@ -71,9 +71,10 @@ def test_hospitals_differ_and_share_no_image(hospital):
 
 def test_the_noise_meets_the_stated_risk(hospital):
     found = hospital.task.calibration()
-    assert str(found.target) == "PSNR >= 20 dB with probability <= 0.001"
+    assert str(found.target) == "PSNR >= 30 dB with probability <= 0.001"
     assert found.setting.steps == hospital.task.ROUNDS
     assert 0 < float(found.edges.upper[0]) <= 0.001
+    assert found.verdict == "protected"
 
 
 def test_the_server_sees_and_the_meter_reads(small, tmp_path, capsys):

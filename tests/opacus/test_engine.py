@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from leakbound import data
 from leakbound.audit import Setting, calibrate
 from leakbound.bounds import composition, identification
+from leakbound.bounds.ladder import KnownNorm
 from leakbound.defenses.whitening import Whiten
 from leakbound.opacus import (
     RiskEngine,
@@ -32,7 +33,15 @@ from leakbound.types import Batch, NotApplicable
 
 from .conftest import net
 
-ASK = {"target": "psnr>=20 with probability<=0.05", "dim": 12, "norm": 2.0}
+
+class Sphere(KnownNorm):
+    """A uniform direction, passed off as knowledge: its closed forms test the numbers."""
+
+    informed = True
+
+
+SPHERE = Sphere(12, 2.0)
+ASK = {"target": "psnr>=20 with probability<=0.05", "dim": 12, "norm": 2.0, "prior": SPHERE}
 
 
 def loader(count=60, size=6, **more):
@@ -64,7 +73,7 @@ def test_a_training_keeps_the_risk_that_was_asked_for():
     engine = RiskEngine()
     *private, found = engine.make_private_with_risk(epochs=3, **ASK, **made(engine))
     wanted = Setting(1.0, 12, 2.0, 30, 0.1, "hidden")
-    assert found.noise_multiplier == calibrate(ASK["target"], wanted).noise_multiplier
+    assert found.noise_multiplier == calibrate(ASK["target"], wanted, prior=SPHERE).noise_multiplier
     assert private[1].noise_multiplier == found.noise_multiplier
     train(*private, epochs=1)
     early = engine.risk()
@@ -99,12 +108,12 @@ def test_visible_steps_need_more_noise():
 
 def test_a_risk_in_eta_and_another_question():
     engine = RiskEngine()
-    asked = {"target": "mse<=0.01 with probability<=0.05", "dim": 12, "norm": 2.0}
+    asked = {"target": "mse<=0.01 with probability<=0.05", "dim": 12, "norm": 2.0, "prior": SPHERE}
     *private, _ = engine.make_private_with_risk(epochs=1, **asked, **made(engine))
     train(*private)
     assert (engine.risk().eta, engine.risk().psnr) == (0.01, None)
     assert engine.risk(psnr=30).upper < engine.risk().upper
-    assert engine.risk(norm=4.0).upper < engine.risk().upper
+    assert engine.risk(prior=Sphere(12, 4.0)).upper < engine.risk().upper
     wide = RiskEngine()
     wide.make_private_with_risk(epochs=1, input_range=2.0, **ASK, **made(wide))
     assert wide.risk().eta == pytest.approx(0.04)
@@ -116,7 +125,7 @@ def test_histories_of_several_settings_are_told():
     train(*private)
     private[1].noise_multiplier = 0.7  # a scheduler's doing
     train(*private)
-    found = engine.risk(dim=12, norm=2.0, psnr=20)
+    found = engine.risk(dim=12, norm=2.0, psnr=20, prior=SPHERE)
     assert found.history == ((1.0, 0.1, 10), (0.7, 0.1, 10))
     ends = [
         composition.subsampled(s, sampling_rate=0.1, steps=20, log_kappa=found.log_kappa)
@@ -279,6 +288,9 @@ def test_questions_that_have_no_answer():
     loose = {**ASK, "target": "psnr>=20 with probability<=0.9"}
     with pytest.raises(ValueError, match="needs no noise"):
         engine.make_private_with_risk(epochs=1, **loose, **made(engine))
+    for prior in (None, KnownNorm(12, 2.0)):
+        with pytest.raises(ValueError, match="a target needs a prior that knows the data"):
+            engine.make_private_with_risk(epochs=1, **{**ASK, "prior": prior}, **made(engine))
     with pytest.raises(ValueError, match="epochs is 0"):
         engine.make_private_with_risk(epochs=0, **ASK, **made(engine))
     private = engine.make_private(noise_multiplier=1.0, **made(engine))
@@ -387,7 +399,8 @@ def test_a_checkpoint_keeps_what_was_asked_for(tmp_path):
     engine.save_checkpoint(path=path, module=module, checkpoint_dict={"epoch": 3})
     again = RiskEngine()
     assert again.load_checkpoint(path=path, module=module)["epoch"] == 3
-    assert again.risk().plain() == engine.risk().plain()
+    assert again.risk(prior=SPHERE).plain() == engine.risk().plain()
+    assert again.risk().upper is None  # a prior is no plain value, and none is supposed
 
 
 class _Code:

@@ -17,6 +17,15 @@ from leakbound.bounds.from_scratch import exact
 from leakbound.opacus import risk
 
 ASK = {"dim": 16, "norm": 1.0, "eta": 0.5 / 16}
+
+
+class Sphere(ladder.KnownNorm):
+    """A uniform direction, passed off as knowledge: its closed forms test the numbers."""
+
+    informed = True
+
+
+SPHERE = Sphere(16)
 MIXED = [(1.0, 0.01, 300), (1.5, 0.02, 500), (0.8, 0.005, 200)]
 SIDES = ("hidden", "visible")
 
@@ -26,7 +35,7 @@ def test_one_setting_is_the_corridor(participation):
     setting = Setting(0.7, 16, 1.0, 400, 0.02, participation)
     edges = corridor(setting, [0.5 / 16])
     history = [(0.7, 0.02, 150), (0.7, 0.02, 250)]  # Opacus splits after a load or a change
-    found = risk(history, participation=participation, **ASK)
+    found = risk(history, participation=participation, prior=SPHERE, **ASK)
     assert found.history == ((0.7, 0.02, 400),)
     assert (found.lower, found.upper) == (float(edges.lower[0]), float(edges.upper[0]))
     assert found.epsilon == epsilon(setting, 1e-5)
@@ -39,7 +48,7 @@ def test_settings_that_differ_by_nothing_give_the_same_risk(participation, rate)
     setting = Setting(0.9, 16, 1.0, 60, rate, participation)
     edges = corridor(setting, [0.5 / 16])
     halves = [(0.9, rate, 20), (0.9 * (1 + 1e-13), rate, 40)]
-    found = risk(halves, participation=participation, **ASK)
+    found = risk(halves, participation=participation, prior=SPHERE, **ASK)
     assert found.upper == pytest.approx(float(edges.upper[0]), rel=3e-3)
     assert found.lower == pytest.approx(float(edges.lower[0]), rel=3e-3)
     assert found.epsilon == pytest.approx(epsilon(setting, 1e-5), rel=3e-3)
@@ -53,7 +62,7 @@ def test_full_batches_of_two_noises_are_one_gaussian():
     blind = float(identification.kappa_sphere(**ASK))
     wanted = special.ndtr(special.ndtri(blind) + mu)
     for participation in SIDES:
-        found = risk(history, participation=participation, **ASK)
+        found = risk(history, participation=participation, prior=SPHERE, **ASK)
         assert found.upper == pytest.approx(wanted, rel=1e-3)
         assert found.upper >= wanted * (1 - 1e-12)
         assert found.lower == pytest.approx(float(exact(1 / mu, **ASK)), rel=1e-2)
@@ -136,7 +145,9 @@ def test_the_lower_edge_is_attained_by_playing_the_attack(participation):
     e = dim * eta
     cosine = signal[:, 0] / np.linalg.norm(signal, axis=1)
     hits = float((cosine >= math.sqrt(1 - e)).mean())
-    found = risk(history, dim=dim, norm=1.0, eta=eta, participation=participation)
+    found = risk(
+        history, dim=dim, norm=1.0, eta=eta, participation=participation, prior=Sphere(dim)
+    )
     spread = 4.5 * math.sqrt(hits * (1 - hits) / n)
     assert hits - spread < found.lower < hits + spread
     assert found.lower < found.upper
@@ -158,7 +169,7 @@ def test_merging_settings_only_adds_risk():
     worst = mixed.hidden_upper([(0.8, 0.0106, 300)], math.log(1e-3))
     assert ends[0] < ends[1] < worst
     for participation in SIDES:
-        found = risk(history, participation=participation, **ASK)
+        found = risk(history, participation=participation, prior=SPHERE, **ASK)
         exact_sum = mixed.visible_lower if participation == "visible" else mixed.hidden_lower
         best = exact_sum(history, **ASK)
         assert 0.85 * best < found.lower <= best < found.upper
@@ -167,16 +178,18 @@ def test_merging_settings_only_adds_risk():
 
 def test_steps_without_noise_are_read_off():
     for participation in SIDES:
-        found = risk([(0.0, 0.1, 2), (1.0, 0.1, 10)], participation=participation, **ASK)
+        found = risk(
+            [(0.0, 0.1, 2), (1.0, 0.1, 10)], participation=participation, prior=SPHERE, **ASK
+        )
         assert 0.19 < found.lower <= found.upper
         assert found.epsilon == math.inf
         assert found.plain()["epsilon"] is None
-    alone = risk([(0.0, 1.0, 1)], **ASK)
+    alone = risk([(0.0, 1.0, 1)], prior=SPHERE, **ASK)
     assert (alone.lower, alone.upper) == (1.0, 1.0)
 
 
 def test_before_the_first_step_there_is_a_guess_and_no_more():
-    found = risk([], **ASK)
+    found = risk([], prior=SPHERE, **ASK)
     blind = float(identification.kappa_sphere(**ASK))
     assert found.upper == pytest.approx(blind)
     assert (found.lower, found.epsilon, found.steps) == (blind, 0.0, 0)
@@ -186,7 +199,7 @@ def test_before_the_first_step_there_is_a_guess_and_no_more():
 def test_a_prior_moves_the_upper_edge_alone():
     images = np.random.default_rng(0).normal(0.2, 0.1, (80, 16)).clip(0, 1)
     prior = ladder.GaussianImages.from_samples(images, components=4)
-    plain, sharp = risk(MIXED, **ASK), risk(MIXED, prior=prior, **ASK)
+    plain, sharp = risk(MIXED, prior=SPHERE, **ASK), risk(MIXED, prior=prior, **ASK)
     assert sharp.upper > plain.upper
     assert sharp.lower == plain.lower
     assert prior.name in str(sharp)
@@ -195,11 +208,32 @@ def test_a_prior_moves_the_upper_edge_alone():
         risk(MIXED, prior=prior, **{**ASK, "dim": 20})
 
 
+@pytest.mark.parametrize("prior", [None, ladder.KnownNorm(16)])
+@pytest.mark.parametrize("history", [[], MIXED, [(1.0, 1.0, 1)]])
+def test_without_a_prior_that_knows_the_data_no_probability_is_stated(prior, history):
+    """A linear estimator beat 0.001 "at most" in 4 % of trials, under a uniform direction."""
+    found = risk(history, prior=prior, **ASK)
+    assert (found.upper, found.log_kappa) == (None, None)
+    text = str(found)
+    assert "nothing is called protected" in text
+    assert "depends on what they guess without the training" in text
+    assert [before for before, _ in found.rises] == [0.01, 0.001, 0.0001]
+    for before, after in found.rises:
+        assert f"{before:.2%} to at most {after:.3g}" in text
+        if not history:
+            assert after == pytest.approx(before)
+        elif history is MIXED:
+            assert after == mixed.hidden_upper(mixed.merged(MIXED), math.log(before))
+        else:
+            wanted = stats.norm.cdf(stats.norm.ppf(before) + 1)
+            assert after == pytest.approx(wanted, rel=1e-6)
+
+
 def test_what_a_person_and_a_program_read():
     found = risk([(0.6, 0.01, 1000)], dim=784, norm=9.2, psnr=20, experiment_only=True)
     text = str(found)
     assert text.startswith("EXPERIMENT ONLY")
-    for part in ("1,000 steps", "20 dB PSNR or better", "epsilon is", "delta 1e-05", "784 values"):
+    for part in ("1,000 steps", "20 dB PSNR or better", "Epsilon is", "delta 1e-05", "784 values"):
         assert part in text
     plain = json.loads(json.dumps(found.plain(), allow_nan=False))
     assert plain["upper"] == found.upper
@@ -212,8 +246,8 @@ def test_what_a_person_and_a_program_read():
 
 
 def test_psnr_and_range_are_an_eta():
-    a = risk(MIXED, dim=16, norm=1.0, psnr=15, input_range=2.0)
-    b = risk(MIXED, dim=16, norm=1.0, eta=4 / 10**1.5)
+    a = risk(MIXED, dim=16, norm=1.0, psnr=15, input_range=2.0, prior=SPHERE)
+    b = risk(MIXED, dim=16, norm=1.0, eta=4 / 10**1.5, prior=SPHERE)
     assert (a.eta, a.lower, a.upper) == pytest.approx((b.eta, b.lower, b.upper))
 
 

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from leakbound import check
 from leakbound.audit.corridor import MOST_STEPS, Corridor, Setting, corridor, edge_law, epsilon
+from leakbound.audit.corridor_verdict import verdict_of
 from leakbound.audit.reach import Reach, refuse_reached
 from leakbound.audit.target import Target
 from leakbound.bounds import composition, identification
@@ -31,6 +32,8 @@ DIGITS = 5
 """Significant digits of an answer, rounded to the safe side."""
 NEAR = 5e-5
 """How close a search comes, as a part of the answer."""
+LEAST = 1e-12
+"""The smallest probability that a target may accept: no prior is known to such a precision."""
 KAPPA_ERROR, GAMMA_ERROR = 1e-8, 1e-9
 """Bounds of the relative errors of log kappa and of gamma: the check moves both against us."""
 
@@ -66,6 +69,12 @@ class Calibration:
     records: int | None = None
 
     @property
+    def verdict(self) -> str:
+        """What `verdict_of` says about this answer; never "protected" for a uniform direction."""
+        alike = None if self.reach is None else self.reach.most
+        return verdict_of(self.edges, 0, alike, self.target.gamma)
+
+    @property
     def noise_multiplier(self) -> float:
         """Noise standard deviation / clip norm."""
         return self.setting.noise_multiplier
@@ -95,6 +104,7 @@ class Calibration:
             "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
             "delta": self.delta,
             "prior": self.prior,
+            "verdict": self.verdict,
             "lower": float(edges.lower[0]),
             "upper": float(edges.upper[0]),
             "log10_blind": blind if math.isfinite(blind) else None,
@@ -135,7 +145,7 @@ def calibrate(
     noise_std: float | None = None,
     delta: float = 1e-5,
     input_range: float = 1.0,
-    prior: Rung | None = None,
+    prior: Rung | None,
     reach: Reach | None = None,
     records: int | None = None,
 ) -> Calibration:
@@ -151,23 +161,32 @@ def calibrate(
         noise_std: noise standard deviation on the sum, where the clip norm is solved for.
         delta: at which epsilon is reported.
         input_range: width of the range of an input, for a target in words that names a PSNR.
-        prior: of the records, for the upper edge; by default a uniform direction.
+        prior: of the records, for the upper edge, such as `ladder.from_images(public)`. None is a
+            uniform direction, which knows nothing about the data: the answer then holds for no
+            attacker who does, and its verdict is never "protected".
         reach: what blind guesses reach in the data; the target is refused if that is too much.
         records: for the comparison with identification among this many.
 
     Raises:
-        ValueError: nothing meets the target, with the reason, such as what reaches it blindly.
+        ValueError: nothing meets the target, with the reason, such as what reaches it blindly; a
+            target whose probability is below 1e-12.
 
     Source: this project; the edges: docs/errata.md, "the valid corridor".
 
     Example:
-        >>> found = calibrate("mse<=0.0006 with probability<=0.001", Setting(1.0, dim=784))
-        >>> round(found.noise_multiplier, 3)
-        0.047
+        >>> goal = "mse<=0.0006 with probability<=0.001"
+        >>> found = calibrate(goal, Setting(1.0, dim=784), prior=None)
+        >>> round(found.noise_multiplier, 3), found.verdict
+        (0.047, 'undecided')
     """
     wanted = target
     if isinstance(wanted, str):
         wanted = Target.parse(wanted, input_range=input_range)
+    if wanted.gamma < LEAST:
+        raise ValueError(
+            f"target is {wanted}; no statement about data holds to such a precision: accept a "
+            f"probability of at least {LEAST:g}"
+        )
     _check(solve, clip_norm, noise_std, delta)
     blind = _blind(wanted, setting, prior, reach)
     found = _solved(solve, setting, blind, wanted.gamma / (1 + 2 * GAMMA_ERROR))
@@ -311,7 +330,9 @@ def under(prior: Rung | None, setting: Setting, eta: ArrayLike) -> Corridor:
     """Both edges, the upper one under a prior; by default a uniform direction."""
     if prior is None:
         return corridor(setting, eta)
-    return corridor(setting, eta, log_kappa=prior.log_kappa, prior=prior.name)
+    return corridor(
+        setting, eta, log_kappa=prior.log_kappa, prior=prior.name, informed=prior.informed
+    )
 
 
 def _blind(target: Target, setting: Setting, prior: Rung | None, reach: Reach | None) -> float:

@@ -96,6 +96,8 @@ class Corridor:
         lower: (n,) success of the best attack on the linear trap: attained.
         upper: (n,) success that no attacker exceeds, with any model, on average over the prior.
         log_kappa: (n,) natural logarithm of the blind success behind the upper edge.
+        informed: whether the upper edge's prior knows the data. A uniform direction does not: an
+            attacker who knows similar data exceeds its edge, so it protects nothing.
         lower_scope, upper_scope: whom each covers and what it does not say.
     """
 
@@ -104,6 +106,7 @@ class Corridor:
     lower: Array
     upper: Array
     log_kappa: Array
+    informed: bool
     lower_scope: Scope
     upper_scope: Scope
 
@@ -125,6 +128,7 @@ def corridor(
     *,
     log_kappa: Callable[[Array], Array] | None = None,
     prior: str = "the records that log_kappa is computed for",
+    informed: bool = True,
 ) -> Corridor:
     """Both edges of the risk that some image is rebuilt with an MSE of at most eta.
 
@@ -141,6 +145,7 @@ def corridor(
         log_kappa: the logarithm of the blind success at each eta, for another prior. The lower edge
             stays that of a uniform direction, so it can then exceed the upper one.
         prior: that prior in words.
+        informed: whether that prior knows the data; a uniform direction, the default, does not.
 
     Raises:
         ValueError: eta of 0 or below.
@@ -168,7 +173,8 @@ def corridor(
         prior=f"averaged over {SPHERE if log_kappa is None else prior}; other records fixed or "
         "known",
     )
-    return Corridor(setting, levels, lower, upper, blind, _lower_scope(setting), scope)
+    knows = informed and log_kappa is not None
+    return Corridor(setting, levels, lower, upper, blind, knows, _lower_scope(setting), scope)
 
 
 def lower_edge(setting: Setting, eta: Array) -> Array:

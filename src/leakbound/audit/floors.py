@@ -13,24 +13,22 @@ from torch import Tensor
 from leakbound.audit.bench import Bench
 from leakbound.audit.plan import Cell, FloorSpec
 from leakbound.bounds import (
-    FlatPrior,
     Floor,
-    GaussianPrior,
     Prior,
     full_floor,
     full_floor_from_samples,
     trace_floor_from_samples,
 )
+from leakbound.bounds.by_class import ByClass
 from leakbound.bounds.fisher import Channel, fisher_matrix, fisher_trace, strange_power
-from leakbound.bounds.kinks import kinks
 from leakbound.bounds.overlap import overlaps
+from leakbound.bounds.smoothness import not_smooth
 from leakbound.bounds.weiss_weinstein import default_steps, least_informed, weiss_weinstein_floor
 from leakbound.client import batch_norms
 from leakbound.protocol import Round
-from leakbound.random import permutation, stream, uniform
+from leakbound.random import stream
 from leakbound.types import Batch, Gaussian, NotApplicable, Server
 
-FEWEST = 8
 PILOT, STEPS = 4, 5
 MANY = 64
 """Images for a Weiss-Weinstein floor: with fewer its limit was too optimistic in tests."""
@@ -55,12 +53,13 @@ def floors(
 ) -> list[dict[str, Any]]:
     """The floors that the plan asks for, as records hold them.
 
-    Without `truth_known` nothing but the shape of `played.truth` counts (a captured update), and
-    what was sent is not held against what the truth would have sent.
+    Without `truth_known` nothing but shape and labels of `played.truth` counts (a captured update),
+    and what was sent is not compared with what the truth would have sent.
 
-    They depend on model, defense, batch size and seed alone, not on the attack (unless it changes
-    the model): all cells that share these share one computation. Only for single images a floor is
-    said to hold on average: guesses for several are paired in the best order, floors are not.
+    They depend on model, defense, batch size and seed alone, not on the attack: all cells that
+    share these share one computation. The prior is one Gaussian for each class, and labels count as
+    known, since an update often reveals them. Only for single images a bound is said to hold on
+    average: candidates for several are paired in the best order, bounds are not.
 
     Raises:
         NotApplicable: there is no floor here, and why.
@@ -71,8 +70,13 @@ def floors(
     told_beside(cell, played)
     if played.observation.task.coupled:
         raise NotApplicable("batch norm in training mode couples the examples: no floor is known")
-    planted = cell.attack if cell.threat.server is Server.MALICIOUS else None
-    key = ("floor", cell.model, cell.seed, cell.defense, cell.batch_size, spec, planted)
+    if cell.threat.server is Server.MALICIOUS:
+        raise NotApplicable(
+            "a malicious server chooses the model, and a lower bound on the error for one model "
+            "bounds no other: it may scale its weights until the noise is nothing"
+        )
+    labels = tuple(played.truth.labels.tolist())
+    key = ("floor", cell.model, cell.seed, cell.defense, labels, spec)
     found: Floor | str = bench.once(key, lambda: _floor_or_reason(cell, bench, played, truth_known))
     if isinstance(found, str):
         raise NotApplicable(found)
@@ -102,7 +106,7 @@ def leak_map(cell: Cell, bench: Bench, played: Round) -> Tensor | None:
     1 - sqrt(posterior floor / prior variance) at the very images that were sent: 0 where a pixel
     stays as uncertain as the prior has it, 1 where it is given away. None without a full floor.
     """
-    prior = _prior(cell.floor, bench, cell.batch_size)
+    prior = _by_class(cell.floor, bench).prior(played.truth.labels)
     if cell.floor.kind != "full" or not prior.information.any():
         return None
     truth = played.truth
@@ -128,10 +132,12 @@ def _floor_or_reason(cell: Cell, bench: Bench, played: Round, truth_known: bool)
 
 
 def _floor(cell: Cell, bench: Bench, played: Round, truth_known: bool) -> Floor:
-    spec, channel = cell.floor, _channel(played, truth_known)
-    prior = _prior(spec, bench, cell.batch_size)
+    spec, channel, labels = cell.floor, _channel(played, truth_known), played.truth.labels
+    by_class = _by_class(spec, bench)
+    prior = by_class.prior(labels)
     source = stream(cell.seed, "bounds", spec.kind, cell.batch_size)
-    drawn = _batches(spec, bench, cell.batch_size, source)
+    least = MANY + PILOT if spec.kind == "weiss_weinstein" else 4
+    drawn = by_class.batches(labels, max(least, spec.images // len(labels)), source)
     basis = _basis(prior)
     if spec.kind == "full":
         fishers = [fisher_matrix(channel, b, basis) for b in drawn]
@@ -160,11 +166,11 @@ def _without_smoothness(
 
 
 def _proved(floor: Floor, channel: Channel, batch: Batch) -> Floor:
-    """The floor, marked where its proof does not reach: kinks, noise with random directions."""
+    """The floor, marked where its proof does not reach: jumps, noise with random directions."""
     assert isinstance(channel.law, Gaussian)  # checked when the channel was built
-    found = kinks(channel.task, batch.inputs, batch.labels, channel.defense)
+    found = not_smooth(channel.task, batch.inputs, batch.labels, channel.defense)
     if found:
-        words = f"model or defense have kinks ({', '.join(found)}), where what is sent jumps"
+        words = f"what is sent is not known to be smooth in the inputs ({', '.join(found)})"
     elif channel.law.private:
         words = "the noise of private data is taken along one draw of the defense's directions"
     else:
@@ -189,22 +195,10 @@ def _channel(played: Round, truth_known: bool = True) -> Channel:
     return channel
 
 
-def _prior(spec: FloorSpec, bench: Bench, batch_size: int) -> Prior:
-    public = bench.public
-    if public is None or public.size < FEWEST:
-        raise NotApplicable("there are too few public images to take a prior from")
-
-    def make() -> Prior:
-        pixels = public.inputs.flatten(1).double().cpu().numpy()
-        if spec.prior == "gaussian":
-            return GaussianPrior.from_samples(pixels, components=spec.components)
-        variance = float(pixels.var(0).mean())
-        if spec.prior == "flat":
-            return FlatPrior(pixels.shape[1], variance * pixels.shape[1])
-        return GaussianPrior.isotropic(pixels.mean(0), variance)
-
-    one: Prior = bench.once(("prior", spec.prior, spec.components), make)
-    return one if batch_size == 1 else one.repeat(batch_size)
+def _by_class(spec: FloorSpec, bench: Bench) -> ByClass:
+    key = ("prior", spec.prior, spec.components)
+    made: ByClass = bench.once(key, lambda: ByClass(bench.public, spec.prior, spec.components))
+    return made
 
 
 def _basis(prior: Prior) -> Tensor | None:
@@ -222,26 +216,3 @@ def _prior_variance(prior: Prior) -> np.ndarray[Any, np.dtype[np.float64]]:
     if prior.basis is None:
         return np.asarray(np.diagonal(covariance))
     return np.asarray(np.einsum("ij,jk,ik->i", prior.basis, covariance, prior.basis))
-
-
-def _batches(spec: FloorSpec, bench: Bench, size: int, source: torch.Generator) -> list[Batch]:
-    """Batches over which the information is averaged: drawn from the prior where that is known.
-
-    A floor is a theorem about its prior, so its images come from the prior; their labels from the
-    public ones. A flat prior cannot be drawn from: then they are public images.
-    """
-    public = bench.public
-    assert public is not None  # _prior has asked
-    prior = _prior(spec, bench, 1)
-    order = permutation(public.size, source)
-    least = MANY + PILOT if spec.kind == "weiss_weinstein" else 4
-    count = max(least, spec.images // size)
-    index = order[torch.arange(count * size) % public.size]
-    inputs = public.inputs[index]
-    if isinstance(prior, GaussianPrior):
-        generator = np.random.default_rng(int(uniform((1,), source) * 2**24))
-        drawn = prior.draw(count * size, generator)
-        inputs = torch.as_tensor(drawn).to(inputs).reshape(inputs.shape)
-    labels = public.labels[index]
-    parts = range(0, count * size, size)
-    return [Batch(inputs[a : a + size], labels[a : a + size]) for a in parts]

@@ -9,6 +9,7 @@ import numpy as np
 
 from leakbound import pictures
 from leakbound.audit.bound_text import floor_sentence
+from leakbound.audit.corridor_verdict import UNINFORMED
 from leakbound.bounds.law import Scope
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def of_corridor(edges: Corridor) -> str:
         pictures.note(_training_words(edges.setting)),
         curve,
         pictures.table(("error at most", "blind", *names), rows),
+        _uninformed(edges),
         _scopes(edges),
     )
 
@@ -103,6 +105,7 @@ def of_calibration(found: Calibration) -> str:
         ("attained", pictures.number(float(edges.lower[0]))),
         ("no attacker exceeds", pictures.number(float(edges.upper[0]))),
         ("prior of the records", found.prior),
+        ("verdict", found.verdict),
     ]
     marked = [
         (f"{k} (solved for)" if k.replace(" ", "_") == found.solved else k, v) for k, v in pairs
@@ -111,7 +114,14 @@ def of_calibration(found: Calibration) -> str:
         marked.append(
             ("less noise than against identification", f"{saved:.0%} (among {found.records})")
         )
-    return pictures.block(f"{found.target}", pictures.facts(marked), _scopes(edges))
+    return pictures.block(
+        f"{found.target}", pictures.facts(marked), _uninformed(edges), _scopes(edges)
+    )
+
+
+def _uninformed(edges: Corridor) -> str:
+    """That a prior which knows nothing about the data protects nothing."""
+    return "" if edges.informed else pictures.note(UNINFORMED)
 
 
 def _scopes(edges: Corridor) -> str:

@@ -98,8 +98,7 @@ class RiskSpec:
         probability: a cell is "protected" if no attacker reaches the threshold more often; None
             judges by no such law.
         prior: for which images that holds: "mixture" (Gaussians fitted to public images),
-            "gaussian" (one of them), "sphere" (a uniform direction) or "gallery" (the public images
-            themselves).
+            "gaussian" (one of them) or "gallery" (the public images themselves).
         components: leading directions of the Gaussians.
     """
 

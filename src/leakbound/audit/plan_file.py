@@ -23,6 +23,7 @@ from leakbound.audit.plan import (
     build_defense,
     refuse_large,
 )
+from leakbound.bounds.ladder import KINDS
 from leakbound.types import Server, ThreatModel
 
 LIMIT = 1 << 20  # bytes of a plan
@@ -149,7 +150,7 @@ def _risk(value: Any) -> RiskSpec:
         raise ValueError(
             f"probability is {spec.probability!r}; give one between 0 and 1, or 0 to judge by none"
         )
-    check.one_of(["sphere", "gaussian", "mixture", "gallery"], prior=spec.prior)
+    check.one_of(KINDS, prior=spec.prior)
     check.count(components=spec.components)
     return spec
 

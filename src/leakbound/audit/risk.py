@@ -7,32 +7,27 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from leakbound.audit.bench import Bench
 from leakbound.audit.floors import told_beside
 from leakbound.audit.plan import Cell, RiskSpec
-from leakbound.bounds import from_scratch, identification, ladder
+from leakbound.bounds import identification, ladder
 from leakbound.bounds.law import Scope
 from leakbound.defenses import Chain, GaussianMechanism, NoisyCopy
 from leakbound.protocol import Round
 from leakbound.types import Guarantee, NotApplicable
 
-FEWEST = 64
-"""Public images that a prior takes at least."""
 LEAST = 1e-300
 """Smaller probabilities are given as this."""
 
 
-def risks(
-    cell: Cell, bench: Bench, played: Round, *, truth_known: bool = True
-) -> list[dict[str, Any]]:
+def risks(cell: Cell, bench: Bench, played: Round) -> list[dict[str, Any]]:
     """The upper edge at the cell's threshold for one release, as records hold it; none or one.
 
     Differential privacy: the trade-off function of the Gaussian mechanism at the blind success
     under the plan's prior. A noisy copy: what the copy itself tells under that prior, which covers
     all that is ever computed from it. Each image for itself; for several it is that of the worst.
-    Without `truth_known` nothing but the shape of `played.truth` counts (a captured update).
+    Nothing of `played.truth` is used.
 
     Raises:
         NotApplicable: there is no prior to be had from the public images.
@@ -44,32 +39,21 @@ def risks(
     copies = [link.noise_std for link in defense.links if isinstance(link, NoisyCopy)]
     if not copies and defense.guarantee is not Guarantee.DIFFERENTIAL_PRIVACY:
         return []
-    if not truth_known and (copies or spec.prior == "sphere"):
-        raise NotApplicable("the probability needs the norms of the images, which are not known")
     low, high = played.observation.task.input_range
     eta = (high - low) ** 2 / 10 ** (cell.threshold / 10)
-    norms = played.truth.inputs.flatten(1).double().norm(dim=1).cpu().numpy()
-    if spec.prior == "sphere" and not norms.all():
-        raise NotApplicable(
-            "the zero image rebuilds an image that is all zeros, without any update"
-        )
     guesses = max(cell.batch_size, sum(played.observation.cohort))
-    dim = played.truth.inputs[0].numel()
     told = cell.threat.labels_known
-    rung = None if spec.prior == "sphere" else _rung(spec, bench, told)
-    if rung is None:
-        one = float(identification.log_kappa_sphere(dim=dim, eta=eta, norm=norms.min()))
-    else:
-        key = ("blind", spec.prior, spec.components, told, eta)
-        one = bench.once(key, lambda: _blind(rung, bench, eta, told))
+    rung = _rung(spec, bench, told)
+    key = ("blind", spec.prior, spec.components, told, eta)
+    one = bench.once(key, lambda: _blind(rung, bench, eta, told))
     blind = min(0.0, one + math.log(guesses))  # any of the guesses may hit the image
     if copies:
-        logs = max(one, _copied(copies[0], rung, norms, eta=eta, dim=dim, blind=one))
+        logs = max(one, _copied(copies[0], rung, eta=eta, blind=one))
         found, scope = float(np.exp(min(0.0, logs + math.log(guesses)))), COPY
     else:
         found = float(identification.gaussian(_multiplier(defense), log_kappa=blind))
         scope = PRIVATE
-    prior = SPHERE if rung is None else f"{rung.name} (public images)"
+    prior = f"{rung.name} (public images)"
     sentence = f"a blind guess succeeds with probability {_tiny(blind)}"
     return [_record(max(found, LEAST), spec.probability, prior, scope, sentence)]
 
@@ -104,23 +88,13 @@ def _multiplier(defense: Chain) -> float:
     return max(m.noise_multiplier for m in defense.links if isinstance(m, GaussianMechanism))
 
 
-def _copied(
-    noise_std: float,
-    rung: ladder.Rung | None,
-    norms: NDArray[Any],
-    *,
-    eta: float,
-    dim: int,
-    blind: float,
-) -> float:
+def _copied(noise_std: float, rung: ladder.Rung, *, eta: float, blind: float) -> float:
     """Log of the most probability with which one guess from x + w comes within eta of x.
 
-    Uniform direction: gamma*. Gaussians: given the copy and the part it is of, x is Gaussian with a
-    covariance that does not depend on the copy, so the most mass of a ball is known. Gallery: no
-    image is farther from the middle than the farthest, in units of noise.
+    Gaussians: given the copy and the part it is of, x is Gaussian with a covariance that does not
+    depend on the copy, so the most mass of a ball is known. Gallery: no image is farther from the
+    middle than the farthest, in units of noise.
     """
-    if rung is None:
-        return float(max(from_scratch.exact.log(noise_std / norms, dim=dim, eta=eta, norm=norms)))
     levels = np.array([eta])
     if isinstance(rung, ladder.Mixture):
         square = noise_std**2
@@ -166,8 +140,10 @@ def _rung(spec: RiskSpec, bench: Bench, labels_known: bool) -> ladder.Rung:
 
 def _fitted(spec: RiskSpec, bench: Bench) -> ladder.Rung:
     public = bench.public
-    if public is None or public.size < FEWEST:
-        raise NotApplicable(f"the probability needs {FEWEST} public images to take a prior from")
+    if public is None or public.size < ladder.FEWEST:
+        raise NotApplicable(
+            f"the probability needs {ladder.FEWEST} public images to take a prior from"
+        )
     images = public.inputs.flatten(1).double().cpu().numpy()
     try:
         if spec.prior == "gaussian":
@@ -186,7 +162,6 @@ def _tiny(log: float) -> str:
     return f"{math.exp(log):.3g}" if power > -300 else f"1e{power:.0f}"
 
 
-SPHERE = "direction uniform on the sphere of the image's norm"
 PRIVATE = replace(
     identification.gaussian.scope,
     attackers="all attackers, models and gradient maps with a per-record norm of at most the clip "
@@ -200,7 +175,7 @@ COPY = Scope(
     covers="all",
     attackers="all attackers and models, over any number of rounds: they see x + w at most",
     prior="averaged over the prior; the copies of other records fixed or known",
-    known="the prior (on the sphere: the norm too) and the law of w",
+    known="the prior and the law of w",
     not_said="a bound for one given image, or for a sharper prior; labels are not protected",
-    equation="the best guess given x + w; gamma* for a uniform direction (docs/errata.md)",
+    equation="the best guess given x + w (docs/risk.md, the ladder of priors)",
 )

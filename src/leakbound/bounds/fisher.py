@@ -3,8 +3,8 @@
 J is the Jacobian of what the defense sends without noise, J_F(x) = Jᵀ Σ⁻¹ J for Gaussian noise of
 covariance Σ. Where Σ depends on the batch, the pattern of the noise informs too: ½ Σ_i ∇log Σ_ii
 ∇log Σ_iiᵀ is added, which no noise level makes smaller. J is the derivative where there is one: the
-gradient of a model with kinks (ReLU, max pools) jumps, and what the jumps tell is not in it (see
-`kinks`), so a floor from it is proved for smooth models only.
+gradient of a non-smooth model (ReLU, max pools) jumps, and what the jumps leak is not in it (see
+`smoothness`), so a bound from it is proved for smooth models only.
 """
 
 from __future__ import annotations

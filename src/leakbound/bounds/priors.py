@@ -8,11 +8,13 @@ what is handed over, as principal components of a Gaussian do not.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import linalg
 
 from leakbound import check
 
@@ -68,17 +70,34 @@ class Prior:
             24.0
         """
         check.count(batch=batch)
-        blocks, info = np.eye(batch), self.information
-        return Prior(
-            name=f"{batch} independent images of {self.name}",
-            dimension=batch * self.dimension,
-            information=np.tile(info, batch) if info.ndim == 1 else np.kron(blocks, info),
-            variance=batch * self.variance,
-            basis=None if self.basis is None else np.kron(blocks, self.basis),
-            rests_on_prior=self.rests_on_prior,
-            covers=self.covers,
-            assumptions=(*self.assumptions, "the images of a batch are independent"),
-        )
+        return joined([self] * batch, f"{batch} independent images of {self.name}")
+
+
+def joined(parts: Sequence[Prior], name: str) -> Prior:
+    """The prior of independent images, one after the other, each with its own: all in blocks.
+
+    Example:
+        >>> two = [GaussianPrior.isotropic(np.zeros(3), level) for level in (1.0, 2.0)]
+        >>> joined(two, "two classes").information.tolist()
+        [1.0, 1.0, 1.0, 0.5, 0.5, 0.5]
+    """
+    if not parts:
+        raise ValueError("parts is empty; give the prior of each image")
+    alone = all(part.information.ndim == 1 for part in parts)
+    bases = [np.eye(part.dimension) if part.basis is None else part.basis for part in parts]
+    independent = ("the images of a batch are independent",) if len(parts) > 1 else ()
+    return Prior(
+        name=name,
+        dimension=sum(part.dimension for part in parts),
+        information=np.concatenate([part.information for part in parts])
+        if alone
+        else linalg.block_diag(*(part.matrix for part in parts)),
+        variance=sum(part.variance for part in parts),
+        basis=None if all(p.basis is None for p in parts) else linalg.block_diag(*bases),
+        rests_on_prior=any(part.rests_on_prior for part in parts),
+        covers=parts[0].covers,
+        assumptions=(*parts[0].assumptions, *independent),
+    )
 
 
 class FlatPrior(Prior):

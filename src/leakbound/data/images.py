@@ -77,8 +77,9 @@ def collect(entries: list[Entry], options: Options) -> Raw:
         told, parents = [writer for writer, _ in split], [folders for _, folders in split]
     labels, names = _numbers(_classes(parents))
     order = interleave(labels)[: options.limit]
-    images = _decode_all([entries[k] for k in order.tolist()], options)
-    raw = Raw(images, labels[order], names)
+    dealt = [entries[k] for k in order.tolist()]
+    files = tuple(_printable(name) for name, _ in dealt)
+    raw = Raw(_decode_all(dealt, options), labels[order], names, files=files)
     if not told:
         return raw
     writers, writer_names = _numbers(told)

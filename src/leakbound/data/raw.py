@@ -67,7 +67,7 @@ class Raw:
     """Images (N, C, H, W), uint8 or float in [0, 1], with labels (N,) and the class names.
 
     Records of a table are images (N, 1, 1, n) with n `columns`. Where they are asked for, `writers`
-    (N,) are places in `writer_names`.
+    (N,) are places in `writer_names`. Image files have their names in `files`, in that order.
     """
 
     images: Tensor
@@ -76,6 +76,7 @@ class Raw:
     columns: tuple[Column, ...] = ()
     writers: Tensor | None = None
     writer_names: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
 
 
 def within_limit(what: str, size: int) -> None:

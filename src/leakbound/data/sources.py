@@ -69,6 +69,7 @@ class Dataset:
         writers: who made each image, as a place in `writer_names`; None where that is not known.
         writer_names: as found in the source, text of a stranger like the class names. A subset
             keeps all, whether or not an image of theirs is left.
+        files: the file of each image, text of a stranger, too; () where examples have no files.
 
     Example:
         >>> data = Dataset("mine", torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]), 2, ("cat", "dog"))
@@ -84,6 +85,7 @@ class Dataset:
     columns: tuple[Column, ...] = ()
     writers: Tensor | None = None
     writer_names: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.inputs.ndim != 4 or self.inputs.dtype != torch.float32:
@@ -145,7 +147,8 @@ class Dataset:
         indices = self._checked(indices)
         writers = None if self.writers is None else self.writers[indices]
         inputs, labels = self.inputs[indices], self.labels[indices]
-        return replace(self, inputs=inputs, labels=labels, writers=writers)
+        files = tuple(self.files[k] for k in indices.tolist()) if self.files else ()
+        return replace(self, inputs=inputs, labels=labels, writers=writers, files=files)
 
     def batch(self, indices: Tensor) -> Batch:
         """The images at the given indices as what one client holds."""
@@ -243,4 +246,5 @@ def _dataset(source: str, raw: Raw, options: Options) -> Dataset:
         raw.columns,
         None if raw.writers is None else raw.writers[: options.limit],
         raw.writer_names,
+        raw.files[: options.limit],
     )

@@ -57,6 +57,8 @@ class Defense:
         opens: it changes the coordinates of rows; a later link that `closes` the same must undo
             it. None where it does not.
         closes: it undoes a link that `opens` the same; None where it undoes nothing.
+        continuous: what it makes of rows has no jumps, so that bounds from derivatives hold. False
+            for a class that overrides `imitate`, unless it says otherwise.
     """
 
     accepts: ClassVar[frozenset[Unit]] = ANY_UNIT
@@ -75,6 +77,12 @@ class Defense:
     law_of_rows: ClassVar[bool] = False
     opens: ClassVar[Hashable] = None
     closes: ClassVar[Hashable] = None
+    continuous: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "imitate" in vars(cls) and "continuous" not in vars(cls):
+            cls.continuous = False  # only who wrote it can say otherwise
 
     @property
     def changes_training(self) -> bool:
@@ -298,6 +306,11 @@ class Chain(Defense):
         for link in self.links:
             rows = link.imitate(rows)
         return rows
+
+    @property
+    def continuous(self) -> bool:  # type: ignore[override]
+        """Whether no link jumps."""
+        return all(link.continuous for link in self.links)
 
     def infer(self, task: Task, update: Update) -> Task:
         """All links' `infer`, in order."""

@@ -34,6 +34,7 @@ FEWEST = 8
 class _Noise(Defense):
     """What both forms share: how much noise, how it is spread over coordinates, rounding."""
 
+    continuous = True
     keeps_law = False
     keeps_mask = True
 
@@ -260,6 +261,11 @@ class FixedNoise(Defense):
     ) -> tuple[Update, State]:
         """Clamp where asked for, add the noise and declare it."""
         return self.settings._release(update, Gaussian(self.covariance), source), state
+
+    @property
+    def continuous(self) -> bool:  # type: ignore[override]
+        """Rounding jumps."""
+        return not self.settings.rounding
 
     def imitate(self, rows: Tensor) -> Tensor:
         """The clamped, and where asked for rounded, rows."""

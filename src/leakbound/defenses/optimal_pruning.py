@@ -132,6 +132,7 @@ class OptimalPruning(_Pruning):
 class FixedPruning(Defense):
     """`OptimalPruning` for one model: a mask that everyone knows."""
 
+    continuous = True
     accepts = frozenset({Unit.CLIENT, Unit.COHORT})
 
     settings: OptimalPruning

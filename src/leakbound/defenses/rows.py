@@ -38,6 +38,7 @@ class Clip(Defense):
         tensor([[0.6000, 0.8000]])
     """
 
+    continuous = True
     accepts = frozenset({Unit.CLIENT, Unit.COHORT})
     keeps_law = False
 
@@ -82,6 +83,7 @@ class ClipExamples(Defense):
                 [0.3000, 0.4000]]), 1.0)
     """
 
+    continuous = True
     accepts = frozenset({Unit.EXAMPLE})
     keeps_law = False
     gives_bound = True
@@ -130,6 +132,7 @@ class Mean(Defense):
         (tensor([[2., 2.]]), 'client')
     """
 
+    continuous = True
     accepts = frozenset({Unit.EXAMPLE})
 
     def returns(self, given: Unit) -> Unit:

@@ -30,6 +30,7 @@ class SecureAggregation(Defense):
         'cohort'
     """
 
+    continuous = True
     accepts = frozenset({Unit.CLIENT})
 
     clients: int = 4

@@ -130,6 +130,7 @@ class Color(Whiten):
 class FixedMap(Defense):
     """`Whiten` or `Color` for one model."""
 
+    continuous = True
     keeps_bound = False
 
     settings: Whiten

@@ -8,18 +8,17 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
-from leakbound.bounds import GaussianPrior, identification, ladder, trace_floor_from_samples
+from leakbound.bounds import identification, ladder, trace_floor_from_samples
+from leakbound.bounds.by_class import ByClass
 from leakbound.bounds.fisher import Channel, fisher_trace, strange_power
-from leakbound.bounds.kinks import kinks
+from leakbound.bounds.smoothness import not_smooth
 from leakbound.client import batch_norms
 from leakbound.defenses import Chain, GaussianMechanism
 from leakbound.meter.policy import Policy
-from leakbound.random import permutation, uniform
 from leakbound.types import Batch, Exact, Guarantee, NotApplicable, Task, Unknown, Update
 
-FEWEST, ENOUGH = 8, 64
-"""Public images that a floor's prior, and a probability's, take at least."""
 COMPONENTS = 32
 
 
@@ -70,13 +69,12 @@ def probability(
     eta = (high - low) ** 2 / 10 ** (policy.threshold_db / 10)
     examples = 1 if batch is None else batch.size
     public = task.public
-    if policy.prior == "gaussian" and public is not None and public.size >= ENOUGH:
-        one, prior = _blind(public, eta), f"Gaussian images, fitted to {public.size} public ones"
-    else:
-        norm = _least_norm(batch, shape, high)
-        one = float(identification.log_kappa_sphere(dim=math.prod(shape), eta=eta, norm=norm))
-        prior = "a direction uniform on the sphere: images are known far better than that"
-    blind = min(0.0, one + math.log(examples))
+    if public is None or public.size < ladder.FEWEST:
+        raise NotApplicable(
+            f"a probability needs {ladder.FEWEST} public examples to take a prior from"
+        )
+    blind = min(0.0, _blind(public, eta) + math.log(examples))
+    prior = f"one Gaussian a class, fitted to {public.size} public examples"
     multiplier = max(m.noise_multiplier for m in _mechanisms(defense))
     found = float(identification.gaussian(multiplier, log_kappa=blind))
     words = (
@@ -101,24 +99,20 @@ def _mechanisms(defense: Chain) -> list[GaussianMechanism]:
     return found
 
 
-def _least_norm(batch: Batch | None, shape: tuple[int, ...], high: float) -> float:
-    if batch is None:
-        return math.sqrt(math.prod(shape)) * abs(high)
-    least = float(batch.inputs.flatten(1).double().norm(dim=1).min())
-    if least == 0:
-        raise NotApplicable("an image that is all zeros is rebuilt by the zero image")
-    return least
-
-
 @lru_cache(maxsize=8)
 def _blind(public: Batch, eta: float) -> float:
-    """Log of the blind success under Gaussian images, no rarer than among the public ones."""
+    """Log of the blind success by class, no rarer than among the public examples of a class.
+
+    An update often reveals the labels, so that a guess may differ by class.
+    """
     flat = public.inputs.flatten(1).double().cpu().numpy()
+    labels = public.labels.cpu().numpy()
     try:
-        rung = ladder.GaussianImages.from_samples(flat, components=min(COMPONENTS, len(flat) // 2))
+        rung = ladder.Mixture.from_samples(flat, labels=labels, components=COMPONENTS)
     except ValueError as error:
         raise NotApplicable(f"no prior can be taken from the public images: {error}") from None
-    return min(0.0, float(np.asarray(ladder.Seen(rung, [flat]).log_kappa(np.array([eta])))[0]))
+    groups: list[ArrayLike] = [flat[labels == y] for y in np.unique(labels)]
+    return min(0.0, float(np.asarray(ladder.Seen(rung, groups).log_kappa(np.array([eta])))[0]))
 
 
 def trace_floor(
@@ -137,18 +131,19 @@ def trace_floor(
     Raises:
         NotApplicable: there is none, and why.
     """
-    examples = sum(update.examples) if batch is None else batch.size
     if task.coupled:
         raise NotApplicable("batch norm in training mode couples the examples: no floor is known")
     channel = Channel(
         defense.infer(task, update), defense, update.law, update.mask, update.mask_private
     )
+    if batch is None:
+        raise NotApplicable("the batch was not shown, and the prior needs its labels")
     public = task.public
-    if public is None or public.size < FEWEST or tuple(public.inputs.shape[1:]) != shape:
-        raise NotApplicable("there are too few public images to take a prior from")
-    pixels = public.inputs.flatten(1).double().cpu().numpy()
-    prior = GaussianPrior.isotropic(pixels.mean(0), float(pixels.var(0).mean()))
-    if batch is not None and not update.law.private:
+    if public is not None and tuple(public.inputs.shape[1:]) != shape:
+        raise NotApplicable("the public examples have another shape than the batch's")
+    by_class = ByClass(public, "isotropic")
+    prior = by_class.prior(batch.labels)
+    if not update.law.private:
         power = strange_power(channel, update, batch)
         if power is not None:
             raise NotApplicable(
@@ -157,14 +152,13 @@ def trace_floor(
             )
     traces = [
         fisher_trace(channel, drawn, generator, directions=policy.floor_directions)
-        for drawn in _draws(prior, public, examples, policy.floor_images, generator)
+        for drawn in by_class.batches(batch.labels, policy.floor_images, generator)
     ]
-    whole = prior if examples == 1 else prior.repeat(examples)
-    floor = trace_floor_from_samples(traces, whole)
-    found = kinks(channel.task, public.inputs[:examples], public.labels[:examples], defense)
+    floor = trace_floor_from_samples(traces, prior)
+    found = not_smooth(channel.task, batch.inputs, batch.labels, defense)
     words = f"prior: {floor.prior}; {floor.equation}"
     if found:
-        words = f"not proved: the model has kinks ({', '.join(found)}); {words}"
+        words = f"not proved: the update is not smooth in the inputs ({', '.join(found)}); {words}"
     elif update.law.private:
         words = f"not proved: along one draw of the defense's own directions; {words}"
     proved = not found and not update.law.private
@@ -175,7 +169,7 @@ def trace_floor(
         floor.value,
         10 * math.log10((high - low) ** 2 / floor.value) if floor.value > 0 else None,
         False,
-        proved and floor.value > limit and examples == 1,
+        proved and floor.value > limit and batch.size == 1,
         "all" if proved else "unproved",
         words,
     )
@@ -191,9 +185,9 @@ def useless_floor(task: Task, update: Update, batch: Batch | None, defense: Chai
     if update.law.private:
         return "the noise's law depends on the batch, and a floor is then not proved"
     if batch is not None and not task.coupled:
-        found = kinks(task, batch.inputs, batch.labels)
+        found = not_smooth(task, batch.inputs, batch.labels)
         if found:
-            return f"the model has kinks ({', '.join(found)}), and a floor is then not proved"
+            return f"the update is not smooth in the inputs ({', '.join(found)}): no proved floor"
     return None
 
 
@@ -205,16 +199,3 @@ def told_beside(task: Task, buffers: bool) -> None:
     """
     if buffers and batch_norms(task):
         raise NotApplicable("the batch's statistics leave beside the update: no bound covers them")
-
-
-def _draws(
-    prior: GaussianPrior, public: Batch, examples: int, count: int, generator: torch.Generator
-) -> list[Batch]:
-    """Batches drawn from the prior, with labels of public images."""
-    source = np.random.default_rng(int(uniform((1,), generator) * 2**24))
-    order = permutation(public.size, generator)
-    index = order[torch.arange(count * examples) % public.size]
-    drawn = torch.as_tensor(prior.draw(count * examples, source)).to(public.inputs)
-    inputs = drawn.reshape(-1, *public.inputs.shape[1:])
-    parts = [slice(a, a + examples) for a in range(0, count * examples, examples)]
-    return [Batch(inputs[part], public.labels[index][part]) for part in parts]

@@ -12,7 +12,6 @@ from leakbound.types import ThreatModel
 
 ACTIONS = ("ignore", "warn", "refuse")
 FLOORS = ("needed", "always", "never")
-PRIORS = ("gaussian", "sphere")
 REFUSALS = ("error", "send nothing useful")
 SEND, WARN, REFUSE = "send", "warn", "refuse"
 
@@ -40,9 +39,8 @@ class Policy:
             answers with the weights that came, which hides in a sum of many clients and nowhere
             else. For mods alone.
         probability: how often the threshold may be reached under differential privacy; None: never
-            by that law.
-        prior: for which images that law holds: "gaussian" (fitted to the task's public images, 64
-            at least; "sphere" where there are fewer) or "sphere" (a uniform direction).
+            by that law. It holds for images like the task's public ones, 64 at least: one Gaussian
+            a class is fitted to these. With fewer there is no such bound.
         floor: when to compute a Cramér-Rao floor: "needed" (where it can change the verdict),
             "always" (where there is one) or "never".
         floor_images: how many draws of the prior the floor's information is averaged over.
@@ -66,7 +64,6 @@ class Policy:
     on_undecided: str = "ignore"
     on_refuse: str = "error"
     probability: float | None = 0.001
-    prior: str = "gaussian"
     floor: str = "needed"
     floor_images: int = 4
     floor_directions: int = 2
@@ -82,7 +79,6 @@ class Policy:
         check.one_of(FLOORS, floor=self.floor)
         for kind in self.accepted:
             check.one_of(KINDS, accepted=kind)
-        check.one_of(PRIORS, prior=self.prior)
         check.count(floor_images=self.floor_images, floor_directions=self.floor_directions)
         if self.floor_images < 2:
             raise ValueError("floor_images is 1; give 2 at least, for a confidence limit")

@@ -42,7 +42,7 @@ class _Asked:
     goal: dict[str, float]
 
     @staticmethod
-    def of(found: Calibration, prior: Rung | None, input_range: float) -> _Asked:
+    def of(found: Calibration, prior: Rung, input_range: float) -> _Asked:
         setting, target = found.setting, found.target
         whom: dict[str, Any] = {"dim": setting.dim, "norm": setting.norm, "prior": prior}
         whom |= {"participation": setting.participation, "input_range": input_range}
@@ -50,11 +50,9 @@ class _Asked:
             return _Asked(whom, {"eta": target.eta})
         return _Asked({**whom, "input_range": width(target)}, {"psnr": target.psnr})
 
-    def plain(self) -> dict[str, Any] | None:
-        """For a checkpoint; None with a prior, which is no plain value."""
-        if self.whom["prior"] is not None:
-            return None
-        return {"whom": self.whom, "goal": self.goal}
+    def plain(self) -> dict[str, Any]:
+        """For a checkpoint: without the prior, which is no plain value."""
+        return {"whom": {**self.whom, "prior": None}, "goal": self.goal}
 
 
 class RiskEngine(PrivacyEngine):  # type: ignore[misc]
@@ -68,6 +66,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
     *experiment only*.
 
     Example:
+        >>> from leakbound.bounds.ladder import from_images
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
         >>> data = torch.utils.data.TensorDataset(torch.rand(40, 1, 2, 2), torch.arange(40) % 2)
         >>> engine = RiskEngine()
@@ -75,9 +74,10 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         ...     module=model,
         ...     optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         ...     data_loader=DataLoader(data, batch_size=4),
-        ...     target="psnr>=20 with probability<=0.1",
+        ...     target="psnr>=35 with probability<=0.1",
         ...     dim=4,
         ...     norm=1.0,
+        ...     prior=from_images(torch.rand(100, 4, generator=torch.Generator().manual_seed(0))),
         ...     epochs=2,
         ...     max_grad_norm=1.0,
         ... )
@@ -170,7 +170,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         max_grad_norm: float,
         input_range: float = 1.0,
         participation: Participation = "hidden",
-        prior: Rung | None = None,
+        prior: Rung,
         reach: Reach | None = None,
         delta: float = 1e-5,
         **rest: Any,
@@ -187,7 +187,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             input_range: width of the range of an input.
             participation: "hidden" where no attacker sees which batch holds a record, as epsilon
                 in Opacus has it; "visible" where one does, such as a server that picks clients.
-            prior: of the records; by default a uniform direction.
+            prior: of the records, taken from public ones: `ladder.from_images(public)`.
             reach: what blind guesses reach in the data.
             delta: at which epsilon is told.
             rest: all other arguments of `make_private`.
@@ -200,6 +200,11 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
                 not fit `dim` or `input_range`, or this engine has a training already.
         """
         check.count(epochs=epochs)
+        if not getattr(prior, "informed", False):
+            raise ValueError(
+                f"prior is {prior!r}; a target needs a prior that knows the data, taken from "
+                "public examples: leakbound.bounds.ladder.from_images(public)"
+            )
         self._refuse_earlier()
         refuse_misfit(data_loader, dim, target, input_range)
         each = len(data_loader)

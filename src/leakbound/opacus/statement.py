@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 from leakbound import check
 from leakbound.audit import Setting, Target
 from leakbound.audit.calibrate import under
-from leakbound.audit.corridor import SPHERE, Participation
+from leakbound.audit.corridor import Participation, upper_edge
 from leakbound.audit.corridor import epsilon as homogeneous_epsilon
 from leakbound.bounds import identification
 from leakbound.bounds import mixed_steps as mixed
@@ -27,6 +27,8 @@ SEES = {
 SEEDED = (
     "EXPERIMENT ONLY: the noise came from a seeded generator, and whoever has the seed subtracts it"
 )
+RISES = (0.01, 0.001, 0.0001)
+"""Probabilities of a guess without the training, for which a statement without a prior answers."""
 SHAPED = "; with noise of a public shape, that the same attack attains as much"
 
 
@@ -38,7 +40,10 @@ class Accountant(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Statement:
-    """Both edges of the risk after some steps, and epsilon beside them.
+    """The risk after some steps from both sides, and epsilon.
+
+    Without a prior that knows the data there is no probability that holds for all attackers: how
+    often they succeed without the training is then not known, only how much the training adds.
 
     Attributes:
         history: (noise multiplier, sampling rate, steps) of each kind of step, merged.
@@ -47,10 +52,12 @@ class Statement:
         psnr: the same in dB, where it was given so.
         participation: whether the attacker sees which steps hold a record.
         lower: success of the best attack on the linear trap: attained.
-        upper: success that no attacker exceeds, on average over the prior.
-        log_kappa: natural logarithm of the blind success behind it.
+        upper: success that no attacker exceeds, on average over the prior; None without one.
+        log_kappa: natural logarithm of the blind success behind it; None without a prior.
+        rises: (a, b) pairs: what is guessed with probability a without the training is
+            reconstructed with probability b at most.
         epsilon, delta: of all steps, adding or removing one record; infinite without noise.
-        prior: for which records the upper edge holds.
+        prior: for which records the upper edge holds; None if none was given.
         lower_scope, upper_scope: whom each edge covers and what it does not say.
         experiment_only: the noise can be replayed.
     """
@@ -62,11 +69,12 @@ class Statement:
     psnr: float | None
     participation: Participation
     lower: float
-    upper: float
-    log_kappa: float
+    upper: float | None
+    log_kappa: float | None
+    rises: tuple[tuple[float, float], ...]
     epsilon: float
     delta: float
-    prior: str
+    prior: str | None
     lower_scope: Scope
     upper_scope: Scope
     experiment_only: bool = False
@@ -80,8 +88,10 @@ class Statement:
         """All of it as JSON values; what is infinite is None."""
         found = {key: getattr(self, key) for key in self.__dataclass_fields__}
         found["history"] = [list(part) for part in self.history]
+        found["rises"] = [list(pair) for pair in self.rises]
         for key in ("epsilon", "log_kappa"):
-            found[key] = found[key] if math.isfinite(found[key]) else None
+            finite = found[key] is not None and math.isfinite(found[key])
+            found[key] = found[key] if finite else None
         for key in ("lower_scope", "upper_scope"):
             found[key] = asdict(found[key])
         return {**found, "steps": self.steps, "words": str(self)}
@@ -91,30 +101,45 @@ class Statement:
         if self.psnr is not None:
             goal = f"{self.psnr:g} dB PSNR or better"
         privacy = f"{self.epsilon:.3g}" if math.isfinite(self.epsilon) else "infinite"
-        parts = [
-            f"After {_words(self.history)}, an attacker who picks the model rebuilds a record to "
-            f"{goal} with probability {self.upper:.3g} at most",
-            f"one attack attains {_attained(self.lower)}, and a guess that sees nothing "
-            f"{_tiny(self.log_kappa)}",
-            f"epsilon is {privacy} at delta {self.delta:g}",
-        ]
-        whom = (
-            f"This holds for records of {self.dim} values and norm {self.norm:.4g}, on average "
-            f"over the prior ({self.prior}), where {SEES[self.participation]}."
+        begin = f"After {_words(self.history)}, "
+        attained = (
+            f"One attack, on examples of {self.dim} values and norm {self.norm:.4g}, attains "
+            f"{_attained(self.lower)}"
         )
+        private = f"Epsilon is {privacy} at delta {self.delta:g}"
+        where = f"This holds where {SEES[self.participation]}"
+        if self.upper is None or self.log_kappa is None:
+            begin += (
+                f"an attacker who picks the model reconstructs an example to {goal} with a "
+                f"probability that depends on what they guess without the training: "
+                f"{_rises(self.rises)}"
+            )
+            prior = "No prior was given (prior=), so nothing is called protected"
+        else:
+            begin += (
+                f"an attacker who picks the model reconstructs an example to {goal} with "
+                f"probability {self.upper:.3g} at most, and without the training with "
+                f"{_tiny(self.log_kappa)}"
+            )
+            prior = f"The first number is an average over the prior ({self.prior})"
         note = f"{SEEDED}. " if self.experiment_only else ""
-        return f"{note}{'; '.join(parts)}. {whom}"
+        return f"{note}{begin}. {attained}. {private}. {prior}. {where}."
 
     def _repr_html_(self) -> str:
         rows = {
             "steps": _words(self.history),
-            "rebuilt means": f"MSE of {self.eta:.4g} or less"
+            "reconstructed means": f"MSE of {self.eta:.4g} or less"
             + ("" if self.psnr is None else f" ({self.psnr:g} dB PSNR)"),
-            "no attacker exceeds": f"{self.upper:.3g}",
+            "no attacker exceeds": "not stated: no prior was given"
+            if self.upper is None
+            else f"{self.upper:.3g}",
+            "what a guess reaches rises to": _rises(self.rises),
             "one attack attains": _attained(self.lower),
-            "a guess that sees nothing": _tiny(self.log_kappa),
+            "a guess that sees nothing": "not known"
+            if self.log_kappa is None
+            else _tiny(self.log_kappa),
             "epsilon": f"{self.epsilon:.3g} at delta {self.delta:g}",
-            "records": f"{self.dim} values, norm {self.norm:.4g}; {self.prior}",
+            "examples": f"{self.dim} values, norm {self.norm:.4g}; {self.prior or 'no prior'}",
             "attacker": SEES[self.participation],
         }
         body = "".join(
@@ -139,7 +164,7 @@ def risk(
     experiment_only: bool = False,
     shaped: bool = False,
 ) -> Statement:
-    """The risk that a record is rebuilt, after the steps of an accountant.
+    """The risk that an example is reconstructed, after the steps of an accountant.
 
     Steps of one setting: `audit.corridor`. Of several: the privacy losses are composed on one grid
     (`bounds.mixed_steps`), and the attack weighs steps by their noise. Errors go to more risk
@@ -154,8 +179,9 @@ def risk(
         input_range: width of the range of an input.
         participation: "hidden" where no attacker sees which batch holds a record, as epsilon in
             Opacus has it; "visible" where one does.
-        prior: of the records, for the upper edge; by default a uniform direction.
-        delta: at which epsilon is told.
+        prior: of the records, for the upper edge, such as `ladder.from_images(public)`. Without one
+            the statement says only how much the training adds to what an attacker guesses.
+        delta: at which epsilon is stated.
         experiment_only: the noise was seeded; the statement then says so.
         shaped: the noise had a public shape: whether the attack below attains as much is unknown.
 
@@ -168,8 +194,10 @@ def risk(
 
     Example:
         >>> found = risk([(1.0, 0.01, 1000)], dim=784, norm=9.2, psnr=20)
-        >>> round(found.epsilon, 2), found.upper < 1e-6
-        (1.83, True)
+        >>> round(found.epsilon, 2), found.upper
+        (1.83, None)
+        >>> [f"{before:g} to {after:.2g}" for before, after in found.rises]
+        ['0.01 to 0.029', '0.001 to 0.0041', '0.0001 to 0.00055']
     """
     goal = _target(psnr, eta, input_range)
     check.one_of(SEES, participation=participation)
@@ -179,11 +207,38 @@ def risk(
     scope = one.lower_scope
     if shaped:
         scope = replace(scope, not_said=scope.not_said + SHAPED)
-    whom = (parts, dim, norm, goal.eta, psnr, participation)
     lower, upper, privacy = _edges(parts, setting, goal.eta, prior, delta)
-    edges = (lower, upper, float(one.log_kappa[0]), privacy, delta)
-    name = SPHERE if prior is None else prior.name
-    return Statement(*whom, *edges, name, scope, one.upper_scope, experiment_only)
+    return Statement(
+        history=parts,
+        dim=dim,
+        norm=norm,
+        eta=goal.eta,
+        psnr=psnr,
+        participation=participation,
+        lower=lower,
+        upper=upper if one.informed else None,
+        log_kappa=float(one.log_kappa[0]) if one.informed else None,
+        rises=tuple((kappa, _most(parts, setting, math.log(kappa))) for kappa in RISES),
+        epsilon=privacy,
+        delta=delta,
+        prior=None if prior is None else prior.name,
+        lower_scope=scope,
+        upper_scope=one.upper_scope,
+        experiment_only=experiment_only,
+    )
+
+
+def _most(parts: tuple[Part, ...], setting: Setting, log_kappa: float) -> float:
+    """The success that no attacker exceeds, from the logarithm of the blind one."""
+    if not parts:
+        return math.exp(log_kappa)
+    if len(parts) == 1:
+        noise, rate, steps = parts[0]
+        setting = replace(setting, noise_multiplier=noise, sampling_rate=rate, steps=steps)
+        return float(upper_edge(setting, log_kappa))
+    visible = setting.participation == "visible"
+    most = mixed.visible_upper if visible else mixed.hidden_upper
+    return float(most(mixed.merged(parts), log_kappa))
 
 
 def _edges(
@@ -204,13 +259,11 @@ def _edges(
         blind = float(identification.kappa_sphere(dim=dim, eta=eta, norm=norm))
         return blind, math.exp(log_kappa), 0.0
     least = mixed.visible_lower if visible else mixed.hidden_lower
-    most = mixed.visible_upper if visible else mixed.hidden_upper
-    few = mixed.merged(parts)
     lower = least(mixed.merged(parts, more=False), dim=dim, eta=eta, norm=norm)
-    upper = most(few, log_kappa)
+    upper = _most(parts, setting, log_kappa)
     if prior is None:
         lower = min(lower, upper)  # both round outwards: they cross by rounding alone
-    return lower, upper, mixed.epsilon(few, delta, visible=visible)
+    return lower, upper, mixed.epsilon(mixed.merged(parts), delta, visible=visible)
 
 
 def _target(psnr: float | None, eta: float | None, input_range: float) -> Target:
@@ -265,6 +318,11 @@ def _words(history: tuple[Part, ...]) -> str:
 def _span(values: list[float]) -> str:
     ends = f"{values[0]:.4g}"
     return ends if len(values) == 1 else f"{ends} to {values[-1]:.4g}"
+
+
+def _rises(pairs: Sequence[tuple[float, float]]) -> str:
+    each = [f"{before:.2%} to at most {after:.3g}" for before, after in pairs]
+    return ", ".join(each)
 
 
 def _attained(chance: float) -> str:

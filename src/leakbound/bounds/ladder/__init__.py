@@ -9,6 +9,18 @@ both, records come from the rung's prior, which names no norm to the attacker bu
 from leakbound.bounds.ladder.blend import GaussianImages, Mixture
 from leakbound.bounds.ladder.gallery import Gallery
 from leakbound.bounds.ladder.rung import Estimate, KnownNorm, Rung
-from leakbound.bounds.ladder.seen import Seen, alike
+from leakbound.bounds.ladder.seen import FEWEST, KINDS, Seen, alike, from_images
 
-__all__ = ["Estimate", "Gallery", "GaussianImages", "KnownNorm", "Mixture", "Rung", "Seen", "alike"]
+__all__ = [
+    "FEWEST",
+    "KINDS",
+    "Estimate",
+    "Gallery",
+    "GaussianImages",
+    "KnownNorm",
+    "Mixture",
+    "Rung",
+    "Seen",
+    "alike",
+    "from_images",
+]

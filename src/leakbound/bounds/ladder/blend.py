@@ -177,6 +177,11 @@ class Mixture:
         return cls([_fit(rows[groups == name], k) for name in names], counts)
 
     @property
+    def informed(self) -> bool:
+        """True: it is taken from data."""
+        return True
+
+    @property
     def name(self) -> str:
         """For people."""
         return f"mixture of {len(self.parts)} Gaussians"

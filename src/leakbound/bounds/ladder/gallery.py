@@ -61,6 +61,11 @@ class Gallery:
         self._directions, self._squares = rows / norms[:, None], norms**2
 
     @property
+    def informed(self) -> bool:
+        """True: it is taken from data."""
+        return True
+
+    @property
     def name(self) -> str:
         """For people."""
         return f"gallery of {len(self.images)} images"

@@ -87,6 +87,11 @@ class Rung(Protocol):
         ...
 
     @property
+    def informed(self) -> bool:
+        """Whether it knows the data: what does not bounds no attacker who does."""
+        ...
+
+    @property
     def lower_scope(self) -> Scope:
         """What `success` covers."""
         ...
@@ -203,6 +208,11 @@ class KnownNorm:
     def __post_init__(self) -> None:
         single("dim", whole("dim", self.dim))
         single("norm", positive("norm", self.norm))
+
+    @property
+    def informed(self) -> bool:
+        """False: a norm says nothing about what the data look like."""
+        return False
 
     @property
     def name(self) -> str:

@@ -7,9 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from leakbound import check
+from leakbound.bounds.ladder.blend import GaussianImages, Mixture
+from leakbound.bounds.ladder.gallery import Gallery
 from leakbound.bounds.ladder.rung import Estimate, Rung, pictures
 from leakbound.bounds.law import Array, Scope, one, positive
 
+KINDS = ("mixture", "gaussian", "gallery")
+"""Priors that are taken from images."""
+FEWEST = 64
+"""Examples that a prior is taken from at least."""
 MOST, TOGETHER = 5000, 512
 """Images that are compared with each other, and how many at once."""
 
@@ -41,6 +48,11 @@ class Seen:
     def name(self) -> str:
         """For people."""
         return f"{self.rung.name}, no rarer than seen"
+
+    @property
+    def informed(self) -> bool:
+        """True: it has seen data."""
+        return True
 
     @property
     def dim(self) -> int:
@@ -85,6 +97,36 @@ class Seen:
         with np.errstate(divide="ignore"):
             found = np.maximum(np.asarray(self.rung.log_kappa(levels)).ravel(), np.log(seen))
         return one(np.minimum(0.0, found).reshape(levels.shape))
+
+
+def from_images(images: ArrayLike, kind: str = "mixture", *, components: int = 32) -> Seen:
+    """A prior taken from public images, never trusted below what these reach of one another.
+
+    Shapes: `images` (n, ...); the trailing sizes are one record's values.
+
+    Args:
+        images: public ones, of the same kind as the private ones.
+        kind: "mixture" (Gaussians), "gaussian" (one of them) or "gallery" (the images themselves).
+        components: leading directions of the Gaussians.
+
+    Raises:
+        ValueError: an unknown kind, fewer than 64 images, or images that are all equal.
+
+    Source: this project.
+
+    Example:
+        >>> public = np.random.default_rng(0).random((100, 4))
+        >>> from_images(public, "gaussian", components=2).name
+        'Gaussian images, no rarer than seen'
+    """
+    check.one_of(KINDS, kind=kind)
+    flat = pictures(images)
+    if len(flat) < FEWEST:
+        raise ValueError(f"images holds {len(flat)} examples; a prior takes at least {FEWEST}")
+    if kind == "gallery":
+        return Seen(Gallery(flat), [flat])
+    fit = GaussianImages if kind == "gaussian" else Mixture
+    return Seen(fit.from_samples(flat, components=components), [flat])
 
 
 def alike(images: ArrayLike, eta: float) -> float:

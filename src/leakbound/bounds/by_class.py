@@ -1,0 +1,105 @@
+"""Priors by class: labels are often in the update, so a bound must hold for who knows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leakbound.bounds.priors import FlatPrior, GaussianPrior, Prior, joined
+from leakbound.random import permutation, uniform
+from leakbound.types import Batch, NotApplicable
+
+FEWEST = 8
+"""Public examples of a class that a prior is taken from at least."""
+NAMES = {
+    "gaussian": "one Gaussian a class in {k} directions, labels known",
+    "isotropic": "one isotropic Gaussian a class, labels known",
+    "flat": "flat (limit of wide priors), with a class's variance, labels known",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ByClass:
+    """For examples of known labels: each one's prior is fitted to the public ones of its class.
+
+    One prior for all classes would give a bound that the mean image of a class beats.
+
+    Attributes:
+        public: public examples of the same kind, never private ones.
+        kind: "gaussian" (principal directions), "isotropic" or "flat".
+        components: leading directions of "gaussian".
+
+    Source: this project; docs/floors.md.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> public = Batch(torch.rand(40, 1, 2, 2, generator=generator), torch.arange(40) % 2)
+        >>> prior = ByClass(public, "isotropic").prior(torch.tensor([1, 0, 1]))
+        >>> prior.dimension, prior.name
+        (12, '3 independent examples, one isotropic Gaussian a class, labels known')
+    """
+
+    public: Batch | None
+    kind: str
+    components: int = 32
+    _fitted: dict[int, Prior] = field(default_factory=dict, repr=False)
+
+    def prior(self, labels: Tensor) -> Prior:
+        """The joint prior of examples with these labels (B,), in blocks.
+
+        Raises:
+            NotApplicable: a class has too few public examples, or equal ones.
+        """
+        parts = [self._of(label) for label in labels.tolist()]
+        many = "" if len(parts) == 1 else f"{len(parts)} independent examples, "
+        return joined(parts, f"{many}{NAMES[self.kind].format(k=self.components)}")
+
+    def batches(self, labels: Tensor, count: int, source: torch.Generator) -> list[Batch]:
+        """Batches with these labels (B,), to average the Fisher information over.
+
+        A bound is a theorem about its prior, so they are drawn from it. A flat prior cannot be
+        drawn from: then they are public examples of the class.
+        """
+        generator = np.random.default_rng(int(uniform((1,), source) * 2**24))
+        drawn = []
+        for label in labels.tolist():
+            prior, images = self._of(label), self._images(label)
+            index = permutation(len(images), source)[torch.arange(count) % len(images)]
+            inputs = images[index]
+            if isinstance(prior, GaussianPrior):
+                made = torch.as_tensor(prior.draw(count, generator))
+                inputs = made.to(inputs).reshape(inputs.shape)
+            drawn.append(inputs)
+        return [Batch(inputs, labels) for inputs in torch.stack(drawn, 1)]
+
+    def _of(self, label: int) -> Prior:
+        if label not in self._fitted:
+            pixels = self._images(label).flatten(1).double().cpu().numpy()
+            try:
+                self._fitted[label] = _fit(pixels, self.kind, self.components)
+            except ValueError as error:  # such as public examples that are all equal
+                reason = f"no prior can be taken from the public examples of class {label}: {error}"
+                raise NotApplicable(reason) from None
+        return self._fitted[label]
+
+    def _images(self, label: int) -> Tensor:
+        public = self.public
+        images = () if public is None else public.inputs[public.labels == label]
+        if not isinstance(images, Tensor) or len(images) < FEWEST:
+            raise NotApplicable(
+                f"there are {len(images)} public examples of class {label}, and a prior takes at "
+                f"least {FEWEST}"
+            )
+        return images
+
+
+def _fit(pixels: np.ndarray, kind: str, components: int) -> Prior:
+    if kind == "gaussian":
+        return GaussianPrior.from_samples(pixels, components=components)
+    variance = float(pixels.var(0).mean())
+    if kind == "flat":
+        return FlatPrior(pixels.shape[1], variance * pixels.shape[1])
+    return GaussianPrior.isotropic(pixels.mean(0), variance)

@@ -1,0 +1,159 @@
+"""Is what a client sends a smooth function of its inputs? Only then do Cramér-Rao bounds hold.
+
+The gradient of a network with ReLU or max pools jumps, and a jump leaks what no derivative sees. So
+the gradient itself is traced, not the forward pass, and every operator that depends on the inputs
+must be on a list of smooth ones. What is not on the list, or cannot be traced, counts as not
+smooth: a list of the others could never be complete.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from leakbound.client import pure_simulate
+from leakbound.types import Release, Task
+
+_GROUPS = {
+    "sums and products": (
+        "add addbmm addcmul addmm addmv baddbmm bmm convolution convolution_backward cumsum "
+        "dot mean mkldnn_convolution mm mul mv neg outer rsub square sub sum"
+    ),
+    "functions with derivatives of every order": (
+        "atan cos cosh erf erfc exp exp2 expm1 gelu gelu_backward log_sigmoid_backward "
+        "log_sigmoid_forward logaddexp logsumexp mish sigmoid sigmoid_backward silu "
+        "silu_backward sin sinh softplus softplus_backward tanh tanh_backward _softmax "
+        "_softmax_backward_data _safe_softmax _log_softmax _log_softmax_backward_data"
+    ),
+    "losses": (
+        "binary_cross_entropy_with_logits mse_loss mse_loss_backward nll_loss_backward "
+        "nll_loss_forward nll_loss2d_backward nll_loss2d_forward"
+    ),
+    "norms, whose square roots stay above their eps": (
+        "_native_batch_norm_legit_no_training native_batch_norm native_batch_norm_backward "
+        "native_group_norm native_layer_norm native_layer_norm_backward"
+    ),
+    "linear maps: pools that average, resizing, padding": (
+        "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d "
+        "_adaptive_avg_pool3d_backward avg_pool2d avg_pool2d_backward avg_pool3d "
+        "avg_pool3d_backward constant_pad_nd reflection_pad1d reflection_pad1d_backward "
+        "reflection_pad2d reflection_pad2d_backward replication_pad2d "
+        "replication_pad2d_backward upsample_bilinear2d upsample_bilinear2d_backward "
+        "upsample_nearest2d upsample_nearest2d_backward"
+    ),
+    "moving values: an index that depends on the inputs comes from an operator that is not here": (
+        "_index_put_impl _reshape_alias _to_copy _unsafe_index _unsafe_view alias as_strided "
+        "cat clone contiguous copy detach diagonal diagonal_backward empty_like expand fill "
+        "flip full_like gather getitem index index_add index_put index_select lift_fresh "
+        "lift_fresh_copy masked_fill new_empty new_empty_strided new_full new_ones new_zeros "
+        "ones_like permute repeat reshape roll scatter scatter_add select select_backward "
+        "slice slice_backward split split_with_sizes squeeze stack t to transpose unbind "
+        "unfold unfold_backward unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze "
+        "view where zero zeros_like"
+    ),
+}
+SMOOTH = frozenset(word for words in _GROUPS.values() for word in words.split())
+"""Operators through which a smooth function stays smooth, some with `_ALLOWED` as a condition."""
+
+
+def not_smooth(
+    task: Task, inputs: Tensor, labels: Tensor, defense: Release | None = None
+) -> tuple[str, ...]:
+    """What keeps the release from being proved smooth in the inputs, by name; () where it is.
+
+    The defense must say that what it sends does not jump (`Defense.continuous`): clipping bends the
+    gradient, which bounds allow.
+
+    Shapes: inputs (B, *S), labels (B,). Only their shapes and types count, and no value of them is
+    read, so a model that branches on values is refused.
+
+    Source: this project; docs/floors.md.
+
+    Example:
+        >>> relu = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2), torch.nn.ReLU())
+        >>> not_smooth(Task.of(relu), torch.zeros(1, 1, 2, 2), torch.tensor([0]))
+        ('relu', 'threshold_backward')
+        >>> tanh = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2), torch.nn.Tanh())
+        >>> not_smooth(Task.of(tanh), torch.zeros(1, 1, 2, 2), torch.tensor([0]))
+        ()
+    """
+    found = set() if defense is None or defense.continuous else {"the defense"}
+
+    def sent(x: Tensor) -> Tensor:
+        return pure_simulate(task, x, labels, None)
+
+    try:
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+            graph = make_fx(sent, tracing_mode="fake", _allow_non_fake_inputs=True)(inputs).graph
+    except Exception as error:  # whatever a stranger's model raises under tracing
+        return (f"{type(error).__name__} while the gradient was traced", *sorted(found))
+    return tuple(sorted(found | _off_the_list(graph)))
+
+
+def _off_the_list(graph: fx.Graph) -> set[str]:
+    """The operators that depend on the inputs and are not smooth."""
+    depends: set[fx.Node] = set()
+    found = set()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            depends.add(node)
+        if node.op != "call_function" or depends.isdisjoint(node.all_input_nodes):
+            continue
+        depends.add(node)
+        written = node.args[0] if node.args else None
+        name = getattr(node.target, "overloadpacket", node.target).__name__
+        if name.endswith("_") and written not in depends:
+            found.add(f"{name} into another tensor")  # a view of it would not be seen to depend
+        name = name.rstrip("_")
+        allowed = _ALLOWED[name](node, depends) if name in _ALLOWED else name in SMOOTH
+        if not allowed:
+            found.add(name)
+    return found
+
+
+def _by_a_constant(node: fx.Node, depends: set[fx.Node]) -> bool:
+    return len(node.args) > 1 and node.args[1] not in depends
+
+
+def _where(node: fx.Node, depends: set[fx.Node]) -> bool:
+    return node.args[0] not in depends
+
+
+def _power(node: fx.Node, depends: set[fx.Node]) -> bool:
+    exponent = node.args[1] if len(node.args) > 1 else None
+    return isinstance(exponent, int | float) and exponent >= 0 and float(exponent).is_integer()
+
+
+def _elu(node: fx.Node, depends: set[fx.Node]) -> bool:
+    """Equal slopes on both sides of 0: selu is the same operator."""
+    given = node.args[1:4]  # alpha, scale, input_scale, after the input or the output's gradient
+    alpha, _, steep = (*map(str, given), *("1", "1", "1")[len(given) :])
+    return float(alpha) * float(steep) == 1
+
+
+def _to_float(node: fx.Node, depends: set[fx.Node]) -> bool:
+    value: Any = node.meta["val"]
+    return bool(value.dtype.is_floating_point)
+
+
+def _of_exp(node: fx.Node, depends: set[fx.Node]) -> bool:
+    """log(1 + e^z), which has no singularity."""
+    inside = node.args[0]
+    return isinstance(inside, fx.Node) and "exp" in str(inside.target)
+
+
+_ALLOWED = {
+    "div": _by_a_constant,
+    "masked_fill": _by_a_constant,
+    "where": _where,
+    "pow": _power,
+    "elu": _elu,
+    "elu_backward": _elu,
+    "_to_copy": _to_float,
+    "log1p": _of_exp,
+}
+"""Operators that are smooth under a condition."""
