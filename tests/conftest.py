@@ -1,4 +1,5 @@
-"""One torch thread, as the audit's workers: sums depend on the number of threads. A browser."""
+"""One torch thread, as the audit's workers: sums depend on the number of threads. Pages without
+Python's internals. A browser."""
 
 from __future__ import annotations
 
@@ -28,6 +29,25 @@ def _one_thread():
     import torch
 
     torch.set_num_threads(1)
+
+
+INTERNALS = ("built-in method", "object at 0x", "<bound method", "<function")
+
+
+@pytest.fixture(autouse=True)
+def _no_internals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No page that any test renders shows what only Python understands."""
+    from jinja2 import Template
+
+    render = Template.render
+
+    def checked(self: Template, *given: Any, **named: Any) -> str:
+        page = render(self, *given, **named)
+        plain = page.replace("&lt;", "<")
+        assert [words for words in INTERNALS if words in plain] == []
+        return page
+
+    monkeypatch.setattr(Template, "render", checked)
 
 
 @pytest.fixture

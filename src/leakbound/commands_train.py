@@ -217,16 +217,16 @@ tr{border-bottom:1px solid #8884}svg{max-width:100%;height:auto}.legend{list-sty
 
 
 def _page(plan: Plan, units: Sequence[dict[str, Any]], rows: Sequence[Row]) -> str:
-    from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
     from leakbound.report import drawing, tables, training
+    from leakbound.report.html import environment_of
 
     names = tables.Names([], units)
     progress = training.progress(units, names)
     labels = training.drawn(progress, names)
     return (
-        Environment(autoescape=True, undefined=StrictUndefined)
+        environment_of()
         .from_string(TEMPLATE)
         .render(
             name=plan.name,

@@ -190,9 +190,9 @@ overflow:hidden;clip-path:inset(50%);white-space:nowrap}
 
 def html(results: Results, folder: Path) -> str:
     """The same as one HTML page that holds its figures and needs no network."""
-    from jinja2 import Environment, StrictUndefined
+    from leakbound.report.html import environment_of
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    environment = environment_of()
     environment.filters["plain"] = lambda text: text.replace("`", "")
     return environment.from_string(TEMPLATE).render(
         results=results,

@@ -6,13 +6,16 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leakbound.report import captured, drill, floors, strength_table, tables
 from leakbound.report.folder import ON_AVERAGE, VERDICTS, Record, Run, read
 from leakbound.report.gallery import Card, best_images, gallery_of
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 FILE = "report.html"
 NEEDS = ("jinja2", "matplotlib", "markupsafe")
@@ -65,18 +68,35 @@ def render(run: Run, *, images: bool = True) -> str:
     return rendered("report.html.j2", context)
 
 
+def environment_of(**settings: Any) -> Environment:
+    """The jinja2 environment of every page: it escapes, and refuses what no reader should see.
+
+    `row.update` is the entry of a dictionary that has one, not the dictionary's method. A name that
+    is not there, or a value that is a function, is an error: the page would show Python internals.
+    """
+    from jinja2 import Environment, StrictUndefined, Undefined
+
+    class Pages(Environment):
+        def getattr(self, obj: Any, attribute: str) -> Any:
+            own = isinstance(obj, Mapping) and attribute in obj
+            return obj[attribute] if own else super().getattr(obj, attribute)
+
+    def shown(value: Any) -> Any:
+        if callable(value) and not isinstance(value, Undefined):
+            raise TypeError(f"a page would show {value!r}; name an entry, or call the function")
+        return value
+
+    return Pages(autoescape=True, undefined=StrictUndefined, finalize=shown, **settings)
+
+
 def rendered(
     template: str, context: dict[str, Any], filters: dict[str, Callable[..., str]] | None = None
 ) -> str:
     """A page from one of the report's templates, with its own filters beside the common ones."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import PackageLoader
 
-    environment = Environment(
-        loader=PackageLoader("leakbound.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    environment = environment_of(
+        loader=PackageLoader("leakbound.report"), trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {
         "decimal": decimal,

@@ -1,0 +1,43 @@
+"""No page shows what only Python understands; the same content is the same bytes."""
+
+from pathlib import Path
+
+import pytest
+from jinja2 import UndefinedError
+
+from leakbound.cli import main
+from leakbound.report.html import environment_of
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def rendered(text, **values):
+    return environment_of().from_string(text).render(values)
+
+
+@pytest.mark.parametrize("key", ["update", "items", "values", "copy", "keys", "pop"])
+def test_an_entry_stands_before_a_method_of_its_dictionary(key):
+    assert rendered("{{ row." + key + " }}", row={key: "mine"}) == "mine"
+
+
+@pytest.mark.parametrize("text", ["{{ row.update }}", "{{ print }}", "{{ a.split }}"])
+def test_what_is_a_function_is_refused(text):
+    with pytest.raises(TypeError, match="a page would show"):
+        rendered(text, row={}, print=print, a="b")
+
+
+def test_what_is_not_there_is_refused():
+    with pytest.raises(UndefinedError):
+        rendered("{{ row.name }}", row={})
+
+
+def test_evidence_of_a_captured_update_names_it_and_is_the_same_twice(tmp_path):
+    pages = []
+    for place in ("one", "two"):
+        with pytest.raises(SystemExit) as ended:
+            main(["evidence", str(FIXTURES / "11_captured"), "--out", str(tmp_path / place)])
+        assert ended.value.code == 0
+        pages.append((tmp_path / place / "evidence.html").read_bytes())
+    assert pages[0] == pages[1]
+    assert b"built-in method" not in pages[0]
+    assert pages[0].count(b">update<") >= 2
