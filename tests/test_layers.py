@@ -34,7 +34,7 @@ LAYERS = (
     {"protocol", "registry", "lpips", "information", "inspection"},
     {"audit", "testing", "federation", "meter"},
     {"captured", "opacus", "cluster"},
-    {"flower"},
+    {"flower", "progress"},
     {"commands", "experiments"},
     {"commands_risk", "commands_captured", "commands_train", "commands_reproduce"},
     {"commands_evidence", "commands_compare"},

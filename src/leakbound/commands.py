@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
+from rich.table import Table
 
 from leakbound import audit as audits
 from leakbound import check, registry
@@ -23,12 +21,15 @@ from leakbound.audit.folder import Runner
 from leakbound.audit.plan import Cell, Plan, UtilityCell, defense_name
 from leakbound.audit.plan_file import LIMIT
 from leakbound.audit.records import write_atomically
+from leakbound.progress import Bar, duration
 from leakbound.text import printable
 
 if TYPE_CHECKING:
     from leakbound import options
 
 LONGEST = 300  # characters of a stranger's text on the screen
+LONG = 600.0
+"""Seconds from which an audit says before it starts how long it takes."""
 _OF_UPDATES = (
     *("before", "kind", "input_shape", "classes", "labels", "local_steps", "learning_rate"),
     *("local_batch_size", "truth", "public", "round", "no_images"),
@@ -45,15 +46,14 @@ def audit(command: options.Audit) -> int:
     plan, out = _plan(command)
     run, workers = _engine(command)
     _announce(plan, out, workers)
-    bar = Bar()
-    with bar.progress:
+    with Bar(console) as bar:
         outcome = audits.audit(
             plan,
             out,
             workers=workers,
             pictures=not command.no_images,
             device=command.device,
-            watch=bar,
+            watch=showing(bar),
             run=run,
         )
     page = reports.write(out, images=not command.no_images)
@@ -342,34 +342,25 @@ def brief(text: object) -> str:
     return escape(line if len(line) <= LONGEST else line[:LONGEST] + "...")
 
 
-class Bar:
-    """Live progress: units done, time left, the current unit; plain lines without a screen."""
+def showing(bar: Bar) -> Callable[[audits.Progress], None]:
+    """What shows an audit's progress on a bar; before a long one it says so."""
+    warned = False
 
-    def __init__(self) -> None:
-        current = Column(ratio=1, no_wrap=True, overflow="ellipsis")
-        self.progress = Progress(
-            BarColumn(20),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(compact=True),
-            TextColumn("left"),
-            TextColumn("{task.description}", table_column=current),
-            console=console,
-            disable=not console.is_terminal,
-            expand=True,
-        )
-        self.task, self.told = self.progress.add_task("starting", total=None), -1
-
-    def __call__(self, now: audits.Progress) -> None:
-        """Show where the audit is."""
+    def show(now: audits.Progress) -> None:
+        nonlocal warned
+        if not warned and now.left is not None and now.left > LONG:
+            errors.print(
+                f"this takes about {duration(now.left)} by an estimate ({brief(now.basis)}); it "
+                "can be stopped and started again at any time, and fewer steps, cells or a smaller "
+                "model make it shorter",
+                soft_wrap=True,
+            )
+        warned = True
         text = "starting" if now.current is None else _describe(now.current)
         text = "writing the report" if now.done == now.total else text
-        self.progress.update(
-            self.task, completed=now.done, total=now.total, description=brief(text)
-        )
-        tenth = 10 * now.done // max(1, now.total)
-        if not console.is_terminal and tenth > self.told:
-            self.told = tenth
-            print(f"{now.done} of {now.total} done", file=sys.stderr, flush=True)
+        bar(now.done, now.total, text, now.left)
+
+    return show
 
 
 def _describe(unit: Cell | UtilityCell) -> str:

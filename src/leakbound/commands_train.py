@@ -20,7 +20,8 @@ from leakbound.audit.bench import named_code_of
 from leakbound.audit.folder import Runner
 from leakbound.audit.plan import Plan
 from leakbound.audit.records import Journal, write_atomically
-from leakbound.commands import Bar, brief, console, errors, workers_of
+from leakbound.commands import brief, console, errors, showing, workers_of
+from leakbound.progress import Bar
 
 if TYPE_CHECKING:
     from leakbound import options
@@ -98,9 +99,10 @@ def train(command: options.Train) -> int:
     )
     for name in named_code_of(plan):
         errors.print(f"importing Python code that the plan names: {brief(name)}", soft_wrap=True)
-    bar = Bar()
-    with bar.progress:
-        outcome = audits.audit(plan, out, workers=workers, watch=bar, run=run, trainings_only=True)
+    with Bar(console) as bar:
+        outcome = audits.audit(
+            plan, out, workers=workers, watch=showing(bar), run=run, trainings_only=True
+        )
     return _tell(plan, out, outcome.failed, command.json)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from leakbound.attacks.exact import engine_of
+from leakbound.attacks.pace import tick
 from leakbound.attacks.terms import smooth_slopes
 from leakbound.r_operator.base import Engine, Pulled, aligned
 from leakbound.types import Observation, Reconstruction
@@ -83,6 +84,8 @@ def stopped(search: Search, number: int) -> bool:
 
     Waits for the device at those points alone.
     """
+    if tick():
+        return True
     every = max(1, search.settings.steps // TRACE_POINTS)
     if number % every and number != search.settings.steps - 1:
         return False

@@ -15,6 +15,7 @@ from leakbound.attacks.analytic import _layer, input_layer
 from leakbound.attacks.base import Attack, boxed, seen_task
 from leakbound.attacks.labels import infer_labels
 from leakbound.attacks.objectives import total_variation
+from leakbound.attacks.pace import tick
 from leakbound.attacks.private_law import (
     CandidateLikelihood,
     _defense,
@@ -220,7 +221,7 @@ class LawMatching(Attack):
                 best, lowest = x.detach().clone(), float(total.detach())
             if step % max(1, self.steps // TRACE_POINTS) == 0:
                 trace.append(float(total.detach()))
-            if not bool(torch.isfinite(slope).all()):
+            if tick() or not bool(torch.isfinite(slope).all()):
                 break
             x.grad = slope.sign() if self.signed else slope
             rate = 0.1 ** sum(done >= mark for mark in (3 / 8, 5 / 8, 7 / 8))
@@ -332,6 +333,8 @@ class LawEvolution(Attack):
             trace.append(now)
             if now < lowest:
                 best, lowest = middle, now
+            if tick():
+                break
         return best, trace
 
 

@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 from leakbound.audit import engine
 from leakbound.audit.bench import Bench, check_plan
 from leakbound.audit.cells import Result
+from leakbound.audit.estimate import Clock, estimate
 from leakbound.audit.plan import Plan, Unit
 from leakbound.audit.records import Journal, encode, remove_temporary, write_atomically
 from leakbound.audit.run_file import claim, header
@@ -23,12 +24,19 @@ from leakbound.audit.run_file import claim, header
 
 @dataclass(frozen=True)
 class Progress:
-    """Where an audit is: units done and in all, and the unit that started last."""
+    """Where an audit is: units done and in all, and the unit that started last.
+
+    Attributes:
+        left: seconds that it still takes, by an estimate; None where there is none.
+        basis: what the estimate rests on.
+    """
 
     done: int
     total: int
     current: Unit | None
     result: Result | None = None
+    left: float | None = None
+    basis: str = ""
 
 
 class Runner(Protocol):
@@ -108,7 +116,7 @@ def audit(
                 remove_temporary(place)
             claim(folder, about)
         runs = partial(run, workers=workers, pictures=pictures, bench=bench)
-        return _audit(plan, folder, runs, watch, trainings_only)
+        return _audit(plan, folder, runs, watch, trainings_only, partial(_clock, bench, workers))
 
 
 def _audit(
@@ -117,6 +125,7 @@ def _audit(
     run: Callable[..., Generator[Result, None, None]],
     watch: Callable[[Progress], None],
     trainings_only: bool,
+    clock_of: Callable[[Plan, set[str]], Clock | None],
 ) -> Outcome:
     cells, trainings = [c.id for c in plan.cells()], [t.id for t in plan.utility_cells()]
     left_alone = cells if trainings_only else []
@@ -128,12 +137,17 @@ def _audit(
         kept |= set() if trainings_only else _kept(records, cells, folder)
     total, done = len(cells) + len(trainings), len(kept)
     current: list[Unit | None] = [None]
+    clock = clock_of(plan, {*kept, *left_alone})
+
+    def tell(result: Result | None = None) -> None:
+        left, basis = (None, "") if clock is None else (clock.left, clock.basis)
+        watch(Progress(done, total, current[0], result, left, basis))
 
     def started(unit: Unit) -> None:
         current[0] = unit
-        watch(Progress(done, total, unit))
+        tell()
 
-    watch(Progress(done, total, None))
+    tell()
     results = run(plan, {*kept, *left_alone}, started=started)
     with closing(records), closing(utility), closing(results):
         for result in results:
@@ -142,7 +156,9 @@ def _audit(
                 (records if "cell" in result.record else utility).append(result.record)
                 _note_time(folder / "timings.jsonl", result)
             done += 1
-            watch(Progress(done, total, current[0], result))
+            if clock is not None:
+                clock.finished(result.id)
+            tell(result)
     with _writing(folder):
         utility.finish(trainings)
         if not trainings_only:
@@ -153,6 +169,15 @@ def _audit(
     )
     untrained = sum(r["status"] == "failed" for r in utility.records.values())
     return Outcome(folder, len(cells), counts["failed"] + untrained, dict(sorted(counts.items())))
+
+
+def _clock(bench: Bench, workers: int, plan: Plan, kept: set[str]) -> Clock | None:
+    """What tells the time left; None on a cluster, whose machines are not known."""
+    if not workers:
+        return None
+    every: list[Unit] = [*plan.utility_cells(), *plan.cells()]
+    units = [unit for unit in every if unit.id not in kept]
+    return Clock(estimate(units, bench, plan.seeds[0]), max(1, min(workers, len(units))))
 
 
 @contextmanager

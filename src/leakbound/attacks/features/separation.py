@@ -13,6 +13,7 @@ from leakbound import check
 from leakbound.attacks.features.contrast import contrasts, gaussian_ceiling, rotation, whitener
 from leakbound.attacks.features.likelihood import heavy_tailed, nonnegative
 from leakbound.attacks.features.lowrank import RowSpace, row_space
+from leakbound.attacks.pace import tick
 
 KINDS = ("general", "nonnegative", "image", "nonnegative image")
 SOLVERS = ("likelihood", "contrast", "published")
@@ -215,6 +216,8 @@ def _published(
         for _ in range(settings.steps):
             (weight.grad,) = torch.autograd.grad(loss(), weight)
             optimizer.step()
+            if tick():
+                break
     return functional.normalize(weight.detach()) @ whiten
 
 

@@ -1,0 +1,119 @@
+"""Time for attacks: when a search has to stop, and how far it is.
+
+Searches call `tick` once a step. Without an open `Pace` it does nothing, and no result changes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextvars import ContextVar, Token
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Self
+
+from leakbound.types import Reconstruction
+
+EVALUATIONS = 20
+"""Evaluations of the objective that one step of L-BFGS takes at most."""
+STEPS, CLIENTS, TIMES = ("steps", "generations"), "local_steps", ("restarts", "seeds", "stages")
+"""Settings that count steps of a search, the client's own steps, and how often a search is run."""
+
+
+class Pace:
+    """A budget for what runs inside; a pace inside another keeps to the shorter time.
+
+    Args:
+        seconds: from now; None is no limit.
+        watch: called after every step of a search, with the number of steps so far.
+
+    Attributes:
+        steps: of searches so far.
+        cut: a search was stopped before its end.
+
+    Example:
+        >>> with Pace(0.0) as pace:
+        ...     tick(), pace.cut
+        (True, True)
+        >>> tick()
+        False
+    """
+
+    def __init__(
+        self, seconds: float | None = None, watch: Callable[[int], None] | None = None
+    ) -> None:
+        self.end = math.inf if seconds is None else time.monotonic() + seconds
+        self.steps, self.cut = 0, False
+        self._watch, self._token = watch, list[Token[Pace | None]]()
+        self._above: Pace | None = None
+
+    def __enter__(self) -> Self:
+        self._above = _OPEN.get()
+        self._token.append(_OPEN.set(self))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _OPEN.reset(self._token.pop())
+
+    def stop(self) -> None:
+        """The time is up from now on."""
+        self.end = -math.inf
+
+    @property
+    def over(self) -> bool:
+        """The time is up, here or in the pace around it."""
+        return time.monotonic() >= self.end or (self._above is not None and self._above.over)
+
+    @property
+    def left(self) -> float:
+        """Seconds until the time is up; infinite without a limit."""
+        own = max(0.0, self.end - time.monotonic())
+        return own if self._above is None else min(own, self._above.left)
+
+    def step(self) -> None:
+        """Count a step, here and in the pace around it."""
+        self.steps += 1
+        if self._watch is not None:
+            self._watch(self.steps)
+        if self._above is not None:
+            self._above.step()
+
+    def noted(self, answer: Reconstruction) -> Reconstruction:
+        """The answer; of a search that was stopped its `problem` says so."""
+        if not self.cut:
+            return answer
+        words = f"stopped early, after {self.steps} steps, as the time was up"
+        return replace(answer, problem="; ".join(filter(None, [words, answer.problem])))
+
+
+_OPEN: ContextVar[Pace | None] = ContextVar("leakbound_pace", default=None)
+
+
+def tick() -> bool:
+    """A step of a search is done; whether the search has to stop with it."""
+    pace = _OPEN.get()
+    if pace is None:
+        return False
+    pace.step()
+    pace.cut = pace.cut or pace.over
+    return pace.cut
+
+
+def planned(attack: Any) -> int:
+    """How many evaluations of its objective an attack takes at most; 0 for closed forms.
+
+    Inferred from the settings' names (`steps`, `restarts`, ...), of attacks inside too.
+
+    Example:
+        >>> from leakbound.attacks import LinearInversion, inverting_gradients
+        >>> planned(LinearInversion()), planned(inverting_gradients(steps=50, restarts=2))
+        (0, 100)
+    """
+    own = {field.name: getattr(attack, field.name) for field in fields(attack)}
+    counts = [k for k in own if k in STEPS or (k.endswith("_steps") and k != CLIENTS)]
+    tried = own["candidates"] if CLIENTS in own and own[CLIENTS] is None else ()
+    steps = sum(own[name] for name in counts)
+    steps += own.get("trial", 0) * (own.get("deals", 0) + len(tried))
+    steps *= EVALUATIONS if own.get("optimizer") == "lbfgs" else 1
+    inner = [planned(value) for value in own.values() if is_dataclass(value)]
+    return (steps + max(inner, default=0)) * math.prod(own.get(name, 1) for name in TIMES)

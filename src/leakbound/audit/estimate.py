@@ -1,0 +1,100 @@
+"""How long an audit takes: steps counted, times the measured time of one gradient."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from leakbound import client
+from leakbound.attacks.pace import planned
+from leakbound.audit.bench import Bench, one_thread
+from leakbound.audit.plan import Cell, ModelSpec, Spec, Unit, build_attack, build_defense
+
+EVALUATION = 3.0
+"""Gradients that one step of a search costs: autograd takes 9 forwards where a gradient takes 3."""
+OVERHEAD = 0.05
+"""Seconds of a unit beside its gradients."""
+PRIOR = 0.05
+"""The share of all work that the estimate counts as when finished units correct it."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds on one core by unit, and what they rest on in a sentence."""
+
+    seconds: Mapping[str, float]
+    basis: str
+
+
+def estimate(units: Sequence[Unit], bench: Bench, seed: int) -> Estimate:
+    """Count the steps of units and measure one gradient of each model and batch size.
+
+    Searches that stop early make it shorter, bounds on errors make it longer; neither is counted.
+    `seed` names weights that the bench has.
+    """
+    slowest, steps, found = (0.0, ""), 0, dict[str, float]()
+
+    @cache
+    def gradient(model: ModelSpec, size: int) -> float:
+        nonlocal slowest
+        taken = _gradient(bench, model, size, seed)
+        words = f"one gradient of {model.name} at batch size {size} took {taken:.2g} s here"
+        slowest = max(slowest, (taken, words))
+        return taken
+
+    @cache
+    def evaluations(attack: Spec) -> int:
+        try:
+            return planned(build_attack(attack))
+        except Exception:  # its record will say why
+            return 0
+
+    for unit in units:
+        if isinstance(unit, Cell):
+            count = evaluations(unit.attack)
+            steps += count
+            size = unit.batch_size * build_defense(unit.defense).cohort_size
+            work = count * EVALUATION * gradient(unit.model, size) if count else 0.0
+        else:
+            spec = unit.utility
+            work = spec.rounds * spec.clients * gradient(unit.model, spec.batch_size)
+        found[unit.id] = OVERHEAD + work
+    basis = f"{steps:,} steps of searches were counted, each as {EVALUATION:g} gradients"
+    return Estimate(found, "; ".join(filter(None, [basis, slowest[1]])))
+
+
+def _gradient(bench: Bench, model: ModelSpec, size: int, seed: int) -> float:
+    """Seconds of one gradient; 0 where there is none, as the unit's own record will say."""
+    try:
+        task, batch = bench.task(model, seed), bench.batches(size, 1, seed)[0]
+        with one_thread():
+            client.gradient(task, batch.inputs, batch.labels)
+            began = time.perf_counter()
+            client.gradient(task, batch.inputs, batch.labels)
+            return time.perf_counter() - began
+    except Exception:  # as above
+        return 0.0
+
+
+class Clock:
+    """The time left of an audit: the estimate, corrected by the units that are finished."""
+
+    def __init__(self, expected: Estimate, workers: int) -> None:
+        self.basis = expected.basis
+        self._seconds, self._workers = dict(expected.seconds), workers
+        self._whole = sum(self._seconds.values())
+        self._began = time.monotonic()
+
+    def finished(self, unit: str) -> None:
+        """A unit has ended."""
+        self._seconds.pop(unit, None)
+
+    @property
+    def left(self) -> float:
+        """Seconds until all units have ended."""
+        rest, prior = sum(self._seconds.values()), PRIOR * self._whole
+        done, passed = self._whole - rest, time.monotonic() - self._began
+        passed = passed if done else 0.0
+        return rest * (prior / self._workers + passed) / max(prior + done, 1e-9)

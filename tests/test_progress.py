@@ -1,0 +1,112 @@
+"""What a command says while it works: a line now and then where there is no terminal."""
+
+import re
+import time
+
+import pytest
+from rich.console import Console
+
+from leakbound import audit, commands, progress
+from leakbound.audit import estimate, parse
+from leakbound.audit.bench import Bench
+from leakbound.audit.estimate import Clock, Estimate
+from leakbound.cli import main
+from leakbound.progress import Bar
+
+PLAN = {
+    "data": {"source": "digits", "limit": 60},
+    "models": [{"name": "mlp", "hidden": [4]}],
+    "attacks": [{"name": "linear_inversion"}, {"name": "gradient_matching", "steps": 50}],
+    "batch_sizes": [1, 2],
+}
+
+
+def said(capsys):
+    return capsys.readouterr().err.splitlines()
+
+
+def waited(capsys, words):
+    """The lines so far, once one of them matches."""
+    lines, limit = [], time.monotonic() + 600
+    while time.monotonic() < limit:
+        lines += said(capsys)
+        if any(re.search(words, line) for line in lines):
+            return lines
+        time.sleep(0.01)
+    raise AssertionError(lines)
+
+
+def test_lines_come_though_nothing_ends(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "EVERY", 0.01)
+    with Bar(Console(stderr=True)) as bar:
+        bar(0, 12, "dlg · resnet18 \x1b[2J")
+        waited(capsys, r"0 of 12 done after \d+ s, time left not known yet: dlg · resnet18 \\x1b")
+        bar(0, 12, "dlg", 7500.0)
+        waited(capsys, r"0 of 12 done after \d+ s, about 2 h 05 min left: dlg")
+        bar(0, 12, "dlg", -1.0)
+        waited(capsys, r"longer than estimated: dlg")
+    assert re.fullmatch(r"0 of 12 done after \d+ s", said(capsys)[-1])
+
+
+def test_the_time_left_follows_from_what_is_done_where_nobody_says_it():
+    bar = Bar(Console(stderr=True))
+    bar._began -= 100.0
+    bar(4, 12, "dlg")
+    assert bar.left == pytest.approx(200.0, abs=5.0)
+
+
+def test_an_estimate_counts_steps_and_measures_a_gradient(monkeypatch):
+    monkeypatch.setattr(estimate, "_gradient", lambda bench, model, size, seed: 0.1 * size)
+    plan = parse(PLAN)
+    found = estimate.estimate(plan.cells(), Bench(plan.data), 0)
+    by_cell = {(c.attack.name, c.batch_size): found.seconds[c.id] for c in plan.cells()}
+    assert by_cell == {
+        ("linear_inversion", 1): estimate.OVERHEAD,
+        ("linear_inversion", 2): estimate.OVERHEAD,
+        ("gradient_matching", 1): pytest.approx(estimate.OVERHEAD + 50 * 3 * 0.1),
+        ("gradient_matching", 2): pytest.approx(estimate.OVERHEAD + 50 * 3 * 0.2),
+    }
+    assert "100 steps of searches were counted, each as 3 gradients" in found.basis
+    assert "one gradient of mlp at batch size 2 took 0.2 s here" in found.basis
+
+
+def test_finished_units_correct_the_estimate(monkeypatch):
+    clock = Clock(Estimate({str(i): 10.0 for i in range(20)}, "steps"), workers=2)
+    assert clock.left == pytest.approx(100.0)
+    now = time.monotonic()
+    monkeypatch.setattr(estimate.time, "monotonic", lambda: now + 200)
+    assert clock.left == pytest.approx(100.0), "a unit that is not finished tells nothing"
+    for i in range(10):
+        clock.finished(str(i))
+    assert clock.left == pytest.approx(100 * 205 / 110, rel=0.01), "half is done after 200 s"
+
+
+def test_a_long_audit_says_so_before_it_starts(tmp_path, capsys, monkeypatch):
+    began = []
+
+    def nothing(plan, done=(), *, started, **settings):
+        began.append(capsys.readouterr().err)
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(audit, "run", nothing)
+    text = """
+        [data]
+        source = "digits"
+        limit = 60
+        [[models]]
+        name = "mlp"
+        [[attacks]]
+        name = "inverting_gradients"
+        steps = STEPS
+    """
+    for steps, long in (("100_000_000", True), ("10", False)):
+        path = tmp_path / f"{steps}.toml"
+        path.write_text(text.replace("STEPS", steps))
+        with pytest.raises(SystemExit):
+            main(["audit", str(path), "--out", str(tmp_path / f"out-{steps}")])
+        words = " ".join(began.pop().split())
+        assert ("100,000,000 steps of searches were counted" in words) == long
+        assert ("by an estimate" in words) == long
+        assert not long or re.search(r"this takes about \d+ h \d\d min by an estimate", words)
+    assert commands.LONG == 600
