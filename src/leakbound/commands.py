@@ -278,7 +278,7 @@ def _show(record: dict[str, Any]) -> None:
     table = Table(show_edge=False)
     measured = record["metrics"]
     learned = measured.get("lpips")
-    for column in ("image", "PSNR dB", "without update", "SSIM", "identified"):
+    for column in ("example", "PSNR dB", "without update", "SSIM", "identified"):
         table.add_column(column, justify="right", overflow="fold")
     if learned is not None:
         table.add_column("LPIPS", justify="right", overflow="fold")

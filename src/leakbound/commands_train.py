@@ -203,7 +203,7 @@ table{border-collapse:collapse}th,td{padding:.2em .8em;text-align:left}
 tr{border-bottom:1px solid #8884}svg{max-width:100%;height:auto}.legend{list-style:none;padding:0}
 @media(prefers-color-scheme:dark){body{background:#111;color:#ddd}}</style></head><body>
 <h1>Training under defenses: {{ name }}</h1>
-<p>{{ rounds }} rounds, {{ clients }} clients a round with {{ batch }} images each,
+<p>{{ rounds }} rounds, {{ clients }} clients a round with {{ batch }} examples each,
 {{ optimizer }} at the server. Means over seeds with 95&nbsp;% intervals (Student's t).</p>
 <table><tr><th>model</th><th>defense</th><th>training loss</th><th>test accuracy</th>
 <th>seeds</th><th>failed</th></tr>

@@ -56,7 +56,7 @@ class Attack:
     defense: str = "none"
     """Which defense."""
     batch_size: Whole = None
-    """Images a client, 1 by default; of an --update told by it where it tells."""
+    """Examples a client, 1 by default; of an --update told by it where it tells."""
     seed: int = 0
     """Names the weights, the batch and the noise."""
     labels_unknown: bool = False
@@ -99,7 +99,7 @@ class Attack:
     truth: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """The true batch (`inputs`, `labels`), to measure what was rebuilt; no attack sees it."""
     public: Text = None
-    """Public images of the same kind, a data source: for attacks, and for bounds."""
+    """Public examples of the same kind, a data source: for attacks, and for bounds."""
     round: Whole = None
     """Of a folder of updates only this round."""
     no_images: bool = False

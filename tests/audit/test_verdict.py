@@ -6,6 +6,7 @@ from PIL import Image
 
 from leakbound.audit import EXPOSED, PROTECTED, UNDECIDED, verdict
 from leakbound.audit.pictures import GAP, strip
+from leakbound.audit.verdict import CERTIFIED
 
 EXCLUDES = {"covers": "all", "excludes_threshold": True}
 
@@ -28,6 +29,15 @@ EXCLUDES = {"covers": "all", "excludes_threshold": True}
 )
 def test_verdict(psnr, blind, bounds, wanted):
     assert verdict(psnr, blind, 20.0, bounds) == wanted
+
+
+def test_a_certificate_is_an_exposure_without_the_truth():
+    assert verdict([], [], 20.0, certified=True) == CERTIFIED == "exposed (certified)"
+    assert verdict([90.0], [11.0], 20.0, certified=True) == EXPOSED
+    with pytest.raises(RuntimeError, match="one is wrong"):
+        verdict([12.0], [11.0], 20.0, certified=True)
+    with pytest.raises(RuntimeError, match="one is wrong"):
+        verdict([], [], 20.0, [EXCLUDES], certified=True)
 
 
 def test_an_attack_beyond_a_bound_is_a_bug():

@@ -240,7 +240,8 @@ def test_sorting_is_told(show, make_page, name):
 def test_verdicts_are_words_and_shapes(show, page_path):
     badges = show(page_path).locator(".badge")
     texts = set(badges.evaluate_all("(all) => all.map((e) => e.textContent)"))
-    assert texts <= {"▲ exposed", "? undecided", "≈ protected on average", "✓ protected"}
+    words = {"▲ exposed", "▲ exposed (certified)", "? undecided", "≈ protected on average"}
+    assert texts <= {*words, "✓ protected"}
 
 
 def test_a_narrow_window_scrolls_in_one_direction(show, page_path):

@@ -178,5 +178,5 @@ def test_large_batches_are_cut_and_that_is_said(show, tmp_path, make_cell, make_
     first = page.locator("#card-1")
     assert first.locator(".scores li").count() == 5
     assert first.locator(".scores a").count() == 3
-    assert "2 more images of this batch are in the records only" in first.inner_html()
+    assert "2 more examples of this batch are in the records only" in first.inner_html()
     assert page.locator("section:has(#verdicts) tbody a").count() == 0

@@ -128,11 +128,15 @@ def test_captured_updates_say_what_was_read_off_and_what_is_proved():
     text, subject = shown("11_captured")
     (row,) = subject["measured"]["captured"]
     assert row["explained"] == 1.0
-    assert row["proof"].startswith("the gradient of the first linear layer")
+    assert row["proof"].startswith("this is the input as the model was fed it")
+    (best,), (kind,) = subject["strongest"], subject["measured"]["combinations"]
+    assert best["proof"] == row["proof"]
+    assert (kind["verdict"], kind["proved"]) == ("exposed (certified)", 1)
+    assert "1 input given away exactly" in text
     assert "<strong>Proof:</strong>" in text
     assert {found["name"] for found in subject["attacker"]["findings"]} >= {"labels", "batch size"}
     assert subject["rerun"]["plan"] is None
-    assert "The true images of captured updates are not known" in text
+    assert "The true examples of captured updates are not known" in text
 
 
 def test_failed_and_inapplicable_cells_of_the_first_forms():

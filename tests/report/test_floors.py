@@ -42,7 +42,7 @@ def test_every_verdict_is_counted_explained_and_offered(tmp_path, make_floored):
         assert f".badge.{style} {{" in text
     assert 'class="badge protected on' not in text
     assert f'data-verdict="{ON_AVERAGE}"' in text
-    assert text.count("single lucky image is not excluded") == 2
+    assert text.count("single lucky example is not excluded") == 2
     assert "the floor rests on the named prior" in text
 
 
@@ -65,7 +65,7 @@ def test_ceiling_stands_beside_the_attacks_with_its_prior(
     assert "N(mean, covariance) in 32 of 784 directions" in foot
     assert "rests on this prior" in foot
     assert "law is smooth in x" in foot
-    assert "It says nothing of a single image." in text
+    assert "It says nothing of a single example." in text
 
 
 def test_the_strongest_floor_is_taken_and_kinds_are_not_mixed(make_cell, make_bound):
@@ -126,7 +126,7 @@ def test_leak_map_stands_between_truth_and_rebuilt_once_a_batch(tmp_path, make_f
     text = write(folder).read_text()
     card = re.search(r"<article [^>]*>\s*<h3>gaussian.*?</article>", text, re.DOTALL).group()
     order = [
-        "True images",
+        "True examples",
         "Leak map of the batch",
         "Bright pixels leak;",
         "Rebuilt by inverting",

@@ -72,7 +72,7 @@ def test_words_of_the_page(tmp_path, make_run, cells):
     assert "protected on average" not in text[text.index("<body>") :]  # there is no floor
     assert "ceiling (mean)" not in text
     (note,) = re.findall(r'<li id="floor-1">.*?</li>\s*</ol>', text, re.DOTALL)
-    assert "<strong>Probability</strong> that an image reaches the threshold" in note
+    assert "<strong>Probability</strong> that an example reaches the threshold" in note
     assert (
         "for the prior mixture. Accepted: <strong>0.001</strong>. It covers all attackers." in note
     )

@@ -62,7 +62,7 @@ def test_the_winner_of_a_batch_and_the_oracle(made):
     assert row.winner == "b"
     assert row.found.rmse == pytest.approx(math.sqrt((0.36 + 0.04) / 2))
     assert row.found.oracle == pytest.approx(math.sqrt((0.01 + 0.04) / 2))
-    assert row.floor == "single images only"
+    assert row.floor == "single examples only"
 
 
 def test_nothing_beats_the_guess_without_update(tmp_path, made, make_run):

@@ -180,7 +180,7 @@ def _scores(record: dict[str, Any]) -> str:
         (i, *(pictures.number(value) for value in values))
         for i, values in enumerate(zip(measured["psnr"], blind, measured["ssim"], strict=True))
     ]
-    return pictures.table(("image", "PSNR in dB", "without the update", "SSIM"), rows)
+    return pictures.table(("example", "PSNR in dB", "without the update", "SSIM"), rows)
 
 
 def _bound(bound: dict[str, Any]) -> str:

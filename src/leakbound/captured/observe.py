@@ -78,6 +78,10 @@ class Understood:
     notes: tuple[str, ...] = ()
     refuted: bool = False
 
+    def sure(self, name: str) -> bool:
+        """Whether a finding of this name is known for certain."""
+        return any(found.name == name and found.sure for found in self.findings)
+
 
 def observe(
     capture: Capture,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from dataclasses import replace
 
 import torch
+from torch import Tensor, nn
 
 from leakbound.attacks import LinearInversion
 from leakbound.attacks.analytic import input_layer
@@ -21,8 +24,12 @@ from leakbound.types import (
 
 CERTAIN = 1e-4
 """The share that an outer product may leave of a layer's gradient to be called exact."""
-AGREES = 0.999
-"""The share of the update's direction that a certified image must give again."""
+AGREES = 0.9999
+"""The share of the update that training on a certified input must give again."""
+EQUAL = 1e-3
+"""Bias gradients that differ by less, relative to the largest, may be signs times a number."""
+DIRECTIONS = 4
+"""From so many directions on, two examples' gradients are no multiples of each other by chance."""
 OUTSIDE = 1e-3
 """How far outside the input range, in units of its width, a value may lie by rounding."""
 RARE = 1e-6
@@ -30,32 +37,85 @@ RARE = 1e-6
 
 
 def certificate(
-    seen: Observation, attack: Attack, answer: Reconstruction, direction: float | None
+    seen: Observation,
+    attack: Attack,
+    answer: Reconstruction,
+    agreement: float | None,
+    *,
+    counted: bool,
 ) -> str | None:
     """A proof that the answer is the input, where the update holds one; in a sentence.
 
-    Without noise and defense, of one example: the first linear layer's gradient is an outer product
-    with an image inside the input range, and training on that image gives the update again.
+    Without noise and defense, of one example, every row of the first linear layer's gradient is the
+    input times a number, and the bias gradient holds these numbers. That the client trained by SGD
+    is checked: training on the answer must give the update again, and the numbers must differ, as
+    signs (Adam, sign compression) do not. Two examples leave an outer product too where their
+    gradients are multiples of each other: with two classes, or with one active unit, they always
+    are. So the number of examples must be known there.
 
     Args:
         seen: of an update without a declared defense.
         attack: which made the answer.
-        answer: the image.
-        direction: the share of the update that training on the answer gives, at the best length.
+        answer: the input.
+        agreement: the share of the update that training on the answer gives, at the best length.
+        counted: the number of examples is known, not inferred.
     """
     exact = isinstance(seen.update.law, Exact) and seen.update.mask is None
     if not (isinstance(attack, LinearInversion) and exact and seen.examples == 1):
         return None
     if not answer.objective < CERTAIN or answer.problem or outside(seen) is not None:
         return None
-    if direction is None or not direction > AGREES:
+    if agreement is None or not agreement > AGREES or _drawn(seen):
         return None
+    name, _, bias = _first_layer(seen)
+    sizes = bias[bias.abs() > EQUAL * bias.abs().max()].abs()
+    if float(sizes.min()) > (1 - EQUAL) * float(sizes.max()):
+        return None
+    if not counted and min(len(sizes), (seen.task.label_range or 2) - 1) < DIRECTIONS:
+        return None
+    known = "known" if counted else "likely, by the ranks; of nearly equal ones it is the mean"
     return (
-        "the gradient of the first linear layer is an outer product with one image up to "
-        f"{answer.objective:.1g} of its energy, and training on that image gives the update's "
-        "direction again: of one example, for SGD with or without momentum, no other image sends "
-        "this, whatever the number of local steps"
+        "this is the input as the model was fed it, up to rounding: the gradient of the layer "
+        f"{name!r} is an outer product up to {answer.objective:.1g} of its energy, and training on "
+        f"this input gives {share_of(agreement)} of the update again. Assumed: one example "
+        f"({known}), SGD with one learning rate for all weights, with or without momentum and for "
+        "any number of local steps, and no defense that was not declared"
     )
+
+
+def share_of(value: float) -> str:
+    """A share in percent, with digits for what is left; rounded down.
+
+    Example:
+        >>> share_of(0.99994), share_of(1.0)
+        ('99.994 %', '100.0000 %')
+    """
+    digits = 3 if value < 1 - 1e-5 else 4
+    scale = 10**digits
+    return f"{math.floor(min(value, 1.0) * 100 * scale) / scale:.{digits}f} %"
+
+
+def _first_layer(seen: Observation) -> tuple[str, Tensor, Tensor]:
+    """Name, weight gradient and bias gradient of the first layer that sees the input itself."""
+    name = input_layer(seen.task, seen.input_shape)
+    parts = seen.task.unflatten(seen.update.rows[0].double())
+    prefix = f"{name}." if name else ""
+    return name, parts[prefix + "weight"], parts[prefix + "bias"]
+
+
+def _drawn(seen: Observation) -> bool:
+    """Whether the model in training mode changes the input before the layer, as dropout does."""
+    model = copy.deepcopy(seen.task.model).train()
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            module.p = 1.0
+    buffers = {key: value.clone() for key, value in seen.task.buffers.items()}
+    task = replace(seen.task, model=model, buffers=buffers)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return input_layer(task, seen.input_shape) != input_layer(seen.task, seen.input_shape)
+    except NotApplicable:
+        return True
 
 
 def outside(seen: Observation) -> str | None:
@@ -64,12 +124,9 @@ def outside(seen: Observation) -> str | None:
     if seen.examples != 1 or not exact:
         return None
     try:
-        name = input_layer(seen.task, seen.input_shape)
+        _, weight, bias = _first_layer(seen)
     except NotApplicable:
         return None
-    parts = seen.task.unflatten(seen.update.rows[0].double())
-    prefix = f"{name}." if name else ""
-    weight, bias = parts[prefix + "weight"], parts[prefix + "bias"]
     if not bool((bias != 0).any()):
         return None
     image = bias @ weight / bias.square().sum()

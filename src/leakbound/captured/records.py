@@ -16,7 +16,7 @@ from leakbound.audit import plan as plans
 from leakbound.audit.bench import Bench
 from leakbound.audit.cells import SCHEMA, release_of, short
 from leakbound.audit.pictures import strip
-from leakbound.audit.verdict import UNDECIDED, verdict
+from leakbound.audit.verdict import verdict
 from leakbound.captured.bounds import bounds_of, named_defense
 from leakbound.captured.capture import Capture
 from leakbound.captured.observe import Understood
@@ -24,6 +24,9 @@ from leakbound.captured.proofs import certificate
 from leakbound.defenses import Chain, chain
 from leakbound.pairing import pair
 from leakbound.types import Batch, Observation, Reconstruction
+
+SHOWN, VALUES = 8, 100
+"""Of how many inputs that are no pictures the record holds values, and how many of each."""
 
 
 @dataclass(frozen=True)
@@ -209,13 +212,20 @@ def judged(
         "explained": None if share is None else _shares(share, case.understood.rate_known),
         "certificate": None
         if case.understood.defense.links
-        else certificate(seen, attack, answer, None if share is None else share.direction),
+        else certificate(
+            seen,
+            attack,
+            answer,
+            None if share is None else share.direction,
+            counted=case.understood.sure("batch size"),
+        ),
     }
+    certain = record["capture"]["certificate"] is not None
     record["release"] = _release(case.understood)
     record |= bounds_of(case, spec)
     order = None
     if case.truth is None:
-        record["verdict"] = verdict([], [], case.threshold, record["bounds"]) or UNDECIDED
+        record["verdict"] = verdict([], [], case.threshold, record["bounds"], certified=certain)
     else:
         paired = pair(case.truth, answer)
         order = paired.inputs
@@ -228,9 +238,10 @@ def judged(
         record["metrics"] = {k: [short(v) for v in values] for k, values in measured.items()}
         of_blind = metrics.psnr(pair(case.truth, guess), data_range=high - low)
         record["blind"] = {"psnr": [short(v) for v in of_blind]}
-        record["verdict"] = verdict(measured["psnr"], of_blind, case.threshold, record["bounds"])
-    images = answer.inputs if order is None else order
-    return _with_pictures(case, record, images) if pictures else Made(record)
+        scores = measured["psnr"], of_blind
+        record["verdict"] = verdict(*scores, case.threshold, record["bounds"], certified=certain)
+    inputs = answer.inputs if order is None else order
+    return _shown(case, record, inputs) if pictures else Made(record)
 
 
 def _capture(case: Case) -> dict[str, Any]:
@@ -249,6 +260,7 @@ def _capture(case: Case) -> dict[str, Any]:
         "notes": [*own.notes, *case.notes, *case.understood.notes],
         "explained": None,
         "certificate": None,
+        "values": None,
     }
 
 
@@ -265,11 +277,14 @@ def _release(understood: Understood) -> dict[str, Any]:
     }
 
 
-def _with_pictures(case: Case, record: dict[str, Any], images: Tensor) -> Made:
-    if images.ndim != 4:
+def _shown(case: Case, record: dict[str, Any], inputs: Tensor) -> Made:
+    """The record with its pictures; with values, where an input is no picture."""
+    if inputs.ndim != 4 or min(inputs.shape[2:]) == 1:
+        rows = inputs[:SHOWN].detach().flatten(1)[:, :VALUES].double().tolist()
+        record["capture"]["values"] = [[float(f"{value:.4g}") for value in row] for row in rows]
         return Made(record)
     span = case.understood.observation.task.input_range
-    shown = [("reconstruction", images)]
+    shown = [("reconstruction", inputs)]
     if case.truth is not None:
         shown.insert(0, ("truth", case.truth.inputs))
     files, named = {}, {}

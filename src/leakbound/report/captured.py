@@ -22,6 +22,7 @@ class Capture:
         explained: the share of the update that the guess explains; None where that is not known.
         scaled: that share is the best over all lengths of the update.
         certificate: why the guess is right for certain, where the update proves it.
+        values: of each reconstruction that is no picture.
     """
 
     label: str
@@ -32,6 +33,7 @@ class Capture:
     explained: float | None
     scaled: bool
     certificate: str | None
+    values: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,12 @@ def told(record: Record) -> bool:
     """Whether the truth was known when the record was made: every cell but a captured one's."""
     capture = record.get("capture")
     return not isinstance(capture, dict) or capture.get("truth") is not False
+
+
+def proof(record: Record) -> str | None:
+    """Why the reconstruction is the input for certain; None where nothing proves it."""
+    found = (record.get("capture") or {}).get("certificate")
+    return found if isinstance(found, str) else None
 
 
 def check(record: Record, optional: Callable[[str, Any, Any], None]) -> None:
@@ -68,6 +76,11 @@ def check(record: Record, optional: Callable[[str, Any, Any], None]) -> None:
         for name in ("name", "value", "how"):
             optional(f"capture.findings.{name}", finding.get(name, 0), str)
         optional("capture.findings.sure", finding.get("sure"), bool)
+    optional("capture.values", capture.get("values"), list)
+    for row in capture.get("values") or []:
+        optional("capture.values", row if row is not None else 0, list)
+        for value in row:
+            optional("capture.values", value if value is not None else "", (int, float))
     optional("capture.explained", capture.get("explained"), dict)
     for name in _NUMBERS:
         optional(
@@ -94,6 +107,7 @@ def capture_of(record: Record) -> Capture | None:
         explained=share.get("direction") if scaled else share["share"],
         scaled=scaled,
         certificate=found.get("certificate"),
+        values=tuple(map(tuple, found.get("values") or ())),
     )
 
 

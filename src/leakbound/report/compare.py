@@ -11,7 +11,7 @@ from typing import Any
 
 from leakbound.report import strength, strength_table, tables
 from leakbound.report.fair import Concern, concerns
-from leakbound.report.folder import VERDICTS, Record, Run
+from leakbound.report.folder import PROVED, VERDICTS, Record, Run
 from leakbound.report.paired import Difference, difference
 
 Key = tuple[str, int, str]
@@ -29,7 +29,10 @@ class VerdictPair:
     @property
     def change(self) -> int:
         """Which way the verdict moved."""
-        before, after = (VERDICTS.index(row.verdict) for row in (self.first, self.second))
+        before, after = (
+            VERDICTS.index("exposed" if row.verdict == PROVED else row.verdict)
+            for row in (self.first, self.second)
+        )
         return (after > before) - (after < before)
 
 

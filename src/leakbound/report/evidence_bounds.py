@@ -68,7 +68,7 @@ def _row(
         "batch_size": key[1],
         "defense": key[2],
         "name": source.name,
-        "kind": "floor on the mean squared error" if floor else "probability of a rebuilt image",
+        "kind": "floor on the mean squared error" if floor else "probability of a rebuilt example",
         "value": median(values) if floor else max(values),
         "least": min(values),
         "most": max(values),

@@ -37,6 +37,7 @@ def combinations(run: Run, names: tables.Names, rows: Rows) -> list[dict[str, An
             "strongest_attack": row.attack,
             "best_psnr": row.best,
             "rebuilt": share_of(row.reached),
+            "proved": row.proved,
             "strength": _strength(strengths.get((row.model, row.batch_size, row.defense))),
             "cells": row.cells,
             "failed": row.failed,
@@ -109,6 +110,7 @@ def strongest(run: Run, names: tables.Names, rows: Rows, *, images: bool) -> lis
                 "psnr_without_update": (cell["blind"] or {}).get("psnr") or [],
                 "rebuilt": [*hits, *[False] * len(psnr)][: len(psnr)],
                 "trouble": cell.get("problem"),
+                "proof": captured.proof(cell),
                 "pictures": {name: files[name] for name in _PICTURES if name in files} or None,
             }
         )
@@ -212,6 +214,8 @@ def _best_cell(cells: Iterable[Record], names: tables.Names, row: tables.Verdict
 
 
 def _best(cell: Record) -> float:
+    if tables.proved(cell):
+        return math.inf
     values = [v for v in (cell["metrics"] or {}).get("psnr") or [] if v is not None]
     return max(values, default=-math.inf)
 

@@ -18,12 +18,12 @@ from leakbound.report.evidence_measured import (
 )
 from leakbound.report.evidence_plan import command_of, hash_of, toml_of
 from leakbound.report.evidence_text import NOT_STATED, clean, finite
-from leakbound.report.folder import ON_AVERAGE, Record, Run
+from leakbound.report.folder import ON_AVERAGE, PROVED, Record, Run
 
 Accountant = Callable[[float], Mapping[str, Any]]
 """Epsilons of one release with a noise multiplier: `delta`, `add_remove`, `replace`."""
 MEASURED = (
-    "What the attacks of this run did on real images, counted. A failed attack proves nothing: "
+    "What the attacks of this run did on real examples, counted. A failed attack proves nothing: "
     "another one may succeed."
 )
 BOUNDED = (
@@ -132,7 +132,7 @@ def _notices(run: Run) -> list[str]:
         found.append(f"{failed} of {len(run.trainings)} trainings failed and enter no mean.")
     if any(not captured.told(cell) for cell in run.cells):
         found.append(
-            "The true images of captured updates are not known: nothing is measured there."
+            "The true examples of captured updates are not known: nothing is measured there."
         )
     if not run.trainings:
         found.append("No training was run: what the defenses cost in accuracy is not measured.")
@@ -205,6 +205,8 @@ def _follows(cell: Record) -> bool:
         word = ON_AVERAGE
     if any(bound.get("excludes_threshold") for bound in covering):
         word = "protected"
+    if tables.proved(cell):
+        word = PROVED
     if any(tables.reaches(cell)):
         word = "exposed"
     return cell.get("verdict") == word

@@ -6,14 +6,14 @@ import math
 import unicodedata
 from typing import Any
 
-from leakbound.report.folder import ON_AVERAGE
+from leakbound.report.folder import ON_AVERAGE, PROVED
 
 LONGEST = 600
 """How many letters of one text are kept."""
 DEEPEST = 16
 NOT_STATED = "not stated"
 MOST = 1e300
-SYMBOLS = {"exposed": "▲", "undecided": "?", ON_AVERAGE: "≈", "protected": "✓"}
+SYMBOLS = {"exposed": "▲", PROVED: "▲", "undecided": "?", ON_AVERAGE: "≈", "protected": "✓"}
 _UNSEEN = {"Cc", "Cf", "Cs", "Co"}
 
 

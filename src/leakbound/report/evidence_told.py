@@ -74,13 +74,13 @@ def of_plan(header: Record, cells: Sequence[Record]) -> list[Item]:
             None if accepted is None else f"{accepted:g}",
             "declared",
             "plan: risk.probability",
-            "Accepted probability of a rebuilt image",
+            "Accepted probability of a rebuilt example",
         ),
         item(
             "prior_of_probabilities",
             prior if isinstance(prior, str) else None,
             "declared",
-            "plan: risk.prior; that private images are like the public ones was not checked",
+            "plan: risk.prior; that private examples are like the public ones was not checked",
             "Prior of the probabilities",
         ),
         item(
@@ -88,7 +88,7 @@ def of_plan(header: Record, cells: Sequence[Record]) -> list[Item]:
             str(floor["prior"]) if floor.get("kind", "none") != "none" and "prior" in floor
             else None,
             "declared",
-            "plan: floor.prior; that private images are like it was not checked",
+            "plan: floor.prior; that private examples are like it was not checked",
             "Prior of the floors",
         ),
     ]  # fmt: skip
@@ -103,7 +103,7 @@ def ledger(header: Record, cells: Sequence[Record]) -> list[Item]:
         _told(cells, "defense", "The defense and the law of its noise", "defense_known", True),
         _mask(cells),
         _told(cells, "statistics", "The batch's statistics in batch norms", "statistics_known"),
-        _line("norms", "Norms of images or of single gradients", "no", "no field holds them",
+        _line("norms", "Norms of examples or of single gradients", "no", "no field holds them",
               "leakbound's Observation"),
         _line("batch_size", "The batch size and the number of clients", "yes",
               "findings below" if taken else _sizes(cells),
@@ -151,12 +151,12 @@ def thresholds(header: Record, cells: Sequence[Record], who: str | None) -> list
             source = "plan: thresholds.psnr"
             source += f"; it is the default, and {_KEPT}" if stored == DEFAULT_PSNR else ""
         unit = {"psnr": "dB PSNR"}.get(metric, metric)
-        words = "An image counts as rebuilt from"
+        words = "An example counts as rebuilt from"
         found.append(_threshold("rebuilt", words, value, unit, source, who))
     accepted = finite(_table(plan, "risk").get("probability"))
     source = "plan: risk.probability"
     source += f"; it is the default, and {_KEPT}" if accepted == DEFAULT_RISK else ""
-    words = "Probability of a rebuilt image that counts as protected up to"
+    words = "Probability of a rebuilt example that counts as protected up to"
     found.append(_threshold("accepted", words, accepted, "", source, who))
     return found
 
@@ -203,9 +203,9 @@ def _auxiliary(header: Record, taken: bool) -> Item:
         return _line("auxiliary", words, NOT_STATED, "", "the data's size is not stored")
     if examples < 10:
         return _line(
-            "auxiliary", words, "no", "fewer than 10 images: all are private", "data split"
+            "auxiliary", words, "no", "fewer than 10 examples: all are private", "data split"
         )
-    detail = "a fifth of the data set, never the victims' images"
+    detail = "a fifth of the data set, never the victims' examples"
     return _line("auxiliary", words, "yes", detail, "data split")
 
 

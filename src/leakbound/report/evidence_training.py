@@ -18,7 +18,7 @@ SEES = {
 DEFENSE = "DP-SGD with these settings"
 EDGES = ("upper", "lower")
 KINDS = {
-    "upper": "probability of a rebuilt image",
+    "upper": "probability of a rebuilt example",
     "lower": "attained by an attack on paper",
 }
 
@@ -178,7 +178,7 @@ def _stated(given: Mapping[str, Any]) -> list[Item]:
         "participation": "Which steps hold a record",
         "dim": "Values of one record",
         "norm": "Least norm of a record",
-        "accept": "Accepted probability of a rebuilt image",
+        "accept": "Accepted probability of a rebuilt example",
         "prior": "Prior of the upper edge",
         "data": "Data that norms and priors are taken from",
     }
@@ -221,10 +221,10 @@ def _ledger(found: Mapping[str, Any]) -> list[Item]:
 def _thresholds(found: Mapping[str, Any], who: str | None) -> list[Item]:
     stated = found["given"]["stated"]
     rows = [
-        ("rebuilt", "An image counts as rebuilt from", row["psnr"], "dB PSNR", "psnr" in stated)
+        ("rebuilt", "An example counts as rebuilt from", row["psnr"], "dB PSNR", "psnr" in stated)
         for row in found["thresholds"]
     ]
-    words = "Probability of a rebuilt image that counts as protected up to"
+    words = "Probability of a rebuilt example that counts as protected up to"
     rows.append(("accepted", words, found["accepted"], "", "accept" in stated))
     return [
         {

@@ -81,7 +81,7 @@ def _data(first: Run, second: Run) -> list[Concern]:
     names = [
         f"{d.get('source', 'unknown')} ({str(d.get('fingerprint'))[:12]})" for d in (one, other)
     ]
-    words = f"The data differ: A {names[0]}; B {names[1]}. So a seed does not name the same images."
+    words = f"The data differ: A {names[0]}; B {names[1]}. A seed does not name the same examples."
     return [Concern(words, True)]
 
 
@@ -97,7 +97,7 @@ def _batches(pairs: Iterable[tuple[Record, Record]]) -> list[Concern]:
         return []
     words = (
         f"In {count} of {len(scores)} pairs of cells the guess without an update scores "
-        "differently, so the batches, or the public images, are not the same."
+        "differently, so the batches, or the public examples, are not the same."
     )
     return [Concern(words, True)]
 

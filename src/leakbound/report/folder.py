@@ -16,7 +16,8 @@ from leakbound.report import captured
 SCHEMAS = frozenset({1})
 STATUSES = ("ok", "not_applicable", "failed")
 ON_AVERAGE = "protected on average"
-VERDICTS = ("exposed", "undecided", ON_AVERAGE, "protected")
+PROVED = "exposed (certified)"
+VERDICTS = (PROVED, "exposed", "undecided", ON_AVERAGE, "protected")
 
 Record = dict[str, Any]
 

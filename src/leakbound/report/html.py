@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leakbound.report import captured, drill, floors, strength_table, tables
-from leakbound.report.folder import ON_AVERAGE, VERDICTS, Record, Run, read
+from leakbound.report.folder import ON_AVERAGE, PROVED, VERDICTS, Record, Run, read
 from leakbound.report.gallery import Card, best_images, gallery_of
 
 if TYPE_CHECKING:
@@ -192,6 +192,12 @@ def _context(run: Run, images: bool) -> dict[str, Any]:
         "untrained": [unit for unit in run.trainings if unit["status"] == "failed"],
         "inapplicable": _inapplicable(cells, names),
         "captured": captured.rows(cells, names.attack),
+        "certified": [
+            entry
+            for card in gallery
+            for entry in card.entries
+            if entry.captured is not None and entry.captured.certificate
+        ],
         "untold": any(not captured.told(cell) for cell in cells),
         "defenses": _defenses(cells),
         "labels_hidden": any(not cell["threat"].get("labels_known") for cell in cells),
@@ -209,6 +215,7 @@ def _context(run: Run, images: bool) -> dict[str, Any]:
 def _contents(context: dict[str, Any]) -> list[tuple[str, str]]:
     """The page's sections by anchor and name: those that it has."""
     sections = [
+        ("certified", "Exposed for certain", "certified"),
         ("captured", "Captured updates", "captured"),
         ("verdicts", "Verdicts", "verdicts"),
         ("strength", "Strength", "strengths"),
@@ -256,13 +263,15 @@ def _reading(name: str, value: float | None) -> str:
     return decimal(value) if name in ("psnr", drill.BLIND) else significant(value)
 
 
-def _verdict_words(cells: Iterable[Record]) -> list[str]:
-    """The verdicts that this page explains: that of floors on the mean only where it may occur."""
+def _verdict_words(cells: Sequence[Record]) -> list[str]:
+    """The verdicts that this page explains: two of them only where they may occur."""
     floored = any(
         any(map(floors.is_floor, cell.get("bounds") or [])) or cell.get("verdict") == ON_AVERAGE
         for cell in cells
     )
-    return [word for word in VERDICTS if floored or word != ON_AVERAGE]
+    certain = any(cell.get("verdict") == PROVED for cell in cells)
+    shown = {ON_AVERAGE: floored, PROVED: certain}
+    return [word for word in VERDICTS if shown.get(word, True)]
 
 
 def _floors(

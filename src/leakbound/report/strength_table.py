@@ -112,7 +112,7 @@ def _floor(cells: Sequence[Record], winner: Mapping[int, Sequence[float]]) -> Le
     model), the lowest covers them all.
     """
     if any(len(errors) > 1 for errors in winner.values()):
-        return "single images only"
+        return "single examples only"
     known: dict[tuple[str, str], dict[int, list[float]]] = {}
     others: dict[str, None] = {}
     for cell in cells:

@@ -14,8 +14,9 @@ from typing import Any
 
 from scipy.special import bdtr, betaincinv
 
+from leakbound.report import captured
 from leakbound.report.floors import Ceiling, Chance, Sources, ceiling, chance, of_mean_error
-from leakbound.report.folder import ON_AVERAGE, Record
+from leakbound.report.folder import ON_AVERAGE, PROVED, Record
 
 LEVEL = 0.95
 LOWER_IS_BETTER = frozenset({"mse", "rmse"})
@@ -101,7 +102,8 @@ class Verdict:
     `attack` is the one that rebuilt the best single image, `best` that image's PSNR. `ceiling` is
     the strongest floor on all attackers' mean error, `mean_error` the same measure of the attack
     that comes closest to it: the PSNR of its mean squared error. `chance` is the probability with
-    which any attacker reaches the threshold.
+    which any attacker reaches the threshold. `proved` counts the cells whose update proves
+    that the reconstruction is the input; `attack` is theirs where nothing else was measured.
     """
 
     model: str
@@ -116,6 +118,7 @@ class Verdict:
     ceiling: Ceiling | None = None
     mean_error: float | None = None
     chance: Chance | None = None
+    proved: int = 0
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,11 @@ def reaches(cell: Record) -> list[bool]:
         value is not None and sign * value >= sign * limit and better
         for value, better in zip(values, beats, strict=False)
     ]
+
+
+def proved(cell: Record) -> bool:
+    """Whether the update proves that the cell's reconstruction is the input."""
+    return captured.proof(cell) is not None
 
 
 def cell_value(cell: Record, metric: str, table: str = "metrics") -> float | None:
@@ -307,8 +315,11 @@ def word(given: Iterable[str | None]) -> str:
         'protected on average'
     """
     known = set(given) - {None}
-    if "exposed" in known or not known:
-        return "exposed" if known else "undecided"
+    for exposed in ("exposed", PROVED):
+        if exposed in known:
+            return exposed
+    if not known:
+        return "undecided"
     if known == {"protected"}:
         return "protected"
     return ON_AVERAGE if known <= {"protected", ON_AVERAGE} else "undecided"
@@ -327,10 +338,11 @@ def _verdict(
     best = {label: max(values) for label, values in images.items() if values}
     strongest = max(best, key=lambda label: best[label], default=None)
     shown = hits[strongest] if strongest else []
+    certain = [names.attack(cell) for cell in cells if proved(cell)]
     return Verdict(
         *key,
         verdict=word(cell.get("verdict") for cell in cells),
-        attack=strongest,
+        attack=strongest or (certain[0] if certain else None),
         best=best[strongest] if strongest else None,
         reached=share(sum(shown), len(shown)),
         cells=len(cells),
@@ -338,6 +350,7 @@ def _verdict(
         ceiling=ceiling(cells, sources),
         mean_error=max(_defined(map(of_mean_error, images.values())), default=None),
         chance=chance(cells, sources),
+        proved=len(certain),
     )
 
 
