@@ -31,7 +31,7 @@ class LayerRank:
     Attributes:
         unknowns: entries of the layer's input.
         weight_constraints: entries of its output.
-        gradient_constraints: entries of its weight gradient.
+        gradient_constraints: entries of its weight gradient; none where the weight is frozen.
         independent: at most so many of these two are independent: every pair of output channels
             ties a sum of weight constraints to a sum of gradient constraints.
         virtual_constraints: equations that the layers before give: the input is a function of the
@@ -172,23 +172,25 @@ def _layers(task: Task, inputs: Tensor) -> Iterator[LayerRank]:
     for name, module in known.items():
         with torch.no_grad():
             outputs = module(seen[name]).numel()
-        unknowns, weights = seen[name].numel(), module.weight.numel()
+        sent = (f"{name}.weight" if name else "weight") in task.names
+        unknowns, weights = seen[name].numel(), module.weight.numel() if sent else 0
         freedom = min(freedom, unknowns)
         channels, across = len(module.weight), module.weight[0].numel()
-        ties = channels**2 if getattr(module, "groups", 1) == 1 and channels <= across else 0
-        most = min(outputs + weights - ties, _apart(module, unknowns, outputs))
+        tied = sent and getattr(module, "groups", 1) == 1 and channels <= across
+        ties = channels**2 if tied else 0
+        most = min(outputs + weights - ties, _apart(module, unknowns, outputs, weights))
         independent = max(0, min(unknowns, most))
         yield LayerRank(name, unknowns, outputs, weights, independent, unknowns - freedom)
 
 
-def _apart(module: nn.Module, unknowns: int, outputs: int) -> int:
+def _apart(module: nn.Module, unknowns: int, outputs: int, weights: int) -> int:
     """Rank of weight plus rank of gradient constraints, as far as shapes bound each alone."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     if not isinstance(module, nn.Linear):
-        return min(unknowns, outputs) + min(unknowns, weight.numel())
+        return min(unknowns, outputs) + min(unknowns, weights)
     examples, (wide, across) = outputs // len(weight), weight.shape
-    return examples * min(wide, across) + across * min(wide, examples)
+    return examples * min(wide, across) + (across * min(wide, examples) if weights else 0)
 
 
 def _singular(task: Task, inputs: Tensor, labels: Tensor, tangents: Tensor) -> Tensor:

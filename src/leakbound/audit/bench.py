@@ -19,6 +19,7 @@ from leakbound.audit.plan import DataSpec, ModelSpec, Plan, build_defense
 from leakbound.lpips import Lpips
 from leakbound.models.custom import load_user_model, load_weights
 from leakbound.random import permutation, stream
+from leakbound.task import trained
 from leakbound.types import Batch, Task
 
 SPLITS = {"private": 0.6, "public": 0.2, "test": 0.2}
@@ -187,11 +188,11 @@ class Bench:
         return task.with_parameters(weights.detach().clone())
 
     def size(self, spec: ModelSpec) -> int | None:
-        """The number of the model's parameters; None if it cannot be built."""
+        """The number of the model's trained parameters; None if it cannot be built."""
 
         def count() -> int | None:
             try:
-                return sum(p.numel() for p in self._module(spec, 0).parameters())
+                return sum(p.numel() for p in trained(self._module(spec, 0)).values())
             except ValueError:
                 return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -34,8 +33,6 @@ def task_of(
             returns no row of class scores.
     """
     own, notes = copy.deepcopy(model), []
-    if capture.before is not None:
-        _fill_buffers(own, capture.before)
     off = [m for m in own.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
     if any(m.training and m.p > 0 for m in off):
         notes.append(
@@ -55,7 +52,14 @@ def task_of(
     if capture.before is None:
         notes.append("no weights before were given: the model's own, as it was built, were taken")
     else:
-        task = task.with_parameters(tensors.flat(task, capture.before, what="before"))
+        weights = tensors.flat(task, capture.before, what="before")
+        named = tensors.by_name(task, capture.before, what="before")
+        task = _with_buffers(task.with_parameters(weights), named)
+        if missing := [name for name in task.frozen if name not in named]:
+            notes.append(
+                f"the weights before hold no value for {len(missing)} of {len(task.frozen)} frozen "
+                f"tensors (such as {missing[0]}): those of the model, as it was built, were taken"
+            )
     return _checked(task, input_shape), tuple(notes)
 
 
@@ -87,19 +91,11 @@ def _checked(task: Task, input_shape: tuple[int, ...]) -> Task:
     return replace(task, label_range=task.label_range or output.shape[1])
 
 
-def _fill_buffers(model: nn.Module, named: Named) -> None:
-    """Running statistics of the weights before into the model, where names and shapes agree."""
-    buffers = dict(model.named_buffers())
-    for name, value in _bare(named, buffers).items():
-        if name in buffers and buffers[name].shape == value.shape:
-            with torch.no_grad():
-                buffers[name].copy_(value)
-
-
-def _bare(named: Named, names: Iterable[str]) -> dict[str, Tensor]:
-    known, own = set(names), dict(named)
-    for prefix in ("", "module.", "_module.", "_orig_mod.", "model."):
-        bare = {k.removeprefix(prefix): v for k, v in own.items() if k.startswith(prefix)}
-        if known & set(bare):
-            return bare
-    return own
+def _with_buffers(task: Task, named: Named) -> Task:
+    """The task with running statistics and frozen weights of the weights before, where they fit."""
+    held = {
+        name: named[name].detach().to(value)
+        for name, value in task.buffers.items()
+        if name in named and named[name].shape == value.shape
+    }
+    return replace(task, buffers={**task.buffers, **held})

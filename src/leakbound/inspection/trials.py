@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from leakbound import client
 from leakbound.inspection.finding import MANY, Finding
@@ -130,7 +129,7 @@ def _gains(task: Task, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[Fin
     try:
         handles = [modules[name].register_forward_hook(note(name)) for name in names]
         with torch.enable_grad():
-            output = functional_call(task.model, {**task.buffers, **values}, (inputs,))
+            output = client.call(task, {**task.buffers, **values}, inputs)
             loss = task.loss(output, labels)
     finally:
         for handle in handles:
