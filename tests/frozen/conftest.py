@@ -109,3 +109,8 @@ def batch():
 def make():
     """A task of the model of that name."""
     return lambda name: Task.of(drawn(name), classes=CLASSES)
+
+
+@pytest.fixture
+def make_model():
+    return drawn

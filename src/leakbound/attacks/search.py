@@ -326,4 +326,8 @@ def _labels(
         return normal((observation.examples, classes), generator, like=observation.task.parameters)
     if settings.labels == "told" and observation.labels is not None:
         return observation.labels.clone()
-    return infer_labels(observation, generator)
+    try:
+        return infer_labels(observation, generator)
+    except NotApplicable as error:
+        mend = "give the labels, or search for them too (labels='joint')"
+        raise NotApplicable(f"{error.reason}; {mend}") from error

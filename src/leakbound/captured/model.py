@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from leakbound import client, tensors
+from leakbound import check, client, tensors
 from leakbound.captured.capture import Capture
 from leakbound.tensors import Named
 from leakbound.types import Batch, Task
@@ -98,4 +98,6 @@ def _with_buffers(task: Task, named: Named) -> Task:
         for name, value in task.buffers.items()
         if name in named and named[name].shape == value.shape
     }
+    for name in held.keys() & task.frozen.keys():
+        check.finite(f"before: {name}", held[name])
     return replace(task, buffers={**task.buffers, **held})

@@ -245,9 +245,10 @@ def _thawed(capture: Capture, task: Task) -> str | None:
     named = tensors.by_name(task, capture.update, what=capture.name)
     moved = []
     for name, value in task.frozen.items():
-        if name in named:
-            own = named[name].to(value)
-            if not torch.equal(own, value if capture.kind == "weights" else torch.zeros_like(own)):
+        if name in named and named[name].is_floating_point():
+            expected = value if capture.kind == "weights" else torch.zeros_like(value)
+            rounded = torch.finfo(named[name].dtype).eps
+            if not torch.allclose(named[name].to(expected), expected, rtol=rounded, atol=0):
                 moved.append(name)
     if not moved:
         return None

@@ -14,7 +14,7 @@ from torch import Tensor
 from leakbound import check
 from leakbound.defenses.base import Chain, Defense
 from leakbound.flower.arrays import NotFinite, only_arrays, read, write
-from leakbound.flower.setup import Setup, settings
+from leakbound.flower.setup import Setup, refuse_thawed, settings
 from leakbound.flower.state import load, save
 from leakbound.flower.tap import Tap
 from leakbound.protocol import resolve, step
@@ -160,6 +160,7 @@ class Turn:
             named = read(record, self.like, what=ANSWERED, most_bytes=most)
         except NotFinite as error:  # which numbers overflow tells of the data
             raise PrivateError(str(error)) from error
+        refuse_thawed(self.task, self.task.frozen, named)
         after = flat(self.task, named, what=ANSWERED)
         rows = ((self.own.parameters - after) / rate)[None]
         reads = next((link for link in ready.links if link.uses_context), None)
