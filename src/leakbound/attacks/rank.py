@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from leakbound import check
-from leakbound.client import forward, input_jvp, layer_inputs
+from leakbound.client import forward, input_jvp, layer_inputs, refuse_codes
 from leakbound.random import normal, uniform
 from leakbound.types import Batch, NotApplicable, Task
 
@@ -111,7 +111,8 @@ def rank_analysis(
 
     Raises:
         ValueError: a batch size under 1.
-        NotApplicable: no linear or convolution layer, or one that is called several times.
+        NotApplicable: no linear or convolution layer, one that is called several times, or inputs
+            that are integer codes, which have no slope.
 
     Source: Zhu and Blaschko 2021 (R-GAP), rank analysis; the relations between the two kinds of
         constraints and the Jacobian are ours.
@@ -123,6 +124,7 @@ def rank_analysis(
         (9, 9, 0)
     """
     check.count(batch_size=batch_size)
+    refuse_codes(task, input_shape)
     wide = task.to(task.parameters.device, torch.float64)
     inputs, labels = _batch(wide, input_shape, batch_size, generator, batch)
     layers = tuple(_layers(wide, inputs))

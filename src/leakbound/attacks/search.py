@@ -27,7 +27,7 @@ from leakbound.attacks.terms import (
     form_for,
     statistics,
 )
-from leakbound.client import clients_layer_inputs
+from leakbound.client import clients_layer_inputs, refuse_codes
 from leakbound.covariance import Structured
 from leakbound.r_operator.base import Engine, aligned
 from leakbound.random import normal, uniform
@@ -51,6 +51,7 @@ class Search:
         generator: torch.Generator,
         images: Images | None = None,
     ) -> None:
+        refuse_codes(observation.task, observation.input_shape)
         self.settings, self.observation = settings, observation
         self.task = seen_task(observation)
         self.whitener = _whitener(observation)

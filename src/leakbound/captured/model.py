@@ -6,12 +6,12 @@ import copy
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from leakbound import check, client, tensors
 from leakbound.captured.capture import Capture
 from leakbound.tensors import Named
-from leakbound.types import Batch, Task
+from leakbound.types import Batch, NotApplicable, Task
 
 
 def task_of(
@@ -69,19 +69,21 @@ def _checked(task: Task, input_shape: tuple[int, ...]) -> Task:
     shape = (2 if task.coupled else 1, *input_shape)
     image = torch.full(shape, (low + high) / 2).to(task.parameters)
     try:
+        client.refuse_codes(task, input_shape)
         with torch.no_grad():
             output = client.forward(task, image)
+    except (NotApplicable, client.WrongOutput) as error:
+        raise ValueError(str(error)) from None
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(
             f"input_shape is {input_shape}, and the model cannot take it ({reason}); give the "
             "shape of one input without the batch, such as 1,28,28"
         ) from None
-    if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(image):
-        got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if output.ndim != 2 or len(output) != len(image):
         raise ValueError(
-            f"the model returns {got} for inputs of shape {shape}; give a classifier that returns "
-            "one row of class scores (B, K)"
+            f"the model returns {tuple(output.shape)} for inputs of shape {shape}; give a "
+            "classifier that returns one row of class scores (B, K)"
         )
     if task.label_range is not None and task.label_range > output.shape[1]:
         raise ValueError(
