@@ -257,9 +257,10 @@ def _batch(heard: Tap, plan: LocalPlan, who: str, unit: Unit) -> Batch:
     sizes = [batch.size for batch in found]
     if unit is Unit.EXAMPLE and (len(found) > 1 or plan.steps > 1):
         raise ValueError(
-            f"{who} wants every example's gradient of one local step, and the train function took "
-            f"{max(len(found), plan.steps)}; train one step on one batch, or use leakbound.opacus "
-            "for DP-SGD inside a local training of several steps"
+            f"{who} needs every example's gradient of one local step, and the train function took "
+            f"{max(len(found), plan.steps)}; take a defense that edits the whole update, such as "
+            "chain(Clip(5.0), GaussianNoise(0.02)), train one step on one batch of all examples, "
+            "or use leakbound.opacus for DP-SGD in every local step"
         )
     size = plan.batch_size
     cut = len(found) == plan.steps and {*sizes[:-1], size} == {size} and sizes[-1] <= (size or 0)
