@@ -198,8 +198,8 @@ class _PlainAttention:
         with self.lock:
             self.inside -= 1
             if not self.inside:
-                for (_, switch), before in zip(_SWITCHES, self.before, strict=True):
-                    switch(before)
+                for (_, switch), was in zip(_SWITCHES, self.before, strict=True):
+                    switch(was)
 
 
 _KERNELS, _LAYERS = torch.backends.cuda, torch.backends.mha  # on a CPU, too

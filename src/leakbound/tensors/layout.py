@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from leakbound.task import Task, weight_names
 Named = Mapping[str, Tensor]
 """Tensors by name, as `model.state_dict()` names them."""
 
+_Names = Sequence[tuple[str, tuple[int, ...] | None]]
 _WRAPPERS = ("module.", "_module.", "_orig_mod.", "model.")
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _SHOWN = 10
@@ -181,16 +182,14 @@ def _first_names(model: nn.Module) -> dict[str, str]:
 
 def _by_position(task: Task, own: dict[str, Tensor], what: str) -> dict[str, Tensor]:
     values = [own[key] for key in sorted(own, key=_place)]
-    for statistics in (True, False):
-        names = list(_state_names(task.model, statistics=statistics))
+    first = _first_names(task.model)
+    whole, now = (list(_state_names(task.model, statistics=kept)) for kept in (True, False))
+    plain: _Names = [(name, tuple(shape)) for name, shape, _, _ in task.layout]
+    for names in (whole, now, plain, [row for row in now if row[1] is not None]):
         if _agree(values, names):
-            first = _first_names(task.model)
-            return {first.get(n, n): v for (n, s), v in zip(names, values, strict=True) if s}
-    plain = [(name, tuple(shape)) for name, shape, _, _ in task.layout]
-    every = [(n, s) for n, s in _state_names(task.model, statistics=False) if s is not None]
-    for names in (plain, every):
-        if _agree(values, names):
-            return {name: value for (name, _), value in zip(names, values, strict=True)}
+            return {
+                first.get(n, n): v for (n, s), v in zip(names, values, strict=True) if s is not None
+            }
     shapes = ", ".join(str(tuple(v.shape)) for v in values[:_SHOWN])
     wanted = ", ".join(f"{name} {shape}" for name, shape in plain[:_SHOWN])
     raise ValueError(
@@ -203,7 +202,7 @@ def _place(key: str) -> int:
     return int(key.removeprefix("arr_"))
 
 
-def _agree(values: list[Tensor], names: list[tuple[str, tuple[int, ...] | None]] | list) -> bool:  # type: ignore[type-arg]
+def _agree(values: list[Tensor], names: _Names) -> bool:
     return len(values) == len(names) and all(
         shape is None or tuple(value.shape) == shape
         for value, (_, shape) in zip(values, names, strict=True)
