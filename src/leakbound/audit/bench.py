@@ -19,7 +19,8 @@ from leakbound.audit.plan import DataSpec, ModelSpec, Plan, build_defense
 from leakbound.lpips import Lpips
 from leakbound.models.custom import load_user_model, load_weights
 from leakbound.random import permutation, stream
-from leakbound.types import Batch, Task
+from leakbound.task import trained
+from leakbound.types import Batch, NotApplicable, Task
 
 SPLITS = {"private": 0.6, "public": 0.2, "test": 0.2}
 DISTRACTORS = 100
@@ -139,15 +140,18 @@ class Bench:
             raise ValueError(f"model {spec.name!r}: {error}") from None
         image = self.dataset.inputs[: 2 if task.coupled else 1].to(self.device)
         try:
+            client.refuse_codes(task, self.input_shape)
             with torch.no_grad():
                 output = client.forward(task, image)
+        except (NotApplicable, client.WrongOutput) as error:
+            raise ValueError(f"model {spec.name!r}: {error}") from None
         except Exception as error:
             raise ValueError(
                 f"model {spec.name!r} cannot take an input of shape {tuple(image.shape)} "
                 f"({one_line(error)}); take another model, or set size and channels of the data"
             ) from None
-        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        if not isinstance(shape, tuple) or len(shape) != 2 or shape[1] < self.dataset.classes:
+        shape = tuple(output.shape)
+        if len(shape) != 2 or shape[1] < self.dataset.classes:
             raise ValueError(
                 f"model {spec.name!r} returns {shape} for one image; give a model that returns "
                 f"(1, K) with K at least the {self.dataset.classes} classes of the data"
@@ -187,11 +191,11 @@ class Bench:
         return task.with_parameters(weights.detach().clone())
 
     def size(self, spec: ModelSpec) -> int | None:
-        """The number of the model's parameters; None if it cannot be built."""
+        """The number of the model's trained parameters; None if it cannot be built."""
 
         def count() -> int | None:
             try:
-                return sum(p.numel() for p in self._module(spec, 0).parameters())
+                return sum(p.numel() for p in trained(self._module(spec, 0)).values())
             except ValueError:
                 return None
 

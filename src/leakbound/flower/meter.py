@@ -21,7 +21,7 @@ from leakbound.defenses.base import Chain, Defense, chain
 from leakbound.flower.arrays import only_arrays, read
 from leakbound.flower.compat import error_reply
 from leakbound.flower.seals import Inside, looking, unbroken
-from leakbound.flower.setup import Setup, settings
+from leakbound.flower.setup import Setup, refuse_thawed, settings
 from leakbound.flower.tap import Tap, listening
 from leakbound.inspection import Finding, inspect
 from leakbound.meter import Decision, Policy, Reading, measure
@@ -204,8 +204,9 @@ class LeakMeter:
         if any(link.changes_training for link in defense.links):
             plan = defense.prepare(task, stream(0, "plan")).plan  # of which nothing is drawn
         row = (task.parameters - flat(task, after, what=what)) / plan.learning_rate
-        own = {name for name, *_ in task.layout}
-        buffers = any(not torch.equal(after[n], sent[n]) for n in set(after) & set(sent) - own)
+        refuse_thawed(task, sent, after)
+        others = set(after) & set(sent) - task.names
+        buffers = any(not torch.equal(after[name], sent[name]) for name in others)
         return row[None], buffers
 
     def _answer(
