@@ -15,7 +15,11 @@ from pathlib import Path
 import pytest
 
 from leakbound import audit
+from leakbound.audit import cells as cells_module
+from leakbound.audit.cells import DIED
 
+LONG = 600
+"""Seconds until something hangs: a loaded machine takes long, too."""
 PLAN = """
 name = "tiny"
 seeds = [0, 1, 2, 3]
@@ -183,6 +187,72 @@ def test_killed_again_and_again(tmp_path):
     assert max(times.values()) == 1
 
 
+PATIENT = """
+import multiprocessing, os, pathlib, time, torch
+HOLD, HELD = pathlib.Path({!r}), pathlib.Path({!r})
+class Patient(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+    def forward(self, x):
+        if multiprocessing.parent_process() is not None and HOLD.exists():
+            (HELD / str(os.getpid())).touch()
+            while True:
+                time.sleep(0.01)
+        return self.inner(x)
+def build(input_shape, classes):
+    return Patient(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes)))
+"""
+
+
+def kill_workers(hold: Path, held: Path, times: int, over: threading.Event) -> None:
+    """Kill so many workers, each when it is at a unit of the patient model; then let it run."""
+    for seen in range(1, times + 1):
+        while not (marks := list(held.iterdir())) and not over.wait(0.01):
+            pass
+        if seen == times:
+            hold.unlink()
+        for mark in marks:
+            os.kill(int(mark.name), signal.SIGKILL)
+            mark.unlink()
+
+
+@pytest.mark.parametrize("times", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_a_unit_whose_worker_was_killed_is_no_result(times, table, tmp_path, user_module):
+    """Twice: the run itself mends it. Three times: it is recorded as failed, until the next run."""
+    hold, held = tmp_path / "hold", tmp_path / "held"
+    held.mkdir()
+    table["models"] = [{"name": user_module("patient", PATIENT.format(str(hold), str(held)))}]
+    table["seeds"] = [0]
+    del table["defenses"], table["utility"]
+    plan = audit.parse(table)
+    audit.audit(plan, tmp_path / "undisturbed")
+    hold.touch()
+    over = threading.Event()
+    killer = threading.Thread(target=kill_workers, args=(hold, held, times, over))
+    killer.start()
+    try:
+        assert audit.audit(plan, tmp_path / "run", workers=2).failed == (times == 3)
+    finally:
+        over.set()
+        killer.join()
+    if times == 3:
+        (record,) = map(json.loads, (tmp_path / "run" / "records.jsonl").read_bytes().splitlines())
+        assert (record["status"], record["reason"]) == ("failed", DIED)
+        assert audit.audit(plan, tmp_path / "run").failed == 0
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "undisturbed")
+
+
+def test_a_lack_of_memory_is_no_result_either(tiny, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cells_module, "play_cell", full)
+        assert audit.audit(tiny, tmp_path / "run").failed == 4
+    assert audit.audit(tiny, tmp_path / "run").failed == 0
+
+
 def test_a_process_that_dies_costs_its_own_cells_only(table, tmp_path, user_module):
     """The rest runs; both the cell and the training of the deadly model are recorded as failed."""
     name = user_module(
@@ -209,7 +279,7 @@ def test_a_process_that_dies_costs_its_own_cells_only(table, tmp_path, user_modu
     assert result.failed == 2
     rows = [json.loads(r) for r in (tmp_path / "run" / "records.jsonl").read_bytes().splitlines()]
     assert [row["status"] for row in rows] == ["ok", "failed"]
-    assert rows[1]["reason"] == "its process died (out of memory, or a crash)"
+    assert rows[1]["reason"] == DIED
     assert rows[1]["verdict"] == "undecided"
     again = [json.loads(t) for t in (tmp_path / "run" / "utility.jsonl").read_bytes().splitlines()]
     assert [row["status"] for row in again] == ["ok", "failed"]

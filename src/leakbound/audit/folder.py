@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from leakbound.audit import engine
 from leakbound.audit.bench import Bench, check_plan
-from leakbound.audit.cells import Result
+from leakbound.audit.cells import Result, is_result
 from leakbound.audit.plan import Plan, Unit
 from leakbound.audit.records import Journal, encode, remove_temporary, write_atomically
 from leakbound.audit.run_file import claim, header
@@ -186,7 +186,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _kept(journal: Journal, wanted: list[str], folder: Path) -> set[str]:
-    """What need not run: it is recorded, and its pictures are there."""
+    """What need not run: its result is recorded, and its pictures are there."""
     read = journal.read()
     strangers = set(read) - set(wanted)
     if strangers:
@@ -194,7 +194,7 @@ def _kept(journal: Journal, wanted: list[str], folder: Path) -> set[str]:
             f"{journal.path} holds {len(strangers)} records of another plan (first: "
             f"{min(strangers)!r}); take another folder"
         )
-    lost = {key for key, record in read.items() if not _whole(record, folder)}
+    lost = {k for k, r in read.items() if not (_whole(r, folder) and is_result(r))}
     journal.drop(lost)
     return set(read) - lost
 
