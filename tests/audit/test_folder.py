@@ -5,6 +5,7 @@ import platform
 import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
 from filelock import FileLock
 
@@ -227,3 +228,22 @@ def test_edited_code_is_another_run(table, tmp_path, user_module):
 def test_versions_name_what_is_missing(monkeypatch):
     monkeypatch.setattr(run_file, "OWN", ("no-such-package",))
     assert run_file.versions()["no-such-package"] == "not installed"
+
+
+def test_an_image_is_never_private_and_public(table, tmp_path):
+    """Images that a folder holds twice: the splits share none, and the run says so."""
+    rng = np.random.default_rng(0)
+    inputs = rng.random((30, 8, 8), dtype=np.float32)[np.arange(60) % 30]
+    np.savez(tmp_path / "data.npz", inputs=inputs, labels=np.arange(60) % 30 % 3)
+    table["data"] = {"source": f"npz:{tmp_path / 'data.npz'}"}
+    plan = audit.parse(table | {"utility": {"rounds": 0}})
+    bench = audit.Bench(plan.data)
+    images = [one.tobytes() for one in bench.dataset.inputs.numpy()]
+    kept = {part: {images[i] for i in rows} for part, rows in bench.splits.items()}
+    assert not kept["private"] & kept["public"]
+    assert not (kept["private"] | kept["public"]) & kept["test"]
+    assert len(bench.splits["private"]) == 36
+    assert set.union(*kept.values()) == set(images)
+    with pytest.warns(UserWarning, match=f"{bench.copies} of 60 images are copies"):
+        audit.audit(plan, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["data"]["copies"] > 0
