@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from leakbound.assess.record import ON_AVERAGE
 from leakbound.report import floors, html, tables, write
-from leakbound.report.folder import ON_AVERAGE
 
 NEW = ("protected on average", "ceiling", "leak map", "depends on the private", "Training under")
 

@@ -166,7 +166,10 @@ def _spoil(folder, name, change):
         (lambda text: text.replace('"ok"', '"fine"'), "status is 'fine', not one of ok, not_app"),
         (lambda text: text.replace("mlp", "\\ud800"), "half of a character"),
         (lambda text: text.replace('"batch_size": 2', '"batch_size": "2"'), "batch_size is '2'"),
-        (lambda text: text.replace('"schema": 1', '"schema": 9'), "holds schema '9'.*newer leakb"),
+        (
+            lambda text: text.replace('"schema": 1', '"schema": 9'),
+            "line 1 is damaged: its schema is '9'",
+        ),
         (
             lambda text: text.replace('"pictures": null', '"pictures": {"truth": "../run.json"}'),
             "'../run.json' is no name of a picture",
@@ -189,7 +192,7 @@ def test_missing_files(tmp_path, make_cell, make_run):
         write(tmp_path)
     folder = make_run(tmp_path / "run", [make_cell()])
     _spoil(folder, "run.json", lambda text: text.replace('"schema": 1', '"schema": 2'))
-    with pytest.raises(ValueError, match=r"run\.json holds schema '2'"):
+    with pytest.raises(ValueError, match=r"run\.json is damaged: its schema is '2'"):
         write(folder)
     _spoil(folder, "run.json", lambda text: "{")
     with pytest.raises(ValueError, match=r"run\.json is damaged"):

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from leakbound.assess.record import Record
 from leakbound.report import tables
-from leakbound.report.folder import Record
 from leakbound.report.rerun import Rerun
 
 ROWS = 8000

@@ -10,8 +10,9 @@ from typing import Any
 
 from scipy import stats
 
+from leakbound.assess.record import Record
 from leakbound.report import captured, strength_table, tables
-from leakbound.report.folder import Record, Run
+from leakbound.report.folder import Run
 
 SHOWN = 100
 """Of how many combinations the pictures are kept."""

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from leakbound.report import captured, evidence_dp, evidence_told, tables
+from leakbound.assess.record import ON_AVERAGE, Record, told
+from leakbound.report import evidence_dp, evidence_told, tables
 from leakbound.report.evidence_bounds import bounds_of, corridor_of
 from leakbound.report.evidence_measured import (
     combinations,
@@ -18,7 +19,7 @@ from leakbound.report.evidence_measured import (
 )
 from leakbound.report.evidence_plan import command_of, hash_of, toml_of
 from leakbound.report.evidence_text import NOT_STATED, clean, finite
-from leakbound.report.folder import ON_AVERAGE, Record, Run
+from leakbound.report.folder import Run
 
 Accountant = Callable[[float], Mapping[str, Any]]
 """Epsilons of one release with a noise multiplier: `delta`, `add_remove`, `replace`."""
@@ -130,7 +131,7 @@ def _notices(run: Run) -> list[str]:
     failed = sum(unit["status"] == "failed" for unit in run.trainings)
     if failed:
         found.append(f"{failed} of {len(run.trainings)} trainings failed and enter no mean.")
-    if any(not captured.told(cell) for cell in run.cells):
+    if any(not told(cell) for cell in run.cells):
         found.append(
             "The true images of captured updates are not known: nothing is measured there."
         )

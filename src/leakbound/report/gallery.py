@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
+from leakbound.assess.record import Record
 from leakbound.report import tables
 from leakbound.report.captured import Capture, capture_of
 from leakbound.report.drill import Detail, Facts, detail, facts, room
-from leakbound.report.folder import Picture, Record, Run
+from leakbound.report.folder import Picture, Run
 from leakbound.report.rerun import reruns
 
 IMAGE_SIDE = 64

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from leakbound.assess.record import ON_AVERAGE, VERDICTS, Record, told
 from leakbound.report import captured, drill, floors, strength_table, tables
-from leakbound.report.folder import ON_AVERAGE, VERDICTS, Record, Run, read
+from leakbound.report.folder import Run, read
 from leakbound.report.gallery import Card, best_images, gallery_of
 
 FILE = "report.html"
@@ -172,7 +173,7 @@ def _context(run: Run, images: bool) -> dict[str, Any]:
         "untrained": [unit for unit in run.trainings if unit["status"] == "failed"],
         "inapplicable": _inapplicable(cells, names),
         "captured": captured.rows(cells, names.attack),
-        "untold": any(not captured.told(cell) for cell in cells),
+        "untold": any(not told(cell) for cell in cells),
         "defenses": _defenses(cells),
         "labels_hidden": any(not cell["threat"].get("labels_known") for cell in cells),
         "utility": tables.utility(run.trainings, names),

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from leakbound.assess.record import Record
 from leakbound.report.evidence_plan import toml_of
-from leakbound.report.folder import Record, Run
+from leakbound.report.folder import Run
 
 FLOOR = {"kind": "trace", "prior": "gaussian", "components": 32, "images": 16, "directions": 4}
 RISK = {"probability": 0.001, "prior": "mixture", "components": 32}

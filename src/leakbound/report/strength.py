@@ -19,7 +19,7 @@ from statistics import fmean, stdev
 
 from scipy import stats
 
-from leakbound.report.folder import Record
+from leakbound.assess.record import Record
 
 LEVEL = 0.95
 NO_UPDATE = "no update"
