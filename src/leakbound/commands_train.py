@@ -16,10 +16,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from leakbound import audit as audits
+from leakbound.assess.record import Reader
 from leakbound.audit.bench import named_code_of
 from leakbound.audit.folder import Runner
 from leakbound.audit.plan import Plan
-from leakbound.audit.records import Journal, write_atomically
+from leakbound.audit.records import write_atomically
 from leakbound.commands import Bar, brief, console, errors, workers_of
 
 if TYPE_CHECKING:
@@ -118,8 +119,8 @@ def _runner(engine: str) -> Runner:
 
 
 def _tell(plan: Plan, out: Path, failed: int, as_json: bool) -> int:
-    journal = Journal(out / "utility.jsonl", "unit")
-    records = journal.read()
+    with (out / "utility.jsonl").open("rb") as stream:
+        records = {record["unit"]: record for record in map(Reader("unit"), stream)}
     units = [records[unit.id] for unit in plan.utility_cells()]
     rows = table(units)
     page = out / PAGE

@@ -5,10 +5,13 @@ Whoever reads records reads them here, so that what one reader keeps no other re
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
@@ -18,8 +21,9 @@ VERDICTS = ("exposed", "undecided", ON_AVERAGE, "protected")
 
 Record = dict[str, Any]
 
-_TEXT, _TABLE, _LIST, _WHOLE = (str,), (dict,), (list,), (int,)
+_TEXT, _TABLE, _LIST, _WHOLE, _FLAG = (str,), (dict,), (list,), (int,), (bool,)
 _NUMBER, _NOTHING = (int, float), type(None)
+_MISSING = object()
 _SETTING: dict[str, tuple[type, ...]] = {
     "model": _TABLE,
     "model.name": _TEXT,
@@ -41,6 +45,9 @@ _CELL = _SETTING | {
     "clients": _WHOLE,
     "seed": _WHOLE,
     "threat": _TABLE,
+    "threat.labels_known": _FLAG,
+    "threat.defense_known": _FLAG,
+    "threat.server": _TEXT,
     "threshold": _TABLE,
     "threshold.metric": _TEXT,
     "threshold.value": _NUMBER,
@@ -66,7 +73,7 @@ _BOUND_MAY_HOLD: dict[str, type | tuple[type, ...]] = {
 }
 _CAPTURE_TEXTS = ("name", "kind", "digest")
 _CAPTURE_NUMBERS = ("share", "direction", "scale")
-_PICTURE_NAME = re.compile(r"[0-9a-f]{8,64}\.png")
+_PICTURE_NAME = re.compile(r"[0-9a-f]{16}\.png")
 _HUGE = 1e300
 _DECIBELS = 1000.0
 """No image is so good or so bad."""
@@ -81,20 +88,20 @@ class Damage(ValueError):
 class Reader:
     """Reads and checks the lines of one file.
 
-    What many records hold alike (names, settings, sentences) is one object in memory: do not change
-    a record in place.
-
     Args:
         key: what names a record: "cell" for cells, "unit" for trainings.
+        share: what many records hold alike (names, settings, sentences) is one object in memory:
+            for who keeps many records, and changes none in place.
 
     Example:
         >>> Reader("cell")(b'{"schema": 1}')
         Traceback (most recent call last):
         ...
-        leakbound.assess.record.Damage: model is 'None'
+        leakbound.assess.record.Damage: model is missing
     """
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, *, share: bool = False) -> None:
+        self._share = share
         self._check = {"cell": check_cell, "unit": check_training}[key]
         self._kept: dict[Any, Any] = {}
 
@@ -104,9 +111,9 @@ class Reader:
         Raises:
             Damage: it holds none.
         """
-        record = parse(line, self._table)
+        record = parse(line, self._table if self._share else None)
         self._check(record)
-        for name in _SHARED:
+        for name in _SHARED if self._share else ():
             if name in record:
                 record[name] = self._kept.setdefault((name, json.dumps(record[name])), record[name])
         return record
@@ -122,12 +129,6 @@ class Reader:
         return value
 
 
-def encode(record: Mapping[str, Any]) -> bytes:
-    """One record as one JSON line, in one canonical form."""
-    text = json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return text.encode("ascii") + b"\n"
-
-
 def parse(text: bytes, table: Callable[[list[tuple[str, Any]]], Record] | None = None) -> Record:
     """A JSON object with a schema that this version knows; `table` makes its tables.
 
@@ -135,7 +136,13 @@ def parse(text: bytes, table: Callable[[list[tuple[str, Any]]], Record] | None =
         Damage: anything else.
     """
     try:
-        value = json.loads(text.decode("utf-8"), parse_constant=_refuse, object_pairs_hook=table)
+        value = json.loads(
+            text.decode("utf-8"),
+            parse_constant=_refuse,
+            parse_int=partial(_number, int),
+            parse_float=partial(_number, float),
+            object_pairs_hook=table,
+        )
         json.dumps(value, ensure_ascii=False).encode()
     except Damage:
         raise
@@ -149,10 +156,23 @@ def parse(text: bytes, table: Callable[[list[tuple[str, Any]]], Record] | None =
         raise Damage("it is not a JSON object")
     if type(value.get("schema")) is not int or value["schema"] != SCHEMA:
         raise Damage(
-            f"its schema is {str(value.get('schema'))[:20]!r}, and this version reads {SCHEMA}: use "
-            "the leakbound that wrote it"
+            f"its schema is {str(value.get('schema'))[:20]!r}, but this version reads {SCHEMA}: "
+            "use the leakbound that wrote it"
         )
     return value
+
+
+def picture_name(content: bytes) -> str:
+    """The name of a picture's file: the start of its content's SHA-256."""
+    return f"{hashlib.sha256(content).hexdigest()[:16]}.png"
+
+
+def is_picture(path: Path) -> bool:
+    """Whether the file is there and holds what its name says."""
+    try:
+        return path.name == picture_name(path.read_bytes())
+    except OSError:
+        return False
 
 
 def told(record: Record) -> bool:
@@ -195,8 +215,6 @@ def _check_bounds(bounds: Any) -> None:
         check_fields(bound, _BOUND)
         for name, kind in _BOUND_MAY_HOLD.items():
             _check_optional(f"bounds.{name}", bound.get(name), kind)
-        if not all(_number_or_null(bound.get(name)) for name in ("value", "standard_error")):
-            raise Damage("a number of a bound is not finite")
         if bound["value"] < 0 or not abs(bound["psnr"] or 0.0) <= _DECIBELS:
             raise Damage(f"a bound has value {bound['value']!r:.60} and psnr {bound['psnr']!r:.60}")
         for name in ("probability", "accepted"):
@@ -243,9 +261,9 @@ def check_fields(record: Record, fields: Mapping[str, tuple[type, ...]]) -> None
     for name, kinds in fields.items():
         value: Any = record
         for part in name.split("."):
-            value = value.get(part)
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            raise Damage(f"{name} is {str(value)[:60]!r}")
+            value = value.get(part, _MISSING)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise Damage(f"{name} is {'missing' if value is _MISSING else repr(str(value)[:60])}")
 
 
 def _check_word(name: str, value: Any, allowed: tuple[str, ...]) -> None:
@@ -254,9 +272,7 @@ def _check_word(name: str, value: Any, allowed: tuple[str, ...]) -> None:
 
 
 def _number_or_null(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return value is None
-    return abs(value) < _HUGE
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _check_capture(record: Record) -> None:
@@ -285,6 +301,13 @@ def _check_capture(record: Record) -> None:
         )
     if not told(record) and record.get("metrics") is not None:
         _check_optional("metrics", "given without the truth", dict)
+
+
+def _number(kind: type[int] | type[float], text: str) -> int | float:
+    value = kind(text)
+    if not abs(value) < _HUGE:
+        raise Damage(f"it holds the number {text[:20]}")
+    return value
 
 
 def _refuse(constant: str) -> None:

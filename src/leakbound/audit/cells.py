@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from leakbound import metrics
+from leakbound.assess.record import SCHEMA
 from leakbound.attacks.features.errors import feature_errors, subspace_error
 from leakbound.audit import plan as plans
 from leakbound.audit.bench import Bench, one_line, one_thread
@@ -26,7 +27,6 @@ from leakbound.protocol import Round, play
 from leakbound.random import stream
 from leakbound.types import Exact, Gaussian, NotApplicable, Reconstruction, Update
 
-SCHEMA = 1
 DIED = "its process died (out of memory, or a crash)"
 NO_MEMORY = "out of memory: take a smaller batch or model, or fewer workers"
 

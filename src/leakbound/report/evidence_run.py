@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from leakbound.assess.record import ON_AVERAGE, Record, told
+from leakbound.assess.record import ON_AVERAGE, Record, is_picture, told
 from leakbound.report import evidence_dp, evidence_told, tables
 from leakbound.report.evidence_bounds import bounds_of, corridor_of
 from leakbound.report.evidence_measured import (
@@ -158,7 +158,7 @@ def _checks(run: Run) -> list[dict[str, Any]]:
     pictures = {
         name for cell in run.cells for name in (cell.get("pictures") or {}).values() if name
     }
-    other = sum(not _is_named_by_content(run, name) for name in sorted(pictures))
+    other = sum(not is_picture(run.folder / "pictures" / name) for name in sorted(pictures))
     plan = _hash(run.header["plan"])
     return [
         _check("The plan belongs to its hash", plan == run.header["plan_hash"], plan or ""),
@@ -209,14 +209,6 @@ def _follows(cell: Record) -> bool:
     if any(tables.reaches(cell)):
         word = "exposed"
     return cell.get("verdict") == word
-
-
-def _is_named_by_content(run: Run, name: str) -> bool:
-    try:
-        content = (run.folder / "pictures" / name).read_bytes()
-    except OSError:
-        return False
-    return hashlib.sha256(content).hexdigest().startswith(name.removesuffix(".png"))
 
 
 def _private(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from leakbound.assess.record import Damage, Reader, Record, check_fields, parse
+from leakbound.assess.record import Damage, Reader, Record, check_fields, parse, picture_name
 
 _RUN: dict[str, tuple[type, ...]] = {
     "plan": (dict,),
@@ -39,13 +39,14 @@ class Run:
     trainings: list[Record]
 
     def picture(self, name: str) -> Picture | None:
-        """A picture by file name; None if it is missing or no PNG."""
+        """A picture by file name; None if it is missing, no PNG, or not what its name says."""
         path = self.folder / "pictures" / name
         try:
             content = path.read_bytes() if path.stat().st_size <= _PICTURE_LIMIT else b""
         except OSError:
             return None
-        if len(content) < 24 or not content.startswith(b"\x89PNG\r\n\x1a\n"):
+        png = len(content) >= 24 and content.startswith(b"\x89PNG\r\n\x1a\n")
+        if not png or picture_name(content) != name:
             return None
         width, height = struct.unpack(">II", content[16:24])
         code = base64.b64encode(content).decode("ascii")
@@ -79,7 +80,7 @@ def _header(path: Path) -> Record:
 def _lines(path: Path, key: str) -> list[Record]:
     """All records of a file; of several with one key, the last stands."""
     records: dict[str, Record] = {}
-    reader = Reader(key)
+    reader = Reader(key, share=True)
     for number, line in enumerate(_content(path), 1):
         if not line.strip():
             continue
