@@ -59,7 +59,7 @@ def recorded(out: Path) -> int:
 
 
 def wait_for(process: subprocess.Popen[str], out: Path, count: int) -> None:
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + LONG
     while recorded(out) < count and process.poll() is None:
         assert time.monotonic() < limit
         time.sleep(0.01)
@@ -79,8 +79,8 @@ def group(process: subprocess.Popen[str]) -> list[str]:
     return alive
 
 
-def all_gone(process: subprocess.Popen[str], seconds: float) -> bool:
-    limit = time.monotonic() + seconds
+def all_gone(process: subprocess.Popen[str]) -> bool:
+    limit = time.monotonic() + LONG
     while group(process) and time.monotonic() < limit:
         time.sleep(0.05)
     return not group(process)
@@ -113,18 +113,18 @@ def test_killed_stopped_and_resumed(tmp_path):
     assert len(group(process)) >= 3
     process.kill()
     process.communicate()
-    assert all_gone(process, 10), "workers outlive their parent"
+    assert all_gone(process), "workers outlive their parent"
     kept = recorded(out)
 
     process = start(plan, out)
     wait_for(process, out, kept + 3)
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=LONG)
     assert process.returncode == 130
     last = errors.strip().splitlines()[-1]
     assert last == "leakbound: stopped; nothing is lost: run the same command again to go on"
     assert "Traceback" not in errors
-    assert all_gone(process, 5)
+    assert all_gone(process)
 
     result = audit.audit(audit.load(plan), out)
     assert result.failed == 0
@@ -132,7 +132,7 @@ def test_killed_stopped_and_resumed(tmp_path):
     times = Counter(json.loads(t)["id"] for t in (out / "timings.jsonl").read_bytes().splitlines())
     assert max(times.values()) == 1
     assert recorded(out) == 24 + 4
-    assert len(times) >= 24 + 4 - 1, "a kill may come between a record and the note of its time"
+    assert len(times) >= 24 + 4 - 2, "a stop may come between a record and the note of its time"
 
 
 def test_ctrl_c_waits_while_a_future_is_touched():
@@ -178,9 +178,9 @@ def test_killed_again_and_again(tmp_path):
         time.sleep(tenths / 10)
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
-        assert all_gone(process, 15)
+        assert all_gone(process)
     process = start(plan, out)
-    process.communicate(timeout=120)
+    process.communicate(timeout=LONG)
     assert process.returncode == 0
     assert outcome(out) == wanted
     times = Counter(json.loads(t)["id"] for t in (out / "timings.jsonl").read_bytes().splitlines())
@@ -299,7 +299,7 @@ def test_workers_that_cannot_start_are_no_failed_cells(tmp_path):
         encoding="utf-8",
     )
     run = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=LONG, check=False
     )
     last = run.stderr.strip().splitlines()[-1]
     assert last.startswith("ValueError: worker processes cannot start")
