@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from leakbound.commands import console, errors, safe
+from leakbound.terminal import console, errors, safe
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -21,7 +21,8 @@ from leakbound.audit.reach import reach
 from leakbound.audit.run_file import versions
 from leakbound.bounds import ladder
 from leakbound.bounds.law import positive, probability, single
-from leakbound.commands import console, errors, safe, write_files
+from leakbound.commands import write_files
+from leakbound.terminal import console, errors, safe
 from leakbound.text import printable
 
 if TYPE_CHECKING:

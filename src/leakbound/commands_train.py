@@ -21,7 +21,8 @@ from leakbound.audit.bench import named_code_of
 from leakbound.audit.folder import Runner
 from leakbound.audit.plan import Plan
 from leakbound.audit.records import write_atomically
-from leakbound.commands import Bar, brief, console, errors, workers_of
+from leakbound.commands import Bar, workers_of
+from leakbound.terminal import brief, console, errors
 
 if TYPE_CHECKING:
     from leakbound import options

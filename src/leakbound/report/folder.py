@@ -22,7 +22,7 @@ _PICTURE_LIMIT = 1 << 26
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG strip: its size in pixels and its bytes as a data URI."""
+    """A PNG strip: its size in pixels, and its bytes as a data URI or where it lies."""
 
     width: int
     height: int
@@ -38,8 +38,11 @@ class Run:
     cells: list[Record]
     trainings: list[Record]
 
-    def picture(self, name: str) -> Picture | None:
-        """A picture by file name; None if it is missing, no PNG, or not what its name says."""
+    def picture(self, name: str, *, inline: bool = True) -> Picture | None:
+        """A picture by file name, inline or as its place below the run folder.
+
+        None if it is missing, no PNG, or not what its name says.
+        """
         path = self.folder / "pictures" / name
         try:
             content = path.read_bytes() if path.stat().st_size <= _PICTURE_LIMIT else b""
@@ -49,6 +52,8 @@ class Run:
         if not png or picture_name(content) != name:
             return None
         width, height = struct.unpack(">II", content[16:24])
+        if not inline:
+            return Picture(width, height, f"pictures/{name}")
         code = base64.b64encode(content).decode("ascii")
         return Picture(width, height, f"data:image/png;base64,{code}")
 
