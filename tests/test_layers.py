@@ -12,6 +12,7 @@ import leakbound
 ROOT = Path(leakbound.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 LAYERS = (
+    {"assess"},
     {
         "options",
         "random",
@@ -23,7 +24,7 @@ LAYERS = (
         "pools",
         "recent",
     },
-    {"release", "task"},
+    {"release", "task", "terminal"},
     {"types", "tensors"},
     {"client"},
     {"sensitivity", "r_operator"},
@@ -37,7 +38,7 @@ LAYERS = (
     {"flower"},
     {"commands", "experiments"},
     {"commands_risk", "commands_captured", "commands_train", "commands_reproduce"},
-    {"commands_evidence", "commands_compare"},
+    {"commands_evidence", "commands_compare", "commands_report"},
     {"cli"},
 )
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
@@ -51,13 +52,20 @@ ONLY_FROM = {
     "commands_risk": {"cli", "commands_evidence"},
     "commands_evidence": {"cli"},
     "commands_compare": {"cli"},
+    "commands_report": {"cli"},
     "commands_captured": {"cli"},
     "commands_train": {"cli"},
     "commands_reproduce": {"cli"},
     "experiments": {"commands", "commands_reproduce"},
     "report": {
         *("captured", "commands", "commands_risk", "commands_captured", "commands_train"),
-        *("experiments", "commands_reproduce", "commands_evidence", "commands_compare"),
+        *(
+            "experiments",
+            "commands_reproduce",
+            "commands_evidence",
+            "commands_compare",
+            "commands_report",
+        ),
     },
 }
 ONE_PLACE = {"flwr": "flower", "opacus": "opacus", "ray": "cluster"}
@@ -65,6 +73,8 @@ ONE_PLACE = {"flwr": "flower", "opacus": "opacus", "ray": "cluster"}
 
 def _allowed(source, target):
     if target in (source, ""):
+        return True
+    if target == "assess":
         return True
     if source == "report" or target in ONLY_FROM:
         return source in ONLY_FROM.get(target, ())

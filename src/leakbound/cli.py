@@ -123,14 +123,16 @@ def _run(command: Command) -> int:
         from leakbound import commands_evidence
 
         return commands_evidence.evidence(command)
+    if isinstance(command, Report):
+        from leakbound import commands_report
+
+        return commands_report.report(command)
     from leakbound import commands
 
     if isinstance(command, Audit):
         return commands.audit(command)
     if isinstance(command, Attack):
         return commands.attack(command)
-    if isinstance(command, Report):
-        return commands.report(command)
     return commands.listing(command)
 
 

@@ -11,7 +11,6 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
@@ -23,18 +22,15 @@ from leakbound.audit.folder import Runner
 from leakbound.audit.plan import Cell, Plan, UtilityCell, defense_name
 from leakbound.audit.plan_file import LIMIT
 from leakbound.audit.records import write_atomically
-from leakbound.text import printable
+from leakbound.terminal import brief, console, errors
 
 if TYPE_CHECKING:
     from leakbound import options
 
-LONGEST = 300  # characters of a stranger's text on the screen
 _OF_UPDATES = (
     *("before", "kind", "input_shape", "classes", "labels", "local_steps", "learning_rate"),
     *("local_batch_size", "truth", "public", "round", "no_images"),
 )
-console = Console(highlight=False)
-errors = Console(highlight=False, stderr=True)
 
 
 def audit(command: options.Audit) -> int:
@@ -116,15 +112,6 @@ def attack(command: options.Attack) -> int:
     else:
         _show(result.record)
     return {"ok": 0, "failed": 1, "not_applicable": 2}[result.record["status"]]
-
-
-def report(command: options.Report) -> int:
-    """Write a run's report again."""
-    from leakbound import report as reports
-
-    page = reports.write(command.folder, images=not command.no_images)
-    console.print(f"report: {brief(page)}", soft_wrap=True)
-    return 0
 
 
 def listing(command: options.List) -> int:
@@ -329,17 +316,6 @@ def _number(value: float | None, digits: int) -> str:
 
 def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def safe(text: object) -> str:
-    """A stranger's text for the screen: one line, no control characters, no markup."""
-    return escape(printable(str(text)))
-
-
-def brief(text: object) -> str:
-    """The same of what may be long: its first `LONGEST` characters."""
-    line = printable(str(text))
-    return escape(line if len(line) <= LONGEST else line[:LONGEST] + "...")
 
 
 class Bar:

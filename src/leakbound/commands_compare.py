@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
-from leakbound.commands import console, errors, safe
+from leakbound.terminal import console, errors, safe
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,7 +22,7 @@ def compare(command: options.Compare) -> int:
     from leakbound.report.compare_html import FILE, summary, write_comparison
     from leakbound.report.folder import read
 
-    if command.first.resolve() == command.second.resolve():
+    if os.path.realpath(command.first) == os.path.realpath(command.second):
         raise ValueError(
             f"first and second are both {str(command.first)!r}, which shows nothing; give two runs"
         )

@@ -25,10 +25,11 @@ from rich.table import Table
 from leakbound import report
 from leakbound.audit import run_file
 from leakbound.audit.records import write_atomically
-from leakbound.commands import console, errors, safe, workers_of
+from leakbound.commands import workers_of
 from leakbound.experiments import kept, pages, results
 from leakbound.experiments.reproductions import Reproduction, named
 from leakbound.experiments.results import Results
+from leakbound.terminal import console, errors, safe
 
 if TYPE_CHECKING:
     from leakbound import options

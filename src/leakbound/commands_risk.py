@@ -22,7 +22,8 @@ from leakbound.audit.reach import reach
 from leakbound.audit.target import Target
 from leakbound.bounds import ladder
 from leakbound.bounds.law import positive, probability, whole
-from leakbound.commands import console, errors, safe, write_files
+from leakbound.commands import write_files
+from leakbound.terminal import console, errors, safe
 
 if TYPE_CHECKING:
     from leakbound import options

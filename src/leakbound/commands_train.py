@@ -16,11 +16,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from leakbound import audit as audits
+from leakbound.assess.record import Reader
 from leakbound.audit.bench import named_code_of
 from leakbound.audit.folder import Runner
 from leakbound.audit.plan import Plan
-from leakbound.audit.records import Journal, write_atomically
-from leakbound.commands import Bar, brief, console, errors, workers_of
+from leakbound.audit.records import write_atomically
+from leakbound.commands import Bar, workers_of
+from leakbound.terminal import brief, console, errors
 
 if TYPE_CHECKING:
     from leakbound import options
@@ -118,8 +120,8 @@ def _runner(engine: str) -> Runner:
 
 
 def _tell(plan: Plan, out: Path, failed: int, as_json: bool) -> int:
-    journal = Journal(out / "utility.jsonl", "unit")
-    records = journal.read()
+    with (out / "utility.jsonl").open("rb") as stream:
+        records = {record["unit"]: record for record in map(Reader("unit"), stream)}
     units = [records[unit.id] for unit in plan.utility_cells()]
     rows = table(units)
     page = out / PAGE

@@ -204,7 +204,7 @@ def test_the_simulation_engine_gives_the_same_records(local):
     finally:
         signal.signal(signal.SIGINT, given)
         flow.close()
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 600
     while children() - before and time.monotonic() < limit:
         time.sleep(0.1)
     assert children() <= before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -69,13 +70,21 @@ class Bench:
     def splits(self) -> dict[str, Tensor]:
         """Disjoint indices: private (the clients'), public (the attacker's) and test.
 
-        Fewer than 10 images are all private: the attacker then has no public ones.
+        Fewer than 10 images are all private: the attacker then has no public ones. An image that
+        equals one of another split is in the first of them only; equal records of a table may be
+        different people's and stay.
         """
         count = len(self.dataset.labels)
         if count < FEW:
             none = torch.zeros(0, dtype=torch.long)
             return {"private": torch.arange(count), "public": none, "test": none}
-        return data.split(count, SPLITS, seed=0, name="audit")
+        parts = data.split(count, SPLITS, seed=0, name="audit")
+        return parts if self.dataset.columns else data.without_copies(parts, self.dataset.inputs)
+
+    @property
+    def copies(self) -> int:
+        """How many images are left out because another split holds the same."""
+        return len(self.dataset.labels) - sum(map(len, self.splits.values()))
 
     @cached_property
     def public(self) -> Batch | None:
@@ -276,6 +285,7 @@ def fingerprint(plan: Plan, bench: Bench) -> dict[str, Any]:
         "source": plan.data.source,
         "fingerprint": dataset.fingerprint,
         "examples": len(dataset.labels),
+        "copies": bench.copies,
         "shape": list(bench.input_shape),
         "classes": dataset.classes,
         "weights": weights,
@@ -285,11 +295,19 @@ def fingerprint(plan: Plan, bench: Bench) -> dict[str, Any]:
 def check_plan(plan: Plan, bench: Bench) -> None:
     """Build every model once and compare batches with the data, before any cell runs.
 
+    Warns of images that are left out as copies.
+
     Raises:
         ValueError: data, a model, a batch size or a file for LPIPS that cannot work, with the
             reason.
     """
     available = len(bench.splits["private"])
+    if bench.copies:
+        warnings.warn(
+            f"{bench.copies} of {len(bench.dataset.labels)} images are copies of images in another "
+            "split (private, public, test) and are left out",
+            stacklevel=2,
+        )
     for clients in sorted({build_defense(links).cohort_size for links in plan.defenses}):
         for size in plan.batch_sizes:
             bench.batches(size, clients, plan.seeds[0])

@@ -9,13 +9,14 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from filelock import FileLock, Timeout
 
+from leakbound.assess.record import Damage, Record, is_picture
 from leakbound.audit import engine
 from leakbound.audit.bench import Bench, check_plan
-from leakbound.audit.cells import Result
+from leakbound.audit.cells import Result, is_result
 from leakbound.audit.plan import Plan, Unit
 from leakbound.audit.records import Journal, encode, remove_temporary, write_atomically
 from leakbound.audit.run_file import claim, header
@@ -124,8 +125,8 @@ def _audit(
     records = Journal(folder / "records.jsonl", "cell")
     utility = Journal(folder / "utility.jsonl", "unit")
     with _writing(folder):
-        kept = _kept(utility, trainings, folder)
-        kept |= set() if trainings_only else _kept(records, cells, folder)
+        kept = utility.read(_fits("unit", trainings, folder))
+        kept |= set() if trainings_only else records.read(_fits("cell", cells, folder))
     total, done = len(cells) + len(trainings), len(kept)
     current: list[Unit | None] = [None]
 
@@ -147,11 +148,8 @@ def _audit(
         utility.finish(trainings)
         if not trainings_only:
             records.finish(cells)
-    counts = Counter(
-        str(r.get("verdict") if r["status"] == "ok" else r["status"])
-        for r in records.records.values()
-    )
-    untrained = sum(r["status"] == "failed" for r in utility.records.values())
+    counts = Counter(records.ends.values())
+    untrained = sum(end == "failed" for end in utility.ends.values())
     return Outcome(folder, len(cells), counts["failed"] + untrained, dict(sorted(counts.items())))
 
 
@@ -185,35 +183,28 @@ def _locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _kept(journal: Journal, wanted: list[str], folder: Path) -> set[str]:
-    """What need not run: it is recorded, and its pictures are there."""
-    read = journal.read()
-    strangers = set(read) - set(wanted)
-    if strangers:
-        raise ValueError(
-            f"{journal.path} holds {len(strangers)} records of another plan (first: "
-            f"{min(strangers)!r}); take another folder"
-        )
-    lost = {key for key, record in read.items() if not _whole(record, folder)}
-    journal.drop(lost)
-    return set(read) - lost
+def _fits(key: str, wanted: Iterable[str], folder: Path) -> Callable[[Record], bool]:
+    """Of a record: its unit need not run, for it is a result and its pictures are what they were.
 
+    `run.json` says that the folder is the plan's, so a record of another unit is damage.
+    """
+    units = set(wanted)
 
-def _whole(record: Mapping[str, Any], folder: Path) -> bool:
-    pictures = record.get("pictures") or {}
-    named = isinstance(pictures, dict) and {"status", "defense", "model"} <= set(record)
-    return named and all((folder / "pictures" / str(p)).is_file() for p in pictures.values())
+    def fits(record: Record) -> bool:
+        if record[key] not in units:
+            raise Damage(f"{record[key]!r} is no unit of the plan")
+        names = (record.get("pictures") or {}).values()
+        return is_result(record) and all(is_picture(folder / "pictures" / name) for name in names)
 
-
-def _end(record: Mapping[str, Any]) -> str:
-    return str(record.get("verdict") if record["status"] == "ok" else record["status"])
+    return fits
 
 
 def _store(folder: Path, result: Result) -> None:
     for name, content in result.pictures.items():
         target = folder / "pictures" / name
-        if not target.exists():
+        if not is_picture(target):
             target.parent.mkdir(mode=0o700, exist_ok=True)
+            target.unlink(missing_ok=True)
             write_atomically(target, content)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from leakbound.assess.record import SCHEMA
 from leakbound.audit.bench import Bench, code, fingerprint
-from leakbound.audit.cells import SCHEMA
 from leakbound.audit.plan import Plan, plain
 from leakbound.audit.records import write_atomically
 
@@ -84,7 +84,7 @@ def versions() -> dict[str, str]:
 
 
 def claim(folder: Path, now: dict[str, Any]) -> None:
-    """Write `run.json`, or compare it with the one that is there.
+    """Write `run.json`, or compare it with the one that is there, and write what is not compared.
 
     Raises:
         ValueError: what differs, then and now; or a folder that holds something else.
@@ -97,7 +97,7 @@ def claim(folder: Path, now: dict[str, Any]) -> None:
                 f"out is {str(folder)!r}, which holds other files ({others[0]!r}, ...) but no "
                 "run.json; take an empty or new folder"
             )
-        write_atomically(path, json.dumps(now, indent=1, sort_keys=True).encode() + b"\n")
+        _write(path, now)
         return
     try:
         then = json.loads(path.read_bytes())
@@ -112,6 +112,12 @@ def claim(folder: Path, now: dict[str, Any]) -> None:
             f"out is {str(folder)!r}, which belongs to {what} ({where} is {before} there and "
             f"{after} now); take another folder, or remove this one"
         )
+    if then != now:
+        _write(path, now)
+
+
+def _write(path: Path, now: dict[str, Any]) -> None:
+    write_atomically(path, json.dumps(now, indent=1, sort_keys=True).encode() + b"\n")
 
 
 def difference(then: dict[str, Any], now: dict[str, Any]) -> tuple[str, str, str, str] | None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leakbound.assess.record import SCHEMA
 from leakbound.audit import plan as plans
-from leakbound.audit.cells import SCHEMA
 from leakbound.audit.records import encode, write_atomically
 from leakbound.audit.run_file import machine, versions
 from leakbound.captured.records import Case

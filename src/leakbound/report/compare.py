@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from leakbound.assess.record import VERDICTS, Record
 from leakbound.report import strength, strength_table, tables
 from leakbound.report.fair import Concern, concerns
-from leakbound.report.folder import VERDICTS, Record, Run
+from leakbound.report.folder import Run
 from leakbound.report.paired import Difference, difference
 
 Key = tuple[str, int, str]

@@ -14,8 +14,8 @@ from typing import Any
 
 from scipy.special import bdtr, betaincinv
 
+from leakbound.assess.record import ON_AVERAGE, Record
 from leakbound.report.floors import Ceiling, Chance, Sources, ceiling, chance, of_mean_error
-from leakbound.report.folder import ON_AVERAGE, Record
 
 LEVEL = 0.95
 LOWER_IS_BETTER = frozenset({"mse", "rmse"})

@@ -7,6 +7,7 @@ import math
 import struct
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ DAMAGE = (
     zipfile.BadZipFile,
     EOFError,
     NotImplementedError,
+    OSError,
     RuntimeError,
     UnicodeDecodeError,
     struct.error,
@@ -48,7 +50,11 @@ def take(stream: Stream, most: int, begun: bytearray | None = None) -> bytearray
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """A zip archive to read from; damage becomes a ValueError."""
+    """A zip archive to read from, no two files of one name.
+
+    Raises:
+        ValueError: damage, or what is refused while it is read; it names the archive.
+    """
     if not path.is_file():
         raise ValueError(f"file {str(path)!r} does not exist or is no file; check the path")
     try:
@@ -56,7 +62,14 @@ def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
     except DAMAGE as error:
         raise ValueError(f"{str(path)!r} is not a zip archive or is damaged") from error
     with archive:
-        yield archive
+        try:
+            names = Counter(info.filename for info in archive.infolist() if not info.is_dir())
+            twice = [name for name, count in names.items() if count > 1]
+            if twice:
+                raise ValueError(f"it holds {twice[0]!r} twice; save it with one file of each name")
+            yield archive
+        except ValueError as error:
+            raise ValueError(f"archive {str(path)!r}: {error}") from error
 
 
 @contextmanager

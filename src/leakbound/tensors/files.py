@@ -105,7 +105,7 @@ def _npz(path: Path, most: int) -> tuple[dict[str, Tensor], dict[str, str]]:
         members = archive.infolist()
         if not members or not all(info.filename.endswith(".npy") for info in members):
             raise ValueError(
-                f"{str(path)!r} is a zip archive, but not of NumPy arrays; save it with "
+                "it is a zip archive, but not of NumPy arrays; save it with "
                 "numpy.savez('update.npz', **arrays)"
             )
         _fits(path, sum(info.file_size for info in members), most)
