@@ -3,7 +3,8 @@ import stat
 
 import pytest
 
-from leakbound.audit.records import Journal, encode, remove_temporary, write_atomically
+from leakbound._util.files import encode
+from leakbound.audit.records import Journal
 
 RECORDS = [{"schema": 1, "cell": f"c{i}", "value": i / 3, "text": "é\n"} for i in range(3)]
 
@@ -88,23 +89,3 @@ def test_dropped_records_leave_the_file_with_the_next_write(path):
     journal.append({"schema": 1, "cell": "c9"})
     journal.close()
     assert list(Journal(path, "cell").read()) == ["c0", "c2", "c9"]
-
-
-def test_temporary_files_of_a_kill_are_removed(tmp_path):
-    names = [".run.json.12.tmp", ".records.jsonl.3.tmp", f".{'a' * 16}.png.4.tmp"]
-    for name in [*names, ".other.5.tmp", "run.json"]:
-        (tmp_path / name).write_text("x")
-    remove_temporary(tmp_path)
-    remove_temporary(tmp_path / "missing")
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".other.5.tmp", "run.json"]
-
-
-def test_a_failed_replacement_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "run.json"
-    write_atomically(path, b"old")
-    with monkeypatch.context() as patch:
-        patch.setattr("os.write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space")))
-        with pytest.raises(OSError, match="No space"):
-            write_atomically(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert [p.name for p in tmp_path.iterdir()] == ["run.json"]

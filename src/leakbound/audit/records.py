@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from leakbound._util import files
+
 SCHEMAS = frozenset({1})
-_TEMPORARY = re.compile(r"\.(run\.json|(records|utility)\.jsonl|[0-9a-f]{16}\.png)\.\d+\.tmp")
-
-
-def encode(record: Mapping[str, Any]) -> bytes:
-    """One record as one JSON line, in one canonical form."""
-    text = json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return text.encode("ascii") + b"\n"
 
 
 class Journal:
@@ -25,7 +19,8 @@ class Journal:
 
     `append` makes a record durable before it returns. `finish` writes all in a given order through
     a temporary file, so a kill at any moment leaves either the old file or the new one. Reading
-    and dropping leave the file as it is; the next `append` or `finish` writes it anew.
+    and dropping leave the file as it is; the next `append` or `finish` writes it anew. A journal
+    without a record has no file.
     """
 
     def __init__(self, path: Path, key: str) -> None:
@@ -38,9 +33,10 @@ class Journal:
         """All intact records by key; damaged lines are dropped with a warning.
 
         Raises:
-            ValueError: a record of a schema that this version does not know.
+            ValueError: a file without any such record, or one of a schema that this version does
+                not know.
         """
-        content = self.path.read_bytes() if self.path.exists() else b""
+        content = files.read(self.path) if self._is_there() else b""
         damaged = 0
         for line in content.splitlines(keepends=True):
             record = self._decode(line)
@@ -64,19 +60,20 @@ class Journal:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one record and wait until it is on disk."""
-        if self._stale:
-            self._rewrite(self.records)
+        if self._stale or not os.path.lexists(self.path):
+            self._rewrite({**self.records, record[self.key]: dict(record)})
+            return
         if self._descriptor is None:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            self._descriptor = os.open(self.path, flags, 0o600)
+            self._descriptor = files.appending(self.path, self.key)
         self._stale = True  # until all of it is written
-        _write(self._descriptor, encode(record))
+        files.put(self._descriptor, files.encode(record))
         self._stale = False
         self.records[record[self.key]] = dict(record)
 
     def finish(self, order: Iterable[str]) -> None:
         """Rewrite the file with its records in the given order."""
-        self._rewrite(order)
+        if self.records:
+            self._rewrite({key: self.records[key] for key in order})
 
     def close(self) -> None:
         """Close the file; `append` opens it again."""
@@ -84,10 +81,14 @@ class Journal:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _rewrite(self, keys: Iterable[str]) -> None:
+    def _rewrite(self, records: dict[str, dict[str, Any]]) -> None:
         self.close()
-        write_atomically(self.path, b"".join(encode(self.records[key]) for key in keys))
-        self._stale = False
+        files.write(self.path, b"".join(map(files.encode, records.values())), key=self.key)
+        self.records, self._stale = records, False
+
+    def _is_there(self) -> bool:
+        files.check(self.path, key=self.key)
+        return self.path.exists()
 
     def _decode(self, line: bytes) -> dict[str, Any] | None:
         """The record in a line; None if it is cut, not JSON, or not as `encode` writes it."""
@@ -103,37 +104,4 @@ class Journal:
                 f"{self.path} holds a record of schema {schema!r}; this version reads "
                 f"{sorted(SCHEMAS)}: use a newer leakbound"
             )
-        try:
-            whole = isinstance(record.get(self.key), str) and encode(record) == line
-        except ValueError:  # NaN
-            return None
-        return record if whole else None
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file's content in one step; it is readable by its owner only."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        try:
-            _write(descriptor, content)
-        finally:
-            os.close(descriptor)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def remove_temporary(folder: Path) -> None:
-    """Remove what a killed `write_atomically` left of an audit's files."""
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if _TEMPORARY.fullmatch(path.name):
-            path.unlink(missing_ok=True)
-
-
-def _write(descriptor: int, content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[os.write(descriptor, left) :]
-    os.fsync(descriptor)
+        return files.decode(line, self.key) if isinstance(record.get(self.key), str) else None

@@ -117,9 +117,11 @@ class Watched(Strategy):
                 log(WARNING, "leakbound does not keep the reply: %s", error)
         self._sent = {}
         self.captures += seen
-        if self._out is not None:
-            for capture in seen:
+        for capture in seen if self._out is not None else ():
+            try:
                 keep(Path(self._out), capture)
+            except ValueError as error:
+                log(WARNING, "leakbound does not keep the reply: %s", error)
         if self._on_round is not None:
             self._on_round(number, seen)
 

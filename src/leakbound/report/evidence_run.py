@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from leakbound._util import files
 from leakbound.report import captured, evidence_dp, evidence_told, tables
 from leakbound.report.evidence_bounds import bounds_of, corridor_of
 from leakbound.report.evidence_measured import (
@@ -212,7 +213,7 @@ def _follows(cell: Record) -> bool:
 
 def _is_named_by_content(run: Run, name: str) -> bool:
     try:
-        content = (run.folder / "pictures" / name).read_bytes()
+        content = files.read(run.folder / "pictures" / name)
     except OSError:
         return False
     return hashlib.sha256(content).hexdigest().startswith(name.removesuffix(".png"))
@@ -288,6 +289,6 @@ def names_of(run: Run) -> dict[str, Record]:
 
 def _digest(run: Run, name: str) -> str | None:
     try:
-        return hashlib.sha256((run.folder / name).read_bytes()).hexdigest()
+        return hashlib.sha256(files.read(run.folder / name)).hexdigest()
     except OSError:
         return None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leakbound._util import files
 from leakbound.report import captured
 
 SCHEMAS = frozenset({1})
@@ -102,7 +103,7 @@ class Run:
         """A picture by file name; None if it is missing or no PNG."""
         path = self.folder / "pictures" / name
         try:
-            content = path.read_bytes() if path.stat().st_size <= _PICTURE_LIMIT else b""
+            content = files.read(path) if path.stat().st_size <= _PICTURE_LIMIT else b""
         except OSError:
             return None
         if len(content) < 24 or not content.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -158,7 +159,7 @@ class _Damage(Exception):
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return files.read(path).decode("utf-8")
     except NotADirectoryError:
         raise ValueError(f"{path.parent} is no folder; give the output folder of a run") from None
     except FileNotFoundError:

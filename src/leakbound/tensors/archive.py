@@ -14,6 +14,8 @@ from typing import IO, Protocol
 
 import numpy as np
 
+from leakbound._util import files
+
 DAMAGE = (
     zipfile.BadZipFile,
     EOFError,
@@ -49,8 +51,7 @@ def take(stream: Stream, most: int, begun: bytearray | None = None) -> bytearray
 @contextmanager
 def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
     """A zip archive to read from; damage becomes a ValueError."""
-    if not path.is_file():
-        raise ValueError(f"file {str(path)!r} does not exist or is no file; check the path")
+    files.check_regular(path)
     try:
         archive = zipfile.ZipFile(path)
     except DAMAGE as error:
