@@ -90,13 +90,15 @@ def check_regular(path: Path, what: str = "file") -> None:
 
 
 @contextmanager
-def writing(out: Path, mend: str = "make room, or name another place") -> Iterator[None]:
-    """Our own writing stands in this block: its errors become a ValueError that names `out`."""
+def writing(
+    place: Path, mend: str = "make room, or name another place", *, name: str = "out"
+) -> Iterator[None]:
+    """Our own writing stands in this block: its errors become a ValueError that names the place."""
     try:
         yield
     except OSError as error:
         raise ValueError(
-            f"out is {str(out)!r}, which cannot be written: {error.strerror or error}; {mend}"
+            f"{name} is {str(place)!r}, which cannot be written: {error.strerror or error}; {mend}"
         ) from None
 
 

@@ -52,7 +52,7 @@ def save(path: Path, page: str) -> Path:
         ValueError: it cannot be written there, or would replace a file that leakbound did not
             write.
     """
-    with files.writing(path):
+    with files.writing(path, name="page"):
         files.folder(path.parent)
         files.write(path, page.encode("utf-8"))
     return path
