@@ -272,7 +272,6 @@ def test_hostile_names_stay_text(plan, tmp_path, capsys):
         "report.html",
         "run.json",
         "timings.jsonl",
-        "utility.jsonl",
     }
     assert "<script>alert(1)" not in (tmp_path / "run" / "report.html").read_text()
     assert json.loads((tmp_path / "run" / "run.json").read_text())["own_data"]

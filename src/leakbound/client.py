@@ -185,6 +185,7 @@ class _PlainAttention:
 
     def __init__(self) -> None:
         self.lock, self.inside = Lock(), 0
+        self.before: list[bool] = []
 
     def __enter__(self) -> None:
         with self.lock:
@@ -194,12 +195,12 @@ class _PlainAttention:
                     switch(wanted)
             self.inside += 1
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *about: object) -> None:
         with self.lock:
             self.inside -= 1
             if not self.inside:
-                for (_, switch), was in zip(_SWITCHES, self.before, strict=True):
-                    switch(was)
+                for (_, switch), before in zip(_SWITCHES, self.before, strict=True):
+                    switch(before)
 
 
 _KERNELS, _LAYERS = torch.backends.cuda, torch.backends.mha  # on a CPU, too

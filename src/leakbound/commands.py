@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +18,11 @@ from rich.table import Column, Table
 
 from leakbound import audit as audits
 from leakbound import check, registry
+from leakbound._util import files
 from leakbound.audit.bound_text import floor_sentence
 from leakbound.audit.folder import Runner
 from leakbound.audit.plan import Cell, Plan, UtilityCell, defense_name
 from leakbound.audit.plan_file import LIMIT
-from leakbound.audit.records import write_atomically
 from leakbound.terminal import brief, console, errors
 
 if TYPE_CHECKING:
@@ -36,9 +37,11 @@ _OF_UPDATES = (
 def audit(command: options.Audit) -> int:
     """Run an audit into a folder and write its report."""
     from leakbound import report as reports
+    from leakbound.report.html import FILE
 
     reports.check_installed()
     plan, out = _plan(command)
+    check_files(out, [FILE])
     run, workers = _engine(command)
     _announce(plan, out, workers)
     bar = Bar()
@@ -95,6 +98,8 @@ def attack(command: options.Attack) -> int:
         }
     )
     cells = plan.cells()
+    if command.out is not None:
+        check_files(command.out, ("truth.png", "reconstruction.png", "leak_map.png"))
     if len(cells) != 1:
         raise ValueError(f"the settings name {len(cells)} cells; give one value for each setting")
     _announce_code(plan)
@@ -234,20 +239,30 @@ def spec_of(kind: str, text: str) -> dict[str, Any]:
     return {"name": name, **table}
 
 
-def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+def check_files(folder: Path, names: Iterable[str]) -> None:
+    """Refuse a folder that `write_files` would refuse, before any work is done.
+
+    Raises:
+        ValueError: no folder, or a file of one of the names that leakbound did not write.
+    """
+    with files.writing(folder):
+        files.check(*(folder / name for name in names))
+        if os.path.lexists(folder) and not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "it is no folder")
+
+
+def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Put files of these names into a folder, made where it is missing.
 
     Raises:
-        ValueError: it cannot be written.
+        ValueError: it cannot be written, or holds a file of one of the names that leakbound did
+            not write; then nothing is written.
     """
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name, content in files.items():
-            write_atomically(folder / name, content)
-    except OSError as error:
-        raise ValueError(
-            f"out is {str(folder)!r}, which cannot be written: {error.strerror or error}"
-        ) from None
+    check_files(folder, contents)
+    with files.writing(folder):
+        files.folder(folder)
+        for name, content in contents.items():
+            files.write(folder / name, content)
 
 
 def _show(record: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from leakbound.commands import check_files
 from leakbound.terminal import console, errors, safe
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ def compare(command: options.Compare) -> int:
     path = command.second / FILE if command.out is None else command.out
     if path.is_dir():
         raise ValueError(f"out is {str(path)!r}, which is a folder; name a file, as in {FILE}")
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"out is {str(path)!r}; name a file that ends in .html, as in {FILE}")
+    check_files(path.parent, [path.name])
     with errors.status("comparing ..."):
         found = write_comparison(read(command.first), read(command.second), path)
     for concern in found.concerns:

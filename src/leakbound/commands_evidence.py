@@ -21,7 +21,7 @@ from leakbound.audit.reach import reach
 from leakbound.audit.run_file import versions
 from leakbound.bounds import ladder
 from leakbound.bounds.law import positive, probability, single
-from leakbound.commands import write_files
+from leakbound.commands import check_files, write_files
 from leakbound.terminal import console, errors, safe
 from leakbound.text import printable
 
@@ -68,6 +68,7 @@ def evidence(command: options.Evidence) -> int:
     single("delta", probability("delta", command.delta))
     runs = [pages.read_run(folder) for folder in command.runs]
     names = _plan_names(len(runs), bool(command.training))
+    check_files(out.parent, [out.name, DATA, *names])
     subjects = [
         pages.of_run(run, statements, _accountant(command.delta), images=images, plan=name)
         for run, name in zip(runs, names, strict=True)

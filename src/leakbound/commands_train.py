@@ -20,8 +20,7 @@ from leakbound.assess.record import Reader
 from leakbound.audit.bench import named_code_of
 from leakbound.audit.folder import Runner
 from leakbound.audit.plan import Plan
-from leakbound.audit.records import write_atomically
-from leakbound.commands import Bar, workers_of
+from leakbound.commands import Bar, check_files, workers_of, write_files
 from leakbound.terminal import brief, console, errors
 
 if TYPE_CHECKING:
@@ -89,6 +88,7 @@ def train(command: options.Train) -> int:
             "0; add a table [utility] with rounds = 40 and repeats = 3"
         )
     out = command.out or Path("runs") / f"{_file_name(plan.name)}-training"
+    check_files(out, [PAGE])
     workers = workers_of(command.workers)
     run = _runner(command.engine)
     screen = errors if command.json else console
@@ -125,7 +125,7 @@ def _tell(plan: Plan, out: Path, failed: int, as_json: bool) -> int:
     units = [records[unit.id] for unit in plan.utility_cells()]
     rows = table(units)
     page = out / PAGE
-    write_atomically(page, _page(plan, units, rows).encode())
+    write_files(out, {PAGE: _page(plan, units, rows).encode()})
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=1, allow_nan=False))
     else:

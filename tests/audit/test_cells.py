@@ -3,9 +3,9 @@ import pytest
 import torch
 
 from leakbound import audit
+from leakbound._util.files import encode
 from leakbound.audit import bench as benches
 from leakbound.audit import cells as cells_module
-from leakbound.audit.records import encode
 from leakbound.types import Unit, Update
 
 

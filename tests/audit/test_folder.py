@@ -11,6 +11,7 @@ import pytest
 from filelock import FileLock
 
 from leakbound import audit, report
+from leakbound._util import files
 from leakbound.audit import cells as cells_module
 from leakbound.audit import records, run_file
 from leakbound.report.folder import read
@@ -66,8 +67,9 @@ def test_damaged_lines_and_missing_pictures_run_again(tiny, done):
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + lines[1][9:] + lines[2] + lines[3][:-4] + b"\0\0\0")
     (done / "pictures" / json.loads(lines[0])["pictures"]["truth"]).unlink()
-    (done / ".records.jsonl.1.tmp").write_text("left by a kill")
-    (done / "pictures" / ".0123456789abcdef.png.1.tmp").write_text("left by a kill")
+    part = f".records.jsonl.{'0' * 16}.leakbound-part"
+    for place in (done, done / "pictures"):
+        (place / part).write_text("left by a kill")
     with pytest.warns(UserWarning, match="2 damaged lines"):
         audit.audit(tiny, done)
     assert content(done) == before
@@ -80,14 +82,16 @@ def test_pictures_that_do_not_hold_what_their_name_says_are_made_again(tiny, don
     for spoil in (
         lambda: one.write_bytes(one.read_bytes()[:-9]),
         lambda: one.write_bytes(two.read_bytes()),
-        lambda: (one.unlink(), one.symlink_to(two)),
-        lambda: (one.unlink(), one.symlink_to(one)),
     ):
         spoil()
         audit.audit(tiny, done)
         assert content(done) == before
-        assert not one.is_symlink()
     assert runs(done) > 6
+    for target in (two, one):
+        one.unlink()
+        one.symlink_to(target)
+        refused(tiny, done, one.name, "a symbolic link")
+        assert one.is_symlink()
 
 
 ODD = (None, True, -1, 0.5, 10**400, "", "x", [], ["x"], [[1]], {}, {"a": 1}, "failed", "exposed")
@@ -106,7 +110,7 @@ def spoiled(record, source):
         del table[path[-1]]
     else:
         table[path[-1]] = source.choice(ODD)
-    return records.encode(record)
+    return files.encode(record)
 
 
 @pytest.mark.filterwarnings("ignore:.*damaged line")
@@ -176,7 +180,9 @@ def change_code(about):
 def test_a_folder_of_another_run_is_refused(tiny, done, change, words):
     about = json.loads((done / "run.json").read_text())
     change(about)
-    (done / "run.json").write_text(json.dumps(about))
+    del about["written_by"]
+    (done / "run.json").unlink()
+    files.write(done / "run.json", json.dumps(about).encode())
     refused(tiny, done, *words)
 
 
@@ -197,11 +203,10 @@ def test_other_folders_that_are_refused(tiny, table, done, tmp_path):
     (foreign / "[bold]\n.txt").write_text("mine")
     refused(tiny, foreign, "other files", "no run.json")
     with FileLock(done / ".lock"):
-        refused(tiny, done, "another audit is running")
-    (done / "run.json").write_text("{")
-    refused(tiny, done, "run.json is damaged")
-    (done / "run.json").write_text("[" * 99999)
-    refused(tiny, done, "run.json is damaged")
+        refused(tiny, done, "another run is going on")
+    for text in ("{", "[" * 99999, (done / "run.json").read_text() + "\n"):
+        (done / "run.json").write_text(text)
+        refused(tiny, done, "run.json", "that was changed since")
 
 
 def test_records_of_unknown_cells_are_dropped(tiny, done):
@@ -209,17 +214,17 @@ def test_records_of_unknown_cells_are_dropped(tiny, done):
     before = content(done)
     known = json.loads((done / "records.jsonl").read_bytes().splitlines()[0])
     with (done / "records.jsonl").open("ab") as stream:
-        stream.write(records.encode(known | {"cell": "f" * 16}))
+        stream.write(files.encode(known | {"cell": "f" * 16}))
     with pytest.warns(UserWarning, match="1 damaged line"):
         audit.audit(tiny, done)
     assert content(done) == before
 
 
 def test_a_kill_before_the_first_file_does_not_hinder(tiny, tmp_path):
-    (tmp_path / ".run.json.77.tmp").write_text("{")
+    (tmp_path / f".run.json.{'7' * 16}.leakbound-part").write_text("{")
     (tmp_path / ".lock").touch()
     assert audit.audit(tiny, tmp_path).failed == 0
-    assert not list(tmp_path.glob(".*.tmp"))
+    assert not list(tmp_path.glob(".*-part"))
 
 
 def test_places_that_cannot_be_written(tiny, tmp_path):

@@ -4,7 +4,8 @@ import tracemalloc
 
 import pytest
 
-from leakbound.audit.records import Journal, encode, remove_temporary, write_atomically
+from leakbound._util.files import encode
+from leakbound.audit.records import Journal
 
 SETTING = {"name": "é\n", "parameters": {}}
 
@@ -123,23 +124,3 @@ def test_memory_does_not_hold_the_records(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 2e6
     finally:
         tracemalloc.stop()
-
-
-def test_temporary_files_of_a_kill_are_removed(tmp_path):
-    names = [".run.json.12.tmp", ".records.jsonl.3.tmp", f".{'a' * 16}.png.4.tmp"]
-    for name in [*names, ".other.5.tmp", "run.json"]:
-        (tmp_path / name).write_text("x")
-    remove_temporary(tmp_path)
-    remove_temporary(tmp_path / "missing")
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".other.5.tmp", "run.json"]
-
-
-def test_a_failed_replacement_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "run.json"
-    write_atomically(path, b"old")
-    with monkeypatch.context() as patch:
-        patch.setattr("os.write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space")))
-        with pytest.raises(OSError, match="No space"):
-            write_atomically(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert [p.name for p in tmp_path.iterdir()] == ["run.json"]

@@ -248,7 +248,7 @@ def test_a_link_to_nothing_and_a_pipe_are_refused(tmp_path):
             load(f"folder:{tmp_path}")
         (tmp_path / "a.png").unlink()
     os.mkfifo(tmp_path / "a.png")
-    with pytest.raises(ValueError, match="is not a file"):
+    with pytest.raises(ValueError, match="FIFO, not a regular file"):
         load(f"folder:{tmp_path}")
 
 

@@ -15,8 +15,8 @@ import torch
 pytest.importorskip("flwr")
 
 from leakbound import audit
+from leakbound._util.files import encode
 from leakbound.audit import utility
-from leakbound.audit.records import encode
 from leakbound.flower import grid, training
 
 pytestmark = [

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from leakbound._util import files
+
 SCHEMA = 1
 STATUSES = ("ok", "not_applicable", "failed")
 ON_AVERAGE = "protected on average"
@@ -170,7 +172,7 @@ def picture_name(content: bytes) -> str:
 def is_picture(path: Path) -> bool:
     """Whether the file is there and holds what its name says."""
     try:
-        return path.name == picture_name(path.read_bytes())
+        return path.name == picture_name(files.read(path))
     except OSError:
         return False
 

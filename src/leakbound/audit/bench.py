@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check, client, data, registry
+from leakbound._util import files
 from leakbound.audit.plan import DataSpec, ModelSpec, Plan, build_defense
 from leakbound.lpips import Lpips
 from leakbound.models.custom import load_user_model, load_weights
@@ -268,17 +269,17 @@ def code(plan: Plan) -> dict[str, str]:
         module, _, _ = name.partition(":")
         file = getattr(sys.modules.get(module), "__file__", None)
         if file and Path(file).is_file():
-            found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+            found[name] = hashlib.sha256(files.read(Path(file))).hexdigest()
     return found
 
 
 def fingerprint(plan: Plan, bench: Bench) -> dict[str, Any]:
     """The data as run.json names it, and the digests of weight files."""
     dataset = bench.dataset
-    files = [*(spec.weights for spec in plan.models), plan.lpips_weights]
+    named = [*(spec.weights for spec in plan.models), plan.lpips_weights]
     weights = {
-        file: hashlib.sha256(Path(file).read_bytes()).hexdigest()
-        for file in files
+        file: hashlib.sha256(files.read(Path(file))).hexdigest()
+        for file in named
         if file is not None
     }
     return {

@@ -138,26 +138,27 @@ def _pool(bench: Bench, workers: int) -> ProcessPoolExecutor:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Ctrl-C waits while a future is touched: one that comes between leaves it locked, and the
-    pool's own thread then waits for that lock forever (`concurrent.futures.wait` does the same).
+    """Ctrl-C and SIGTERM wait while a future is touched: one that comes between leaves it locked,
+    and the pool's own thread then waits for that lock forever (as in `concurrent.futures.wait`).
 
     The mask is for a process that starts in here: it is born with Ctrl-C blocked, as we handle it.
     It is not enough for ourselves, as any other thread may take the signal.
     """
     main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) is None:  # raised elsewhere, or not by Python
-        with _masked():
-            yield
-        return
+    stops = (signal.SIGINT, signal.SIGTERM) if main else ()
+    before = {number: signal.getsignal(number) for number in stops}
+    ours = {number: handler for number, handler in before.items() if callable(handler)}
     came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    for number in ours:
+        signal.signal(number, lambda sent, frame: came.append(sent))
     try:
         with _masked():
             yield
     finally:
-        signal.signal(signal.SIGINT, before)
-        if came:
-            signal.raise_signal(signal.SIGINT)
+        for number, handler in ours.items():
+            signal.signal(number, handler)
+        for sent in came[:1]:
+            signal.raise_signal(sent)
 
 
 @contextmanager

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from filelock import FileLock, Timeout
-
+from leakbound._util import files
 from leakbound.assess.record import Damage, Record, is_picture
 from leakbound.audit import engine
 from leakbound.audit.bench import Bench, check_plan
 from leakbound.audit.cells import Result, is_result
 from leakbound.audit.plan import Plan, Unit
-from leakbound.audit.records import Journal, encode, remove_temporary, write_atomically
+from leakbound.audit.records import Journal
 from leakbound.audit.run_file import claim, header
+
+TIMES = "timings.jsonl"
 
 
 @dataclass(frozen=True)
@@ -98,16 +98,18 @@ def audit(
 
     Raises:
         ValueError: a folder of another plan, data, version or machine; one in use by another
-            process; a plan that cannot work on its data; a folder or disk that cannot be written.
+            process; a file in it that leakbound did not write, where it has to; a plan that cannot
+            work on its data; a folder or disk that cannot be written.
     """
     bench = Bench(plan.data, device)
     check_plan(plan, bench)
     about = header(plan, bench, pictures)
-    with _locked(folder):
+    with ExitStack() as held:
         with _writing(folder):
-            for place in (folder, folder / "pictures"):
-                remove_temporary(place)
+            held.enter_context(files.claimed(folder))
             claim(folder, about)
+            files.folder(folder, "pictures")
+            files.check(folder / TIMES, key="id")
         runs = partial(run, workers=workers, pictures=pictures, bench=bench)
         return _audit(plan, folder, runs, watch, trainings_only)
 
@@ -141,7 +143,8 @@ def _audit(
             with _writing(folder):
                 _store(folder, result)
                 (records if "cell" in result.record else utility).append(result.record)
-                _note_time(folder / "timings.jsonl", result)
+                cost = {"id": result.id, "schema": 1, "seconds": round(result.seconds, 4)}
+                files.append(folder / TIMES, cost, "id")
             done += 1
             watch(Progress(done, total, current[0], result))
     with _writing(folder):
@@ -153,34 +156,10 @@ def _audit(
     return Outcome(folder, len(cells), counts["failed"] + untrained, dict(sorted(counts.items())))
 
 
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _writing(folder: Path) -> AbstractContextManager[None]:
     """Only our own reading and writing stands in this block: its errors are the folder's."""
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(
-            f"out is {str(folder)!r}, which cannot be written: {error.strerror or error}; what was "
-            "recorded is kept, make room or take another folder and run again"
-        ) from None
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    lock = FileLock(folder / ".lock", timeout=0, mode=0o600)
-    with _writing(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise ValueError(
-                f"out is {str(folder)!r}, where another audit is running; wait for it or take "
-                "another folder"
-            ) from None
-    try:
-        yield
-    finally:
-        lock.release()
+    mend = "what was recorded is kept, make room or take another folder and run again"
+    return files.writing(folder, mend)
 
 
 def _fits(key: str, wanted: Iterable[str], folder: Path) -> Callable[[Record], bool]:
@@ -201,15 +180,4 @@ def _fits(key: str, wanted: Iterable[str], folder: Path) -> Callable[[Record], b
 
 def _store(folder: Path, result: Result) -> None:
     for name, content in result.pictures.items():
-        target = folder / "pictures" / name
-        if not is_picture(target):
-            target.parent.mkdir(mode=0o700, exist_ok=True)
-            target.unlink(missing_ok=True)
-            write_atomically(target, content)
-
-
-def _note_time(path: Path, result: Result) -> None:
-    line = encode({"id": result.id, "seconds": round(result.seconds, 4)})
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with os.fdopen(descriptor, "ab") as stream:
-        stream.write(line)
+        files.write(folder / "pictures" / name, content)

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
+from leakbound._util import files
 from leakbound.assess.record import Damage, Reader, Record
-
-_TEMPORARY = re.compile(r"\.(run\.json|(records|utility)\.jsonl|[0-9a-f]{16}\.png)\.\d+\.tmp")
-
-
-def encode(record: Mapping[str, Any]) -> bytes:
-    """One record as one JSON line, in one canonical form."""
-    text = json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return text.encode("ascii") + b"\n"
 
 
 class Journal:
@@ -26,7 +16,8 @@ class Journal:
 
     `append` makes a record durable before it returns. `finish` writes all in a given order through
     a temporary file, so a kill at any moment leaves either the old file or the new one. Reading
-    leaves the file as it is; the next `append` or `finish` writes it anew.
+    leaves the file as it is; the next `append` or `finish` writes it anew. A journal without a
+    record has no file.
 
     Attributes:
         ends: by key how the unit ended: its verdict, "ok", "not_applicable" or "failed".
@@ -43,12 +34,15 @@ class Journal:
         """The keys of the records that are kept: those that every reader can use and that fit.
 
         Damaged lines are dropped with a warning. `fits` may find damage of its own, by `Damage`.
+
+        Raises:
+            ValueError: a file without a line of this journal.
         """
         damaged, start, reader = 0, 0, Reader(self.key)
         for line in self._lines():
             try:
                 record = reader(line)
-                if encode(record) != line:
+                if files.encode(record) != line:
                     raise Damage("it is not in canonical form")
                 kept = fits(record)
             except ValueError:  # damage, or a number that JSON does not have
@@ -69,20 +63,25 @@ class Journal:
 
     def append(self, record: Record) -> None:
         """Write one record and wait until it is on disk."""
-        if self._stale:
+        line = files.encode(record)
+        if self._stale and self._places:
             self._rewrite(self._places)
-        if self._descriptor is None:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            self._descriptor = os.open(self.path, flags, 0o600)
-        line, start = encode(record), os.lseek(self._descriptor, 0, os.SEEK_END)
-        self._stale = True  # until all of it is written
-        _write(self._descriptor, line)
+        if self._stale or not os.path.lexists(self.path):
+            files.write(self.path, line, key=self.key)
+            start = 0
+        else:
+            if self._descriptor is None:
+                self._descriptor = files.appending(self.path, self.key)
+            start = os.lseek(self._descriptor, 0, os.SEEK_END)
+            self._stale = True  # until all of it is written
+            files.put(self._descriptor, line)
         self._stale = False
         self._note(record, start, len(line))
 
     def finish(self, order: Iterable[str]) -> None:
         """Rewrite the file with its records in the given order."""
-        self._rewrite(order)
+        if self._places:
+            self._rewrite(order)
 
     def close(self) -> None:
         """Close the file; `append` opens it again."""
@@ -101,14 +100,15 @@ class Journal:
         self.ends.pop(key, None)
 
     def _lines(self) -> Iterator[bytes]:
+        files.check(self.path, key=self.key)
         if self.path.exists():
-            with self.path.open("rb") as stream:
+            with files.opened(self.path) as stream:
                 yield from stream
 
     def _rewrite(self, keys: Iterable[str]) -> None:
         self.close()
         order, old = list(keys), self._places
-        write_atomically(self.path, self._parts([old[key] for key in order]))
+        files.write(self.path, self._parts([old[key] for key in order]), key=self.key)
         self._places, end = {}, 0
         for key in order:
             self._places[key] = (end, old[key][1])
@@ -116,40 +116,7 @@ class Journal:
         self._stale = False
 
     def _parts(self, places: list[tuple[int, int]]) -> Iterator[bytes]:
-        if places:
-            with self.path.open("rb") as stream:
-                for start, length in places:
-                    stream.seek(start)
-                    yield stream.read(length)
-
-
-def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
-    """Replace a file's content, given whole or in parts, in one step; its owner alone reads it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        try:
-            for part in (content,) if isinstance(content, bytes) else content:
-                _write(descriptor, part, sync=False)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def remove_temporary(folder: Path) -> None:
-    """Remove what a killed `write_atomically` left of an audit's files."""
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if _TEMPORARY.fullmatch(path.name):
-            path.unlink(missing_ok=True)
-
-
-def _write(descriptor: int, content: bytes, *, sync: bool = True) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[os.write(descriptor, left) :]
-    if sync:
-        os.fsync(descriptor)
+        with files.opened(self.path) as stream:
+            for start, length in places:
+                stream.seek(start)
+                yield stream.read(length)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from leakbound._util import files
 from leakbound.assess.record import VERDICTS, Record
 from leakbound.report import strength, strength_table, tables
 from leakbound.report.fair import Concern, concerns
@@ -235,5 +236,5 @@ def _same_bytes(first: Run, second: Run, name: str) -> bool:
     contents: list[Any] = []
     for run in (first, second):
         path = run.folder / name
-        contents.append(path.read_bytes() if path.exists() else None)
+        contents.append(files.read(path) if path.exists() else None)
     return bool(contents[0]) and contents[0] == contents[1]

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from leakbound._util import files
 from leakbound.assess.record import ON_AVERAGE, Record, is_picture, told
 from leakbound.report import evidence_dp, evidence_told, tables
 from leakbound.report.evidence_bounds import bounds_of, corridor_of
@@ -281,6 +282,6 @@ def names_of(run: Run) -> dict[str, Record]:
 
 def _digest(run: Run, name: str) -> str | None:
     try:
-        return hashlib.sha256((run.folder / name).read_bytes()).hexdigest()
+        return hashlib.sha256(files.read(run.folder / name)).hexdigest()
     except OSError:
         return None

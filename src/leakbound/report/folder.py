@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from leakbound._util import files
 from leakbound.assess.record import Damage, Reader, Record, check_fields, parse, picture_name
 
 _RUN: dict[str, tuple[type, ...]] = {
@@ -45,7 +46,7 @@ class Run:
         """
         path = self.folder / "pictures" / name
         try:
-            content = path.read_bytes() if path.stat().st_size <= _PICTURE_LIMIT else b""
+            content = files.read(path) if path.stat().st_size <= _PICTURE_LIMIT else b""
         except OSError:
             return None
         png = len(content) >= 24 and content.startswith(b"\x89PNG\r\n\x1a\n")
@@ -102,7 +103,7 @@ def _lines(path: Path, key: str) -> list[Record]:
 def _content(path: Path) -> Iterator[bytes]:
     """A file line by line."""
     try:
-        with path.open("rb") as stream:
+        with files.opened(path) as stream:
             yield from stream
     except NotADirectoryError:
         raise ValueError(f"{path.parent} is no folder; give the output folder of a run") from None

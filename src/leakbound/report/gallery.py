@@ -160,8 +160,8 @@ def best_images(
 
 def room(page: Sequence[Batch]) -> int:
     """How many images of each batch a page has room for."""
-    ran = sum(cell["status"] == "ok" for cell in _cells(page))
-    return max(1, ROWS // max(1, ran))
+    ran = [cell for cell in _cells(page) if cell["status"] == "ok"]
+    return max(1, ROWS // max(1, len(ran)))
 
 
 def _cells(page: Iterable[Batch]) -> list[Record]:

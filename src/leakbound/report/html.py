@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from leakbound._util import files
 from leakbound.assess.record import ON_AVERAGE, VERDICTS, Record, told
 from leakbound.report import captured, drill, floors, strength_table, tables
 from leakbound.report.folder import Run, read
@@ -54,7 +53,7 @@ def write(folder: Path, *, images: bool = True) -> Path:
 
     Raises:
         ValueError: a missing or damaged file, an unknown schema, a folder that cannot be written,
-            or jinja2 or matplotlib is not installed.
+            a report.html that leakbound did not write, or jinja2 or matplotlib is not installed.
     """
     check_installed()
     folder = Path(folder)
@@ -67,12 +66,13 @@ def save(path: Path, page: str) -> Path:
     """Put a page at a path, in one step and readable by its owner only.
 
     Raises:
-        ValueError: it cannot be written there.
+        ValueError: it cannot be written there, or would replace a file that leakbound did not
+            write.
     """
-    try:
-        return _replace(path, page.encode("utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror or error}") from None
+    with files.writing(path, name="page"):
+        files.folder(path.parent)
+        files.write(path, page.encode("utf-8"))
+    return path
 
 
 def _pages(run: Run, images: bool) -> Iterator[tuple[str, str]]:
@@ -464,18 +464,3 @@ def _title(defense: str) -> str:
 
 def _whole(value: Any) -> int:
     return value if isinstance(value, int) else 0
-
-
-def _replace(path: Path, content: bytes) -> Path:
-    descriptor, name = tempfile.mkstemp(prefix=".report-", suffix=".tmp", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    return path

@@ -15,6 +15,8 @@ from typing import IO, Protocol
 
 import numpy as np
 
+from leakbound._util import files
+
 DAMAGE = (
     zipfile.BadZipFile,
     EOFError,
@@ -55,8 +57,7 @@ def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
     Raises:
         ValueError: damage, or what is refused while it is read; it names the archive.
     """
-    if not path.is_file():
-        raise ValueError(f"file {str(path)!r} does not exist or is no file; check the path")
+    files.check_regular(path)
     try:
         archive = zipfile.ZipFile(path)
     except DAMAGE as error:
