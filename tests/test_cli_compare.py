@@ -120,5 +120,8 @@ def test_empty_files_are_not_called_identical(capsys, two):
 def test_where_the_page_cannot_go(capsys, two, tmp_path):
     assert call(*two, "--out", tmp_path) == 2
     assert "which is a folder; name a file, as in compare.html" in capsys.readouterr().err
-    assert call(*two, "--out", tmp_path / "missing" / "x.html") == 2
-    assert "cannot be written" in capsys.readouterr().err
+    assert call(*two, "--out", two[0] / "run.json" / "x.html") == 2
+    assert "cannot be written: Not a directory" in capsys.readouterr().err
+    assert call(*two, "--out", tmp_path / "page.txt") == 2
+    assert "name a file that ends in .html" in capsys.readouterr().err
+    assert call(*two, "--out", tmp_path / "new" / "x.html") == 0

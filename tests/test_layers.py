@@ -11,7 +11,11 @@ import leakbound
 
 ROOT = Path(leakbound.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
+UTIL = "_util"
+"""What any part may import, and what imports none."""
 LAYERS = (
+    {UTIL},
+    {"assess"},
     {
         "options",
         "random",
@@ -23,7 +27,7 @@ LAYERS = (
         "pools",
         "recent",
     },
-    {"release", "task"},
+    {"release", "task", "terminal"},
     {"types", "tensors"},
     {"client"},
     {"sensitivity", "r_operator"},
@@ -37,7 +41,7 @@ LAYERS = (
     {"flower", "progress"},
     {"commands", "experiments"},
     {"commands_risk", "commands_captured", "commands_train", "commands_reproduce"},
-    {"commands_evidence", "commands_compare"},
+    {"commands_evidence", "commands_compare", "commands_report"},
     {"cli"},
 )
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
@@ -51,20 +55,29 @@ ONLY_FROM = {
     "commands_risk": {"cli", "commands_evidence"},
     "commands_evidence": {"cli"},
     "commands_compare": {"cli"},
+    "commands_report": {"cli"},
     "commands_captured": {"cli"},
     "commands_train": {"cli"},
     "commands_reproduce": {"cli"},
     "experiments": {"commands", "commands_reproduce"},
     "report": {
         *("captured", "commands", "commands_risk", "commands_captured", "commands_train"),
-        *("experiments", "commands_reproduce", "commands_evidence", "commands_compare"),
+        *(
+            "experiments",
+            "commands_reproduce",
+            "commands_evidence",
+            "commands_compare",
+            "commands_report",
+        ),
     },
 }
 ONE_PLACE = {"flwr": "flower", "opacus": "opacus", "ray": "cluster"}
 
 
 def _allowed(source, target):
-    if target in (source, ""):
+    if target in (source, "", UTIL):
+        return True
+    if target == "assess":
         return True
     if source == "report" or target in ONLY_FROM:
         return source in ONLY_FROM.get(target, ())
@@ -141,6 +154,7 @@ def test_imports_point_one_way(path):
         ("pairing", "from leakbound.metrics import evaluate"),
         ("metrics", "from leakbound import models"),
         ("random", "from leakbound import check"),
+        ("_util", "from leakbound import text"),
         ("registry", "from leakbound.protocol import play"),
         ("audit", "from leakbound.report import tables"),
         ("audit", "from leakbound import experiments"),
@@ -162,6 +176,7 @@ def test_a_planted_violation_is_caught(source, text):
         ("types", "from leakbound.release import Unit\nimport torch\nfrom math import pi"),
         ("attacks", "from . import base\nfrom leakbound.attacks import labels"),
         ("metrics", "from leakbound.pairing import pair"),
+        ("report", "from leakbound._util import files"),
         ("registry", "from leakbound import attacks, check, defenses, models"),
         ("protocol", "from leakbound.attacks.base import Attack"),
         ("audit", "from leakbound import __version__, data, metrics, pairing, protocol"),

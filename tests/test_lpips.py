@@ -11,9 +11,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from safetensors.torch import save_file
 
 from leakbound import audit, cli, evaluate, metrics
+from leakbound._util.files import encode
 from leakbound.audit.bench import check_plan
 from leakbound.audit.plan import plain
-from leakbound.audit.records import encode
 from leakbound.lpips import Lpips
 from leakbound.pairing import Paired
 from leakbound.report import write

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from leakbound import data, models
+from leakbound._util.files import encode
 from leakbound.attacks import GradientMatching, LinearTrap, MeanImage, RobbingTheFed, TrapWeights
-from leakbound.audit.records import encode
 from leakbound.audit.verdict import verdict as audited
 from leakbound.defenses import (
     ClipExamples,

@@ -21,7 +21,7 @@ from leakbound.defenses import Defense, GaussianNoise
 
 ROOT = Path(__file__).parent.parent
 HOOKS = ROOT / "docs" / "hooks"
-SECONDS = 300
+SECONDS = 600
 NEEDS = ("mkdocs", "material", "mkdocstrings")
 ENTRIES = [entry for kind in ("attack", "defense") for entry in registry.entries(kind).values()]
 
@@ -115,7 +115,7 @@ def test_the_search_works_from_a_folder(site, browser):
     page.fill("input.md-search__input", "robbing the fe")
     page.press("input.md-search__input", "d")  # the search listens for keys
     first = page.locator(".md-search-result__link").first
-    first.wait_for(timeout=30_000)
+    first.wait_for(timeout=1000 * SECONDS)
     assert "robbing_the_fed.html" in str(first.get_attribute("href"))
     page.close()
     assert not errors

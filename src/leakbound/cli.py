@@ -5,8 +5,12 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import tyro
@@ -27,7 +31,7 @@ from leakbound.options import (
 )
 from leakbound.text import printable
 
-USAGE, FAILED, STOPPED = 2, 1, 130
+USAGE, STOPPED, CLOSED, TERMINATED = 2, 130, 141, 143
 TOO_LARGE = re.compile(r"not enough memory|can't allocate|out of memory|calculation overflowed")
 
 Command = (
@@ -46,32 +50,82 @@ Command = (
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point of the `leakbound` command; exits with 0, 1 (cells failed), 2 or 130."""
-    given = sys.argv[1:] if arguments is None else arguments
-    if given in (["--version"], ["-V"]):
-        from importlib.metadata import version
+    """Entry point of the `leakbound` command.
 
-        print(f"leakbound {version('leakbound')}")
-        return
+    Exits with 0, 1 (cells failed), 2 (a mistake), 130 (Ctrl-C), 143 (SIGTERM) or 141 (the reader of
+    the output is gone).
+    """
+    given = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):  # a character that the terminal lacks is no crash
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    try:
+        with _terminable():
+            code = _ended(given)
+    except BrokenPipeError:
+        code = CLOSED
+    sys.exit(_flushed(code))
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends the program as Ctrl-C does."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Workers are ended and files closed on SIGTERM too; a second one does not disturb that."""
+    main_thread = threading.current_thread() is threading.main_thread()
+    if not main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise _Terminated
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _flushed(code: int) -> int:
+    """The exit code once all output is written; what Python flushes at its end cannot fail then."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            code = CLOSED if isinstance(error, BrokenPipeError) else USAGE
+    return code
+
+
+def _ended(arguments: list[str]) -> int:
+    """The exit code of a command; whatever stopped it is said on stderr."""
     command: Command | None = None
     try:
-        command = _parsed(given)
+        if arguments in (["--version"], ["-V"]):
+            from importlib.metadata import version
+
+            print(f"leakbound {version('leakbound')}")
+            return 0
+        command = _parsed(arguments)
         with warnings.catch_warnings():
             warnings.showwarning = _warn
-            code = _run(command)
-    except KeyboardInterrupt:
+            return _run(command)
+    except SystemExit as end:  # of the parser, after --help or a mistake
+        return end.code if isinstance(end.code, int) else 0
+    except KeyboardInterrupt as stop:
         on = "; nothing is lost: run the same command again to go on"
         _say("stopped" + (on if isinstance(command, Audit | Train | Reproduce) else ""))
-        code = STOPPED
-    except BrokenPipeError:  # the reader of our output is gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        code = 0
+        return TERMINATED if isinstance(stop, _Terminated) else STOPPED
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:
         _say(str(error))
-        code = USAGE
+        return USAGE
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not TOO_LARGE.search(str(error)):
             raise
@@ -79,8 +133,7 @@ def main(arguments: list[str] | None = None) -> None:
             "there is not enough memory for what was asked; take a smaller model, input_shape or "
             f"batch size ({str(error).splitlines()[0][:200] if str(error) else 'out of memory'})"
         )
-        code = USAGE
-    sys.exit(code)
+        return USAGE
 
 
 def _parsed(arguments: list[str]) -> Command:
@@ -123,14 +176,16 @@ def _run(command: Command) -> int:
         from leakbound import commands_evidence
 
         return commands_evidence.evidence(command)
+    if isinstance(command, Report):
+        from leakbound import commands_report
+
+        return commands_report.report(command)
     from leakbound import commands
 
     if isinstance(command, Audit):
         return commands.audit(command)
     if isinstance(command, Attack):
         return commands.attack(command)
-    if isinstance(command, Report):
-        return commands.report(command)
     return commands.listing(command)
 
 

@@ -7,17 +7,22 @@ All functions are differentiable in the inputs (and in soft labels), to any orde
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vjp, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from leakbound import check
 from leakbound.random import Source
 from leakbound.types import (
     Batch,
     ClientContext,
+    NotApplicable,
     Observation,
     Release,
     Statistics,
@@ -28,8 +33,10 @@ from leakbound.types import (
 
 __all__ = [
     "Each",
+    "WrongOutput",
     "batch_norms",
     "batch_statistics",
+    "call",
     "clients_layer_inputs",
     "example_gradients",
     "forward",
@@ -38,8 +45,10 @@ __all__ = [
     "input_vjp",
     "layer_inputs",
     "local_update",
+    "plain_attention",
     "pure_gradient",
     "pure_simulate",
+    "refuse_codes",
     "respond",
     "rows",
     "shown",
@@ -50,8 +59,176 @@ __all__ = [
 
 def forward(task: Task, inputs: Tensor, parameters: Tensor | None = None) -> Tensor:
     """Model output for inputs (B, *S) at the task's weights, or at other flat weights (P,)."""
-    flat = task.parameters if parameters is None else parameters
-    return _call(task, task.unflatten(flat), inputs)
+    return call(task, task.tensors(parameters), inputs)
+
+
+def call(
+    task: Task, tensors: Mapping[str, Tensor], inputs: Tensor, *, twice: bool = True
+) -> Tensor:
+    """The output of the task's model with these tensors, by name, for inputs (B, *S).
+
+    An output with `logits`, as transformers' models return, counts as its logits.
+
+    Args:
+        task: whose model is called.
+        tensors: parameters and buffers; what is missing is as in the module.
+        inputs: (B, *S).
+        twice: the output may be differentiated twice, or in forward mode. PyTorch's fused attention
+            kernels cannot; the plain ones are then taken.
+
+    Raises:
+        NotApplicable: the model looks its inputs up in a table, and these are no valid codes.
+        WrongOutput: the output is no tensor and has no logits.
+    """
+    traced = torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None
+    try:
+        with plain_attention() if twice and traced else nullcontext():
+            output = functional_call(task.model, dict(tensors), (inputs,))
+    except (IndexError, RuntimeError) as error:
+        if any(words in str(error) for words in _NO_CODE):
+            said = " ".join(str(error).split())
+            raise NotApplicable(f"the model raised {said!r}: {CODES}") from error
+        raise
+    return _logits(output)
+
+
+CODES = (
+    "it looks its inputs up in a table, such as an embedding, and integer codes cannot be searched "
+    "as continuous inputs; give the part of the model behind the table, or a model that takes "
+    "one-hot columns"
+)
+_NO_CODE = (
+    "index out of range in self",
+    "is out of bounds for dimension",
+    "tensors used as indices must be",
+    "'indices' to have one of the following scalar types",
+    "Class values must be",
+)
+_CODED: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], bool]] = WeakKeyDictionary()
+
+
+def refuse_codes(task: Task, input_shape: Sequence[int]) -> None:
+    """Refuse a model that takes inputs (*S), or a part of them, for integer codes.
+
+    Its output jumps as they move and has no slope, so that neither a search nor a bound that rests
+    on slopes says anything. Such a model makes whole numbers of floats, others for other inputs.
+    The answer is kept for as long as the model lives.
+
+    Raises:
+        NotApplicable: such a model.
+
+    Example:
+        >>> refuse_codes(Task.of(nn.Linear(4, 2)), (4,))
+    """
+    known, shape = _CODED.setdefault(task.model, {}), tuple(input_shape)
+    if shape not in known:
+        known[shape] = _coded(task, shape)
+    if known[shape]:
+        raise NotApplicable(f"the model takes integer codes: {CODES}")
+
+
+def _coded(task: Task, shape: tuple[int, ...]) -> bool:
+    found = []
+    for value in task.input_range:
+        inputs = torch.full((2, *shape), value).to(task.parameters)
+        try:
+            with torch.no_grad(), _Rounded() as rounded:
+                forward(task, inputs)
+        except NotApplicable:
+            return True
+        except Exception:  # inputs of another shape, which who calls the model next will say
+            return False
+        found.append(rounded.found)
+    low, high = found
+    return len(low) != len(high) or not all(map(torch.equal, low, high))
+
+
+class _Rounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps the whole numbers that are made of floats."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        value = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and args[0].is_floating_point():
+            whole = not value.is_floating_point() and value.dtype != torch.bool
+            self.found += [value] if whole else []
+        return value
+
+
+class WrongOutput(ValueError):
+    """A model returned neither a tensor nor an object with logits."""
+
+
+def _logits(output: Any) -> Tensor:
+    """The tensor in a model's output."""
+    if isinstance(output, Tensor):
+        return output
+    found = output.get("logits") if isinstance(output, Mapping) else None
+    found = getattr(output, "logits", None) if found is None else found
+    if isinstance(found, Tensor):
+        return found
+    raise WrongOutput(
+        f"the model returns a {type(output).__name__}; return a tensor of class scores (B, K), or "
+        "an object with them as `logits` (wrap the model in a module that does)"
+    )
+
+
+class _PlainAttention:
+    """See `plain_attention`. PyTorch's switches are the process's, and clients may run in threads.
+
+    The first to come sets them, the last to go sets them back. (`sdpa_kernel` does as much for
+    attention, in 28 us; these calls take 8, and a small network's attack step 830.)
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.inside = Lock(), 0
+        self.before: list[bool] = []
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if not self.inside:
+                self.before = [ask() for ask, _ in _SWITCHES]
+                for (_, switch), wanted in zip(_SWITCHES, _PLAIN, strict=True):
+                    switch(wanted)
+            self.inside += 1
+
+    def __exit__(self, *about: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                for (_, switch), before in zip(_SWITCHES, self.before, strict=True):
+                    switch(before)
+
+
+_KERNELS, _LAYERS = torch.backends.cuda, torch.backends.mha  # on a CPU, too
+_SWITCHES: tuple[tuple[Callable[[], bool], Callable[[bool], None]], ...] = (
+    (_KERNELS.math_sdp_enabled, _KERNELS.enable_math_sdp),
+    (_KERNELS.flash_sdp_enabled, _KERNELS.enable_flash_sdp),
+    (_KERNELS.mem_efficient_sdp_enabled, _KERNELS.enable_mem_efficient_sdp),
+    (_KERNELS.cudnn_sdp_enabled, _KERNELS.enable_cudnn_sdp),
+    (_LAYERS.get_fastpath_enabled, _LAYERS.set_fastpath_enabled),
+)
+_PLAIN = (True, False, False, False, False)
+_PLAIN_ATTENTION = _PlainAttention()
+
+
+def plain_attention() -> AbstractContextManager[None]:
+    """While active, attention is computed by kernels that can be differentiated to any order.
+
+    PyTorch's fused ones have no second derivative, no forward mode and no `vmap` of a gradient.
+
+    Example:
+        >>> x = torch.randn(1, 2, 4, requires_grad=True)
+        >>> with plain_attention():
+        ...     y = nn.functional.scaled_dot_product_attention(x, x, x).sum()
+        >>> (slope,) = torch.autograd.grad(y, x, create_graph=True)
+        >>> torch.autograd.grad(slope.sum(), x)[0].shape
+        torch.Size([1, 2, 4])
+    """
+    return _PLAIN_ATTENTION
 
 
 def layer_inputs(
@@ -147,7 +324,8 @@ def gradient(
             name: value if value.requires_grad else value.detach().requires_grad_()
             for name, value in task.unflatten(flat).items()
         }
-        loss = task.loss(_call(task, leaves, inputs), labels)
+        output = call(task, {**task.buffers, **leaves}, inputs, twice=traced)
+        loss = task.loss(output, labels)
         parts = torch.autograd.grad(
             loss, list(leaves.values()), create_graph=traced, materialize_grads=True
         )
@@ -345,8 +523,3 @@ def pure_gradient(
 def _of_kept(task: Task, rows: Tensor) -> Tensor:
     """Gradients (..., P) of the weights that the model has; pruned ones have none."""
     return rows if task.kept is None else rows * task.kept
-
-
-def _call(task: Task, parameters: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-    output: Tensor = functional_call(task.model, {**task.buffers, **parameters}, (inputs,))
-    return output

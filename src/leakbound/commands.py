@@ -2,48 +2,47 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from leakbound import audit as audits
 from leakbound import check, registry
+from leakbound._util import files
 from leakbound.audit.bound_text import floor_sentence
 from leakbound.audit.folder import Runner
 from leakbound.audit.plan import Cell, Plan, UtilityCell, defense_name
 from leakbound.audit.plan_file import LIMIT
-from leakbound.audit.records import write_atomically
 from leakbound.progress import Bar, duration
-from leakbound.text import printable
+from leakbound.terminal import brief, console, errors
 
 if TYPE_CHECKING:
     from leakbound import options
 
-LONGEST = 300  # characters of a stranger's text on the screen
 LONG = 600.0
 """Seconds from which an audit says before it starts how long it takes."""
 _OF_UPDATES = (
     *("before", "kind", "input_shape", "classes", "labels", "local_steps", "learning_rate"),
     *("local_batch_size", "truth", "public", "round", "no_images"),
 )
-console = Console(highlight=False)
-errors = Console(highlight=False, stderr=True)
 
 
 def audit(command: options.Audit) -> int:
     """Run an audit into a folder and write its report."""
     from leakbound import report as reports
+    from leakbound.report.html import FILE
 
     reports.check_installed()
     plan, out = _plan(command)
+    check_files(out, [FILE])
     run, workers = _engine(command)
     _announce(plan, out, workers)
     with Bar(console) as bar:
@@ -99,6 +98,8 @@ def attack(command: options.Attack) -> int:
         }
     )
     cells = plan.cells()
+    if command.out is not None:
+        check_files(command.out, ("truth.png", "reconstruction.png", "leak_map.png"))
     if len(cells) != 1:
         raise ValueError(f"the settings name {len(cells)} cells; give one value for each setting")
     _announce_code(plan)
@@ -116,15 +117,6 @@ def attack(command: options.Attack) -> int:
     else:
         _show(result.record)
     return {"ok": 0, "failed": 1, "not_applicable": 2}[result.record["status"]]
-
-
-def report(command: options.Report) -> int:
-    """Write a run's report again."""
-    from leakbound import report as reports
-
-    page = reports.write(command.folder, images=not command.no_images)
-    console.print(f"report: {brief(page)}", soft_wrap=True)
-    return 0
 
 
 def listing(command: options.List) -> int:
@@ -247,20 +239,30 @@ def spec_of(kind: str, text: str) -> dict[str, Any]:
     return {"name": name, **table}
 
 
-def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+def check_files(folder: Path, names: Iterable[str]) -> None:
+    """Refuse a folder that `write_files` would refuse, before any work is done.
+
+    Raises:
+        ValueError: no folder, or a file of one of the names that leakbound did not write.
+    """
+    with files.writing(folder):
+        files.check(*(folder / name for name in names))
+        if os.path.lexists(folder) and not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "it is no folder")
+
+
+def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Put files of these names into a folder, made where it is missing.
 
     Raises:
-        ValueError: it cannot be written.
+        ValueError: it cannot be written, or holds a file of one of the names that leakbound did
+            not write; then nothing is written.
     """
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name, content in files.items():
-            write_atomically(folder / name, content)
-    except OSError as error:
-        raise ValueError(
-            f"out is {str(folder)!r}, which cannot be written: {error.strerror or error}"
-        ) from None
+    check_files(folder, contents)
+    with files.writing(folder):
+        files.folder(folder)
+        for name, content in contents.items():
+            files.write(folder / name, content)
 
 
 def _show(record: dict[str, Any]) -> None:
@@ -329,17 +331,6 @@ def _number(value: float | None, digits: int) -> str:
 
 def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def safe(text: object) -> str:
-    """A stranger's text for the screen: one line, no control characters, no markup."""
-    return escape(printable(str(text)))
-
-
-def brief(text: object) -> str:
-    """The same of what may be long: its first `LONGEST` characters."""
-    line = printable(str(text))
-    return escape(line if len(line) <= LONGEST else line[:LONGEST] + "...")
 
 
 def showing(bar: Bar) -> Callable[[audits.Progress], None]:

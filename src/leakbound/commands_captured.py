@@ -17,9 +17,10 @@ from leakbound.audit import plan as plans
 from leakbound.audit.bound_text import floor_sentence
 from leakbound.audit.plan_file import parse
 from leakbound.captured import Capture, Outcome, Settings, Told
-from leakbound.commands import brief, console, errors, spec_of
+from leakbound.commands import spec_of
 from leakbound.models.custom import load_user_model
 from leakbound.random import stream
+from leakbound.terminal import brief, console, errors
 from leakbound.text import printable
 
 if TYPE_CHECKING:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
-from leakbound.commands import console, errors, safe
+from leakbound.commands import check_files
+from leakbound.terminal import console, errors, safe
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,13 +23,16 @@ def compare(command: options.Compare) -> int:
     from leakbound.report.compare_html import FILE, summary, write_comparison
     from leakbound.report.folder import read
 
-    if command.first.resolve() == command.second.resolve():
+    if os.path.realpath(command.first) == os.path.realpath(command.second):
         raise ValueError(
             f"first and second are both {str(command.first)!r}, which shows nothing; give two runs"
         )
     path = command.second / FILE if command.out is None else command.out
     if path.is_dir():
         raise ValueError(f"out is {str(path)!r}, which is a folder; name a file, as in {FILE}")
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"out is {str(path)!r}; name a file that ends in .html, as in {FILE}")
+    check_files(path.parent, [path.name])
     with errors.status("comparing ..."):
         found = write_comparison(read(command.first), read(command.second), path)
     for concern in found.concerns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -20,7 +21,8 @@ from leakbound.audit.reach import reach
 from leakbound.audit.run_file import versions
 from leakbound.bounds import ladder
 from leakbound.bounds.law import positive, probability, single
-from leakbound.commands import console, errors, safe, write_files
+from leakbound.commands import check_files, write_files
+from leakbound.terminal import console, errors, safe
 from leakbound.text import printable
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ def evidence(command: options.Evidence) -> int:
     single("delta", probability("delta", command.delta))
     runs = [pages.read_run(folder) for folder in command.runs]
     names = _plan_names(len(runs), bool(command.training))
+    check_files(out.parent, [out.name, DATA, *names])
     subjects = [
         pages.of_run(run, statements, _accountant(command.delta), images=images, plan=name)
         for run, name in zip(runs, names, strict=True)
@@ -146,7 +149,7 @@ def _place(command: options.Evidence) -> Path:
             "runs and training are not given; name the folder of a run, or --training "
             "noise_multiplier=1.0 steps=1000 ... (see docs/evidence.md)"
         )
-    if len({run.resolve() for run in command.runs}) < len(command.runs):
+    if len({os.path.realpath(run) for run in command.runs}) < len(command.runs):
         raise ValueError("runs name one folder twice; name each run once")
     if command.out is None:
         if len(command.runs) != 1:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -23,12 +21,14 @@ from rich.progress import (
 from rich.table import Table
 
 from leakbound import report
+from leakbound._util import files
 from leakbound.audit import run_file
-from leakbound.audit.records import write_atomically
-from leakbound.commands import console, errors, safe, workers_of
+from leakbound.audit.folder import TIMES
+from leakbound.commands import workers_of
 from leakbound.experiments import kept, pages, results
 from leakbound.experiments.reproductions import Reproduction, named
 from leakbound.experiments.results import Results
+from leakbound.terminal import console, errors, safe
 
 if TYPE_CHECKING:
     from leakbound import options
@@ -76,28 +76,14 @@ def _announce(about: Reproduction, scale: str, folder: Path) -> None:
 @contextmanager
 def _claimed(about: Reproduction, command: options.Reproduce, folder: Path) -> Iterator[None]:
     """The folder is ours alone, and of this reproduction, these versions and this machine."""
-    lock = FileLock(folder / ".lock", timeout=0, mode=0o600)
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock.acquire()
-        plan = {"name": about.name, "scale": command.scale, "color": command.color}
-        run_file.claim(folder, {"schema": results.SCHEMA, "plan": plan, **_here()})
-    except Timeout:
-        raise ValueError(
-            f"out is {str(folder)!r}, where another run is going on; wait for it or take another "
-            "folder"
-        ) from None
-    except OSError as error:
-        raise ValueError(
-            f"out is {str(folder)!r}, which cannot be written: {error.strerror or error}"
-        ) from None
-    except BaseException:
-        lock.release()
-        raise
-    try:
+    plan = {"name": about.name, "scale": command.scale, "color": command.color}
+    with ExitStack() as held:
+        with files.writing(folder):
+            held.enter_context(files.claimed(folder))
+            run_file.claim(folder, {"schema": results.SCHEMA, "plan": plan, **_here()})
+            files.check(*(folder / name for name in (results.FILE, TEXT, PAGE, kept.DATA)))
+            files.check(folder / TIMES, key="id")
         yield
-    finally:
-        lock.release()
 
 
 def _here() -> dict[str, Any]:
@@ -109,7 +95,7 @@ def _data(folder: Path) -> dict[str, Any]:
     """What named the data: of the run itself, and of the audits in it."""
     found: dict[str, Any] = kept.data_of(folder)
     for path in sorted(folder.glob("*/run.json")):
-        own = json.loads(path.read_bytes()).get("data")
+        own = json.loads(files.read(path)).get("data")
         if own is not None:
             found[path.parent.name] = own
     return found
@@ -117,14 +103,12 @@ def _data(folder: Path) -> dict[str, Any]:
 
 def _write(found: Results, folder: Path, seconds: float) -> None:
     assert not {results.FILE, TEXT, PAGE} & set(found.outcome.pages), "written over here"
-    write_atomically(folder / results.FILE, results.encode(found))
-    write_atomically(folder / TEXT, pages.markdown(found).encode())
-    write_atomically(folder / PAGE, pages.html(found, folder).encode())
-    line = json.dumps({"id": "reproduce", "seconds": round(seconds, 1)}) + "\n"
-    path = folder / "timings.jsonl"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with os.fdopen(descriptor, "ab") as stream:
-        stream.write(line.encode())
+    with files.writing(folder):
+        files.write(folder / results.FILE, results.encode(found))
+        files.write(folder / TEXT, pages.markdown(found).encode())
+        files.write(folder / PAGE, pages.html(found, folder).encode())
+        cost = {"id": "reproduce", "schema": 1, "seconds": round(seconds, 1)}
+        files.append(folder / TIMES, cost, "id")
 
 
 def _show(found: Results, folder: Path) -> None:

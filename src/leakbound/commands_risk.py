@@ -22,11 +22,13 @@ from leakbound.audit.reach import reach
 from leakbound.audit.target import Target
 from leakbound.bounds import ladder
 from leakbound.bounds.law import positive, probability, whole
-from leakbound.commands import console, errors, safe, write_files
+from leakbound.commands import check_files, write_files
+from leakbound.terminal import console, errors, safe
 
 if TYPE_CHECKING:
     from leakbound import options
 
+FILES = ("bound.json", "corridor.png", "surface.png")
 DEFAULT = "mixture"
 """The prior where data are given."""
 SHOWN = 10
@@ -58,6 +60,8 @@ def bound(command: options.Bound) -> int:
     """Both edges of the risk for one setting, over some thresholds."""
     probability("accept", command.accept)
     probability("delta", command.delta)
+    if command.out is not None:
+        check_files(command.out, FILES)
     thresholds = thresholds_of(command)
     records = records_of(command)
     setting = setting_of(command, records, command.noise_multiplier)
@@ -411,14 +415,14 @@ def _write(
 ) -> list[str]:
     """The same numbers as JSON and two plots; returns their names."""
     content = json.dumps(found, indent=1, sort_keys=True, allow_nan=False).encode()
-    files = {"bound.json": content, **_plots(found, setting, command, prior)}
+    files = dict(zip(FILES, (content, *_plots(found, setting, command, prior)), strict=False))
     write_files(folder, files)
     return list(files)
 
 
 def _plots(
     found: dict[str, Any], setting: Setting, command: options.Bound, prior: ladder.Rung | None
-) -> dict[str, bytes]:
+) -> list[bytes]:
     from leakbound.report.risk import corridor_png, surface_png
 
     shown = [row["psnr"] for row in found["thresholds"]]
@@ -426,11 +430,9 @@ def _plots(
     eta = _width(command.input_range) ** 2 / 10 ** (psnr / 10)
     edges = under(prior, setting, eta)
     label, accepted = "PSNR threshold (dB)", command.accept
-    files = {
-        "corridor.png": corridor_png(psnr.tolist(), edges.lower, edges.upper, accepted, label=label)
-    }
+    corridor = corridor_png(psnr.tolist(), edges.lower, edges.upper, accepted, label=label)
     if setting.noise_multiplier == 0:
-        return files
+        return [corridor]
     noises: list[float] = (setting.noise_multiplier * np.logspace(-1, 1, 25)).tolist()
     grid = [
         under(prior, replace(setting, noise_multiplier=noise), eta[::2])
@@ -438,7 +440,7 @@ def _plots(
     ]
     upper, lower = (np.stack(e, 1) for e in zip(*((g.upper, g.lower) for g in grid), strict=True))
     surface = surface_png(noises, psnr[::2].tolist(), upper, lower, accepted, label=label)
-    return files | {"surface.png": surface}
+    return [corridor, surface]
 
 
 def _finite(value: float) -> float | None:

@@ -16,12 +16,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from leakbound import audit as audits
+from leakbound.assess.record import Reader
 from leakbound.audit.bench import named_code_of
 from leakbound.audit.folder import Runner
 from leakbound.audit.plan import Plan
-from leakbound.audit.records import Journal, write_atomically
-from leakbound.commands import brief, console, errors, showing, workers_of
+from leakbound.commands import check_files, showing, workers_of, write_files
 from leakbound.progress import Bar
+from leakbound.terminal import brief, console, errors
 
 if TYPE_CHECKING:
     from leakbound import options
@@ -88,6 +89,7 @@ def train(command: options.Train) -> int:
             "0; add a table [utility] with rounds = 40 and repeats = 3"
         )
     out = command.out or Path("runs") / f"{_file_name(plan.name)}-training"
+    check_files(out, [PAGE])
     workers = workers_of(command.workers)
     run = _runner(command.engine)
     screen = errors if command.json else console
@@ -120,12 +122,12 @@ def _runner(engine: str) -> Runner:
 
 
 def _tell(plan: Plan, out: Path, failed: int, as_json: bool) -> int:
-    journal = Journal(out / "utility.jsonl", "unit")
-    records = journal.read()
+    with (out / "utility.jsonl").open("rb") as stream:
+        records = {record["unit"]: record for record in map(Reader("unit"), stream)}
     units = [records[unit.id] for unit in plan.utility_cells()]
     rows = table(units)
     page = out / PAGE
-    write_atomically(page, _page(plan, units, rows).encode())
+    write_files(out, {PAGE: _page(plan, units, rows).encode()})
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=1, allow_nan=False))
     else:

@@ -196,7 +196,8 @@ class Compare:
     second: Annotated[Positional[Path], arg(metavar="RUN_B")]
     """Output folder of the second run."""
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
-    """Where the page goes; RUN_B/compare.html by default. It holds no pictures."""
+    """Where the page goes, a name that ends in .html; RUN_B/compare.html by default. It holds no
+    pictures."""
 
 
 @dataclass(frozen=True)

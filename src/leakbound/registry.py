@@ -92,7 +92,7 @@ class Entry:
     def parameters(self) -> tuple[Parameter, ...]:
         """Its settings, without what the audit itself gives."""
         rows = []
-        for parameter in inspect.signature(self.build).parameters.values():
+        for parameter in _signature(self.build).values():
             if (
                 parameter.name in GIVEN.get(self.kind, ())
                 or parameter.kind is parameter.VAR_KEYWORD
@@ -159,7 +159,7 @@ def settle(entry: Entry, given: Mapping[str, Any]) -> dict[str, Any]:
         {'noise_std': 1.0}
     """
     hints = _hints(entry.build)
-    signature = inspect.signature(entry.build).parameters
+    signature = _signature(entry.build)
     names = [p.name for p in entry.parameters]
     settled = {}
     for name, value in given.items():
@@ -190,6 +190,12 @@ def build(kind: str, name: str, settings: Mapping[str, Any], **given: Any) -> An
     return entry.build(**settle(entry, settings), **given)
 
 
+@cache
+def _signature(thing: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(thing).parameters
+
+
+@cache
 def _hints(thing: Callable[..., Any]) -> dict[str, Any]:
     return typing.get_type_hints(thing.__init__ if inspect.isclass(thing) else thing)
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+_ORDER = "_leakbound_weights"
+"""The attribute under which a module with frozen weights keeps the names of all of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,10 +68,13 @@ class LocalPlan:
 class Task:
     """A model at given weights with its loss and local plan: what server and clients agree on.
 
-    The module is an architecture only and is never mutated; `parameters` (P,) holds the weights in
-    the order of `model.named_parameters()`. Build one with `Task.of`.
+    `parameters` (P,) holds the weights that local training changes, in the order of
+    `model.named_parameters()`; an update has one entry for each. Frozen parameters (`requires_grad`
+    is False) are public constants: they are in `buffers`, as running statistics are. The module is
+    an architecture only and is never mutated. Build a task with `Task.of`.
 
     Attributes:
+        buffers: every other tensor of the model, by name.
         input_range: the box (low, high) that every input lies in, in the units the model is fed.
         label_range: the number of classes, or None where the loss takes no class labels.
         public: data that anyone may see, of the same kind as the clients': what a defense may be
@@ -100,9 +105,11 @@ class Task:
     ) -> Task:
         """Take a module's architecture and weights; later changes of the module do not matter.
 
+        Parameters with `requires_grad` False are frozen: they are no part of the update.
+
         Raises:
-            ValueError: no parameters, weights that are not finite, dropout in training mode (hidden
-                randomness), or an instance norm that keeps statistics.
+            ValueError: no parameters, none that are trained, weights that are not finite, dropout
+                in training mode (hidden randomness), or an instance norm that keeps statistics.
 
         Batch norm in training mode stays in it, as a client's would: it takes the statistics of the
         batch, its running ones are dropped, and examples are then `coupled`.
@@ -111,17 +118,20 @@ class Task:
             >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
             >>> task.parameters.shape, [name for name, *_ in task.layout]
             (torch.Size([10]), ['1.weight', '1.bias'])
+            >>> adapted = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2))
+            >>> [name for name, *_ in Task.of(adapted).layout]
+            ['1.weight', '1.bias']
         """
         _refuse_training_mode(model)
-        named = [p.detach().reshape(-1) for p in model.parameters()]
+        named = trained(model)
         if not named:
-            raise ValueError("model has no parameters; there is no update to attack")
-        parameters = torch.cat(named)
-        if not torch.isfinite(parameters).all():
+            raise ValueError(_nothing_trained(model))
+        parameters = torch.cat([p.detach().reshape(-1) for p in named.values()])
+        if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
             raise ValueError("model holds weights that are not finite; load other weights")
         if not input_range[0] < input_range[1]:
             raise ValueError(f"input_range is {input_range}; give (low, high) with low < high")
-        shell = copy.deepcopy(model).requires_grad_(False)
+        shell = _shell(model)
         for norm in _batch_norms(shell):
             if norm.training or norm.running_mean is None:
                 norm.running_mean = norm.running_var = norm.num_batches_tracked = None
@@ -144,9 +154,30 @@ class Task:
         """Whether a batch norm lets the examples of a batch see each other."""
         return any(norm.running_mean is None for norm in _batch_norms(self.model))
 
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """The frozen parameters by name; they are among `buffers`."""
+        names = (
+            f"{prefix}.{name}" if prefix else name
+            for prefix, module in self.model.named_modules()
+            for name in weight_names(module)
+            if name in module._buffers
+        )
+        return {name: self.buffers[name] for name in names}
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of the trained parameters: of what an update shows."""
+        return frozenset(name for name, *_ in self.layout)
+
     def unflatten(self, row: Tensor) -> dict[str, Tensor]:
         """A flat vector (P,) as named tensors (views, no copy)."""
         return {name: row[a:b].view(shape) for name, shape, a, b in self.layout}
+
+    def tensors(self, parameters: Tensor | None = None) -> dict[str, Tensor]:
+        """Every tensor of the model by name, at the task's weights or at others (P,)."""
+        flat = self.parameters if parameters is None else parameters
+        return {**self.buffers, **self.unflatten(flat)}
 
     def with_parameters(self, parameters: Tensor) -> Task:
         """The same task at other weights (P,)."""
@@ -189,6 +220,44 @@ class Task:
         kept = None if self.kept is None else self.kept.to(device)
         moved = replace(self, model=model, buffers=buffers, public=public, kept=kept)
         return replace(moved, parameters=move(self.parameters))
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that local training changes, by name: an update has entries for these alone.
+
+    Example:
+        >>> list(trained(nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 1))))
+        ['1.weight', '1.bias']
+    """
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def weight_names(module: nn.Module) -> tuple[str, ...]:
+    """Names of a module's own weights in the order of its state dict, trained or frozen."""
+    return tuple(getattr(module, _ORDER, module._parameters))
+
+
+def _nothing_trained(model: nn.Module) -> str:
+    first = next((name for name, _ in model.named_parameters()), None)
+    if first is None:
+        return "model has no parameters; there is no update to attack"
+    return (
+        f"model has no trainable parameter: all are frozen ({first!r} has requires_grad False), so "
+        "a client sends no update; call requires_grad_(True) on what the clients train"
+    )
+
+
+def _shell(model: nn.Module) -> nn.Module:
+    """A copy whose parameters are those that are trained; frozen ones become its buffers."""
+    shell = copy.deepcopy(model)
+    for module in shell.modules():
+        own = {k: p for k, p in module._parameters.items() if p is not None and not p.requires_grad}
+        if own:
+            setattr(module, _ORDER, weight_names(module))
+        for name, parameter in own.items():
+            del module._parameters[name]
+            module.register_buffer(name, parameter.detach())
+    return shell.requires_grad_(False)
 
 
 def _batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from leakbound import audit
+from leakbound._util.files import encode
 from leakbound.attacks import BestOf, matching
 from leakbound.attacks.lockstep import WIDTH
 from leakbound.audit import bundles as bundles_module
 from leakbound.audit import cells as cells_module
 from leakbound.audit.bundles import bundles, run_cells
 from leakbound.audit.plan import Cell
-from leakbound.audit.records import encode
 from leakbound.types import NotApplicable
 
 

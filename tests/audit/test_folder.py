@@ -2,15 +2,19 @@ import errno
 import json
 import os
 import platform
+import random
 import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
 from filelock import FileLock
 
-from leakbound import audit
+from leakbound import audit, report
+from leakbound._util import files
 from leakbound.audit import cells as cells_module
 from leakbound.audit import records, run_file
+from leakbound.report.folder import read
 
 
 @pytest.fixture
@@ -63,21 +67,79 @@ def test_damaged_lines_and_missing_pictures_run_again(tiny, done):
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + lines[1][9:] + lines[2] + lines[3][:-4] + b"\0\0\0")
     (done / "pictures" / json.loads(lines[0])["pictures"]["truth"]).unlink()
-    (done / ".records.jsonl.1.tmp").write_text("left by a kill")
-    (done / "pictures" / ".0123456789abcdef.png.1.tmp").write_text("left by a kill")
+    part = f".records.jsonl.{'0' * 16}.leakbound-part"
+    for place in (done, done / "pictures"):
+        (place / part).write_text("left by a kill")
     with pytest.warns(UserWarning, match="2 damaged lines"):
         audit.audit(tiny, done)
     assert content(done) == before
     assert runs(done) == 6 + 4, "two damaged, and two cells of one batch that share a picture"
 
 
-def test_a_canonical_line_that_is_no_record_runs_again(tiny, done):
+def test_pictures_that_do_not_hold_what_their_name_says_are_made_again(tiny, done):
     before = content(done)
-    for pictures in (None, [], {"truth": 3}):
-        line = records.encode({"cell": tiny.cells()[0].id, "schema": 1, "pictures": pictures})
-        (done / "records.jsonl").write_bytes(line)
+    one, two = sorted((done / "pictures").iterdir())[:2]
+    for spoil in (
+        lambda: one.write_bytes(one.read_bytes()[:-9]),
+        lambda: one.write_bytes(two.read_bytes()),
+    ):
+        spoil()
         audit.audit(tiny, done)
         assert content(done) == before
+    assert runs(done) > 6
+    for target in (two, one):
+        one.unlink()
+        one.symlink_to(target)
+        refused(tiny, done, one.name, "a symbolic link")
+        assert one.is_symlink()
+
+
+ODD = (None, True, -1, 0.5, 10**400, "", "x", [], ["x"], [[1]], {}, {"a": 1}, "failed", "exposed")
+
+
+def spoiled(record, source):
+    """A canonical line whose record lacks a field, at any depth, or has another value there."""
+    path, at = [], record
+    while isinstance(at, dict) and at and (not path or source.random() < 0.6):
+        path.append(source.choice(sorted(at)))
+        at = at[path[-1]]
+    table = record
+    for name in path[:-1]:
+        table = table[name]
+    if source.random() < 0.4:
+        del table[path[-1]]
+    else:
+        table[path[-1]] = source.choice(ODD)
+    return files.encode(record)
+
+
+@pytest.mark.filterwarnings("ignore:.*damaged line")
+def test_what_the_report_cannot_read_runs_again(tiny, done):
+    """Whatever a record holds: after the same command again there is a report."""
+    source, names = random.Random(0), ("records.jsonl", "utility.jsonl")
+    lines = {name: (done / name).read_bytes().splitlines() for name in names}
+    healed = 0
+    for _ in range(6):
+        for name in names:
+            made = b"".join(spoiled(json.loads(line), source) for line in lines[name])
+            (done / name).write_bytes(made)
+        try:
+            read(done)
+        except ValueError:
+            healed += 1
+        audit.audit(tiny, done)
+        report.write(done)
+    assert healed > 3
+
+
+def test_what_is_not_compared_in_run_json_is_written_anew(tiny, done):
+    before = content(done)
+    text = (done / "run.json").read_text()
+    (done / "run.json").write_text(text.replace('"cells": 4', '"cells": NaN'))
+    with pytest.raises(ValueError, match="NaN"):
+        report.write(done)
+    audit.audit(tiny, done)
+    assert content(done) == before
 
 
 def change_plan(about):
@@ -118,7 +180,9 @@ def change_code(about):
 def test_a_folder_of_another_run_is_refused(tiny, done, change, words):
     about = json.loads((done / "run.json").read_text())
     change(about)
-    (done / "run.json").write_text(json.dumps(about))
+    del about["written_by"]
+    (done / "run.json").unlink()
+    files.write(done / "run.json", json.dumps(about).encode())
     refused(tiny, done, *words)
 
 
@@ -139,24 +203,28 @@ def test_other_folders_that_are_refused(tiny, table, done, tmp_path):
     (foreign / "[bold]\n.txt").write_text("mine")
     refused(tiny, foreign, "other files", "no run.json")
     with FileLock(done / ".lock"):
-        refused(tiny, done, "another audit is running")
-    (done / "run.json").write_text("{")
-    refused(tiny, done, "run.json is damaged")
-    (done / "run.json").write_text("[" * 99999)
-    refused(tiny, done, "run.json is damaged")
+        refused(tiny, done, "another run is going on")
+    for text in ("{", "[" * 99999, (done / "run.json").read_text() + "\n"):
+        (done / "run.json").write_text(text)
+        refused(tiny, done, "run.json", "that was changed since")
 
 
-def test_records_of_unknown_cells_are_refused(tiny, done):
+def test_records_of_unknown_cells_are_dropped(tiny, done):
+    """`run.json` says whose folder it is."""
+    before = content(done)
+    known = json.loads((done / "records.jsonl").read_bytes().splitlines()[0])
     with (done / "records.jsonl").open("ab") as stream:
-        stream.write(records.encode({"cell": "f" * 16, "schema": 1}))
-    refused(tiny, done, "1 records of another plan", "f" * 16)
+        stream.write(files.encode(known | {"cell": "f" * 16}))
+    with pytest.warns(UserWarning, match="1 damaged line"):
+        audit.audit(tiny, done)
+    assert content(done) == before
 
 
 def test_a_kill_before_the_first_file_does_not_hinder(tiny, tmp_path):
-    (tmp_path / ".run.json.77.tmp").write_text("{")
+    (tmp_path / f".run.json.{'7' * 16}.leakbound-part").write_text("{")
     (tmp_path / ".lock").touch()
     assert audit.audit(tiny, tmp_path).failed == 0
-    assert not list(tmp_path.glob(".*.tmp"))
+    assert not list(tmp_path.glob(".*-part"))
 
 
 def test_places_that_cannot_be_written(tiny, tmp_path):
@@ -227,3 +295,22 @@ def test_edited_code_is_another_run(table, tmp_path, user_module):
 def test_versions_name_what_is_missing(monkeypatch):
     monkeypatch.setattr(run_file, "OWN", ("no-such-package",))
     assert run_file.versions()["no-such-package"] == "not installed"
+
+
+def test_an_image_is_never_private_and_public(table, tmp_path):
+    """Images that a folder holds twice: the splits share none, and the run says so."""
+    rng = np.random.default_rng(0)
+    inputs = rng.random((30, 8, 8), dtype=np.float32)[np.arange(60) % 30]
+    np.savez(tmp_path / "data.npz", inputs=inputs, labels=np.arange(60) % 30 % 3)
+    table["data"] = {"source": f"npz:{tmp_path / 'data.npz'}"}
+    plan = audit.parse(table | {"utility": {"rounds": 0}})
+    bench = audit.Bench(plan.data)
+    images = [one.tobytes() for one in bench.dataset.inputs.numpy()]
+    kept = {part: {images[i] for i in rows} for part, rows in bench.splits.items()}
+    assert not kept["private"] & kept["public"]
+    assert not (kept["private"] | kept["public"]) & kept["test"]
+    assert len(bench.splits["private"]) == 36
+    assert set.union(*kept.values()) == set(images)
+    with pytest.warns(UserWarning, match=f"{bench.copies} of 60 images are copies"):
+        audit.audit(plan, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["data"]["copies"] > 0

@@ -1,18 +1,29 @@
 import json
 import stat
+import tracemalloc
 
 import pytest
 
-from leakbound.audit.records import Journal, encode, remove_temporary, write_atomically
+from leakbound._util.files import encode
+from leakbound.audit.records import Journal
 
-RECORDS = [{"schema": 1, "cell": f"c{i}", "value": i / 3, "text": "é\n"} for i in range(3)]
+SETTING = {"name": "é\n", "parameters": {}}
+
+
+def record(name, **changes):
+    """A training that failed: the shortest record there is."""
+    known = {"schema": 1, "unit": name, "seed": 0, "status": "failed", "reason": "x"}
+    return known | {"model": SETTING, "defense": SETTING} | changes
+
+
+RECORDS = [record(f"u{i}", value=i / 3) for i in range(3)]
 
 
 @pytest.fixture
 def path(tmp_path):
-    journal = Journal(tmp_path / "records.jsonl", "cell")
-    for record in RECORDS:
-        journal.append(record)
+    journal = Journal(tmp_path / "utility.jsonl", "unit")
+    for one in RECORDS:
+        journal.append(one)
     journal.close()
     return journal.path
 
@@ -20,7 +31,7 @@ def path(tmp_path):
 def test_a_record_is_one_canonical_line(path):
     lines = path.read_bytes().splitlines(keepends=True)
     assert [json.loads(line) for line in lines] == RECORDS
-    assert lines[0] == b'{"cell":"c0","schema":1,"text":"\\u00e9\\n","value":0.0}\n'
+    assert lines[0].startswith(b'{"defense":{"name":"\\u00e9\\n","parameters":{}},"model":{"name"')
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with pytest.raises(ValueError, match="JSON compliant"):
         encode({"value": float("nan")})
@@ -32,12 +43,12 @@ def test_a_cut_anywhere_costs_one_record(path):
     for end in range(start, len(whole)):
         for tail in (b"", b"\0" * 7):
             path.write_bytes(whole[:end] + tail)
-            journal = Journal(path, "cell")
+            journal = Journal(path, "unit")
             if end == start and not tail:
-                assert list(journal.read()) == ["c0", "c1"]
+                assert journal.read() == {"u0", "u1"}
                 continue
             with pytest.warns(UserWarning, match="1 damaged line"):
-                assert list(journal.read()) == ["c0", "c1"]
+                assert journal.read() == {"u0", "u1"}
             assert path.read_bytes() == whole[:end] + tail, "reading writes nothing"
             journal.append(RECORDS[2])
             journal.close()
@@ -53,58 +64,63 @@ def test_a_cut_anywhere_costs_one_record(path):
         b"[1]",
         b"\xff",
         b"[" * 100_000,
-        b'{"cell":"c1","schema":1,"x":NaN}',
-        b'{"cell":1,"schema":1}',
-        b'{"schema":1,"cell":"c1"}',
-        b'{"cell":"c1","schema":1}\r',
+        encode(RECORDS[1]).replace(b"0.333", b"NaN"),
+        encode(RECORDS[1]).replace(b'"u1"', b"1"),
+        encode(RECORDS[1]).replace(b'"value":', b'"value": '),
+        encode(RECORDS[1])[:-1] + b"\r",
+        encode(record("u1", status=[]))[:-1],
+        encode(record("u1", schema=2))[:-1],
+        encode({"schema": 1, "unit": "u1"})[:-1],
     ],
 )
 def test_a_damaged_middle_line_is_dropped(path, line):
     first, _, last = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join([first, line, last, b""]))
-    journal = Journal(path, "cell")
+    journal = Journal(path, "unit")
     with pytest.warns(UserWarning, match="damaged line"):
-        assert list(journal.read()) == ["c0", "c2"]
+        assert journal.read() == {"u0", "u2"}
     journal.append(RECORDS[1])
-    journal.finish(["c0", "c1", "c2"])
+    journal.finish(["u0", "u1", "u2"])
     assert [json.loads(line) for line in path.read_bytes().splitlines()] == RECORDS
 
 
-@pytest.mark.parametrize("schema", ["2", "0", '"1"', "[]", "true", "null"])
-def test_other_schemas_are_refused_and_kept(path, schema):
-    path.write_bytes(path.read_bytes() + b'{"schema": %s, "new": 1}\n' % schema.encode())
+def test_records_that_do_not_fit_leave_the_file_with_the_next_write(path):
+    journal = Journal(path, "unit")
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="use a newer leakbound"):
-        Journal(path, "cell").read()
+    assert journal.read(lambda one: one["unit"] != "u1") == {"u0", "u2"}
     assert path.read_bytes() == before
-
-
-def test_dropped_records_leave_the_file_with_the_next_write(path):
-    journal = Journal(path, "cell")
-    journal.read()
-    before = path.read_bytes()
-    journal.drop(["c1", "unknown"])
-    assert path.read_bytes() == before
-    journal.append({"schema": 1, "cell": "c9"})
+    journal.append(record("u9"))
+    journal.finish(["u9", "u2", "u0"])
+    journal.append(RECORDS[1])
     journal.close()
-    assert list(Journal(path, "cell").read()) == ["c0", "c2", "c9"]
+    wanted = [record("u9"), RECORDS[2], RECORDS[0], RECORDS[1]]
+    assert [json.loads(line) for line in path.read_bytes().splitlines()] == wanted
+    assert journal.ends == dict.fromkeys(["u9", "u2", "u0", "u1"], "failed")
 
 
-def test_temporary_files_of_a_kill_are_removed(tmp_path):
-    names = [".run.json.12.tmp", ".records.jsonl.3.tmp", f".{'a' * 16}.png.4.tmp"]
-    for name in [*names, ".other.5.tmp", "run.json"]:
-        (tmp_path / name).write_text("x")
-    remove_temporary(tmp_path)
-    remove_temporary(tmp_path / "missing")
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".other.5.tmp", "run.json"]
+def test_of_several_records_of_one_unit_the_last_stands(path):
+    with path.open("ab") as stream:
+        stream.write(encode(record("u0", value=9)))
+    journal = Journal(path, "unit")
+    assert journal.read() == {"u0", "u1", "u2"}
+    journal.finish(["u0", "u1"])
+    values = [json.loads(line)["value"] for line in path.read_bytes().splitlines()]
+    assert values == [9, RECORDS[1]["value"]]
 
 
-def test_a_failed_replacement_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "run.json"
-    write_atomically(path, b"old")
-    with monkeypatch.context() as patch:
-        patch.setattr("os.write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space")))
-        with pytest.raises(OSError, match="No space"):
-            write_atomically(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
+def test_memory_does_not_hold_the_records(tmp_path):
+    """A record of 100 kB: reading, appending and finishing need room for a few, not for all."""
+    path, long = tmp_path / "utility.jsonl", "x" * 100_000
+    journal = Journal(path, "unit")
+    for i in range(60):
+        journal.append(record(f"u{i}", text=f"{i}{long}"))
+    tracemalloc.start()
+    try:
+        journal = Journal(path, "unit")
+        assert len(journal.read()) == 60
+        journal.append(record("u60"))
+        journal.finish([f"u{60 - i}" for i in range(61)])
+        journal.close()
+        assert tracemalloc.get_traced_memory()[1] < 2e6
+    finally:
+        tracemalloc.stop()

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from leakbound.audit.cells import Result
-from leakbound.cluster.dispatch import TRIES, Died, Done, Ready, dispatch
+from leakbound.audit.engine import TRIES
+from leakbound.cluster.dispatch import Died, Done, Ready, dispatch
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from leakbound.data import split
+from leakbound.data import split, without_copies
 
 
 def test_parts_are_disjoint_exact_and_reproducible():
@@ -52,3 +52,14 @@ def test_thirds_use_every_example(count):
 def test_wrong_splits_are_refused(count, fractions, words):
     with pytest.raises(ValueError, match=words):
         split(count, fractions, seed=0, name="x")
+
+
+def test_a_copy_stays_in_the_first_part_only():
+    inputs = torch.tensor([0.0, 1, 2, 3, 0, 1, 1, 9]).reshape(8, 1, 1, 1)
+    parts = {"a": torch.tensor([3, 0, 2]), "b": torch.tensor([7, 4, 1]), "c": torch.tensor([6, 5])}
+    found = without_copies({"a": parts["a"], "b": parts["b"]}, inputs)
+    assert {part: rows.tolist() for part, rows in found.items()} == {"a": [3, 0, 2], "b": [7, 1]}
+    twice = without_copies({"a": torch.tensor([5, 6])}, inputs)
+    assert twice["a"].tolist() == [5, 6], "copies within a part stay"
+    with pytest.raises(ValueError, match="each of the 2 examples of the part 'c' is a copy"):
+        without_copies(parts, inputs)

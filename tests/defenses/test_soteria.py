@@ -147,7 +147,7 @@ def test_layers_are_found_by_place_and_name(task, batch):
     torch.testing.assert_close(direct, batch.inputs.flatten(1))
     with pytest.raises(ValueError, match="did you mean '3'"):
         defended_layer(mlp, "33")
-    with pytest.raises(ValueError, match="no linear layer behind"):
+    with pytest.raises(ValueError, match="no trained linear layer behind"):
         defended_layer(Task.of(nn.Sequential(nn.Flatten(), nn.Linear(12, 3))))
 
 

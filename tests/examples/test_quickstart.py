@@ -112,7 +112,7 @@ def test_the_diff_of_the_servers_view(tmp_path, monkeypatch):
 
 
 def test_the_diff_with_differential_privacy(tmp_path):
-    private = applied(tmp_path, "## With differential privacy")
+    private = applied(tmp_path, "## With DP-SGD")
     plain, noisy = capture(APP, tmp_path / "plain"), capture(private, tmp_path / "noisy")
     a, b = (captured.load(sorted(files)[0]) for files in (plain, noisy))
     assert all(torch.equal(a.before[name], b.before[name]) for name in a.before)
@@ -126,9 +126,93 @@ def test_the_diff_with_differential_privacy(tmp_path):
 
 
 def test_many_local_steps_with_differential_privacy_are_refused(tmp_path):
-    private = applied(tmp_path, "## With differential privacy")
+    private = applied(tmp_path, "## With DP-SGD")
     with pytest.raises(ValueError, match="no client answered"):
         capture(private, tmp_path / "seen", **{"images-per-client": 4, "batch-size": 2})
+
+
+TWENTY_STEPS = {"num-server-rounds": 2, "images-per-client": 80, "batch-size": 4}
+"""Ordinary local training: 20 steps of SGD with momentum."""
+
+
+def trained(app_of_clients, quickstart, **config):
+    """The replies of two clients over two rounds, as (message, reply)."""
+    given = {"fraction-evaluate": 0.0, "local-epochs": 1, "learning-rate": 0.1}
+    found = []
+    run(
+        quickstart.server_app.app,
+        app_of_clients,
+        2,
+        run_config={**given, **TWENTY_STEPS, **config},
+        on_exchange=lambda asked, reply: found.append((asked, reply)),
+    )
+    return [pair for pair in found if pair[0].metadata.message_type == "train"]
+
+
+def first_snippet():
+    """The first block of the Flower page."""
+    page = (ROOT / "docs" / "flower.md").read_text("utf-8")
+    return re.search(r"```text\n(.*?)```", page, re.DOTALL)[1]
+
+
+def with_snippet(snippet):
+    """The app's clients with a snippet in the place of `app = ClientApp()`, by name.
+
+    The train loop shows its batches, as it does where a meter or another defense listens too.
+    """
+    space, loop = {}, {}
+    source = (APP / "quickstart" / "client_app.py").read_text("utf-8")
+    train = (APP / "quickstart" / "task.py").read_text("utf-8")
+    shown = train.replace("optimizer.zero_grad()", "tap(images, labels); optimizer.zero_grad()")
+    assert source.count("app = ClientApp()\n") == shown.count("tap(") == 1
+    exec(compile("from leakbound.flower import tap\n" + shown, "task.py", "exec"), loop)
+    source = source.replace("app = ClientApp()\n", snippet)
+    exec(compile(source, "client_app.py", "exec"), space)
+    space["train_fn"] = loop["train"]
+    return space
+
+
+def test_the_first_snippet_of_the_docs_in_ordinary_training(quickstart):
+    """As a reader of the page has it: nobody refuses, and what leaves is defended."""
+    space = with_snippet(first_snippet())
+    clip, noise = space["defense"].links
+    torch.manual_seed(0)
+    replies = trained(space["app"], quickstart)
+    assert len(replies) == 4
+    for asked, reply in replies:
+        assert not reply.has_error(), reply.error.reason
+        before = asked.content["arrays"].to_torch_state_dict()
+        after = reply.content["arrays"].to_torch_state_dict()
+        row = torch.cat([(before[name] - after[name]).flatten() for name in before]) / 0.1
+        expected = noise.noise_std * len(row) ** 0.5
+        assert 0.95 * expected < float(row.norm()) < (clip.clip_norm**2 + 1.1 * expected**2) ** 0.5
+
+
+def test_dp_sgd_in_ordinary_training_names_the_ways_out(quickstart):
+    snippet = first_snippet().replace("chain(Clip(5.0), GaussianNoise(0.02))", "dp_sgd(1.0, 1.0)")
+    app = with_snippet("from leakbound.defenses import dp_sgd\n" + snippet)["app"]
+    ((_, reply), *_) = trained(app, quickstart, **{"num-server-rounds": 1})
+    for words in (
+        "needs every example's gradient of one local step, and the train function took 20",
+        "chain(Clip(5.0), GaussianNoise(0.02))",
+        "one step on one batch",
+        "leakbound.opacus",
+    ):
+        assert words in reply.error.reason
+
+
+def test_the_diff_with_a_defense_of_the_whole_update(tmp_path):
+    """The README's own diffs: the same defense, without a tap."""
+    defended = applied(tmp_path, "## With a defense")
+    config = {"images-per-client": 80, "batch-size": 4}
+    plain = captured.load(sorted(capture(APP, tmp_path / "plain", **config))[0])
+    noisy = captured.load(sorted(capture(defended, tmp_path / "noisy", **config))[0])
+    row, sent = (
+        torch.cat([(c.update[name] - c.before[name]).flatten() for name in c.before]) / 0.1
+        for c in (plain, noisy)
+    )
+    clipped = row * min(1.0, 5.0 / float(row.norm()))
+    assert float((sent - clipped).std()) == pytest.approx(0.02, rel=0.05)
 
 
 def test_the_readme_names_what_is_there():

@@ -1,5 +1,9 @@
 """Defenses as Flower mods: the same updates as the library's own client, bit for bit."""
 
+import re
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from scipy import stats
@@ -67,6 +71,46 @@ def test_a_defense_gives_the_librarys_weights_bit_for_bit(name, flower, setup, b
     assert torch.equal(found, expected(defense, setup, batch, user)[0])
     assert not torch.equal(found, user) or name in {"withhold", "pri_prune"}
     assert list(reply.content["arrays"]) == list(flower.Net().state_dict())
+
+
+READING = {"soteria", "local_optimal_noise", "local_optimal_pruning", "optimal_dp_sgd"}
+ANEW = {"mixup", "hidden_dropout", "local_aggregation", "noisy_copy"}
+ONE_STEP = {
+    *("clip_examples", "mean", "gaussian_mechanism", "whiten", "color"),
+    *("dp_sgd", "whitened_dp_sgd"),
+}
+"""All others edit the update of any training."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_which_defenses_work_around_a_training_of_several_steps(name, flower, setup, batches):
+    """What the table of docs/flower.md says."""
+    planned = replace(setup, steps=5, batch_size=flower.SIZE)
+
+    def works(shown, setup):
+        mods = [DefenseMod(build(name), setup, seed=3)]
+        app = flower.client_app(mods, batches=batches, steps=5, shown=shown)
+        return not flower.ask(app).has_error()
+
+    special = READING | ANEW | ONE_STEP
+    assert works(False, setup) == (name not in special)
+    assert works(True, setup) == (name not in special)
+    assert works(True, planned) == (name not in ONE_STEP)
+
+
+def test_the_table_of_the_docs_has_every_defense():
+    page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text("utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    links = {registry.snake(word) for row in rows for word in re.findall(r"`(\w+)`", row)}
+    after = {"clip_examples", "mean", "gaussian_mechanism", "whiten", "color"}
+    assert {*NAMES} - after <= links
+    where = {
+        registry.snake(word): number
+        for number, row in enumerate(rows)
+        for word in re.findall(r"`(\w+)`", row.split("|")[1])
+    }
+    for number, names in ((2, READING), (3, ANEW), (4, ONE_STEP - after)):
+        assert {where[name] for name in names} == {number}
 
 
 def test_the_users_training_is_the_librarys_up_to_rounding_of_the_weights(flower, setup, batches):

@@ -121,7 +121,7 @@ def test_the_simulation_engine_gives_the_same_updates_and_leaves_no_process(tmp_
                 cwd=tmp_path,
                 env=environment,
                 check=True,
-                timeout=200,
+                timeout=600,
                 capture_output=True,
             )
         assert processes_of(ray) == []

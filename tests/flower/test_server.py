@@ -1,6 +1,7 @@
 """The server's view: what a strategy is shown, captured without changing anything."""
 
 import copy
+import logging
 
 import pytest
 import torch
@@ -36,6 +37,21 @@ def test_watching_changes_nothing(kind, flower, batches, tmp_path):
     assert [c.about["round"] for c in strategy.captures] == ["1", "1", "3", "3"]
     assert {c.about["client"] for c in strategy.captures} == {"2", "3"}
     assert len(list(tmp_path.rglob("client-*.safetensors"))) == 4
+
+
+def test_a_file_of_the_user_stays_and_the_training_goes_on(flower, batches, tmp_path, caplog):
+    own = tmp_path / "round-0001" / "client-2.safetensors"
+    own.parent.mkdir()
+    own.write_text("mine")
+    watched, strategy = [], Watched(fedavg(), rounds=(1, 2), out=tmp_path)
+    server = flower.server_app(2, strategy=strategy, into=watched)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        run(server, flower.client_app(batches=batches), 2)
+    assert own.read_text() == "mine"
+    assert len(list(tmp_path.rglob("client-*.safetensors"))) == 4
+    assert len(strategy.captures) == 4, "all are kept in memory"
+    assert len(watched) == 1
+    assert "client-2.safetensors" in caplog.text
 
 
 def test_what_is_captured_is_what_the_clients_sent(flower, setup, batches, tmp_path):

@@ -286,7 +286,7 @@ def test_weights_refuses_other_files(tmp_path):
     model = _build("mlp")
     with pytest.raises(ValueError, match="can run code when opened"):
         load_weights(model, tmp_path / "w.pt")
-    with pytest.raises(ValueError, match="not a file"):
+    with pytest.raises(ValueError, match="does not exist"):
         load_weights(model, tmp_path / "absent.safetensors")
     header = json.dumps({"a": {"dtype": "F32", "shape": [10**9], "data_offsets": [0, 4 * 10**9]}})
     raw = len(header).to_bytes(8, "little") + header.encode()

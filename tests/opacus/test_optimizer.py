@@ -483,3 +483,33 @@ def test_what_cannot_be_true_is_refused(model, public, batch):
         optimizer.step()
     with warnings.catch_warnings(), pytest.raises(NotApplicable, match="no public data"):
         PublicRoot.of(net(), None, examples=6).now([True] * 6)
+
+
+@pytest.mark.parametrize("rule", KINDS.values(), ids=KINDS)
+def test_what_is_frozen_from_the_start_is_a_constant(rule, public, batch):
+    """The shape is that of the trained parameters; unfreezing later is refused."""
+    model = net()
+    model[1].requires_grad_(False)
+    module = GradSampleModule(model)
+    shape = PublicRoot.of(net_frozen(), public, Whiten(**rule), examples=6)
+    assert len(shape.parameters) == 4
+    shape = PublicRoot(shape.settings, shape.task, 6, tuple(model.parameters())[2:])
+    optimizer = WhitenedDPOptimizer(sgd(model), shape=shape, **settings(batch, generator=stream(8)))
+    size = sum(p.numel() for p in shape.parameters)
+    assert optimizer.root.dense().shape == (size, size)
+    before = flat(model)
+    optimizer.zero_grad()
+    backward(module, batch)
+    optimizer.step()
+    moved = sent(model, before)
+    assert not bool(moved[:-size].any())
+    assert bool((moved[-size:] != 0).all())
+    model[1].requires_grad_(True)
+    with pytest.raises(NotApplicable, match="that the shape was not made for"):
+        WhitenedDPOptimizer(sgd(model), shape=shape, **settings(batch))
+
+
+def net_frozen():
+    model = net()
+    model[1].requires_grad_(False)
+    return model

@@ -1,5 +1,6 @@
 """Bundles against autograd's double backward, and against themselves in other company."""
 
+import copy
 import itertools
 
 import pytest
@@ -319,7 +320,7 @@ def test_chains_of_one_name_differ_in_weights_alone():
     names = {name: _chain(*_task(name)).name for name in ALL}
     assert len(set(names.values())) == len(ALL)
     task, shape = _task("lenet")
-    again = Task.of(task.model)
+    again = Task.of(copy.deepcopy(task.model).requires_grad_(True))
     assert _chain(again, shape).name == names["lenet"]
 
 

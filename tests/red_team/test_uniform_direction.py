@@ -1,7 +1,8 @@
 """A linear estimator on public digits beats every number that rests on a uniform direction.
 
-Here it reaches 16.4 % of held-out digits (n = 4,000) where `calibrate` said 0.1 %. So no entry point may call such a setting protected, and what is stated under
-the default prior must lie above what the estimator reaches.
+Here it reaches 16.4 % of held-out digits (n = 4,000) where `calibrate` said 0.1 %. So no entry
+point may call such a setting protected, and what is stated under the default prior must lie above
+what the estimator reaches.
 """
 
 import numpy as np

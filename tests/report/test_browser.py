@@ -170,21 +170,47 @@ LONGEST = 1.5
 
 
 def test_a_thousand_cells_are_little_to_load(browser, tmp_path, make_grid):
-    """Before cards are filled the page is small; times: docs/how_to/read_a_report.md."""
+    """Before cards are filled a page is small; times: docs/how_to/read_a_report.md."""
     seeds, attacks = 23, ("a", "b", "c", "d")
     path = write(make_grid(tmp_path / "run", seeds=seeds, attacks=attacks))
-    assert path.stat().st_size < 8e6
-    page = browser.new_context().new_page()
-    page.add_init_script(STILL)
-    page.goto(path.as_uri())
-    assert page.locator(".card").count() == 253
-    assert page.locator("img").count() == 0
-    assert page.evaluate("document.getElementsByTagName('*').length") < 10_000
-    page.evaluate("fillAll()")
-    assert page.locator(".entry").count() > 900
-    assert page.locator("img").count() > 900
-    assert page.evaluate("document.querySelectorAll('.card noscript').length") == 0
-    page.context.close()
+    cards, images = 0, 0
+    for file in path.parent.glob("report*.html"):
+        assert file.stat().st_size < 3e6
+        page = browser.new_context().new_page()
+        page.add_init_script(STILL)
+        page.goto(file.as_uri())
+        cards += page.locator(".card").count()
+        assert page.locator("img").count() == 0
+        assert page.evaluate("document.getElementsByTagName('*').length") < 10_000
+        page.evaluate("fillAll()")
+        assert 0 < page.locator(".entry").count() <= 500
+        images += page.locator("img").count()
+        assert page.evaluate("document.querySelectorAll('.card noscript').length") == 0
+        page.context.close()
+    assert cards == 253
+    assert images > 900
+
+
+def test_pages_of_a_large_run(show, tmp_path, monkeypatch, make_grid):
+    """Pictures beside the page load, and a verdict's best image opens on whichever page it is."""
+    monkeypatch.setattr("leakbound.report.gallery.CELLS", 20)
+    path = write(make_grid(tmp_path / "run", seeds=2, hostile=False))
+    page = show(path)
+    for image in page.locator(".card img").all()[:6]:
+        image.scroll_into_view_if_needed()
+        image.evaluate("(e) => e.decode()")
+    links = page.locator("section:has(#verdicts) tbody a[href*='#image-']")
+    targets = links.evaluate_all("(all) => all.map((a) => a.getAttribute('href'))")
+    elsewhere = [target for target in targets if target.startswith("report-")]
+    assert 0 < len(elsewhere) < len(targets)
+    file, _, anchor = elsewhere[-1].partition("#")
+    other = show(path.with_name(file), f"#{anchor}")
+    dialog = other.get_by_role("dialog")
+    dialog.wait_for()
+    assert dialog.locator("figure img").first.evaluate("(e) => e.decode().then(() => true)")
+    other.keyboard.press("Escape")
+    home = other.get_by_role("link", name="What the whole run shows")
+    assert home.get_attribute("href") == "report.html"
 
 
 @pytest.mark.slow
@@ -199,11 +225,11 @@ def test_five_hundred_cells_are_quick_to_load(browser, tmp_path, make_grid):
         page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
         session = page.context.new_cdp_session(page)
         session.send("Performance.enable", {"timeDomain": "threadTicks"})
-        page.goto(path.as_uri(), timeout=120_000)
+        page.goto(path.as_uri())
         found = session.send("Performance.getMetrics")["metrics"]
         taken += [one["value"] for one in found if one["name"] == "ProcessTime"]
-        page.locator("html[data-whole]").wait_for(state="attached", timeout=120_000)
-        assert page.locator(".entry").count() > 500
+        page.locator("html[data-whole]").wait_for(state="attached")
+        assert page.locator(".entry").count() == 500
         page.context.close()
     assert len(taken) == 3
     assert 0 < min(taken) < LONGEST, taken

@@ -172,7 +172,7 @@ def test_without_pictures_the_numbers_remain(show, run):
 
 
 def test_large_batches_are_cut_and_that_is_said(show, tmp_path, make_cell, make_run, monkeypatch):
-    monkeypatch.setattr("leakbound.report.drill.ROWS", 6)
+    monkeypatch.setattr("leakbound.report.gallery.ROWS", 6)
     cell = [make_cell(seed=s, psnr=[20.0 + i for i in range(5)]) for s in range(2)]
     page = show(write(make_run(tmp_path / "run", cell)))
     first = page.locator("#card-1")

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from leakbound.assess.record import ON_AVERAGE
 from leakbound.report import floors, html, tables, write
-from leakbound.report.folder import ON_AVERAGE
 
 NEW = ("protected on average", "ceiling", "leak map", "depends on the private", "Training under")
 
@@ -199,7 +199,7 @@ def test_huge_lists_are_cut(tmp_path, make_cell, make_bound, make_run, make_defe
         ({"bounds": [{"name": None}]}, "name is 'None'"),
         ({"bounds": [{"value": True}]}, "value is 'True'"),
         ({"bounds": [{"value": -0.1}]}, "a bound has value -0.1"),
-        ({"bounds": [{"value": 10**301}]}, "a number of a bound is not finite"),
+        ({"bounds": [{"value": 10**301}]}, "it holds the number 1000"),
         ({"bounds": [{"psnr": "19"}]}, "psnr is '19'"),
         ({"bounds": [{"psnr": 1e200}]}, r"a bound has .*psnr 1e\+200"),
         ({"bounds": [{"covers": ["all"]}]}, "covers is"),

@@ -162,11 +162,18 @@ def _spoil(folder, name, change):
         (lambda text: text[:-9], r"records\.jsonl, line 2 is damaged: it is not JSON"),
         (lambda text: "[1]\n" + text, r"records\.jsonl, line 1 is damaged: it is not a JSON obj"),
         (lambda text: text.replace("31.0", "NaN"), "line 1 is damaged: it holds the number NaN"),
-        (lambda text: text.replace("31.0", "1e999"), "line 1 is damaged: psnr is not a list of n"),
+        (
+            lambda text: text.replace("31.0", "1e999"),
+            "line 1 is damaged: it holds the number 1e999",
+        ),
         (lambda text: text.replace('"ok"', '"fine"'), "status is 'fine', not one of ok, not_app"),
         (lambda text: text.replace("mlp", "\\ud800"), "half of a character"),
+        (lambda text: text.replace('"server": "honest"', '"x": 1'), "threat.server is missing"),
         (lambda text: text.replace('"batch_size": 2', '"batch_size": "2"'), "batch_size is '2'"),
-        (lambda text: text.replace('"schema": 1', '"schema": 9'), "holds schema '9'.*newer leakb"),
+        (
+            lambda text: text.replace('"schema": 1', '"schema": 9'),
+            "line 1 is damaged: its schema is '9'",
+        ),
         (
             lambda text: text.replace('"pictures": null', '"pictures": {"truth": "../run.json"}'),
             "'../run.json' is no name of a picture",
@@ -189,7 +196,7 @@ def test_missing_files(tmp_path, make_cell, make_run):
         write(tmp_path)
     folder = make_run(tmp_path / "run", [make_cell()])
     _spoil(folder, "run.json", lambda text: text.replace('"schema": 1', '"schema": 2'))
-    with pytest.raises(ValueError, match=r"run\.json holds schema '2'"):
+    with pytest.raises(ValueError, match=r"run\.json is damaged: its schema is '2'"):
         write(folder)
     _spoil(folder, "run.json", lambda text: "{")
     with pytest.raises(ValueError, match=r"run\.json is damaged"):
@@ -204,7 +211,7 @@ def test_missing_files(tmp_path, make_cell, make_run):
 def test_damaged_utility_is_named(tmp_path, make_cell, make_run):
     folder = make_run(tmp_path / "run", [make_cell()])
     (folder / "utility.jsonl").write_text('{"schema": 1}\n')
-    with pytest.raises(ValueError, match=r"utility\.jsonl, line 1 is damaged: model is 'None'"):
+    with pytest.raises(ValueError, match=r"utility\.jsonl, line 1 is damaged: model is missing"):
         write(folder)
     (folder / "utility.jsonl").write_text("")
     assert "Privacy and utility" not in write(folder).read_text()

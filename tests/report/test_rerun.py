@@ -13,7 +13,6 @@ from leakbound import cli, commands
 from leakbound.audit.plan import Cell, Plan, plain
 from leakbound.audit.plan_file import parse
 from leakbound.report import write
-from leakbound.report.folder import Run
 from leakbound.report.rerun import FLOOR, RISK, THRESHOLD, cell_id, reruns
 
 SMALL = {
@@ -64,9 +63,9 @@ def record(cell: Cell) -> dict:
     }
 
 
-def made(plan: Plan, tmp_path) -> dict:
+def made(plan: Plan) -> dict:
     header = {"plan": json.loads(json.dumps(plain(plan)))}
-    return reruns(Run(tmp_path, header, [record(cell) for cell in plan.cells()], []))
+    return reruns(header["plan"], [record(cell) for cell in plan.cells()])
 
 
 def named(command: str) -> Plan:
@@ -96,9 +95,9 @@ def named(command: str) -> Plan:
 
 
 @pytest.mark.parametrize("more", [{}, *OTHERS], ids=str)
-def test_a_command_names_the_same_cell(tmp_path, more):
+def test_a_command_names_the_same_cell(more):
     plan = parse(SMALL | more)
-    found = made(plan, tmp_path)
+    found = made(plan)
     assert set(found) == {cell.id for cell in plan.cells()}
     for name in [*found][::5]:
         assert found[name].plan is None
@@ -108,7 +107,7 @@ def test_a_command_names_the_same_cell(tmp_path, more):
 
 def test_what_no_command_can_name_comes_as_a_plan(tmp_path):
     plan = parse(RICH)
-    found = made(plan, tmp_path)
+    found = made(plan)
     assert set(found) == {cell.id for cell in plan.cells()}
     for name, how in found.items():
         assert how.command == f"leakbound audit cell.toml --out cell-{name}"
@@ -126,8 +125,8 @@ def test_what_no_command_can_name_comes_as_a_plan(tmp_path):
     ],
     ids=str,
 )
-def test_each_setting_that_the_command_lacks_leads_to_a_plan(tmp_path, more):
-    found = made(parse(SMALL | more), tmp_path)
+def test_each_setting_that_the_command_lacks_leads_to_a_plan(more):
+    found = made(parse(SMALL | more))
     assert found
     assert all(how.plan for how in found.values())
 
@@ -150,20 +149,20 @@ def test_the_defaults_are_those_of_plans():
     ],
     ids=str,
 )
-def test_a_plan_that_is_none_offers_nothing(tmp_path, plan):
+def test_a_plan_that_is_none_offers_nothing(plan):
     cells = [record(cell) for cell in parse(SMALL).cells()]
-    assert reruns(Run(tmp_path, {"plan": plan}, cells, [])) == {}
+    assert reruns(plan, cells) == {}
 
 
-def test_a_cell_of_another_plan_is_not_guessed(tmp_path):
+def test_a_cell_of_another_plan_is_not_guessed():
     plan, other = parse(SMALL), parse(SMALL | {"thresholds": {"psnr": 21}})
     header = {"plan": plain(other)}
-    assert reruns(Run(tmp_path, header, [record(c) for c in plan.cells()], [])) == {}
+    assert reruns(header["plan"], [record(c) for c in plan.cells()]) == {}
 
 
-def test_what_a_terminal_acts_on_is_left_out(tmp_path):
+def test_what_a_terminal_acts_on_is_left_out():
     plan = parse(SMALL | {"data": {"source": "a\x1b]0;title\x07"}})
-    assert made(plan, tmp_path) == {}
+    assert made(plan) == {}
 
 
 def test_the_page_shows_it_and_escapes_it(tmp_path, make_cell, make_run):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from leakbound import check
 from leakbound.attacks.base import Attack, boxed, seen_task
+from leakbound.client import forward
 from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
 SAME = 1e-3
@@ -118,7 +119,7 @@ class LinearInversion(Attack):
 
 
 def input_layer(task: Task, input_shape: tuple[int, ...]) -> str:
-    """Name of the first linear layer with a bias whose input is the flattened input itself.
+    """Name of the first trained linear layer with a bias that sees the flattened input itself.
 
     Raises:
         NotApplicable: there is none.
@@ -140,18 +141,28 @@ def input_layer(task: Task, input_shape: tuple[int, ...]) -> str:
         if isinstance(layer, nn.Linear) and layer.bias is not None:
             watch(name, layer)
     with torch.no_grad():
-        torch.func.functional_call(
-            model, {**task.buffers, **task.unflatten(task.parameters)}, (probe,)
+        forward(replace(task, model=model), probe)
+    sent = [name for name in found if {*_parts(name)} <= task.names]
+    if found and not sent:
+        raise NotApplicable(
+            f"the linear layer {found[0]!r} sees the input, but its weight or bias is frozen: its "
+            "gradient is not sent"
         )
     if not found:
         raise NotApplicable("no linear layer with a bias sees the input")
-    return found[0]
+    return sent[0]
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """The names of a layer's weight and bias."""
+    prefix = f"{name}." if name else ""
+    return f"{prefix}weight", f"{prefix}bias"
 
 
 def _layer(task: Task, row: Tensor, name: str) -> tuple[Tensor, Tensor]:
     parts = task.unflatten(row)
-    prefix = f"{name}." if name else ""
-    return parts[f"{prefix}weight"], parts[f"{prefix}bias"]
+    weight, bias = _parts(name)
+    return parts[weight], parts[bias]
 
 
 def _rank_one(joint: Tensor, trust: Tensor) -> tuple[Tensor, float]:

@@ -25,7 +25,7 @@ class CocktailPartyImages(Separation, Attack):
     end. An image that leaves the input range all the same is moved and shrunk into it.
 
     Args:
-        layer: the linear layer to read; None: the first that the model runs.
+        layer: the linear layer to read; None: the first trained one that the model runs.
 
     Assumptions: that layer sees the flattened image, and has more rows than there are examples.
 

@@ -79,7 +79,7 @@ def idlg(observation: Observation, generator: torch.Generator) -> Tensor:
     layer = _checked(observation)
     if observation.examples > 1:
         raise NotApplicable(f"idlg reads one label, and {observation.examples} examples were used")
-    rows = layer.weight.double()
+    rows = layer.rows.double()
     if len(rows) < 3:
         return rows.sum(1).argmin().reshape(1)
     products = rows @ rows.T
@@ -96,12 +96,11 @@ def yin(observation: Observation, generator: torch.Generator) -> Tensor:
     Source: Yin et al. 2021 (GradInversion), batch label restoration.
     """
     layer = _checked(observation)
-    if observation.examples > len(layer.weight):
+    if observation.examples > len(layer.rows):
         raise NotApplicable(
-            f"yin needs distinct labels: {observation.examples} examples, "
-            f"{len(layer.weight)} classes"
+            f"yin needs distinct labels: {observation.examples} examples, {len(layer.rows)} classes"
         )
-    least = layer.weight.amin(1).argsort(stable=True)
+    least = layer.rows.amin(1).argsort(stable=True)
     return least[: observation.examples].sort().values
 
 
@@ -123,7 +122,7 @@ def wainakh(observation: Observation, generator: torch.Generator) -> Tensor:
     offset = (output * totals[:, None]).mean(0)
     examples, classes = observation.examples, len(offset)
     impact = (offset.mean() - total) * (1 + 1 / classes) / examples
-    left = layer.weight.sum(1) / len(observation.cohort)
+    left = layer.rows.sum(1) / len(observation.cohort)
     found: list[int] = []
     for label in left.argsort(stable=True).tolist()[:examples]:
         if left[label] < 0:
@@ -146,7 +145,7 @@ def geng(observation: Observation, generator: torch.Generator) -> Tensor:
     """
     layer = _checked(observation)
     output, totals = typical(layer.task, layer.name, stand_ins(observation, generator))
-    signal = layer.weight.sum(1) / _positive(totals.mean())
+    signal = layer.rows.sum(1) / _positive(totals.mean())
     return fill(counts(output.mean(0), signal, observation), observation.examples)
 
 
@@ -164,14 +163,14 @@ def dimitrov(observation: Observation, generator: torch.Generator) -> Tensor:
     moved = layer.task.parameters - plan.learning_rate * observation.update.rows.sum(0) / clients
     output, totals = typical(layer.task, layer.name, images)
     after, totals_after = typical(layer.task.with_parameters(moved), layer.name, images)
-    expected = torch.zeros_like(layer.weight[:, 0])
+    expected = torch.zeros_like(layer.rows[:, 0])
     for step in range(plan.steps):
         past = step / plan.steps
         mean, total = output.mean(0), totals.mean()
         if step:
             mean = torch.lerp(mean, after.mean(0), past)
             total = torch.lerp(total, totals_after.mean(), past)
-        signal = layer.weight.sum(1) / _positive(total)
+        signal = layer.rows.sum(1) / _positive(total)
         expected += counts(mean, signal, observation) / plan.steps
     if not bool(torch.isfinite(expected).all()):
         raise NotApplicable("the weights at the end of the local steps give no finite output")
@@ -199,7 +198,7 @@ def ma(observation: Observation, generator: torch.Generator) -> Tensor:
     held = layer.task.unflatten(layer.task.parameters)
     prefix = f"{layer.name}." if layer.name else ""
     bias = layer.bias.double() / clients
-    means = layer.weight.double() / clients / bias.where(bias != 0, 1.0)[:, None]
+    means = layer.rows.double() / clients / bias.where(bias != 0, 1.0)[:, None]
     outputs = means @ held[f"{prefix}weight"].double().T + held[f"{prefix}bias"].double()
     system = outputs.softmax(-1).T - torch.eye(len(bias)).to(bias)
     scale = float(bias.abs().max())
@@ -223,9 +222,9 @@ LABEL_RULES: dict[str, Rule] = {
 
 def _checked(observation: Observation) -> LastLayer:
     layer = last_layer(observation)
-    if not bool(torch.isfinite(layer.weight).all()):
+    if not bool(torch.isfinite(layer.rows).all()):
         raise NotApplicable("the last layer's gradient is not finite")
-    if not bool((layer.weight != 0).any()):
+    if not bool((layer.rows != 0).any()):
         raise NotApplicable("the last layer's weight gradient is zero: it tells no label")
     return layer
 

@@ -21,8 +21,8 @@ PUBLIC = 256
 class LastLayer:
     """The last linear layer's gradient, as far as the update shows it.
 
-    Shapes: weight (K, h) and bias (K,), summed over the clients, a local step's mean; bias None
-        where the layer has none or it was withheld.
+    Shapes: weight (K, h) and bias (K,), summed over the clients, a local step's mean; None where
+        the layer has none, it is frozen, or (the bias) it was withheld. One of them is there.
 
     Attributes:
         task: the task that the attacker simulates.
@@ -31,8 +31,19 @@ class LastLayer:
 
     task: Task
     name: str
-    weight: Tensor
+    weight: Tensor | None
     bias: Tensor | None
+
+    @property
+    def rows(self) -> Tensor:
+        """The weight.
+
+        Raises:
+            NotApplicable: it is frozen.
+        """
+        if self.weight is None:
+            raise NotApplicable(f"the weight of the last layer {self.name!r} is frozen: not sent")
+        return self.weight
 
 
 def infer_labels(observation: Observation, generator: torch.Generator) -> Tensor:
@@ -55,16 +66,16 @@ def infer_labels(observation: Observation, generator: torch.Generator) -> Tensor
     sum is alike for all of them (sigmoid or ReLU features).
 
     Raises:
-        NotApplicable: no such layer, or its gradient was withheld or vanished.
+        NotApplicable: no such layer, it is frozen, or its gradient was withheld or vanished.
 
     Source: Zhao et al. 2020 (iDLG); Wainakh et al. 2022 and Geng et al. 2021 (counts).
     """
     layer = last_layer(observation)
     if observation.examples == 1:
-        lone = layer.weight.norm(dim=1).argmax() if layer.bias is None else layer.bias.argmin()
+        lone = layer.rows.norm(dim=1).argmax() if layer.bias is None else layer.bias.argmin()
         return lone.reshape(1)
     output, totals = typical(layer.task, layer.name, stand_ins(observation, generator))
-    signal = layer.weight.sum(1) / totals.mean() if layer.bias is None else layer.bias
+    signal = layer.rows.sum(1) / totals.mean() if layer.bias is None else layer.bias
     expected = counts(output.mean(0), signal, observation)
     if layer.bias is None or not isinstance(observation.update.law, Exact):
         return fill(expected, observation.examples)
@@ -75,16 +86,21 @@ def last_layer(observation: Observation) -> LastLayer:
     """The last linear layer's part of the update.
 
     Raises:
-        NotApplicable: no such layer, or its gradient was withheld or vanished.
+        NotApplicable: no such layer, it is frozen, or its gradient was withheld or vanished.
     """
     task = seen_task(observation)
     name = _last_linear(task)
     parts = task.unflatten(observation.update.rows.sum(0) / task.plan.steps)
-    weight = parts[f"{name}.weight" if name else "weight"]
+    weight = parts.get(f"{name}.weight" if name else "weight")
     bias = parts.get(f"{name}.bias" if name else "bias")
+    if weight is None and bias is None:
+        raise NotApplicable(
+            f"the last linear layer {name!r} is frozen: its gradient, which tells labels, is not "
+            "sent"
+        )
     if bias is not None and not bool((bias != 0).any()):
         bias = None  # withheld
-    if bias is None and not bool((weight != 0).any()):
+    if bias is None and (weight is None or not bool((weight != 0).any())):
         raise NotApplicable("the last layer's gradient is zero: it tells no label")
     return LastLayer(task, name, weight, bias)
 

@@ -109,11 +109,11 @@ def planned(attack: Any) -> int:
         >>> planned(LinearInversion()), planned(inverting_gradients(steps=50, restarts=2))
         (0, 100)
     """
-    own = {field.name: getattr(attack, field.name) for field in fields(attack)}
+    own: dict[str, Any] = {field.name: getattr(attack, field.name) for field in fields(attack)}
     counts = [k for k in own if k in STEPS or (k.endswith("_steps") and k != CLIENTS)]
     tried = own["candidates"] if CLIENTS in own and own[CLIENTS] is None else ()
     steps = sum(own[name] for name in counts)
     steps += own.get("trial", 0) * (own.get("deals", 0) + len(tried))
     steps *= EVALUATIONS if own.get("optimizer") == "lbfgs" else 1
     inner = [planned(value) for value in own.values() if is_dataclass(value)]
-    return (steps + max(inner, default=0)) * math.prod(own.get(name, 1) for name in TIMES)
+    return int((steps + max(inner, default=0)) * math.prod(own.get(name, 1) for name in TIMES))

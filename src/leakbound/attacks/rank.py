@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from leakbound import check
-from leakbound.client import forward, input_jvp, layer_inputs
+from leakbound.client import forward, input_jvp, layer_inputs, refuse_codes
 from leakbound.random import normal, uniform
 from leakbound.types import Batch, NotApplicable, Task
 
@@ -31,7 +31,7 @@ class LayerRank:
     Attributes:
         unknowns: entries of the layer's input.
         weight_constraints: entries of its output.
-        gradient_constraints: entries of its weight gradient.
+        gradient_constraints: entries of its weight gradient; none where the weight is frozen.
         independent: at most so many of these two are independent: every pair of output channels
             ties a sum of weight constraints to a sum of gradient constraints.
         virtual_constraints: equations that the layers before give: the input is a function of the
@@ -111,7 +111,8 @@ def rank_analysis(
 
     Raises:
         ValueError: a batch size under 1.
-        NotApplicable: no linear or convolution layer, or one that is called several times.
+        NotApplicable: no linear or convolution layer, one that is called several times, or inputs
+            that are integer codes, which have no slope.
 
     Source: Zhu and Blaschko 2021 (R-GAP), rank analysis; the relations between the two kinds of
         constraints and the Jacobian are ours.
@@ -123,6 +124,7 @@ def rank_analysis(
         (9, 9, 0)
     """
     check.count(batch_size=batch_size)
+    refuse_codes(task, input_shape)
     wide = task.to(task.parameters.device, torch.float64)
     inputs, labels = _batch(wide, input_shape, batch_size, generator, batch)
     layers = tuple(_layers(wide, inputs))
@@ -172,23 +174,25 @@ def _layers(task: Task, inputs: Tensor) -> Iterator[LayerRank]:
     for name, module in known.items():
         with torch.no_grad():
             outputs = module(seen[name]).numel()
-        unknowns, weights = seen[name].numel(), module.weight.numel()
+        sent = (f"{name}.weight" if name else "weight") in task.names
+        unknowns, weights = seen[name].numel(), module.weight.numel() if sent else 0
         freedom = min(freedom, unknowns)
         channels, across = len(module.weight), module.weight[0].numel()
-        ties = channels**2 if getattr(module, "groups", 1) == 1 and channels <= across else 0
-        most = min(outputs + weights - ties, _apart(module, unknowns, outputs))
+        tied = sent and getattr(module, "groups", 1) == 1 and channels <= across
+        ties = channels**2 if tied else 0
+        most = min(outputs + weights - ties, _apart(module, unknowns, outputs, weights))
         independent = max(0, min(unknowns, most))
         yield LayerRank(name, unknowns, outputs, weights, independent, unknowns - freedom)
 
 
-def _apart(module: nn.Module, unknowns: int, outputs: int) -> int:
+def _apart(module: nn.Module, unknowns: int, outputs: int, weights: int) -> int:
     """Rank of weight plus rank of gradient constraints, as far as shapes bound each alone."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     if not isinstance(module, nn.Linear):
-        return min(unknowns, outputs) + min(unknowns, weight.numel())
+        return min(unknowns, outputs) + min(unknowns, weights)
     examples, (wide, across) = outputs // len(weight), weight.shape
-    return examples * min(wide, across) + across * min(wide, examples)
+    return examples * min(wide, across) + (across * min(wide, examples) if weights else 0)
 
 
 def _singular(task: Task, inputs: Tensor, labels: Tensor, tangents: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from leakbound.attacks.terms import (
     form_for,
     statistics,
 )
-from leakbound.client import clients_layer_inputs
+from leakbound.client import clients_layer_inputs, refuse_codes
 from leakbound.covariance import Structured
 from leakbound.r_operator.base import Engine, aligned
 from leakbound.random import normal, uniform
@@ -51,6 +51,7 @@ class Search:
         generator: torch.Generator,
         images: Images | None = None,
     ) -> None:
+        refuse_codes(observation.task, observation.input_shape)
         self.settings, self.observation = settings, observation
         self.task = seen_task(observation)
         self.whitener = _whitener(observation)
@@ -326,4 +327,8 @@ def _labels(
         return normal((observation.examples, classes), generator, like=observation.task.parameters)
     if settings.labels == "told" and observation.labels is not None:
         return observation.labels.clone()
-    return infer_labels(observation, generator)
+    try:
+        return infer_labels(observation, generator)
+    except NotApplicable as error:
+        mend = "give the labels, or search for them too (labels='joint')"
+        raise NotApplicable(f"{error.reason}; {mend}") from error

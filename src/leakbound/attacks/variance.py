@@ -23,6 +23,7 @@ from leakbound.attacks.private_law import (
     _single,
     negative_log_likelihood,
 )
+from leakbound.client import refuse_codes
 from leakbound.random import normal, uniform
 from leakbound.recent import Recent
 from leakbound.types import Batch, NotApplicable, Observation, Reconstruction, Task
@@ -203,6 +204,7 @@ class LawMatching(Attack):
     def _descend(
         self, observation: Observation, task: Task, x: Tensor, labels: Tensor
     ) -> tuple[Tensor, list[float]]:
+        refuse_codes(task, observation.input_shape)
         low, high = task.input_range
         least = low + self.lift * (high - low)
         x = x.clamp(least, high).requires_grad_()
@@ -287,6 +289,7 @@ class LawEvolution(Attack):
         if public is None or public.size < 2:
             raise NotApplicable("it searches the span of public images, and there are none")
         center, basis, known = _principal(public, task.parameters, self.components)
+        refuse_codes(task, observation.input_shape)
         low, high = task.input_range
         least = low + self.lift * (high - low)
 

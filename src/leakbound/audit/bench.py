@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -15,11 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check, client, data, registry
+from leakbound._util import files
 from leakbound.audit.plan import DataSpec, ModelSpec, Plan, build_defense
 from leakbound.lpips import Lpips
 from leakbound.models.custom import load_user_model, load_weights
 from leakbound.random import permutation, stream
-from leakbound.types import Batch, Task
+from leakbound.task import trained
+from leakbound.types import Batch, NotApplicable, Task
 
 SPLITS = {"private": 0.6, "public": 0.2, "test": 0.2}
 DISTRACTORS = 100
@@ -68,13 +71,21 @@ class Bench:
     def splits(self) -> dict[str, Tensor]:
         """Disjoint indices: private (the clients'), public (the attacker's) and test.
 
-        Fewer than 10 images are all private: the attacker then has no public ones.
+        Fewer than 10 images are all private: the attacker then has no public ones. An image that
+        equals one of another split is in the first of them only; equal records of a table may be
+        different people's and stay.
         """
         count = len(self.dataset.labels)
         if count < FEW:
             none = torch.zeros(0, dtype=torch.long)
             return {"private": torch.arange(count), "public": none, "test": none}
-        return data.split(count, SPLITS, seed=0, name="audit")
+        parts = data.split(count, SPLITS, seed=0, name="audit")
+        return parts if self.dataset.columns else data.without_copies(parts, self.dataset.inputs)
+
+    @property
+    def copies(self) -> int:
+        """How many images are left out because another split holds the same."""
+        return len(self.dataset.labels) - sum(map(len, self.splits.values()))
 
     @cached_property
     def public(self) -> Batch | None:
@@ -139,15 +150,18 @@ class Bench:
             raise ValueError(f"model {spec.name!r}: {error}") from None
         image = self.dataset.inputs[: 2 if task.coupled else 1].to(self.device)
         try:
+            client.refuse_codes(task, self.input_shape)
             with torch.no_grad():
                 output = client.forward(task, image)
+        except (NotApplicable, client.WrongOutput) as error:
+            raise ValueError(f"model {spec.name!r}: {error}") from None
         except Exception as error:
             raise ValueError(
                 f"model {spec.name!r} cannot take an input of shape {tuple(image.shape)} "
                 f"({one_line(error)}); take another model, or set size and channels of the data"
             ) from None
-        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        if not isinstance(shape, tuple) or len(shape) != 2 or shape[1] < self.dataset.classes:
+        shape = tuple(output.shape)
+        if len(shape) != 2 or shape[1] < self.dataset.classes:
             raise ValueError(
                 f"model {spec.name!r} returns {shape} for one image; give a model that returns "
                 f"(1, K) with K at least the {self.dataset.classes} classes of the data"
@@ -187,11 +201,11 @@ class Bench:
         return task.with_parameters(weights.detach().clone())
 
     def size(self, spec: ModelSpec) -> int | None:
-        """The number of the model's parameters; None if it cannot be built."""
+        """The number of the model's trained parameters; None if it cannot be built."""
 
         def count() -> int | None:
             try:
-                return sum(p.numel() for p in self._module(spec, 0).parameters())
+                return sum(p.numel() for p in trained(self._module(spec, 0)).values())
             except ValueError:
                 return None
 
@@ -255,23 +269,24 @@ def code(plan: Plan) -> dict[str, str]:
         module, _, _ = name.partition(":")
         file = getattr(sys.modules.get(module), "__file__", None)
         if file and Path(file).is_file():
-            found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+            found[name] = hashlib.sha256(files.read(Path(file))).hexdigest()
     return found
 
 
 def fingerprint(plan: Plan, bench: Bench) -> dict[str, Any]:
     """The data as run.json names it, and the digests of weight files."""
     dataset = bench.dataset
-    files = [*(spec.weights for spec in plan.models), plan.lpips_weights]
+    named = [*(spec.weights for spec in plan.models), plan.lpips_weights]
     weights = {
-        file: hashlib.sha256(Path(file).read_bytes()).hexdigest()
-        for file in files
+        file: hashlib.sha256(files.read(Path(file))).hexdigest()
+        for file in named
         if file is not None
     }
     return {
         "source": plan.data.source,
         "fingerprint": dataset.fingerprint,
         "examples": len(dataset.labels),
+        "copies": bench.copies,
         "shape": list(bench.input_shape),
         "classes": dataset.classes,
         "weights": weights,
@@ -281,11 +296,19 @@ def fingerprint(plan: Plan, bench: Bench) -> dict[str, Any]:
 def check_plan(plan: Plan, bench: Bench) -> None:
     """Build every model once and compare batches with the data, before any cell runs.
 
+    Warns of images that are left out as copies.
+
     Raises:
         ValueError: data, a model, a batch size or a file for LPIPS that cannot work, with the
             reason.
     """
     available = len(bench.splits["private"])
+    if bench.copies:
+        warnings.warn(
+            f"{bench.copies} of {len(bench.dataset.labels)} images are copies of images in another "
+            "split (private, public, test) and are left out",
+            stacklevel=2,
+        )
     for clients in sorted({build_defense(links).cohort_size for links in plan.defenses}):
         for size in plan.batch_sizes:
             bench.batches(size, clients, plan.seeds[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from leakbound import metrics
+from leakbound.assess.record import SCHEMA
 from leakbound.attacks.features.errors import feature_errors, subspace_error
 from leakbound.audit import plan as plans
 from leakbound.audit.bench import Bench, one_line, one_thread
@@ -26,7 +27,8 @@ from leakbound.protocol import Round, play
 from leakbound.random import stream
 from leakbound.types import Exact, Gaussian, NotApplicable, Reconstruction, Update
 
-SCHEMA = 1
+DIED = "its process died (out of memory, or a crash)"
+NO_MEMORY = "out of memory: take a smaller batch or model, or fewer workers"
 
 
 @dataclass(frozen=True)
@@ -117,12 +119,20 @@ def run_utility(cell: plans.UtilityCell, bench: Bench, *, clients: Clients | Non
     return Result(cell.id, record, {}, time.perf_counter() - began)
 
 
-def failed(cell: plans.Cell | plans.UtilityCell, bench: Bench, reason: str) -> Result:
+def died(cell: plans.Unit, bench: Bench) -> Result:
     """The record of a unit whose process died."""
-    record = _header(cell, bench) | _failure(reason)
+    record = _header(cell, bench) | _failure(DIED)
     if isinstance(cell, plans.Cell):
         record["verdict"] = UNDECIDED
     return Result(cell.id, record)
+
+
+def is_result(record: Mapping[str, Any]) -> bool:
+    """Whether a record depends on its unit alone.
+
+    A lack of memory and a dead process depend on the machine at that time: no result.
+    """
+    return record["status"] != "failed" or record["reason"] not in (DIED, NO_MEMORY)
 
 
 def play_cell(cell: plans.Cell, bench: Bench) -> Round:
@@ -166,7 +176,7 @@ def reason_of(error: Exception) -> str:
     """Why a unit failed, in one line that is the same in every run."""
     memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
     if memory or "can't allocate memory" in str(error):
-        return "out of memory: take a smaller batch or model, or fewer workers"
+        return NO_MEMORY
     return one_line(error)
 
 

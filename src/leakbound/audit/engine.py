@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -19,8 +19,11 @@ import torch
 
 from leakbound.audit.bench import Bench
 from leakbound.audit.bundles import bundles, run_cells
-from leakbound.audit.cells import Result, failed, run_utility
+from leakbound.audit.cells import Result, died, run_utility
 from leakbound.audit.plan import Cell, DataSpec, Plan, Unit, UtilityCell
+
+TRIES = 3
+"""How many processes a unit may end before it is recorded as failed; the last are its own."""
 
 _bench: Bench | None = None
 _fingerprint = ""
@@ -83,11 +86,12 @@ def _run_many(
     pictures: bool,
     started: Callable[[Unit], None],
 ) -> Iterator[Result]:
-    """Hand out bundles to processes; a unit whose process dies twice is recorded as failed.
+    """Hand out bundles to processes; a unit at work in `TRIES` that died is recorded as failed.
 
     When a process dies, all units in flight are suspects: each is tried again alone.
     """
     waiting, suspects = deque(bundles(units, bench, workers)), deque[tuple[Unit, ...]]()
+    deaths: Counter[str] = Counter()
     while waiting or suspects:
         alone = bool(suspects)
         source, width = (suspects, 1) if alone else (waiting, workers + 1)
@@ -113,10 +117,12 @@ def _run_many(
                 running.pop(future)
                 yield from results
         except BrokenProcessPool:
-            if not alone:
-                suspects.extend((unit,) for bundle in running.values() for unit in bundle)
-            for bundle in running.values() if alone else ():
-                yield failed(bundle[0], bench, "its process died (out of memory, or a crash)")
+            for unit in [unit for bundle in running.values() for unit in bundle]:
+                deaths[unit.id] += 1
+                if deaths[unit.id] == TRIES:
+                    yield died(unit, bench)
+                else:
+                    suspects.append((unit,))
         finally:
             _stop(pool)
 
@@ -132,26 +138,27 @@ def _pool(bench: Bench, workers: int) -> ProcessPoolExecutor:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Ctrl-C waits while a future is touched: one that comes between leaves it locked, and the
-    pool's own thread then waits for that lock forever (`concurrent.futures.wait` does the same).
+    """Ctrl-C and SIGTERM wait while a future is touched: one that comes between leaves it locked,
+    and the pool's own thread then waits for that lock forever (as in `concurrent.futures.wait`).
 
     The mask is for a process that starts in here: it is born with Ctrl-C blocked, as we handle it.
     It is not enough for ourselves, as any other thread may take the signal.
     """
     main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) is None:  # raised elsewhere, or not by Python
-        with _masked():
-            yield
-        return
+    stops = (signal.SIGINT, signal.SIGTERM) if main else ()
+    before = {number: signal.getsignal(number) for number in stops}
+    ours = {number: handler for number, handler in before.items() if callable(handler)}
     came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    for number in ours:
+        signal.signal(number, lambda sent, frame: came.append(sent))
     try:
         with _masked():
             yield
     finally:
-        signal.signal(signal.SIGINT, before)
-        if came:
-            signal.raise_signal(signal.SIGINT)
+        for number, handler in ours.items():
+            signal.signal(number, handler)
+        for sent in came[:1]:
+            signal.raise_signal(sent)
 
 
 @contextmanager

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from filelock import FileLock, Timeout
-
+from leakbound._util import files
+from leakbound.assess.record import Damage, Record, is_picture
 from leakbound.audit import engine
 from leakbound.audit.bench import Bench, check_plan
-from leakbound.audit.cells import Result
+from leakbound.audit.cells import Result, is_result
 from leakbound.audit.estimate import Clock, estimate
 from leakbound.audit.plan import Plan, Unit
-from leakbound.audit.records import Journal, encode, remove_temporary, write_atomically
+from leakbound.audit.records import Journal
 from leakbound.audit.run_file import claim, header
+
+TIMES = "timings.jsonl"
 
 
 @dataclass(frozen=True)
@@ -105,16 +106,18 @@ def audit(
 
     Raises:
         ValueError: a folder of another plan, data, version or machine; one in use by another
-            process; a plan that cannot work on its data; a folder or disk that cannot be written.
+            process; a file in it that leakbound did not write, where it has to; a plan that cannot
+            work on its data; a folder or disk that cannot be written.
     """
     bench = Bench(plan.data, device)
     check_plan(plan, bench)
     about = header(plan, bench, pictures)
-    with _locked(folder):
+    with ExitStack() as held:
         with _writing(folder):
-            for place in (folder, folder / "pictures"):
-                remove_temporary(place)
+            held.enter_context(files.claimed(folder))
             claim(folder, about)
+            files.folder(folder, "pictures")
+            files.check(folder / TIMES, key="id")
         runs = partial(run, workers=workers, pictures=pictures, bench=bench)
         return _audit(plan, folder, runs, watch, trainings_only, partial(_clock, bench, workers))
 
@@ -133,8 +136,8 @@ def _audit(
     records = Journal(folder / "records.jsonl", "cell")
     utility = Journal(folder / "utility.jsonl", "unit")
     with _writing(folder):
-        kept = _kept(utility, trainings, folder)
-        kept |= set() if trainings_only else _kept(records, cells, folder)
+        kept = utility.read(_fits("unit", trainings, folder))
+        kept |= set() if trainings_only else records.read(_fits("cell", cells, folder))
     total, done = len(cells) + len(trainings), len(kept)
     current: list[Unit | None] = [None]
     clock = clock_of(plan, {*kept, *left_alone})
@@ -154,7 +157,8 @@ def _audit(
             with _writing(folder):
                 _store(folder, result)
                 (records if "cell" in result.record else utility).append(result.record)
-                _note_time(folder / "timings.jsonl", result)
+                cost = {"id": result.id, "schema": 1, "seconds": round(result.seconds, 4)}
+                files.append(folder / TIMES, cost, "id")
             done += 1
             if clock is not None:
                 clock.finished(result.id)
@@ -163,11 +167,8 @@ def _audit(
         utility.finish(trainings)
         if not trainings_only:
             records.finish(cells)
-    counts = Counter(
-        str(r.get("verdict") if r["status"] == "ok" else r["status"])
-        for r in records.records.values()
-    )
-    untrained = sum(r["status"] == "failed" for r in utility.records.values())
+    counts = Counter(records.ends.values())
+    untrained = sum(end == "failed" for end in utility.ends.values())
     return Outcome(folder, len(cells), counts["failed"] + untrained, dict(sorted(counts.items())))
 
 
@@ -180,70 +181,28 @@ def _clock(bench: Bench, workers: int, plan: Plan, kept: set[str]) -> Clock | No
     return Clock(estimate(units, bench, plan.seeds[0]), max(1, min(workers, len(units))))
 
 
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _writing(folder: Path) -> AbstractContextManager[None]:
     """Only our own reading and writing stands in this block: its errors are the folder's."""
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(
-            f"out is {str(folder)!r}, which cannot be written: {error.strerror or error}; what was "
-            "recorded is kept, make room or take another folder and run again"
-        ) from None
+    mend = "what was recorded is kept, make room or take another folder and run again"
+    return files.writing(folder, mend)
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    lock = FileLock(folder / ".lock", timeout=0, mode=0o600)
-    with _writing(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise ValueError(
-                f"out is {str(folder)!r}, where another audit is running; wait for it or take "
-                "another folder"
-            ) from None
-    try:
-        yield
-    finally:
-        lock.release()
+def _fits(key: str, wanted: Iterable[str], folder: Path) -> Callable[[Record], bool]:
+    """Of a record: its unit need not run, for it is a result and its pictures are what they were.
 
+    `run.json` says that the folder is the plan's, so a record of another unit is damage.
+    """
+    units = set(wanted)
 
-def _kept(journal: Journal, wanted: list[str], folder: Path) -> set[str]:
-    """What need not run: it is recorded, and its pictures are there."""
-    read = journal.read()
-    strangers = set(read) - set(wanted)
-    if strangers:
-        raise ValueError(
-            f"{journal.path} holds {len(strangers)} records of another plan (first: "
-            f"{min(strangers)!r}); take another folder"
-        )
-    lost = {key for key, record in read.items() if not _whole(record, folder)}
-    journal.drop(lost)
-    return set(read) - lost
+    def fits(record: Record) -> bool:
+        if record[key] not in units:
+            raise Damage(f"{record[key]!r} is no unit of the plan")
+        names = (record.get("pictures") or {}).values()
+        return is_result(record) and all(is_picture(folder / "pictures" / name) for name in names)
 
-
-def _whole(record: Mapping[str, Any], folder: Path) -> bool:
-    pictures = record.get("pictures") or {}
-    named = isinstance(pictures, dict) and {"status", "defense", "model"} <= set(record)
-    return named and all((folder / "pictures" / str(p)).is_file() for p in pictures.values())
-
-
-def _end(record: Mapping[str, Any]) -> str:
-    return str(record.get("verdict") if record["status"] == "ok" else record["status"])
+    return fits
 
 
 def _store(folder: Path, result: Result) -> None:
     for name, content in result.pictures.items():
-        target = folder / "pictures" / name
-        if not target.exists():
-            target.parent.mkdir(mode=0o700, exist_ok=True)
-            write_atomically(target, content)
-
-
-def _note_time(path: Path, result: Result) -> None:
-    line = encode({"id": result.id, "seconds": round(result.seconds, 4)})
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with os.fdopen(descriptor, "ab") as stream:
-        stream.write(line)
+        files.write(folder / "pictures" / name, content)

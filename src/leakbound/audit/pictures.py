@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 
 import torch
 from torch import Tensor
+
+from leakbound.assess.record import picture_name
 
 GAP = 2
 
@@ -36,4 +37,4 @@ def strip(images: Tensor, input_range: tuple[float, float]) -> tuple[str, bytes]
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG")
     content = buffer.getvalue()
-    return f"{hashlib.sha256(content).hexdigest()[:16]}.png", content
+    return picture_name(content), content

@@ -17,6 +17,7 @@ from leakbound.defenses import Chain, chain
 from leakbound.types import Server, ThreatModel
 
 MOST_CELLS = 1_000_000
+MOST_SETTINGS = 10_000  # of models, of defenses, of attacks: each is built once before the audit
 _OPTIONAL = {"optional": True}  # a field that came later: hashes and files hold it only where set
 
 
@@ -238,7 +239,7 @@ class Plan:
 
 
 def refuse_large(sizes: Mapping[str, int]) -> None:
-    """Refuse a grid of more than a million cells, before any memory is taken for them.
+    """Refuse a grid that is too large, from its lengths alone: before anything of it is made.
 
     Example:
         >>> refuse_large({"attacks": 2000, "seeds": 1000})
@@ -253,6 +254,12 @@ split it
         raise ValueError(
             f"the plan makes {factors} = {cells} cells, more than {MOST_CELLS}; split it"
         )
+    for name in ("models", "defenses", "attacks"):
+        if sizes.get(name, 0) > MOST_SETTINGS:
+            raise ValueError(
+                f"{name} has {sizes[name]} settings, more than {MOST_SETTINGS}; give fewer values, "
+                "or split the plan"
+            )
 
 
 def plain(thing: Any) -> Any:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from leakbound import check, registry
+from leakbound._util import files
 from leakbound.audit.plan import (
     DataSpec,
     FloorSpec,
@@ -54,7 +55,7 @@ def load(path: Path) -> Plan:
     """
     where = f"plan {str(path)!r}"
     try:
-        with path.open("rb") as stream:
+        with files.opened(path) as stream:
             content = stream.read(LIMIT + 1)
     except OSError as error:
         raise ValueError(f"{where} cannot be read: {error.strerror}; check the path") from None

@@ -2,81 +2,86 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
-SCHEMAS = frozenset({1})
-_TEMPORARY = re.compile(r"\.(run\.json|(records|utility)\.jsonl|[0-9a-f]{16}\.png)\.\d+\.tmp")
-
-
-def encode(record: Mapping[str, Any]) -> bytes:
-    """One record as one JSON line, in one canonical form."""
-    text = json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return text.encode("ascii") + b"\n"
+from leakbound._util import files
+from leakbound.assess.record import Damage, Reader, Record
 
 
 class Journal:
-    """A JSON Lines file of records keyed by one field.
+    """A JSON Lines file of records keyed by one field; memory holds where each stands.
 
     `append` makes a record durable before it returns. `finish` writes all in a given order through
     a temporary file, so a kill at any moment leaves either the old file or the new one. Reading
-    and dropping leave the file as it is; the next `append` or `finish` writes it anew.
+    leaves the file as it is; the next `append` or `finish` writes it anew. A journal without a
+    record has no file.
+
+    Attributes:
+        ends: by key how the unit ended: its verdict, "ok", "not_applicable" or "failed".
     """
 
     def __init__(self, path: Path, key: str) -> None:
         self.path, self.key = path, key
-        self.records: dict[str, dict[str, Any]] = {}
+        self.ends: dict[str, str] = {}
+        self._places: dict[str, tuple[int, int]] = {}
         self._stale = False
         self._descriptor: int | None = None
 
-    def read(self) -> dict[str, dict[str, Any]]:
-        """All intact records by key; damaged lines are dropped with a warning.
+    def read(self, fits: Callable[[Record], bool] = lambda record: True) -> set[str]:
+        """The keys of the records that are kept: those that every reader can use and that fit.
+
+        Damaged lines are dropped with a warning. `fits` may find damage of its own, by `Damage`.
 
         Raises:
-            ValueError: a record of a schema that this version does not know.
+            ValueError: a file without a line of this journal.
         """
-        content = self.path.read_bytes() if self.path.exists() else b""
-        damaged = 0
-        for line in content.splitlines(keepends=True):
-            record = self._decode(line)
-            if record is None:
+        damaged, start, reader = 0, 0, Reader(self.key)
+        for line in self._lines():
+            try:
+                record = reader(line)
+                if files.encode(record) != line:
+                    raise Damage("it is not in canonical form")
+                kept = fits(record)
+            except ValueError:  # damage, or a number that JSON does not have
                 damaged += 1
             else:
-                self.records[record[self.key]] = record
+                self._forget(record[self.key])  # of several the last stands
+                if kept:
+                    self._note(record, start, len(line))
+            start += len(line)
+        self._stale = start != sum(length for _, length in self._places.values())
         if damaged:
-            self._stale = True
             warnings.warn(
                 f"{self.path} holds {damaged} damaged line{'s' if damaged > 1 else ''}: dropped, "
                 "and run again",
                 stacklevel=2,
             )
-        return dict(self.records)
+        return set(self._places)
 
-    def drop(self, keys: Iterable[str]) -> None:
-        """Forget records, so that they run again."""
-        for key in keys:
-            self._stale = self.records.pop(key, None) is not None or self._stale
-
-    def append(self, record: Mapping[str, Any]) -> None:
+    def append(self, record: Record) -> None:
         """Write one record and wait until it is on disk."""
-        if self._stale:
-            self._rewrite(self.records)
-        if self._descriptor is None:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            self._descriptor = os.open(self.path, flags, 0o600)
-        self._stale = True  # until all of it is written
-        _write(self._descriptor, encode(record))
+        line = files.encode(record)
+        if self._stale and self._places:
+            self._rewrite(self._places)
+        if self._stale or not os.path.lexists(self.path):
+            files.write(self.path, line, key=self.key)
+            start = 0
+        else:
+            if self._descriptor is None:
+                self._descriptor = files.appending(self.path, self.key)
+            start = os.lseek(self._descriptor, 0, os.SEEK_END)
+            self._stale = True  # until all of it is written
+            files.put(self._descriptor, line)
         self._stale = False
-        self.records[record[self.key]] = dict(record)
+        self._note(record, start, len(line))
 
     def finish(self, order: Iterable[str]) -> None:
         """Rewrite the file with its records in the given order."""
-        self._rewrite(order)
+        if self._places:
+            self._rewrite(order)
 
     def close(self) -> None:
         """Close the file; `append` opens it again."""
@@ -84,56 +89,34 @@ class Journal:
             os.close(self._descriptor)
             self._descriptor = None
 
+    def _note(self, record: Record, start: int, length: int) -> None:
+        status = record["status"]
+        verdict = record.get("verdict") or status
+        self.ends[record[self.key]] = verdict if status == "ok" else status
+        self._places[record[self.key]] = (start, length)
+
+    def _forget(self, key: str) -> None:
+        self._places.pop(key, None)
+        self.ends.pop(key, None)
+
+    def _lines(self) -> Iterator[bytes]:
+        files.check(self.path, key=self.key)
+        if self.path.exists():
+            with files.opened(self.path) as stream:
+                yield from stream
+
     def _rewrite(self, keys: Iterable[str]) -> None:
         self.close()
-        write_atomically(self.path, b"".join(encode(self.records[key]) for key in keys))
+        order, old = list(keys), self._places
+        files.write(self.path, self._parts([old[key] for key in order]), key=self.key)
+        self._places, end = {}, 0
+        for key in order:
+            self._places[key] = (end, old[key][1])
+            end += old[key][1]
         self._stale = False
 
-    def _decode(self, line: bytes) -> dict[str, Any] | None:
-        """The record in a line; None if it is cut, not JSON, or not as `encode` writes it."""
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            return None
-        if not isinstance(record, dict) or "schema" not in record:
-            return None
-        schema = record["schema"]
-        if type(schema) is not int or schema not in SCHEMAS:
-            raise ValueError(
-                f"{self.path} holds a record of schema {schema!r}; this version reads "
-                f"{sorted(SCHEMAS)}: use a newer leakbound"
-            )
-        try:
-            whole = isinstance(record.get(self.key), str) and encode(record) == line
-        except ValueError:  # NaN
-            return None
-        return record if whole else None
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file's content in one step; it is readable by its owner only."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        try:
-            _write(descriptor, content)
-        finally:
-            os.close(descriptor)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def remove_temporary(folder: Path) -> None:
-    """Remove what a killed `write_atomically` left of an audit's files."""
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if _TEMPORARY.fullmatch(path.name):
-            path.unlink(missing_ok=True)
-
-
-def _write(descriptor: int, content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[os.write(descriptor, left) :]
-    os.fsync(descriptor)
+    def _parts(self, places: list[tuple[int, int]]) -> Iterator[bytes]:
+        with files.opened(self.path) as stream:
+            for start, length in places:
+                stream.seek(start)
+                yield stream.read(length)

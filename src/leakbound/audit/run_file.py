@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any
 
 import torch
 
+from leakbound._util import files
+from leakbound.assess.record import SCHEMA
 from leakbound.audit.bench import Bench, code, fingerprint
-from leakbound.audit.cells import SCHEMA
 from leakbound.audit.plan import Plan, plain
-from leakbound.audit.records import write_atomically
 
 OWN = ("leakbound", "torch", "numpy", "scipy", "torchmetrics", "pillow")
 BUILT_IN = frozenset({"mnist5k", "digits", "photos"})
@@ -84,34 +85,29 @@ def versions() -> dict[str, str]:
 
 
 def claim(folder: Path, now: dict[str, Any]) -> None:
-    """Write `run.json`, or compare it with the one that is there.
+    """Write `run.json` into a folder of `files.claimed`, or compare it with the one that is there.
+
+    What is not compared is written anew.
 
     Raises:
-        ValueError: what differs, then and now; or a folder that holds something else.
+        ValueError: what differs, then and now.
     """
-    path = folder / "run.json"
-    if not path.exists():
-        others = sorted(p.name for p in folder.iterdir() if p.name != ".lock")
-        if others:
-            raise ValueError(
-                f"out is {str(folder)!r}, which holds other files ({others[0]!r}, ...) but no "
-                "run.json; take an empty or new folder"
-            )
-        write_atomically(path, json.dumps(now, indent=1, sort_keys=True).encode() + b"\n")
+    path = folder / files.RUN
+    if not os.path.lexists(path):
+        _write(path, now)
         return
-    try:
-        then = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        then = None
-    if not isinstance(then, dict):
-        raise ValueError(f"{path} is damaged; take another folder")
-    differs = difference(then, now)
+    differs = difference(json.loads(files.read(path)), now)
     if differs is not None:
         what, where, before, after = differs
         raise ValueError(
             f"out is {str(folder)!r}, which belongs to {what} ({where} is {before} there and "
             f"{after} now); take another folder, or remove this one"
         )
+    _write(path, now)
+
+
+def _write(path: Path, now: dict[str, Any]) -> None:
+    files.write(path, json.dumps(now, indent=1, sort_keys=True).encode() + b"\n")
 
 
 def difference(then: dict[str, Any], now: dict[str, Any]) -> tuple[str, str, str, str] | None:

@@ -213,8 +213,9 @@ def _replayed(observation: Observation) -> Finding | None:
 
 
 def _rows_an_example(task: Task, input_shape: tuple[int, ...]) -> dict[str, int]:
-    """Linear layers, and how many rows of each one example makes."""
-    names = [n for n, m in task.model.named_modules() if isinstance(m, nn.Linear)]
+    """Linear layers whose gradient is sent, and how many rows of each one example makes."""
+    linear = [n for n, m in task.model.named_modules() if isinstance(m, nn.Linear)]
+    names = [n for n in linear if (f"{n}.weight" if n else "weight") in task.names]
     low, high = task.input_range
     count = 2 if task.coupled else 1
     probe = torch.linspace(low, high, count * math.prod(input_shape))

@@ -6,7 +6,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+
 from leakbound import check, tensors
+from leakbound._util import files
 from leakbound.tensors import Named
 
 BEFORE = "before.safetensors"
@@ -33,7 +36,8 @@ def write(
             and others, kept as text.
 
     Raises:
-        ValueError: a round or client that is no whole number, another kind.
+        ValueError: a round or client that is no whole number, another kind; a round that holds
+            other weights before, or a file that leakbound did not write.
 
     Example:
         >>> import tempfile, torch
@@ -48,15 +52,28 @@ def write(
         if not re.fullmatch(r"\d{1,20}", text.get(name, "")):
             raise ValueError(f"about[{name!r}] is {text.get(name)!r}; give a whole number")
     check.one_of(KINDS, kind=text.get("kind", ""))
-    place = Path(folder) / f"round-{int(text['round']):04d}"
-    Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-    place.mkdir(mode=0o700, exist_ok=True)
-    if not (place / BEFORE).exists():
-        known = {PREFIX + "kind": "before", PREFIX + "round": text["round"]}
-        tensors.write(place / BEFORE, before, known)
-    path = place / f"client-{int(text['client'])}.safetensors"
-    tensors.write(path, update, {PREFIX + key: value for key, value in text.items()})
+    with files.writing(folder):
+        place = files.folder(Path(folder), f"round-{int(text['round']):04d}")
+        if (place / BEFORE).exists():
+            _check_before(place / BEFORE, before)
+        else:
+            known = {PREFIX + "kind": "before", PREFIX + "round": text["round"]}
+            tensors.write(place / BEFORE, before, known)
+        path = place / f"client-{int(text['client'])}.safetensors"
+        tensors.write(path, update, {PREFIX + key: value for key, value in text.items()})
     return path
+
+
+def _check_before(path: Path, before: Named) -> None:
+    """Else an update would be read as one of the other weights."""
+    held, _ = tensors.read(path)
+    same = held.keys() == before.keys() and all(
+        torch.equal(held[key], value.detach().cpu()) for key, value in before.items()
+    )
+    if not same:
+        raise ValueError(
+            f"{str(path)!r} holds other weights than the client was sent; take another folder"
+        )
 
 
 def updates_in(folder: Path) -> list[tuple[int, int, Path]]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from leakbound import client, tensors
+from leakbound import check, client, tensors
 from leakbound.captured.capture import Capture
 from leakbound.tensors import Named
-from leakbound.types import Batch, Task
+from leakbound.types import Batch, NotApplicable, Task
 
 
 def task_of(
@@ -34,8 +33,6 @@ def task_of(
             returns no row of class scores.
     """
     own, notes = copy.deepcopy(model), []
-    if capture.before is not None:
-        _fill_buffers(own, capture.before)
     off = [m for m in own.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
     if any(m.training and m.p > 0 for m in off):
         notes.append(
@@ -55,7 +52,14 @@ def task_of(
     if capture.before is None:
         notes.append("no weights before were given: the model's own, as it was built, were taken")
     else:
-        task = task.with_parameters(tensors.flat(task, capture.before, what="before"))
+        weights = tensors.flat(task, capture.before, what="before")
+        named = tensors.by_name(task, capture.before, what="before")
+        task = _with_buffers(task.with_parameters(weights), named)
+        if missing := [name for name in task.frozen if name not in named]:
+            notes.append(
+                f"the weights before hold no value for {len(missing)} of {len(task.frozen)} frozen "
+                f"tensors (such as {missing[0]}): those of the model, as it was built, were taken"
+            )
     return _checked(task, input_shape), tuple(notes)
 
 
@@ -65,19 +69,21 @@ def _checked(task: Task, input_shape: tuple[int, ...]) -> Task:
     shape = (2 if task.coupled else 1, *input_shape)
     image = torch.full(shape, (low + high) / 2).to(task.parameters)
     try:
+        client.refuse_codes(task, input_shape)
         with torch.no_grad():
             output = client.forward(task, image)
+    except (NotApplicable, client.WrongOutput) as error:
+        raise ValueError(str(error)) from None
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(
             f"input_shape is {input_shape}, and the model cannot take it ({reason}); give the "
             "shape of one input without the batch, such as 1,28,28"
         ) from None
-    if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(image):
-        got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if output.ndim != 2 or len(output) != len(image):
         raise ValueError(
-            f"the model returns {got} for inputs of shape {shape}; give a classifier that returns "
-            "one row of class scores (B, K)"
+            f"the model returns {tuple(output.shape)} for inputs of shape {shape}; give a "
+            "classifier that returns one row of class scores (B, K)"
         )
     if task.label_range is not None and task.label_range > output.shape[1]:
         raise ValueError(
@@ -87,19 +93,13 @@ def _checked(task: Task, input_shape: tuple[int, ...]) -> Task:
     return replace(task, label_range=task.label_range or output.shape[1])
 
 
-def _fill_buffers(model: nn.Module, named: Named) -> None:
-    """Running statistics of the weights before into the model, where names and shapes agree."""
-    buffers = dict(model.named_buffers())
-    for name, value in _bare(named, buffers).items():
-        if name in buffers and buffers[name].shape == value.shape:
-            with torch.no_grad():
-                buffers[name].copy_(value)
-
-
-def _bare(named: Named, names: Iterable[str]) -> dict[str, Tensor]:
-    known, own = set(names), dict(named)
-    for prefix in ("", "module.", "_module.", "_orig_mod.", "model."):
-        bare = {k.removeprefix(prefix): v for k, v in own.items() if k.startswith(prefix)}
-        if known & set(bare):
-            return bare
-    return own
+def _with_buffers(task: Task, named: Named) -> Task:
+    """The task with running statistics and frozen weights of the weights before, where they fit."""
+    held = {
+        name: named[name].detach().to(value)
+        for name, value in task.buffers.items()
+        if name in named and named[name].shape == value.shape
+    }
+    for name in held.keys() & task.frozen.keys():
+        check.finite(f"before: {name}", held[name])
+    return replace(task, buffers={**task.buffers, **held})

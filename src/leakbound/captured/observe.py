@@ -146,6 +146,7 @@ def understand(
     """
     found, notes = list[Finding](), list[str]()
     change, sent = _change(capture, task)
+    notes += filter(None, [_thawed(capture, task)])
     rate = _rate(capture, told, found)
     row = change / rate if rate is not None else change
     known = _told("local steps", told.steps, capture.whole("steps"), found)
@@ -241,6 +242,26 @@ def _change(capture: Capture, task: Task) -> tuple[Tensor, Tensor | None]:
             "them; give the weights that the client was sent and those that it sent back"
         )
     return change, value[None]
+
+
+def _thawed(capture: Capture, task: Task) -> str | None:
+    """A note where weights that the model holds frozen were changed by the training."""
+    named = tensors.by_name(task, capture.update, what=capture.name)
+    moved = []
+    for name, value in task.frozen.items():
+        if name in named and named[name].is_floating_point():
+            expected = value if capture.kind == "weights" else torch.zeros_like(value)
+            rounded = torch.finfo(named[name].dtype).eps
+            if not torch.allclose(named[name].to(expected), expected, rtol=rounded, atol=0):
+                moved.append(name)
+    if not moved:
+        return None
+    return (
+        f"{len(moved)} of {len(task.frozen)} tensors that are frozen in the model (such as "
+        f"{moved[0]}) were changed by the training: what they tell is not attacked; call "
+        "requires_grad_(True) on what the client trained, or give the weights before that belong "
+        "to the update"
+    )
 
 
 def _rate(capture: Capture, told: Told, found: list[Finding]) -> float | None:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from leakbound import check, metrics, tensors
+from leakbound.assess.record import SCHEMA
 from leakbound.attacks import settings_hash
 from leakbound.attacks.base import Attack, expected_rows, seen_task
 from leakbound.audit import plan as plans
 from leakbound.audit.bench import Bench
-from leakbound.audit.cells import SCHEMA, release_of, short
+from leakbound.audit.cells import release_of, short
 from leakbound.audit.pictures import strip
 from leakbound.audit.verdict import verdict
 from leakbound.captured.bounds import bounds_of, named_defense

@@ -27,7 +27,7 @@ from leakbound.captured.records import (
     read_truth,
     record_of,
 )
-from leakbound.captured.run_folder import write_run
+from leakbound.captured.run_folder import check_place, write_run
 from leakbound.defenses import Defense
 from leakbound.random import stream
 from leakbound.types import Batch, NotApplicable, Reconstruction
@@ -191,6 +191,8 @@ def attack_all(
         raise ValueError(f"truth is that of one update, and {len(captures)} were given; name one")
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is {str(model)[:60]!r}; give a torch.nn.Module, as it is built")
+    if out is not None:
+        check_place(Path(out))
     batch = _truth(truth)
     title = name or type(model).__name__
     with one_thread():

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leakbound._util import files
+from leakbound.assess.record import SCHEMA
 from leakbound.audit import plan as plans
-from leakbound.audit.cells import SCHEMA
-from leakbound.audit.records import encode, write_atomically
 from leakbound.audit.run_file import machine, versions
 from leakbound.captured.records import Case
 
@@ -33,32 +33,43 @@ def write_run(
     `total` is how many attacks were to run; those that are missing are called missing on the page.
 
     Raises:
-        ValueError: a folder that holds other files, or cannot be written.
+        ValueError: a folder that holds other files or an audit, or cannot be written.
     """
     from leakbound import report
 
-    report.check_installed()
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        others = sorted(p.name for p in folder.iterdir())
-        if others and not (folder / "run.json").exists():
-            raise ValueError(
-                f"out is {str(folder)!r}, which holds other files ({others[0]!r}, ...); take an "
-                "empty or new folder"
-            )
-        (folder / "pictures").mkdir(mode=0o700, exist_ok=True)
+    about = json.dumps(_header(cases, settings, pictures, total), indent=1).encode() + b"\n"
+    lines = b"".join(map(files.encode, outcome.records))
+    with files.writing(folder), files.claimed(folder):
+        check_place(folder)
+        files.write(folder / files.RUN, about)
+        place = files.folder(folder, "pictures")
         for name, content in outcome.pictures.items():
-            write_atomically(folder / "pictures" / name, content)
-        about = json.dumps(_header(cases, settings, pictures, total), indent=1)
-        write_atomically(folder / "run.json", about.encode() + b"\n")
-        lines = b"".join(encode(record) for record in outcome.records)
-        write_atomically(folder / "records.jsonl", lines)
-    except OSError as error:
-        raise ValueError(
-            f"out is {str(folder)!r}, which cannot be written: {error.strerror or error}"
-        ) from None
-    page = report.write(folder, images=pictures)
+            files.write(place / name, content)
+        files.write(folder / "records.jsonl", lines, key="cell")
+        page = report.write(folder, images=pictures)
     return replace(outcome, folder=folder, page=page)
+
+
+def check_place(folder: Path) -> None:
+    """Refuse a folder that `write_run` cannot write into, before any attack runs.
+
+    Raises:
+        ValueError: the folder belongs to an audit, or holds a file that leakbound did not write.
+    """
+    from leakbound.report import check_installed
+    from leakbound.report.html import FILE
+
+    check_installed()
+    with files.writing(folder):
+        files.check_run(folder)
+        files.check(folder / FILE)
+        files.check(folder / "records.jsonl", key="cell")
+        old = (folder / files.RUN).exists()
+        about = json.loads(files.read(folder / files.RUN)) if old else {}
+    if about.get("data", {}).get("source", OWN_DATA) != OWN_DATA:
+        raise ValueError(
+            f"out is {str(folder)!r}, which belongs to an audit; take an empty or new folder"
+        )
 
 
 def _header(

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from leakbound.audit.cells import Result
+from leakbound.audit.engine import TRIES
 from leakbound.audit.plan import Unit
-
-TRIES = 3
-"""How often a unit may end its worker: twice beside others, then alone."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,8 @@ def dispatch(
 ) -> Iterator[Result]:
     """Hand out units until each has one result; `lost` makes that of a unit no worker survives.
 
-    A worker that dies is charged to the unit that it was at; what waited behind it goes back.
+    A worker that dies is charged to the unit that it was at; what waited behind it goes back. The
+    last of a unit's `TRIES` is alone.
 
     Guarantees: every unit once, whatever dies.
     """

@@ -6,13 +6,11 @@ from collections.abc import Callable, Generator, Iterable
 from functools import partial
 
 from leakbound.audit.bench import Bench
-from leakbound.audit.cells import Result, failed
+from leakbound.audit.cells import Result, died
 from leakbound.audit.folder import Runner
 from leakbound.audit.plan import Plan, Unit
 from leakbound.cluster.connection import connected
 from leakbound.cluster.dispatch import dispatch
-
-DIED = "its process died (out of memory, or a crash)"
 
 
 def run(
@@ -58,7 +56,7 @@ def run(
 
         pool = Actors(plan, bench, pictures, min(count, len(units)))
         try:
-            yield from dispatch(units, pool, started, partial(failed, bench=bench, reason=DIED))
+            yield from dispatch(units, pool, started, partial(died, bench=bench))
         finally:
             pool.close()
 

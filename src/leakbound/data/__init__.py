@@ -6,6 +6,6 @@ header declares is checked against the file and a limit before memory is taken.
 
 from leakbound.data import federated
 from leakbound.data.sources import SOURCES, Dataset, load
-from leakbound.data.splits import split
+from leakbound.data.splits import split, without_copies
 
-__all__ = ["SOURCES", "Dataset", "federated", "load", "split"]
+__all__ = ["SOURCES", "Dataset", "federated", "load", "split", "without_copies"]

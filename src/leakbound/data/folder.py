@@ -14,7 +14,7 @@ def read_folder(path: Path, options: Options) -> Raw:
     """Images below a folder; the class is the folder that an image lies in.
 
     Other files and hidden ones are passed over. A symbolic link is followed only where it leads to
-    a file inside the folder; a link to a folder or to anything outside is refused.
+    a file inside the folder; a link to a folder, to nothing or to anything outside is refused.
 
     Raises:
         ValueError: no folder, no image, a link that is refused, or what `collect` refuses.
@@ -31,13 +31,20 @@ def read_folder(path: Path, options: Options) -> Raw:
             file = Path(here) / name
             relative = file.relative_to(root).as_posix()
             if is_image(relative):
-                if file.is_symlink() and not file.resolve().is_relative_to(root):
-                    raise ValueError(
-                        f"image {relative!r} is a link that leaves the folder; "
-                        "put a copy in its place"
-                    )
+                if file.is_symlink():
+                    _check_link(file, root, relative)
                 entries.append((relative, partial(_read, file, relative)))
     return collect(entries, options)
+
+
+def _check_link(file: Path, root: Path, name: str) -> None:
+    target = Path(os.path.realpath(file))  # of a link to itself, too
+    if not target.is_relative_to(root):
+        raise ValueError(
+            f"image {name!r} is a link that leaves the folder; put a copy in its place"
+        )
+    if not target.exists():
+        raise ValueError(f"image {name!r} is a link that leads nowhere; remove it")
 
 
 def _read(file: Path, name: str) -> bytearray:

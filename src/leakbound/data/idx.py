@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from leakbound._util import files
 from leakbound.data.raw import Options, Raw, numbered, within_limit
 from leakbound.tensors.archive import Stream, take
 
@@ -65,7 +66,7 @@ def _labels_file(images: Path) -> Path:
 def _read(path: Path, dimensions: int) -> Tensor:
     packed = path.name.endswith(".gz")
     try:
-        with gzip.open(path) if packed else path.open("rb") as stream:
+        with files.opened(path) as raw, gzip.open(raw) if packed else raw as stream:
             shape = _header(stream, path, dimensions)
             within_limit(f"{str(path)!r}, as its header declares,", math.prod(shape))
             if not packed:

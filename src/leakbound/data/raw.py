@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from leakbound._util import files
 from leakbound.tensors.archive import take
 
 MAX_BYTES = 4 << 30
@@ -90,13 +92,10 @@ def within_limit(what: str, size: int) -> None:
 
 def read_file(path: Path) -> bytearray:
     """The content of a regular file of at most `MAX_BYTES`."""
-    if not path.exists():
-        raise ValueError(f"file {str(path)!r} does not exist; check the path")
-    if not path.is_file():
-        raise ValueError(f"{str(path)!r} is not a file; give the path of a file")
-    size = path.stat().st_size
-    within_limit(f"file {str(path)!r}", size)
-    with path.open("rb") as stream:
+    files.check_regular(path)
+    with files.opened(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        within_limit(f"file {str(path)!r}", size)
         return take(stream, size)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from leakbound import check
@@ -52,3 +54,36 @@ def split(count: int, fractions: Mapping[str, float], *, seed: int, name: str) -
             )
         parts[part] = order[start:end]
     return parts
+
+
+def without_copies(parts: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
+    """Parts that share no example: what equals one of an earlier part leaves the later one.
+
+    Disjoint indices are not enough where a data set holds one image twice. Copies within a part
+    stay.
+
+    Args:
+        parts: indices of examples, as `split` gives them.
+        inputs: (N, ...) all examples.
+
+    Raises:
+        ValueError: a part that holds nothing but copies.
+
+    Example:
+        >>> inputs = torch.tensor([[1.0], [2.0], [1.0], [3.0]])
+        >>> parts = {"train": torch.tensor([0, 1]), "test": torch.tensor([2, 3])}
+        >>> without_copies(parts, inputs)["test"].tolist()
+        [3]
+    """
+    seen: set[bytes] = set()
+    found = {}
+    for part, indices in parts.items():
+        own = [hashlib.sha256(inputs[i].numpy().tobytes()).digest() for i in indices]
+        found[part] = indices[torch.tensor([key not in seen for key in own], dtype=torch.bool)]
+        if len(indices) and not len(found[part]):
+            raise ValueError(
+                f"each of the {len(indices)} examples of the part {part!r} is a copy of one in "
+                "another part; give more different examples"
+            )
+        seen.update(own)
+    return found

@@ -15,6 +15,7 @@ from leakbound import check
 from leakbound.client import forward
 from leakbound.defenses.base import Defense, State
 from leakbound.random import Source
+from leakbound.task import weight_names
 from leakbound.types import ClientContext, NotApplicable, Task, Unit, Update
 
 TOGETHER = 2**22
@@ -91,17 +92,18 @@ class Soteria(Defense):
 
 
 def defended_layer(task: Task, layer: str | None = None) -> str:
-    """The name of the linear layer that Soteria defends.
+    """The name of the linear layer that Soteria defends; of a frozen one nothing is sent.
 
     Raises:
-        ValueError: no linear layer of that name, or none behind another layer.
+        ValueError: no trained linear layer of that name, or none behind another layer.
     """
     linear: list[str] = []
     first: str | None = None
     for name, module in task.model.named_modules():
-        if any(True for _ in module.parameters(recurse=False)):
+        if any(getattr(module, own) is not None for own in weight_names(module)):
             first = name if first is None else first
-            if isinstance(module, nn.Linear):
+            sent = (f"{name}.weight" if name else "weight") in task.names
+            if isinstance(module, nn.Linear) and sent:
                 linear.append(name)
     if layer is not None:
         inside = [name for name in linear if name.endswith(f".{layer}")]
@@ -112,8 +114,8 @@ def defended_layer(task: Task, layer: str | None = None) -> str:
     behind = [name for name in linear if name != first]
     if not behind:
         raise ValueError(
-            "layer is None, but the model has no linear layer behind another layer whose input "
-            "could be defended; name a layer, or use another defense"
+            "layer is None, but the model has no trained linear layer behind another layer whose "
+            "input could be defended; name a layer, or use another defense"
         )
     return behind[0]
 

@@ -125,7 +125,9 @@ class HiddenDropout(Defense):
         weights = task.unflatten(update.rows[0])
         masks, units, dropped = {}, 0, 0
         for name, _, _ in _hidden_layers(task.model):
-            weight = weights[f"{name}.weight" if name else "weight"]
+            weight = weights.get(f"{name}.weight" if name else "weight")
+            if weight is None:  # frozen: nothing of it is sent
+                continue
             alive = weight.transpose(0, 1).flatten(1).abs().sum(1) > 0
             units, dropped = units + len(alive), dropped + int((~alive).sum())
             if bool(alive.any()):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from leakbound.audit.records import write_atomically
+from leakbound._util import files
 from leakbound.data.sources import Dataset
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DATA = "data.json"
 
@@ -30,17 +35,17 @@ class Parts:
             ([1, 2.5], [1, 2.5])
         """
         path = self.folder / f"{name}.json"
-        if not path.exists():
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(make(), allow_nan=False).encode())
+        if not self.has(name):
+            made = json.dumps({"value": make()}, allow_nan=False).encode()
+            files.write(files.folder(self.folder.parent, self.folder.name) / path.name, made)
         try:
-            return json.loads(path.read_bytes())
-        except ValueError:
+            return json.loads(files.read(path))["value"]
+        except (ValueError, TypeError, KeyError):
             raise ValueError(f"{path} is damaged; remove it and run again") from None
 
     def has(self, name: str) -> bool:
         """Whether a part is done."""
-        return (self.folder / f"{name}.json").exists()
+        return os.path.lexists(self.folder / f"{name}.json")
 
 
 def note_data(folder: Path, name: str, dataset: Dataset) -> None:
@@ -56,12 +61,24 @@ def note_data(folder: Path, name: str, dataset: Dataset) -> None:
             f"out is {str(folder)!r}, which belongs to other data of {name!r}; put the data back, "
             "or take another folder"
         )
-    content = json.dumps(known | {name: own}, indent=1, sort_keys=True).encode()
-    write_atomically(folder / DATA, content)
+    content = json.dumps({"data": known | {name: own}}, indent=1, sort_keys=True).encode()
+    files.write(folder / DATA, content)
 
 
 def data_of(folder: Path) -> dict[str, Any]:
     """What `note_data` wrote into a folder."""
     path = folder / DATA
-    found: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
+    found: dict[str, Any] = json.loads(files.read(path))["data"] if path.exists() else {}
     return found
+
+
+def page(path: Path, lines: Iterable[str]) -> None:
+    """Write a page in Markdown, or a table."""
+    files.write(path, ("\n".join(lines) + "\n").encode())
+
+
+def figure(drawn: Figure, path: Path, dpi: int) -> None:
+    """Write a figure as PNG; the same figure gives the same bytes."""
+    buffer = io.BytesIO()
+    drawn.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
+    files.write(path, buffer.getvalue())

@@ -6,6 +6,7 @@ import base64
 from collections.abc import Iterable
 from pathlib import Path
 
+from leakbound._util import files
 from leakbound.experiments import words
 from leakbound.experiments.claim import Claim, Finding
 from leakbound.experiments.results import Results
@@ -211,4 +212,4 @@ def html(results: Results, folder: Path) -> str:
 
 def _embedded(path: Path) -> str:
     kind = {".svg": "svg+xml"}.get(path.suffix, "png")
-    return f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+    return f"data:image/{kind};base64,{base64.b64encode(files.read(path)).decode()}"

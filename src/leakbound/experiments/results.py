@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from leakbound._util import files
 from leakbound.experiments.claim import Claim, Finding, Interval, Mark
 from leakbound.experiments.outcome import Figure, Outcome
 from leakbound.experiments.reproductions import REPRODUCTIONS, Reproduction
@@ -101,7 +102,7 @@ def read(folder: Path) -> Results:
     path = folder / FILE
     if not path.is_file():
         raise ValueError(f"folder {str(folder)!r} holds no {FILE}; run `leakbound reproduce` first")
-    return decode(path.read_bytes())
+    return decode(files.read(path))
 
 
 def _claim(claim: Claim) -> dict[str, Any]:

@@ -1,6 +1,11 @@
 """Flower: defenses and a leak meter as client mods, the server's view, apps in one process.
 
 The only package that imports flwr; install it with `pip install leakbound[flower]`.
+
+A defense around a training with any optimizer and number of steps (DP-SGD: see `DefenseMod`):
+
+    defense = chain(Clip(5.0), GaussianNoise(0.02))  # of the whole update
+    app = ClientApp(mods=[DefenseMod(defense, Setup(Net))])
 """
 
 from leakbound.flower import compat as _compat  # before all else: it imports flwr without noise

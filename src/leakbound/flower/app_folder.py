@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from leakbound import named_code
+from leakbound._util import files
 
 KINDS = {"serverapp": ServerApp, "clientapp": ClientApp}
 Progress = Callable[[str], None]
@@ -23,7 +24,7 @@ def about(folder: Path) -> dict[str, Any]:
     """The table `tool.flwr.app` of a folder's pyproject.toml."""
     path = folder / "pyproject.toml"
     try:
-        with path.open("rb") as file:
+        with files.opened(path) as file:
             table = tomllib.load(file)
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise ValueError(

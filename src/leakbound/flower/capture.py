@@ -10,6 +10,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from leakbound import check
+from leakbound._util import files
 from leakbound.flower import app_folder
 from leakbound.flower.app_folder import Progress
 from leakbound.flower.grid import InProcessGrid
@@ -55,6 +56,8 @@ def capture_app(
                 f"{check.closest(key, known)}"
             )
     config = {**known, **(run_config or {})}
+    with files.writing(Path(out)):
+        files.folder(Path(out))
     with app_folder.importing(Path(folder)):
         parts = [app_folder.component(Path(folder), about, name, say) for name in app_folder.KINDS]
         server, client = parts
@@ -63,6 +66,8 @@ def capture_app(
             server(grid, Context(1, 1, {}, RecordDict(), config))
         except _Enough:
             say(f"stopped in round {grid.round}")
+    if grid.refusal is not None:
+        raise grid.refusal
     if grid.problem is not None and grid.round not in grid.seen:
         raise ValueError(f"no client answered in round {grid.round}: {grid.problem}")
     missing = [number for number in wanted if number not in grid.seen]
@@ -94,6 +99,7 @@ class _Watching(InProcessGrid):
         self.round, self.seen, self.written = 0, set[int](), list[Path]()
         self._wanted, self._out, self._say = wanted, out, say
         self.problem: str | None = None
+        self.refusal: ValueError | None = None
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """As the grid; a round is what one push of train messages starts."""
@@ -119,10 +125,15 @@ class _Watching(InProcessGrid):
             self.problem = self.problem or reply.error.reason
             return
         try:
-            path = keep(self._out, capture_of(self.round, asked, reply))
+            seen = capture_of(self.round, asked, reply)
         except ValueError as error:
             self.problem = self.problem or str(error)
             return
+        try:
+            path = keep(self._out, seen)
+        except ValueError as error:
+            self.refusal = error
+            raise _Enough from None
         self.seen.add(self.round)
         self.written.append(path)
         self._say(f"kept {path.parent.name}/{path.name}")

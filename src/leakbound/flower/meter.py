@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +15,12 @@ from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
 from leakbound import check
-from leakbound.audit.records import encode
+from leakbound._util import files
 from leakbound.defenses.base import Chain, Defense, chain
 from leakbound.flower.arrays import only_arrays, read
 from leakbound.flower.compat import error_reply
 from leakbound.flower.seals import Inside, looking, unbroken
-from leakbound.flower.setup import Setup, settings
+from leakbound.flower.setup import Setup, refuse_thawed, settings
 from leakbound.flower.tap import Tap, listening
 from leakbound.inspection import Finding, inspect
 from leakbound.meter import Decision, Policy, Reading, measure
@@ -72,7 +71,11 @@ class LeakMeter:
             at your word. None where mods do all.
         every: measure in every so many rounds; the model is inspected in each.
         path: a JSON Lines file on the client that gets every reading, readable by its owner only.
+            A file that is there must be one of such readings.
         log: where to write.
+
+    Raises:
+        ValueError: `path` is a file that leakbound did not write.
 
     Example:
         >>> from torch import nn
@@ -97,6 +100,8 @@ class LeakMeter:
         self.defense = None if defense is None else chain(defense)
         self.every, self.log = every, log
         self.path = None if path is None else Path(path)
+        if self.path is not None:
+            files.check(self.path, key="client")
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Inspect, let the client train, measure, and send or refuse."""
@@ -204,8 +209,9 @@ class LeakMeter:
         if any(link.changes_training for link in defense.links):
             plan = defense.prepare(task, stream(0, "plan")).plan  # of which nothing is drawn
         row = (task.parameters - flat(task, after, what=what)) / plan.learning_rate
-        own = {name for name, *_ in task.layout}
-        buffers = any(not torch.equal(after[n], sent[n]) for n in set(after) & set(sent) - own)
+        refuse_thawed(task, sent, after)
+        others = set(after) & set(sent) - task.names
+        buffers = any(not torch.equal(after[name], sent[name]) for name in others)
         return row[None], buffers
 
     def _answer(
@@ -250,7 +256,8 @@ class LeakMeter:
         if self.path is not None:
             told: dict[str, Any] = {"action": decision.action, "reasons": list(decision.reasons)}
             told |= {} if reading is None else reading.record()
-            _append(self.path, {"schema": 1, "client": str(who), "round": number + 1, **told})
+            told |= {"schema": 1, "client": str(who), "round": number + 1}
+            files.append(self.path, told, "client")
 
 
 def _unchanged(reply: Message, record: ArrayRecord) -> Message:
@@ -306,12 +313,3 @@ def _add(reply: Message, numbers: dict[str, float]) -> None:
         next(iter(records.values())).update(numbers)
     else:
         reply.content["leakbound"] = MetricRecord(dict(numbers))
-
-
-def _append(path: Path, told: dict[str, Any]) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    descriptor = os.open(path, flags, 0o600)
-    try:
-        os.write(descriptor, encode(told))
-    finally:
-        os.close(descriptor)

@@ -22,11 +22,12 @@ class DefenseMod:
     """Runs a defense on what a client sends: the new weights in its reply to `train` messages.
 
     The row that the defense sees is (weights before - weights after) / learning rate. Links that
-    change what leaves (noise, clipping, pruning, withholding) edit what your training made. Links
-    that want every example's gradient, other records or another training (DP-SGD, noisy copies,
-    mixup, dropped units, local steps) compute the update anew from the batch that your train loop
-    gave `tap`, and put it in the place of yours: this takes one tapped batch, or one a step of the
-    Setup's plan.
+    change what leaves (noise, clipping, pruning, withholding) edit what your training made, after
+    any number of local steps. Links that need other records or another training (noisy copies,
+    mixup, dropped units, local steps) compute the update anew from the batches that your train loop
+    gave `tap`, and replace yours: this takes one tapped batch, or one a step of the Setup's plan.
+    Links that need every example's gradient (DP-SGD) take one step on one tapped batch, and refuse
+    a training of several; docs/flower.md has the table.
 
     Buffers, such as running statistics of batch norms, would leave undefended: the server's are
     sent back unchanged. Metrics leave as you wrote them, and so does the number of examples.
@@ -48,10 +49,10 @@ class DefenseMod:
 
     Example:
         >>> from torch import nn
-        >>> from leakbound.defenses import GaussianNoise, SecureAggregation
+        >>> from leakbound.defenses import Clip, GaussianNoise, SecureAggregation, chain
         >>> setup = Setup(lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
-        >>> DefenseMod(GaussianNoise(0.1), setup)
-        DefenseMod(GaussianNoise(noise_std=0.1))
+        >>> DefenseMod(chain(Clip(1.0), GaussianNoise(0.1)), setup)
+        DefenseMod(Clip(clip_norm=1.0) → GaussianNoise(noise_std=0.1))
         >>> DefenseMod(SecureAggregation(4), setup)
         Traceback (most recent call last):
         ...

@@ -119,7 +119,10 @@ class Watched(Strategy):
         self.captures += seen
         if self._out is not None:
             for capture in seen:
-                keep(Path(self._out), capture)
+                try:
+                    keep(Path(self._out), capture)
+                except ValueError as error:
+                    log(WARNING, "leakbound does not keep the reply: %s", error)
         if self._on_round is not None:
             self._on_round(number, seen)
 

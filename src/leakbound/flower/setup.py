@@ -12,12 +12,16 @@ from torch import Tensor, nn
 
 from leakbound import check
 from leakbound.flower.arrays import MOST_BYTES
+from leakbound.task import trained
 from leakbound.types import Batch, LocalPlan, Loss, Task
 
 
 @dataclass(frozen=True, eq=False)
 class Setup:
     """The training that mods defend or measure.
+
+    Parameters that `model` returns frozen (`requires_grad` False) are constants: messages need not
+    hold them, no mod changes them, and a train function that changes them is refused.
 
     Batch norms stay as `model` returns them: in training mode they take the batch's statistics, as
     in the usual train loop; return `Net().eval()` if you train with frozen ones. Dropout is left
@@ -99,15 +103,17 @@ class Setup:
         """The task at the weights that the server sent.
 
         Args:
-            named: all of the model's parameters, and its buffers where they were sent.
+            named: all of the model's trained parameters; frozen ones and buffers where they were
+                sent, else they are the model's own.
             config: where to look a named learning rate up; see `settings`.
 
         Raises:
             ValueError: parameters are missing, are not finite, or are shared between layers.
         """
         model = self._fresh()
-        own = dict(model.named_parameters())
-        shared = set(model.state_dict()) - set(own) - {name for name, _ in model.named_buffers()}
+        own = trained(model)
+        every = model.named_parameters(remove_duplicate=False)
+        shared = {name for name, p in every if p.requires_grad} - set(own)
         if shared:
             raise ValueError(
                 f"the model holds one tensor under two names ({min(shared)!r}); mods cannot defend "
@@ -115,7 +121,7 @@ class Setup:
             )
         missing = [name for name in own if name not in named]
         if missing:
-            raise ValueError(f"the weights {missing[0]!r} are missing; send all of the model's")
+            raise ValueError(f"the weights {missing[0]!r} are missing; send all that are trained")
         model.load_state_dict(dict(named), strict=False)
         return Task.of(
             model,
@@ -141,6 +147,20 @@ class Conflict:
     """A key that two configurations give different values."""
 
     values: tuple[Any, ...]
+
+
+def refuse_thawed(task: Task, sent: Mapping[str, Tensor], answered: Mapping[str, Tensor]) -> None:
+    """Refuse a reply in which a frozen parameter is another than in the server's message.
+
+    Raises:
+        ValueError: naming the first.
+    """
+    for name in task.frozen:
+        if name in answered and name in sent and not torch.equal(answered[name], sent[name]):
+            raise ValueError(
+                f"the train function changed {name!r}, which is frozen in the model of the Setup; "
+                "call requires_grad_(True) on what is trained, in the model that Setup makes"
+            )
 
 
 def settings(message: Message, context: Context) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from leakbound import check
 from leakbound.defenses.base import Chain, Defense
 from leakbound.flower.arrays import NotFinite, only_arrays, read, write
-from leakbound.flower.setup import Setup, settings
+from leakbound.flower.setup import Setup, refuse_thawed, settings
 from leakbound.flower.state import load, save
 from leakbound.flower.tap import Tap
 from leakbound.protocol import resolve, step
@@ -160,6 +160,7 @@ class Turn:
             named = read(record, self.like, what=ANSWERED, most_bytes=most)
         except NotFinite as error:  # which numbers overflow tells of the data
             raise PrivateError(str(error)) from error
+        refuse_thawed(self.task, self.task.frozen, named)
         after = flat(self.task, named, what=ANSWERED)
         rows = ((self.own.parameters - after) / rate)[None]
         reads = next((link for link in ready.links if link.uses_context), None)
@@ -256,9 +257,10 @@ def _batch(heard: Tap, plan: LocalPlan, who: str, unit: Unit) -> Batch:
     sizes = [batch.size for batch in found]
     if unit is Unit.EXAMPLE and (len(found) > 1 or plan.steps > 1):
         raise ValueError(
-            f"{who} wants every example's gradient of one local step, and the train function took "
-            f"{max(len(found), plan.steps)}; train one step on one batch, or use leakbound.opacus "
-            "for DP-SGD inside a local training of several steps"
+            f"{who} needs every example's gradient of one local step, and the train function took "
+            f"{max(len(found), plan.steps)}; take a defense that edits the whole update, such as "
+            "chain(Clip(5.0), GaussianNoise(0.02)), train one step on one batch of all examples, "
+            "or use leakbound.opacus for DP-SGD in every local step"
         )
     size = plan.batch_size
     cut = len(found) == plan.steps and {*sizes[:-1], size} == {size} and sizes[-1] <= (size or 0)

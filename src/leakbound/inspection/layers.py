@@ -29,7 +29,7 @@ class Layer:
 
 def layers(task: Task) -> list[Layer]:
     """The linear layers and convolutions of the model, in the order of its modules."""
-    parts = task.unflatten(task.parameters.detach())
+    parts = task.tensors(task.parameters.detach())
     there = torch.ones_like(task.parameters, dtype=torch.bool) if task.kept is None else task.kept
     kept = task.unflatten(there)
     found: list[Layer] = []
@@ -43,7 +43,7 @@ def layers(task: Task) -> list[Layer]:
             linear = isinstance(module, nn.Linear)
             under = below if linear else None
             entering = _repeated(size, rows.shape[1])
-            here = kept[key].flatten(1)
+            here = kept.get(key, torch.ones_like(parts[key], dtype=torch.bool)).flatten(1)
             found.append(Layer(name, rows, bias, here, linear, under, entering))
             size = _sizes(rows if entering is None else balanced(rows, entering))
             below = len(rows) if linear else below

@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from leakbound import client
 from leakbound.inspection.finding import MANY, Finding
 from leakbound.inspection.layers import Layer, evened, layers
 from leakbound.inspection.weights import parallel
 from leakbound.random import normal, stream, uniform
-from leakbound.types import Task
+from leakbound.types import NotApplicable, Task
 
 SAME_ANSWERS, LOUD = 0.999, 1000.0
 RARE, MOSTLY, FEWEST_UNITS = 0.25, 0.9, 16
@@ -28,7 +27,7 @@ def on_probes(task: Task, layers: list[Layer], inputs: Tensor) -> list[Finding]:
     try:
         with torch.no_grad():  # two images tell which layers see them
             entering = client.layer_inputs(task, inputs[:2], [la.name for la in fits])
-    except (ValueError, RuntimeError):  # a layer called several times; images of another shape
+    except (ValueError, RuntimeError, NotApplicable):  # a layer called twice; other images
         return []
     for layer in fits:
         if not torch.equal(entering[layer.name], flat[:2]):
@@ -87,7 +86,7 @@ def tried(task: Task, inputs: Tensor | None, shape: tuple[int, ...]) -> list[Fin
     labels = torch.arange(len(inputs), device=inputs.device) % task.label_range
     try:
         output, gains = _gains(task, inputs, labels)
-    except RuntimeError:  # images of another shape than the model's
+    except (RuntimeError, NotApplicable):  # images of another shape; codes that the model lacks
         return []
     return gains if output.ndim != 2 else [_label_blind(task, output, labels), *gains]
 
@@ -130,7 +129,7 @@ def _gains(task: Task, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[Fin
     try:
         handles = [modules[name].register_forward_hook(note(name)) for name in names]
         with torch.enable_grad():
-            output = functional_call(task.model, {**task.buffers, **values}, (inputs,))
+            output = client.call(task, {**task.buffers, **values}, inputs)
             loss = task.loss(output, labels)
     finally:
         for handle in handles:

@@ -50,7 +50,7 @@ class PlantedLayer(Attack):
             threat = replace(observation.threat, server=Server.MALICIOUS)
             return LinearTrap()(replace(observation, threat=threat), generator)
         name = input_layer(task, observation.input_shape)
-        parts = task.unflatten(task.parameters)
+        parts = task.tensors()
         prefix = f"{name}." if name else ""
         rows, bias = parts[f"{prefix}weight"].double(), parts[f"{prefix}bias"].double()
         members = inspection.parallel(rows)
@@ -107,7 +107,7 @@ def _alone(
 def _way_back(observation: Observation, prefix: str, order: Tensor) -> Tensor:
     """(units,) 1 / size of each unit's outgoing weights, where a linear layer takes all units."""
     task = seen_task(observation)
-    parts = task.unflatten(task.parameters)
+    parts = task.tensors()
     linear = [n for n, m in task.model.named_modules() if isinstance(m, nn.Linear)]
     here = linear.index(prefix.removesuffix("."))
     units = len(parts[f"{prefix}weight"])

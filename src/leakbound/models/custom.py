@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from leakbound import named_code
+from leakbound._util import files
 
 _OFFERED = ("input_shape", "classes", "generator")
 
@@ -84,8 +85,7 @@ def read_weights(
             "convert with safetensors.torch.save_file(model.state_dict(), ...), or with "
             "save_model(model, ...) where tensors are shared"
         )
-    if not path.is_file():
-        raise ValueError(f"{name} is {str(path)!r}, which is not a file; check the path")
+    files.check_regular(path, name)
     try:
         with safe_open(path, framework="pt") as file:
             stored = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118

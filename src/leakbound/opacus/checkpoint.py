@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from leakbound._util import files
+
 FLAGS = ("experiment_only", "poisson_sampling", "shaped")
 KEY = "leakbound"
 """Where in Opacus' checkpoint it is."""
@@ -26,7 +28,7 @@ def opened(path: Any, **settings: Any) -> tuple[io.BytesIO, dict[str, Any]]:
     Raises:
         ValueError: a file that holds other things, or no word on seeds, sampling and shape.
     """
-    whole = io.BytesIO(path.read() if hasattr(path, "read") else Path(path).read_bytes())
+    whole = io.BytesIO(path.read() if hasattr(path, "read") else files.read(Path(path)))
     try:
         checkpoint = torch.load(whole, **settings, weights_only=True)
     except pickle.UnpicklingError as error:

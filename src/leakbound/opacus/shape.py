@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from leakbound import check
 from leakbound.covariance import Kronecker, LowRank, Structured
 from leakbound.defenses.whitening import FixedMap, Whiten
+from leakbound.task import trained
 from leakbound.types import Batch, Loss, NotApplicable, Task
 
 Spans = Sequence[tuple[int, int]]
@@ -28,7 +29,8 @@ class PublicRoot:
         settings: rule, correlation, rank, images, and for how many steps one S is kept (`refresh`).
         task: the architecture, with the public data.
         examples: the expected size of a batch.
-        parameters: all of the live model's, in the order of `model.named_parameters()`.
+        parameters: those of the live model that are trained, in the order of its
+            `named_parameters()`; those that were frozen when this was made are constants.
     """
 
     settings: Whiten
@@ -67,20 +69,21 @@ class PublicRoot:
         for held in bare.parameters():
             held.grad = None
         task = Task.of(bare, loss=loss, public=public)
-        return PublicRoot(settings or Whiten(), task, examples, tuple(module.parameters()))
+        own = tuple(trained(module).values())
+        return PublicRoot(settings or Whiten(), task, examples, own)
 
-    def now(self, trained: Sequence[bool]) -> Structured:
+    def now(self, which: Sequence[bool]) -> Structured:
         """S at the current weights, over the parameters that are trained, with mean variance 1.
 
         Args:
-            trained: for each parameter of the model, in order, whether it is.
+            which: for each of `parameters`, whether it still is trained.
         """
         weights = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         task = self.task.with_parameters(weights)
         found = self.settings.resolve(task, self.examples)
         if not isinstance(found, FixedMap):
             raise TypeError(f"{self.settings!r} was not resolved to a fixed map")
-        layout = zip(trained, self.task.layout, strict=True)
+        layout = zip(which, self.task.layout, strict=True)
         return restricted(found.root, [(a, b) for keep, (_, _, a, b) in layout if keep])
 
 

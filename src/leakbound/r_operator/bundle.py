@@ -130,7 +130,7 @@ class Bundle:
 def _chain(task: Task, dimensions: int) -> Chain | None:
     model = task.model
     tied = sum(1 for _ in model.named_parameters(remove_duplicate=False)) != len(task.layout)
-    if tied or dimensions not in (2, 4):
+    if tied or task.frozen or dimensions not in (2, 4):
         return None
     modules = list(_modules(model))
     if any(_altered(module) for module in model.modules()):

@@ -22,9 +22,12 @@ _SLOW = 20480
 def convolution(given: Given, options: tuple[Any, ...]) -> Rule:
     """The rule for a convolution; `options` are stride, padding, dilation and groups.
 
-    Which one depends on the weights' shape, type and device, and on nothing else.
+    Which one depends on the weights' shape, type and device, on whether they are trained, and on
+    nothing else.
     """
     weight = there(given.weights[0])
+    if given.frozen:
+        return FrozenConvolution(given, options)
     if weight.device.type != "cpu" or options[3] > 1:
         return Convolution(given, options)
     if weight[0].numel() <= _SMALL:
@@ -146,6 +149,35 @@ class Convolution(Rule):
     def _back(self, delta: Tensor, weight: Tensor | None, mask: list[bool]) -> Any:
         sizes = [delta.shape[1]] if mask[2] else None
         return _ATEN.convolution_backward.default(delta, self.x, weight, sizes, *self.how, mask)
+
+
+class FrozenConvolution(Rule):
+    """A convolution that is not trained."""
+
+    def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
+        super().__init__(given)
+        self.weight, self.bias = given.weights
+        *how, groups = options
+        self.how = (*how, False, [0] * len(how[0]), groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution."""
+        self.x = x
+        result: Tensor = _ATEN.convolution.default(x, self.weight, self.bias, *self.how)
+        return result
+
+    def tangent(self, x: Tensor | None) -> Tensor | None:
+        """W * x'."""
+        if x is None:
+            return None
+        change: Tensor = _ATEN.convolution.default(x, self.weight, None, *self.how)
+        return change
+
+    def pulled(self, delta: Tensor) -> Tensor:
+        """The transposed convolution of the delta."""
+        given = (delta, self.x, self.weight, None, *self.how, [True, False, False])
+        back: Tensor = _ATEN.convolution_backward.default(*given)[0]
+        return back
 
 
 class Columns(Rule):

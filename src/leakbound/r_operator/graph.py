@@ -33,8 +33,9 @@ class Step:
         make: builds its rule.
         sources: the numbers of the values that enter; 0 is the model's input.
         output: the number of its own value.
-        weights: the full names of its parameters, None for one that it lacks.
+        weights: the full names of its weights, None for one that it lacks.
         buffers: the full names of its buffers.
+        owns: whether some of its weights are trained.
         moving: whether a source changes with the weights of steps before.
     """
 
@@ -43,12 +44,8 @@ class Step:
     output: int
     weights: tuple[str | None, ...] = ()
     buffers: tuple[str | None, ...] = ()
+    owns: bool = False
     moving: bool = False
-
-    @property
-    def owns(self) -> bool:
-        """Whether it has weights."""
-        return any(name is not None for name in self.weights)
 
 
 class Unknown(Exception):
@@ -136,7 +133,9 @@ def _step(model: nn.Module, node: fx.Node, numbers: dict[fx.Node, int]) -> Step:
         layer = _of_module(module, before)
         full = partial(_full, target, module)
         weights, buffers = map(full, layer.weights), map(full, layer.buffers)
-        return Step(layer.make, (numbers[sources[0]],), output, tuple(weights), tuple(buffers))
+        owns = any(True for _ in module.parameters())  # frozen weights are buffers
+        before_it = (numbers[sources[0]],)
+        return Step(layer.make, before_it, output, tuple(weights), tuple(buffers), owns)
     make, count = _of_call(node, before, shape)
     taken = tuple(numbers[own] for own in node.args[:count] if isinstance(own, fx.Node))
     if len(taken) != count:
@@ -262,7 +261,7 @@ def _adaptive_pool(output_size: Any) -> Make:
 
 _Reader = Callable[[Any, tuple[int, ...]], _Layer]
 _READERS: dict[tuple[Any, int], _Reader] = {
-    (nn.Linear, 2): lambda module, _: _Layer(rules.Linear, ("weight", "bias")),
+    (nn.Linear, 2): lambda module, _: _Layer(rules.linear, ("weight", "bias")),
     (nn.Conv2d, 4): _convolution,
     (nn.BatchNorm2d, 4): _batch_norm,
     (nn.MaxPool2d, 4): _max_pool_module,

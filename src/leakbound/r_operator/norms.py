@@ -124,9 +124,10 @@ class GroupNorm(Rule):
         self.hat = self._norm(None, None)[0]
         self.hat_change = there(self._pulled(x, None, [True, False, False])[0])
         self.rate_change = self._shared(self.hat, x, None)
+        scale = None if self.weight is None else channels(self.weight)
         if own is None:
-            return self.hat_change
-        return own.addcmul_(self.hat_change, channels(there(self.weight)))
+            return self.hat_change if scale is None else self.hat_change * scale
+        return own.addcmul_(self.hat_change, there(scale))
 
     def moved(self, delta: Tensor) -> Tensor:
         """The projection of the scaled delta's change, and the projection's own change."""

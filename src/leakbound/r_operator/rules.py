@@ -28,9 +28,10 @@ class Given:
     """What a rule is built with.
 
     Attributes:
-        weights: the layer's own, None for one that it lacks.
+        weights: the layer's own, frozen ones too, None for one that it lacks.
         buffers: likewise.
-        gradients: views of where the weights' gradients go, in the order of the weights.
+        gradients: views of where the weights' gradients go, in the order of the weights; None for
+            all of a frozen layer.
         moving: whether the layer's input changes with the weights of layers before it.
         curved: whether the last pass writes the gradients' changes, over the gradients; the weights
             may then be overwritten between steps, see `Rule.renew`.
@@ -41,6 +42,11 @@ class Given:
     gradients: tuple[Tensor | None, ...] = ()
     moving: bool = True
     curved: bool = False
+
+    @property
+    def frozen(self) -> bool:
+        """Whether none of the weights is trained."""
+        return all(place is None for place in self.gradients)
 
 
 class Rule:
@@ -319,6 +325,31 @@ class Linear(Rule):
         torch.mm(rows.t(), values, out=there(weight))
         if bias is not None:
             torch.sum(delta, 0, out=bias)
+
+
+class FrozenLinear(Rule):
+    """A fully connected layer on (B, inputs) that is not trained."""
+
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
+        self.weight, self.bias = given.weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product x W^T + b."""
+        return nn.functional.linear(x, there(self.weight), self.bias)
+
+    def tangent(self, x: Tensor | None) -> Tensor | None:
+        """The product x' W^T."""
+        return None if x is None else nn.functional.linear(x, there(self.weight))
+
+    def pulled(self, delta: Tensor) -> Tensor:
+        """The delta times W."""
+        return delta.mm(there(self.weight))
+
+
+def linear(given: Given) -> Rule:
+    """The rule for a fully connected layer."""
+    return FrozenLinear(given) if given.frozen else Linear(given)
 
 
 def paired(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -77,28 +78,26 @@ class Single:
 
     def __init__(self, task: Task, plan: Plan, row: Tensor | None = None) -> None:
         self.task, self.steps = task, plan.steps
-        weights = task.unflatten(task.parameters.detach())
+        tensors = task.tensors(task.parameters.detach())
         curved = row is not None
         self.row = torch.zeros_like(task.parameters, requires_grad=False) if row is None else row
         places = task.unflatten(self.row)
-        names = [name for name, *_ in task.layout]
-        self.order = [
-            tuple(None if own is None else names.index(own) for own in step.weights)
-            for step in self.steps
-        ]
         self.rules: list[Rule] = []
+        self.frozen: list[dict[str, Tensor]] = []
         for step in self.steps:
-            own, kept = step.weights, step.buffers
+            own = [name for name in step.weights if name is not None and step.owns]
+            # what is frozen of a layer that is trained moves by zero; its gradient no one reads
+            still = {name: torch.zeros_like(tensors[name]) for name in own if name not in places}
+            unread = {name: torch.empty_like(value) for name, value in still.items()}
+            self.frozen.append(still)
             given = Given(
-                tuple(None if name is None else weights[name] for name in own),
-                tuple(None if name is None else task.buffers[name] for name in kept),
-                tuple(None if name is None else places[name] for name in own),
+                _chosen(step.weights, tensors),
+                _chosen(step.buffers, task.buffers),
+                _chosen(step.weights, {**places, **unread}),
                 step.moving,
                 curved,
             )
             self.rules.append(step.make(given))
-        self.sizes = [stop - start for _, _, start, stop in task.layout]
-        self.shapes = [shape for _, shape, _, _ in task.layout]
         self.kept = None if task.kept is None else task.kept.to(task.parameters.dtype)
         self.head: Head | None = None
 
@@ -141,13 +140,11 @@ class Single:
         if self.head is None:
             raise ValueError("pull was called before gradient; there are no inputs to pull on yet")
         row = cotangent[0] if self.kept is None else cotangent[0] * self.kept
-        parts = row.split_with_sizes(self.sizes)
+        parts = self.task.unflatten(row)
         tangents: list[Any] = [None] * (self.steps[-1].output + 1)
-        for step, rule, order in zip(self.steps, self.rules, self.order, strict=True):
-            if order:
-                rule.directions = [
-                    None if at is None else parts[at].view(self.shapes[at]) for at in order
-                ]
+        for step, rule, still in zip(self.steps, self.rules, self.frozen, strict=True):
+            if step.weights:
+                rule.directions = _chosen(step.weights, {**parts, **still} if still else parts)
             tangents[step.output] = rule.tangent(*[tangents[s] for s in step.sources])
         output = self.steps[-1].output
         deltas: list[Any] = [None] * len(tangents)
@@ -156,6 +153,13 @@ class Single:
             _spread(deltas, step.sources, rule.moved(deltas[step.output]))
         inputs = deltas[0].clone(memory_format=torch.contiguous_format)
         return Pulled(inputs[None], None if labels is None else labels[None])
+
+
+def _chosen(
+    names: Sequence[str | None], tensors: Mapping[str, Tensor]
+) -> tuple[Tensor | None, ...]:
+    """The tensors of these names, None where there is none."""
+    return tuple(None if name is None else tensors.get(name) for name in names)
 
 
 def _spread(deltas: list[Any], sources: tuple[int, ...], back: Tensor) -> None:
@@ -168,14 +172,15 @@ def steps_of(task: Task, shape: tuple[int, ...]) -> tuple[graph.Step, ...]:
     """The steps of the task's model for inputs of the given shape, not compared with autograd.
 
     Raises:
-        graph.Unknown: the model has a part that the rules do not cover, or a weight that is not
-            the business of exactly one of its layers.
+        graph.Unknown: the model has a part that the rules do not cover, or a trained weight that
+            is not the business of exactly one of its layers.
     """
     parameters = [name for name, _ in task.model.named_parameters(remove_duplicate=False)]
     if task.coupled:
         raise graph.Unknown("the examples see each other")
     steps = graph.read(task.model, task.parameters.new_zeros(2, *shape))
-    used = [name for step in steps for name in step.weights if name is not None]
+    own = set(parameters)
+    used = [name for step in steps for name in step.weights if name in own]
     if sorted(used) != sorted(parameters) or len(parameters) != len(task.layout):
         raise graph.Unknown("a weight has no layer of its own")
     return steps

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
-Record = dict[str, Any]
-
-_TEXTS = ("name", "kind", "digest")
-_NUMBERS = ("share", "direction", "scale")
+from leakbound.assess.record import Record
 
 
 @dataclass(frozen=True)
@@ -44,50 +40,10 @@ class Row:
     attacks: tuple[tuple[str, Capture, str, str], ...]
 
 
-def told(record: Record) -> bool:
-    """Whether the truth was known when the record was made: every cell but a captured one's."""
-    capture = record.get("capture")
-    return not isinstance(capture, dict) or capture.get("truth") is not False
-
-
 def proof(record: Record) -> str | None:
     """Why the reconstruction is the input for certain; None where nothing proves it."""
     found = (record.get("capture") or {}).get("certificate")
     return found if isinstance(found, str) else None
-
-
-def check(record: Record, optional: Callable[[str, Any, Any], None]) -> None:
-    """Refuse a record whose capture is not what a report can show, by `optional`."""
-    capture = record.get("capture")
-    optional("capture", capture, dict)
-    if capture is None:
-        return
-    for name in _TEXTS:
-        optional(f"capture.{name}", capture.get(name, 0), str)
-    for name in ("round", "client", "certificate"):
-        optional(f"capture.{name}", capture.get(name), str)
-    optional("capture.truth", capture.get("truth", 0), bool)
-    for name in ("findings", "notes"):
-        optional(f"capture.{name}", capture.get(name), list)
-    for note in capture.get("notes") or []:
-        optional("capture.notes", note, str)
-    for finding in capture.get("findings") or []:
-        optional("capture.findings", finding, dict)
-        for name in ("name", "value", "how"):
-            optional(f"capture.findings.{name}", finding.get(name, 0), str)
-        optional("capture.findings.sure", finding.get("sure"), bool)
-    optional("capture.values", capture.get("values"), list)
-    for row in capture.get("values") or []:
-        optional("capture.values", row if row is not None else 0, list)
-        for value in row:
-            optional("capture.values", value if value is not None else "", (int, float))
-    optional("capture.explained", capture.get("explained"), dict)
-    for name in _NUMBERS:
-        optional(
-            f"capture.explained.{name}", (capture.get("explained") or {}).get(name), (int, float)
-        )
-    if not told(record) and record.get("metrics") is not None:
-        optional("metrics", "given without the truth", dict)
 
 
 def capture_of(record: Record) -> Capture | None:

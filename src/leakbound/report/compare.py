@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from leakbound._util import files
+from leakbound.assess.record import PROVED, VERDICTS, Record
 from leakbound.report import strength, strength_table, tables
 from leakbound.report.fair import Concern, concerns
-from leakbound.report.folder import PROVED, VERDICTS, Record, Run
+from leakbound.report.folder import Run
 from leakbound.report.paired import Difference, difference
 
 Key = tuple[str, int, str]
@@ -237,5 +239,5 @@ def _same_bytes(first: Run, second: Run, name: str) -> bool:
     contents: list[Any] = []
     for run in (first, second):
         path = run.folder / name
-        contents.append(path.read_bytes() if path.exists() else None)
+        contents.append(files.read(path) if path.exists() else None)
     return bool(contents[0]) and contents[0] == contents[1]

@@ -6,12 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from leakbound.assess.record import Record
 from leakbound.report import tables
-from leakbound.report.folder import Record
 from leakbound.report.rerun import Rerun
 
-ROWS = 8000
-"""How many lines of numbers (one image, one attack) a page holds; large batches are cut."""
 BLIND = "without update"
 """The column of the guess that saw no update."""
 _FIRST = ("psnr", "rmse", "mse", "ssim", "ms_ssim", "lpips", "ncc", "identification")
@@ -46,14 +44,12 @@ class Facts:
     """What is to be said of one cell besides its images.
 
     Attributes:
-        place: its place on the page, in the order of the records.
         name: the cell's own name, a hash.
         attack: the hash of the attack's settings.
         start, end: the attack's own objective; None where it has none.
         rerun: how to run this cell alone, where the run's plan tells.
     """
 
-    place: int
     name: str
     attack: str
     start: float | None
@@ -78,24 +74,17 @@ def detail(cells: Sequence[Record], names: tables.Names, most: int) -> Detail:
     return Detail(columns, tuple(images), count - len(images))
 
 
-def facts(cell: Record, place: int, reruns: Mapping[str, Rerun]) -> Facts:
+def facts(cell: Record, reruns: Mapping[str, Rerun]) -> Facts:
     """What a record says of its cell besides the images."""
     objective = cell.get("objective") if isinstance(cell.get("objective"), dict) else None
     start, end = ((objective or {}).get(key) for key in ("start", "end"))
     return Facts(
-        place,
         cell["cell"],
         cell["attack"]["hash"],
         start if _is_number(start) else None,
         end if _is_number(end) else None,
         reruns.get(cell["cell"]),
     )
-
-
-def room(cells: Iterable[Record]) -> int:
-    """How many images of each batch a page has room for."""
-    ran = [cell for cell in cells if cell["status"] == "ok"]
-    return max(1, ROWS // max(1, len(ran)))
 
 
 def _columns(cells: Iterable[Record]) -> tuple[str, ...]:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
+from leakbound.assess.record import Record
 from leakbound.report import floors, tables
 from leakbound.report.evidence_measured import share_of
-from leakbound.report.folder import Record
 
 WHOM = {
     "all": "all attackers",

@@ -8,10 +8,11 @@ from dataclasses import asdict
 from statistics import fmean, stdev
 from typing import Any
 
-from scipy import stats
+from scipy.special import stdtrit
 
+from leakbound.assess.record import Record
 from leakbound.report import captured, strength_table, tables
-from leakbound.report.folder import Record, Run
+from leakbound.report.folder import Run
 
 SHOWN = 100
 """Of how many combinations the pictures are kept."""
@@ -90,9 +91,9 @@ def explained(cells: Iterable[Record], names: tables.Names) -> list[dict[str, An
 
 def strongest(run: Run, names: tables.Names, rows: Rows, *, images: bool) -> list[dict[str, Any]]:
     """For each combination the cell in which its strongest attack rebuilt the best image."""
-    found = []
+    found, best = [], _best_cells(run.cells, names)
     for place, row in enumerate(rows):
-        cell = _best_cell(run.cells, names, row)
+        cell = best.get((row.model, row.batch_size, row.defense, row.attack or ""))
         if cell is None:
             continue
         files = (cell.get("pictures") or {}) if images and place < SHOWN else {}
@@ -162,7 +163,7 @@ def mean_of(values: Sequence[float]) -> dict[str, Any] | None:
     n, middle = len(values), fmean(values)
     low = high = None
     if n > 1:
-        half = float(stats.t.ppf((1 + tables.LEVEL) / 2, n - 1)) * stdev(values) / math.sqrt(n)
+        half = float(stdtrit(n - 1, (1 + tables.LEVEL) / 2)) * stdev(values) / math.sqrt(n)
         low, high = middle - half, middle + half
     return {"mean": middle, "low": low, "high": high, "n": n, "level": tables.LEVEL}
 
@@ -200,17 +201,18 @@ def _strength(row: strength_table.Row | None) -> dict[str, Any] | None:
     }
 
 
-def _best_cell(cells: Iterable[Record], names: tables.Names, row: tables.Verdict) -> Record | None:
-    if row.attack is None:
-        return None
-    own = [
-        cell
-        for cell in cells
-        if cell["status"] == "ok"
-        and (names.model(cell), cell["batch_size"]) == (row.model, row.batch_size)
-        and (names.defense(cell), names.attack(cell)) == (row.defense, row.attack)
-    ]
-    return max(own, key=_best, default=None)
+def _best_cells(
+    cells: Iterable[Record], names: tables.Names
+) -> dict[tuple[str, int, str, str], Record]:
+    """By model, batch size, defense and attack, the cell with the best image."""
+    found: dict[tuple[str, int, str, str], tuple[float, Record]] = {}
+    for cell in cells:
+        if cell["status"] == "ok":
+            key = (names.model(cell), cell["batch_size"], names.defense(cell), names.attack(cell))
+            best = _best(cell)
+            if key not in found or best > found[key][0]:
+                found[key] = (best, cell)
+    return {key: cell for key, (_, cell) in found.items()}
 
 
 def _best(cell: Record) -> float:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from leakbound.report.folder import Record
+from leakbound.assess.record import Record
 
 DEEPEST = 8
 """How deep lists of a setting may lie in one another."""

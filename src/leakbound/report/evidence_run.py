@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from leakbound.report import captured, evidence_dp, evidence_told, tables
+from leakbound._util import files
+from leakbound.assess.record import ON_AVERAGE, PROVED, Record, is_picture, told
+from leakbound.report import evidence_dp, evidence_told, tables
 from leakbound.report.evidence_bounds import bounds_of, corridor_of
 from leakbound.report.evidence_measured import (
     combinations,
@@ -18,7 +20,7 @@ from leakbound.report.evidence_measured import (
 )
 from leakbound.report.evidence_plan import command_of, hash_of, toml_of
 from leakbound.report.evidence_text import NOT_STATED, clean, finite
-from leakbound.report.folder import ON_AVERAGE, PROVED, Record, Run
+from leakbound.report.folder import Run
 
 Accountant = Callable[[float], Mapping[str, Any]]
 """Epsilons of one release with a noise multiplier: `delta`, `add_remove`, `replace`."""
@@ -130,7 +132,7 @@ def _notices(run: Run) -> list[str]:
     failed = sum(unit["status"] == "failed" for unit in run.trainings)
     if failed:
         found.append(f"{failed} of {len(run.trainings)} trainings failed and enter no mean.")
-    if any(not captured.told(cell) for cell in run.cells):
+    if any(not told(cell) for cell in run.cells):
         found.append(
             "The true examples of captured updates are not known: nothing is measured there."
         )
@@ -157,7 +159,7 @@ def _checks(run: Run) -> list[dict[str, Any]]:
     pictures = {
         name for cell in run.cells for name in (cell.get("pictures") or {}).values() if name
     }
-    other = sum(not _is_named_by_content(run, name) for name in sorted(pictures))
+    other = sum(not is_picture(run.folder / "pictures" / name) for name in sorted(pictures))
     plan = _hash(run.header["plan"])
     return [
         _check("The plan belongs to its hash", plan == run.header["plan_hash"], plan or ""),
@@ -210,14 +212,6 @@ def _follows(cell: Record) -> bool:
     if any(tables.reaches(cell)):
         word = "exposed"
     return cell.get("verdict") == word
-
-
-def _is_named_by_content(run: Run, name: str) -> bool:
-    try:
-        content = (run.folder / "pictures" / name).read_bytes()
-    except OSError:
-        return False
-    return hashlib.sha256(content).hexdigest().startswith(name.removesuffix(".png"))
 
 
 def _private(
@@ -290,6 +284,6 @@ def names_of(run: Run) -> dict[str, Record]:
 
 def _digest(run: Run, name: str) -> str | None:
     try:
-        return hashlib.sha256((run.folder / name).read_bytes()).hexdigest()
+        return hashlib.sha256(files.read(run.folder / name)).hexdigest()
     except OSError:
         return None

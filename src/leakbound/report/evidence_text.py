@@ -6,7 +6,7 @@ import math
 import unicodedata
 from typing import Any
 
-from leakbound.report.folder import ON_AVERAGE, PROVED
+from leakbound.assess.record import ON_AVERAGE, PROVED
 
 LONGEST = 600
 """How many letters of one text are kept."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from leakbound.assess.record import Record
 from leakbound.report import captured
 from leakbound.report.evidence_text import NOT_STATED, finite
-from leakbound.report.folder import Record
 
 Item = dict[str, Any]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from leakbound.report.captured import told
-from leakbound.report.folder import Record, Run
+from leakbound.assess.record import Record, told
+from leakbound.report.folder import Run
 from leakbound.report.tables import plain
 
 

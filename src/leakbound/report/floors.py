@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from leakbound.report.folder import Record
+from leakbound.assess.record import Record
 
 Key = tuple[str, str, str, str | None]
 SHOWN = 30

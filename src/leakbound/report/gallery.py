@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
+from leakbound.assess.record import Record
 from leakbound.report import tables
-from leakbound.report.captured import Capture, capture_of
-from leakbound.report.drill import Detail, Facts, detail, facts, room
-from leakbound.report.folder import Picture, Record, Run
+from leakbound.report.captured import Capture, capture_of, proof
+from leakbound.report.drill import Detail, Facts, detail, facts
+from leakbound.report.folder import Picture, Run
 from leakbound.report.rerun import reruns
 
 IMAGE_SIDE = 64
+CELLS = 500
+"""How many cells a page shows one by one."""
+ROWS = 8000
+"""How many lines of numbers (one image, one attack) a page holds; large batches are cut."""
 
 
 @dataclass(frozen=True)
@@ -69,18 +74,46 @@ class Card:
         return self.entries[0].captured
 
 
-def gallery_of(run: Run, names: tables.Names, *, images: bool) -> list[Card]:
-    """Cells that apply, by batch and defense; pictures are read once each."""
-    cards: dict[tuple[str, int, int, str, int], list[Record]] = {}
-    for cell in run.cells:
+@dataclass(frozen=True)
+class Batch:
+    """The cells of one card: one batch under one defense.
+
+    `key`: its model, batch size, clients, defense and seed. `number`: its place on all pages.
+    """
+
+    number: int
+    key: tuple[str, int, int, str, int]
+    cells: tuple[Record, ...]
+
+
+def pages_of(cells: Iterable[Record], names: tables.Names) -> list[list[Batch]]:
+    """Cells that apply, by batch and defense, on pages of at most `CELLS` cells; one at least."""
+    found: dict[tuple[str, int, int, str, int], list[Record]] = {}
+    for cell in cells:
         if cell["status"] != "not_applicable":
             size, clients = cell["batch_size"], cell["clients"]
             key = (names.model(cell), size, clients, names.defense(cell), cell["seed"])
-            cards.setdefault(key, []).append(cell)
-    load, most, commands = cache(run.picture), room(run.cells), reruns(run)
-    places = {cell["cell"]: place for place, cell in enumerate(run.cells, 1)}
+            found.setdefault(key, []).append(cell)
+    pages: list[list[Batch]] = [[]]
+    room_left = CELLS
+    certified_first = sorted(found.items(), key=lambda one: not any(map(proof, one[1])))
+    for number, (key, own) in enumerate(certified_first, 1):
+        if pages[-1] and len(own) > room_left:
+            pages.append([])
+            room_left = CELLS
+        pages[-1].append(Batch(number, key, tuple(own)))
+        room_left -= len(own)
+    return pages
 
-    def entries(cells: list[Record]) -> Iterable[Entry]:
+
+def cards_of(
+    run: Run, names: tables.Names, page: Sequence[Batch], *, images: bool, inline: bool
+) -> list[Card]:
+    """The cards of one page, its pictures `inline` or as links; pictures are read once each."""
+    load = cache(partial(run.picture, inline=inline))
+    most, commands = room(page), reruns(run.header["plan"], _cells(page))
+
+    def entries(cells: Iterable[Record]) -> Iterable[Entry]:
         last: dict[str, str] = {}
         for cell in cells:
             files = (cell.get("pictures") or {}) if images else {}
@@ -89,33 +122,55 @@ def gallery_of(run: Run, names: tables.Names, *, images: bool) -> list[Card]:
             last |= new
             guess = files.get("reconstruction")
             pictures = {name: load(file) for name, file in new.items()}
-            known = facts(cell, places[cell["cell"]], commands)
+            known = facts(cell, commands)
             entry = _entry(cell, names, pictures, load(guess) if guess else None, known)
             yield replace(entry, columns=_columns(cell, values=images))
 
     return [
-        Card(number, *key, tuple(entries(cells)), _cost(cells), detail(cells, names, most))
-        for number, (key, cells) in enumerate(cards.items(), 1)
+        Card(
+            batch.number,
+            *batch.key,
+            tuple(entries(batch.cells)),
+            _cost(batch.cells),
+            detail(batch.cells, names, most),
+        )
+        for batch in page
     ]
 
 
 def best_images(
-    cards: Iterable[Card],
-) -> dict[tuple[str, int, str, str], str]:
-    """By model, batch size, defense and attack, the anchor of the image it rebuilt best.
+    pages: Iterable[Sequence[Batch]], names: tables.Names
+) -> dict[tuple[str, int, str, str], tuple[int, str]]:
+    """By model, batch size, defense and attack, page and anchor of the image it rebuilt best.
 
     Only images that the page shows one by one have one.
     """
-    found: dict[tuple[str, int, str, str], tuple[float, str]] = {}
-    for card in cards:
-        for entry in card.entries:
-            key = (card.model, card.batch_size, card.defense, entry.attack)
-            for i, score in enumerate(entry.scores, 1):
-                if score.psnr is None or (key in found and found[key][0] >= score.psnr):
-                    continue
-                shown = i <= len(card.detail.images)
-                found[key] = (score.psnr, f"image-{card.number}-{i}" if shown else "")
-    return {key: anchor for key, (_, anchor) in found.items() if anchor}
+    found: dict[tuple[str, int, str, str], tuple[float, int, str]] = {}
+    for number, page in enumerate(pages):
+        most = room(page)
+        for batch in page:
+            model, size, _, defense, _ = batch.key
+            for cell in batch.cells:
+                key = (model, size, defense, names.attack(cell))
+                for i, psnr in enumerate(_psnrs(cell), 1):
+                    if psnr is not None and (key not in found or psnr > found[key][0]):
+                        anchor = f"image-{batch.number}-{i}" if i <= most else ""
+                        found[key] = (psnr, number, anchor)
+    return {key: (page, anchor) for key, (_, page, anchor) in found.items() if anchor}
+
+
+def room(page: Sequence[Batch]) -> int:
+    """How many images of each batch a page has room for."""
+    ran = [cell for cell in _cells(page) if cell["status"] == "ok"]
+    return max(1, ROWS // max(1, len(ran)))
+
+
+def _cells(page: Iterable[Batch]) -> list[Record]:
+    return [cell for batch in page for cell in batch.cells]
+
+
+def _psnrs(cell: Record) -> Sequence[float | None]:
+    return (cell["metrics"] or {}).get("psnr", ()) if cell["status"] == "ok" else ()
 
 
 def _cost(cells: Iterable[Record]) -> tuple[float | None, float | None]:
@@ -136,7 +191,7 @@ def _entry(
     known: Facts,
 ) -> Entry:
     fine = cell["status"] == "ok"
-    values = (cell["metrics"] or {}).get("psnr", []) if fine else []
+    values = _psnrs(cell)
     hits = tables.reaches(cell) if fine else []
     truth, leak_map = shared.get("truth"), shared.get("leak_map")
     strip = picture or truth or leak_map

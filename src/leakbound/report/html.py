@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leakbound._util import files
+from leakbound.assess.record import ON_AVERAGE, PROVED, VERDICTS, Record, told
 from leakbound.report import captured, drill, floors, strength_table, tables
-from leakbound.report.folder import ON_AVERAGE, PROVED, VERDICTS, Record, Run, read
-from leakbound.report.gallery import Card, best_images, gallery_of
+from leakbound.report.folder import Run, read
+from leakbound.report.gallery import Batch, Card, best_images, cards_of, pages_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 FILE = "report.html"
 NEEDS = ("jinja2", "matplotlib", "markupsafe")
-"""About how many pixels of the page one image is wide."""
+ROWS = 500
+"""How many rows of one kind the first page shows."""
+PANELS, LINES = 12, 20
+"""Of how many models and batch sizes the first page has plots, and of how many attacks."""
+_LONG = (
+    *("verdicts", "groups", "failed", "untrained", "inapplicable", "captured", "settings"),
+    *("attacks", "models", "progress", "pages"),
+)
+LONGEST_PLAN = 100_000
+"""How many letters of the plan the page shows."""
 
 
 def check_installed() -> None:
@@ -34,38 +44,101 @@ def check_installed() -> None:
 def write(folder: Path, *, images: bool = True) -> Path:
     """Write `report.html` into a run folder; the same inputs give the same bytes.
 
+    A run of more than `gallery.CELLS` cells gets further pages beside it (`report-2.html`, ...),
+    and their pictures stay in `pictures/`; that of a smaller run is one file that holds all.
+
     Args:
         folder: where an audit left `run.json` and `records.jsonl`.
-        images: with the pictures of the true and the rebuilt images; without, the page holds none.
+        images: with the pictures of the true and the rebuilt images; without, no page shows any.
 
     Returns:
-        The path of the page. It is readable by its owner only.
+        The path of the first page. All are readable by their owner only.
 
     Raises:
         ValueError: a missing or damaged file, an unknown schema, a folder that cannot be written,
-            or jinja2 or matplotlib is not installed.
+            a report.html that leakbound did not write, or jinja2 or matplotlib is not installed.
     """
     check_installed()
-    return save(Path(folder) / FILE, render(read(Path(folder)), images=images))
+    folder = Path(folder)
+    for name, page in _pages(read(folder), images):
+        save(folder / name, page)
+    return folder / FILE
 
 
 def save(path: Path, page: str) -> Path:
     """Put a page at a path, in one step and readable by its owner only.
 
     Raises:
-        ValueError: it cannot be written there.
+        ValueError: it cannot be written there, or would replace a file that leakbound did not
+            write.
     """
-    try:
-        return _replace(path, page.encode("utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror or error}") from None
+    with files.writing(path, name="page"):
+        files.folder(path.parent)
+        files.write(path, page.encode("utf-8"))
+    return path
 
 
-def render(run: Run, *, images: bool = True) -> str:
-    """The page as text."""
-    context = _context(run, images)
+def _pages(run: Run, images: bool) -> Iterator[tuple[str, str]]:
+    """The report's pages as text, by their file names; `FILE` first."""
+    names = tables.Names(run.cells, run.trainings)
+    parts = pages_of(run.cells, names)
+    files = [FILE, *(f"report-{number}.html" for number in range(2, len(parts) + 1))]
+    common, best = _context(run, names), best_images(parts, names)
+    labels = [_label(part, common["place"]) for part in parts]
+    for part, here, about in zip(parts, files, labels, strict=True):
+        links = {
+            key: ("" if files[page] == here else files[page]) + f"#{anchor}"
+            for key, (page, anchor) in best.items()
+        }
+        context = common | _shown(cards_of(run, names, part, images=images, inline=len(files) == 1))
+        context |= {
+            "images": images,
+            "best": links,
+            "here": here,
+            "home": "" if here == FILE else FILE,
+            "about": about,
+            "pages": list(zip(files, labels, strict=True)),
+            "linked": len(files) > 1,
+            "img_from": "data:" if len(files) == 1 else "data: 'self' file:",
+        }
+        context["own_data"] = context["pictures"] and run.header.get("own_data") is not False
+        if here == FILE:
+            yield here, rendered("report.html.j2", _first_page(context))
+        else:
+            yield here, rendered("report.cells.j2", _further_page(context))
+
+
+def _label(part: Sequence[Batch], place: Mapping[str, int]) -> str:
+    numbers = [place[cell["cell"]] for batch in part for cell in batch.cells] or [0]
+    return f"cells {min(numbers):,} to {max(numbers):,}"
+
+
+def _first_page(context: dict[str, Any]) -> dict[str, Any]:
+    """The page of the whole run; of long tables, what matters most."""
+    rows = context["verdicts"]
+    if len(rows) > ROWS:
+        rows = sorted(rows, key=lambda row: (VERDICTS.index(row.verdict), -(row.best or 0.0)))
+    groups = context["groups"]
+    if len(groups) > ROWS:
+        groups = sorted(groups, key=lambda row: -(row.best or 0.0))
+    context = _worst(context) | {"verdicts": rows, "groups": groups}
     context["contents"] = _contents(context)
-    return rendered("report.html.j2", context)
+    left_out = {name: max(0, len(context[name]) - ROWS) for name in _LONG}
+    shown = {name: context[name][:ROWS] for name in _LONG}
+    left_out["strengths"] = context["strengths_left_out"]
+    return context | shown | {"left_out": left_out}
+
+
+def _further_page(context: dict[str, Any]) -> dict[str, Any]:
+    """A page of cells, with the rows of their combinations."""
+    own = {(card.model, card.batch_size, card.defense) for card in context["gallery"]}
+    mine = {
+        name: [row for row in context[name] if (row.model, row.batch_size, row.defense) in own]
+        for name in ("verdicts", "groups")
+    }
+    at = [file for file, _ in context["pages"]].index(context["here"])
+    beside = context["pages"][max(0, at - 1) : at + 2]
+    return context | mine | {"pages": beside, "left_out": {"pages": 0}}
 
 
 def environment_of(**settings: Any) -> Environment:
@@ -165,51 +238,54 @@ def plural(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def _context(run: Run, images: bool) -> dict[str, Any]:
-    cells, names = run.cells, tables.Names(run.cells, run.trainings)
-    gallery = gallery_of(run, names, images=images)
-    verdicts = tables.verdicts(cells, names)
-    shown = any(e.picture or e.truth or e.leak_map for card in gallery for e in card.entries)
+def _context(run: Run, names: tables.Names) -> dict[str, Any]:
+    """What holds on every page of a run."""
+    cells = run.cells
+    verdicts, groups = tables.verdicts(cells, names), tables.groups(cells, names)
     status = Counter(cell["status"] for cell in cells)
-    words, groups = _verdict_words(cells), tables.groups(cells, names)
+    words, defenses = _verdict_words(cells), _defenses(cells)
+    untrained = [unit for unit in run.trainings if unit["status"] == "failed"]
     return {
         "header": run.header,
-        "plan": json.dumps(run.header["plan"], indent=1, sort_keys=True, ensure_ascii=False),
+        "plan": _plan(run.header["plan"]),
         "names": names,
+        "place": {cell["cell"]: number for number, cell in enumerate(cells, 1)},
         "status": status,
         "missing": max(0, _whole(run.header.get("cells")) - len(cells)),
         "problems": sum(bool(c.get("problem")) for c in cells if c["status"] == "ok"),
         "verdict_words": words,
         "counts": [(word, sum(v.verdict == word for v in verdicts)) for word in words],
         "verdicts": verdicts,
+        "combinations": len(verdicts),
         "groups": groups,
         "lpips": any(group.lpips for group in groups),
-        **_drilled(gallery, verdicts),
-        "pictures": shown,
-        "images": images,
-        "own_data": shown and run.header.get("own_data") is not False,
         "failed": [cell for cell in cells if cell["status"] == "failed"],
-        "untrained": [unit for unit in run.trainings if unit["status"] == "failed"],
+        "untrained": untrained,
+        "untrained_count": len(untrained),
         "inapplicable": _inapplicable(cells, names),
         "captured": captured.rows(cells, names.attack),
-        "certified": [
-            entry
-            for card in gallery
-            for entry in card.entries
-            if entry.captured is not None and entry.captured.certificate
-        ],
-        "untold": any(not captured.told(cell) for cell in cells),
-        "defenses": _defenses(cells),
+        "untold": any(not told(cell) for cell in cells),
+        "defenses": defenses,
+        "settings": [(name, text) for name, _, _, settings in defenses for text in settings],
+        "attacks": list(names.attacks.items()),
+        "models": list(names.models.items()),
         "labels_hidden": any(not cell["threat"].get("labels_known") for cell in cells),
         "utility": tables.utility(run.trainings, names),
         **_strengths(run, names),
         "word": _word,
         "title": _title,
+        "measure": _measure,
+        "reading": _reading,
         **_tested(cells),
         **_floors(cells, names, verdicts),
-        **_plots(run, names),
+        **_plots(run, names, groups, verdicts),
         **_training(run, names),
     }
+
+
+def _plan(plan: Record) -> str:
+    text = json.dumps(plan, indent=1, sort_keys=True, ensure_ascii=False)
+    return text if len(text) <= LONGEST_PLAN else text[:LONGEST_PLAN] + " ... (see run.json)"
 
 
 def _contents(context: dict[str, Any]) -> list[tuple[str, str]]:
@@ -233,21 +309,27 @@ def _contents(context: dict[str, Any]) -> list[tuple[str, str]]:
     return [(anchor, words) for anchor, words, need in sections if context[need]]
 
 
-def _drilled(gallery: Sequence[Card], verdicts: Sequence[tables.Verdict]) -> dict[str, Any]:
-    """The cards, and where the best image of a combination or an attack stands among them."""
-    best = best_images(gallery)
-    rows = [row for row in verdicts if row.best is not None and row.attack]
-    worst = max(rows, key=lambda row: row.best or 0.0, default=None)
-    key = worst and (worst.model, worst.batch_size, worst.defense, worst.attack or "")
+def _shown(gallery: Sequence[Card]) -> dict[str, Any]:
+    """The cards of one page, and what they are filtered by."""
+    entries = [entry for card in gallery for entry in card.entries]
     return {
         "gallery": gallery,
-        "cells_shown": sum(len(card.entries) for card in gallery),
-        "best": best,
+        "cells_shown": len(entries),
+        "certified": [e for e in entries if e.captured is not None and e.captured.certificate],
         "drilled": any(card.detail.images for card in gallery),
-        "worst": worst and {"row": worst, "anchor": best.get(key or ("", 0, "", ""))},
-        "measure": _measure,
-        "reading": _reading,
+        "pictures": any(e.picture or e.truth or e.leak_map for e in entries),
+        "shown_models": list(dict.fromkeys(card.model for card in gallery)),
+        "shown_defenses": list(dict.fromkeys(card.defense for card in gallery)),
+        "shown_attacks": list(dict.fromkeys(entry.attack for entry in entries)),
     }
+
+
+def _worst(context: dict[str, Any]) -> dict[str, Any]:
+    """With the combination of the best image of all, and where that image is."""
+    rows = [row for row in context["verdicts"] if row.best is not None and row.attack]
+    row = max(rows, key=lambda row: row.best or 0.0, default=None)
+    key = row and (row.model, row.batch_size, row.defense, row.attack)
+    return context | {"worst": row and {"row": row, "anchor": context["best"].get(key)}}
 
 
 def _measure(name: str) -> str:
@@ -292,8 +374,14 @@ def _floors(
 def _strengths(run: Run, names: tables.Names) -> dict[str, Any]:
     sections = strength_table.sections(run.cells, run.trainings, names)
     rows = [row for section in sections for row in section.rows]
+    shown, room = [], ROWS
+    for section in sections:
+        if room > 0:
+            shown.append(replace(section, rows=section.rows[:room]))
+            room -= len(section.rows)
     return {
-        "strengths": sections,
+        "strengths": shown,
+        "strengths_left_out": max(0, len(rows) - ROWS),
         "tight": any(isinstance(row.floor, strength_table.Least) for row in rows),
         "losses": any(row.loss is not None for row in rows),
     }
@@ -312,24 +400,34 @@ def _tested(cells: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _plots(run: Run, names: tables.Names) -> dict[str, Any]:
+def _plots(
+    run: Run,
+    names: tables.Names,
+    groups: Sequence[tables.Group],
+    rows: Sequence[tables.Verdict],
+) -> dict[str, Any]:
     from markupsafe import Markup
 
     from leakbound.report import drawing, plots
 
-    groups, costs = tables.groups(run.cells, names), tables.utility(run.trainings, names)
+    both = list(dict.fromkeys((group.model, group.batch_size) for group in groups))
+    attacks = list(names.attacks)[:LINES]
+    drawn = set(both[:PANELS])
+    groups = [g for g in groups if (g.model, g.batch_size) in drawn and g.attack in attacks]
+    costs = tables.utility(run.trainings, names)
     limits = {c["threshold"]["value"] for c in run.cells if c["threshold"]["metric"] == "psnr"}
     threshold = limits.pop() if len(limits) == 1 else None
     defenses = list(dict.fromkeys(setting.name for setting in names.settings.values()))
     tradeoffs = plots.tradeoffs(groups, names.settings, costs, defenses, threshold)
-    rows = tables.verdicts(run.cells, names)
     over = {(r.model, r.batch_size, r.defense): r.ceiling.psnr for r in rows if r.ceiling}
-    curves = plots.curves(groups, names.settings, list(names.attacks), threshold, over)
+    curves = plots.curves(groups, names.settings, attacks, threshold, over)
     return {
         "tradeoffs": tradeoffs,
         "tradeoff_keys": drawing.keys([*map(_title, defenses)], "kt") if tradeoffs else [],
         "curves": curves,
-        "curve_keys": drawing.keys(list(names.attacks), "kc") if curves else [],
+        "curve_keys": drawing.keys(attacks, "kc") if curves else [],
+        "panels_left_out": max(0, len(both) - PANELS),
+        "lines_left_out": len(names.attacks) - len(attacks),
         "ceiling_key": drawing.ceiling_key("ko") if curves and over else "",
         "threshold": threshold,
         "svg": Markup,  # the plots' own markup; matplotlib escapes what it is given
@@ -344,7 +442,7 @@ def _training(run: Run, names: tables.Names) -> dict[str, Any]:
     rest = [label for label in dict.fromkeys(row.defense for row in rows) if label not in labels]
     return {
         "progress": rows,
-        "progress_plots": training.panels(rows, labels),
+        "progress_plots": training.panels(rows, labels)[:PANELS],
         "progress_keys": drawing.keys(labels, "kl"),
         "progress_rest": rest,
         "early": any(row.early is not None for row in rows),
@@ -390,18 +488,3 @@ def _title(defense: str) -> str:
 
 def _whole(value: Any) -> int:
     return value if isinstance(value, int) else 0
-
-
-def _replace(path: Path, content: bytes) -> Path:
-    descriptor, name = tempfile.mkstemp(prefix=".report-", suffix=".tmp", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    return path

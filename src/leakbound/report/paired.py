@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from scipy import stats
+from scipy.special import stdtrit
 
 LEVEL = 0.95
 
@@ -70,7 +70,7 @@ def difference(pairs: Sequence[tuple[float, float]]) -> Difference | None:
     n, mean = len(found), fmean(found)
     reach = None
     if n > 1:
-        reach = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * stdev(found) / math.sqrt(n)
+        reach = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * stdev(found) / math.sqrt(n)
     return Difference(
         n,
         fmean(first for first, _ in pairs),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -14,6 +14,8 @@ from leakbound.report.tables import NO_DEFENSE, Group, Setting, Utility
 
 TOP = 60.0
 """PSNR in dB above which no eye sees a difference: higher values are drawn here."""
+STRENGTHS = 40
+"""How many settings of one defense a panel shows: of more, some at even distances."""
 Line = list[tuple[float, Group]]
 
 
@@ -44,12 +46,14 @@ def curves(
     for model, size in dict.fromkeys((g.model, g.batch_size) for g in groups):
         own = [g for g in groups if (g.model, g.batch_size) == (model, size) and g.psnr]
         panels: list[Panel] = []
-        for title, labels in _shared_axes(own, settings):
+        for title, all_labels in _shared_axes(own, settings):
+            labels = _thinned(all_labels, settings)
             drawn = [g for g in own if g.defense in labels]
             over = {d: known[model, size, d] for d in labels if (model, size, d) in known}
             prefix, level = f"c{len(sections)}-{len(panels)}", _undefended(own)
             frame = _Frame(prefix, limits, threshold, level, over)
-            panels.append(_curve(title, labels, drawn, settings, attacks, frame))
+            panel = _curve(title, labels, drawn, settings, attacks, frame)
+            panels.append(_with_count(panel, len(labels), len(all_labels)))
         sections.append(Section(model, size, tuple(panels)))
     return [section for section in sections if section.panels]
 
@@ -64,26 +68,46 @@ def tradeoffs(
     """Test accuracy against the PSNR of the strongest attack: one panel a model and batch size."""
     limits = _limits([group for group in groups if group.psnr], threshold)
     panels: list[Panel] = []
+    own: dict[tuple[str, int, str], list[Group]] = {}
+    for group in groups:
+        own.setdefault((group.model, group.batch_size, group.defense), []).append(group)
+    by_name: dict[str, list[str]] = {}
+    for label in dict.fromkeys(g.defense for g in groups):
+        by_name.setdefault(settings[label].name, []).append(label)
+    labels = [label for some in by_name.values() for label in _thinned(some, settings)]
     for model, size in dict.fromkeys((g.model, g.batch_size) for g in groups):
         points = []
-        for label in dict.fromkeys(g.defense for g in groups):
-            best = strongest(groups, model, size, label)
+        for label in labels:
+            best = _strongest(own.get((model, size, label), ()))
             cost = utility.get((model, label))
             if best and cost and cost.mean is not None:
                 points.append((settings[label], cost, best))
         if points:
             frame = _Frame(f"t{len(panels)}", limits, threshold, None)
             title = f"{model}, batch size {size}"
-            panels.append(_tradeoff(title, points, names, frame))
+            panel = _tradeoff(title, points, names, frame)
+            panels.append(_with_count(panel, len(labels), sum(map(len, by_name.values()))))
     return panels
 
 
-def strongest(groups: Sequence[Group], model: str, size: int, defense: str) -> Group | None:
+def _strongest(groups: Sequence[Group]) -> Group | None:
     """The attack with the highest median PSNR."""
-    own = [
-        g for g in groups if (g.model, g.batch_size, g.defense) == (model, size, defense) and g.psnr
-    ]
+    own = [group for group in groups if group.psnr]
     return max(own, key=lambda g: g.psnr.median if g.psnr else -math.inf, default=None)
+
+
+def _thinned(labels: Sequence[str], settings: Mapping[str, Setting]) -> list[str]:
+    """At most `STRENGTHS` of a defense's settings, the weakest and the strongest among them."""
+    ordered = sorted(labels, key=lambda label: settings[label].number or 0.0)
+    steps = min(len(ordered), STRENGTHS)
+    kept = {ordered[i * (len(ordered) - 1) // max(1, steps - 1)] for i in range(steps)}
+    return [label for label in labels if label in kept]
+
+
+def _with_count(panel: Panel, shown: int, count: int) -> Panel:
+    if shown == count:
+        return panel
+    return replace(panel, notes=(*panel.notes, f"{shown} of {count} settings"))
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
+from leakbound.assess.record import Record
 from leakbound.report.evidence_plan import toml_of
-from leakbound.report.folder import Record, Run
 
 FLOOR = {"kind": "trace", "prior": "gaussian", "components": 32, "images": 16, "directions": 4}
 RISK = {"probability": 0.001, "prior": "mixture", "components": 32}
@@ -33,16 +34,18 @@ class Rerun:
     plan: str | None = None
 
 
-def reruns(run: Run) -> dict[str, Rerun]:
+def reruns(plan: Record, cells: Iterable[Record]) -> dict[str, Rerun]:
     """By cell, how to run it alone; without the cells that the kept plan does not name.
 
     Whoever made the run wrote its plan: values are quoted for a shell, and text that a terminal
     would act on is left out.
     """
     found = {}
-    for cell in run.cells:
+    alike = cache(partial(_alike, plan))
+    for cell in cells:
+        names = (cell[kind]["name"] for kind in ("model", "defense", "attack"))
         try:
-            known = next(_matching(run.header["plan"], cell), None)
+            known = alike(*names, cell["batch_size"], cell["seed"]).get(cell["cell"])
             made = None if known is None else _rerun(known, cell["cell"])
         except _DAMAGED:
             continue
@@ -64,17 +67,20 @@ def cell_id(known: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _matching(plan: Record, cell: Record) -> Iterator[dict[str, Any]]:
-    """The one choice of a plan's entries that the cell's hash names, if there is one."""
+def _alike(
+    plan: Record, model: str, defense: str, attack: str, batch_size: int, seed: int
+) -> dict[str, dict[str, Any]]:
+    """By the hash that names it, every choice of a plan's entries with these names and numbers."""
     common = {key: plan[key] for key in _WHOLE_PLAN if key in plan}
-    models = [m for m in plan["models"] if m["name"] == cell["model"]["name"]]
-    defenses = [d for d in plan["defenses"] if _name(d) == cell["defense"]["name"]]
-    attacks = [a for a in plan["attacks"] if a["name"] == cell["attack"]["name"]]
-    for model, defense, attack in product(models, defenses, attacks):
-        own = {"model": model, "defense": defense, "attack": attack}
-        own |= {"batch_size": cell["batch_size"], "seed": cell["seed"]}
-        if cell_id(common | own) == cell["cell"]:
-            yield common | own
+    models = [m for m in plan["models"] if m["name"] == model]
+    defenses = [d for d in plan["defenses"] if _name(d) == defense]
+    attacks = [a for a in plan["attacks"] if a["name"] == attack]
+    found = {}
+    for one, links, other in product(models, defenses, attacks):
+        own = {"model": one, "defense": links, "attack": other}
+        own |= common | {"batch_size": batch_size, "seed": seed}
+        found[cell_id(own)] = own
+    return found
 
 
 def _name(links: list[Record]) -> str:

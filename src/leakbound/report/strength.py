@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from scipy import stats
+from scipy.special import stdtrit
 
-from leakbound.report.folder import Record
+from leakbound.assess.record import Record
 
 LEVEL = 0.95
 NO_UPDATE = "no update"
@@ -194,7 +194,7 @@ def _limit(values: Sequence[float], side: int, tail: float) -> float:
     n = len(values)
     if n < 2:
         return side * math.inf
-    reach = float(stats.t.ppf(1 - tail, n - 1))
+    reach = float(stdtrit(n - 1, 1 - tail))
     return fmean(values) + side * reach * stdev(values) / math.sqrt(n)
 
 

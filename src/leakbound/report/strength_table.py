@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from leakbound.assess.record import Record
 from leakbound.report.floors import is_floor
-from leakbound.report.folder import Record
 from leakbound.report.strength import NO_UPDATE, Strength, ran, rounds_of, square, strength
 from leakbound.report.tables import Names
 

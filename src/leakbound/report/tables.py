@@ -14,9 +14,9 @@ from typing import Any
 
 from scipy.special import bdtr, betaincinv
 
+from leakbound.assess.record import ON_AVERAGE, PROVED, Record
 from leakbound.report import captured
 from leakbound.report.floors import Ceiling, Chance, Sources, ceiling, chance, of_mean_error
-from leakbound.report.folder import ON_AVERAGE, PROVED, Record
 
 LEVEL = 0.95
 LOWER_IS_BETTER = frozenset({"mse", "rmse"})

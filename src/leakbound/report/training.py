@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from leakbound.assess.record import Record
 from leakbound.report.drawing import MARKERS, Panel, color, figure, span
-from leakbound.report.folder import Record
 from leakbound.report.tables import NO_DEFENSE, Names
 
 EARLY = 5

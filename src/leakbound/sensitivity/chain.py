@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeGuard
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,6 +24,7 @@ from leakbound.sensitivity import products, steps
 from leakbound.sensitivity.products import Forward
 from leakbound.sensitivity.squares import Power, matrix_like
 from leakbound.sensitivity.steps import Step, Weighted
+from leakbound.task import weight_names
 from leakbound.types import Task
 
 _KNOWN = (nn.Linear, nn.Conv2d, nn.MaxPool2d, *steps.POINTWISE, *steps.STRAIGHT)
@@ -71,7 +72,7 @@ class Point:
     @staticmethod
     def at(task: Task, layers: Layers, inputs: Tensor, labels: Tensor) -> Point:
         """Pass the examples (n, *S) forward."""
-        tensors = task.unflatten(task.parameters.detach())
+        tensors = task.tensors(task.parameters.detach())
         made, out = [], inputs
         for name, module in layers:
             out, step = steps.take(module, out, _own(tensors, name, module))
@@ -82,7 +83,7 @@ class Point:
     def deltas(self) -> tuple[Tensor, ...]:
         """The derivative of each example's own loss by the outputs of the steps.
 
-        From the first step with weights on; of those before no one asks.
+        From the first step with trained weights on; of those before no one asks.
         """
         delta = steps.loss_delta(self.task.loss, self.output, self.labels)
         deltas = [delta]
@@ -97,14 +98,14 @@ class Point:
         return tuple(
             name
             for name, step in pairs
-            if isinstance(step, Weighted) and products.is_outer(step.module, step.seen)
+            if _trains(step) and products.is_outer(step.module, step.seen)
         )
 
     def inputs_moved(self, ways: Tensor) -> dict[str, Tensor]:
         """The changes (k, n, D) of what enters the plain Linear layers, along (k, n, *S)."""
         wanted, found, moved = self.outer(), {}, ways
         for name, step in zip(self.names, self.made, strict=True):
-            if name in wanted and isinstance(step, Weighted):
+            if name in wanted:
                 found[name] = moved
                 if len(found) == len(wanted):
                     break
@@ -168,7 +169,7 @@ class Point:
     def _weighted(self) -> Iterator[tuple[str, Weighted, Tensor]]:
         first = _first(self.made)
         for at, (name, step) in enumerate(zip(self.names, self.made, strict=True)):
-            if isinstance(step, Weighted):
+            if _trains(step):
                 yield name, step, self.deltas[at - first]
 
     def _moved(self, ways: Tensor) -> Iterator[tuple[str, Weighted, Tensor, Tensor, Tensor]]:
@@ -176,13 +177,13 @@ class Point:
         seen: list[Tensor | None] = []
         moved = ways
         for step in self.made:
-            seen.append(moved if step.curved or isinstance(step, Weighted) else None)
+            seen.append(moved if step.curved or _trains(step) else None)
             moved = step.push(moved)
         change = steps.loss_change(self.task.loss, self.output, self.labels, moved)
         first = _first(self.made)
         for at in reversed(range(first, len(self.made))):
             step, delta, before = self.made[at], self.deltas[at - first], seen.pop()
-            if isinstance(step, Weighted):
+            if _trains(step):
                 assert before is not None  # it was kept above
                 yield self.names[at], step, delta, before, change
             if at > first:
@@ -210,22 +211,27 @@ def lane_elements(task: Task, layers: Layers, one: Tensor) -> int:
     known = _SIZES.setdefault(task.model, {})
     key = (one.shape, one.dtype, one.device)
     if key not in known:
-        tensors, kept, largest = task.unflatten(task.parameters.detach()), one.numel(), 0
+        tensors, kept, largest = task.tensors(task.parameters.detach()), one.numel(), 0
         for name, module in layers:
             out, step = steps.take(module, one, _own(tensors, name, module))
             largest = max(largest, one.numel() + out.numel())
-            kept += 2 * out.numel() + one.numel() * (step.curved or isinstance(step, Weighted))
+            kept += 2 * out.numel() + one.numel() * (step.curved or _trains(step))
             one = out
         known[key] = kept + 2 * largest
     return known[key]
 
 
 def _own(tensors: Mapping[str, Tensor], name: str, module: nn.Module) -> dict[str, Tensor]:
-    return {part: tensors[name + part] for part, _ in module.named_parameters()}
+    return {part: tensors[name + part] for part in weight_names(module) if name + part in tensors}
 
 
 def _first(made: list[Step] | tuple[Step, ...]) -> int:
-    return next(at for at, step in enumerate(made) if isinstance(step, Weighted))
+    return next(at for at, step in enumerate(made) if _trains(step))
+
+
+def _trains(step: Step) -> TypeGuard[Weighted]:
+    """Whether it has weights of the gradient; frozen ones are buffers of a task's model."""
+    return isinstance(step, Weighted) and any(True for _ in step.module.parameters())
 
 
 def _flat(module: nn.Module, prefix: str, into: list[tuple[str, nn.Module]]) -> bool:

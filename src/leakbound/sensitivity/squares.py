@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp, vjp, vmap
 from torch.nn.grad import conv2d_weight
 
+from leakbound.client import plain_attention
+
 _CACHED = 2**18
 
 
@@ -195,5 +197,6 @@ def _local(
         both: tuple[dict[str, Tensor], ...] = jvp(pulled, (a, d), (da, dd))
         return both
 
-    plain, moved = vmap(lane)(tapped.a, tapped.da, tapped.d, tapped.dd)
+    with plain_attention():
+        plain, moved = vmap(lane)(tapped.a, tapped.da, tapped.d, tapped.dd)
     return {name: (plain[name], moved[name]) for name in names}

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
 
+from leakbound import client
 from leakbound.sensitivity.dual import joined, parted
 from leakbound.sensitivity.linear import ConstantWeights
 from leakbound.sensitivity.squares import (
@@ -105,7 +106,7 @@ def powers(
         return None
     if taps is None:
         return None
-    tensors = {**task.buffers, **task.unflatten(task.parameters.detach())}
+    tensors = task.tensors(task.parameters.detach())
     sums: dict[str, Power] = {}
     gradients: dict[str, Tensor] = {}
     for name, tapped in taps.items():
@@ -133,11 +134,11 @@ def _own(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def _run(
     task: Task, found: Plan, inputs: Tensor, labels: Tensor, tangents: Tensor
 ) -> dict[str, Tapped] | None:
-    tensors = {**task.buffers, **task.unflatten(task.parameters.detach())}
+    tensors = task.tensors(task.parameters.detach())
     with torch.enable_grad(), forward_ad.dual_level():
         moving = joined(inputs.detach().requires_grad_(), tangents)
         with _recorded(task.model, found.layers) as records, ConstantWeights():
-            output = functional_call(task.model, tensors, (moving,))
+            output = client.call(task, tensors, moving)
             loss = task.loss(output, labels)
         if not all(_fits(record, len(inputs)) for record in records.values()):
             return None
@@ -234,7 +235,7 @@ def _trial(
         }
         moving = one.repeat(lanes, *[1] * (one.ndim - 1)).requires_grad_()
         with _recorded(task.model, names) as records:
-            output = functional_call(task.model, {**task.buffers, **leaves}, (moving,))
+            output = client.call(task, {**task.buffers, **leaves}, moving)
         if not all(_fits(record, lanes) for record in records.values()):
             return None
         uses = _uses(output)

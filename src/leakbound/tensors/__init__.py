@@ -2,6 +2,6 @@
 
 from leakbound.tensors.archive import of_bytes
 from leakbound.tensors.files import read, write
-from leakbound.tensors.layout import Named, bare, flat, unnamed
+from leakbound.tensors.layout import Named, bare, by_name, flat, unnamed
 
-__all__ = ["Named", "bare", "flat", "of_bytes", "read", "unnamed", "write"]
+__all__ = ["Named", "bare", "by_name", "flat", "of_bytes", "read", "unnamed", "write"]

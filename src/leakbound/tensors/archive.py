@@ -7,6 +7,7 @@ import math
 import struct
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +15,13 @@ from typing import IO, Protocol
 
 import numpy as np
 
+from leakbound._util import files
+
 DAMAGE = (
     zipfile.BadZipFile,
     EOFError,
     NotImplementedError,
+    OSError,
     RuntimeError,
     UnicodeDecodeError,
     struct.error,
@@ -48,15 +52,25 @@ def take(stream: Stream, most: int, begun: bytearray | None = None) -> bytearray
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """A zip archive to read from; damage becomes a ValueError."""
-    if not path.is_file():
-        raise ValueError(f"file {str(path)!r} does not exist or is no file; check the path")
+    """A zip archive to read from, no two files of one name.
+
+    Raises:
+        ValueError: damage, or what is refused while it is read; it names the archive.
+    """
+    files.check_regular(path)
     try:
         archive = zipfile.ZipFile(path)
     except DAMAGE as error:
         raise ValueError(f"{str(path)!r} is not a zip archive or is damaged") from error
     with archive:
-        yield archive
+        try:
+            names = Counter(info.filename for info in archive.infolist() if not info.is_dir())
+            twice = [name for name, count in names.items() if count > 1]
+            if twice:
+                raise ValueError(f"it holds {twice[0]!r} twice; save it with one file of each name")
+            yield archive
+        except ValueError as error:
+            raise ValueError(f"archive {str(path)!r}: {error}") from error
 
 
 @contextmanager

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
+from leakbound._util import files
 from leakbound.tensors.archive import open_archive, read_array
 
 MOST_BYTES = 2**33
 """The most that one file of tensors may take in memory, unless `read` is told otherwise."""
 
+SEALED = "written_by"
+"""The key in the metadata that says that leakbound wrote the file."""
 _KINDS = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"}
 _PICKLES = {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".npy", ".joblib"}
 
@@ -32,8 +34,7 @@ def read(path: Path, *, most: int = MOST_BYTES) -> tuple[dict[str, Tensor], dict
             damaged, cut short, empty, or larger than `most` bytes, values that are no numbers.
     """
     path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"{str(path)!r} does not exist or is no file; check the path")
+    files.check_regular(path)
     if path.suffix in _PICKLES or path.suffix not in (".safetensors", ".npz"):
         raise ValueError(
             f"{str(path)!r} is no .safetensors or .npz file. Pickled files (.pt, .pth, .bin, .npy "
@@ -51,9 +52,12 @@ def write(path: Path, named: Mapping[str, Tensor], about: Mapping[str, str] | No
     """Write named tensors as .safetensors, in one step, readable by the owner only.
 
     Args:
-        path: ends in .safetensors; a file that is there is replaced.
+        path: ends in .safetensors; a file that is there is replaced if this function wrote it.
         named: tensors on any device.
         about: text metadata.
+
+    Raises:
+        ValueError: another ending, or a file that leakbound did not write.
 
     Example:
         >>> import tempfile
@@ -67,15 +71,8 @@ def write(path: Path, named: Mapping[str, Tensor], about: Mapping[str, str] | No
     if path.suffix != ".safetensors":
         raise ValueError(f"path is {str(path)!r}; give a name that ends in .safetensors")
     own = {key: value.detach().cpu().contiguous().clone() for key, value in named.items()}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
-    try:
-        save_file(own, temporary, metadata={str(k): str(v) for k, v in (about or {}).items()})
-        temporary.chmod(0o600)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    text = {str(key): str(value) for key, value in (about or {}).items()}
+    files.write(path, save(own, metadata={**text, SEALED: files.SEAL}))
 
 
 def _safetensors(path: Path, most: int) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -90,8 +87,9 @@ def _safetensors(path: Path, most: int) -> tuple[dict[str, Tensor], dict[str, st
                     f"{odd[0]!r} of {str(path)!r} holds values of type {kinds[odd[0]]}; save it "
                     "as floats of 16, 32 or 64 bits"
                 )
-            about = file.metadata() or {}
-            return {name: file.get_tensor(name) for name in names}, dict(about)
+            about = dict(file.metadata() or {})
+            about.pop(SEALED, None)
+            return {name: file.get_tensor(name) for name in names}, about
     except (SafetensorError, OSError) as error:
         raise ValueError(
             f"{str(path)!r} is no valid safetensors file, or is cut short: {error}; save it again "
@@ -105,7 +103,7 @@ def _npz(path: Path, most: int) -> tuple[dict[str, Tensor], dict[str, str]]:
         members = archive.infolist()
         if not members or not all(info.filename.endswith(".npy") for info in members):
             raise ValueError(
-                f"{str(path)!r} is a zip archive, but not of NumPy arrays; save it with "
+                "it is a zip archive, but not of NumPy arrays; save it with "
                 "numpy.savez('update.npz', **arrays)"
             )
         _fits(path, sum(info.file_size for info in members), most)

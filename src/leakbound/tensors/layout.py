@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from leakbound.task import Task
+from leakbound.task import Task, weight_names
 
 Named = Mapping[str, Tensor]
 """Tensors by name, as `model.state_dict()` names them."""
 
+_Names = Sequence[tuple[str, tuple[int, ...] | None]]
 _WRAPPERS = ("module.", "_module.", "_orig_mod.", "model.")
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _SHOWN = 10
@@ -22,10 +23,10 @@ _NUMBER = re.compile(r"(?:arr_)?(\d+)")
 def flat(task: Task, named: Named, *, what: str) -> Tensor:
     """Named tensors as the vector (P,) in the order of `task.layout`, in the type of its weights.
 
-    Buffers (running statistics) are passed over, and a prefix that a wrapper put before every name
-    (`module.`, `_module.`, `_orig_mod.`) is taken off. Lists without names (keys "0", "1", ... or
-    "arr_0", ...) are matched by position with the model's state dict, or with its parameters alone,
-    where every shape agrees.
+    Buffers (running statistics) and frozen parameters are passed over, and a prefix that a wrapper
+    put before every name (`module.`, `_module.`, `_orig_mod.`) is taken off. Lists without names
+    (keys "0", "1", ... or "arr_0", ...) are matched by position with the model's state dict, with
+    its parameters, or with its trained parameters alone, where every shape agrees.
 
     Args:
         task: whose model the tensors belong to.
@@ -46,7 +47,7 @@ def flat(task: Task, named: Named, *, what: str) -> Tensor:
         ValueError: update does not fit the model: 1.weight (1, 2) is missing; 2.bias (1,) is not \
 in the model; is it of another model or version?
     """
-    own = _named(task, named, what)
+    own = by_name(task, named, what=what)
     problems = list(_problems(task, own))
     if problems:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
@@ -97,8 +98,16 @@ def unnamed(key: str) -> bool:
     return _NUMBER.fullmatch(key) is not None
 
 
-def _named(task: Task, named: Named, what: str) -> dict[str, Tensor]:
-    """The tensors under the names of `task.layout`: unwrapped, unlisted, of shared weights one."""
+def by_name(task: Task, named: Named, *, what: str) -> dict[str, Tensor]:
+    """The tensors under the names of the task's model: unwrapped, unlisted, of shared weights one.
+
+    Args and errors are those of `flat`, but whether all tensors are there is not checked.
+
+    Example:
+        >>> task = Task.of(nn.Linear(1, 1))
+        >>> by_name(task, {"module.bias": torch.ones(1)}, what="update")
+        {'bias': tensor([1.])}
+    """
     own = {str(key): value for key, value in named.items()}
     if not own:
         raise ValueError(f"{what} holds no tensor; give the model's tensors by name")
@@ -143,6 +152,10 @@ def _problems(task: Task, own: dict[str, Tensor]) -> Iterator[str]:
             yield f"{name} {shape} is missing"
         elif tuple(own[name].shape) != shape:
             yield f"{name} is {tuple(own[name].shape)}, in the model {shape}"
+    frozen = {name: tuple(value.shape) for name, value in task.frozen.items()}
+    for name in frozen.keys() & own.keys():
+        if tuple(own[name].shape) != frozen[name]:
+            yield f"{name} is {tuple(own[name].shape)}, in the model {frozen[name]}"
     known = shapes.keys() | _buffers(task.model)
     for name, value in own.items():
         if name not in known:
@@ -169,14 +182,14 @@ def _first_names(model: nn.Module) -> dict[str, str]:
 
 def _by_position(task: Task, own: dict[str, Tensor], what: str) -> dict[str, Tensor]:
     values = [own[key] for key in sorted(own, key=_place)]
-    for statistics in (True, False):
-        names = list(_state_names(task.model, statistics=statistics))
+    first = _first_names(task.model)
+    whole, now = (list(_state_names(task.model, statistics=kept)) for kept in (True, False))
+    plain: _Names = [(name, tuple(shape)) for name, shape, _, _ in task.layout]
+    for names in (whole, now, plain, [row for row in now if row[1] is not None]):
         if _agree(values, names):
-            first = _first_names(task.model)
-            return {first.get(n, n): v for (n, s), v in zip(names, values, strict=True) if s}
-    plain = [(name, tuple(shape)) for name, shape, _, _ in task.layout]
-    if _agree(values, plain):
-        return {name: value for (name, _), value in zip(plain, values, strict=True)}
+            return {
+                first.get(n, n): v for (n, s), v in zip(names, values, strict=True) if s is not None
+            }
     shapes = ", ".join(str(tuple(v.shape)) for v in values[:_SHOWN])
     wanted = ", ".join(f"{name} {shape}" for name, shape in plain[:_SHOWN])
     raise ValueError(
@@ -189,7 +202,7 @@ def _place(key: str) -> int:
     return int(key.removeprefix("arr_"))
 
 
-def _agree(values: list[Tensor], names: list[tuple[str, tuple[int, ...] | None]] | list) -> bool:  # type: ignore[type-arg]
+def _agree(values: list[Tensor], names: _Names) -> bool:
     return len(values) == len(names) and all(
         shape is None or tuple(value.shape) == shape
         for value, (_, shape) in zip(values, names, strict=True)
@@ -205,10 +218,11 @@ def _state_names(
     """
     for prefix, module in model.named_modules(remove_duplicate=False):
         dot = f"{prefix}." if prefix else ""
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                yield dot + name, tuple(parameter.shape)
-        held = [k for k, v in module._buffers.items() if v is not None]
+        own = weight_names(module)
+        for name in own:
+            if (weight := getattr(module, name)) is not None:
+                yield dot + name, tuple(weight.shape)
+        held = [k for k, v in module._buffers.items() if v is not None and k not in own]
         if statistics and isinstance(module, nn.modules.batchnorm._NormBase):
             held = list(_STATISTICS)
         yield from ((dot + k, None) for k in held if k not in module._non_persistent_buffers_set)

@@ -176,7 +176,7 @@ class Twice(nn.Module):
         ({"model": Twice()}, "more than one vector"),
         ({"layer": "7"}, "no linear layer '7'"),
         ({"model": nn.Sequential(nn.Unflatten(1, (5, 100)), nn.Conv1d(5, 10, 100), nn.Flatten())},
-         "no linear layer"),
+         "no trained linear layer"),
         ({"rows": 4}, "4 mixtures"),
         ({"layer": "2"}, "rank below 10"),
         ({"same": True}, "rank below 10"),

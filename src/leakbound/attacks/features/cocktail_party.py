@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from leakbound.attacks.base import seen_task
 from leakbound.attacks.features.base import FoundFeatures
 from leakbound.attacks.features.lowrank import NotSeparable, fit_column
 from leakbound.attacks.features.separation import Separated, Separation, separate
+from leakbound.client import forward
 from leakbound.random import uniform
 from leakbound.types import NotApplicable, Observation, Task
 
@@ -29,7 +30,7 @@ class CocktailParty(Separation):
     those of the mean where inputs are not negative, else the bias gradient's, sum_b dL/dh_bi.
 
     Args:
-        layer: the linear layer to read; None: the first that the model runs.
+        layer: the linear layer to read; None: the first trained one that the model runs.
 
     Assumptions: the layer sees one vector an example, is run once, and has more rows than there are
     examples; the inputs of the examples are independent enough (see `separate`).
@@ -93,10 +94,10 @@ def listen(
     settings: Separation,
     layer: str | None = None,
 ) -> Heard:
-    """Take apart the gradient of the named linear layer, or of the first that the model runs.
+    """Take apart the gradient of the named linear layer, or of the first trained one that runs.
 
     Raises:
-        NotApplicable: no such layer, or it is not run once on one vector an example, or its
+        NotApplicable: no such layer, it is frozen or not run once on one vector an example, or its
             gradient is zero or not finite.
         NotSeparable: it has fewer rows than there are examples, or a lower rank.
     """
@@ -144,7 +145,7 @@ def probed(
     """The layer's name, images that the attacker makes or knows, and what the layer sees of them.
 
     Raises:
-        NotApplicable: no such layer, or it is not run once on one vector an example.
+        NotApplicable: no such layer, it is frozen, or is not run once on one vector an example.
     """
     shape = observation.input_shape
     public = observation.auxiliary or task.public
@@ -155,22 +156,27 @@ def probed(
         probe = low + (high - low) * uniform((PROBES, *shape), generator, like=task.parameters)
     model, seen = copy.deepcopy(task.model), []
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and (layer == name or _weight(name) in task.names):
             module.register_forward_pre_hook(
                 lambda _, args, name=name: seen.append((name, args[0].detach()))
             )
-    weights = {**task.buffers, **task.unflatten(task.parameters)}
     with torch.no_grad():
-        torch.func.functional_call(model, weights, (probe,))
+        forward(replace(task, model=model), probe)
     found = [(name, inputs) for name, inputs in seen if layer in (None, name)]
     if not found:
-        wanted = "linear layer" if layer is None else f"linear layer {layer!r}"
+        wanted = "trained linear layer" if layer is None else f"linear layer {layer!r}"
         raise NotApplicable(f"the model runs no {wanted}")
     name, inputs = found[0]
+    if _weight(name) not in task.names:
+        raise NotApplicable(f"the linear layer {name!r} is frozen: its gradient is not sent")
     once = sum(other == name for other, _ in found) == 1
     if not once or inputs.ndim != 2 or len(inputs) != len(probe):
         raise NotApplicable(f"the linear layer {name!r} sees more than one vector an example")
     return name, probe, inputs
+
+
+def _weight(name: str) -> str:
+    return f"{name}.weight" if name else "weight"
 
 
 def _trust(observation: Observation) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -61,7 +61,7 @@ def head_layers(task: Task) -> tuple[str, str]:
     """Names of the last linear layer and of the one before it whose outputs fit.
 
     Raises:
-        NotApplicable: the model has no two such layers.
+        NotApplicable: the model has no two such layers, or the last one's weight is frozen.
 
     Example:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -77,6 +77,8 @@ def head_layers(task: Task) -> tuple[str, str]:
             f"{first} has {below.out_features} outputs and {second} {above.in_features} inputs: "
             "the last two linear layers are no head with one activation between them"
         )
+    if f"{second}.weight" not in task.names:
+        raise NotApplicable(f"{second} is frozen: its gradient, which tells features, is not sent")
     return first, second
 
 
@@ -123,9 +125,9 @@ def _factors(above: nn.Module, hidden: Tensor) -> Tensor:
 def _own_copy(task: Task) -> nn.Module:
     model = copy.deepcopy(task.model)
     with torch.no_grad():
-        values = task.unflatten(task.parameters)
-        for name, parameter in model.named_parameters():
-            parameter.copy_(values[name])
+        values = task.tensors()
+        for name, own in (*model.named_parameters(), *model.named_buffers()):
+            own.copy_(values[name])
     return model
 
 
@@ -223,7 +225,8 @@ def special_head(task: Task, random: int, generator: torch.Generator) -> Task:
     check.count(random=random)
     first, second = head_layers(task)
     flat = task.parameters.detach().clone()
-    parts = task.unflatten(flat)
+    held = {name: value.clone() for name, value in task.frozen.items()}  # it sends these as well
+    parts = {**held, **task.unflatten(flat)}
     weight, above = parts[f"{first}.weight"], parts[f"{second}.weight"]
     if random > len(weight):
         raise ValueError(f"random is {random}; the head has {len(weight)} hidden units")
@@ -231,7 +234,7 @@ def special_head(task: Task, random: int, generator: torch.Generator) -> Task:
     above[:, -random:] = planted_rows(len(above), random).to(above)[:, None]
     if f"{first}.bias" in parts:
         parts[f"{first}.bias"][-random:] = 0
-    return task.with_parameters(flat)
+    return replace(task.with_parameters(flat), buffers={**task.buffers, **held})
 
 
 def planted_rows(classes: int, random: int) -> Tensor:
@@ -248,7 +251,7 @@ def random_units(task: Task, head: Head, random: int | None) -> tuple[Tensor, fl
     Raises:
         NotApplicable: the weights are not Gaussian of one spread and mean 0, or units have biases.
     """
-    parts = task.unflatten(task.parameters)
+    parts = task.tensors()
     weight, above = parts[f"{head.first}.weight"].double(), parts[f"{head.second}.weight"].double()
     width = len(weight)
     if random is not None:

@@ -167,7 +167,7 @@ def _responses(
     used = (values * seen).abs().amax(1) > 0
     if not bool(used.any()):
         raise NotApplicable("the head's gradient is zero")
-    weight = task.unflatten(task.parameters)[f"{head.first}.weight"][chosen].double()
+    weight = task.tensors()[f"{head.first}.weight"][chosen].double()
     noise = None if noise is None else noise[used]
     return Responses.of(values[used], weight / spread, seen=seen[used], noise=noise)
 

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from leakbound.bounds import from_scratch, identification
+from leakbound.experiments import kept
 from leakbound.experiments.mean_to_extreme import trap
 from leakbound.experiments.mean_to_extreme.draws import chi_square
 from leakbound.experiments.mean_to_extreme.grid import Box, Certificate
@@ -36,7 +37,7 @@ def calibration(folder: Path) -> None:
                     axes.plot([0], [noise], mark, color=GREEN, label=label)
             axes.set(title=f"N = {dim}", xlabel="e = N eta / |X|^2", ylabel="noise multiplier")
             axes.legend(frameon=False)
-        figure.savefig(folder / "noise_over_eta.png", dpi=130)
+        kept.figure(figure, folder / "noise_over_eta.png", 130)
 
 
 def rows(measured: Mapping[str, Sequence[float]], folder: Path) -> None:
@@ -56,7 +57,7 @@ def rows(measured: Mapping[str, Sequence[float]], folder: Path) -> None:
         axes.axvline(25, color=GRAY, ls=":", label="M = (C / |X|)²")
         axes.set(xscale="log", xlabel="rows M of the trap", ylabel="variance / (sigma² |X|²)")
         axes.legend(frameon=False)
-        figure.savefig(folder / "trap_rows.png", dpi=130)
+        kept.figure(figure, folder / "trap_rows.png", 130)
 
 
 def surface(folder: Path) -> None:
@@ -74,7 +75,7 @@ def surface(folder: Path) -> None:
             mesh = axes.pcolormesh(x, e, z, cmap="cividis", vmin=0, vmax=1, shading="gouraud")
             axes.set(xscale="log", title=title, xlabel="noise multiplier", ylabel="e")
         figure.colorbar(mesh, ax=figure.axes, label="probability")
-        figure.savefig(folder / "risk_surface.png", dpi=130)
+        kept.figure(figure, folder / "risk_surface.png", 130)
 
 
 def boxes(rows: Sequence[Box], dim: int, folder: Path) -> None:
@@ -102,7 +103,7 @@ def boxes(rows: Sequence[Box], dim: int, folder: Path) -> None:
             axes.set(xscale="log", yscale="log", title=kind, xlabel="noise multiplier")
         figure.axes[0].set_ylabel("mean squared error")
         figure.axes[0].legend(frameon=False)
-        figure.savefig(folder / f"errors_{dim}.png", dpi=130)
+        kept.figure(figure, folder / f"errors_{dim}.png", 130)
 
 
 def _drawn(row: Box) -> dict[str, float]:
@@ -127,4 +128,4 @@ def certificates(rows: Sequence[Certificate], folder: Path) -> None:
             axes.set_xlabel("noise multiplier")
         figure.axes[0].set_ylabel("success (points measured)")
         figure.axes[0].legend(frameon=False)
-        figure.savefig(folder / "certificates.png", dpi=130)
+        kept.figure(figure, folder / "certificates.png", 130)

@@ -12,8 +12,7 @@ import torch
 
 from leakbound import data
 from leakbound.audit.bench import one_thread
-from leakbound.audit.records import write_atomically
-from leakbound.experiments.kept import Parts, note_data
+from leakbound.experiments.kept import Parts, note_data, page
 from leakbound.experiments.mean_to_extreme import (
     claims,
     company,
@@ -144,7 +143,7 @@ class _Run:
             lines += tables.edges(grid.Beaten(**edges))
             lines += tables.noisy_copies([copies.Copied(**row) for row in copied])
             self.tell("further tables", 2, 2)
-        write_atomically(self.folder / FURTHER, ("\n".join(lines) + "\n").encode())
+        page(self.folder / FURTHER, lines)
         return (FURTHER,)
 
     def _all_records(self) -> grid.Found:

@@ -13,6 +13,7 @@ import torch
 from leakbound import audit
 from leakbound.audit.plan import Plan, Spec
 from leakbound.defenses import LocalOptimalNoise
+from leakbound.experiments import kept
 from leakbound.experiments.optimal_defenses import claims, figures, points, side_channel
 from leakbound.protocol import send
 from leakbound.random import stream
@@ -88,7 +89,7 @@ def report(folder: Path, study: claims.Study, plan: Plan) -> Path:
         *side_channel.table(),
     ]
     page = folder / "results.md"
-    page.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    kept.page(page, lines)
     return page
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from leakbound.experiments import kept
 from leakbound.experiments.optimal_defenses.claims import COSTS, LAYERS, NOISES, RATES, Study
 from leakbound.experiments.optimal_defenses.points import Key
 
@@ -90,5 +91,5 @@ def plot(height: int, width: int, size: tuple[float, float]) -> tuple[Any, Any]:
 
 def save(figure: Any, path: Path) -> Path:
     """Write it; the same figure gives the same bytes."""
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    kept.figure(figure, path, 110)
     return path

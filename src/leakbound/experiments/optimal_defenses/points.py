@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from leakbound._util import files
+
 LEVELS = ("noise_std", "utility_std", "rate")
 
 
@@ -65,7 +67,7 @@ def read(folder: Path) -> dict[Key, Point]:
         path = folder / name
         if not path.exists():
             continue
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in files.read(path).splitlines():
             record = json.loads(line)
             if record["status"] == "failed":
                 raise ValueError(f"a unit of {folder} failed: {record['reason']}")

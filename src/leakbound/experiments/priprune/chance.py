@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
 from leakbound import data
+from leakbound.experiments import kept
 from leakbound.experiments.paired import Gain, gain
 from leakbound.information import INFORMATION
 from leakbound.metrics import METRICS, Metric
@@ -212,7 +213,7 @@ def draw(found: Sequence[Row], path: Path) -> None:
             _thumbnails(line[0], name, own)
             for axis, measure in zip(line[1:], shown, strict=True):
                 _panel(axis, own, measure)
-        figure.savefig(path, dpi=85)
+        kept.figure(figure, path, 85)
 
 
 def _thumbnails(axes: Axes, name: str, own: Sequence[Row]) -> None:

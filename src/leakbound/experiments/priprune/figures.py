@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from leakbound.experiments import kept
 from leakbound.experiments.priprune import cell as cells
 from leakbound.experiments.priprune.comparisons import at_rate, by_scheme
 from leakbound.experiments.priprune.measured import ATTACKS, Measured, rate_of
@@ -28,7 +29,7 @@ def draw(found: Measured, folder: Path) -> None:
             own = found.where(part=part)
             if own.pairs:
                 figure = make(own)
-                figure.savefig(folder / f"{name}.png", dpi=90)
+                kept.figure(figure, folder / f"{name}.png", 90)
 
 
 def _rate(found: Measured) -> Figure:

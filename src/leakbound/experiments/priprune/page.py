@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from leakbound.defenses import GaussianMechanism
+from leakbound.experiments import kept
 from leakbound.experiments.paired import paired
 from leakbound.experiments.priprune import cell as cells
 from leakbound.experiments.priprune import comparisons, figures, paper_figures, theory
@@ -34,7 +35,7 @@ def write(
     figures.draw(found, folder)
     paper_figures.draw(found, folder)
     path = folder / FILE
-    path.write_text("\n".join(lines(study, found)) + "\n", encoding="utf-8")
+    kept.page(path, lines(study, found))
     return path
 
 

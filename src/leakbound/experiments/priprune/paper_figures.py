@@ -10,6 +10,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from leakbound.experiments import kept
 from leakbound.experiments.priprune.claims import in_depth
 from leakbound.experiments.priprune.comparisons import arm, arms, at_rate, by_scheme
 from leakbound.experiments.priprune.figures import COLORS
@@ -28,7 +29,7 @@ def draw(found: Measured, folder: Path) -> None:
             ("accuracy_nmi", ("defended", "table"), _accuracy),
         ):
             if all(found.where(part=part).pairs for part in parts):
-                make(found).savefig(folder / f"{name}.png", dpi=100)
+                kept.figure(make(found), folder / f"{name}.png", 100)
 
 
 def _attacks(found: Measured) -> Figure:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-import os
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from leakbound._util import files
 from leakbound.experiments.outcome import Tell
 from leakbound.experiments.priprune import cell as cells
 from leakbound.experiments.priprune.cell import Record
@@ -25,23 +24,20 @@ def records(
 
     Ctrl-C loses only the cells that are running: each record is written when it is there.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    files.folder(folder)
     path = folder / "cells.jsonl"
+    files.check(path, key="id")
     done = read(path)
     once = {cell.id: cell for cell in wanted}
     todo = [cell for id_, cell in once.items() if id_ not in done]
     before = len(once) - len(todo)
     tell("cells", before, len(once))
-    with path.open("a", encoding="utf-8") as journal:
-        if os.fstat(journal.fileno()).st_size and not path.read_bytes().endswith(b"\n"):
-            journal.write("\n")  # a line that a kill cut short stays apart
-        for now, (record, seconds) in enumerate(_each(todo, workers), 1):
-            journal.write(json.dumps(record) + "\n")
-            journal.flush()
-            with (folder / "timings.jsonl").open("a", encoding="utf-8") as times:
-                times.write(json.dumps({"id": record["id"], "seconds": seconds}) + "\n")
-            done[record["id"]] = record
-            tell("cells", before + now, len(once))
+    for now, (record, seconds) in enumerate(_each(todo, workers), 1):
+        files.append(path, {"schema": 1, **record}, "id")
+        cost = {"id": record["id"], "schema": 1, "seconds": seconds}
+        files.append(folder / "timings.jsonl", cost, "id")
+        done[record["id"]] = record
+        tell("cells", before + now, len(once))
     return {id_: done[id_] for id_ in once}
 
 
@@ -49,12 +45,11 @@ def read(path: Path) -> dict[str, Record]:
     """The journal's records by id; a line that was cut short is passed over."""
     found: dict[str, Record] = {}
     if path.exists():
-        for line in path.read_text("utf-8").splitlines():
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            found[record["id"]] = record
+        for line in files.read(path).splitlines(keepends=True):
+            record = files.decode(line, "id")
+            if record is not None:
+                del record["schema"]
+                found[record["id"]] = record
     return found
 
 

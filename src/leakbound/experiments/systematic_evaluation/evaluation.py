@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from leakbound import audit
+from leakbound.experiments import kept
 from leakbound.experiments.outcome import Tell
 from leakbound.experiments.systematic_evaluation import evaluation_page, tradeoff_figure
 from leakbound.experiments.systematic_evaluation.measured import Measured
@@ -27,8 +28,7 @@ def evaluate(
     run(wanted, folder, workers, device, tell)
     found = Measured.read(wanted, folder)
     tradeoff_figure.draw(found, folder / "evaluation.png")
-    page = evaluation_page.page(found, color)
-    (folder / "evaluation.md").write_text("\n".join(page) + "\n", encoding="utf-8")
+    kept.page(folder / "evaluation.md", evaluation_page.page(found, color))
     return found
 
 

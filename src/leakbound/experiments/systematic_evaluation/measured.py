@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from leakbound._util import files
 from leakbound.experiments.systematic_evaluation.parts import (
     LONGER,
     LONGER_ABLATION,
@@ -268,7 +269,8 @@ def grouped(records: Iterable[Record], key: Any) -> dict[Any, list[Record]]:
 
 
 def _lines(path: Path) -> list[Record]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = files.read(path).splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
 
 
 def _span(cell: Record) -> bool:

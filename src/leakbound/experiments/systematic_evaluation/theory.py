@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from leakbound._util import files
 from leakbound.audit.bench import one_thread
+from leakbound.experiments import kept
 from leakbound.experiments.outcome import Tell
 from leakbound.experiments.systematic_evaluation import sweep, theory_figure
 from leakbound.experiments.systematic_evaluation.all_attackers import Compared, compared
@@ -51,7 +53,7 @@ def study(folder: Path, scale: str, tell: Tell) -> Theory:
 
     Each trial is kept in theory.jsonl as soon as it is there; a later call goes on from them.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    files.folder(folder)
     seeds, wanted = SEEDS[scale], sweep.cells(quick=scale == "minutes")
     with one_thread():
         journal, times, part = folder / "theory.jsonl", PRECISE[scale], "two-layer networks"
@@ -77,46 +79,41 @@ def study(folder: Path, scale: str, tell: Tell) -> Theory:
 
 def measure(each: Mapping[Cell, range], journal: Path, part: str, tell: Tell) -> list[Row]:
     """The rows of the cells, each at its seeds; trials that the journal has are not run again."""
+    files.check(journal, key="seed")
     trials, rows = _read(journal), []
     done, total = 0, sum(map(len, each.values()))
     tell(part, 0, total)
-    cut = journal.exists() and not journal.read_bytes().endswith(b"\n")
-    with journal.open("a", encoding="utf-8") as file:
-        file.write("\n" * cut)  # a line that a kill cut short stays apart
-        for cell, seeds in each.items():
-            for seed in seeds:
-                if (cell, seed) not in trials:
-                    trials[cell, seed] = run(cell, seed)
-                    known = {"version": VERSION, "cell": asdict(cell), "seed": seed}
-                    file.write(json.dumps(known | asdict(trials[cell, seed])) + "\n")
-                    file.flush()
-                done += 1
-                tell(part, done, total)
-            rows.append(sweep.row(cell, [trials[cell, seed] for seed in seeds]))
+    for cell, seeds in each.items():
+        for seed in seeds:
+            if (cell, seed) not in trials:
+                trials[cell, seed] = run(cell, seed)
+                known = {"schema": 1, "version": VERSION, "cell": asdict(cell), "seed": seed}
+                files.append(journal, known | asdict(trials[cell, seed]), "seed")
+            done += 1
+            tell(part, done, total)
+        rows.append(sweep.row(cell, [trials[cell, seed] for seed in seeds]))
     return rows
 
 
 def _read(journal: Path) -> dict[tuple[Cell, int], Trial]:
     found = {}
-    lines = journal.read_text("utf-8").splitlines() if journal.exists() else []
+    lines = files.read(journal).splitlines(keepends=True) if journal.exists() else []
     for line in lines:
-        try:
-            record: dict[str, Any] = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if record["version"] == VERSION:
+        record: dict[str, Any] | None = files.decode(line, "seed")
+        if record is not None and record["version"] == VERSION:
             trial = Trial(record["error"], record["span"], record["floor"])
             found[Cell(**record["cell"]), record["seed"]] = trial
     return found
 
 
 def _write(found: Theory, folder: Path) -> None:
-    with (folder / "theory.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(_values(row) for row in found.rows.all)
+    table = io.StringIO(newline="")
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(_values(row) for row in found.rows.all)
+    files.write(folder / "theory.csv", table.getvalue().encode())
     theory_figure.draw(found.rows, found.shares, folder / "theory.png")
-    (folder / "theory.md").write_text("\n".join(_page(found)) + "\n", encoding="utf-8")
+    kept.page(folder / "theory.md", _page(found))
 
 
 def _values(row: Row) -> list[object]:

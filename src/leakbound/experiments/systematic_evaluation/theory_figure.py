@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from leakbound.experiments import kept
 from leakbound.experiments.systematic_evaluation.sweep import NOISES, RATES, WIDTHS, Row, Withheld
 from leakbound.experiments.systematic_evaluation.theory_claims import Rows
 from leakbound.experiments.systematic_evaluation.trial import Cell
@@ -32,7 +33,7 @@ def draw(rows: Rows, shares: Sequence[Withheld], path: Path) -> None:
             axes.set(ylabel="R")
         for axes in figure.axes:
             axes.legend(frameon=False, fontsize=5.5)
-        figure.savefig(path, dpi=130)
+        kept.figure(figure, path, 130)
 
 
 def _line(axes: Axes, x: Sequence[float], rows: Sequence[Row], color: str, **style: str) -> None:

@@ -9,6 +9,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from leakbound.experiments import kept
 from leakbound.experiments.systematic_evaluation.measured import HONEST, Measured, family
 
 LOOKS = (
@@ -29,7 +30,7 @@ def draw(found: Measured, path: Path) -> None:
         axes[0].set_ylabel("error that the strongest attack leaves (RMSE)")
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
-        figure.savefig(path, dpi=120)
+        kept.figure(figure, path, 120)
 
 
 def _panel(axes: Axes, found: Measured, data: str, batch: int) -> None:

@@ -1,0 +1,446 @@
+"""Files and folders: the one place that opens strangers' files and that writes our own.
+
+The rule for every write: a file, link, device or folder that leakbound did not write stays as it
+is. What leakbound writes says so itself, by one of two marks:
+
+- A document (HTML, JSON, PNG, Markdown, TOML, safetensors) carries a *seal* near its start: the
+  words "leakbound, sha256" and the SHA-256 of everything else in the file. A file of the user
+  has no seal, and a document that the user changed has a wrong one; neither is replaced.
+- A journal (JSON Lines) is known by its records: lines in the one canonical form of `encode` that
+  have a `schema` and the journal's key.
+
+A picture in a run is named by the digest of its content: a regular file of that name with other
+content is a damaged picture and is made again. Any other file (a table as CSV) is written once, and
+later only with the same bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import io
+import json
+import os
+import re
+import secrets
+import stat
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+RUN = "run.json"
+LOCK = ".lock"
+SEAL = "leakbound, sha256 " + "0" * 64
+"""The seal before its digest is known; `write` puts the digest in."""
+
+_SEAL = re.compile(rb"leakbound, sha256 ([0-9a-f]{64})")
+_HEAD = 1 << 16
+_JOURNAL_HEAD = 1 << 24
+_PNG = b"\x89PNG\r\n\x1a\n"
+_PNG_HEADER = 33
+_CHARSET = b'<meta charset="utf-8">'
+_PART = re.compile(r"\..+\.[0-9a-f]{16}\.leakbound-part")
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_CONTENT = re.compile(r"[0-9a-f]{16,64}")
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def opened(path: Path) -> BinaryIO:
+    """A regular file, open for reading; a link to one is followed.
+
+    A FIFO would block for ever, and a device may never end, so both are refused unopened.
+
+    Raises:
+        OSError: no regular file, or one that cannot be read.
+    """
+    _regular(Path(path).stat(), path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _regular(os.fstat(descriptor), path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+def check_regular(path: Path, what: str = "file") -> None:
+    """As `opened`, of a file that a library opens by its name.
+
+    Raises:
+        ValueError: no such file, or no regular one.
+    """
+    try:
+        _regular(Path(path).stat(), path)
+    except FileNotFoundError:
+        raise ValueError(f"{what} {str(path)!r} does not exist; check the path") from None
+    except OSError as error:
+        raise ValueError(
+            f"{what} {str(path)!r} cannot be read: {error.strerror}; give the path of a file"
+        ) from None
+
+
+@contextmanager
+def writing(
+    place: Path, mend: str = "make room, or name another place", *, name: str = "out"
+) -> Iterator[None]:
+    """Our own writing stands in this block: its errors become a ValueError that names the place."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"{name} is {str(place)!r}, which cannot be written: {error.strerror or error}; {mend}"
+        ) from None
+
+
+def read(path: Path) -> bytes:
+    """The content of a regular file; raises as `opened`."""
+    with opened(path) as stream:
+        return stream.read()
+
+
+def folder(base: Path, *names: str) -> Path:
+    """A folder to write into, made where it is missing; leftovers of killed writes are removed.
+
+    Every folder that is made, parents too, is its owner's alone. `base` may be a link to a folder,
+    since the user names it. The folders below it may not: they would lead elsewhere.
+
+    Raises:
+        ValueError: something else than a folder lies below `base`.
+        OSError: `base` is no folder, or cannot be made.
+    """
+    place = Path(base)
+    for parent in [*reversed(place.parents), place]:
+        _make(parent)
+    if not place.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "it is no folder", str(place))
+    for name in names:
+        place = place / name
+        _make(place)
+        if not stat.S_ISDIR((found := os.lstat(place)).st_mode):
+            raise _refusal(place, found)
+    _remove_parts(place)
+    return place
+
+
+def check(*paths: Path, key: str | None = None) -> None:
+    """Refuse early what `write` would refuse later, before any work is done.
+
+    Raises:
+        ValueError: something that leakbound did not write lies at one of the paths.
+    """
+    for path in paths:
+        _known(path, key)
+
+
+def write(path: Path, content: bytes | Iterable[bytes], *, key: str | None = None) -> None:
+    """Write a file in one step; readable by its owner only. It replaces only what is ours.
+
+    A kill leaves the old file or the new one; what it leaves beside them `folder` removes.
+
+    Args:
+        path: in a folder that is there.
+        content: of a document without its seal, or the lines of a journal, whole or one by one.
+        key: of the journal's records; None for documents.
+
+    Raises:
+        ValueError: something is at the path that leakbound did not write, or that was changed.
+        OSError: the folder or disk cannot be written.
+    """
+    path = Path(path)
+    if isinstance(content, bytes):
+        named = _is_named_by(path, content)
+        content = content if named or key is not None else _sealed(path, content)
+        if _holds(path, content):
+            return
+        before, content = _known(path, key, named=named), (content,)
+    else:
+        before = _known(path, key)
+    part, descriptor = _new_part(path)
+    try:
+        for lines in content:
+            _write_all(descriptor, lines)
+        os.fsync(descriptor)
+        _settle(part, path, before)
+    finally:
+        os.close(descriptor)
+        with suppress(FileNotFoundError):
+            part.unlink()
+
+
+def put(descriptor: int, content: bytes) -> None:
+    """Write all of it and wait until it is on disk."""
+    _write_all(descriptor, content)
+    os.fsync(descriptor)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def appending(path: Path, key: str) -> int:
+    """A descriptor that appends to a journal of ours that is there.
+
+    Raises:
+        ValueError: it is no journal of ours.
+        OSError: it cannot be opened.
+    """
+    before = _known(path, key)
+    flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags)
+    if before is None or not os.path.samestat(before, os.fstat(descriptor)):
+        os.close(descriptor)
+        raise _refusal(path)
+    return descriptor
+
+
+def append(path: Path, record: Mapping[str, Any], key: str) -> None:
+    """Append one record to a journal, made with it where it is missing; raises as `write`.
+
+    A kill of the process loses nothing; it is not waited for the disk.
+    """
+    if not os.path.lexists(path):
+        write(path, encode(record), key=key)
+        return
+    descriptor = appending(path, key)
+    try:
+        whole = os.pread(descriptor, 1, os.fstat(descriptor).st_size - 1) == b"\n"
+        _write_all(descriptor, encode(record) if whole else b"\n" + encode(record))
+    finally:
+        os.close(descriptor)
+
+
+def encode(record: Mapping[str, Any]) -> bytes:
+    """One record as one JSON line, in one canonical form."""
+    text = json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode("ascii") + b"\n"
+
+
+def decode(line: bytes, key: str) -> dict[str, Any] | None:
+    """The record in a line; None if the line is not one that `encode` wrote for this journal."""
+    try:
+        record = json.loads(line)
+        whole = isinstance(record, dict) and "schema" in record and encode(record) == line
+    except (ValueError, RecursionError):
+        return None
+    return record if whole and key in record else None
+
+
+@contextmanager
+def claimed(base: Path) -> Iterator[Path]:
+    """The folder of a run, made where it is missing and held against other processes.
+
+    Raises:
+        ValueError: a folder that holds other files than a run's, or that another process holds.
+        OSError: it cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    place = folder(base)
+    check_run(place)
+    lock = FileLock(place / LOCK, timeout=0, mode=0o600)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(
+            f"out is {str(base)!r}, where another run is going on; wait for it or take another "
+            "folder"
+        ) from None
+    try:
+        yield place
+    finally:
+        lock.release()
+
+
+def check_run(place: Path) -> None:
+    """Refuse a folder that is no run's: it has no run.json of ours, but other files.
+
+    Raises:
+        ValueError: such a folder, or a run.json or a lock that leakbound did not write.
+        OSError: no folder, or one that cannot be read.
+    """
+    names = {path.name for path in place.iterdir()} if os.path.lexists(place) else set()
+    lock = place / LOCK
+    if LOCK in names:
+        found = lock.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size:
+            raise _refusal(lock, None if stat.S_ISREG(found.st_mode) else found)
+    others = sorted(name for name in names - {LOCK} if not _PART.fullmatch(name))
+    if others and RUN not in names:
+        raise ValueError(
+            f"out is {str(place)!r}, which holds other files ({others[0]!r}, ...) but no {RUN}; "
+            "take an empty or new folder"
+        )
+    check(place / RUN)
+
+
+def _regular(found: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, f"it is {_kind(found)}, not a regular file", str(path))
+
+
+def _make(place: Path) -> None:
+    with suppress(FileExistsError):
+        if not place.exists():
+            place.mkdir(mode=0o700)
+
+
+def _new_part(path: Path) -> tuple[Path, int]:
+    """A new file beside `path`, locked while we live: what is not locked is a leftover."""
+    while True:
+        part = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.leakbound-part")
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(part, flags, 0o600)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return part, descriptor
+        os.close(descriptor)  # taken for a leftover before it was locked
+
+
+def _remove_parts(place: Path) -> None:
+    for part in place.iterdir():
+        if not _PART.fullmatch(part.name) or not stat.S_ISREG(part.lstat().st_mode):
+            continue
+        with suppress(OSError):  # one that is locked is being written
+            descriptor = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                part.unlink()
+            finally:
+                os.close(descriptor)
+
+
+def _settle(part: Path, path: Path, before: os.stat_result | None) -> None:
+    """Give the file its name, unless somebody else took it since it was looked at."""
+    if before is not None:
+        now = os.lstat(path)
+        if not os.path.samestat(before, now) or before.st_mtime_ns != now.st_mtime_ns:
+            raise _refusal(path)
+        part.rename(path)
+        return
+    try:
+        os.link(part, path, follow_symlinks=False)
+    except FileExistsError:
+        raise _refusal(path) from None
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if os.path.lexists(path):
+            raise _refusal(path) from None
+        part.rename(path)
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    """Whether a regular file has these bytes already."""
+    try:
+        found = os.lstat(path)
+        if not stat.S_ISREG(found.st_mode) or found.st_size != len(content):
+            return False
+        return read(path) == content
+    except OSError:
+        return False
+
+
+def _is_named_by(path: Path, content: bytes) -> bool:
+    digest = hashlib.sha256(content).hexdigest()
+    return _CONTENT.fullmatch(path.stem) is not None and digest.startswith(path.stem)
+
+
+def _known(path: Path, key: str | None, *, named: bool = False) -> os.stat_result | None:
+    """What lies at the path, which is ours; None where nothing does.
+
+    A regular file at the name that its content's digest gives (`named`) is a damaged copy of ours.
+    """
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        raise _refusal(path, found)
+    with opened(path) as stream:
+        same = os.path.samestat(found, os.fstat(stream.fileno()))
+        ours = named or (_is_sealed(stream) if key is None else _is_journal(stream, key))
+        if not same or not ours:
+            raise _refusal(path)
+    return found
+
+
+def _refusal(path: Path, found: os.stat_result | None = None) -> ValueError:
+    what = "a file that leakbound did not write, or that was changed since"
+    if found is not None:
+        what = _kind(found)
+    return ValueError(
+        f"{str(path)!r} is {what}; it stays as it is: move it away, or name another place"
+    )
+
+
+def _kind(found: os.stat_result) -> str:
+    return _KINDS.get(stat.S_IFMT(found.st_mode), "no regular file")
+
+
+def _sealed(path: Path, content: bytes) -> bytes:
+    """A document with its seal, where its kind has a place for one."""
+    blank = SEAL.encode()
+    if content.startswith(_PNG):
+        text = b"tEXtComment\0" + blank
+        chunk = struct.pack(">I", len(text) - 4) + text + b"\0" * 4
+        content = content[:_PNG_HEADER] + chunk + content[_PNG_HEADER:]
+    elif path.suffix == ".json":
+        content = b'{\n "written_by": "' + blank + b'",' + content[1:]
+    elif _CHARSET in content[:_HEAD]:
+        meta = b'%s\n<meta name="generator" content="%s">' % (_CHARSET, blank)
+        content = content.replace(_CHARSET, meta, 1)
+    elif path.suffix == ".md":
+        content = b"<!-- written by %s -->\n%s" % (blank, content)
+    elif path.suffix == ".toml":
+        content = b"# written by %s\n%s" % (blank, content)
+    elif path.suffix != ".safetensors":  # those have the blank seal in their metadata
+        return content
+    seal = _SEAL.search(content, 0, _HEAD)
+    assert seal is not None
+    head, rest = content[: seal.start(1)], content[seal.end(1) :]
+    head += _digest(io.BytesIO(content)).encode()
+    if content.startswith(_PNG):
+        rest = struct.pack(">I", zlib.crc32(head[_PNG_HEADER + 4 :])) + rest[4:]
+    return head + rest
+
+
+def _is_sealed(stream: BinaryIO) -> bool:
+    seal = _SEAL.search(stream.read(_HEAD))
+    stream.seek(0)
+    return seal is not None and _digest(stream) == seal[1].decode()
+
+
+def _digest(stream: BinaryIO) -> str:
+    """Of all but the seal, and the checksum after it that a PNG has."""
+    head = stream.read(_HEAD)
+    seal = _SEAL.search(head)
+    assert seal is not None
+    end = seal.end() + (4 if head.startswith(_PNG) else 0)
+    state = hashlib.sha256(head[: seal.start()] + head[end:])
+    while chunk := stream.read(1 << 20):
+        state.update(chunk)
+    return state.hexdigest()
+
+
+def _is_journal(stream: BinaryIO, key: str) -> bool:
+    """Whether a record of the journal is in it; lines that a full disk cut are passed over."""
+    left = _JOURNAL_HEAD
+    while line := stream.readline(left):
+        if decode(line, key) is not None:
+            return True
+        left -= len(line)
+    return False

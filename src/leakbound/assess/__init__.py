@@ -1,0 +1,1 @@
+"""What a run states: its records, and the rules that they follow."""

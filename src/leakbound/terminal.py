@@ -1,0 +1,33 @@
+"""What commands share of the terminal: where they write, and strangers' text on it."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+
+from leakbound.text import printable
+
+LONGEST = 300  # characters of a stranger's text on the screen
+
+
+class _Console(Console):
+    """Rich's own ends the program with 1 when the reader is gone, which means failed cells here."""
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to `leakbound.cli.main`."""
+        raise BrokenPipeError
+
+
+console = _Console(highlight=False)
+errors = _Console(highlight=False, stderr=True)
+
+
+def safe(text: object) -> str:
+    """A stranger's text for the screen: one line, no control characters, no markup."""
+    return escape(printable(str(text)))
+
+
+def brief(text: object) -> str:
+    """The same of what may be long: its first `LONGEST` characters."""
+    line = printable(str(text))
+    return escape(line if len(line) <= LONGEST else line[:LONGEST] + "...")
