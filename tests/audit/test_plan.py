@@ -166,7 +166,7 @@ def test_files(tmp_path):
 
     path = tmp_path / "plan.toml"
     assert "No such file" in message(path)
-    assert "directory" in message(tmp_path)
+    assert "it is a folder" in message(tmp_path)
     path.write_bytes(b"name = \xff")
     assert "not UTF-8" in message(path)
     path.write_text("name = ?\n")
