@@ -110,7 +110,7 @@ def test_what_is_shown_without_the_truth_claims_no_decibels(place, capsys):
         "labels: 3:",
         "100.00000 %",
         "robbing_the_fed not applicable: the server is honest",
-        "certificate (linear_inversion)",
+        "exposed (certified): after.safetensors by linear_inversion:",
         "verdict: 1 exposed (certified), 1 not applicable",
         "it is no PSNR",
         "report: run/report.html",

@@ -17,9 +17,10 @@ from rich.table import Table
 from leakbound import audit as audits
 from leakbound import check, registry
 from leakbound._util import files
+from leakbound.attacks.pace import Pace, planned
 from leakbound.audit.bound_text import floor_sentence
 from leakbound.audit.folder import Runner
-from leakbound.audit.plan import Cell, Plan, UtilityCell, defense_name
+from leakbound.audit.plan import Cell, Plan, UtilityCell, build_attack, defense_name
 from leakbound.audit.plan_file import LIMIT
 from leakbound.progress import Bar, duration
 from leakbound.terminal import brief, console, errors
@@ -107,7 +108,8 @@ def attack(command: options.Attack) -> int:
 
     bench = audits.Bench(plan.data)
     check_plan(plan, bench)
-    with errors.status("attacking ..."):
+    steps, bar = planned(build_attack(cells[0].attack)), Bar(errors)
+    with bar, Pace(command.time, lambda step: bar(step, steps, name)):
         result = next(iter(audits.run(plan, bench=bench)))
     if command.out is not None:
         named = (result.record["pictures"] or {}).items()

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Column, Table
+from rich.table import Table
 from torch import Tensor, nn
 
 from leakbound import captured, registry, tensors
+from leakbound.assess.record import PROVED
 from leakbound.audit import plan as plans
 from leakbound.audit.bound_text import floor_sentence
 from leakbound.audit.plan_file import parse
 from leakbound.captured import Capture, Outcome, Settings, Told
+from leakbound.captured.findings import Finding
+from leakbound.captured.records import Case
 from leakbound.commands import spec_of
 from leakbound.models.custom import load_user_model
+from leakbound.progress import Bar
 from leakbound.random import stream
 from leakbound.terminal import brief, console, errors
-from leakbound.text import printable
 
 if TYPE_CHECKING:
     from leakbound import options
@@ -42,16 +44,18 @@ def attack(command: options.Attack) -> int:
         value = getattr(command, name)
         if value is not None and not 1 <= value <= MOST:
             raise ValueError(f"{name} is {value}; give a whole number from 1 to {MOST}")
+    found = _captures(command)
     settings = Settings(
-        _shape(command.input_shape),
+        _shape(command.input_shape or found[0].about.get("input_shape", "")),
         command.input_range,
         command.classes,
         _attacks(command.attack),
         plans.build_defense(_defense(command.defense)),
         command.public,
         seed=command.seed,
+        seconds=command.time,
+        search=command.steps_search,
     )
-    found = _captures(command)
     if command.truth is not None and len(found) > 1:
         raise ValueError(f"truth is that of one update, and {len(found)} were given; name one")
     model = _model(command, settings)
@@ -62,9 +66,19 @@ def attack(command: options.Attack) -> int:
         command.local_steps,
         command.local_batch_size,
     )
-    bar = _Bar()
+    bar, told_first = Bar(console), dict[int, Sequence[Finding]]()
+
+    def read(case: Case) -> None:
+        told_first[case.at] = case.understood.findings
+        if not command.json:
+            _show_understood(case)
+
+    def ended(record: Mapping[str, Any]) -> None:
+        if not command.json:
+            _certificate(record)
+
     try:
-        with bar.progress:
+        with bar:
             outcome = captured.attack_all(
                 found,
                 model,
@@ -75,6 +89,8 @@ def attack(command: options.Attack) -> int:
                 name=command.model,
                 pictures=not command.no_images,
                 watch=bar,
+                understood=read,
+                ended=ended,
             )
     except KeyboardInterrupt:
         _stopped(command.out, bar.done)
@@ -82,9 +98,9 @@ def attack(command: options.Attack) -> int:
     if command.json:
         print(json.dumps(list(outcome.records), indent=1, sort_keys=True))
     else:
-        _show(outcome)
-    ended = [record["status"] for record in outcome.records]
-    return 1 if "failed" in ended else 0 if "ok" in ended else 2
+        _show(outcome, told_first)
+    ends = [record["status"] for record in outcome.records]
+    return 1 if "failed" in ends else 0 if "ok" in ends else 2
 
 
 def _stopped(out: Path | None, done: int) -> None:
@@ -126,12 +142,15 @@ def capture(command: options.Capture) -> int:
         told = [about.get(f"leakbound.{k}", "") for k in ("round", "client", "examples", "kind")]
         table.add_row(*map(brief, told), brief(path))
     console.print(table)
+    model = about.get("leakbound.model", "package.module:build")
+    shape = about.get("leakbound.input_shape", "SHAPE")
     console.print(
         f"{len(files)} updates in {brief(command.out)}. What do they leak?\n"
-        f"  leakbound attack --update {brief(command.out)} --model package.module:build "
-        "--input-shape 1,28,28 --out DIR",
+        f"  leakbound attack --update {brief(command.out)} --model {brief(model)} "
+        f"--input-shape {brief(shape)} --out DIR",
         soft_wrap=True,
     )
+    console.print("(--input-range LOW HIGH if the model is fed other values than 0 to 1)")
     return 0
 
 
@@ -227,23 +246,53 @@ def _run_config(text: str) -> dict[str, Any]:
     return found
 
 
-def _show(outcome: Outcome) -> None:
+def _show_understood(case: Case) -> None:
+    """What was read off an update, before any attack."""
+    capture, task = case.capture, case.understood.observation.task
+    console.print(
+        f"[bold]{brief(capture.name)}[/bold] ({capture.kind}): {task.parameters.numel():,} numbers "
+        f"in {len(task.names)} tensors"
+    )
+    for finding in case.understood.findings:
+        _show_finding(finding)
+    for note in (*case.notes, *case.understood.notes):
+        console.print(f"  note: {brief(note)}", soft_wrap=True)
+
+
+def _show_finding(finding: Finding) -> None:
+    sure = "" if finding.sure else " (not certain)"
+    console.print(
+        f"  {finding.name}: [bold]{brief(finding.value)}[/bold]{sure}: {brief(finding.how)}",
+        soft_wrap=True,
+    )
+
+
+def _certificate(record: Mapping[str, Any]) -> None:
+    if record["status"] == "ok" and record["capture"]["certificate"]:
+        console.print(
+            f"[bold]{PROVED}[/bold]: {brief(record['capture']['name'])} by "
+            f"{brief(record['attack']['name'])}: {brief(record['capture']['certificate'])}",
+            soft_wrap=True,
+        )
+
+
+def _show(outcome: Outcome, told_first: Mapping[int, Sequence[Finding]]) -> None:
     records = outcome.records
     for at, understood in enumerate(outcome.understood):
         own = [record for record in records if record["seed"] == at]
-        capture = own[0]["capture"]
-        console.print(f"[bold]{brief(capture['name'])}[/bold] ({capture['kind']})")
+        if not own:
+            continue
+        console.print(f"[bold]{brief(own[0]['capture']['name'])}[/bold]")
         for finding in understood.findings:
-            sure = "" if finding.sure else " (not certain)"
-            console.print(
-                f"  {finding.name}: [bold]{brief(finding.value)}[/bold]{sure}: "
-                f"{brief(finding.how)}",
-                soft_wrap=True,
-            )
-        for note in capture["notes"]:
-            console.print(f"  note: {brief(note)}", soft_wrap=True)
+            if finding not in told_first[at]:
+                _show_finding(finding)
         console.print(_results(own))
         _remarks(own)
+    if outcome.unended:
+        console.print(
+            f"the time is up: {outcome.unended} of {len(records) + outcome.unended} attacks did "
+            "not begin; give more --time"
+        )
     ends = ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in outcome.counts.items())
     console.print(f"verdict: [bold]{ends}[/bold]")
     if any(record["status"] == "ok" and record["metrics"] is None for record in records):
@@ -282,15 +331,12 @@ def _name_width(records: Sequence[dict[str, Any]]) -> int:
 
 
 def _remarks(records: Sequence[dict[str, Any]]) -> None:
-    """Certificates, what attacks say of themselves, bounds."""
+    """What attacks say of themselves, and bounds."""
     for record in records:
         name = brief(record["attack"]["name"])
         if record["status"] != "ok":
             words = record["status"].replace("_", " ")
             console.print(f"{name} {words}: {brief(record['reason'])}", soft_wrap=True)
-        if record["capture"]["certificate"]:
-            proof = brief(record["capture"]["certificate"])
-            console.print(f"certificate ({name}): {proof}", soft_wrap=True)
         if record["problem"]:
             console.print(f"{name} says that it failed: {brief(record['problem'])}")
     first = next((r for r in records if r["status"] == "ok"), None)
@@ -322,27 +368,3 @@ def _share(value: float | None) -> str:
     left = max(1 - value, 0.0)
     digits = 1 if left >= 1e-3 else 3 if left >= 1e-5 else 5
     return f"{100 * value:.{digits}f} %"
-
-
-class _Bar:
-    """Live progress over attacks; plain lines without a screen."""
-
-    def __init__(self) -> None:
-        current = Column(ratio=1, no_wrap=True, overflow="ellipsis")
-        self.progress = Progress(
-            BarColumn(20),
-            MofNCompleteColumn(),
-            TextColumn("{task.description}", table_column=current),
-            console=errors,
-            disable=not errors.is_terminal,
-            expand=True,
-        )
-        self.task = self.progress.add_task("reading", total=None)
-        self.done = 0
-
-    def __call__(self, done: int, total: int, what: str) -> None:
-        """Show where the attacks are."""
-        self.done = done
-        self.progress.update(self.task, completed=done, total=total, description=brief(what))
-        if not errors.is_terminal:
-            print(f"{done} of {total} done: {printable(what)}", file=sys.stderr, flush=True)

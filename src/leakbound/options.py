@@ -83,7 +83,7 @@ class Attack:
     kind: Literal["auto", "gradient", "delta", "weights"] = "auto"
     """What the update holds: a gradient, after - before, or the weights after."""
     input_shape: str = ""
-    """Shape of one input, such as 1,28,28; needed with --update."""
+    """Shape of one input, such as 1,28,28; with --update, where the file does not say it."""
     input_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest value of an input, as the model is fed (with --update)."""
     classes: Whole = None
@@ -91,7 +91,9 @@ class Attack:
     labels: str = ""
     """Labels of the update's examples, such as 3,5, or a file that holds `labels`."""
     local_steps: Whole = None
-    """Local steps behind the update; found out where the rate is known."""
+    """Local steps behind the update; searched for where the rate is known."""
+    steps_search: float = 30.0
+    """Seconds that the search for one update's local steps may take; 0 skips it."""
     learning_rate: Number = None
     """Of the client's SGD; without it the update's direction counts alone."""
     local_batch_size: Whole = None
@@ -104,6 +106,8 @@ class Attack:
     """Of a folder of updates only this round."""
     no_images: bool = False
     """Keep no picture of what was rebuilt from the --update."""
+    time: Number = None
+    """Seconds for all attacks, cheapest first; a search that is cut keeps its best guess."""
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,8 @@ def test_wanted_rounds_are_written_and_the_app_stops_after_them(folder, tmp_path
     assert sorted({c.about["round"] for c in captures}) == ["1", "2"]
     assert all(c.about["learning_rate"] == "0.25" for c in captures)
     assert all(c.about["examples"] == "4" for c in captures)
+    seen = {"model": "quick.task:Net", "input_shape": "1,8,8"}
+    assert all({k: c.about[k] for k in seen} == seen for c in captures), "of the app, not a guess"
     assert torch.equal(captures[0].before["last.weight"], captures[1].before["last.weight"])
     assert not torch.equal(captures[0].before["last.weight"], captures[3].before["last.weight"])
     assert "quick" not in sys.modules

@@ -99,6 +99,12 @@ def tick() -> bool:
     return pace.cut
 
 
+def noted(answer: Reconstruction) -> Reconstruction:
+    """The answer, with a word where the open `Pace` stopped its search."""
+    pace = _OPEN.get()
+    return answer if pace is None else pace.noted(answer)
+
+
 def planned(attack: Any) -> int:
     """How many evaluations of its objective an attack takes at most; 0 for closed forms.
 

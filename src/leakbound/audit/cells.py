@@ -13,6 +13,7 @@ from torch import Tensor
 from leakbound import metrics
 from leakbound.assess.record import SCHEMA
 from leakbound.attacks.features.errors import feature_errors, subspace_error
+from leakbound.attacks.pace import noted
 from leakbound.audit import plan as plans
 from leakbound.audit.bench import Bench, one_line, one_thread
 from leakbound.audit.floors import floors, leak_map
@@ -160,7 +161,7 @@ def answers(
     found = built.many([round_.observation for round_ in played], sources)
     if len(found) != len(played):
         raise ValueError(f"many returned {len(found)} answers to {len(played)}")
-    return found
+    return [noted(one) for one in found]
 
 
 def source_of(cell: plans.Cell) -> torch.Generator:

@@ -14,6 +14,7 @@ from leakbound.attacks import FedAvgMatching, LinearInversion
 from leakbound.attacks.analytic import input_layer
 from leakbound.attacks.label_rules import LABEL_RULES, infer
 from leakbound.attacks.labels import last_layer
+from leakbound.attacks.pace import Pace
 from leakbound.client import gradient, layer_inputs
 from leakbound.random import stream
 from leakbound.types import Exact, NotApplicable, Observation, Task
@@ -23,6 +24,7 @@ MOST_STEPS = 64
 TRIAL = 60
 FITS, SURE = 1e-2, 1e-3
 """Shares of the update's norm that may be left where a number of steps fits, and fits surely."""
+GIVE = "give the number of local steps if you know it"
 PLAIN = "if the client ran plain SGD in full precision without a defense"
 """What conclusions from ranks assume."""
 
@@ -141,11 +143,11 @@ def labels(
     return torch.tensor(best), Finding("labels", value, how, sure)
 
 
-def steps(observation: Observation, size: Size) -> Finding:
-    """How many local steps there were, tried one number after the other.
+def steps(observation: Observation, size: Size) -> tuple[Finding, tuple[int, ...]]:
+    """How many local steps there were, as far as closed forms tell, and the numbers left to try.
 
     One example behind a layer that sees the input: that is read off in closed form, and training on
-    it is replayed. Otherwise a short search for each of a few numbers; the one that leaves least.
+    it is replayed. Otherwise the least that is possible is assumed, and `searched_steps` can try.
 
     Args:
         observation: of one local step; its task says the rate and the minibatches.
@@ -153,23 +155,43 @@ def steps(observation: Observation, size: Size) -> Finding:
     """
     replayed = _replayed(observation)
     if replayed is not None:
-        return replayed
+        return replayed, ()
     part = min(observation.task.plan.batch_size or observation.examples, observation.examples)
     epoch = math.ceil(observation.examples / part)
     ranked = math.ceil(size.products / part)
     least = max(epoch, ranked, _moved(observation))
     if size.room and ranked == least:
         how = f"likely: the linear layers' gradients have the rank of so many steps, {PLAIN}"
-        return Finding("local steps", str(least), how, False)
+        return Finding("local steps", str(least), how, False), ()
     tried = tuple(epoch * n for n in CANDIDATES if epoch * n >= least) or (least,)
-    count = tried[0]
-    if len(tried) > 1:
-        search = FedAvgMatching(candidates=tried, trial=TRIAL)
-        count = search.find_steps(observation, stream(0, "captured", "steps"))
     how = (
-        f"the best of {_listed(tried)} by a short search each (at least {least}, by the gradients' "
-        f"ranks and the last bias, {PLAIN}); give the number of local steps if you know it"
+        f"assumed: the first of {_listed(tried)} (at least {least}, by the gradients' ranks and "
+        f"the last bias, {PLAIN}); {GIVE}"
     )
+    return Finding("local steps", str(tried[0]), how, False), tried if len(tried) > 1 else ()
+
+
+def searched_steps(observation: Observation, tried: tuple[int, ...], seconds: float) -> Finding:
+    """The number of local steps that leaves least after a short search for each that is tried.
+
+    Numbers are compared after equally many steps of their searches, so when the time is up before
+    the last search ends, nothing is told and the first number stays assumed.
+
+    Args:
+        observation: as for `steps`.
+        tried: two numbers of local steps or more.
+        seconds: that the searches may take together.
+    """
+    search = FedAvgMatching(candidates=tried, trial=TRIAL)
+    with Pace(seconds) as pace:
+        count = search.find_steps(observation, stream(0, "captured", "steps"))
+    if pace.cut:
+        how = (
+            f"assumed: the first of {_listed(tried)}; a search among them was stopped after "
+            f"{seconds:.0f} s; {GIVE}"
+        )
+        return Finding("local steps", str(tried[0]), how, False)
+    how = f"the best of {_listed(tried)} by a short search each; {GIVE}"
     return Finding("local steps", str(count), how, False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -29,6 +30,9 @@ from leakbound.types import (
     Unknown,
     Update,
 )
+
+SEARCH = 30.0
+"""Seconds that a search for the number of local steps of one update may take."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,8 @@ class Understood:
         rate_known: the update's length says something; else only its direction does.
         notes: where the update contradicts what was told or declared, in sentences.
         refuted: the declared noise was not added, so that no bound may rest on it.
+        untried: numbers of local steps among which `found_steps` can search; empty where that is
+            settled.
     """
 
     observation: Observation
@@ -77,6 +83,7 @@ class Understood:
     defense: Chain
     notes: tuple[str, ...] = ()
     refuted: bool = False
+    untried: tuple[int, ...] = ()
 
     def sure(self, name: str) -> bool:
         """Whether a finding of this name is known for certain."""
@@ -106,7 +113,8 @@ def observe(
             what the update tells.
         labels: of all examples, where they are known.
         learning_rate: of the local SGD; else the metadata's.
-        steps: local steps; else the metadata's, or what the update tells where the rate is known.
+        steps: local steps; else the metadata's, or what the update tells where the rate is known
+            (a search of at most `SEARCH` seconds).
         batch_size: examples a local step; None is all of them.
         defense: what was applied to the update, where it is declared.
         public: public data that the attacker has.
@@ -128,7 +136,14 @@ def observe(
         ((1,), torch.Size([1, 15]))
     """
     told = Told(examples, labels, learning_rate, steps, batch_size, defense)
-    return understand(capture, task, told, input_shape=input_shape, public=public).observation
+    read = partial(understand, capture, task, told, input_shape=input_shape, public=public)
+    found = read()
+    return (read(steps=found_steps(found, SEARCH)) if found.untried else found).observation
+
+
+def found_steps(understood: Understood, seconds: float) -> Finding:
+    """The number of local steps by a search among `untried`; see `findings.searched_steps`."""
+    return reading.searched_steps(understood.observation, understood.untried, seconds)
 
 
 def understand(
@@ -138,8 +153,11 @@ def understand(
     *,
     input_shape: tuple[int, ...],
     public: Batch | None = None,
+    steps: Finding | None = None,
 ) -> Understood:
-    """As `observe`, with where each thing comes from.
+    """As `observe`, with where each thing comes from, and without a search.
+
+    `steps` is what `found_steps` said of this update.
 
     Raises:
         ValueError: as `observe`.
@@ -159,6 +177,9 @@ def understand(
         size = reading.batch_size(task, row, input_shape=input_shape, steps=one, spread=spread)
     count = _examples(capture, told, size, found, notes)
     part = _told("local batch size", told.batch_size, capture.whole("batch_size"), found)
+    if size.layer:
+        how = f"of the layer {size.layer!r}: batch size times local steps is at least this"
+        found.append(Finding("rank", str(size.products), f"{how}, {reading.PLAIN}", True))
     plan = LocalPlan(known or 1, rate if rate is not None else 1.0, part)
     task = replace(task, plan=plan, public=public)
     chained = chained.resolve(task, count)
@@ -175,8 +196,9 @@ def understand(
         defense=chained,
         sent=sent,
     )
+    untried: tuple[int, ...] = ()
     if known is None:
-        step = _steps(capture, observation, rate, size)
+        step, untried = (steps, ()) if steps else _steps(capture, observation, rate, size)
         found.append(step)
         plan = replace(plan, steps=int(step.value))
         observation = replace(observation, task=replace(task, plan=plan))
@@ -191,6 +213,7 @@ def understand(
         chained,
         tuple(notes),
         refuted=false is not None,
+        untried=untried,
     )
 
 
@@ -216,15 +239,15 @@ def _label_finding(
 
 def _steps(
     capture: Capture, observation: Observation, rate: float | None, size: reading.Size
-) -> Finding:
+) -> tuple[Finding, tuple[int, ...]]:
     if capture.kind == "gradient":
-        return Finding("local steps", "1", "a gradient is that of one step", True)
+        return Finding("local steps", "1", "a gradient is that of one step", True), ()
     if rate is None:
         how = "assumed; give the learning rate or the number of local steps to test that"
-        return Finding("local steps", "1", how, False)
+        return Finding("local steps", "1", how, False), ()
     if observation.defense is not None and observation.defense.starts is Unit.EXAMPLE:
         how = "the defense works on every example's gradient, which one step has"
-        return Finding("local steps", "1", how, True)
+        return Finding("local steps", "1", how, True), ()
     return reading.steps(observation, size)
 
 

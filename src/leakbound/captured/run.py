@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,22 @@ from torch import Tensor, nn
 
 from leakbound import check, registry
 from leakbound.attacks import Attack, FedAvgMatching
+from leakbound.attacks.pace import Pace, noted
 from leakbound.attacks.planted import Front
 from leakbound.audit import plan as plans
 from leakbound.audit.bench import one_line, one_thread
 from leakbound.captured.bounds import public_images
 from leakbound.captured.capture import Capture, Given, load
+from leakbound.captured.findings import Finding
 from leakbound.captured.model import task_of
-from leakbound.captured.observe import Told, Understood, as_chain, understand
+from leakbound.captured.observe import (
+    SEARCH,
+    Told,
+    Understood,
+    as_chain,
+    found_steps,
+    understand,
+)
 from leakbound.captured.records import (
     Case,
     Made,
@@ -28,6 +39,7 @@ from leakbound.captured.records import (
     record_of,
 )
 from leakbound.captured.run_folder import check_place, write_run
+from leakbound.captured.work import Work
 from leakbound.defenses import Defense
 from leakbound.random import stream
 from leakbound.types import Batch, NotApplicable, Reconstruction
@@ -38,9 +50,13 @@ SEVERAL_STEPS = ("linear_inversion", "inverting_gradients", "fed_avg_matching")
 MANY = ("linear_inversion", "inverting_gradients")
 FEW, LOTS = 8, 64
 """Up to how many examples the longest search runs unasked, and beyond how many few attacks do."""
+LARGEST = 10**8
+LEAST = 2.0
+"""Seconds below which a search for the number of local steps does not begin."""
 PLANTED = ("robbing_the_fed", "linear_trap", "trap_weights")
 
-Watch = Callable[[int, int, str], None]
+Watch = Callable[[int, int, str, float | None], None]
+"""Told of attacks done, attacks in all, what runs now, and the seconds left where known."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +68,7 @@ class Outcome:
         understood: for each update what was read off it, and what was assumed.
         answers: for each record what the attack rebuilt; None where it did not run.
         folder: where records and report lie; None where nothing was written.
+        unended: how many attacks did not begin before the time was up.
     """
 
     records: tuple[dict[str, Any], ...]
@@ -59,6 +76,7 @@ class Outcome:
     answers: tuple[Reconstruction | None, ...]
     folder: Path | None = None
     page: Path | None = None
+    unended: int = 0
     pictures: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
@@ -88,6 +106,10 @@ class Settings:
         public: a data source (`leakbound list`) of the same kind of images.
         threshold: PSNR in dB from which an image counts as rebuilt.
         seed: of the attacks' own random starts.
+        seconds: after which searches stop where they are and no further attack begins; None is no
+            limit.
+        search: seconds that finding out one update's number of local steps may take, where neither
+            the user nor a closed form tells it; 0 assumes the least that is possible.
     """
 
     input_shape: tuple[int, ...]
@@ -98,6 +120,8 @@ class Settings:
     public: str | None = None
     threshold: float = 20.0
     seed: int = 0
+    seconds: float | None = None
+    search: float = SEARCH
 
     def __post_init__(self) -> None:
         as_chain(self.defense)
@@ -105,10 +129,17 @@ class Settings:
             raise ValueError("input_shape is empty; give the shape of one input, such as 1,28,28")
         for size in self.input_shape:
             check.count(input_shape=size)
+        if math.prod(self.input_shape) > LARGEST:
+            raise ValueError(
+                f"input_shape is {self.input_shape}, which is more than {LARGEST:,} numbers; give "
+                "the shape of one input"
+            )
         low, high = self.input_range
         if not low < high:
             raise ValueError(f"input_range is {self.input_range}; give low < high")
-        check.non_negative(seed=self.seed)
+        check.non_negative(seed=self.seed, search=self.search)
+        if self.seconds is not None:
+            check.positive(seconds=self.seconds)
         for spec in self.attacks or ():
             plans.build_attack(spec)
 
@@ -133,25 +164,30 @@ def attack(
     truth: Batch | Path | str | None = None,
     threshold: float = 20.0,
     seed: int = 0,
+    seconds: float | None = None,
+    search: float = SEARCH,
     out: Path | None = None,
     name: str = "",
     pictures: bool = True,
-    watch: Watch = lambda done, total, what: None,
+    watch: Watch = lambda done, total, what, left: None,
 ) -> Outcome:
     """Attack one captured update: what `load` returned, or what it takes (with `before`, `kind`).
 
     `model` is the architecture; its weights count only where the capture has none before. What is
     known of the local training is as in `observe`, the rest as in `Settings`. `truth` is the true
     batch or a file of it, which no attack sees. Records, pictures and report.html go into `out`;
-    None writes nothing. `name` is what they call the model, `watch` is called with (attacks done,
-    attacks in all, what runs now).
+    None writes nothing. `name` is what they call the model, `watch` is called as `Watch` says.
 
     Raises:
         ValueError: what cannot be read, does not fit, or must be given, by name.
     """
     known = capture if isinstance(capture, Capture) else load(capture, before, kind=kind)
     shape, specs = _shape(input_shape), _specs(attacks)
-    settings = Settings(shape, input_range, classes, specs, defense, public, threshold, seed)
+    settings = Settings(
+        *(shape, input_range, classes, specs, defense, public, threshold, seed),
+        seconds=seconds,
+        search=search,
+    )
     told = Told(examples, labels, learning_rate, steps, batch_size)
     return attack_all(
         [known],
@@ -176,11 +212,17 @@ def attack_all(
     out: Path | None = None,
     name: str = "",
     pictures: bool = True,
-    watch: Watch = lambda done, total, what: None,
+    watch: Watch = lambda done, total, what, left: None,
+    understood: Callable[[Case], None] = lambda case: None,
+    ended: Callable[[Mapping[str, Any]], None] = lambda record: None,
 ) -> Outcome:
-    """Attack several captured updates of one model; as `attack`.
+    """Attack several captured updates of one model, the cheapest attacks first; as `attack`.
 
-    An interrupt (Ctrl-C) still writes the attacks that are finished to `out`, and is raised again.
+    Every update is read, and `understood` called with what was found, before the first attack;
+    `ended` is called with every record. When
+    `settings.seconds` are over, the search that runs ends with the best that it found, and attacks
+    that did not begin have no record. An interrupt (Ctrl-C) still writes the attacks that are
+    finished to `out`, and is raised again.
 
     Raises:
         ValueError: as `attack`; a truth for more than one update.
@@ -195,27 +237,49 @@ def attack_all(
         check_place(Path(out))
     batch = _truth(truth)
     title = name or type(model).__name__
-    with one_thread():
-        cases = [
-            _case(capture, at, model, settings, told or Told(), batch, title)
+    with one_thread(), Pace(settings.seconds) as pace:
+        read = [
+            partial(_case, capture, at, model, settings, told or Told(), batch, title)
             for at, capture in enumerate(captures)
         ]
-        specs = [_attacks(settings, case.understood) for case in cases]
-        total, done = sum(map(len, specs)), 0
-        made: list[tuple[Made, Reconstruction | None]] = []
+        cases = []
+        for at, one in enumerate(read):
+            watch(0, 0, f"reading {captures[at].name}", None)
+            cases.append(one())
+            understood(cases[-1])
+        made: dict[tuple[int, int], tuple[Made, Reconstruction | None]] = {}
+        work = Work(pace, cases, partial(_attacks, settings))
         try:
-            for case, chosen in zip(cases, specs, strict=True):
-                for spec in chosen:
-                    watch(done, total, f"{spec.name} · {case.capture.name}")
-                    made.append(_run(case, spec, settings.seed, pictures))
-                    done += 1
+            while work.jobs and not pace.over:
+                job, share = work.jobs[0], pace.left / len(work.jobs)
+                case, tell = cases[job.at], partial(_tell, watch, work)
+                search = min(settings.search, share / 4)
+                if job.steps and case.understood.untried and search >= LEAST:
+                    tell(f"finding the number of local steps · {case.capture.name}", 0)
+                    steps = found_steps(case.understood, search)
+                    cases[job.at] = read[job.at](steps)
+                    work.again(job.at)
+                    continue
+                tell = partial(tell, f"{job.spec.name} · {case.capture.name}")
+                tell(0)
+                work.begins()
+                with Pace(share if job.steps else None, tell):
+                    made[job.at, job.rank] = _run(case, job.spec, settings.seed, pictures)
+                work.ended()
+                ended(made[job.at, job.rank][0].record)
         except KeyboardInterrupt:
             if out is not None and made:
+                total = len(made) + len(work.jobs)
                 write_run(_outcome(made, cases), Path(out), cases, settings, pictures, total)
             raise
-        watch(done, total, "writing the report" if out else "done")
-    found = _outcome(made, cases)
+        total = len(made) + len(work.jobs)
+        watch(len(made), total, "writing the report" if out else "done", None)
+    found = replace(_outcome(made, cases), unended=len(work.jobs))
     return found if out is None else write_run(found, Path(out), cases, settings, pictures, total)
+
+
+def _tell(watch: Watch, work: Work, what: str, step: int) -> None:
+    watch(work.done, work.done + len(work.jobs), what, work.left(step))
 
 
 def _shape(given: Sequence[int]) -> tuple[int, ...]:
@@ -245,12 +309,16 @@ def _truth(given: Batch | Path | str | None) -> Batch | None:
     return batch
 
 
-def _outcome(made: Sequence[tuple[Made, Reconstruction | None]], cases: Sequence[Case]) -> Outcome:
+def _outcome(
+    made: Mapping[tuple[int, int], tuple[Made, Reconstruction | None]], cases: Sequence[Case]
+) -> Outcome:
+    """What was made, update by update."""
+    ordered = [made[key] for key in sorted(made)]
     return Outcome(
-        tuple(m.record for m, _ in made),
+        tuple(m.record for m, _ in ordered),
         tuple(case.understood for case in cases),
-        tuple(answer for _, answer in made),
-        pictures={k: v for m, _ in made for k, v in m.pictures.items()},
+        tuple(answer for _, answer in ordered),
+        pictures={k: v for m, _ in ordered for k, v in m.pictures.items()},
     )
 
 
@@ -262,6 +330,7 @@ def _case(
     told: Told,
     truth: Batch | None,
     title: str,
+    steps: Finding | None = None,
 ) -> Case:
     bench = None
     if settings.public is not None:
@@ -275,7 +344,8 @@ def _case(
         classes=settings.classes,
     )
     known = replace(told, defense=settings.defense or told.defense)
-    understood = understand(capture, task, known, input_shape=settings.input_shape, public=public)
+    shape = settings.input_shape
+    understood = understand(capture, task, known, input_shape=shape, public=public, steps=steps)
     if truth is not None:
         truth = check_truth(truth, understood.observation)
     return Case(
@@ -328,7 +398,7 @@ def _run(
         built = _build(spec, case.understood)
         record = record_of(case, spec.name, built)
         source = stream(seed, "attack", spec.name, case.understood.observation.examples)
-        answer = built(case.understood.observation, source)
+        answer = noted(built(case.understood.observation, source))
         return judged(case, record, spec, built, answer, pictures=pictures), answer
     except NotApplicable as error:
         reason = " ".join(error.reason.split())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from leakbound import check
 from leakbound._util import files
@@ -31,7 +34,8 @@ def capture_app(
     This runs the app's code: the components that its pyproject.toml names under
     `[tool.flwr.app.components]` are imported, `on_progress` says which before. The app runs in this
     process with `clients` clients one after the other, and is stopped once the last wanted round's
-    replies are there. Nothing of the app is changed, and its folder is not written to.
+    replies are there. Nothing of the app is changed, and its folder is not written to. Of the model
+    that it calls first, the files say the class and the shape of an input.
 
     Args:
         folder: of the app, with its pyproject.toml.
@@ -62,10 +66,13 @@ def capture_app(
         parts = [app_folder.component(Path(folder), about, name, say) for name in app_folder.KINDS]
         server, client = parts
         grid = _Watching(client, clients, config, wanted, Path(out), say)
+        hook = register_module_forward_pre_hook(grid.called)
         try:
             server(grid, Context(1, 1, {}, RecordDict(), config))
         except _Enough:
             say(f"stopped in round {grid.round}")
+        finally:
+            hook.remove()
     if grid.refusal is not None:
         raise grid.refusal
     if grid.problem is not None and grid.round not in grid.seen:
@@ -100,6 +107,7 @@ class _Watching(InProcessGrid):
         self._wanted, self._out, self._say = wanted, out, say
         self.problem: str | None = None
         self.refusal: ValueError | None = None
+        self._model: dict[str, str] = {}
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """As the grid; a round is what one push of train messages starts."""
@@ -113,6 +121,13 @@ class _Watching(InProcessGrid):
             raise _Enough
         self._stop_when_done()
         return names
+
+    def called(self, module: nn.Module, given: tuple[Any, ...]) -> None:
+        """Note the app's model and the shape of its inputs: of the first module that is called."""
+        if not self._model and given and isinstance(given[0], Tensor) and given[0].ndim > 1:
+            kind = type(module)
+            shape = ",".join(map(str, given[0].shape[1:]))
+            self._model = {"model": f"{kind.__module__}:{kind.__qualname__}", "input_shape": shape}
 
     def _stop_when_done(self) -> None:
         if self.seen >= set(self._wanted):
@@ -130,7 +145,7 @@ class _Watching(InProcessGrid):
             self.problem = self.problem or str(error)
             return
         try:
-            path = keep(self._out, seen)
+            path = keep(self._out, replace(seen, about={**seen.about, **self._model}))
         except ValueError as error:
             self.refusal = error
             raise _Enough from None
