@@ -115,7 +115,7 @@ def test_a_floor_that_is_not_proved_says_nothing_of_attackers(capsys, kind, name
     assert call(*given, "mlp") == 0  # of ReLUs
     kinked = capsys.readouterr().out
     assert f"floor ({name}), not proved here: a mean squared error of" in kinked
-    assert "have kinks (relu)" in kinked
+    assert "is not known to be smooth in the inputs (relu" in kinked
     assert "no attacker" not in kinked
     assert call(*given, 'mlp,activation="tanh"') == 0
     smooth = capsys.readouterr().out
@@ -300,7 +300,7 @@ def test_progress_on_a_terminal(plan, tmp_path, columns):
     assert "4/4" in plain
     assert "left" in plain
     if columns == 80:
-        assert "inverting_gradients · mlp · none" in plain
+        assert "linear_inversion · mlp · none" in plain
     bars = [line for line in re.split(r"[\r\n]+", plain) if re.search(r"\d/4", line)]
     assert bars
     assert max(map(len, bars)) <= columns

@@ -205,18 +205,18 @@ def test_what_lies_there_stays(tmp_path, make, monkeypatch):
 @pytest.mark.parametrize("make", [user_file, fifo, link, dangling, device])
 def test_what_comes_between_the_look_and_the_write_stays(tmp_path, make, monkeypatch):
     """A file that takes the name while ours is being written; new, and in the place of ours."""
-    put = files.put
+    settle = files._settle
     for begin in (lambda path: None, lambda path: files.write(path, PAGE)):
         path = tmp_path / "page.html"
         begin(path)
 
-        def late(descriptor, content, path=path):
-            put(descriptor, content)
+        def late(part, path, before):
             path.unlink(missing_ok=True)
             make(path)
+            settle(part, path, before)
 
         with monkeypatch.context() as patch:
-            patch.setattr(files, "put", late)
+            patch.setattr(files, "_settle", late)
             with pytest.raises(ValueError, match=r"page\.html"):
                 files.write(path, PAGE + b"\n")
         kinds = {fifo: stat.S_ISFIFO, device: stat.S_ISCHR, user_file: stat.S_ISREG}

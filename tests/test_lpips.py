@@ -208,7 +208,7 @@ def declared(shape):
 
 def test_other_files_are_refused(tmp_path):
     path = tmp_path / "w.safetensors"
-    with pytest.raises(ValueError, match=r"lpips_weights is .*not a file"):
+    with pytest.raises(ValueError, match=r"lpips_weights .*does not exist"):
         Lpips.load(path)
     with pytest.raises(ValueError, match="can run code when opened"):
         Lpips.load(tmp_path / "alex.pth")
@@ -277,14 +277,14 @@ def test_records_hold_it_and_nothing_else_changes(files, tmp_path):
 
 def test_a_plan_is_refused_before_any_cell(files, tmp_path):
     for path, table, words in (
-        (tmp_path / "absent.safetensors", TABLE, "not a file"),
+        (tmp_path / "absent.safetensors", TABLE, "does not exist"),
         (files["alex"], TABLE | {"data": {"source": "digits", "size": 28}}, "at least 31 x 31"),
         (files["alex"], TABLE | {"data": {"source": "wine"}}, "1 or 3 channels"),
     ):
         plan = audit.parse(table | {"metrics": {"lpips_weights": str(path)}})
         with pytest.raises(ValueError, match=words) as caught:
             check_plan(plan, audit.Bench(plan.data))
-        assert f"lpips_weights is {str(path)!r}" in str(caught.value)
+        assert repr(str(path)) in str(caught.value)
 
 
 def test_the_command(files, capsys):

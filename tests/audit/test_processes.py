@@ -88,7 +88,8 @@ def all_gone(process: subprocess.Popen[str]) -> bool:
 
 def outcome(out: Path) -> dict[str, bytes]:
     pictures = {p.name: p.read_bytes() for p in (out / "pictures").iterdir()}
-    return pictures | {n: (out / n).read_bytes() for n in ("records.jsonl", "utility.jsonl")}
+    names = ("records.jsonl", "utility.jsonl")
+    return pictures | {n: (out / n).read_bytes() for n in names if (out / n).exists()}
 
 
 def reference(tmp_path: Path) -> tuple[Path, dict[str, bytes]]:

@@ -184,7 +184,7 @@ def test_defenses_that_need_the_batch_say_so(flower, setup, batches):
 
 def test_dp_sgd_over_several_steps_names_the_opacus_mod(flower, setup, batches):
     app = flower.client_app([DefenseMod(dp_sgd(1.0, 1.0), setup)], batches=batches, steps=2)
-    assert "took 2; train one step on one batch, or use leakbound.opacus" in (
+    assert "train one step on one batch of all examples, or use leakbound.opacus" in (
         flower.ask(app).error.reason
     )
     app = flower.client_app(

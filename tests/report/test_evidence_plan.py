@@ -32,7 +32,7 @@ SMALL = {
     "threat": {"labels_known": False},
     "thresholds": {"psnr": 17},
     "utility": {"rounds": 1, "repeats": 1, "batch_size": 4},
-    "risk": {"probability": 0.01, "prior": "sphere"},
+    "risk": {"probability": 0.01, "prior": "gaussian"},
 }  # fmt: skip
 OTHER = [
     {},

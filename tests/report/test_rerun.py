@@ -119,7 +119,7 @@ def test_what_no_command_can_name_comes_as_a_plan(tmp_path):
     "more",
     [
         {"floor": {"kind": "full", "images": 4}},
-        {"risk": {"prior": "sphere"}},
+        {"risk": {"prior": "gaussian"}},
         {"thresholds": {"psnr": 25}},
         {"data": {"channels": 3}},
     ],
