@@ -13,6 +13,13 @@ from leakbound import client
 CLASSES = 5
 
 
+@pytest.fixture(params=["packed", "plain"])
+def kernels(request, monkeypatch):
+    """Both ways to compute convolutions, whichever this machine would take."""
+    monkeypatch.setenv("LEAKBOUND_ENGINE", request.param)
+    return request.param
+
+
 def example(task, shape, size, soft=False, seed=1):
     """Inputs, labels and a cotangent of the update."""
     source, dtype = torch.Generator().manual_seed(seed), task.parameters.dtype

@@ -10,6 +10,7 @@ from leakbound import client, models
 from leakbound.r_operator import norms, rules, several, single
 from leakbound.types import LocalPlan, Task
 
+pytestmark = pytest.mark.usefixtures("kernels")
 CLASSES = 5
 BUILT_IN = {
     "mlp": (models.mlp, (1, 8, 8), {"activation": "tanh"}),

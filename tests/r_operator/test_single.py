@@ -9,6 +9,7 @@ from leakbound import client, models
 from leakbound.r_operator import single
 from leakbound.types import Task
 
+pytestmark = pytest.mark.usefixtures("kernels")
 CLASSES = 5
 BUILT_IN = {
     "simple_convnet": (models.simple_convnet, (1, 12, 12), {}),

@@ -15,6 +15,7 @@ from leakbound._util import files
 from leakbound.assess.record import SCHEMA
 from leakbound.audit.bench import Bench, code, fingerprint
 from leakbound.audit.plan import Plan, plain
+from leakbound.r_operator.forced import kernels
 
 OWN = ("leakbound", "torch", "numpy", "scipy", "torchmetrics", "pillow")
 BUILT_IN = frozenset({"mnist5k", "digits", "photos"})
@@ -59,6 +60,7 @@ def machine() -> dict[str, Any]:
         "processor": platform.machine(),
         "system": platform.system(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
+        "engine": kernels(),
         "threads": 1,
     }
 

@@ -1,4 +1,4 @@
-"""Which engine a computation of a given shape takes: a rule of the model and the shapes alone.
+"""Which engine a computation takes: a rule of the model, the shapes and the machine's type alone.
 
 Bits depend on the engine, so the choice must not depend on anything else, least of all on how many
 cells run at once: whoever may have company takes the engine for company, with it or without.
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from leakbound.r_operator import bundle, single
 from leakbound.r_operator.base import Engine, aligned
+from leakbound.r_operator.forced import kernels
 from leakbound.task import Task
 
 __all__ = ["Choice", "choose"]
@@ -27,8 +28,10 @@ LIGHT = 1.6e7
 eight against a step alone by the single engine, 28x28: LeNet .40 at batch 1, .51 at 2, .68 at 4,
 1.1 at 8; SimpleConvNet .73, .91, then 1.13 at batch 4 (3e7 operations)."""
 
-LARGEST = 1_000_000
-"""Parameters of a model from which its kernels are large enough to fill a processor alone."""
+LARGEST = 500_000
+"""Parameters of a model from which its kernels are large enough to fill a processor alone. Steps in
+those of autograd (AVX2): 3.1 million in two linear layers, bundled 1.02, single .83; 800,000, one
+of eight bundled .88 to 1.18, single .54 to .69; an MLP of 395,000, .51 to .84 and .53 to .70."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,16 +73,13 @@ def choose(task: Task, rows: int, shape: tuple[int, ...], many: bool = False) ->
         shape: of a row's batch.
         many: whether several cells may come together.
     """
+    if kernels() == "autograd":
+        return None
     chain = bundle.chain(task, len(shape))
-    small = shape[0] <= SMALL
+    small = shape[0] <= SMALL and len(task.parameters) <= LARGEST
     if chain is not None and (
-        rows > 1 or (small and (chain.linear or (many and _light(task, shape))))
+        rows > 1 or (small and (chain.linear or (many and bundle.work(task, shape) <= LIGHT)))
     ):
         return Choice(chain, None)
     plan = single.plan(task, shape) if rows == 1 else None
     return None if plan is None else Choice(None, plan)
-
-
-def _light(task: Task, shape: tuple[int, ...]) -> bool:
-    """Whether cells of a network with convolutions gain from sharing calls."""
-    return len(task.parameters) <= LARGEST and bundle.work(task, shape) <= LIGHT

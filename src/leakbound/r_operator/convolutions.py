@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leakbound.r_operator.forced import kernels
 from leakbound.r_operator.rules import Given, Rule, paired, there
 
 _ATEN = torch.ops.aten
@@ -22,13 +23,13 @@ _SLOW = 20480
 def convolution(given: Given, options: tuple[Any, ...]) -> Rule:
     """The rule for a convolution; `options` are stride, padding, dilation and groups.
 
-    Which one depends on the weights' shape, type and device, on whether they are trained, and on
-    nothing else.
+    Which one depends on the weights' shape, type and device, on whether they are trained, on
+    `forced.kernels`, and on nothing else.
     """
     weight = there(given.weights[0])
     if given.frozen:
         return FrozenConvolution(given, options)
-    if weight.device.type != "cpu" or options[3] > 1:
+    if weight.device.type != "cpu" or options[3] > 1 or kernels() != "packed":
         return Convolution(given, options)
     if weight[0].numel() <= _SMALL:
         return Columns(given, options)
@@ -102,7 +103,8 @@ class Convolution(Rule):
         self.gradients = given.gradients
         *how, groups = options
         self.how = (*how, False, [0] * len(how[0]), groups)
-        self.last = given.curved and there(self.weight).device.type == "cpu"
+        on_cpu = there(self.weight).device.type == "cpu"
+        self.last = given.curved and on_cpu and kernels() == "packed"
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolution."""

@@ -26,6 +26,7 @@ from leakbound import client
 from leakbound.r_operator import single
 from leakbound.r_operator.base import Engine, Pulled
 from leakbound.r_operator.choose import Choice
+from leakbound.r_operator.forced import kernels
 from leakbound.random import normal
 from leakbound.types import LocalPlan, Task
 
@@ -53,12 +54,12 @@ def choose(task: Task, rows: int, shape: tuple[int, ...]) -> Choice | None:
         >>> choose(task, 1, (2, 1, 2, 2)).plan is single.plan(task, (2, 1, 2, 2))
         True
     """
-    plan = single.plan(task, shape) if rows == 1 else None
+    plan = single.plan(task, shape) if rows == 1 and kernels() != "autograd" else None
     if plan is None:
         return None
-    known, key = _KNOWN.setdefault(task.model, {}), tuple(shape[1:])
+    known, key = _KNOWN.setdefault(task.model, {}), (tuple(shape[1:]), kernels())
     if key not in known:
-        known[key] = _agrees(task, plan, key)
+        known[key] = _agrees(task, plan, key[0])
     return Steps(None, plan) if known[key] else None
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from leakbound import client
 from leakbound.r_operator import graph
 from leakbound.r_operator.base import Pulled
+from leakbound.r_operator.forced import kernels
 from leakbound.r_operator.loss import Head, head
 from leakbound.r_operator.rules import Given, Rule
 from leakbound.random import normal
@@ -44,9 +45,10 @@ def plan(task: Task, input_shape: tuple[int, ...]) -> Plan | None:
         (2, None)
     """
     known = _KNOWN.setdefault(task.model, {})
-    key = tuple(input_shape[1:])
+    shape = tuple(input_shape[1:])
+    key = (shape, kernels())
     if key not in known:
-        known[key] = _plan(task, key)
+        known[key] = _plan(task, shape)
     return known[key]
 
 

@@ -1,0 +1,159 @@
+"""Is the chosen engine ever slower, or less accurate, than autograd? Writes engine_choice.md.
+
+Every model of `leakbound list`, one attack step (gradient, and its product with a fixed direction,
+differentiated in the images) by the chosen engine and by autograd's double backward, interleaved
+in one process with one thread, with a matrix product as control. Each instruction set has a section
+of its own, which a run there replaces; a machine with AVX-512 measures the narrower sets, too:
+
+    python benchmarks/engine_choice.py
+    ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python benchmarks/engine_choice.py
+
+Prints every row as it comes; about ten minutes. `--rounds 2` shows that it runs and writes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import argparse
+import re
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from figures.table import machine
+
+from leakbound import client, registry
+from leakbound.r_operator.choose import choose
+from leakbound.r_operator.forced import kernels
+from leakbound.random import normal, stream
+from leakbound.types import Task
+
+PAGE = Path(__file__).with_suffix(".md")
+SIZES = (1, 2, 8)
+SHAPE = (3, 32, 32)
+INPUTS = 5
+"""Batches over which distances from float64 are compared."""
+LEAST = 0.15
+"""Seconds of one timed stretch."""
+INTRO = """# The chosen engine against autograd
+
+Written by `python benchmarks/engine_choice.py`: one attack step of every model of `leakbound list`
+at 3 x 32 x 32, at random weights. Time: ratio to autograd's double backward, median (least to most)
+over interleaved rounds in one process with one thread. Distance: how far gradient and step are from
+the same in float64, in the distance of autograd's, the median over five batches and the most. A
+target is at most 1.0 in time and at most 2 in distance."""
+
+
+def main() -> None:
+    """Measure, print, and replace this instruction set's section."""
+    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    options.add_argument("--rounds", type=int, default=9)
+    options.add_argument("--only", action="append", help="a model; repeatable; writes nothing")
+    given = options.parse_args()
+    torch.set_num_threads(1)
+    capability = torch.backends.cpu.get_cpu_capability()
+    rows = ["| model | weights | batch | engine | time / autograd | control | gradient | step |"]
+    rows += ["|---|--:|--:|---|--:|--:|--:|--:|"]
+    for name in given.only or sorted(registry.entries("model")):
+        for size in SIZES:
+            rows.append(row(name, size, given.rounds))
+            print(rows[-1], flush=True)
+    if given.rounds < 7 or given.only:
+        return
+    old = PAGE.read_text("utf-8") if PAGE.exists() else ""
+    parts = re.split(r"^## (.*)\n\n", old, flags=re.MULTILINE)[1:]
+    sections = {k: v.strip() for k, v in zip(parts[::2], parts[1::2], strict=True)}
+    where = f"Machine: {machine()}. Convolutions: {kernels()}. n = {given.rounds} rounds."
+    sections[capability] = where + "\n\n" + "\n".join(rows)
+    shown = [f"## {title}\n\n{text}" for title, text in sorted(sections.items())]
+    PAGE.write_text("\n\n".join([INTRO, *shown]) + "\n", "utf-8")
+
+
+def row(name: str, size: int, rounds: int) -> str:
+    """One line of the table."""
+    source = stream(0, "engine choice", name)
+    model = registry.build("model", name, {}, input_shape=SHAPE, classes=10, generator=source)
+    task = Task.of(model)
+    labels = torch.arange(size) % 10
+    along = normal((len(task.parameters),), stream(0, "along"), like=task.parameters)
+    choice = choose(task, 1, (size, *SHAPE))
+    first = f"| {name} | {len(task.parameters):,} | {size} |"
+    if choice is None:
+        return f"{first} autograd | 1 | | 1 | 1 |"
+    engine = choice.engine([task], 1)
+
+    def ours(x: torch.Tensor) -> list[torch.Tensor]:
+        gradient = engine.gradient(x[None], labels[None])[0].clone()
+        return [gradient, engine.pull(along[None]).inputs[0].clone()]
+
+    distances = [compared(task, ours, batch(size, i), labels, along) for i in range(INPUTS)]
+    x, matrix = batch(size, 0), torch.rand(512, 512, generator=stream(0, "control"))
+    jobs: dict[str, Callable[[], object]] = {
+        "autograd": lambda: double_backward(task, x, labels, along),
+        "ours": lambda: (engine.gradient(x[None], labels[None]), engine.pull(along[None])),
+        "control": lambda: matrix @ matrix,
+    }
+    counts = {job: max(1, int(LEAST / timed(call, 2))) for job, call in jobs.items()}
+    taken = [{job: timed(call, counts[job]) for job, call in jobs.items()} for _ in range(rounds)]
+    ratios = [each["ours"] / each["autograd"] for each in taken]
+    control = [each["control"] for each in taken]
+    spread = f"{max(control) / min(control):.2f}"
+    off = [
+        f"{statistics.median(column):.2f} (to {max(column):.2f})"
+        for column in zip(*distances, strict=True)
+    ]
+    kind = "bundle" if choice.chain else "single"
+    return f"{first} {kind} | {said(ratios)} | {spread} | {off[0]} | {off[1]} |"
+
+
+def batch(size: int, number: int) -> torch.Tensor:
+    """Images."""
+    return torch.rand(size, *SHAPE, generator=stream(number, "engine choice"))
+
+
+def double_backward(
+    task: Task, x: torch.Tensor, labels: torch.Tensor, along: torch.Tensor
+) -> list[torch.Tensor]:
+    """Gradient, and the slope of its product with `along` in the images."""
+    free = x.clone().requires_grad_()
+    gradient = client.gradient(task, free, labels)
+    return [gradient.detach(), torch.autograd.grad(gradient, free, along)[0]]
+
+
+def compared(
+    task: Task,
+    ours: Callable[[torch.Tensor], list[torch.Tensor]],
+    x: torch.Tensor,
+    labels: torch.Tensor,
+    along: torch.Tensor,
+) -> tuple[float, ...]:
+    """Distances from float64, in those of autograd: of the gradient and of the step."""
+    exact = double_backward(task.to("cpu", torch.float64), x.double(), labels, along.double())
+    theirs = double_backward(task, x, labels, along)
+    pairs = zip(exact, ours(x), theirs, strict=True)
+    return tuple(
+        float((mine.double() - e).norm()) / max(float((auto.double() - e).norm()), 1e-300)
+        for e, mine, auto in pairs
+    )
+
+
+def timed(call: Callable[[], object], count: int) -> float:
+    """Seconds of one call, over so many."""
+    began = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - began) / count
+
+
+def said(values: list[float]) -> str:
+    """Median and range."""
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+if __name__ == "__main__":
+    main()
