@@ -37,18 +37,22 @@ class GradientMatching(Attack):
     Args:
         distance: cosine, cosine_layers, cosine_weighted, euclidean or manhattan.
         total_variation: weight of the total variation.
+        smoothing: what is added to that weight in the first stage of the schedule "stages"; a tenth
+            and a hundredth of it in the next two, nothing in the last, which decides. The smooth
+            images of the first stages are better starts for the later ones. Only for images.
         noise_variation: what is added to that weight, times the root of the share of noise in the
             update's energy, which the attacker computes from the declared law.
         optimizer: "adam" or "lbfgs" (then `steps` counts outer steps of up to 20 iterations).
         learning_rate: of the optimizer, at the start: `schedule` lowers it.
         steps: of the search.
         signed: feed Adam only the gradient's sign.
-        schedule: "step" (rate x 0.1 at 3/8, 5/8, 7/8), "cosine" or "constant".
+        schedule: "step" (rate x 0.1 at 3/8, 5/8, 7/8), "stages" (the same, and each of the four
+            stages starts from the best iterate so far, without momentum), "cosine" or "constant".
         initialization: "normal" (standard normal) or "uniform" (over the input range).
         box: project on the input range after every step.
         labels: "told" (inferred where they are not told), "inferred", or "joint" (optimized as
             soft labels together with the inputs, told or not).
-        enough: stop once the objective is at most this.
+        enough: stop once the objective is at most this; None: never.
         image: "pixels", or "deep_prior": an untrained network draws the images, and its weights
             are searched (`initialization` and `box` are then without effect).
         width: channels of that network.
@@ -92,11 +96,12 @@ class GradientMatching(Attack):
     learning_rate: float = 0.1
     steps: int = 1000
     signed: bool = True
-    schedule: str = "step"
+    schedule: str = "stages"
     initialization: str = "normal"
     box: bool = True
     labels: str = "told"
-    enough: float = 0.0
+    enough: float | None = None
+    smoothing: float = later(0.0)
     image: str = later("pixels")
     width: int = later(32)
     batch_norm: float = later(0.0)
@@ -113,13 +118,14 @@ class GradientMatching(Attack):
     def __post_init__(self) -> None:
         check.one_of(DISTANCES, distance=self.distance)
         check.one_of(["adam", "lbfgs"], optimizer=self.optimizer)
-        check.one_of(["step", "cosine", "constant"], schedule=self.schedule)
+        check.one_of(["stages", "step", "cosine", "constant"], schedule=self.schedule)
         check.one_of(["normal", "uniform"], initialization=self.initialization)
         check.one_of(["told", "inferred", "joint"], labels=self.labels)
         check.count(steps=self.steps)
         check.positive(learning_rate=self.learning_rate)
-        check.non_negative(total_variation=self.total_variation, enough=self.enough)
-        check.non_negative(noise_variation=self.noise_variation, size=self.size)
+        check.non_negative(smoothing=self.smoothing)
+        check.non_negative(total_variation=self.total_variation, size=self.size)
+        check.non_negative(noise_variation=self.noise_variation, enough=self.enough or 0.0)
         check.one_of(["pixels", "deep_prior"], image=self.image)
         check.count(width=self.width)
         check.non_negative(batch_norm=self.batch_norm, feature_weight=self.feature_weight)

@@ -71,10 +71,11 @@ def idlg(steps: int = 100, restarts: int = 3, learning_rate: float = 1.0) -> Att
 
 def inverting_gradients(
     steps: int = 1000,
-    total_variation: float = 1e-4,
+    total_variation: float = 1e-6,
     learning_rate: float = 0.1,
     restarts: int = 1,
     noise_variation: float = 0.04,
+    smoothing: float = 3e-2,
 ) -> Attack:
     """Inverting Gradients: cosine distance, signed Adam, total variation, box.
 
@@ -83,10 +84,11 @@ def inverting_gradients(
 
     Args:
         steps: of the search.
-        total_variation: weight of the total variation.
+        total_variation: weight of the total variation at the end.
         learning_rate: of Adam, at the start: the schedule lowers it.
         restarts: starts, of which the one with the lowest objective is kept.
         noise_variation: what is added to that weight under noise; see `GradientMatching`.
+        smoothing: what is added to that weight at the start; see `GradientMatching`.
 
     Source: Geiping et al. 2020.
 
@@ -104,6 +106,7 @@ def inverting_gradients(
     search = GradientMatching(
         total_variation=total_variation,
         noise_variation=noise_variation,
+        smoothing=smoothing,
         steps=steps,
         learning_rate=learning_rate,
     )
@@ -217,7 +220,7 @@ def inverting_gradients_geiping_library(steps: int = 4800) -> Attack:
         >>> attack.signed, attack.total_variation, attack.steps
         (False, 0.1, 4800)
     """
-    return GradientMatching(total_variation=1e-1, steps=steps, signed=False)
+    return GradientMatching(total_variation=1e-1, steps=steps, signed=False, schedule="step")
 
 
 def inverting_gradients_geiping_cli(steps: int = 24000) -> Attack:
@@ -233,7 +236,7 @@ def inverting_gradients_geiping_cli(steps: int = 24000) -> Attack:
         >>> attack.signed, attack.total_variation, attack.steps
         (True, 0.0001, 24000)
     """
-    return GradientMatching(total_variation=1e-4, steps=steps)
+    return GradientMatching(total_variation=1e-4, steps=steps, schedule="step")
 
 
 def inverting_gradients_breaching(steps: int = 24000) -> Attack:
@@ -250,7 +253,7 @@ def inverting_gradients_breaching(steps: int = 24000) -> Attack:
         >>> attack.signed, attack.total_variation, attack.steps
         (True, 0.1, 24000)
     """
-    return GradientMatching(total_variation=1e-1, steps=steps)
+    return GradientMatching(total_variation=1e-1, steps=steps, schedule="step")
 
 
 def inverting_gradients_gradattack(steps: int = 10000) -> Attack:
@@ -266,7 +269,7 @@ def inverting_gradients_gradattack(steps: int = 10000) -> Attack:
         >>> attack.signed, attack.total_variation, attack.steps
         (True, 0.1, 10000)
     """
-    return GradientMatching(total_variation=1e-1, steps=steps)
+    return GradientMatching(total_variation=1e-1, steps=steps, schedule="step")
 
 
 def inverting_gradients_chen(steps: int = 2000) -> Attack:
@@ -282,7 +285,7 @@ def inverting_gradients_chen(steps: int = 2000) -> Attack:
         >>> attack.learning_rate, attack.total_variation, attack.steps
         (0.2, 1e-06, 2000)
     """
-    return GradientMatching(total_variation=1e-6, steps=steps, learning_rate=0.2)
+    return GradientMatching(total_variation=1e-6, steps=steps, learning_rate=0.2, schedule="step")
 
 
 def _lbfgs(labels: str, steps: int, restarts: int, learning_rate: float) -> Attack:
