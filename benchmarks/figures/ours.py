@@ -12,7 +12,7 @@ from leakbound.attacks.search import Search
 
 def settings(steps: int, enough: float | None = None) -> GradientMatching:
     """Inverting Gradients as breaching runs it, without total variation."""
-    return GradientMatching(steps=steps, enough=enough, schedule="step")
+    return GradientMatching(steps=steps, enough=enough)
 
 
 class Ours:

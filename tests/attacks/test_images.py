@@ -158,6 +158,6 @@ def test_later_settings_show_only_where_they_are_set():
     assert "image='deep_prior'" in repr(GradientMatching(image="deep_prior"))
     assert repr(GradientMatching()) == (
         "GradientMatching(distance='cosine', total_variation=0.0, noise_variation=0.0, "
-        "optimizer='adam', learning_rate=0.1, steps=1000, signed=True, schedule='stages', "
+        "optimizer='adam', learning_rate=0.1, steps=1000, signed=True, schedule='step', "
         "initialization='normal', box=True, labels='told', enough=None)"
     )

@@ -52,6 +52,8 @@ def test_every_setting_moves_the_hash():
         {"steps": 2},
         {"signed": False},
         {"schedule": "cosine"},
+        {"schedule": "stages"},
+        {"schedule": "stages", "smoothing": 0.1},
         {"initialization": "uniform"},
         {"box": False},
         {"labels": "joint"},
@@ -92,6 +94,8 @@ def test_restarts_wrap_the_search():
         ({"total_variation": -1.0}, "total_variation is -1.0"),
         ({"noise_variation": -1.0}, "noise_variation is -1.0"),
         ({"enough": -1.0}, "enough is -1.0"),
+        ({"smoothing": -1.0}, "smoothing is -1.0"),
+        ({"smoothing": 0.1}, "smoothing is 0.1 and schedule 'step'"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):

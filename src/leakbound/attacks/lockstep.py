@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 TRACE_POINTS = 50
 MARKS = (3 / 8, 5 / 8, 7 / 8)
 """The shares of the steps after which a search's rate falls to a tenth."""
+LOWEST = 0.1 ** len(MARKS)
+"""The factor on the rate in the last of the stages between them."""
 WIDTH = 8
 """How many searches go together: more no longer fit a processor's cache (measured)."""
 
@@ -72,6 +74,8 @@ class Lockstep:
         self.optimizer.step()
         for search in self.live:
             search.images.settle(search.task.input_range if self.settings.box else None)
+        if number == self.settings.steps - 1:
+            self._descend()  # the last iterate may be the best one
         return False
 
     def _enter(self, factor: float) -> None:

@@ -32,22 +32,24 @@ class GradientMatching(Attack):
 
     Knows what the threat model grants: the guess is sent through the known defense's deterministic
     part, coordinates are weighted by the known noise law (whitened, where its noise is correlated)
-    and restricted to the known mask. The answer is the iterate with the lowest objective.
+    and restricted to the known mask. The answer is the iterate with the lowest objective, the last
+    one included.
 
     Args:
         distance: cosine, cosine_layers, cosine_weighted, euclidean or manhattan.
         total_variation: weight of the total variation.
-        smoothing: what is added to that weight in the first stage of the schedule "stages"; a tenth
-            and a hundredth of it in the next two, nothing in the last, which decides. The smooth
-            images of the first stages are better starts for the later ones. Only for images.
+        smoothing: weight that the schedule "stages" adds to the total variation in its first stage.
+            The next two stages add a tenth and a hundredth of it, the last stage nothing. Smooth
+            images are better starts for the later stages. Where a known mask hides coordinates, it
+            is divided by the root of the share that is seen. Inputs that are no images: no effect.
         noise_variation: what is added to that weight, times the root of the share of noise in the
             update's energy, which the attacker computes from the declared law.
         optimizer: "adam" or "lbfgs" (then `steps` counts outer steps of up to 20 iterations).
         learning_rate: of the optimizer, at the start: `schedule` lowers it.
         steps: of the search.
         signed: feed Adam only the gradient's sign.
-        schedule: "step" (rate x 0.1 at 3/8, 5/8, 7/8), "stages" (the same, and each of the four
-            stages starts from the best iterate so far, without momentum), "cosine" or "constant".
+        schedule: "step" (rate x 0.1 at 3/8, 5/8, 7/8), "stages" (the same rates, and each of the
+            four stages starts from the best iterate so far with momentum 0), "cosine", "constant".
         initialization: "normal" (standard normal) or "uniform" (over the input range).
         box: project on the input range after every step.
         labels: "told" (inferred where they are not told), "inferred", or "joint" (optimized as
@@ -96,7 +98,7 @@ class GradientMatching(Attack):
     learning_rate: float = 0.1
     steps: int = 1000
     signed: bool = True
-    schedule: str = "stages"
+    schedule: str = "step"
     initialization: str = "normal"
     box: bool = True
     labels: str = "told"
@@ -124,6 +126,11 @@ class GradientMatching(Attack):
         check.count(steps=self.steps)
         check.positive(learning_rate=self.learning_rate)
         check.non_negative(smoothing=self.smoothing)
+        if self.smoothing and self.schedule != "stages":
+            raise ValueError(
+                f"smoothing is {self.smoothing} and schedule {self.schedule!r}: smoothing falls "
+                "from stage to stage, so set schedule to 'stages' or smoothing to 0"
+            )
         check.non_negative(total_variation=self.total_variation, size=self.size)
         check.non_negative(noise_variation=self.noise_variation, enough=self.enough or 0.0)
         check.one_of(["pixels", "deep_prior"], image=self.image)

@@ -88,7 +88,7 @@ def inverting_gradients(
         learning_rate: of Adam, at the start: the schedule lowers it.
         restarts: starts, of which the one with the lowest objective is kept.
         noise_variation: what is added to that weight under noise; see `GradientMatching`.
-        smoothing: what is added to that weight at the start; see `GradientMatching`.
+        smoothing: what is added to that weight in the first stage; see `GradientMatching`.
 
     Source: Geiping et al. 2020.
 
@@ -109,6 +109,7 @@ def inverting_gradients(
         smoothing=smoothing,
         steps=steps,
         learning_rate=learning_rate,
+        schedule="stages",
     )
     return BestOf(search, restarts) if restarts > 1 else search
 
@@ -220,7 +221,7 @@ def inverting_gradients_geiping_library(steps: int = 4800) -> Attack:
         >>> attack.signed, attack.total_variation, attack.steps
         (False, 0.1, 4800)
     """
-    return GradientMatching(total_variation=1e-1, steps=steps, signed=False, schedule="step")
+    return GradientMatching(total_variation=1e-1, steps=steps, signed=False)
 
 
 def inverting_gradients_geiping_cli(steps: int = 24000) -> Attack:
@@ -236,7 +237,7 @@ def inverting_gradients_geiping_cli(steps: int = 24000) -> Attack:
         >>> attack.signed, attack.total_variation, attack.steps
         (True, 0.0001, 24000)
     """
-    return GradientMatching(total_variation=1e-4, steps=steps, schedule="step")
+    return GradientMatching(total_variation=1e-4, steps=steps)
 
 
 def inverting_gradients_breaching(steps: int = 24000) -> Attack:
@@ -253,7 +254,7 @@ def inverting_gradients_breaching(steps: int = 24000) -> Attack:
         >>> attack.signed, attack.total_variation, attack.steps
         (True, 0.1, 24000)
     """
-    return GradientMatching(total_variation=1e-1, steps=steps, schedule="step")
+    return GradientMatching(total_variation=1e-1, steps=steps)
 
 
 def inverting_gradients_gradattack(steps: int = 10000) -> Attack:
@@ -269,7 +270,7 @@ def inverting_gradients_gradattack(steps: int = 10000) -> Attack:
         >>> attack.signed, attack.total_variation, attack.steps
         (True, 0.1, 10000)
     """
-    return GradientMatching(total_variation=1e-1, steps=steps, schedule="step")
+    return GradientMatching(total_variation=1e-1, steps=steps)
 
 
 def inverting_gradients_chen(steps: int = 2000) -> Attack:
@@ -285,7 +286,7 @@ def inverting_gradients_chen(steps: int = 2000) -> Attack:
         >>> attack.learning_rate, attack.total_variation, attack.steps
         (0.2, 1e-06, 2000)
     """
-    return GradientMatching(total_variation=1e-6, steps=steps, learning_rate=0.2, schedule="step")
+    return GradientMatching(total_variation=1e-6, steps=steps, learning_rate=0.2)
 
 
 def _lbfgs(labels: str, steps: int, restarts: int, learning_rate: float) -> Attack:

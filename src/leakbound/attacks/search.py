@@ -15,7 +15,7 @@ from leakbound.attacks.features.base import FoundFeatures
 from leakbound.attacks.features.methods import METHODS
 from leakbound.attacks.images import DeepPrior, Images, Pixels
 from leakbound.attacks.labels import infer_labels
-from leakbound.attacks.lockstep import MARKS, Lockstep, stopped
+from leakbound.attacks.lockstep import LOWEST, Lockstep, stopped
 from leakbound.attacks.objectives import DISTANCES, disorder
 from leakbound.attacks.terms import (
     Learned,
@@ -53,9 +53,8 @@ class Search:
         observation: Observation,
         generator: torch.Generator,
         images: Images | None = None,
-        literal: bool = False,
     ) -> None:
-        self.settings, self.observation, self.literal = settings, observation, literal
+        self.settings, self.observation = settings, observation
         self.task = seen_task(observation)
         self.whitener = _whitener(observation)
         self.weights = observation.weights if self.whitener is None else None
@@ -106,7 +105,7 @@ class Search:
         noise = settings.noise_variation * self.noise_share**0.5
         self.variation = settings.total_variation + noise
         seen = 1.0 if self.withheld is None else 1 - float(self.withheld.double().mean())
-        self.smoothing = settings.smoothing / max(seen, 1e-3)**0.5 if images else 0.0
+        self.smoothing = settings.smoothing / max(seen, 1e-3) ** 0.5 if images else 0.0
         if self.variation and not images:
             raise NotApplicable("total variation needs images (C, H, W)")
         self.smooth = Smooth(self.variation)
@@ -192,14 +191,8 @@ class Search:
         The total variation falls with the rate, so the best iterate so far is judged anew.
         """
         self.recall()
-        last = 0.1 ** len(MARKS)
-        fade = (factor - last) / (1 - last)
-        self.smooth.weight = self.variation + fade * self.smoothing
-        if self.literal and self.withheld is not None:
-            assert self.weights is not None  # a known mask gives weights
-            self.weights = torch.where(self.withheld, fade, self.weights)
-        if self.exact is not None:
-            self.exact[1].forget()
+        last = factor <= LOWEST
+        self.smooth.weight = self.variation + (0.0 if last else factor * self.smoothing)
         self.best = torch.full_like(self.best, float("inf"))
 
     def recall(self) -> None:

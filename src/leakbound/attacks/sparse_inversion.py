@@ -105,7 +105,8 @@ def sparse_gradient_inversion(
         labels: "told" (inferred where they are not told), "inferred", or "joint".
         noise_variation: what is added to the weight of the total variation under noise.
         ordered: weight of the withheld entries' being the largest; see `GradientMatching`.
-        smoothing: what is added to the weight of the total variation at the start.
+        smoothing: what is added to the weight of the total variation in the first stage; see
+            `GradientMatching`.
 
     Source: Chu et al. 2024 (PriPrune), algorithm 2; Geiping et al. 2020.
 
@@ -126,6 +127,7 @@ def sparse_gradient_inversion(
         smoothing=smoothing,
         steps=steps,
         learning_rate=learning_rate,
+        schedule="stages",
         labels=labels,
         ordered=ordered,
     )
