@@ -114,7 +114,7 @@ class BestOf(Attack):
         for _ in range(self.restarts):
             given = [observations[i] for i in live], [generators[i] for i in live]
             for i, answer in zip(live, start(*given), strict=True):
-                if i not in best or _rank(answer) < _rank(best[i]):
+                if i not in best or rank(answer) < rank(best[i]):
                     best[i] = answer
             live = [i for i in live if not self._done(best[i])]
         return [best[i] for i in range(len(observations))]
@@ -176,7 +176,8 @@ class ByNoise(Attack):
         return self.noisy.plant(self.clean.plant(task))
 
 
-def _rank(answer: Reconstruction) -> tuple[bool, float]:
+def rank(answer: Reconstruction) -> tuple[bool, float]:
+    """Lower for better answers: those without a problem first, then by their objective."""
     value = answer.objective
     return (answer.problem is not None, value if value == value else float("inf"))
 

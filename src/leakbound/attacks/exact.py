@@ -99,6 +99,10 @@ class Step:
             return None
         return closed(search.settings.distance, search.seen, search.weights)
 
+    def forget(self) -> None:
+        """The search's weights have changed: the distance is made anew."""
+        self.__dict__.pop("closed", None)
+
     def compare(self, plain: Tensor, into: Tensor) -> None:
         """The objective at rows (R, P) of the guess; its slope goes to `into` (R, P), by `factor`.
 

@@ -13,7 +13,7 @@ from leakbound.attacks.base import Attack
 from leakbound.attacks.features.methods import METHODS
 from leakbound.attacks.lockstep import WIDTH, many
 from leakbound.attacks.objectives import DISTANCES
-from leakbound.attacks.search import Search
+from leakbound.attacks.search import Search, known_and_literal
 from leakbound.attacks.terms import FORMS, STATISTICS
 from leakbound.types import Observation, Reconstruction, Task
 
@@ -33,7 +33,8 @@ class GradientMatching(Attack):
     Knows what the threat model grants: the guess is sent through the known defense's deterministic
     part, coordinates are weighted by the known noise law (whitened, where its noise is correlated)
     and restricted to the known mask. The answer is the iterate with the lowest objective, the last
-    one included.
+    one included. With the schedule "stages", an answer that does not explain what a known mask
+    shows is searched for a second time (see `search.known_and_literal`).
 
     Args:
         distance: cosine, cosine_layers, cosine_weighted, euclidean or manhattan.
@@ -148,7 +149,8 @@ class GradientMatching(Attack):
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         """Search from one random start."""
-        return self.search(observation, generator).solve()
+        answer = self.search(observation, generator).solve()
+        return known_and_literal(answer, self, observation, generator)
 
     def search(self, observation: Observation, generator: torch.Generator) -> Search:
         """The search, before its first step."""
@@ -165,4 +167,6 @@ class GradientMatching(Attack):
         """Searches of small models of equal shapes share their computation; no bit changes."""
         if self.at_once == 1:
             return super().many(observations, generators)
-        return many(self, observations, generators)
+        answers = many(self, observations, generators)
+        given = zip(answers, observations, generators, strict=True)
+        return [known_and_literal(a, self, seen, own) for a, seen, own in given]

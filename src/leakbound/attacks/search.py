@@ -10,7 +10,7 @@ from torch import Tensor
 
 from leakbound import named_code
 from leakbound.attacks import exact
-from leakbound.attacks.base import boxed, expected_rows, seen_task
+from leakbound.attacks.base import boxed, expected_rows, rank, seen_task
 from leakbound.attacks.features.base import FoundFeatures
 from leakbound.attacks.features.methods import METHODS
 from leakbound.attacks.images import DeepPrior, Images, Pixels
@@ -45,7 +45,11 @@ MOSTLY = 0.99
 
 
 class Search:
-    """One descent: the variables, the objective and the best iterate so far."""
+    """One descent: the variables, the objective and the best iterate so far.
+
+    `literal`: what a known mask withholds counts as zeros that were sent, fully in the first stage,
+    less in the next ones, not at all in the last one.
+    """
 
     def __init__(
         self,
@@ -53,8 +57,9 @@ class Search:
         observation: Observation,
         generator: torch.Generator,
         images: Images | None = None,
+        literal: bool = False,
     ) -> None:
-        self.settings, self.observation = settings, observation
+        self.settings, self.observation, self.literal = settings, observation, literal
         self.task = seen_task(observation)
         self.whitener = _whitener(observation)
         self.weights = observation.weights if self.whitener is None else None
@@ -191,8 +196,13 @@ class Search:
         The total variation falls with the rate, so the best iterate so far is judged anew.
         """
         self.recall()
-        last = factor <= LOWEST
-        self.smooth.weight = self.variation + (0.0 if last else factor * self.smoothing)
+        fade = 0.0 if factor <= LOWEST else factor
+        self.smooth.weight = self.variation + fade * self.smoothing
+        if self.literal and self.withheld is not None:
+            assert self.weights is not None  # a known mask gives weights
+            self.weights = torch.where(self.withheld, fade, self.weights)
+            if self.exact is not None:
+                self.exact[1].forget()
         self.best = torch.full_like(self.best, float("inf"))
 
     def recall(self) -> None:
@@ -292,6 +302,26 @@ class Search:
         mine, seen = (rows * scale).double().flatten(), (self.seen * scale).double().flatten()
         both = (mine.square().sum() * seen.square().sum()).clamp_min(1e-300)
         return float(1 - (mine @ seen).square() / both)
+
+
+def known_and_literal(
+    answer: Reconstruction,
+    settings: GradientMatching,
+    observation: Observation,
+    generator: torch.Generator,
+) -> Reconstruction:
+    """The answer of a search with a known mask, or a better one where the mask was no help.
+
+    The fewer coordinates a mask shows, the more wrong images match them: a search that knows the
+    mask can then end further off than one that takes what is withheld for zeros. So where the
+    answer has a problem, a second search starts as the latter, and counts what is withheld less
+    from stage to stage, in the last stage not at all. The better of both by the masked objective.
+    """
+    staged = settings.schedule == "stages" and settings.optimizer == "adam"
+    if answer.problem is None or not staged or withheld(observation) is None:
+        return answer
+    other = Search(settings, observation, generator, literal=True).solve()
+    return min(answer, other, key=rank)
 
 
 def withheld(observation: Observation) -> Tensor | None:
