@@ -66,6 +66,8 @@ class Search:
         self.seen = self._white(observation.update.rows)
         self.blank = not bool((self.seen != 0).any())
         self.withheld = withheld(observation)
+        if literal and self.withheld is not None:
+            self.seen = self.seen.masked_fill(self.withheld, 0.0)
         self.noise_share = self._noise_share()
         self.spans = [(a, b) for _, _, a, b in self.task.layout]
         self.distance = DISTANCES[settings.distance]
@@ -198,8 +200,7 @@ class Search:
         self.recall()
         fade = 0.0 if factor <= LOWEST else factor
         self.smooth.weight = self.variation + fade * self.smoothing
-        if self.literal and self.withheld is not None:
-            assert self.weights is not None  # a known mask gives weights
+        if self.literal and self.withheld is not None and self.weights is not None:
             self.weights = torch.where(self.withheld, fade, self.weights)
             if self.exact is not None:
                 self.exact[1].forget()
@@ -286,7 +287,7 @@ class Search:
                 f"noise was fitted: the answer leaves {left:.0%} of the update unexplained, though "
                 f"{noise:.0%} of it is noise"
             )
-        masked = self.withheld is not None and isinstance(self.observation.update.law, Exact)
+        masked = hides(self.observation) and isinstance(self.observation.update.law, Exact)
         if not left <= (MASKED if masked else UNEXPLAINED) + noise:
             return (
                 f"objective did not fall far enough: the answer leaves {100 * left:.2g}% of the "
@@ -318,7 +319,7 @@ def known_and_literal(
     from stage to stage, in the last stage not at all. The better of both by the masked objective.
     """
     staged = settings.schedule == "stages" and settings.optimizer == "adam"
-    if answer.problem is None or not staged or withheld(observation) is None:
+    if answer.problem is None or not staged or not hides(observation):
         return answer
     other = Search(settings, observation, generator, literal=True).solve()
     return min(answer, other, key=rank)
@@ -330,6 +331,12 @@ def withheld(observation: Observation) -> Tensor | None:
     if mask is None or not observation.threat.defense_known:
         return None
     return ~mask if kept is None else ~mask & kept
+
+
+def hides(observation: Observation) -> bool:
+    """Whether a known mask withholds anything."""
+    hidden = withheld(observation)
+    return hidden is not None and bool(hidden.any())
 
 
 def _whitener(observation: Observation) -> Structured | None:
