@@ -13,7 +13,7 @@ from leakbound.attacks.base import Attack
 from leakbound.attacks.features.methods import METHODS
 from leakbound.attacks.lockstep import WIDTH, many
 from leakbound.attacks.objectives import DISTANCES
-from leakbound.attacks.search import Search, known_and_literal
+from leakbound.attacks.search import Search, with_and_without_mask
 from leakbound.attacks.terms import FORMS, STATISTICS
 from leakbound.types import Observation, Reconstruction, Task
 
@@ -34,7 +34,7 @@ class GradientMatching(Attack):
     part, coordinates are weighted by the known noise law (whitened, where its noise is correlated)
     and restricted to the known mask. The answer is the iterate with the lowest objective, the last
     one included. With the schedule "stages", an answer that does not explain what a known mask
-    shows is searched for a second time (see `search.known_and_literal`).
+    shows is searched for a second time (see `search.with_and_without_mask`).
 
     Args:
         distance: cosine, cosine_layers, cosine_weighted, euclidean or manhattan.
@@ -150,7 +150,7 @@ class GradientMatching(Attack):
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         """Search from one random start."""
         answer = self.search(observation, generator).solve()
-        return known_and_literal(answer, self, observation, generator)
+        return with_and_without_mask(answer, self, observation, generator)
 
     def search(self, observation: Observation, generator: torch.Generator) -> Search:
         """The search, before its first step."""
@@ -169,4 +169,4 @@ class GradientMatching(Attack):
             return super().many(observations, generators)
         answers = many(self, observations, generators)
         given = zip(answers, observations, generators, strict=True)
-        return [known_and_literal(a, self, seen, own) for a, seen, own in given]
+        return [with_and_without_mask(a, self, seen, own) for a, seen, own in given]

@@ -47,7 +47,7 @@ MOSTLY = 0.99
 class Search:
     """One descent: the variables, the objective and the best iterate so far.
 
-    `literal`: what a known mask withholds counts as zeros that were sent, fully in the first stage,
+    `zeros_first`: what a known mask withholds counts as zeros that were sent, fully in the first stage,
     less in the next ones, not at all in the last one.
     """
 
@@ -57,16 +57,16 @@ class Search:
         observation: Observation,
         generator: torch.Generator,
         images: Images | None = None,
-        literal: bool = False,
+        zeros_first: bool = False,
     ) -> None:
-        self.settings, self.observation, self.literal = settings, observation, literal
+        self.settings, self.observation, self.zeros_first = settings, observation, zeros_first
         self.task = seen_task(observation)
         self.whitener = _whitener(observation)
         self.weights = observation.weights if self.whitener is None else None
         self.seen = self._white(observation.update.rows)
         self.blank = not bool((self.seen != 0).any())
         self.withheld = withheld(observation)
-        if literal and self.withheld is not None:
+        if zeros_first and self.withheld is not None:
             self.seen = self.seen.masked_fill(self.withheld, 0.0)
         self.noise_share = self._noise_share()
         self.spans = [(a, b) for _, _, a, b in self.task.layout]
@@ -200,7 +200,7 @@ class Search:
         self.recall()
         fade = 0.0 if factor <= LOWEST else factor
         self.smooth.weight = self.variation + fade * self.smoothing
-        if self.literal and self.withheld is not None and self.weights is not None:
+        if self.zeros_first and self.withheld is not None and self.weights is not None:
             self.weights = torch.where(self.withheld, fade, self.weights)
             if self.exact is not None:
                 self.exact[1].forget()
@@ -305,7 +305,7 @@ class Search:
         return float(1 - (mine @ seen).square() / both)
 
 
-def known_and_literal(
+def with_and_without_mask(
     answer: Reconstruction,
     settings: GradientMatching,
     observation: Observation,
@@ -321,7 +321,7 @@ def known_and_literal(
     staged = settings.schedule == "stages" and settings.optimizer == "adam"
     if answer.problem is None or not staged or not hides(observation):
         return answer
-    other = Search(settings, observation, generator, literal=True).solve()
+    other = Search(settings, observation, generator, zeros_first=True).solve()
     return min(answer, other, key=rank)
 
 
