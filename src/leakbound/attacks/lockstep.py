@@ -81,7 +81,7 @@ class Lockstep:
     def _enter(self, factor: float) -> None:
         """A new stage: every search goes on from its best iterate, without momentum."""
         for search in self.live:
-            search.enter(factor)
+            enter(search, factor)
             for variable in search.variables:
                 if variable in self.optimizer.state:
                     self.optimizer.state[variable]["exp_avg"].zero_()
@@ -95,6 +95,21 @@ class Lockstep:
         if self.engine is None or self.engine[0] != self.live:
             self.engine, self.slopes = (self.live, _engine(self.live)), None
         self.slopes = _together(self.live, self.engine[1], self.slopes)
+
+
+def enter(search: Search, factor: float) -> None:
+    """Begin a stage, whose learning rate is `factor` times the first one's.
+
+    The total variation falls with the rate, so the best iterate so far is judged anew.
+    """
+    search.recall()
+    fade = 0.0 if factor <= LOWEST else factor
+    search.smooth.weight = search.variation + fade * search.smoothing
+    if search.zeros_first and search.withheld is not None and search.weights is not None:
+        search.weights = torch.where(search.withheld, fade, search.weights)
+        if search.exact is not None:
+            search.exact[1].forget()
+    search.best = torch.full_like(search.best, float("inf"))
 
 
 def stopped(search: Search, number: int) -> bool:

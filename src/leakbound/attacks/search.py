@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +15,7 @@ from leakbound.attacks.features.base import FoundFeatures
 from leakbound.attacks.features.methods import METHODS
 from leakbound.attacks.images import DeepPrior, Images, Pixels
 from leakbound.attacks.labels import infer_labels
-from leakbound.attacks.lockstep import LOWEST, Lockstep, stopped
+from leakbound.attacks.lockstep import Lockstep, stopped
 from leakbound.attacks.objectives import DISTANCES, disorder
 from leakbound.attacks.terms import (
     Learned,
@@ -47,8 +47,8 @@ MOSTLY = 0.99
 class Search:
     """One descent: the variables, the objective and the best iterate so far.
 
-    `zeros_first`: what a known mask withholds counts as zeros that were sent, fully in the first stage,
-    less in the next ones, not at all in the last one.
+    `zeros_first`: what a known mask withholds counts as zeros that were sent, fully in the first
+    stage, less in the next ones, not at all in the last one.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class Search:
             self.labels.requires_grad_()
             self.variables.append(self.labels)
         self.best = torch.tensor(float("inf"), device=self.seen.device)
+        self.last = self.last_match = self.best
         self.inputs = self.images()
         self.kept: list[Tensor] = []
         self.trace: list[float] = []
@@ -165,7 +166,7 @@ class Search:
         if self.exact is None:
             total, match = self.objective()
             driven = total if self.pull is None else total + self.pull(self.inputs)
-            self.absorb(total, match, torch.autograd.grad(driven, self.variables))
+            exact.absorb(self, total, match, torch.autograd.grad(driven, self.variables))
             return self.last
         choice, step = self.exact
         if self.engine is None:
@@ -176,35 +177,6 @@ class Search:
         step.compare(plain, self.slope)
         step.finish(self.engine.pull(self.slope))
         return self.last
-
-    def absorb(self, total: Tensor, match: Tensor, gradients: Sequence[Tensor]) -> None:
-        """Keep the best iterate of the last evaluation, and its gradients in the variables."""
-        for variable, own in zip(self.variables, gradients, strict=True):
-            variable.grad = own
-        with torch.no_grad():
-            better = total < self.best
-            self.best = torch.where(better, total, self.best)
-            kept = self.kept or self.variables
-            pairs = zip(self.variables, kept, strict=True)
-            self.kept = [torch.where(better, now, before) for now, before in pairs]
-        self.last, self.last_match = total.detach(), match.detach()
-        if not self.trace:
-            self.trace.append(float(self.last_match))
-            self.vanished = not any(bool(own.any()) for own in gradients)
-
-    def enter(self, factor: float) -> None:
-        """Begin a stage, whose learning rate is `factor` times the first one's.
-
-        The total variation falls with the rate, so the best iterate so far is judged anew.
-        """
-        self.recall()
-        fade = 0.0 if factor <= LOWEST else factor
-        self.smooth.weight = self.variation + fade * self.smoothing
-        if self.zeros_first and self.withheld is not None and self.weights is not None:
-            self.weights = torch.where(self.withheld, fade, self.weights)
-            if self.exact is not None:
-                self.exact[1].forget()
-        self.best = torch.full_like(self.best, float("inf"))
 
     def recall(self) -> None:
         """Put the variables back to the best iterate."""
