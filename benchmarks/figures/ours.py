@@ -10,7 +10,7 @@ from leakbound.attacks.matching import GradientMatching
 from leakbound.attacks.search import Search
 
 
-def settings(steps: int, enough: float = 0.0) -> GradientMatching:
+def settings(steps: int, enough: float | None = None) -> GradientMatching:
     """Inverting Gradients as breaching runs it, without total variation."""
     return GradientMatching(steps=steps, enough=enough)
 

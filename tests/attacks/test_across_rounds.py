@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from leakbound import data, models
-from leakbound.attacks import AcrossRounds, sparse_gradient_inversion
+from leakbound.attacks import AcrossRounds, GradientMatching
 from leakbound.attacks.across_rounds import RoundsSearch
 from leakbound.attacks.images import Pixels
-from leakbound.attacks.sparse_inversion import evidence
+from leakbound.attacks.sparse_inversion import SparseInversion, evidence
 from leakbound.metrics import psnr
 from leakbound.pairing import pair
 from leakbound.random import stream, uniform
@@ -118,11 +118,12 @@ def without_history(seen):
     return replace(seen, history=())
 
 
-def test_without_a_history_it_is_sparse_gradient_inversion():
+def test_without_a_history_it_is_sparse_inversion():
     seen = watched(task_of(0), digits(0))[2]
+    plain = {"steps": 20, "total_variation": 1e-4, "noise_variation": 0.04}
     single, alone = (
         attack(without_history(seen), stream(0))
-        for attack in (sparse_gradient_inversion(20), AcrossRounds(steps=20))
+        for attack in (SparseInversion(GradientMatching(**plain)), AcrossRounds(steps=20))
     )
     assert torch.equal(single.inputs, alone.inputs)
     assert single.objective == alone.objective

@@ -75,10 +75,10 @@ def test_the_truth_is_a_perfect_guess_in_every_mode():
         for steps, right in ((4, True), (3, False)):
             attack = FedAvgMatching(epochs=epochs)
             search = _search(attack, played.observation, steps, copies, truth.labels.repeat(copies))
-            search.best_inputs = truth.inputs.repeat(copies, 1, 1, 1)
+            search.variables[0].data.copy_(truth.inputs.repeat(copies, 1, 1, 1))
             assert (search.misfit() < 1e-9) is right
-            assert search.matched_apart(search.best_inputs) == 0
-            assert search.moments_apart(search.best_inputs) == 0
+            assert search.matched_apart(search.inputs) == 0
+            assert search.moments_apart(search.inputs) == 0
 
 
 def _apart_by_hand(images, labels):
@@ -116,7 +116,7 @@ def test_the_answer_averages_the_epochs_that_were_trained_on():
     labels = torch.tensor([1, 2, 3, 4, 4, 3, 2, 1])
     search = _search(FedAvgMatching(epochs="own"), played.observation, 3, 2, labels)
     search.last_match, search.trace = torch.tensor(0.0), [1.0, 0.0]
-    search.best_inputs = torch.arange(8.0).view(8, 1, 1, 1).expand(8, 1, 8, 8) / 10
+    search.variables[0].data.copy_(torch.arange(8.0).view(8, 1, 1, 1).expand(8, 1, 8, 8) / 10)
     answer = search.answer()
     assert answer.labels.tolist() == [1, 2, 3, 4]
     # classes 4 and 3 were trained on in epoch two, as images 4 and 5; 2 and 1 were not

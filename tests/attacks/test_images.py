@@ -159,5 +159,5 @@ def test_later_settings_show_only_where_they_are_set():
     assert repr(GradientMatching()) == (
         "GradientMatching(distance='cosine', total_variation=0.0, noise_variation=0.0, "
         "optimizer='adam', learning_rate=0.1, steps=1000, signed=True, schedule='step', "
-        "initialization='normal', box=True, labels='told', enough=0.0)"
+        "initialization='normal', box=True, labels='told', enough=None)"
     )

@@ -106,14 +106,14 @@ def test_the_model_still_works(digits):
 
 def test_thresholds_of_a_law(digits):
     for law, unit in (("normal", stats.norm()), ("laplace", stats.laplace(scale=0.5**0.5))):
-        attack = RobbingTheFed(bins=8, law=law, features=784)
+        attack = RobbingTheFed(bins=8, law=law, features=784, mean=0.0, std=1.0)
         task = attack.plant(task_of(digits, public=None, input_range=(-50.0, 50.0)))
         parts = task.unflatten(task.parameters)
         scale = 8 * attack.gain
         found = (-parts["layer.bias"] * scale).double().numpy()
         np.testing.assert_allclose(found[1:], unit.ppf(np.arange(1, 8) / 8), rtol=1e-5, atol=1e-6)
         assert found[0] < -50
-        fitted = replace(attack, features=None).plant(task_of(digits))
+        fitted = RobbingTheFed(bins=8, law=law).plant(task_of(digits))
         of = digits[0].inputs.flatten(1).double().mean(1)
         found = (-fitted.unflatten(fitted.parameters)["layer.bias"] * scale)[1:].double().numpy()
         wanted = float(of.mean()) + float(of.std()) * unit.ppf(np.arange(1, 8) / 8)
@@ -196,6 +196,48 @@ def test_sixty_four_images_in_128_bins(digits):
     assert np.mean(decibels) >= EXACT
     exact = np.mean(np.array(decibels) >= EXACT)
     assert exact > 0.99  # one image's derivative is 4000 times below the largest: float32 rounds it
+
+
+def test_the_law_of_the_number_alone():
+    """Mean and variance against a million throws of images into equal bins."""
+    source, bins, images, throws = np.random.default_rng(0), 100, 16, 62_500
+    counts = source.multinomial(images, [1 / bins] * bins, size=throws)
+    alone = (counts == 1).sum(1)
+    mean, variance = number_alone(bins, images)
+    assert alone.mean() == pytest.approx(mean, abs=4 * (variance / throws) ** 0.5)
+    assert alone.var() == pytest.approx(variance, rel=0.03)
+
+
+def number_alone(bins, images):
+    """As the docstring of `RobbingTheFed` states it."""
+    mean = images * (1 - 1 / bins) ** (images - 1)
+    both = images * (images - 1) * (1 - 1 / bins) * (1 - 2 / bins) ** (images - 2)
+    return mean, mean + both - mean**2
+
+
+def test_mean_and_deviation_are_enough(digits):
+    """As many alone as the law of equal bins says; without the two numbers there is no layer."""
+    measured = digits[0].inputs.flatten(1).double().mean(1)
+    mean, std = float(measured.mean()), float(measured.std())
+    attack = RobbingTheFed(law="normal", mean=mean, std=std, features=784)
+    task, alone = task_of(digits, public=None), []
+    edges = mean + std * stats.norm.ppf(np.arange(1, 128) / 128)
+    for seed in range(12):
+        batch = drawn(digits, seed, 64)
+        found = nearest(batch, attack(played(task, batch, attack).observation, stream(0)).inputs)
+        bins = np.searchsorted(edges, batch.inputs.flatten(1).double().mean(1).numpy())
+        single = np.bincount(bins, minlength=128)[bins] == 1
+        exact = (found >= EXACT).numpy()
+        assert not exact[~single].any()
+        assert exact[single].mean() > 0.95  # a tiny derivative rounds an image off now and then
+        alone.append(int(exact.sum()))
+    law, variance = number_alone(128, 64)
+    print(f"\n{np.mean(alone):.2f} of 64 alone, law {law:.2f}")
+    assert np.mean(alone) == pytest.approx(law, abs=3 * (variance / 12) ** 0.5)
+    assert replace(attack, mean=None, std=None).plant(task) is task
+    for wrong in ({"std": None}, {"law": "public"}, {"mean": math.inf}, {"std": 0.0}):
+        with pytest.raises(ValueError, match="std"):
+            replace(attack, **wrong)
 
 
 @pytest.mark.parametrize("measure", ["cosine", "random"])

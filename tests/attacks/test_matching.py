@@ -83,7 +83,7 @@ def test_an_objective_without_slope_is_called_vanished(scene, attack):
     parameters = task.parameters.clone()
     parameters[: 784 * 785] = -1.0
     attack = attack if isinstance(attack, GradientMatching) else attack.attack
-    attack = replace(attack, total_variation=0.0)
+    attack = replace(attack, total_variation=0.0, smoothing=0.0)
     task = task.with_parameters(parameters)
     played = scene.play(task, scene.batch(0))
     answer = replace(attack, initialization="uniform")(played.observation, stream(0))

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from leakbound import data, models
-from leakbound.attacks import MixedStart, sparse_gradient_inversion
+from leakbound.attacks import GradientMatching, MixedStart, sparse_gradient_inversion
 from leakbound.attacks.images import Pixels
 from leakbound.attacks.mixed_start import MixedSearch, last_sent
-from leakbound.attacks.sparse_inversion import evidence
+from leakbound.attacks.sparse_inversion import SparseInversion, evidence
 from leakbound.metrics import psnr
 from leakbound.pairing import pair
 from leakbound.random import stream, uniform
@@ -198,14 +198,15 @@ def test_the_answer_is_judged_where_it_was_best():
     assert float(search.objective()[0].detach()) == pytest.approx(answer.objective, rel=1e-5)
 
 
-def test_without_a_history_it_is_sparse_gradient_inversion_to_the_bit():
+def test_without_a_history_it_is_sparse_inversion_to_the_bit():
     seen, _ = watched(task_of(0), digits(0), rate=0.3)
     alone = replace(seen, history=())
     bare = replace(seen, sent=None)
+    plain = {"steps": 20, "total_variation": 1e-4, "noise_variation": 0.04}
     for each in (alone, bare):
         single, mixed = (
             attack(each, stream(0))
-            for attack in (sparse_gradient_inversion(20), MixedStart(steps=20))
+            for attack in (SparseInversion(GradientMatching(**plain)), MixedStart(steps=20))
         )
         assert torch.equal(single.inputs, mixed.inputs)
         assert single.objective == mixed.objective

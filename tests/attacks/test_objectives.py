@@ -41,6 +41,20 @@ def test_closed_form(name, weights):
     assert float(DISTANCES[name](GUESS, SEEN, weights, SPANS)) == pytest.approx(wanted)
 
 
+@pytest.mark.parametrize("apart", [1e-3, 1e-5, 1e-6])
+@pytest.mark.parametrize("form", ["traced", "closed"])
+def test_a_small_angle_keeps_its_digits_in_float32(apart, form):
+    """1 - cosine would round to 0 or below, which ended searches that could still improve."""
+    seen = normal((1, 10_000), stream(0, "seen"), like=torch.zeros(()))
+    guess = 3 * (seen + apart * normal(seen.shape, stream(1, "guess"), like=seen))
+    wanted = float(DISTANCES["cosine"](guess.double(), seen.double(), None, []))
+    if form == "traced":
+        found = DISTANCES["cosine"](guess, seen, None, [])
+    else:
+        found = closed("cosine", seen, None).at(guess, torch.empty_like(guess))[0]
+    assert float(found) == pytest.approx(wanted, rel=0.1)
+
+
 @every
 def test_withheld_coordinates_have_no_say(name):
     mask = bernoulli((2, 10), 0.6, stream(1)).double()

@@ -10,19 +10,19 @@ from leakbound.registry import build
 
 HASHES = {
     "dlg": "bf24d7d29555",
-    "gradient_matching": "c7c579caa273",
+    "gradient_matching": "94e345ee5271",
     "idlg": "84e4c172174c",
-    "inverting_gradients": "7e99913a514b",
-    "inverting_gradients_breaching": "a5ac3dd77aa5",
-    "inverting_gradients_chen": "923db2da6fac",
-    "inverting_gradients_geiping_cli": "3f9c00aaf820",
-    "inverting_gradients_geiping_library": "7494021eea91",
-    "inverting_gradients_gradattack": "d5e3c6147847",
-    "inverting_gradients_large_steps": "e6a529ff7726",
+    "inverting_gradients": "98a5c53e70ff",
+    "inverting_gradients_breaching": "4c2cf388fade",
+    "inverting_gradients_chen": "d0d766b844e3",
+    "inverting_gradients_geiping_cli": "4d82142949fa",
+    "inverting_gradients_geiping_library": "ea9acfa97984",
+    "inverting_gradients_gradattack": "daa31497814e",
+    "inverting_gradients_large_steps": "4edd9b03d3e8",
     "linear_inversion": "97058adaff9d",
-    "sparse_gradient_inversion": "079b5009d14d",
-    "sparse_gradient_inversion_paper": "65eb2884084c",
-    "strong_matching": "85939a14137d",
+    "sparse_gradient_inversion": "ba3c9de8973e",
+    "sparse_gradient_inversion_paper": "6a066c1af5dd",
+    "strong_matching": "0d1db5ace43c",
 }
 
 
@@ -52,6 +52,8 @@ def test_every_setting_moves_the_hash():
         {"steps": 2},
         {"signed": False},
         {"schedule": "cosine"},
+        {"schedule": "stages"},
+        {"schedule": "stages", "smoothing": 0.1},
         {"initialization": "uniform"},
         {"box": False},
         {"labels": "joint"},
@@ -92,6 +94,8 @@ def test_restarts_wrap_the_search():
         ({"total_variation": -1.0}, "total_variation is -1.0"),
         ({"noise_variation": -1.0}, "noise_variation is -1.0"),
         ({"enough": -1.0}, "enough is -1.0"),
+        ({"smoothing": -1.0}, "smoothing is -1.0"),
+        ({"smoothing": 0.1}, "smoothing is 0.1 and schedule 'step'"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):

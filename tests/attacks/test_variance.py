@@ -218,7 +218,7 @@ def test_matching_whitens_correlated_noise(correlation):
     mine, own = (
         observation.correlation.whiten(r).flatten() for r in (rows, search.observation.update.rows)
     )
-    search.best_inputs = search.inputs.detach()
+    search.inputs = search.inputs.detach()
     share = 1 - float((mine @ own) ** 2 / (mine @ mine) / (own @ own))
     assert search._unexplained() == pytest.approx(share, rel=1e-6)
     assert bool(attack(observation, stream(1)).inputs.isfinite().all())

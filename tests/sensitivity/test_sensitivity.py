@@ -231,6 +231,33 @@ def test_bad_arguments_are_named(small, arguments, words):
         sensitivity(task, x, y, stream(0), **arguments)
 
 
+@pytest.mark.parametrize("size", [1, 4])
+def test_the_default_ranks_coordinates_as_the_exact_one_does(size):
+    """By s / g², as optimal noise and pruning do. Two directions at batch 1 do not."""
+    digits = load("mnist5k")
+    for seed in range(2):
+        model = models.simple_convnet(
+            input_shape=(1, 28, 28), classes=10, generator=stream(seed, "model")
+        )
+        at = torch.randperm(5000, generator=stream(seed, "batch"))[:size]
+        given = Task.of(model), digits.inputs[at], digits.labels[at]
+        exact = sensitivity(*given, stream(0), estimator="exact")
+        live = exact.gradient != 0
+        ranks = {}
+        for directions in (None, 2):
+            found = sensitivity(*given, stream(seed, "ways"), directions=directions).values
+            parts = (part[live] / exact.gradient[live].square() for part in (found, exact.values))
+            ranks[directions] = stats.spearmanr(*parts).statistic
+        assert ranks[None] >= 0.95 > ranks[2]
+
+
+def test_few_inputs_are_taken_one_by_one():
+    task = Task.of(nn.Sequential(nn.Linear(9, 4), nn.Tanh(), nn.Linear(4, 3)))
+    x, y = normal((3, 9), stream(1)), torch.tensor([0, 1, 2])
+    names = [sensitivity(task, x[:size], y[:size], stream(0)).estimator for size in (1, 3)]
+    assert names == ["exact", "per_sample"]
+
+
 def test_both_engines_agree_on_a_real_network_and_real_digits():
     build = stream(0, "model")
     model = models.simple_convnet(input_shape=(1, 28, 28), classes=10, generator=build)

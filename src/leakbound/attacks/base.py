@@ -71,16 +71,16 @@ class BestOf(Attack):
     Args:
         attack: the attack to repeat; each start draws from the same generator in turn.
         restarts: how many starts at most.
-        enough: stop at the first answer whose objective is at most this.
+        enough: stop at the first answer whose objective is at most this; None: run every start.
     """
 
     attack: Attack
     restarts: int = 3
-    enough: float = 0.0
+    enough: float | None = None
 
     def __post_init__(self) -> None:
         check.count(restarts=self.restarts)
-        check.non_negative(enough=self.enough)
+        check.non_negative(enough=self.enough or 0.0)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         """Run until the objective is low enough or all starts are used."""
@@ -114,14 +114,14 @@ class BestOf(Attack):
         for _ in range(self.restarts):
             given = [observations[i] for i in live], [generators[i] for i in live]
             for i, answer in zip(live, start(*given), strict=True):
-                if i not in best or _rank(answer) < _rank(best[i]):
+                if i not in best or rank(answer) < rank(best[i]):
                     best[i] = answer
-            live = [
-                i
-                for i in live
-                if best[i].problem is not None or not best[i].objective <= self.enough
-            ]
+            live = [i for i in live if not self._done(best[i])]
         return [best[i] for i in range(len(observations))]
+
+    def _done(self, answer: Reconstruction) -> bool:
+        low = self.enough is not None and answer.objective <= self.enough
+        return low and answer.problem is None
 
     def plant(self, task: Task) -> Task:
         """The repeated attack's own change."""
@@ -176,7 +176,8 @@ class ByNoise(Attack):
         return self.noisy.plant(self.clean.plant(task))
 
 
-def _rank(answer: Reconstruction) -> tuple[bool, float]:
+def rank(answer: Reconstruction) -> tuple[bool, float]:
+    """Lower for better answers: those without a problem first, then by their objective."""
     value = answer.objective
     return (answer.problem is not None, value if value == value else float("inf"))
 

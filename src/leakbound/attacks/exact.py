@@ -99,6 +99,10 @@ class Step:
             return None
         return closed(search.settings.distance, search.seen, search.weights)
 
+    def forget(self) -> None:
+        """The search's weights have changed: the distance is made anew."""
+        self.__dict__.pop("closed", None)
+
     def compare(self, plain: Tensor, into: Tensor) -> None:
         """The objective at rows (R, P) of the guess; its slope goes to `into` (R, P), by `factor`.
 
@@ -155,7 +159,7 @@ class Step:
             soft = pulled.labels.reshape(self.labels.shape)
             soft = soft if self.factor is None else soft * self.factor
             slopes_of = [*slopes_of, *torch.autograd.grad(self.labels, search.labels, soft)]
-        search.absorb(self.total, self.match, slopes_of)
+        absorb(search, self.total, self.match, slopes_of)
 
     def _traced(self) -> Tensor:
         """Add the terms that autograd differentiates; the slope of all that moves the images."""
@@ -172,3 +176,19 @@ class Step:
                 parts.append(search.pull(leaf))
             (slope,) = torch.autograd.grad(sum(parts[1:], parts[0]), leaf)
         return slope
+
+
+def absorb(search: Search, total: Tensor, match: Tensor, gradients: Sequence[Tensor]) -> None:
+    """Keep the best iterate of the last evaluation, and its gradients in the variables."""
+    for variable, own in zip(search.variables, gradients, strict=True):
+        variable.grad = own
+    with torch.no_grad():
+        better = total < search.best
+        search.best = torch.where(better, total, search.best)
+        kept = search.kept or search.variables
+        pairs = zip(search.variables, kept, strict=True)
+        search.kept = [torch.where(better, now, before) for now, before in pairs]
+    search.last, search.last_match = total.detach(), match.detach()
+    if not search.trace:
+        search.trace.append(float(search.last_match))
+        search.vanished = not any(bool(own.any()) for own in gradients)

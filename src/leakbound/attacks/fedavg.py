@@ -177,9 +177,9 @@ class _LocalSearch(Search):
 
         Infinite where it is not a number.
         """
-        joint = self.settings.labels == "joint"
-        labels = self.best_labels.softmax(-1) if joint else self.best_labels
-        rows = expected_rows(self.observation, self.task, self.best_inputs, labels).detach()
+        self.recall()
+        labels = self.labels.softmax(-1) if self.joint else self.labels
+        rows = expected_rows(self.observation, self.task, self.inputs, labels).detach()
         if self.whitener is not None:
             rows = self.whitener.whiten(rows)
         off, all_of_it = (
@@ -233,8 +233,8 @@ class _LocalSearch(Search):
         assert found.labels is not None
         images, labels = [], []
         plan, named = self.task.plan, self.blocks(found.labels)
-        orders = self.orders(self.best_inputs, self.best_labels)
-        for block, order, own in zip(self.blocks(self.best_inputs), orders, named, strict=True):
+        orders = self.orders(self.inputs, self.labels)
+        for block, order, own in zip(self.blocks(self.inputs), orders, named, strict=True):
             size = block.shape[1]
             at = torch.arange(self.copies * size, device=block.device).view(self.copies, size)
             trained = at < plan.steps * (plan.batch_size or size)

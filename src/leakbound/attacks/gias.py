@@ -92,6 +92,7 @@ class Gias(Attack):
             images = Generated(model, latents, task.input_range, weights=False)
             search = Search(first, observation, generator, images)
             search.adam()
+            search.recall()
             starts.append((float(search.best), model, images.latents.detach(), search))
         _, model, latents, first_search = min(starts, key=lambda start: start[0])
         images = Generated(model, latents, task.input_range, weights=True)

@@ -127,9 +127,9 @@ class GradInversion(Attack):
 
     def _consider_mean(self, best: Search, searches: list[Search]) -> None:
         """Take the mean of all starts' best images where the best start's objective prefers it."""
-        mean = torch.stack(
-            [self._onto(best.best_inputs, search.best_inputs) for search in searches]
-        ).mean(0)
+        for search in searches:
+            search.recall()
+        mean = torch.stack([self._onto(best.inputs, search.inputs) for search in searches]).mean(0)
         with torch.no_grad():
             best.images.variables[0].copy_(mean)
         best.pull = None

@@ -39,23 +39,27 @@ class RobbingTheFed(Attack):
 
     Args:
         bins: k, the number of units. Of B images in k equally likely bins all are alone with
-            probability k! / (k - B)! / k^B, and one is with (1 - 1/k)^(B - 1).
+            probability k! / (k - B)! / k^B. The number alone has the mean
+            m = B (1 - 1/k)^(B - 1) and the variance
+            m + B (B - 1) (1 - 1/k) (1 - 2/k)^(B - 2) - m^2.
         measure: q: "mean" of the pixels, "cosine" (one row of the discrete cosine transform of the
             flattened image) or "random" (normal), the last two of unit norm.
         law: where the thresholds come from: quantiles of the "public" images' measurements, or of
-            a "normal" or "laplace" law with the mean and standard deviation of these (where no
-            images are public, 0 and 1: the images are taken as normalized).
+            a "normal" or "laplace" law with `mean` and `std`.
+        mean, std: of the measurement q.x over images, for the last two laws; None: those of the
+            public images. With them, and `features`, no public image is needed.
         gain: the derivative of the model's input by a unit. A larger one drowns noise that is not
             tied to a clip norm; a smaller one keeps the bins in place over local steps.
         frequency: of the cosine.
         seed: of the random measurement.
-        features: number of input values; None: that of the public images.
+        features: number of input values of one image; None: that of the public images.
 
     Assumptions: the model takes the input at its own shape. No answer is exact where the weights
     move between local steps.
 
     Raises:
-        NotApplicable: an honest server, or nothing public to build the layer from.
+        NotApplicable: an honest server, or nothing to build the layer from.
+        ValueError: `mean` without `std`, or with the law "public".
 
     Source: Fowl et al., "Robbing the Fed", ICLR 2022 (decoding by differences of neighbors;
     the fit under noise is this package's own).
@@ -85,6 +89,8 @@ class RobbingTheFed(Attack):
     frequency: int = 32
     seed: int = 0
     features: int | None = None
+    mean: float | None = None
+    std: float | None = None
 
     def __post_init__(self) -> None:
         check.count(bins=self.bins, frequency=self.frequency)
@@ -93,12 +99,22 @@ class RobbingTheFed(Attack):
         check.positive(gain=self.gain)
         if self.features is not None:
             check.count(features=self.features)
+        if self.mean is not None or self.std is not None:
+            self._check_statistics()
+
+    def _check_statistics(self) -> None:
+        given = f"mean is {self.mean} and std is {self.std}"
+        if self.mean is None or self.std is None or not math.isfinite(self.mean):
+            raise ValueError(f"{given}; give two finite numbers, or neither")
+        if self.law == "public":
+            raise ValueError(f'{given}, but law is "public"; give law = "normal" or "laplace"')
+        check.positive(std=self.std)
 
     def plant(self, task: Task) -> Task:
-        """The layer in front of the model; the task itself where nothing public fixes it."""
+        """The layer in front of the model; the task itself where nothing known fixes it."""
         public = task.public
         features = public.inputs[0].numel() if public is not None else self.features
-        if features is None or (public is None and self.law == "public"):
+        if features is None or (public is None and self.mean is None):
             return task
         direction = self._direction(features)
         seen = None if public is None else public.inputs.flatten(1).double().cpu() @ direction
@@ -149,9 +165,14 @@ class RobbingTheFed(Attack):
     def _thresholds(self, seen: Tensor | None) -> Tensor:
         """The upper bins - 1 thresholds, increasing."""
         levels = torch.arange(1, self.bins, dtype=torch.float64) / self.bins
-        if self.law == "public" and seen is not None:
+        if self.law == "public":
+            assert seen is not None  # `plant` has asked
             return seen.quantile(levels)
-        center, spread = (0.0, 1.0) if seen is None else (float(seen.mean()), float(seen.std()))
+        if self.mean is not None and self.std is not None:
+            center, spread = self.mean, self.std
+        else:
+            assert seen is not None  # `plant` has asked for one of the two
+            center, spread = float(seen.mean()), float(seen.std())
         unit = stats.norm if self.law == "normal" else stats.laplace(scale=0.5**0.5)
         return center + spread * torch.from_numpy(unit.ppf(levels.numpy()))
 

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from leakbound.attacks.search import Search
 
 TRACE_POINTS = 50
+MARKS = (3 / 8, 5 / 8, 7 / 8)
+"""The shares of the steps after which a search's rate falls to a tenth."""
+LOWEST = 0.1 ** len(MARKS)
+"""The factor on the rate in the last of the stages between them."""
 WIDTH = 8
 """How many searches go together: more no longer fit a processor's cache (measured)."""
 
@@ -38,6 +42,7 @@ class Lockstep:
         fused = all(search.exact is not None for search in searches)
         self.optimizer = torch.optim.Adam(variables, lr=self.settings.learning_rate, fused=fused)
         self.rate = _schedule(self.settings)
+        self.factor = 0.0
         self.engine: tuple[list[Search], Engine] | None = None
         self.slopes: Tensor | None = None
 
@@ -49,6 +54,10 @@ class Lockstep:
 
     def step(self, number: int) -> bool:
         """One step of every search that has not stopped; whether all have."""
+        factor = self.rate(number / self.settings.steps)
+        if self.settings.schedule == "stages" and factor != self.factor:
+            self._enter(factor)
+        self.factor = factor
         self._descend()
         ended = [search for search in self.live if stopped(search, number)]
         for search in ended:
@@ -62,11 +71,21 @@ class Lockstep:
                 if self.settings.signed and variable.grad is not None:
                     variable.grad.sign_()
         for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * self.rate(number / self.settings.steps)
+            group["lr"] = self.settings.learning_rate * factor
         self.optimizer.step()
         for search in self.live:
             search.images.settle(search.task.input_range if self.settings.box else None)
+        if number == self.settings.steps - 1:
+            self._descend()  # the last iterate may be the best one
         return False
+
+    def _enter(self, factor: float) -> None:
+        """A new stage: every search goes on from its best iterate, without momentum."""
+        for search in self.live:
+            enter(search, factor)
+            for variable in search.variables:
+                if variable in self.optimizer.state:
+                    self.optimizer.state[variable]["exp_avg"].zero_()
 
     def _descend(self) -> None:
         exact = self.live[0].exact
@@ -77,6 +96,21 @@ class Lockstep:
         if self.engine is None or self.engine[0] != self.live:
             self.engine, self.slopes = (self.live, _engine(self.live)), None
         self.slopes = _together(self.live, self.engine[1], self.slopes)
+
+
+def enter(search: Search, factor: float) -> None:
+    """Begin a stage, whose learning rate is `factor` times the first one's.
+
+    The total variation falls with the rate, so the best iterate so far is judged anew.
+    """
+    search.recall()
+    fade = 0.0 if factor <= LOWEST else factor
+    search.smooth.weight = search.variation + fade * search.smoothing
+    if search.zeros_first and search.withheld is not None and search.weights is not None:
+        search.weights = torch.where(search.withheld, fade, search.weights)
+        if search.exact is not None:
+            search.exact[1].forget()
+    search.best = torch.full_like(search.best, float("inf"))
 
 
 def stopped(search: Search, number: int) -> bool:
@@ -92,7 +126,9 @@ def stopped(search: Search, number: int) -> bool:
     match, best, last = torch.stack([search.last_match, search.best, search.last]).tolist()
     if number or search.settings.optimizer == "lbfgs":
         search.trace.append(match)
-    return best <= search.settings.enough or search.vanished or not math.isfinite(last)
+    enough = search.settings.enough
+    low = enough is not None and best <= enough
+    return low or search.vanished or not math.isfinite(last)
 
 
 def _schedule(settings: GradientMatching) -> Callable[[float], float]:
@@ -101,7 +137,7 @@ def _schedule(settings: GradientMatching) -> Callable[[float], float]:
         return lambda done: 1.0
     if settings.schedule == "cosine":
         return lambda done: 0.5 * (1 + torch.cos(torch.tensor(torch.pi * done)).item())
-    return lambda done: 0.1 ** sum(done >= mark for mark in (3 / 8, 5 / 8, 7 / 8))
+    return lambda done: 0.1 ** sum(done >= mark for mark in MARKS)
 
 
 def _engine(searches: Sequence[Search]) -> Engine:

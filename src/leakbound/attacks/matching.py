@@ -13,7 +13,7 @@ from leakbound.attacks.base import Attack
 from leakbound.attacks.features.methods import METHODS
 from leakbound.attacks.lockstep import WIDTH, many
 from leakbound.attacks.objectives import DISTANCES
-from leakbound.attacks.search import Search
+from leakbound.attacks.search import Search, with_and_without_mask
 from leakbound.attacks.terms import FORMS, STATISTICS
 from leakbound.types import Observation, Reconstruction, Task
 
@@ -32,23 +32,30 @@ class GradientMatching(Attack):
 
     Knows what the threat model grants: the guess is sent through the known defense's deterministic
     part, coordinates are weighted by the known noise law (whitened, where its noise is correlated)
-    and restricted to the known mask. The answer is the iterate with the lowest objective.
+    and restricted to the known mask. The answer is the iterate with the lowest objective, the last
+    one included. With the schedule "stages", an answer that does not explain what a known mask
+    shows is searched for a second time (see `search.with_and_without_mask`).
 
     Args:
         distance: cosine, cosine_layers, cosine_weighted, euclidean or manhattan.
         total_variation: weight of the total variation.
+        smoothing: weight that the schedule "stages" adds to the total variation in its first stage.
+            The next two stages add a tenth and a hundredth of it, the last stage nothing. Smooth
+            images are better starts for the later stages. Where a known mask hides coordinates, it
+            is divided by the root of the share that is seen. Inputs that are no images: no effect.
         noise_variation: what is added to that weight, times the root of the share of noise in the
             update's energy, which the attacker computes from the declared law.
         optimizer: "adam" or "lbfgs" (then `steps` counts outer steps of up to 20 iterations).
         learning_rate: of the optimizer, at the start: `schedule` lowers it.
         steps: of the search.
         signed: feed Adam only the gradient's sign.
-        schedule: "step" (rate x 0.1 at 3/8, 5/8, 7/8), "cosine" or "constant".
+        schedule: "step" (rate x 0.1 at 3/8, 5/8, 7/8), "stages" (the same rates, and each of the
+            four stages starts from the best iterate so far with momentum 0), "cosine", "constant".
         initialization: "normal" (standard normal) or "uniform" (over the input range).
         box: project on the input range after every step.
         labels: "told" (inferred where they are not told), "inferred", or "joint" (optimized as
             soft labels together with the inputs, told or not).
-        enough: stop once the objective is at most this.
+        enough: stop once the objective is at most this; None: never.
         image: "pixels", or "deep_prior": an untrained network draws the images, and its weights
             are searched (`initialization` and `box` are then without effect).
         width: channels of that network.
@@ -96,7 +103,8 @@ class GradientMatching(Attack):
     initialization: str = "normal"
     box: bool = True
     labels: str = "told"
-    enough: float = 0.0
+    enough: float | None = None
+    smoothing: float = later(0.0)
     image: str = later("pixels")
     width: int = later(32)
     batch_norm: float = later(0.0)
@@ -113,13 +121,19 @@ class GradientMatching(Attack):
     def __post_init__(self) -> None:
         check.one_of(DISTANCES, distance=self.distance)
         check.one_of(["adam", "lbfgs"], optimizer=self.optimizer)
-        check.one_of(["step", "cosine", "constant"], schedule=self.schedule)
+        check.one_of(["stages", "step", "cosine", "constant"], schedule=self.schedule)
         check.one_of(["normal", "uniform"], initialization=self.initialization)
         check.one_of(["told", "inferred", "joint"], labels=self.labels)
         check.count(steps=self.steps)
         check.positive(learning_rate=self.learning_rate)
-        check.non_negative(total_variation=self.total_variation, enough=self.enough)
-        check.non_negative(noise_variation=self.noise_variation, size=self.size)
+        check.non_negative(smoothing=self.smoothing)
+        if self.smoothing and self.schedule != "stages":
+            raise ValueError(
+                f"smoothing is {self.smoothing} and schedule {self.schedule!r}: smoothing falls "
+                "from stage to stage, so set schedule to 'stages' or smoothing to 0"
+            )
+        check.non_negative(total_variation=self.total_variation, size=self.size)
+        check.non_negative(noise_variation=self.noise_variation, enough=self.enough or 0.0)
         check.one_of(["pixels", "deep_prior"], image=self.image)
         check.count(width=self.width)
         check.non_negative(batch_norm=self.batch_norm, feature_weight=self.feature_weight)
@@ -135,7 +149,8 @@ class GradientMatching(Attack):
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         """Search from one random start."""
-        return self.search(observation, generator).solve()
+        answer = self.search(observation, generator).solve()
+        return with_and_without_mask(answer, self, observation, generator)
 
     def search(self, observation: Observation, generator: torch.Generator) -> Search:
         """The search, before its first step."""
@@ -152,4 +167,6 @@ class GradientMatching(Attack):
         """Searches of small models of equal shapes share their computation; no bit changes."""
         if self.at_once == 1:
             return super().many(observations, generators)
-        return many(self, observations, generators)
+        answers = many(self, observations, generators)
+        given = zip(answers, observations, generators, strict=True)
+        return [with_and_without_mask(a, self, seen, own) for a, seen, own in given]

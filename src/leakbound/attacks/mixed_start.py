@@ -143,7 +143,7 @@ class MixedSearch(Search):
             self.moves = torch.zeros_like(away[self.hidden]).requires_grad_()
             self.variables.append(self.moves)
         self.place()
-        self.best_state = self.state()
+        self.best_own = self.own
 
     def place(self) -> None:
         """Train the guess, and read the gradient, where the client is now thought to have started.
@@ -185,20 +185,20 @@ class MixedSearch(Search):
         before = self.best
         last = super().descend()
         if bool(last < before):
-            self.best_state = self.state()
+            self.best_own = self.own
         self.choose(self.latest)
         return last
 
-    def state(self) -> tuple[Tensor, Tensor | None]:
-        """Who is thought to have started where."""
-        return self.own, None if self.moves is None else self.moves.detach().clone()
+    def recall(self) -> None:
+        """Back to the best iterate, and to what was then thought of the starts."""
+        super().recall()
+        self.own = self.best_own
+        self.place()
 
     def adam(self) -> None:
-        """All stages; then back to the best state."""
+        """All stages."""
         for _ in range(self.stages):
             super().adam()
-        self.own, self.moves = self.best_state
-        self.place()
 
 
 def last_sent(rounds: list[Observation]) -> tuple[Tensor, Tensor]:

@@ -12,12 +12,17 @@ TINY = 1e-12
 def cosine(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
     """1 - cosine between whole rows (R, P), mean over rows; blind to each row's scale.
 
+    Computed as half the squared distance of the rows' directions, which keeps its digits where
+    1 - cosine would round to 0 or below. A row of zeros has cosine 0 with every row.
+
     Source: Geiping et al. 2020, eq. 4 ('sim').
     """
     if weights is not None:
         guess, seen = guess * weights, seen * weights
-    dot = (guess * seen).sum(1)
-    return (1 - dot / (_length(guess) * _length(seen))).mean()
+    lengths = _length(guess), _length(seen)
+    apart = guess / lengths[0][:, None] - seen / lengths[1][:, None]
+    zeros = sum((length <= TINY).to(guess.dtype) for length in lengths)
+    return ((apart.square().sum(1) + zeros) / 2).mean()
 
 
 def _length(rows: Tensor) -> Tensor:
@@ -90,7 +95,10 @@ class Cosine:
         self.inverse = self.seen.square().sum().clamp_min(TINY**2).rsqrt()
 
     def at(self, guess: Tensor, into: Tensor) -> tuple[Tensor, Tensor]:
-        """The distance of (1, P), and a factor; the slope is the factor times `into` (1, P)."""
+        """The distance of (1, P), and a factor; the slope is the factor times `into` (1, P).
+
+        What `seen` has across the guess gives both: (1 - cos)(1 + cos) is its squared length.
+        """
         own, free = guess[0], into[0]
         if self.weights is not None:
             own = own * self.weights
@@ -100,9 +108,10 @@ class Cosine:
         # at a vanishing guess the length is clamped, and no longer moves with it
         along = torch.where(square > TINY**2, inner / square, 0.0)
         torch.addcmul(self.seen, own, -along, out=free)
+        across, cosine = torch.linalg.vector_norm(free) * self.inverse, inner * scale
         if self.weights is not None:
             free.mul_(self.weights)
-        return 1 - inner * scale, -scale
+        return torch.where(cosine > 0, across.square() / (1 + cosine), 1 - cosine), -scale
 
 
 class Euclidean:

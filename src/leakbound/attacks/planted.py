@@ -67,7 +67,7 @@ def planted_task(observation: Observation, kind: str) -> Task:
     task = seen_task(observation)
     if not isinstance(task.model, Front) or task.model.kind != kind:
         raise NotApplicable(
-            f"the model that was sent holds no {kind}: no public images tell how to build one"
+            f"the model that was sent holds no {kind}: it has no public images to build one from"
         )
     return task
 

@@ -71,10 +71,11 @@ def idlg(steps: int = 100, restarts: int = 3, learning_rate: float = 1.0) -> Att
 
 def inverting_gradients(
     steps: int = 1000,
-    total_variation: float = 1e-4,
+    total_variation: float = 1e-6,
     learning_rate: float = 0.1,
     restarts: int = 1,
     noise_variation: float = 0.04,
+    smoothing: float = 3e-2,
 ) -> Attack:
     """Inverting Gradients: cosine distance, signed Adam, total variation, box.
 
@@ -83,10 +84,11 @@ def inverting_gradients(
 
     Args:
         steps: of the search.
-        total_variation: weight of the total variation.
+        total_variation: weight of the total variation at the end.
         learning_rate: of Adam, at the start: the schedule lowers it.
         restarts: starts, of which the one with the lowest objective is kept.
         noise_variation: what is added to that weight under noise; see `GradientMatching`.
+        smoothing: what is added to that weight in the first stage; see `GradientMatching`.
 
     Source: Geiping et al. 2020.
 
@@ -104,8 +106,10 @@ def inverting_gradients(
     search = GradientMatching(
         total_variation=total_variation,
         noise_variation=noise_variation,
+        smoothing=smoothing,
         steps=steps,
         learning_rate=learning_rate,
+        schedule="stages",
     )
     return BestOf(search, restarts) if restarts > 1 else search
 

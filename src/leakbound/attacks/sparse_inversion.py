@@ -75,7 +75,7 @@ class SparseInversion(Attack):
 
 def sparse_gradient_inversion(
     steps: int = 1000,
-    total_variation: float = 1e-4,
+    total_variation: float = 1e-6,
     learning_rate: float = 0.1,
     restarts: int = 1,
     mask: str = "recovered",
@@ -83,10 +83,11 @@ def sparse_gradient_inversion(
     labels: str = "told",
     noise_variation: float = 0.04,
     ordered: float = 0.0,
+    smoothing: float = 3e-2,
 ) -> Attack:
     """Sparse Gradient Inversion: `inverting_gradients` on the coordinates that were not withheld.
 
-    leakbound's own settings (signed Adam, step schedule, box); `mask="blind"` is the baseline that
+    leakbound's own settings (signed Adam, four stages, box); `mask="blind"` is the baseline that
     does not look for zeros. Against a client who withholds the largest entries, `ordered` also uses
     that they are the largest, which helps in some cases (see `GradientMatching`).
 
@@ -104,6 +105,8 @@ def sparse_gradient_inversion(
         labels: "told" (inferred where they are not told), "inferred", or "joint".
         noise_variation: what is added to the weight of the total variation under noise.
         ordered: weight of the withheld entries' being the largest; see `GradientMatching`.
+        smoothing: what is added to the weight of the total variation in the first stage; see
+            `GradientMatching`.
 
     Source: Chu et al. 2024 (PriPrune), algorithm 2; Geiping et al. 2020.
 
@@ -121,8 +124,10 @@ def sparse_gradient_inversion(
     search = GradientMatching(
         total_variation=total_variation,
         noise_variation=noise_variation,
+        smoothing=smoothing,
         steps=steps,
         learning_rate=learning_rate,
+        schedule="stages",
         labels=labels,
         ordered=ordered,
     )

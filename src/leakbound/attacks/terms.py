@@ -42,9 +42,9 @@ class Term(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Smooth:
-    """Total variation."""
+    """Total variation; its weight falls from stage to stage of a search that has stages."""
 
     weight: float
     layers: tuple[str, ...] = ()

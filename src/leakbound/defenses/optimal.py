@@ -14,7 +14,7 @@ from leakbound.defenses.base import Defense, State, tiny_covariance
 from leakbound.defenses.private import batch_sensitivity
 from leakbound.defenses.public import LEAST, PublicShape, expected, public_shape
 from leakbound.random import Source, normal, stream
-from leakbound.sensitivity import moved
+from leakbound.sensitivity import default_directions, moved
 from leakbound.types import (
     ClientContext,
     Gaussian,
@@ -295,7 +295,8 @@ class LocalOptimalNoise(_Noise):
             version).
         rounding: send the nearest multiple of what would be the standard deviation instead.
         refresh: use the variances of one batch for so many rounds.
-        directions: random directions for each example's sensitivity.
+        directions: random directions for each example's sensitivity; None: 10 in the whole batch,
+            at least 2 each (`sensitivity.default_directions`).
 
     Guarantees: the release given the data is Gaussian; its covariance depends on the batch.
 
@@ -310,11 +311,12 @@ class LocalOptimalNoise(_Noise):
     uses_context = True
     private_law = True
 
-    directions: int = 2
+    directions: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.count(directions=self.directions)
+        if self.directions is not None:
+            check.count(directions=self.directions)
 
     def transform(
         self, update: Update, state: State, context: ClientContext | None, source: Source
@@ -330,7 +332,8 @@ class LocalOptimalNoise(_Noise):
 
     def noise_variance(self, task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
         """What a guess would have got, along fixed directions: differentiable."""
-        shape_of = (self.directions, *inputs.shape)
+        count = self.directions or default_directions("per_sample", len(inputs))
+        shape_of = (count, *inputs.shape)
         directions = normal(shape_of, stream(0, "guess", "directions"), like=inputs)
         gradient, changes = moved(task, inputs, labels, directions)
         return self._variances(changes.square().mean(0), gradient, task)

@@ -181,7 +181,8 @@ class LocalOptimalPruning(_Pruning):
         utility_share: the part of the batch's ||g||² that is kept.
         threshold: withhold where k'² is above it.
         refresh: use the mask of one batch for so many rounds.
-        directions: random directions for each example's sensitivity.
+        directions: random directions for each example's sensitivity; None: 10 in the whole batch,
+            at least 2 each (`sensitivity.default_directions`).
 
     Guarantees: none; which coordinates are withheld is itself seen by the server.
 
@@ -197,11 +198,12 @@ class LocalOptimalPruning(_Pruning):
     uses_context = True
     private_law = True
 
-    directions: int = 2
+    directions: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.count(directions=self.directions)
+        if self.directions is not None:
+            check.count(directions=self.directions)
 
     def _sketch(self, update: Update) -> Update:
         some, drawn = torch.ones_like(update.rows).bool(), self.utility_share is not None

@@ -9,7 +9,7 @@ from leakbound.types import ClientContext
 
 
 def batch_sensitivity(
-    link: Defense, context: ClientContext | None, source: Source, directions: int
+    link: Defense, context: ClientContext | None, source: Source, directions: int | None
 ) -> Sensitivity:
     """Sensitivity and gradient of the client's batch.
 

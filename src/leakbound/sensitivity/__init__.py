@@ -7,7 +7,14 @@ and `moved` the gradient too, faster where nothing is to be differentiated;
 `example_gradients` these gradients themselves, without slopes.
 """
 
-from leakbound.sensitivity.estimate import ESTIMATORS, Sensitivity, along, moved, sensitivity
+from leakbound.sensitivity.estimate import (
+    ESTIMATORS,
+    Sensitivity,
+    along,
+    default_directions,
+    moved,
+    sensitivity,
+)
 from leakbound.sensitivity.examples import changes as example_changes
 from leakbound.sensitivity.examples import gradients as example_gradients
 
@@ -15,6 +22,7 @@ __all__ = [
     "ESTIMATORS",
     "Sensitivity",
     "along",
+    "default_directions",
     "example_changes",
     "example_gradients",
     "moved",

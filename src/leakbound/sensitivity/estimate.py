@@ -25,6 +25,27 @@ ESTIMATORS = ("exact", "batch", "per_sample", "with_forward")
 """What `sensitivity` knows: the oracle, the paper's estimator, ours, and ours with more directions
 that pass forward only."""
 
+DIRECTIONS = {"batch": 10, "per_sample": 10, "with_forward": 4}
+"""Directions for one example by default: the paper's; the others rank coordinates at least as well
+(Spearman correlation with the exact ranking .96 and more on SimpleConvNet)."""
+
+
+def default_directions(estimator: str, examples: int) -> int:
+    """How many directions `sensitivity` takes for a batch of so many examples, if none are given.
+
+    Examples move along directions of their own, so a larger batch needs fewer of them: what counts
+    is their product, 10 for `per_sample` (at least 2 each) and 4 for `with_forward`. The one
+    direction of `batch` moves all examples, so there it is 10 for every batch, as in the paper.
+
+    Example:
+        >>> [default_directions("per_sample", examples) for examples in (1, 4, 16)]
+        [10, 3, 2]
+    """
+    if estimator == "batch":
+        return DIRECTIONS["batch"]
+    least = 2 if estimator == "per_sample" else 1
+    return max(least, math.ceil(DIRECTIONS[estimator] / max(1, examples)))
+
 
 @dataclass(frozen=True)
 class _How:
@@ -75,7 +96,7 @@ def sensitivity(
     source: Source,
     *,
     estimator: str = "per_sample",
-    directions: int = 2,
+    directions: int | None = None,
     forward: int | None = None,
     chunk: int | None = None,
 ) -> Sensitivity:
@@ -95,7 +116,9 @@ def sensitivity(
             Linear layers owe to their inputs: they cost a forward pass only. Unbiased but for
             values that would fall below 0, which become their standard error. Where the model is
             no plain chain of layers it is "per_sample", and the result says so.
-        directions: k, how many directions to average over; `exact` ignores it.
+        directions: k, how many directions to average over; `exact` ignores it. None: see
+            `default_directions`, and `exact` in place of `per_sample` where an example has no more
+            inputs than that.
         forward: for "with_forward", how many directions pass forward only; None: 4 for each other.
         chunk: how many examples' directions (for `batch`: directions) are computed at once; None
             chooses it from a limit of about 64 MB (for `batch`: 128 MB), or one at a time.
@@ -116,7 +139,11 @@ def sensitivity(
     check.one_of(ESTIMATORS, estimator=estimator)
     if chunk is not None:
         check.count(chunk=chunk)
-    if estimator != "exact":
+    if directions is None:
+        directions = 0 if estimator == "exact" else default_directions(estimator, len(inputs))
+        if estimator == "per_sample" and inputs[0].numel() <= directions:
+            estimator = "exact"
+    elif estimator != "exact":
         check.count(directions=directions)
     if forward is not None:
         check.count(forward=forward)
