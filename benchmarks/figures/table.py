@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
+
 PAGE = Path(__file__).parents[1] / "RESULTS.md"
 HEADER = "| figure | measured | n | target | floor | what it is | on |"
 RULE = "|---|--:|--:|--:|--:|---|---|"
@@ -54,7 +56,8 @@ def machine() -> str:
     cores = os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     versions = ", ".join(f"{name} {_installed(name)}" for name in PACKAGES)
-    return f"{cpu}, {cores} cores, {memory:.0f} GiB; Python {platform.python_version()}, {versions}"
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{cpu} ({capability}), {cores} cores, {memory:.0f} GiB; Python {platform.python_version()}, {versions}"
 
 
 def _installed(name: str) -> str:
