@@ -215,7 +215,7 @@ def test_an_interrupt_keeps_what_is_finished(place, capsys, monkeypatch):
     assert json.loads(line)["attack"]["name"] == "linear_inversion"
     assert "1 cell of 2 is still missing" in (place / "run" / "report.html").read_text("utf-8")
     err = " ".join(capsys.readouterr().err.split())
-    assert "1 finished attacks are in run; the same command runs all of them again" in err
+    assert "what was found until then is in run; the same command runs all attacks again" in err
 
 
 @pytest.mark.parametrize("option", ["--before", "--truth", "--labels", "--local-steps"])

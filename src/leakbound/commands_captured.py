@@ -110,7 +110,7 @@ def _stopped(out: Path | None, done: int) -> None:
         errors.print(words, soft_wrap=True)
         return
     errors.print(
-        f"{done} finished attacks are in {brief(out)}; the same command runs all of them again",
+        f"what was found until then is in {brief(out)}; the same command runs all attacks again",
         soft_wrap=True,
     )
 

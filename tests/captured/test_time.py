@@ -1,5 +1,7 @@
 """What is read off an update is told first, cheap attacks run first, and no search is endless."""
 
+import json
+import signal
 import time
 
 import pytest
@@ -107,6 +109,31 @@ def test_a_cut_search_tells_nothing(clients):
     assert found.value == str(understood.untried[0])
     assert "stopped after" in found.how
     assert not found.sure
+
+
+def test_an_interrupt_keeps_what_the_search_has_found(clients, tmp_path):
+    model, captures = clients
+    out, began = tmp_path / "run", []
+
+    def interrupt(done, total, what, left):
+        if what.startswith("inverting") and left is not None and not began:
+            began.append(what)
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        attack_all(
+            captures[:1],
+            model,
+            Settings(SHAPE, attacks=(Spec("inverting_gradients"),), search=0.0),
+            told=Told(examples=16, learning_rate=RATE),
+            out=out,
+            watch=interrupt,
+        )
+    assert signal.getsignal(signal.SIGINT) is before
+    record = json.loads((out / "records.jsonl").read_bytes())
+    assert record["problem"].startswith("stopped early, after")
+    assert (out / "report.html").exists()
 
 
 def test_numbers_that_no_search_can_have_are_refused():

@@ -6,10 +6,14 @@ Searches call `tick` once a step. Without an open `Pace` it does nothing, and no
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import fields, is_dataclass, replace
+from types import FrameType
 from typing import Any, Self
 
 from leakbound.types import Reconstruction
@@ -97,6 +101,32 @@ def tick() -> bool:
     pace.step()
     pace.cut = pace.cut or pace.over
     return pace.cut
+
+
+@contextmanager
+def ended_by_interrupt(pace: Pace) -> Iterator[None]:
+    """The first Ctrl-C ends the pace, so that searches give what they have; then it is raised.
+
+    A second one is raised at once. Outside of the main thread nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before, came = signal.getsignal(signal.SIGINT), False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+        signal.signal(signal.SIGINT, before)
+        pace.stop()
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def noted(answer: Reconstruction) -> Reconstruction:

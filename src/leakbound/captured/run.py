@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from leakbound import check, registry
 from leakbound.attacks import Attack, FedAvgMatching
-from leakbound.attacks.pace import Pace, noted
+from leakbound.attacks.pace import Pace, ended_by_interrupt, noted
 from leakbound.attacks.planted import Front
 from leakbound.audit import plan as plans
 from leakbound.audit.bench import one_line, one_thread
@@ -219,10 +219,10 @@ def attack_all(
     """Attack several captured updates of one model, the cheapest attacks first; as `attack`.
 
     Every update is read, and `understood` called with what was found, before the first attack;
-    `ended` is called with every record. When
-    `settings.seconds` are over, the search that runs ends with the best that it found, and attacks
-    that did not begin have no record. An interrupt (Ctrl-C) still writes the attacks that are
-    finished to `out`, and is raised again.
+    `ended` is called with every record. When `settings.seconds` are over, the search that runs ends
+    with the best that it found, and attacks that did not begin have no record. An interrupt
+    (Ctrl-C) ends the search that runs in the same way, writes what is there to `out`, and is raised
+    again.
 
     Raises:
         ValueError: as `attack`; a truth for more than one update.
@@ -250,24 +250,26 @@ def attack_all(
         made: dict[tuple[int, int], tuple[Made, Reconstruction | None]] = {}
         work = Work(pace, cases, partial(_attacks, settings))
         try:
-            while work.jobs and not pace.over:
-                job, share = work.jobs[0], pace.left / len(work.jobs)
-                case, tell = cases[job.at], partial(_tell, watch, work)
-                search = min(settings.search, share / 4)
-                if job.steps and case.understood.untried and search >= LEAST:
-                    tell(f"finding the number of local steps · {case.capture.name}", 0)
-                    steps = found_steps(case.understood, search)
-                    cases[job.at] = read[job.at](steps)
-                    work.again(job.at)
-                    continue
-                tell = partial(tell, f"{job.spec.name} · {case.capture.name}")
-                tell(0)
-                work.begins()
-                with Pace(share if job.steps else None, tell):
-                    made[job.at, job.rank] = _run(case, job.spec, settings.seed, pictures)
-                work.ended()
-                ended(made[job.at, job.rank][0].record)
+            with ended_by_interrupt(pace):
+                while work.jobs and not pace.over:
+                    job, share = work.jobs[0], pace.left / len(work.jobs)
+                    case, tell = cases[job.at], partial(_tell, watch, work)
+                    search = min(settings.search, share / 4)
+                    if job.steps and case.understood.untried and search >= LEAST:
+                        tell(f"finding the number of local steps · {case.capture.name}", 0)
+                        steps = found_steps(case.understood, search)
+                        cases[job.at] = read[job.at](steps)
+                        work.again(job.at)
+                        continue
+                    tell = partial(tell, f"{job.spec.name} · {case.capture.name}")
+                    tell(0)
+                    work.begins()
+                    with Pace(share if job.steps else None, tell):
+                        made[job.at, job.rank] = _run(case, job.spec, settings.seed, pictures)
+                    work.ended()
+                    ended(made[job.at, job.rank][0].record)
         except KeyboardInterrupt:
+            watch(len(made), len(made) + len(work.jobs), "stopped", None)
             if out is not None and made:
                 total = len(made) + len(work.jobs)
                 write_run(_outcome(made, cases), Path(out), cases, settings, pictures, total)
