@@ -45,17 +45,7 @@ def attack(command: options.Attack) -> int:
         if value is not None and not 1 <= value <= MOST:
             raise ValueError(f"{name} is {value}; give a whole number from 1 to {MOST}")
     found = _captures(command)
-    settings = Settings(
-        _shape(command.input_shape or found[0].about.get("input_shape", "")),
-        command.input_range,
-        command.classes,
-        _attacks(command.attack),
-        plans.build_defense(_defense(command.defense)),
-        command.public,
-        seed=command.seed,
-        seconds=command.time,
-        search=command.steps_search,
-    )
+    settings = _settings(command, found[0])
     if command.truth is not None and len(found) > 1:
         raise ValueError(f"truth is that of one update, and {len(found)} were given; name one")
     model = _model(command, settings)
@@ -101,6 +91,21 @@ def attack(command: options.Attack) -> int:
         _show(outcome, told_first)
     ends = [record["status"] for record in outcome.records]
     return 1 if "failed" in ends else 0 if "ok" in ends else 2
+
+
+def _settings(command: options.Attack, first: Capture) -> Settings:
+    """How updates are attacked; the first one says the input shape where the user does not."""
+    return Settings(
+        _shape(command.input_shape or first.about.get("input_shape", "")),
+        command.input_range,
+        command.classes,
+        _attacks(command.attack),
+        plans.build_defense(_defense(command.defense)),
+        command.public,
+        seed=command.seed,
+        seconds=command.time,
+        search=command.steps_search,
+    )
 
 
 def _stopped(out: Path | None, done: int) -> None:

@@ -143,6 +143,12 @@ def labels(
     return torch.tensor(best), Finding("labels", value, how, sure)
 
 
+def rank(size: Size) -> list[Finding]:
+    """What the ranks say, where a layer says it."""
+    how = f"of the layer {size.layer!r}: batch size times local steps is at least this, {PLAIN}"
+    return [Finding("rank", str(size.products), how, True)] if size.layer else []
+
+
 def steps(observation: Observation, size: Size) -> tuple[Finding, tuple[int, ...]]:
     """How many local steps there were, as far as closed forms tell, and the numbers left to try.
 

@@ -177,9 +177,7 @@ def understand(
         size = reading.batch_size(task, row, input_shape=input_shape, steps=one, spread=spread)
     count = _examples(capture, told, size, found, notes)
     part = _told("local batch size", told.batch_size, capture.whole("batch_size"), found)
-    if size.layer:
-        how = f"of the layer {size.layer!r}: batch size times local steps is at least this"
-        found.append(Finding("rank", str(size.products), f"{how}, {reading.PLAIN}", True))
+    found += reading.rank(size)
     plan = LocalPlan(known or 1, rate if rate is not None else 1.0, part)
     task = replace(task, plan=plan, public=public)
     chained = chained.resolve(task, count)

@@ -39,7 +39,7 @@ from leakbound.captured.records import (
     record_of,
 )
 from leakbound.captured.run_folder import check_place, write_run
-from leakbound.captured.work import Work
+from leakbound.captured.work import Watch, Work
 from leakbound.defenses import Defense
 from leakbound.random import stream
 from leakbound.types import Batch, NotApplicable, Reconstruction
@@ -54,9 +54,6 @@ LARGEST = 10**8
 LEAST = 2.0
 """Seconds below which a search for the number of local steps does not begin."""
 PLANTED = ("robbing_the_fed", "linear_trap", "trap_weights")
-
-Watch = Callable[[int, int, str, float | None], None]
-"""Told of attacks done, attacks in all, what runs now, and the seconds left where known."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,41 +244,56 @@ def attack_all(
             watch(0, 0, f"reading {captures[at].name}", None)
             cases.append(one())
             understood(cases[-1])
-        made: dict[tuple[int, int], tuple[Made, Reconstruction | None]] = {}
         work = Work(pace, cases, partial(_attacks, settings))
+        made: dict[tuple[int, int], tuple[Made, Reconstruction | None]] = {}
         try:
             with ended_by_interrupt(pace):
                 while work.jobs and not pace.over:
-                    job, share = work.jobs[0], pace.left / len(work.jobs)
-                    case, tell = cases[job.at], partial(_tell, watch, work)
-                    search = min(settings.search, share / 4)
-                    if job.steps and case.understood.untried and search >= LEAST:
-                        tell(f"finding the number of local steps · {case.capture.name}", 0)
-                        steps = found_steps(case.understood, search)
-                        cases[job.at] = read[job.at](steps)
-                        work.again(job.at)
-                        continue
-                    tell = partial(tell, f"{job.spec.name} · {case.capture.name}")
-                    tell(0)
-                    work.begins()
-                    with Pace(share if job.steps else None, tell):
-                        made[job.at, job.rank] = _run(case, job.spec, settings.seed, pictures)
-                    work.ended()
-                    ended(made[job.at, job.rank][0].record)
+                    if not _found_steps(work, read, settings, watch):
+                        job = work.jobs[0]
+                        made[job.at, job.rank] = _next(work, settings, pictures, watch)
+                        ended(made[job.at, job.rank][0].record)
         except KeyboardInterrupt:
-            watch(len(made), len(made) + len(work.jobs), "stopped", None)
+            work.tell(watch, "stopped")
             if out is not None and made:
-                total = len(made) + len(work.jobs)
-                write_run(_outcome(made, cases), Path(out), cases, settings, pictures, total)
+                write_run(_outcome(made, work), Path(out), cases, settings, pictures, work.total)
             raise
-        total = len(made) + len(work.jobs)
-        watch(len(made), total, "writing the report" if out else "done", None)
-    found = replace(_outcome(made, cases), unended=len(work.jobs))
-    return found if out is None else write_run(found, Path(out), cases, settings, pictures, total)
+        work.tell(watch, "writing the report" if out else "done")
+    found = _outcome(made, work)
+    if out is None:
+        return found
+    return write_run(found, Path(out), cases, settings, pictures, work.total)
 
 
-def _tell(watch: Watch, work: Work, what: str, step: int) -> None:
-    watch(work.done, work.done + len(work.jobs), what, work.left(step))
+def _found_steps(
+    work: Work,
+    read: Sequence[Callable[[Finding], Case]],
+    settings: Settings,
+    watch: Watch,
+) -> bool:
+    """Search for the number of local steps where the next attack needs it; whether it did."""
+    job = work.jobs[0]
+    case, seconds = work.cases[job.at], min(settings.search, work.share / 4)
+    if not job.steps or not case.understood.untried or seconds < LEAST:
+        return False
+    work.tell(watch, f"finding the number of local steps · {case.capture.name}")
+    work.cases[job.at] = read[job.at](found_steps(case.understood, seconds))
+    work.again(job.at)
+    return True
+
+
+def _next(
+    work: Work, settings: Settings, pictures: bool, watch: Watch
+) -> tuple[Made, Reconstruction | None]:
+    """Run the next attack, for its share of the time that is left."""
+    job, case = work.jobs[0], work.cases[work.jobs[0].at]
+    tell = partial(work.tell, watch, f"{job.spec.name} · {case.capture.name}")
+    tell()
+    work.begins()
+    with Pace(work.share if job.steps else None, tell):
+        made = _run(case, job.spec, settings.seed, pictures)
+    work.ended()
+    return made
 
 
 def _shape(given: Sequence[int]) -> tuple[int, ...]:
@@ -312,14 +324,15 @@ def _truth(given: Batch | Path | str | None) -> Batch | None:
 
 
 def _outcome(
-    made: Mapping[tuple[int, int], tuple[Made, Reconstruction | None]], cases: Sequence[Case]
+    made: Mapping[tuple[int, int], tuple[Made, Reconstruction | None]], work: Work
 ) -> Outcome:
     """What was made, update by update."""
     ordered = [made[key] for key in sorted(made)]
     return Outcome(
         tuple(m.record for m, _ in ordered),
-        tuple(case.understood for case in cases),
+        tuple(case.understood for case in work.cases),
         tuple(answer for _, answer in ordered),
+        unended=len(work.jobs),
         pictures={k: v for m, _ in ordered for k, v in m.pictures.items()},
     )
 

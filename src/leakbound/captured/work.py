@@ -12,6 +12,9 @@ from leakbound.audit import plan as plans
 from leakbound.captured.observe import Understood
 from leakbound.captured.records import Case
 
+Watch = Callable[[int, int, str, float | None], None]
+"""Told of attacks done, attacks in all, what runs now, and the seconds left where known."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -35,7 +38,7 @@ class Work:
 
     Args:
         pace: the time for all of them.
-        cases: the updates; one may be replaced later, see `again`.
+        cases: the updates; where one is replaced later, `again` is called.
         chosen: the attacks on an update, by what is understood of it.
 
     Attributes:
@@ -46,10 +49,10 @@ class Work:
     def __init__(
         self,
         pace: Pace,
-        cases: Sequence[Case],
+        cases: list[Case],
         chosen: Callable[[Understood], Sequence[plans.Spec]],
     ) -> None:
-        self._pace, self._cases, self._chosen = pace, cases, chosen
+        self._pace, self.cases, self._chosen = pace, cases, chosen
         self._ended = set[tuple[int, int]]()
         self._paid, self._spent, self._began = 0.0, 0.0, 0.0
         self.jobs: list[Job] = []
@@ -61,12 +64,26 @@ class Work:
         """How many have ended."""
         return len(self._ended)
 
+    @property
+    def total(self) -> int:
+        """How many there are."""
+        return self.done + len(self.jobs)
+
+    @property
+    def share(self) -> float:
+        """Seconds of those left for one of the attacks left."""
+        return self._pace.left / len(self.jobs)
+
+    def tell(self, watch: Watch, what: str, step: int = 0) -> None:
+        """Say how far they are, after so many steps of the first."""
+        watch(self.done, self.total, what, self.left(step) if self.jobs else None)
+
     def again(self, at: int) -> None:
         """Choose the attacks on an update again; more is understood of it now."""
-        seen = self._cases[at].understood.observation
+        seen = self.cases[at].understood.observation
         cost = seen.examples * seen.task.plan.steps
         found = [job for job in self.jobs if job.at != at]
-        for rank, spec in enumerate(self._chosen(self._cases[at].understood)):
+        for rank, spec in enumerate(self._chosen(self.cases[at].understood)):
             if (at, rank) not in self._ended:
                 found.append(Job(at, rank, spec, planned(plans.build_attack(spec)), cost))
         self.jobs = sorted(found, key=lambda job: (job.steps, job.at))
