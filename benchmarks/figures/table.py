@@ -56,8 +56,8 @@ def machine() -> str:
     cores = os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     versions = ", ".join(f"{name} {_installed(name)}" for name in PACKAGES)
-    capability = torch.backends.cpu.get_cpu_capability()
-    return f"{cpu} ({capability}), {cores} cores, {memory:.0f} GiB; Python {platform.python_version()}, {versions}"
+    hardware = f"{cpu} ({torch.backends.cpu.get_cpu_capability()}), {cores} cores, {memory:.0f} GiB"
+    return f"{hardware}; Python {platform.python_version()}, {versions}"
 
 
 def _installed(name: str) -> str:
