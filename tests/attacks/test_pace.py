@@ -53,7 +53,7 @@ def test_every_search_stops_when_the_time_is_up(name, observed, monkeypatch):
         answer = budget.noted(run(attack, observed))
     assert budget.cut
     assert 10 <= budget.steps < 60
-    assert answer.problem.startswith(f"stopped early, after {budget.steps} steps, as the time was")
+    assert answer.problem.startswith(f"stopped early, after {budget.steps} steps")
     assert bool(torch.isfinite(answer.inputs).all())
 
 

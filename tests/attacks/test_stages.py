@@ -117,17 +117,11 @@ def test_an_answer_that_a_heavy_mask_lets_pass_is_called_unexplained(scene):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("defense", "slack"), [(LocalOptimalPruning(0.9), 1.0), (MagnitudePruning(0.9), 0.0)], ids=repr
-)
-def test_knowing_a_heavy_mask_in_full(scene, defense, slack):
-    """Among answers that leave some of the update unexplained, the best by far is not the nearest.
-
-    So where optimal pruning hides nearly all, knowing the mask may cost a fraction of a decibel.
-    """
+@pytest.mark.parametrize("defense", [LocalOptimalPruning(0.9), MagnitudePruning(0.9)], ids=repr)
+def test_knowing_a_heavy_mask_in_full(scene, defense):
     known, unknown = _pruned(scene, inverting_gradients(), defense, range(10))
     print(f"\nknown {[round(x) for x in known]}, unknown {[round(x) for x in unknown]}")
-    assert all(a >= b - slack for a, b in zip(known, unknown, strict=True))
+    assert all(a >= b for a, b in zip(known, unknown, strict=True))
     assert statistics.mean(known) >= 15.3
 
 

@@ -107,7 +107,7 @@ def test_a_cut_search_tells_nothing(clients):
     assert understood.untried
     found = found_steps(understood, 0.2)
     assert found.value == str(understood.untried[0])
-    assert "stopped after" in found.how
+    assert "stopped early" in found.how
     assert not found.sure
 
 

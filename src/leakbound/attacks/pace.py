@@ -86,7 +86,7 @@ class Pace:
         """The answer; of a search that was stopped its `problem` says so."""
         if not self.cut:
             return answer
-        words = f"stopped early, after {self.steps} steps, as the time was up"
+        words = f"stopped early, after {self.steps} steps"
         return replace(answer, problem="; ".join(filter(None, [words, answer.problem])))
 
 
@@ -105,7 +105,7 @@ def tick() -> bool:
 
 @contextmanager
 def ended_by_interrupt(pace: Pace) -> Iterator[None]:
-    """The first Ctrl-C ends the pace, so that searches give what they have; then it is raised.
+    """The first Ctrl-C ends the pace (searches return their best) and is raised after the block.
 
     A second one is raised at once. Outside of the main thread nothing changes.
     """

@@ -180,8 +180,8 @@ def steps(observation: Observation, size: Size) -> tuple[Finding, tuple[int, ...
 def searched_steps(observation: Observation, tried: tuple[int, ...], seconds: float) -> Finding:
     """The number of local steps that leaves least after a short search for each that is tried.
 
-    Numbers are compared after equally many steps of their searches, so when the time is up before
-    the last search ends, nothing is told and the first number stays assumed.
+    Numbers are compared after equally many steps of their searches. If a search is stopped early,
+    no number is concluded and the first one stays assumed.
 
     Args:
         observation: as for `steps`.
@@ -193,8 +193,7 @@ def searched_steps(observation: Observation, tried: tuple[int, ...], seconds: fl
         count = search.find_steps(observation, stream(0, "captured", "steps"))
     if pace.cut:
         how = (
-            f"assumed: the first of {_listed(tried)}; a search among them was stopped after "
-            f"{seconds:.0f} s; {GIVE}"
+            f"assumed: the first of {_listed(tried)}; a search among them was stopped early; {GIVE}"
         )
         return Finding("local steps", str(tried[0]), how, False)
     how = f"the best of {_listed(tried)} by a short search each; {GIVE}"

@@ -13,7 +13,7 @@ from leakbound.captured.observe import Understood
 from leakbound.captured.records import Case
 
 Watch = Callable[[int, int, str, float | None], None]
-"""Told of attacks done, attacks in all, what runs now, and the seconds left where known."""
+"""Called with attacks done, attacks in total, what runs now, and seconds left (None: unknown)."""
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ def capture_app(
     This runs the app's code: the components that its pyproject.toml names under
     `[tool.flwr.app.components]` are imported, `on_progress` says which before. The app runs in this
     process with `clients` clients one after the other, and is stopped once the last wanted round's
-    replies are there. Nothing of the app is changed, and its folder is not written to. Of the model
-    that it calls first, the files say the class and the shape of an input.
+    replies are there. Nothing of the app is changed, and its folder is not written to. The
+    files name the class and the input shape of the module whose weights are sent.
 
     Args:
         folder: of the app, with its pyproject.toml.
@@ -107,7 +107,7 @@ class _Watching(InProcessGrid):
         self._wanted, self._out, self._say = wanted, out, say
         self.problem: str | None = None
         self.refusal: ValueError | None = None
-        self._model: dict[str, str] = {}
+        self._models: dict[type[nn.Module], tuple[str, int]] = {}
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """As the grid; a round is what one push of train messages starts."""
@@ -123,11 +123,18 @@ class _Watching(InProcessGrid):
         return names
 
     def called(self, module: nn.Module, given: tuple[Any, ...]) -> None:
-        """Note the app's model and the shape of its inputs: of the first module that is called."""
-        if not self._model and given and isinstance(given[0], Tensor) and given[0].ndim > 1:
-            kind = type(module)
+        """Note the shape of a kind of module's first input, and how many tensors it has."""
+        kind = type(module)
+        if kind not in self._models and given and isinstance(given[0], Tensor):
             shape = ",".join(map(str, given[0].shape[1:]))
-            self._model = {"model": f"{kind.__module__}:{kind.__qualname__}", "input_shape": shape}
+            self._models[kind] = shape, len(module.state_dict())
+
+    def _model(self, tensors: int) -> dict[str, str]:
+        """The class and input shape of the first module called that has so many tensors."""
+        for kind, (shape, count) in self._models.items():
+            if count == tensors and shape:
+                return {"model": f"{kind.__module__}:{kind.__qualname__}", "input_shape": shape}
+        return {}
 
     def _stop_when_done(self) -> None:
         if self.seen >= set(self._wanted):
@@ -145,7 +152,9 @@ class _Watching(InProcessGrid):
             self.problem = self.problem or str(error)
             return
         try:
-            path = keep(self._out, replace(seen, about={**seen.about, **self._model}))
+            path = keep(
+                self._out, replace(seen, about={**seen.about, **self._model(len(seen.update))})
+            )
         except ValueError as error:
             self.refusal = error
             raise _Enough from None

@@ -82,24 +82,26 @@ def _pages(run: Run, images: bool) -> Iterator[tuple[str, str]]:
     """The report's pages as text, by their file names; `FILE` first."""
     names = tables.Names(run.cells, run.trainings)
     parts = pages_of(run.cells, names)
-    files = [FILE, *(f"report-{number}.html" for number in range(2, len(parts) + 1))]
+    pages_at = [FILE, *(f"report-{number}.html" for number in range(2, len(parts) + 1))]
     common, best = _context(run, names), best_images(parts, names)
     labels = [_label(part, common["place"]) for part in parts]
-    for part, here, about in zip(parts, files, labels, strict=True):
+    for part, here, about in zip(parts, pages_at, labels, strict=True):
         links = {
-            key: ("" if files[page] == here else files[page]) + f"#{anchor}"
+            key: ("" if pages_at[page] == here else pages_at[page]) + f"#{anchor}"
             for key, (page, anchor) in best.items()
         }
-        context = common | _shown(cards_of(run, names, part, images=images, inline=len(files) == 1))
+        context = common | _shown(
+            cards_of(run, names, part, images=images, inline=len(pages_at) == 1)
+        )
         context |= {
             "images": images,
             "best": links,
             "here": here,
             "home": "" if here == FILE else FILE,
             "about": about,
-            "pages": list(zip(files, labels, strict=True)),
-            "linked": len(files) > 1,
-            "img_from": "data:" if len(files) == 1 else "data: 'self' file:",
+            "pages": list(zip(pages_at, labels, strict=True)),
+            "linked": len(pages_at) > 1,
+            "img_from": "data:" if len(pages_at) == 1 else "data: 'self' file:",
         }
         context["own_data"] = context["pictures"] and run.header.get("own_data") is not False
         if here == FILE:
