@@ -1,16 +1,15 @@
-"""The shape of the package: which way imports point, and how large things may grow."""
+"""The shape of the package: imports point one way without cycles; nothing grows too large."""
 
 import ast
 import subprocess
 import sys
+from collections import defaultdict
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 import leakbound
 
 ROOT = Path(leakbound.__file__).parent
-FILES = sorted(ROOT.rglob("*.py"))
 UTIL = "_util"
 """What any part may import, and what imports none."""
 LAYERS = (
@@ -74,6 +73,35 @@ ONLY_FROM = {
 ONE_PLACE = {"flwr": "flower", "opacus": "opacus", "ray": "cluster"}
 
 
+# What is still wrong: take out of these lists what is mended, put nothing in.
+MOST_LINES = 66_500  # of the wheel; 48,000 is the aim
+MOST_ROOT_MODULES = 39  # 14 is the aim
+IN_CYCLES = {
+    *(f"experiments.{name}" for name in ("overview", "pages", "reproductions", "results")),
+    *(f"attacks.{name}" for name in ("exact", "lockstep", "matching", "search")),
+    *(f"defenses.{name}" for name in ("base", "order")),
+    *(f"audit.{name}" for name in ("bundles", "calibrate", "cells", "corridor")),
+    *(f"audit.{name}" for name in ("corridor_verdict", "engine", "folder", "notebook")),
+    *(f"captured.{name}" for name in ("bounds", "records", "run", "run_folder")),
+}
+SHARED_CLASS_NAMES = """
+    Attack Batch Capture Cell Chain Chance Comparison Convolution Curve Elementwise Entry Estimate
+    Exact Finding Floor Gaussian Head Kept Layer Linear MaxPool Mean Measured Outcome Part Pixels
+    Plan Point Pointwise Prior Progress Reading Records Reproduce Row Section Setting Share Smooth
+    Step Study Turn Unknown Verdict _Layer _Reader _Refused
+"""
+
+
+@cache
+def _texts():
+    return {path: path.read_text(encoding="utf-8") for path in sorted(ROOT.rglob("*.py"))}
+
+
+@cache
+def _trees():
+    return {path: ast.parse(text) for path, text in _texts().items()}
+
+
 def _allowed(source, target):
     if target in (source, "", UTIL):
         return True
@@ -86,16 +114,21 @@ def _allowed(source, target):
     return source in RANK and target in RANK and RANK[target] < RANK[source]
 
 
-def _runtime_nodes(tree):
-    """All nodes but those under `if TYPE_CHECKING`."""
+def _statements(tree, runtime=False):
+    """All statements; at run time those under `if TYPE_CHECKING` are left out."""
     todo = [tree]
     while todo:
         node = todo.pop()
         yield node
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        if runtime and isinstance(node, ast.If) and _is_type_checking(node.test):
             todo += node.orelse
         else:
-            todo += ast.iter_child_nodes(node)
+            kinds = ast.stmt | ast.excepthandler | ast.match_case
+            todo += [child for child in ast.iter_child_nodes(node) if isinstance(child, kinds)]
+
+
+def _is_type_checking(test):
+    return ast.unparse(test).endswith("TYPE_CHECKING")
 
 
 def _modules(node, package):
@@ -109,22 +142,27 @@ def _modules(node, package):
     return []
 
 
+def _package(path):
+    return ["leakbound", *path.relative_to(ROOT).parts[:-1]]
+
+
+def _name(path):
+    """`leakbound.audit.plan`, and a package's own name for its `__init__`."""
+    return ".".join([*_package(path), path.stem]).removesuffix(".__init__")
+
+
 def _part(name, parts):
     """`leakbound.audit.plan` as `audit`; a name of the package itself as ''."""
     second = name.split(".")[1:2]
     return second[0] if second and second[0] in parts else ""
 
 
-def _wrong_arrows(text, source, package, parts):
-    found = []
-    for node in _runtime_nodes(ast.parse(text)):
+def _wrong_arrows(tree, source, package, parts):
+    for node in _statements(tree, runtime=True):
         for name in _modules(node, package):
-            if name.split(".")[0] != "leakbound":
-                continue
             target = _part(name, parts)
-            if not _allowed(source, target):
-                found.append(f"{source} -> {target} (line {node.lineno})")
-    return found
+            if name.split(".")[0] == "leakbound" and not _allowed(source, target):
+                yield f"{source} -> {target} (line {node.lineno})"
 
 
 def _parts():
@@ -136,16 +174,17 @@ def test_every_part_has_its_layer():
     assert _parts() - {"report"} <= set(RANK)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_point_one_way(path):
-    package = ["leakbound", *path.relative_to(ROOT).parts[:-1]]
-    source = _part(".".join([*package, path.stem]), _parts())
-    assert not _wrong_arrows(path.read_text(encoding="utf-8"), source, package, _parts())
+def test_imports_point_one_way():
+    parts = _parts()
+    assert not [
+        f"{path}: {arrow}"
+        for path, tree in _trees().items()
+        for arrow in _wrong_arrows(tree, _part(_name(path), parts), _package(path), parts)
+    ]
 
 
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
+def test_a_planted_violation_is_caught():
+    for source, text in (
         ("types", "from leakbound import client"),
         ("types", "import leakbound.client"),
         ("attacks", "from leakbound.defenses.base import Chain"),
@@ -164,15 +203,13 @@ def test_imports_point_one_way(path):
         ("commands", "from leakbound.cli import main"),
         ("commands", "import leakbound.testing"),
         ("audit", "if TYPE_CHECKING:\n    pass\nelse:\n    from leakbound import cli"),
-    ],
-)
-def test_a_planted_violation_is_caught(source, text):
-    assert len(_wrong_arrows(text, source, ["leakbound", source], _parts())) == 1
+    ):
+        found = list(_wrong_arrows(ast.parse(text), source, ["leakbound", source], _parts()))
+        assert len(found) == 1, (source, text)
 
 
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
+def test_what_is_in_order_passes():
+    for source, text in (
         ("types", "from leakbound.release import Unit\nimport torch\nfrom math import pi"),
         ("attacks", "from . import base\nfrom leakbound.attacks import labels"),
         ("metrics", "from leakbound.pairing import pair"),
@@ -183,18 +220,82 @@ def test_a_planted_violation_is_caught(source, text):
         ("commands", "from leakbound import audit, report, experiments"),
         ("commands", "if TYPE_CHECKING:\n    from leakbound import cli"),
         ("cli", "from leakbound import commands"),
-    ],
-)
-def test_what_is_in_order_passes(source, text):
-    assert not _wrong_arrows(text, source, ["leakbound", source], _parts())
+    ):
+        found = list(_wrong_arrows(ast.parse(text), source, ["leakbound", source], _parts()))
+        assert not found, (source, text)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_neighbors_library_is_imported_in_one_place(path):
-    source = _part(".".join(["leakbound", *path.relative_to(ROOT).with_suffix("").parts]), _parts())
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    names = {n.split(".")[0] for node in ast.walk(tree) for n in _modules(node, ["leakbound"])}
-    assert all(ONE_PLACE[name] == source for name in names & set(ONE_PLACE))
+def test_a_neighbors_library_is_imported_in_one_place():
+    for path, tree in _trees().items():
+        source = _part(_name(path), _parts())
+        names = {
+            n.split(".")[0] for node in _statements(tree) for n in _modules(node, ["leakbound"])
+        }
+        assert all(ONE_PLACE[name] == source for name in names & set(ONE_PLACE)), path
+
+
+def _graph(trees):
+    """The modules that each module imports: at its top, in functions and for types alone."""
+    known, graph = {_name(path) for path in trees}, {}
+    for path, tree in trees.items():
+        names = {name for node in _statements(tree) for name in _modules(node, _package(path))}
+        modules = {name if name in known else name.rpartition(".")[0] for name in names}
+        graph[_name(path)] = modules & known - {_name(path)}
+    return graph
+
+
+def _in_cycles(graph):
+    """The modules from which a chain of imports leads back to them."""
+    reached = {name: set() for name in graph}
+    for name in graph:
+        todo = [*graph[name]]
+        while todo:
+            other = todo.pop()
+            if other not in reached[name]:
+                reached[name].add(other)
+                todo += graph[other]
+    return {name for name in graph if name in reached[name]}
+
+
+def test_imports_make_no_cycle():
+    allowed = {f"leakbound.{name}" for name in IN_CYCLES}
+    assert not _in_cycles(_graph(_trees())) - allowed
+
+
+def test_a_planted_cycle_is_caught():
+    texts = {
+        "a.py": "from leakbound import b, free",
+        "b.py": "def late():\n    from leakbound.pack.c import thing",
+        "pack/c.py": "if TYPE_CHECKING:\n    from .. import a",
+        "pack/__init__.py": "from leakbound.pack import c",
+        "free.py": "import leakbound.lone",
+        "lone.py": "from math import pi",
+    }
+    graph = _graph({ROOT / path: ast.parse(text) for path, text in texts.items()})
+    assert _in_cycles(graph) == {"leakbound.a", "leakbound.b", "leakbound.pack.c"}
+
+
+def _shared_names(trees):
+    """Names of classes that stand at the top of several files."""
+    places = defaultdict(set)
+    for path, tree in trees.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].add(_name(path))
+    return {name: where for name, where in places.items() if len(where) > 1}
+
+
+def test_a_class_name_stands_in_one_file():
+    shared = _shared_names(_trees())
+    assert not {name: shared[name] for name in set(shared) - set(SHARED_CLASS_NAMES.split())}
+    one, two = ast.parse("class A: pass\nclass B: pass"), ast.parse("class A: pass")
+    assert set(_shared_names({ROOT / "one.py": one, ROOT / "two.py": two})) == {"A"}
+
+
+def test_the_package_keeps_to_its_size():
+    assert sum(text.count("\n") for text in _texts().values()) <= MOST_LINES
+    modules = [path for path in ROOT.glob("*.py") if path.stem not in ("__init__", "__main__")]
+    assert len(modules) <= MOST_ROOT_MODULES
 
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -207,42 +308,45 @@ def _public(body, kinds):
 MOST_METHODS = {"Defense": 9, "Chain": 9, "Release": 9}  # docs/decisions/0010-pruned-models.md
 
 
-def _over_budget(text):
+def _over_budget(text, tree):
     """What is too long, too wide or without a docstring in one file."""
-    tree, found = ast.parse(text), []
-    if not ast.get_docstring(tree):
-        found.append("the module has no docstring")
-    for node in ast.walk(tree):
+    words = ast.get_docstring(tree)
+    if not words:
+        yield "the module has no docstring"
+    elif text.count("\n") > 600 and "one concept" not in " ".join(words.split()):
+        yield "past 600 lines the module's docstring says why it is 'one concept'"
+    for node in _statements(tree):
         if isinstance(node, FUNCTIONS) and _lines(node) > 60:
-            found.append(f"{node.name} has more than 60 lines")
+            yield f"{node.name} has more than 60 lines"
+        elif isinstance(node, ast.ClassDef):
+            plain = [m for m in _public(node.body, FUNCTIONS) if not _is_property(m)]
+            if len(plain) > MOST_METHODS.get(node.name, 8):
+                yield f"{node.name} has {len(plain)} public methods"
     classes = _public(tree.body, ast.ClassDef)
     methods = [m for c in classes for m in _public(c.body, FUNCTIONS)]
     for node in [*_public(tree.body, FUNCTIONS), *classes, *methods]:
         if not ast.get_docstring(node):
-            found.append(f"{node.name} has no docstring")
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef):
-            plain = [m for m in _public(node.body, FUNCTIONS) if not _is_property(m)]
-            if len(plain) > MOST_METHODS.get(node.name, 8):
-                found.append(f"{node.name} has {len(plain)} public methods")
-    return found
+            yield f"{node.name} has no docstring"
 
 
 def _lines(function):
     """Its lines without its docstring."""
+    lines = function.end_lineno - function.lineno + 1
     first = function.body[0]
-    words = ast.get_docstring(function) is not None
-    told = first.end_lineno - first.lineno + 1 if words else 0
-    return function.end_lineno - function.lineno + 1 - told
+    documented = ast.get_docstring(function) is not None
+    return lines - (first.end_lineno - first.lineno + 1 if documented else 0)
 
 
 def _is_property(method):
     return any(ast.unparse(d).endswith("property") for d in method.decorator_list)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_budgets(path):
-    assert not _over_budget(path.read_text(encoding="utf-8"))
+def test_budgets():
+    assert not [
+        f"{path}: {excess}"
+        for path, tree in _trees().items()
+        for excess in _over_budget(_texts()[path], tree)
+    ]
 
 
 def _class(count, decorator):
@@ -250,9 +354,8 @@ def _class(count, decorator):
     return f"'d'\nclass A:\n    'd'\n{body}"
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
+def test_a_planted_excess_is_caught():
+    for text, count in (
         ("'d'\ndef f():\n    'd'\n" + "    pass\n" * 59, 0),
         ("'d'\ndef _f():\n    'd'\n" + "    pass\n" * 60, 1),
         ("pass", 1),
@@ -260,10 +363,10 @@ def _class(count, decorator):
         (_class(8, "@staticmethod"), 0),
         (_class(9, "@staticmethod"), 1),
         (_class(9, "@cached_property"), 0),
-    ],
-)
-def test_a_planted_excess_is_caught(text, count):
-    assert len(_over_budget(text)) == count
+        ("'d'\n" + "A = 1\n" * 600, 1),
+        ("'''d, which is one\nconcept'''\n" + "A = 1\n" * 600, 0),
+    ):
+        assert len(list(_over_budget(text, ast.parse(text)))) == count, text[:60]
 
 
 def test_importing_the_command_line_does_not_import_torch():
