@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from leakbound import cli, commands, terminal
+from leakbound._util.text import printable
 from leakbound.cli import main
-from leakbound.text import printable
 
 PLAN = """
 seeds = [0, 1]

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import leakbound as lb
-from leakbound import pictures
+from leakbound._util import pictures
 from leakbound.audit import Outcome, Result, Setting, calibrate, corridor, parse, run
 
 TAGS = {"div", "strong", "small", "em", "br", "span", "img"}

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from leakbound import models, pools
+from leakbound import models
+from leakbound._util import pools
 from leakbound.random import stream
 
 POOLS = (

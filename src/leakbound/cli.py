@@ -16,6 +16,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import FlagCreatePairsOff, subcommand
 
+from leakbound._util.text import printable
 from leakbound.options import (
     Attack,
     Audit,
@@ -29,7 +30,6 @@ from leakbound.options import (
     Reproduce,
     Train,
 )
-from leakbound.text import printable
 
 USAGE, STOPPED, CLOSED, TERMINATED = 2, 130, 141, 143
 TOO_LARGE = re.compile(r"not enough memory|can't allocate|out of memory|calculation overflowed")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from leakbound import check, commands_risk
+from leakbound._util.text import printable
 from leakbound.audit.calibrate import UNIFORM, under
 from leakbound.audit.corridor import Corridor, Setting, epsilon
 from leakbound.audit.corridor_verdict import UNINFORMED, verdict_of
@@ -23,7 +24,6 @@ from leakbound.bounds import ladder
 from leakbound.bounds.law import positive, probability, single
 from leakbound.commands import check_files, write_files
 from leakbound.terminal import console, errors, safe
-from leakbound.text import printable
 
 if TYPE_CHECKING:
     from leakbound import options

@@ -9,7 +9,8 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from leakbound import check, pictures
+from leakbound import check
+from leakbound._util import pictures
 from leakbound.types import Batch, Reconstruction
 
 __all__ = ["Paired", "pair", "squared_distances"]

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Column
 from rich.text import Text
 
-from leakbound.text import printable
+from leakbound._util.text import printable
 
 EVERY = 10.0
 """Seconds between two lines where there is no terminal."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from leakbound import check, pictures
+from leakbound import check
+from leakbound._util import pictures
 from leakbound.attacks.base import Attack
 from leakbound.client import batch_statistics, respond
 from leakbound.defenses.base import Chain, Defense, State, chain

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.markup import escape
 
-from leakbound.text import printable
+from leakbound._util.text import printable
 
 LONGEST = 300  # characters of a stranger's text on the screen
 

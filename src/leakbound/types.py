@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from leakbound import pictures
+from leakbound._util import pictures
 from leakbound.covariance import Structured
 from leakbound.random import Source
 from leakbound.release import Exact, Gaussian, Laplace, Law, Unit, Unknown, Update

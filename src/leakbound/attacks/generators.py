@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from leakbound import named_code
+from leakbound._util import user_code
 from leakbound.random import normal
 from leakbound.types import NotApplicable, Task
 
@@ -99,8 +99,8 @@ def build(
     if name == UNTRAINED:
         model: Any = _untrained((shape[0], shape[1], shape[2]), latent, generator)
     else:
-        with named_code.seeded(generator):
-            model = named_code.find("generator", name)(input_shape=shape)
+        with user_code.seeded(generator):
+            model = user_code.find("generator", name)(input_shape=shape)
         if not isinstance(model, nn.Module) or not isinstance(getattr(model, "latent", None), int):
             raise ValueError(
                 f"generator {name!r} returned {type(model).__name__}; return a torch.nn.Module "

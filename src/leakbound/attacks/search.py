@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from leakbound import named_code
+from leakbound._util import user_code
 from leakbound.attacks import exact
 from leakbound.attacks.base import boxed, expected_rows, rank, seen_task
 from leakbound.attacks.features.base import FoundFeatures
@@ -128,8 +128,8 @@ class Search:
                 first, cohort = settings.first_norm, observation.cohort
                 terms.append(SameStatistics(settings.batch_norm, known, first, cohort))
         if settings.prior and settings.prior_weight:
-            build = named_code.find("prior", settings.prior)
-            with named_code.seeded(generator):
+            build = user_code.find("prior", settings.prior)
+            with user_code.seeded(generator):
                 penalty = build(input_shape=observation.input_shape)
             terms.append(Learned(settings.prior_weight, penalty))
         if self.found is not None:

@@ -11,6 +11,7 @@ from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 from leakbound import check
+from leakbound._util.cache import RecentCache
 from leakbound.attacks.analytic import _layer, input_layer
 from leakbound.attacks.base import Attack, boxed, seen_task
 from leakbound.attacks.labels import infer_labels
@@ -25,7 +26,6 @@ from leakbound.attacks.private_law import (
 )
 from leakbound.client import refuse_codes
 from leakbound.random import normal, uniform
-from leakbound.recent import Recent
 from leakbound.types import Batch, NotApplicable, Observation, Reconstruction, Task
 
 TRACE_POINTS = 50
@@ -341,7 +341,7 @@ class LawEvolution(Attack):
         return best, trace
 
 
-_SPANS = Recent[tuple[Tensor, Tensor, Tensor]](2**26)
+_SPANS = RecentCache[tuple[Tensor, Tensor, Tensor]](2**26)
 
 
 def _principal(public: Batch, like: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:

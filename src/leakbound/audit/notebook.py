@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from leakbound import pictures
+from leakbound._util import pictures
 from leakbound.audit.bound_text import floor_sentence
 from leakbound.audit.corridor_verdict import UNINFORMED
 from leakbound.bounds.law import Scope

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 import torch
 
-from leakbound import named_code
+from leakbound._util import user_code
 from leakbound.audit.bench import Bench, named_code_of
 from leakbound.audit.cells import Result, run_cell, run_utility
 from leakbound.audit.plan import Plan, Unit, UtilityCell
@@ -146,7 +146,7 @@ def _import_code(plan: Plan) -> None:
     """`facts` tells the digests of what is imported."""
     for name in named_code_of(plan):
         with suppress(ValueError):  # what is not there is a difference of `facts`
-            named_code.find("code", name)
+            user_code.find("code", name)
 
 
 def _node_name() -> str:

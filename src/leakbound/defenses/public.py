@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from leakbound import check
+from leakbound._util.cache import RecentCache
 from leakbound.covariance import Kronecker, Structured
 from leakbound.defenses.allocation import RULES, shape
 from leakbound.random import normal, stream
-from leakbound.recent import Recent
 from leakbound.sensitivity import example_changes, example_gradients, sensitivity
 from leakbound.types import Batch, NotApplicable, Task
 
@@ -73,8 +73,8 @@ class Expected:
     g2: Tensor
 
 
-_EXPECTED = Recent[Expected]()
-_SHAPES = Recent["Tensor | Structured"]()
+_EXPECTED = RecentCache[Expected]()
+_SHAPES = RecentCache["Tensor | Structured"]()
 """An audit asks for the same models again with every attack and noise level."""
 
 

@@ -13,8 +13,7 @@ from typing import Any
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from leakbound import named_code
-from leakbound._util import files
+from leakbound._util import files, user_code
 
 KINDS = {"serverapp": ServerApp, "clientapp": ClientApp}
 Progress = Callable[[str], None]
@@ -48,7 +47,7 @@ def component(folder: Path, about: Mapping[str, Any], name: str, say: Progress) 
         )
     _refuse_namesake(folder, path.partition(":")[0].partition(".")[0])
     say(f"importing {path} (this runs the app's code)")
-    app = named_code.find(name, path)
+    app = user_code.find(name, path)
     if not isinstance(app, kind):
         raise ValueError(f"{name} is {path!r}, a {type(app).__name__}; give a {kind.__name__}")
     return app

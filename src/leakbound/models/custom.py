@@ -10,8 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from leakbound import named_code
-from leakbound._util import files
+from leakbound._util import files, user_code
 
 _OFFERED = ("input_shape", "classes", "generator")
 
@@ -32,10 +31,10 @@ def load_user_model(path: str, **kwargs: Any) -> nn.Module:
         >>> load_user_model("torch.nn:Flatten", classes=10)
         Flatten(start_dim=1, end_dim=-1)
     """
-    build = named_code.find("model", path)
+    build = user_code.find("model", path)
     given = _accepted(path, build, kwargs)
     try:
-        with named_code.seeded(kwargs.get("generator")):
+        with user_code.seeded(kwargs.get("generator")):
             model = build(**given)
     except Exception as error:
         raise ValueError(f"model {path!r} raised {type(error).__name__}: {error}") from error

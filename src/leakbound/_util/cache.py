@@ -15,7 +15,7 @@ MOST_BYTES = 2**28
 LEAST = 2
 
 
-class Recent(Generic[T]):
+class RecentCache(Generic[T]):
     """What was computed for the latest keys; a key is held by identity where it has no equality.
 
     A key whose tensors were overwritten since counts as another.
@@ -25,7 +25,7 @@ class Recent(Generic[T]):
             counted anew with each. The latest two stay anyway.
 
     Example:
-        >>> kept = Recent[int]()
+        >>> kept = RecentCache[int]()
         >>> kept.get("a", lambda: 1), kept.get("a", lambda: 2)
         (1, 1)
     """

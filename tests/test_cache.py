@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from leakbound.recent import Recent, size
+from leakbound._util.cache import RecentCache, size
 
 
 def _asked(kept, keys, numbers=1):
@@ -20,17 +20,17 @@ def _asked(kept, keys, numbers=1):
 
 
 def test_the_latest_stay_as_far_as_memory_goes():
-    assert _asked(Recent(8 * 3), "abcabcabc") == list("abc")
-    assert _asked(Recent(8 * 3), "abcadbca") == list("abcdbca")  # the least recent goes
+    assert _asked(RecentCache(8 * 3), "abcabcabc") == list("abc")
+    assert _asked(RecentCache(8 * 3), "abcadbca") == list("abcdbca")  # the least recent goes
 
 
 def test_two_stay_however_large():
-    assert _asked(Recent(8), "ababab", numbers=100) == list("ab")
-    assert _asked(Recent(8), "abcabc", numbers=100) == list("abcabc")
+    assert _asked(RecentCache(8), "ababab", numbers=100) == list("ab")
+    assert _asked(RecentCache(8), "abcabc", numbers=100) == list("abcabc")
 
 
 def test_a_failure_is_not_kept():
-    kept = Recent[int]()
+    kept = RecentCache[int]()
     with pytest.raises(ZeroDivisionError):
         kept.get("a", lambda: 1 // 0)
     assert kept.get("a", lambda: 7) == 7
@@ -42,7 +42,7 @@ def test_all_tensors_are_counted():
 
 def test_keys_count_too():
     """What a key holds stays alive with it."""
-    kept = Recent(8 * 100)
+    kept = RecentCache(8 * 100)
     keys = [(torch.zeros(50), name) for name in "abcd"]  # 200 bytes each, and 8 for the result
     assert len(_asked(kept, keys)) == 4
     assert not _asked(kept, keys[1:])
@@ -51,7 +51,7 @@ def test_keys_count_too():
 
 
 def test_an_overwritten_key_is_another():
-    kept, key = Recent(), torch.zeros(3)
+    kept, key = RecentCache(), torch.zeros(3)
     assert len(_asked(kept, [key, key])) == 1
     key.add_(1)
     assert len(_asked(kept, [key, key])) == 1
