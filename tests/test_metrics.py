@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -35,6 +36,16 @@ def test_error_metrics_of_a_constant_shift(shift, data_range):
         decibels = 20 * math.log10(data_range / abs(shift))
         found = metrics.psnr(paired, data_range=data_range)
         assert found == pytest.approx([decibels] * 2, abs=1e-6)
+
+
+@given(st.floats(-140, 140), st.floats(0.1, 300))
+def test_psnr_and_mean_squared_error_are_inverses(decibels, data_range):
+    error = metrics.mse_of_psnr(decibels, data_range)
+    assert math.log10(error) == pytest.approx(2 * math.log10(data_range) - decibels / 10)
+    assert metrics.psnr_of_mse(error, data_range) == pytest.approx(decibels, abs=1e-9)
+    rows = metrics.mse_of_psnr(np.array([decibels, math.inf]), data_range)
+    assert rows == pytest.approx([error, 0.0])
+    assert metrics.psnr_of_mse(rows, data_range) == pytest.approx([decibels, math.inf], abs=1e-9)
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 14), (1, 28, 28), (3, 32, 32)])
