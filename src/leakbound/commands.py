@@ -140,9 +140,11 @@ def listing(command: options.List) -> int:
         ]
     for row in tables["defenses"]:
         built = registry.build("defense", row["name"], {})
-        row |= {"guarantee": built.guarantee.value, "private_law": built.private_law}
-        row["summary"] += f" [guarantee: {_promise(built.guarantee.value, built.private_law)}]"
-    nothing = {"guarantee": Guarantee.NONE.value, "private_law": False, "parameters": []}
+        row |= {"guarantee": built.guarantee.value, "data_dependent_law": built.data_dependent_law}
+        row["summary"] += (
+            f" [guarantee: {_promise(built.guarantee.value, built.data_dependent_law)}]"
+        )
+    nothing = {"guarantee": Guarantee.NONE.value, "data_dependent_law": False, "parameters": []}
     tables["defenses"].insert(0, {"name": "none", "summary": "The plain update.", **nothing})
     tables["metrics"] = [
         {"name": m.name, "summary": m.description, "parameters": []} for m in metrics.METRICS
@@ -272,7 +274,7 @@ def _show(record: dict[str, Any]) -> None:
         f"{brief(record['attack']['settings'])}\non {brief(record['model']['name'])} under "
         f"{brief(record['defense']['settings'])} "
         f"(guarantee: "
-        f"{_promise(record['defense']['guarantee'], record['defense']['private_law'])})"
+        f"{_promise(record['defense']['guarantee'], record['defense']['data_dependent_law'])})"
     )
     if record["status"] != "ok":
         console.print(f"{record['status'].replace('_', ' ')}: {brief(record['reason'])}")
@@ -322,9 +324,9 @@ def _show_columns(columns: list[dict[str, Any]]) -> None:
     console.print(table)
 
 
-def _promise(guarantee: str, private_law: bool) -> str:
+def _promise(guarantee: str, data_dependent_law: bool) -> str:
     """A guarantee, and whether the release's law tells of the batch."""
-    return f"{guarantee}; its law depends on the private batch" if private_law else guarantee
+    return f"{guarantee}; its law depends on the private batch" if data_dependent_law else guarantee
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -202,7 +202,7 @@ def check_cell(record: Record) -> None:
     for name in _table(record, "pictures").values():
         if not isinstance(name, str) or not _PICTURE_NAME.fullmatch(name):
             raise Damage(f"{str(name)[:60]!r} is no name of a picture")
-    _check_optional("defense.private_law", record["defense"].get("private_law"), bool)
+    _check_optional("defense.data_dependent_law", record["defense"].get("data_dependent_law"), bool)
     _check_optional("bounds_note", record.get("bounds_note"), str)
     kept = _table(_table(record, "release"), "utility")
     if not all(map(_number_or_null, kept.values())):

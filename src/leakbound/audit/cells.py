@@ -229,7 +229,7 @@ def _defense(links: tuple[plans.Spec, ...]) -> dict[str, Any]:
         "parameters": plans.plain(plans.defense_parameters(links)),
         "settings": repr(built),
         "guarantee": built.guarantee.value,
-        "private_law": built.private_law,
+        "data_dependent_law": built.data_dependent_law,
     }
 
 

@@ -75,7 +75,7 @@ class Channel:
             )
         if self.mask_private:
             raise NotApplicable("which coordinates are sent depends on private data, and tells")
-        if self.law.private and (self.defense is None or not self.defense.private_law):
+        if self.law.private and (self.defense is None or not self.defense.data_dependent_law):
             raise NotApplicable("the noise depends on private data in a way that is not known")
 
     def expected(self, inputs: Tensor, labels: Tensor) -> Tensor:

@@ -163,7 +163,7 @@ def record_of(case: Case, name: str, attack: Attack | None, settings: str = "") 
             "parameters": plans.plain(plans.defense_parameters(links)),
             "settings": repr(built),
             "guarantee": built.guarantee.value,
-            "private_law": built.private_law,
+            "data_dependent_law": built.data_dependent_law,
         },
         "model": {
             "name": case.spec.name,

@@ -146,7 +146,7 @@ def computes_anew(defense: Chain) -> Defense | None:
     """The link for which the update is computed anew; None where training is only edited."""
     if defense.starts is Unit.EXAMPLE:
         return next(link for link in defense.links if Unit.CLIENT not in link.accepts)
-    return next((k for k in defense.links if k.replaces_records or k.changes_training), None)
+    return next((k for k in defense.links if k.replaces_examples or k.changes_training), None)
 
 
 def combined(inner: Chain, outer: Chain) -> Chain:
