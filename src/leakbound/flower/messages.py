@@ -1,38 +1,59 @@
-"""Flower's array records as tensors and back, with checks before memory is taken.
+"""Flower's messages: their arrays as tensors and back, with checks before memory is taken.
 
-A record says of each array its type, its shape and how its bytes are to be read, and the bytes say
-it again. Whoever wrote it may lie in both: Flower's own reader allocates what the bytes announce.
+An array record declares each array's type, shape and storage, and the bytes declare them again. The
+sender may lie in both: Flower's own reader allocates whatever the bytes announce.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from numpy.lib import format as npy
 from torch import Tensor
 
 MOST_BYTES = 2**32
-"""The most bytes of arrays that one message may hold, where nothing else is said."""
+"""Default for the most bytes of arrays that one message may hold."""
 HEADER = 10_000
 """The most bytes of an array's own header; longer ones are refused unread."""
-STYPE = "numpy.ndarray"
-KINDS = {"f": "floating-point", "i": "whole", "u": "whole", "b": "boolean"}
-TYPES = frozenset(
-    {
-        *("float16", "float32", "float64", "bool"),
-        *("int8", "int16", "int32", "int64", "uint8"),
-    }
+COUNTS = ("num-examples", "num_examples")
+"""Metrics in which clients report their number of examples."""
+SENT, REPLY = "the server's message", "the reply"
+_STORAGE = "numpy.ndarray"
+_KINDS = {"f": "floating-point", "i": "whole", "u": "whole", "b": "boolean"}
+_TYPES = (
+    *("bool", "float16", "float32", "float64"),
+    *("int16", "int32", "int64", "int8", "uint8"),
 )
 
 
-class NotFinite(ValueError):
-    """A number that is none; which one it is may tell of what made it."""
+def is_train(message: Message) -> bool:
+    """Whether the server asks for training."""
+    return message.metadata.message_type.split(".")[0] == "train"
+
+
+def client_of(context: Context) -> str:
+    """The client's name: its partition in a simulation, else its node."""
+    return str(context.node_config.get("partition-id", context.node_id))
+
+
+def first(keys: Sequence[str], records: Iterable[Mapping[str, Any]]) -> Any:
+    """The value of the first key that a record has; None where none has one."""
+    return next((record[key] for record in records for key in keys if key in record), None)
+
+
+def add_metrics(reply: Message, numbers: Mapping[str, float]) -> None:
+    """Put numbers into the reply's metrics."""
+    records = reply.content.metric_records
+    if records:
+        next(iter(records.values())).update(numbers)
+    else:
+        reply.content["leakbound"] = MetricRecord(dict(numbers))
 
 
 def only_arrays(content: RecordDict, what: str) -> tuple[str, ArrayRecord]:
@@ -41,14 +62,14 @@ def only_arrays(content: RecordDict, what: str) -> tuple[str, ArrayRecord]:
     Raises:
         ValueError: none, or several.
     """
-    found = list(content.array_records.items())
-    if len(found) != 1:
-        names = ", ".join(repr(key) for key, _ in found) or "none"
+    records = list(content.array_records.items())
+    if len(records) != 1:
+        names = ", ".join(repr(key) for key, _ in records) or "none"
         raise ValueError(
-            f"{what} holds {len(found)} array records ({names}); put the weights, and nothing "
+            f"{what} holds {len(records)} array records ({names}); put the weights, and nothing "
             "else, into one ArrayRecord"
         )
-    return found[0]
+    return records[0]
 
 
 def names(record: ArrayRecord, like: Mapping[str, Tensor], what: str) -> dict[str, str]:
@@ -79,26 +100,26 @@ def names(record: ArrayRecord, like: Mapping[str, Tensor], what: str) -> dict[st
 
 
 def read(
-    record: ArrayRecord, like: Mapping[str, Tensor], *, what: str, most_bytes: int = MOST_BYTES
+    record: ArrayRecord,
+    like: Mapping[str, Tensor],
+    *,
+    what: str,
+    most_bytes: int = MOST_BYTES,
+    not_finite: type[ValueError] = ValueError,
 ) -> dict[str, Tensor]:
-    """The tensors of a record by the model's names, in the types of `like`.
+    """The tensors of a record by the model's names, in the types of `like` (a state dict).
 
     Nothing is allocated before the record's declared type and shape, the header of its bytes and
-    their length agree with each other and with `like` (a state dict).
+    their length agree with each other and with `like`.
 
     Raises:
-        ValueError: naming the array and what is wrong with it.
+        ValueError: naming the array and what is wrong with it; `not_finite` for values that are NaN
+            or infinite.
 
     Example:
-        >>> like = {"weight": torch.zeros(2, 3)}
         >>> record = ArrayRecord({"weight": Array(np.ones((2, 3), np.float32))})
-        >>> read(record, like, what="the message")["weight"].sum()
+        >>> read(record, {"weight": torch.zeros(2, 3)}, what="the message")["weight"].sum()
         tensor(6.)
-        >>> read(ArrayRecord({"bias": Array(np.ones(2))}), like, what="it")
-        Traceback (most recent call last):
-        ...
-        ValueError: it holds an array 'bias', which the model of the Setup does not have (it has \
-weight); give the Setup the model that is trained
     """
     total = sum(len(array.data) for array in record.values())
     if total > most_bytes:
@@ -106,32 +127,30 @@ weight); give the Setup the model that is trained
             f"{what} holds {total} bytes of arrays, more than the {most_bytes} that are allowed; "
             "give Setup a larger most_bytes if the model is that large"
         )
-    found = {}
+    tensors = {}
     for key, name in names(record, like, what).items():
         value = _values(record[key], like[name], f"{what}: array {key!r}")
         if not bool(torch.isfinite(value).all()):
-            raise NotFinite(f"{what}: array {key!r} holds values that are NaN or infinite")
-        found[name] = value.to(like[name].dtype)
-    return found
+            raise not_finite(f"{what}: array {key!r} holds values that are NaN or infinite")
+        tensors[name] = value.to(like[name].dtype)
+    return tensors
 
 
 def write(
     changed: Mapping[str, Tensor], record: ArrayRecord, like: Mapping[str, Tensor], what: str
 ) -> ArrayRecord:
     """A record with the keys, order and types of `record`: new values where `changed` has some."""
-    fresh = {}
+    fresh = dict(record)
     for key, name in names(record, like, what).items():
         if name in changed:
             value = changed[name].detach().cpu().numpy()
             kind = record[key].dtype or value.dtype  # the older interface declares none
             fresh[key] = Array(value.astype(np.dtype(kind), copy=False))
-        else:
-            fresh[key] = record[key]
     return ArrayRecord(fresh)
 
 
 def digest(record: ArrayRecord) -> str:
-    """A name for all bytes of a record: another one if anything in it is changed."""
+    """A hash of all bytes of a record, and of what it declares."""
     total = hashlib.sha256()
     for key, array in record.items():
         total.update(repr((key, array.dtype, tuple(array.shape), len(array.data))).encode())
@@ -140,25 +159,27 @@ def digest(record: ArrayRecord) -> str:
 
 
 def _values(array: Array, like: Tensor, where: str) -> Tensor:
-    """The values of an array that is what it says, and what the model wants."""
-    wanted, head = tuple(like.shape), array.data[:HEADER]
-    if array.stype != STYPE:
-        raise ValueError(f"{where} is stored as {array.stype!r}; only {STYPE!r} is read")
-    shape, kind, order, start = _header(head, where)
+    """The values of an array that is what it declares, and what the model wants."""
+    wanted = tuple(like.shape)
+    if array.stype != _STORAGE:
+        raise ValueError(f"{where} is stored as {array.stype!r}; only {_STORAGE!r} is read")
+    shape, kind, order, start = _header(array.data[:HEADER], where)
     declared = bool(array.dtype or array.shape)  # Flower's older interface declares nothing
     if declared and (tuple(array.shape), array.dtype) != (shape, str(kind)):
         raise ValueError(
             f"{where} says {array.dtype[:40]} of shape {tuple(array.shape)}, but its own header "
             f"says {kind} of {shape}"
         )
-    if str(kind) not in TYPES:
-        raise ValueError(f"{where} has the type {kind}; known are {sorted(TYPES)}")
+    if str(kind) not in _TYPES:
+        raise ValueError(f"{where} has the type {kind}; known are {list(_TYPES)}")
     if shape != wanted:
         raise ValueError(
             f"{where} has shape {shape}, but the model's is {wanted}; give the Setup the model "
             "that is trained"
         )
-    _check_kind(kind, like, where)
+    own = _KINDS[torch.empty(0, dtype=like.dtype).numpy().dtype.kind]
+    if _KINDS[kind.kind] != own:
+        raise ValueError(f"{where} holds {kind} numbers, but the model's are {own}")
     size = like.numel() * kind.itemsize
     if start + size != len(array.data):
         raise ValueError(
@@ -167,12 +188,6 @@ def _values(array: Array, like: Tensor, where: str) -> Tensor:
         )
     flat = np.frombuffer(array.data, kind, like.numel(), start)
     return torch.from_numpy(flat.reshape(shape, order=order).copy(order="C"))
-
-
-def _check_kind(dtype: np.dtype[Any], like: Tensor, where: str) -> None:
-    own = KINDS[torch.empty(0, dtype=like.dtype).numpy().dtype.kind]
-    if KINDS[dtype.kind] != own:
-        raise ValueError(f"{where} holds {dtype} numbers, but the model's are {own}")
 
 
 def _header(
