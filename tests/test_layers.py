@@ -19,7 +19,7 @@ LAYERS = (
     {"release", "task", "terminal"},
     {"types", "tensors"},
     {"client"},
-    {"sensitivity", "r_operator"},
+    {"engines"},
     {
         *("models", "data", "defenses", "pruning", "attacks"),
         *("pairing", "metrics", "bounds", "columns"),

@@ -12,8 +12,8 @@ from leakbound._util import pictures
 from leakbound.attacks.base import Attack
 from leakbound.client import batch_statistics, respond
 from leakbound.defenses.base import Chain, Defense, State, chain
+from leakbound.engines.sensitivity import example_gradients
 from leakbound.random import Source
-from leakbound.sensitivity import example_gradients
 from leakbound.types import (
     Batch,
     NotApplicable,

@@ -17,7 +17,7 @@ from leakbound.audit import plan as plans
 from leakbound.audit.bench import Bench, one_thread
 from leakbound.audit.cells import Result
 from leakbound.audit.plan import Unit
-from leakbound.r_operator.choose import LARGEST
+from leakbound.engines.choose import LARGEST
 
 
 def bundles(units: Sequence[Unit], bench: Bench, workers: int = 1) -> list[tuple[Unit, ...]]:

@@ -20,8 +20,8 @@ from torch.func import jvp, vjp, vmap
 
 from leakbound.client import pure_simulate
 from leakbound.covariance import Structured
+from leakbound.engines.sensitivity import moved
 from leakbound.random import Source, normal
-from leakbound.sensitivity import moved
 from leakbound.types import (
     Batch,
     Gaussian,

@@ -13,8 +13,8 @@ from leakbound.defenses.allocation import RULES, shape, with_floor, with_rms, wi
 from leakbound.defenses.base import Defense, State, tiny_covariance
 from leakbound.defenses.private import batch_sensitivity
 from leakbound.defenses.public import LEAST, PublicShape, expected, public_shape
+from leakbound.engines.sensitivity import default_directions, moved
 from leakbound.random import Source, normal, stream
-from leakbound.sensitivity import default_directions, moved
 from leakbound.types import (
     ClientContext,
     Gaussian,

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import client
-from leakbound.r_operator import single
-from leakbound.r_operator.base import Engine, Pulled
-from leakbound.r_operator.choose import Choice
-from leakbound.r_operator.forced import kernels
+from leakbound.engines import single
+from leakbound.engines.base import Engine, Pulled
+from leakbound.engines.choose import Choice
+from leakbound.engines.forced import kernels
 from leakbound.random import normal
 from leakbound.types import LocalPlan, Task
 

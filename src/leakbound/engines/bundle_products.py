@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from leakbound.r_operator.base import LINE
+from leakbound.engines.base import LINE
 
 
 def product(left: Tensor, right: Tensor, added: Tensor | None, into: Tensor) -> Tensor:

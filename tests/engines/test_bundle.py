@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 from leakbound import client, models
-from leakbound.r_operator import bundle, bundle_layers, choose
-from leakbound.r_operator.base import aligned
+from leakbound.engines import bundle, bundle_layers, choose
+from leakbound.engines.base import aligned
 from leakbound.types import Task
 
 CLASSES = 7

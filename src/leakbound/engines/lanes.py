@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.func import grad, jvp, vmap
 
 from leakbound import client
+from leakbound.engines import taps
+from leakbound.engines.squares import Power, of_lanes
 from leakbound.random import Source, normal
-from leakbound.sensitivity import taps
-from leakbound.sensitivity.squares import Power, of_lanes
 from leakbound.types import Task
 
 BYTES = 2**26

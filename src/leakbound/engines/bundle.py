@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from leakbound.r_operator import bundle_layers as kinds
-from leakbound.r_operator import pointwise
-from leakbound.r_operator.base import Pulled, aligned
-from leakbound.r_operator.loss import CrossEntropy, cross_entropy
+from leakbound.engines import bundle_layers as kinds
+from leakbound.engines import pointwise
+from leakbound.engines.base import Pulled, aligned
+from leakbound.engines.loss import CrossEntropy, cross_entropy
 from leakbound.task import Task
 
 Build = Callable[[Tensor], kinds.Layer]

@@ -24,9 +24,9 @@ from torch.autograd import forward_ad
 from torch.func import functional_call
 
 from leakbound import client
-from leakbound.sensitivity.dual import joined, parted
-from leakbound.sensitivity.linear import ConstantWeights
-from leakbound.sensitivity.squares import (
+from leakbound.engines.dual import joined, parted
+from leakbound.engines.linear import ConstantWeights
+from leakbound.engines.squares import (
     Power,
     Tapped,
     lane_elements,

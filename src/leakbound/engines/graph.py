@@ -16,11 +16,11 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn import functional
 
-from leakbound.r_operator import rules
-from leakbound.r_operator.convolutions import convolution
-from leakbound.r_operator.norms import FixedNorm, GroupNorm, Standardized
-from leakbound.r_operator.pointwise import Clamp, Gelu, Pointwise, Rectifier, Sigmoid, Silu, Tanh
-from leakbound.r_operator.pointwise import of_module as activation_of
+from leakbound.engines import rules
+from leakbound.engines.convolutions import convolution
+from leakbound.engines.norms import FixedNorm, GroupNorm, Standardized
+from leakbound.engines.pointwise import Clamp, Gelu, Pointwise, Rectifier, Sigmoid, Silu, Tanh
+from leakbound.engines.pointwise import of_module as activation_of
 
 Make = Callable[[rules.Given], rules.Rule]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from leakbound.sensitivity.squares import Power, of_lanes, over_positions, scaled
-from leakbound.sensitivity.steps import convolution_adjoints
+from leakbound.engines.squares import Power, of_lanes, over_positions, scaled
+from leakbound.engines.steps import convolution_adjoints
 
 _TOGETHER = 2**19
 _GROUPED = 2**16

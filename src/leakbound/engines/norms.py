@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from leakbound.r_operator.rules import Given, Rule, there
+from leakbound.engines.rules import Given, Rule, there
 
 _ATEN = torch.ops.aten
 

@@ -20,10 +20,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from leakbound.sensitivity import products, steps
-from leakbound.sensitivity.products import Forward
-from leakbound.sensitivity.squares import Power, matrix_like
-from leakbound.sensitivity.steps import Step, Weighted
+from leakbound.engines import products, steps
+from leakbound.engines.products import Forward
+from leakbound.engines.squares import Power, matrix_like
+from leakbound.engines.steps import Step, Weighted
 from leakbound.task import weight_names
 from leakbound.types import Task
 

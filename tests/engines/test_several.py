@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from leakbound import client, models
-from leakbound.r_operator import norms, rules, several, single
+from leakbound.engines import norms, rules, several, single
 from leakbound.types import LocalPlan, Task
 
 pytestmark = pytest.mark.usefixtures("kernels")

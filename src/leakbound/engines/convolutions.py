@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leakbound.r_operator.forced import kernels
-from leakbound.r_operator.rules import Given, Rule, paired, there
+from leakbound.engines.forced import kernels
+from leakbound.engines.rules import Given, Rule, paired, there
 
 _ATEN = torch.ops.aten
 _SMALL = 32

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from leakbound import client, models
-from leakbound.r_operator import single
+from leakbound.engines import single
 from leakbound.types import Task
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -244,7 +244,7 @@ def test_a_step_is_seven_forwards(judge, name, size):
 
 
 def test_a_wrong_rule_is_found_out(monkeypatch):
-    from leakbound.r_operator import rules
+    from leakbound.engines import rules
 
     task, shape = _task("mlp")
     monkeypatch.setattr(rules.Elementwise, "moved", rules.Elementwise.backward)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from leakbound.r_operator import loss
+from leakbound.engines import loss
 
 
 def _given(soft):

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from leakbound.r_operator import single
+from leakbound.engines import single
 from leakbound.types import Task
 
 

@@ -9,11 +9,11 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from leakbound.engines import chain
+from leakbound.engines.lanes import BYTES, Draws, Lanes, fitting
+from leakbound.engines.products import Forward
+from leakbound.engines.squares import Power
 from leakbound.random import Source
-from leakbound.sensitivity import chain
-from leakbound.sensitivity.lanes import BYTES, Draws, Lanes, fitting
-from leakbound.sensitivity.products import Forward
-from leakbound.sensitivity.squares import Power
 from leakbound.types import Task
 
 _CACHED = 2**24

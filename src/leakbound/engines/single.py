@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import client
-from leakbound.r_operator import graph
-from leakbound.r_operator.base import Pulled
-from leakbound.r_operator.forced import kernels
-from leakbound.r_operator.loss import Head, head
-from leakbound.r_operator.rules import Given, Rule
+from leakbound.engines import graph
+from leakbound.engines.base import Pulled
+from leakbound.engines.forced import kernels
+from leakbound.engines.loss import Head, head
+from leakbound.engines.rules import Given, Rule
 from leakbound.random import normal
 from leakbound.types import Task
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from leakbound.r_operator import pointwise
+from leakbound.engines import pointwise
 
 MODULES = {
     "relu": nn.ReLU(),

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from leakbound.r_operator import bundle, single
-from leakbound.r_operator.base import Engine, aligned
-from leakbound.r_operator.forced import kernels
+from leakbound.engines import bundle, single
+from leakbound.engines.base import Engine, aligned
+from leakbound.engines.forced import kernels
 from leakbound.task import Task
 
 __all__ = ["Choice", "choose"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from leakbound import client
-from leakbound.sensitivity import chain, lanes
+from leakbound.engines import chain, lanes
 from leakbound.types import Task
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_input
 from torch.overrides import TorchFunctionMode
 
-from leakbound.sensitivity.dual import joined, parted
+from leakbound.engines.dual import joined, parted
 
 
 class ConstantWeights(TorchFunctionMode):

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from leakbound.r_operator.bundle_products import lined, more, product, rows
-from leakbound.r_operator.pointwise import Pointwise
+from leakbound.engines.bundle_products import lined, more, product, rows
+from leakbound.engines.pointwise import Pointwise
 
 Pair = tuple[int, int]
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leakbound.r_operator.pointwise import Pointwise
+from leakbound.engines.pointwise import Pointwise
 
 _ATEN = torch.ops.aten
 

@@ -6,10 +6,10 @@ import torch
 from leakbound import models
 from leakbound.attacks import inverting_gradients
 from leakbound.audit import run_file
-from leakbound.r_operator import choose as choosing
-from leakbound.r_operator import convolutions, several, single
-from leakbound.r_operator.choose import choose
-from leakbound.r_operator.forced import ENGINES, kernels
+from leakbound.engines import choose as choosing
+from leakbound.engines import convolutions, several, single
+from leakbound.engines.choose import choose
+from leakbound.engines.forced import ENGINES, kernels
 from leakbound.random import stream
 from leakbound.types import LocalPlan, Task
 

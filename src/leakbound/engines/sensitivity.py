@@ -11,15 +11,28 @@ from torch import Tensor
 from torch.func import vmap
 
 from leakbound import check, client
+from leakbound.engines import chain
+from leakbound.engines.dual import parted
+from leakbound.engines.examples import a_mean
+from leakbound.engines.examples import changes as example_changes
+from leakbound.engines.examples import gradients as example_gradients
+from leakbound.engines.lanes import Draws, Lanes, Pixels, fitting, over_lanes
+from leakbound.engines.passes import Passes
+from leakbound.engines.products import Forward
+from leakbound.engines.squares import Power
 from leakbound.random import Source, normal
-from leakbound.sensitivity import chain
-from leakbound.sensitivity.dual import parted
-from leakbound.sensitivity.examples import a_mean
-from leakbound.sensitivity.lanes import Draws, Lanes, Pixels, fitting, over_lanes
-from leakbound.sensitivity.passes import Passes
-from leakbound.sensitivity.products import Forward
-from leakbound.sensitivity.squares import Power
 from leakbound.types import NotApplicable, Task
+
+__all__ = [
+    "ESTIMATORS",
+    "Sensitivity",
+    "along",
+    "default_directions",
+    "example_changes",
+    "example_gradients",
+    "moved",
+    "sensitivity",
+]
 
 ESTIMATORS = ("exact", "batch", "per_sample", "with_forward")
 """What `sensitivity` knows: the oracle, the paper's estimator, ours, and ours with more directions
