@@ -19,10 +19,10 @@ from leakbound.audit.bench import Bench
 from leakbound.audit.plan import DataSpec, ModelSpec
 from leakbound.bounds import (
     GaussianPrior,
-    full_floor_from_samples,
-    trace_floor_from_samples,
+    full_bound_from_samples,
+    trace_bound_from_samples,
 )
-from leakbound.bounds.fisher import Channel, fisher_matrix
+from leakbound.channel.fisher import Channel, fisher_matrix
 from leakbound.defenses import (
     Defense,
     GaussianNoise,
@@ -130,9 +130,9 @@ def floors(bench: Bench) -> list[str]:
                 for i in range(len(images))
             ]
             traces = [float(np.trace(one)) for one in fishers]
-            plain = trace_floor_from_samples(traces, prior, tight=False).value
-            tight = trace_floor_from_samples(traces, prior).value
-            full = full_floor_from_samples(fishers, prior).value
+            plain = trace_bound_from_samples(traces, prior, tight=False).value
+            tight = trace_bound_from_samples(traces, prior).value
+            full = full_bound_from_samples(fishers, prior).value
             lines.append(
                 f"| {name} | {components} | {plain:.3g} | {tight:.3g} | {full:.3g} | "
                 f"{full / plain:.2f} | {full / tight:.2f} |"

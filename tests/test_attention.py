@@ -14,9 +14,9 @@ from torch.nn import functional
 import leakbound as lb
 from leakbound import client
 from leakbound.attacks import LinearInversion, inverting_gradients
-from leakbound.bounds.fisher import Channel, fisher_matrix
 from leakbound.bounds.smoothness import not_smooth
 from leakbound.captured import attack
+from leakbound.channel.fisher import Channel, fisher_matrix
 from leakbound.defenses import GaussianNoise, chain, dp_sgd
 from leakbound.engines.sensitivity import along, example_gradients, moved, sensitivity
 from leakbound.random import normal, stream

@@ -24,7 +24,7 @@ LAYERS = (
         *("models", "data", "defenses", "pruning", "attacks"),
         *("pairing", "metrics", "bounds", "columns"),
     },
-    {"protocol", "registry", "lpips", "information", "inspection"},
+    {"protocol", "registry", "lpips", "information", "inspection", "channel"},
     {"audit", "testing", "federation", "meter"},
     {"captured", "opacus", "cluster"},
     {"flower", "progress"},
@@ -75,8 +75,8 @@ IN_CYCLES = {
     *(f"captured.{name}" for name in ("bounds", "records", "run", "run_folder")),
 }
 SHARED_CLASS_NAMES = """
-    Attack Batch Capture Cell Chain Chance Comparison Convolution Curve Elementwise Entry Estimate
-    Exact Finding Floor Gaussian Head Kept Layer Linear MaxPool Mean Measured Outcome Part Pixels
+    Attack Batch Capture Cell Chain Chance Comparison Convolution Elementwise Entry Estimate
+    Finding Head Kept Layer Linear MaxPool Mean Measured Outcome Part Pixels
     Plan Point Pointwise Prior Progress Reading Records Reproduce Row Section Setting Share Smooth
     Step Study Turn Unknown Verdict _Layer _Reader _Refused
 """

@@ -97,14 +97,14 @@ def test_differential_privacy_protects(digits):
 def test_the_probability_is_that_of_the_bounds(digits):
     import numpy as np
 
-    from leakbound.bounds import identification, ladder
+    from leakbound.bounds import identification, record_priors
 
     defense = chain(ClipExamples(1.0), Mean(), GaussianMechanism(2.0))
     (limit,) = read(task_of(digits), batch_of(digits), defense, Policy(threshold_db=23.0)).limits
     flat = digits.inputs[1000:1200].flatten(1).double().numpy()
     labels = digits.labels[1000:1200].numpy()
-    fitted = ladder.Mixture.from_samples(flat, labels=labels, components=32)
-    rung = ladder.Seen(fitted, [flat[labels == y] for y in range(10)])
+    fitted = record_priors.Mixture.from_samples(flat, labels=labels, components=32)
+    rung = record_priors.EmpiricallyBoundedPrior(fitted, [flat[labels == y] for y in range(10)])
     blind = float(rung.log_kappa(np.array([10**-2.3]))[0])
     assert math.log(1e-9) < blind < math.log(0.5)
     assert limit.value == pytest.approx(float(identification.gaussian(2.0, log_kappa=blind)))

@@ -20,7 +20,7 @@ from leakbound.audit.corridor import Corridor, Setting, epsilon
 from leakbound.audit.corridor_verdict import UNINFORMED, verdict_of
 from leakbound.audit.reach import reach
 from leakbound.audit.run_file import versions
-from leakbound.bounds import ladder
+from leakbound.bounds import record_priors
 from leakbound.bounds.law import positive, probability, single
 from leakbound.commands import check_files, write_files
 from leakbound.terminal import console, errors, safe
@@ -222,7 +222,7 @@ def _parsed(given: Sequence[str]) -> Training:
         raise ValueError(f"training input_range is {training.input_range}; give LOW,HIGH")
     check.one_of(["visible", "hidden"], participation=training.participation)
     if training.prior is not None:
-        check.one_of(["sphere", *ladder.KINDS], prior=training.prior)
+        check.one_of(["sphere", *record_priors.KINDS], prior=training.prior)
     return training
 
 
@@ -282,7 +282,7 @@ def _epsilons(setting: Setting, delta: float) -> dict[str, Any]:
 def _curve(
     thresholds: Sequence[tuple[float, float]],
     setting: Setting,
-    prior: ladder.Rung | None,
+    prior: record_priors.RecordPrior | None,
     input_range: Sequence[float],
 ) -> dict[str, list[float]]:
     low, high = input_range

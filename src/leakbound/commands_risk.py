@@ -20,7 +20,7 @@ from leakbound.audit.corridor import MOST_STEPS, Corridor, Setting, epsilon
 from leakbound.audit.corridor_verdict import UNINFORMED, verdict_of
 from leakbound.audit.reach import reach
 from leakbound.audit.target import Target
-from leakbound.bounds import ladder
+from leakbound.bounds import record_priors
 from leakbound.bounds.law import positive, probability, whole
 from leakbound.commands import check_files, write_files
 from leakbound.terminal import console, errors, safe
@@ -292,14 +292,14 @@ def thresholds_of(command: options.Bound) -> list[tuple[float, float]]:
     return sorted(set(pairs))
 
 
-def prior_of(name: str | None, records: Records) -> ladder.Rung | None:
+def prior_of(name: str | None, records: Records) -> record_priors.RecordPrior | None:
     """The prior that is named, "mixture" by default where data are given; None is the sphere."""
     if name == "sphere" or (name is None and records.images is None):
         return None
     if records.images is None:
         raise ValueError(f"prior is {name!r}, which is taken from examples; give --data")
     try:
-        return ladder.from_images(records.images, name or DEFAULT)
+        return record_priors.from_images(records.images, name or DEFAULT)
     except ValueError as error:
         raise ValueError(
             f"prior {name or DEFAULT!r} cannot be taken from the data: {error}; give more data, or "
@@ -411,7 +411,7 @@ def _write(
     found: dict[str, Any],
     setting: Setting,
     command: options.Bound,
-    prior: ladder.Rung | None,
+    prior: record_priors.RecordPrior | None,
 ) -> list[str]:
     """The same numbers as JSON and two plots; returns their names."""
     content = json.dumps(found, indent=1, sort_keys=True, allow_nan=False).encode()
@@ -421,7 +421,10 @@ def _write(
 
 
 def _plots(
-    found: dict[str, Any], setting: Setting, command: options.Bound, prior: ladder.Rung | None
+    found: dict[str, Any],
+    setting: Setting,
+    command: options.Bound,
+    prior: record_priors.RecordPrior | None,
 ) -> list[bytes]:
     from leakbound.report.risk import corridor_png, surface_png
 

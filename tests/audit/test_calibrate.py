@@ -14,7 +14,7 @@ from leakbound.audit.calibrate import Calibration
 from leakbound.audit.corridor import Setting
 from leakbound.audit.reach import Reach
 from leakbound.bounds import composition
-from leakbound.bounds.ladder import GaussianImages, KnownNorm
+from leakbound.bounds.record_priors import GaussianImages, KnownNorm
 from leakbound.defenses import dp_sgd
 
 

@@ -12,7 +12,7 @@ from scipy import optimize, stats
 
 from leakbound.audit.corridor import SPHERE, Setting, corridor, epsilon
 from leakbound.bounds import conversions
-from leakbound.bounds.ladder import KnownNorm
+from leakbound.bounds.record_priors import KnownNorm
 
 DIMS = (1, 2, 4, 16, 64, 784, 3072)
 NOISES = np.logspace(-2, np.log10(5), 7)

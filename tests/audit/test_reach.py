@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from leakbound.audit.reach import Reach, reach, refuse_reached
 from leakbound.audit.target import Target
-from leakbound.bounds.ladder import seen
+from leakbound.bounds import record_priors
 
 
 @settings(max_examples=60)
@@ -74,10 +74,10 @@ def test_records_that_reach_each_other_are_counted(monkeypatch):
     np.fill_diagonal(apart, np.inf)
     for eta in (0.2, 0.8, 2.0):
         wanted = (apart <= eta).sum(1).max() / 59
-        monkeypatch.setattr(seen, "TOGETHER", 7)
+        monkeypatch.setattr(record_priors, "TOGETHER", 7)
         assert reach(flat, eta).record == pytest.approx(wanted)
     assert reach([[0.3, 0.1]], 0.1).record == 0.0
-    monkeypatch.setattr(seen, "MOST", 20)
+    monkeypatch.setattr(record_priors, "MOST", 20)
     few = flat[::3]
     near = np.square(few[:, None] - few).mean(2) <= 0.8
     assert reach(flat, 0.8).record == pytest.approx((near.sum(1).max() - 1) / 19)

@@ -14,7 +14,7 @@ from leakbound.audit import risk
 from leakbound.audit.bench import Bench
 from leakbound.audit.cells import run_cell
 from leakbound.audit.plan import RiskSpec
-from leakbound.bounds import ladder
+from leakbound.bounds import record_priors
 from leakbound.types import NotApplicable
 
 PLAN = {
@@ -159,7 +159,9 @@ def test_a_copy_of_a_gaussian():
     """Against draws: no guess from x + w comes near x more often than the bound says."""
     rng = np.random.default_rng(3)
     spread = np.array([0.5, 0.3, 0.1])
-    part = ladder.GaussianImages.from_samples(rng.normal(size=(20000, 3)) * spread, components=3)
+    part = record_priors.GaussianImages.from_samples(
+        rng.normal(size=(20000, 3)) * spread, components=3
+    )
     noise, eta = 0.15, 0.004
     images = rng.normal(size=(40000, 3)) * spread
     copies = images + noise * rng.normal(size=images.shape)
@@ -176,7 +178,7 @@ def test_a_copy_of_a_gaussian():
 
 def test_a_copy_from_a_gallery():
     rng = np.random.default_rng(4)
-    gallery = ladder.Gallery(rng.random((30, 5)) + 0.1)
+    gallery = record_priors.Gallery(rng.random((30, 5)) + 0.1)
     for noise in (0.05, 0.5, 5.0):
         drawn = rng.integers(30, size=4000)
         copies = gallery.images[drawn] + noise * rng.normal(size=(4000, 5))

@@ -9,7 +9,7 @@ from scipy import stats
 from torch import nn
 from torch.func import functional_call, grad, jacrev
 
-from leakbound.bounds import GaussianPrior, tight_trace_floor
+from leakbound.bounds import GaussianPrior, tight_trace_bound
 from leakbound.defenses import (
     GaussianNoise,
     LocalOptimalNoise,
@@ -89,7 +89,7 @@ def test_the_error_floor_is_met(public):
     variance = _variance(OptimalNoise(error_floor=0.6 * spread), public, size=2)
     s = expected(public, 2, 64, None).s
     prior = GaussianPrior.isotropic([0.0] * 24, spread)
-    found = tight_trace_floor(float((s / variance).sum()), prior).value
+    found = tight_trace_bound(float((s / variance).sum()), prior).value
     assert found == pytest.approx(0.6 * spread, rel=1e-9)
     with pytest.raises(ValueError, match=f"above 0 and below {spread:.4g}"):
         OptimalNoise(error_floor=1.01 * spread).resolve(public, 2)

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from leakbound import data
 from leakbound.audit import Setting, calibrate
 from leakbound.bounds import composition, identification
-from leakbound.bounds.ladder import KnownNorm
+from leakbound.bounds.record_priors import KnownNorm
 from leakbound.defenses.whitening import Whiten
 from leakbound.opacus import (
     RiskEngine,

@@ -10,7 +10,7 @@ from scipy import optimize, special, stats
 
 from leakbound.audit import Setting, corridor
 from leakbound.audit.corridor import epsilon
-from leakbound.bounds import identification, ladder
+from leakbound.bounds import identification, record_priors
 from leakbound.bounds import mixed_steps as mixed
 from leakbound.bounds.conversions import log_delta
 from leakbound.bounds.from_scratch import exact
@@ -19,7 +19,7 @@ from leakbound.opacus import risk
 ASK = {"dim": 16, "norm": 1.0, "eta": 0.5 / 16}
 
 
-class Sphere(ladder.KnownNorm):
+class Sphere(record_priors.KnownNorm):
     """A uniform direction, passed off as knowledge: its closed forms test the numbers."""
 
     informed = True
@@ -198,7 +198,7 @@ def test_before_the_first_step_there_is_a_guess_and_no_more():
 
 def test_a_prior_moves_the_upper_edge_alone():
     images = np.random.default_rng(0).normal(0.2, 0.1, (80, 16)).clip(0, 1)
-    prior = ladder.GaussianImages.from_samples(images, components=4)
+    prior = record_priors.GaussianImages.from_samples(images, components=4)
     plain, sharp = risk(MIXED, prior=SPHERE, **ASK), risk(MIXED, prior=prior, **ASK)
     assert sharp.upper > plain.upper
     assert sharp.lower == plain.lower
@@ -208,7 +208,7 @@ def test_a_prior_moves_the_upper_edge_alone():
         risk(MIXED, prior=prior, **{**ASK, "dim": 20})
 
 
-@pytest.mark.parametrize("prior", [None, ladder.KnownNorm(16)])
+@pytest.mark.parametrize("prior", [None, record_priors.KnownNorm(16)])
 @pytest.mark.parametrize("history", [[], MIXED, [(1.0, 1.0, 1)]])
 def test_without_a_prior_that_knows_the_data_no_probability_is_stated(prior, history):
     """A linear estimator beat 0.001 "at most" in 4 % of trials, under a uniform direction."""

@@ -13,7 +13,7 @@ from leakbound import audit, data
 from leakbound.audit import Setting, calibrate, corridor
 from leakbound.audit.cells import run_cell
 from leakbound.audit.corridor_verdict import verdict_of
-from leakbound.bounds import ladder
+from leakbound.bounds import record_priors
 from leakbound.cli import main
 from leakbound.meter import Policy
 from leakbound.opacus import risk
@@ -71,7 +71,7 @@ def test_the_attack_is_real(digits):
 @pytest.mark.parametrize("noise", NOISES)
 def test_what_is_stated_of_given_data_is_above_it(digits, noise):
     public, private = digits
-    prior = ladder.from_images(public)
+    prior = record_priors.from_images(public)
     edges = audit.corridor(
         Setting(noise, 784, np.linalg.norm(private, axis=1).min()),
         ETA,
@@ -81,7 +81,7 @@ def test_what_is_stated_of_given_data_is_above_it(digits, noise):
     assert edges.upper[0] >= least(*reached(public, private, noise))
 
 
-@pytest.mark.parametrize("prior", [None, ladder.KnownNorm(784, 4.2)])
+@pytest.mark.parametrize("prior", [None, record_priors.KnownNorm(784, 4.2)])
 def test_no_number_under_a_uniform_direction_protects(prior):
     found = calibrate("psnr>=20 with probability<=0.001", Setting(1.0, 784, 4.2), prior=prior)
     assert found.verdict == "undecided"

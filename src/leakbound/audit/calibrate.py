@@ -16,8 +16,8 @@ from leakbound.audit.corridor_verdict import verdict_of
 from leakbound.audit.reach import Reach, refuse_reached
 from leakbound.audit.target import Target
 from leakbound.bounds import composition, identification
-from leakbound.bounds.ladder import Rung
 from leakbound.bounds.law import positive, probability
+from leakbound.bounds.record_priors import RecordPrior
 from leakbound.bounds.roots import FAR, edge
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def calibrate(
     noise_std: float | None = None,
     delta: float = 1e-5,
     input_range: float = 1.0,
-    prior: Rung | None,
+    prior: RecordPrior | None,
     reach: Reach | None = None,
     records: int | None = None,
 ) -> Calibration:
@@ -161,8 +161,8 @@ def calibrate(
         noise_std: noise standard deviation on the sum, where the clip norm is solved for.
         delta: at which epsilon is reported.
         input_range: width of the range of an input, for a target in words that names a PSNR.
-        prior: of the records, for the upper edge, such as `ladder.from_images(public)`. None is a
-            uniform direction, which knows nothing about the data: the answer then holds for no
+        prior: of the records, for the upper edge, such as `record_priors.from_images(public)`. None
+            is a uniform direction, which knows nothing about the data: the answer then holds for no
             attacker who does, and its verdict is never "protected".
         reach: what blind guesses reach in the data; the target is refused if that is too much.
         records: for the comparison with identification among this many.
@@ -326,7 +326,7 @@ def _rounded(value: float, *, up: bool) -> float:
     return short if (short >= value) == up or short == value else turned
 
 
-def under(prior: Rung | None, setting: Setting, eta: ArrayLike) -> Corridor:
+def under(prior: RecordPrior | None, setting: Setting, eta: ArrayLike) -> Corridor:
     """Both edges, the upper one under a prior; by default a uniform direction."""
     if prior is None:
         return corridor(setting, eta)
@@ -335,7 +335,9 @@ def under(prior: Rung | None, setting: Setting, eta: ArrayLike) -> Corridor:
     )
 
 
-def _blind(target: Target, setting: Setting, prior: Rung | None, reach: Reach | None) -> float:
+def _blind(
+    target: Target, setting: Setting, prior: RecordPrior | None, reach: Reach | None
+) -> float:
     """The logarithm of the blind success; refuses a target that it reaches."""
     if target.eta * setting.dim >= setting.norm**2:
         raise ValueError(_zero_image(target, setting))
@@ -364,7 +366,7 @@ def _clipped(found: Setting, noise_std: float) -> tuple[Setting, float]:
     return replace(found, noise_multiplier=noise_std / clip), clip
 
 
-def _log_kappa(target: Target, setting: Setting, prior: Rung | None) -> float:
+def _log_kappa(target: Target, setting: Setting, prior: RecordPrior | None) -> float:
     """The logarithm of the blind success, with its error moved against us."""
     if prior is not None:
         found = float(np.asarray(prior.log_kappa(np.array([target.eta])))[0])
@@ -375,7 +377,7 @@ def _log_kappa(target: Target, setting: Setting, prior: Rung | None) -> float:
     return min(0.0, found + abs(found) * KAPPA_ERROR)
 
 
-def _name(prior: Rung | None) -> str:
+def _name(prior: RecordPrior | None) -> str:
     return UNIFORM if prior is None else prior.name
 
 

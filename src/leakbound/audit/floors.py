@@ -13,17 +13,17 @@ from torch import Tensor
 from leakbound.audit.bench import Bench
 from leakbound.audit.plan import Cell, FloorSpec
 from leakbound.bounds import (
-    Floor,
+    ErrorBound,
     Prior,
-    full_floor,
-    full_floor_from_samples,
-    trace_floor_from_samples,
+    full_bound,
+    full_bound_from_samples,
+    trace_bound_from_samples,
 )
-from leakbound.bounds.by_class import ByClass
-from leakbound.bounds.fisher import Channel, fisher_matrix, fisher_trace, strange_power
-from leakbound.bounds.overlap import overlaps
 from leakbound.bounds.smoothness import not_smooth
-from leakbound.bounds.weiss_weinstein import default_steps, least_informed, weiss_weinstein_floor
+from leakbound.bounds.weiss_weinstein import default_steps, least_informed, weiss_weinstein_bound
+from leakbound.channel.class_priors import ClassPriors
+from leakbound.channel.fisher import Channel, fisher_matrix, fisher_trace, strange_power
+from leakbound.channel.overlap import overlaps
 from leakbound.client import batch_norms
 from leakbound.protocol import Round
 from leakbound.random import stream
@@ -77,7 +77,9 @@ def floors(
         )
     labels = tuple(played.truth.labels.tolist())
     key = ("floor", cell.model, cell.seed, cell.defense, labels, spec)
-    found: Floor | str = bench.once(key, lambda: _floor_or_reason(cell, bench, played, truth_known))
+    found: ErrorBound | str = bench.once(
+        key, lambda: _floor_or_reason(cell, bench, played, truth_known)
+    )
     if isinstance(found, str):
         raise NotApplicable(found)
     low, high = played.observation.task.input_range
@@ -112,7 +114,7 @@ def leak_map(cell: Cell, bench: Bench, played: Round) -> Tensor | None:
     truth = played.truth
     try:
         information = fisher_matrix(_channel(played), truth, _basis(prior))
-        left = full_floor(information, prior).per_pixel
+        left = full_bound(information, prior).per_pixel
     except (NotApplicable, ValueError):  # a picture less, and no other part of the record changes
         return None
     if left is None:
@@ -124,14 +126,16 @@ def leak_map(cell: Cell, bench: Bench, played: Round) -> Tensor | None:
     return torch.as_tensor(known).reshape(truth.inputs.shape)
 
 
-def _floor_or_reason(cell: Cell, bench: Bench, played: Round, truth_known: bool) -> Floor | str:
+def _floor_or_reason(
+    cell: Cell, bench: Bench, played: Round, truth_known: bool
+) -> ErrorBound | str:
     try:
         return _floor(cell, bench, played, truth_known)
     except NotApplicable as error:
         return error.reason
 
 
-def _floor(cell: Cell, bench: Bench, played: Round, truth_known: bool) -> Floor:
+def _floor(cell: Cell, bench: Bench, played: Round, truth_known: bool) -> ErrorBound:
     spec, channel, labels = cell.floor, _channel(played, truth_known), played.truth.labels
     by_class = _by_class(spec, bench)
     prior = by_class.prior(labels)
@@ -141,18 +145,18 @@ def _floor(cell: Cell, bench: Bench, played: Round, truth_known: bool) -> Floor:
     basis = _basis(prior)
     if spec.kind == "full":
         fishers = [fisher_matrix(channel, b, basis) for b in drawn]
-        return _proved(full_floor_from_samples(fishers, prior), channel, drawn[0])
+        return _proved(full_bound_from_samples(fishers, prior), channel, drawn[0])
     if spec.kind == "weiss_weinstein":
         return _without_smoothness(channel, prior, drawn, basis)
     traces = [
         fisher_trace(channel, b, source, directions=spec.directions, basis=basis) for b in drawn
     ]
-    return _proved(trace_floor_from_samples(traces, prior), channel, drawn[0])
+    return _proved(trace_bound_from_samples(traces, prior), channel, drawn[0])
 
 
 def _without_smoothness(
     channel: Channel, prior: Prior, drawn: list[Batch], basis: Tensor | None
-) -> Floor:
+) -> ErrorBound:
     """The Weiss-Weinstein floor, along the directions of which a few pilot images tell least."""
     pilot, rest = drawn[:PILOT], drawn[PILOT:]
     fisher = np.mean([fisher_matrix(channel, b, basis) for b in pilot], axis=0)
@@ -160,12 +164,12 @@ def _without_smoothness(
     steps = default_steps(prior, STEPS, directions=directions, information=known)
     frame = torch.as_tensor(directions)
     frame = frame if basis is None else basis @ frame
-    return weiss_weinstein_floor(
+    return weiss_weinstein_bound(
         overlaps(channel, rest, frame, steps), steps, prior, directions=directions
     )
 
 
-def _proved(floor: Floor, channel: Channel, batch: Batch) -> Floor:
+def _proved(floor: ErrorBound, channel: Channel, batch: Batch) -> ErrorBound:
     """The floor, marked where its proof does not reach: jumps, noise with random directions."""
     assert isinstance(channel.law, Gaussian)  # checked when the channel was built
     found = not_smooth(channel.task, batch.inputs, batch.labels, channel.defense)
@@ -195,9 +199,11 @@ def _channel(played: Round, truth_known: bool = True) -> Channel:
     return channel
 
 
-def _by_class(spec: FloorSpec, bench: Bench) -> ByClass:
+def _by_class(spec: FloorSpec, bench: Bench) -> ClassPriors:
     key = ("prior", spec.prior, spec.components)
-    made: ByClass = bench.once(key, lambda: ByClass(bench.public, spec.prior, spec.components))
+    made: ClassPriors = bench.once(
+        key, lambda: ClassPriors(bench.public, spec.prior, spec.components)
+    )
     return made
 
 

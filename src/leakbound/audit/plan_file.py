@@ -24,7 +24,7 @@ from leakbound.audit.plan import (
     build_defense,
     refuse_large,
 )
-from leakbound.bounds.ladder import KINDS
+from leakbound.bounds.record_priors import KINDS
 from leakbound.types import Server, ThreatModel
 
 LIMIT = 1 << 20  # bytes of a plan

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from leakbound.audit.target import Target
-from leakbound.bounds.ladder import alike
-from leakbound.bounds.ladder.rung import pictures
 from leakbound.bounds.law import positive, single
+from leakbound.bounds.record_priors import flat_images, largest_match_rate
 
 TIE = 1e-12
 """Errors that exceed eta by no more than this part count as reached: rounding."""
@@ -53,11 +52,11 @@ def reach(images: ArrayLike, eta: float) -> Reach:
         >>> reach([[0.0, 0.0], [0.05, 0.05], [1.0, 0.0]], 0.0025)
         Reach(records=3, constant=0.6666666666666666, value=0.025, mean=0.0, record=0.5)
     """
-    flat = pictures(images)
+    flat = flat_images(images)
     level = float(single("eta", positive("eta", eta))) * (1 + TIE)
     middle, variance = flat.mean(1), flat.var(1)
     mean = float((np.square(flat - flat.mean(0)).mean(1) <= level).mean())
-    record, inside = alike(flat, level), variance <= level
+    record, inside = largest_match_rate(flat, level), variance <= level
     if not inside.any():
         return Reach(len(flat), 0.0, float(middle.mean()), mean, record)
     half = np.sqrt(level - variance[inside])

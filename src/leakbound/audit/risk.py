@@ -11,7 +11,7 @@ import numpy as np
 from leakbound.audit.bench import Bench
 from leakbound.audit.floors import told_beside
 from leakbound.audit.plan import Cell, RiskSpec
-from leakbound.bounds import identification, ladder
+from leakbound.bounds import identification, record_priors
 from leakbound.bounds.law import Scope
 from leakbound.defenses import Chain, GaussianMechanism, NoisyCopy
 from leakbound.protocol import Round
@@ -88,7 +88,9 @@ def _multiplier(defense: Chain) -> float:
     return max(m.noise_multiplier for m in defense.links if isinstance(m, GaussianMechanism))
 
 
-def _copied(noise_std: float, rung: ladder.Rung, *, eta: float, blind: float) -> float:
+def _copied(
+    noise_std: float, rung: record_priors.RecordPrior, *, eta: float, blind: float
+) -> float:
     """Log of the most probability with which one guess from x + w comes within eta of x.
 
     Gaussians: given the copy and the part it is of, x is Gaussian with a covariance that does not
@@ -96,7 +98,7 @@ def _copied(noise_std: float, rung: ladder.Rung, *, eta: float, blind: float) ->
     middle than the farthest, in units of noise.
     """
     levels = np.array([eta])
-    if isinstance(rung, ladder.Mixture):
+    if isinstance(rung, record_priors.Mixture):
         square = noise_std**2
 
         def left(variance: Any) -> Any:
@@ -106,13 +108,13 @@ def _copied(noise_std: float, rung: ladder.Rung, *, eta: float, blind: float) ->
             replace(part, variances=left(part.variances), rest=left(part.rest))
             for part in rung.parts
         ]
-        return float(np.asarray(ladder.Mixture(parts, rung.weights).log_kappa(levels))[0])
-    assert isinstance(rung, ladder.Gallery)  # there is no other
+        return float(np.asarray(record_priors.Mixture(parts, rung.weights).log_kappa(levels))[0])
+    assert isinstance(rung, record_priors.Gallery)  # there is no other
     farthest = float(np.linalg.norm(rung.images - rung.images.mean(0), axis=1).max())
     return float(identification.gaussian.log(noise_std / farthest, log_kappa=blind))
 
 
-def _blind(rung: ladder.Rung, bench: Bench, eta: float, labels_known: bool) -> float:
+def _blind(rung: record_priors.RecordPrior, bench: Bench, eta: float, labels_known: bool) -> float:
     """Log of the blind success: the rung's, or what public images reach of one another if more.
 
     A known label is told outside the update, so that blind guesses may differ by class. A model of
@@ -124,35 +126,39 @@ def _blind(rung: ladder.Rung, bench: Bench, eta: float, labels_known: bool) -> f
     flat = public.inputs.flatten(1).double().cpu().numpy()
     labels = public.labels.cpu().numpy()
     groups = [flat[labels == y] for y in np.unique(labels)] if labels_known else [flat]
-    known = float(np.asarray(ladder.Seen(rung, [*groups]).log_kappa(np.array([eta])))[0])
-    if isinstance(rung, ladder.Gallery) and labels_known:
+    known = float(
+        np.asarray(
+            record_priors.EmpiricallyBoundedPrior(rung, [*groups]).log_kappa(np.array([eta]))
+        )[0]
+    )
+    if isinstance(rung, record_priors.Gallery) and labels_known:
         shares = [len(group) / len(flat) for group in groups]
-        each = [np.asarray(ladder.Gallery(g).log_kappa(np.array([eta])))[0] for g in groups]
+        each = [np.asarray(record_priors.Gallery(g).log_kappa(np.array([eta])))[0] for g in groups]
         known = max(known, float(np.log(np.dot(shares, np.exp(each)))))
     return min(0.0, known)
 
 
-def _rung(spec: RiskSpec, bench: Bench, labels_known: bool) -> ladder.Rung:
+def _rung(spec: RiskSpec, bench: Bench, labels_known: bool) -> record_priors.RecordPrior:
     by_class = spec.prior == "gaussian" and labels_known  # one Gaussian a class
     spec = replace(spec, prior="mixture") if by_class else spec
     return bench.once(("rung", spec.prior, spec.components), lambda: _fitted(spec, bench))
 
 
-def _fitted(spec: RiskSpec, bench: Bench) -> ladder.Rung:
+def _fitted(spec: RiskSpec, bench: Bench) -> record_priors.RecordPrior:
     public = bench.public
-    if public is None or public.size < ladder.FEWEST:
+    if public is None or public.size < record_priors.MIN_EXAMPLES:
         raise NotApplicable(
-            f"the probability needs {ladder.FEWEST} public images to take a prior from"
+            f"the probability needs {record_priors.MIN_EXAMPLES} public images to take a prior from"
         )
     images = public.inputs.flatten(1).double().cpu().numpy()
     try:
         if spec.prior == "gaussian":
-            return ladder.GaussianImages.from_samples(images, components=spec.components)
+            return record_priors.GaussianImages.from_samples(images, components=spec.components)
         if spec.prior == "mixture":
-            return ladder.Mixture.from_samples(
+            return record_priors.Mixture.from_samples(
                 images, labels=public.labels.cpu().numpy(), components=spec.components
             )
-        return ladder.Gallery(images)
+        return record_priors.Gallery(images)
     except ValueError as error:  # such as a class of one public image
         raise NotApplicable(f"no prior can be taken from the public images: {error}") from None
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from leakbound.bounds import identification, ladder, trace_floor_from_samples
-from leakbound.bounds.by_class import ByClass
-from leakbound.bounds.fisher import Channel, fisher_trace, strange_power
+from leakbound.bounds import identification, record_priors, trace_bound_from_samples
 from leakbound.bounds.smoothness import not_smooth
+from leakbound.channel.class_priors import ClassPriors
+from leakbound.channel.fisher import Channel, fisher_trace, strange_power
 from leakbound.client import batch_norms
 from leakbound.defenses import Chain, GaussianMechanism
 from leakbound.meter.policy import Policy
@@ -69,9 +69,9 @@ def probability(
     eta = (high - low) ** 2 / 10 ** (policy.threshold_db / 10)
     examples = 1 if batch is None else batch.size
     public = task.public
-    if public is None or public.size < ladder.FEWEST:
+    if public is None or public.size < record_priors.MIN_EXAMPLES:
         raise NotApplicable(
-            f"a probability needs {ladder.FEWEST} public examples to take a prior from"
+            f"a probability needs {record_priors.MIN_EXAMPLES} public examples to take a prior from"
         )
     blind = min(0.0, _blind(public, eta) + math.log(examples))
     prior = f"one Gaussian a class, fitted to {public.size} public examples"
@@ -108,14 +108,21 @@ def _blind(public: Batch, eta: float) -> float:
     flat = public.inputs.flatten(1).double().cpu().numpy()
     labels = public.labels.cpu().numpy()
     try:
-        rung = ladder.Mixture.from_samples(flat, labels=labels, components=COMPONENTS)
+        rung = record_priors.Mixture.from_samples(flat, labels=labels, components=COMPONENTS)
     except ValueError as error:
         raise NotApplicable(f"no prior can be taken from the public images: {error}") from None
     groups: list[ArrayLike] = [flat[labels == y] for y in np.unique(labels)]
-    return min(0.0, float(np.asarray(ladder.Seen(rung, groups).log_kappa(np.array([eta])))[0]))
+    return min(
+        0.0,
+        float(
+            np.asarray(
+                record_priors.EmpiricallyBoundedPrior(rung, groups).log_kappa(np.array([eta]))
+            )[0]
+        ),
+    )
 
 
-def trace_floor(
+def trace_bound(
     task: Task,
     update: Update,
     batch: Batch | None,
@@ -141,7 +148,7 @@ def trace_floor(
     public = task.public
     if public is not None and tuple(public.inputs.shape[1:]) != shape:
         raise NotApplicable("the public examples have another shape than the batch's")
-    by_class = ByClass(public, "isotropic")
+    by_class = ClassPriors(public, "isotropic")
     prior = by_class.prior(batch.labels)
     if not update.law.private:
         power = strange_power(channel, update, batch)
@@ -154,7 +161,7 @@ def trace_floor(
         fisher_trace(channel, drawn, generator, directions=policy.floor_directions)
         for drawn in by_class.batches(batch.labels, policy.floor_images, generator)
     ]
-    floor = trace_floor_from_samples(traces, prior)
+    floor = trace_bound_from_samples(traces, prior)
     found = not_smooth(channel.task, batch.inputs, batch.labels, defense)
     words = f"prior: {floor.prior}; {floor.equation}"
     if found:

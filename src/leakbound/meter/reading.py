@@ -17,7 +17,7 @@ from leakbound.client import gradient
 from leakbound.defenses import Chain, chain
 from leakbound.inspection import NOT_SAFE, Finding, inspect
 from leakbound.meter.attacks import cheap_attacks
-from leakbound.meter.limits import Limit, probability, told_beside, trace_floor, useless_floor
+from leakbound.meter.limits import Limit, probability, told_beside, trace_bound, useless_floor
 from leakbound.meter.policy import EXPOSED, Decision, Policy, judge
 from leakbound.pairing import pair
 from leakbound.types import Batch, Exact, NotApplicable, Observation, Reconstruction, Task, Update
@@ -287,7 +287,7 @@ class _Case:
         try:
             if idle is not None:
                 raise NotApplicable(idle)
-            floor = trace_floor(task, update, batch, self.shape, self.defense, policy, self.source)
+            floor = trace_bound(task, update, batch, self.shape, self.defense, policy, self.source)
             found.append(floor)
         except NotApplicable as error:
             notes.append(f"no floor: {error.reason}")

@@ -16,7 +16,7 @@ from leakbound import check
 from leakbound.audit import Calibration, Setting, Target, calibrate
 from leakbound.audit.corridor import Participation
 from leakbound.audit.reach import Reach
-from leakbound.bounds.ladder import Rung
+from leakbound.bounds.record_priors import RecordPrior
 from leakbound.defenses.whitening import Whiten
 from leakbound.opacus import checkpoint, empty
 from leakbound.opacus.optimizer import (
@@ -42,7 +42,7 @@ class _Asked:
     goal: dict[str, float]
 
     @staticmethod
-    def of(found: Calibration, prior: Rung, input_range: float) -> _Asked:
+    def of(found: Calibration, prior: RecordPrior, input_range: float) -> _Asked:
         setting, target = found.setting, found.target
         whom: dict[str, Any] = {"dim": setting.dim, "norm": setting.norm, "prior": prior}
         whom |= {"participation": setting.participation, "input_range": input_range}
@@ -66,7 +66,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
     *experiment only*.
 
     Example:
-        >>> from leakbound.bounds.ladder import from_images
+        >>> from leakbound.bounds.record_priors import from_images
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
         >>> data = torch.utils.data.TensorDataset(torch.rand(40, 1, 2, 2), torch.arange(40) % 2)
         >>> engine = RiskEngine()
@@ -170,7 +170,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         max_grad_norm: float,
         input_range: float = 1.0,
         participation: Participation = "hidden",
-        prior: Rung,
+        prior: RecordPrior,
         reach: Reach | None = None,
         delta: float = 1e-5,
         **rest: Any,
@@ -187,7 +187,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             input_range: width of the range of an input.
             participation: "hidden" where no attacker sees which batch holds a record, as epsilon
                 in Opacus has it; "visible" where one does, such as a server that picks clients.
-            prior: of the records, taken from public ones: `ladder.from_images(public)`.
+            prior: of the records, taken from public ones: `record_priors.from_images(public)`.
             reach: what blind guesses reach in the data.
             delta: at which epsilon is told.
             rest: all other arguments of `make_private`.
@@ -203,7 +203,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         if not getattr(prior, "informed", False):
             raise ValueError(
                 f"prior is {prior!r}; a target needs a prior that knows the data, taken from "
-                "public examples: leakbound.bounds.ladder.from_images(public)"
+                "public examples: leakbound.bounds.record_priors.from_images(public)"
             )
         self._refuse_earlier()
         refuse_misfit(data_loader, dim, target, input_range)

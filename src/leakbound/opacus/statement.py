@@ -16,9 +16,9 @@ from leakbound.audit.corridor import Participation, upper_edge
 from leakbound.audit.corridor import epsilon as homogeneous_epsilon
 from leakbound.bounds import identification
 from leakbound.bounds import mixed_steps as mixed
-from leakbound.bounds.ladder import Rung
 from leakbound.bounds.law import Scope, positive, probability, single
 from leakbound.bounds.mixed_steps import Part
+from leakbound.bounds.record_priors import RecordPrior
 
 SEES = {
     "hidden": "no attacker sees which steps hold a record",
@@ -159,7 +159,7 @@ def risk(
     eta: float | None = None,
     input_range: float = 1.0,
     participation: Participation = "hidden",
-    prior: Rung | None = None,
+    prior: RecordPrior | None = None,
     delta: float = 1e-5,
     experiment_only: bool = False,
     shaped: bool = False,
@@ -179,8 +179,9 @@ def risk(
         input_range: width of the range of an input.
         participation: "hidden" where no attacker sees which batch holds a record, as epsilon in
             Opacus has it; "visible" where one does.
-        prior: of the records, for the upper edge, such as `ladder.from_images(public)`. Without one
-            the statement says only how much the training adds to what an attacker guesses.
+        prior: of the records, for the upper edge, such as `record_priors.from_images(public)`.
+            Without one the statement says only how much the training adds to what an attacker
+            guesses.
         delta: at which epsilon is stated.
         experiment_only: the noise was seeded; the statement then says so.
         shaped: the noise had a public shape: whether the attack below attains as much is unknown.
@@ -242,7 +243,7 @@ def _most(parts: tuple[Part, ...], setting: Setting, log_kappa: float) -> float:
 
 
 def _edges(
-    parts: tuple[Part, ...], setting: Setting, eta: float, prior: Rung | None, delta: float
+    parts: tuple[Part, ...], setting: Setting, eta: float, prior: RecordPrior | None, delta: float
 ) -> tuple[float, float, float]:
     """Lower edge, upper edge, epsilon."""
     single("delta", probability("delta", delta))

@@ -6,9 +6,15 @@ from scipy import integrate, stats
 
 from leakbound.audit.corridor import Setting, corridor
 from leakbound.bounds import identification
-from leakbound.bounds.ladder import Estimate, Gallery, GaussianImages, KnownNorm, Mixture
-from leakbound.bounds.ladder.blend import Part
-from leakbound.bounds.ladder.rung import answer
+from leakbound.bounds.record_priors import (
+    Estimate,
+    Gallery,
+    GaussianImages,
+    KnownNorm,
+    Mixture,
+    answer,
+)
+from leakbound.bounds.record_priors import GaussianPart as Part
 
 DIM = 12
 ETA = 0.15

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from leakbound.bounds import GaussianPrior, fisher, full_floor, tight_trace_floor, trace_floor
-from leakbound.bounds.fisher import Channel, batches, fisher_matrix, fisher_operator, fisher_trace
+from leakbound.bounds import GaussianPrior, full_bound, tight_trace_bound, trace_bound
+from leakbound.channel import fisher
+from leakbound.channel.fisher import Channel, batches, fisher_matrix, fisher_operator, fisher_trace
 from leakbound.client import gradient, pure_simulate, simulate
 from leakbound.defenses import (
     Clip,
@@ -197,13 +198,13 @@ def test_a_linear_gaussian_release_end_to_end(noise):
     a, s = mixing.numpy(), np.diag(variance.numpy())
     posterior = prior - prior @ a.T @ np.linalg.inv(a @ prior @ a.T + s) @ a @ prior
     exact = np.trace(posterior) / 6
-    floor = full_floor(information, known)
+    floor = full_bound(information, known)
     assert floor.value == pytest.approx(exact, rel=1e-6)
     np.testing.assert_allclose(floor.per_pixel, np.diag(posterior), rtol=1e-6)
     trace = fisher_trace(channel, batch, stream(5), directions=4000)
     assert trace == pytest.approx(np.trace(information), rel=0.05)
-    assert trace_floor(np.trace(information), known).value <= exact
-    assert tight_trace_floor(np.trace(information), known).value <= exact
+    assert trace_bound(np.trace(information), known).value <= exact
+    assert tight_trace_bound(np.trace(information), known).value <= exact
     # the best attacker, played on the defense's own releases
     rng = np.random.default_rng(0)
     truth = rng.multivariate_normal(np.zeros(6), prior, 4000)
