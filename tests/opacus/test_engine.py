@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from leakbound import data
-from leakbound.audit import Setting, calibrate
+from leakbound.audit import Setting, Target, calibrate
 from leakbound.bounds import composition, identification
 from leakbound.bounds.record_priors import KnownNorm
 from leakbound.defenses.whitening import Whiten
@@ -25,9 +25,9 @@ from leakbound.opacus import (
     SecureDPOptimizer,
     SecureGhostOptimizer,
     WhitenedDPOptimizer,
-    record,
 )
-from leakbound.opacus.sampling import SecureSampler
+from leakbound.opacus.batches import SecureSampler
+from leakbound.opacus.engine import refuse_misfit
 from leakbound.random import stream
 from leakbound.types import Batch, NotApplicable
 
@@ -331,18 +331,19 @@ def test_a_first_record_that_does_not_fit_is_refused_by_name():
         engine = RiskEngine()
         return engine.make_private_with_risk(**{"epochs": 1, **ASK, **made(engine), **more})
 
-    with pytest.raises(ValueError, match="dim is 10, but the first record of data_loader has 12"):
+    with pytest.raises(ValueError, match="dim is 10, but the first example of data_loader has 12"):
         ask(dim=10)
-    with pytest.raises(ValueError, match=r"input_range is 0\.3, but the first record"):
+    with pytest.raises(ValueError, match=r"input_range is 0\.3, but the first example"):
         ask(input_range=0.3)
     ask(input_range=0.3, target="mse<=0.01 with probability<=0.05")  # has no range
-    assert record.refuse_misfit(DataLoader(_Endless()), 10, ASK["target"], 0.1) is None
+    narrow = Target.parse(ASK["target"], input_range=0.1)
+    assert refuse_misfit(DataLoader(_Endless()), 10, narrow) is None
 
 
 def test_looking_at_the_first_record_moves_no_stream():
     states = torch.get_rng_state(), random.getstate()
     with pytest.raises(ValueError, match="dim is 10"):
-        record.refuse_misfit(DataLoader(_Augmented()), 10, ASK["target"], 1.0)
+        refuse_misfit(DataLoader(_Augmented()), 10, Target.parse(ASK["target"]))
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
 

@@ -23,12 +23,11 @@ EXPERIMENT = "EXPERIMENT ONLY: seeded noise, which anybody with the seed can sub
 class SecureNoise:
     """Gaussian noise from the operating system's entropy, added in float64 and put on a grid.
 
-    The grid is 2^-24 to 2^-25 of the noise, so that each released number has many draws behind it;
-    all that follows is post-processing (docs/sharp_edges/floating_point_noise.md). Seeded noise is
-    left as it is drawn.
+    The grid is 2^-24 to 2^-25 of the noise, so that each released number has many draws behind it
+    (docs/sharp_edges/floating_point_noise.md). Seeded noise is left as it is drawn.
 
-    Mixed into an Opacus optimizer before its own class. With a `generator` the noise can be
-    replayed, and the optimizer says *experiment only* wherever it is shown.
+    With a `generator` the noise can be replayed, and the optimizer says *experiment only* wherever
+    it is shown. Mixed into an Opacus optimizer before its own class.
     """
 
     generator: torch.Generator | None
@@ -103,10 +102,10 @@ class SecureNoise:
 
 
 class SecureDPOptimizer(SecureNoise, DPOptimizer):  # type: ignore[misc]
-    """Opacus' `DPOptimizer` with secure noise; all else is Opacus' own.
+    """Opacus' `DPOptimizer` with secure noise.
 
-    But for an example whose gradient is not finite: it adds nothing, where Opacus lets it turn the
-    whole release into NaN, which no noise hides.
+    An example whose gradient is not finite adds nothing; Opacus lets it turn the whole release into
+    NaN, which no noise hides. All else is Opacus' own.
 
     Args:
         optimizer: the torch optimizer to wrap.
@@ -161,9 +160,9 @@ class SecureGhostOptimizer(SecureNoise, DPOptimizerFastGradientClipping):  # typ
 class WhitenedDPOptimizer(SecureDPOptimizer):
     """DP-SGD whose noise has a public covariance S Sᵀ: whiten, clip, sum, add noise, color.
 
-    Every example's gradient g becomes S⁻¹ g over the flat vector of trained parameters, is clipped
-    in that norm, and white noise goes on the sum before S is applied. `p.summed_grad` holds the sum
-    in whitened coordinates.
+    Every example's gradient g becomes S⁻¹ g over the flat vector of trained parameters and is
+    clipped in that norm. White noise goes on the sum, and then S is applied. `p.summed_grad` holds
+    the sum in whitened coordinates.
 
     Args:
         optimizer, noise_multiplier, max_grad_norm, expected_batch_size, loss_reduction, generator:
@@ -196,9 +195,8 @@ class WhitenedDPOptimizer(SecureDPOptimizer):
                 "PublicRoot.of the module whose parameters the optimizer has"
             )
         self._trained = self._which()
-        self._ordered: list[Any] = [
-            p for p, on in zip(shape.parameters, self._trained, strict=True) if on
-        ]
+        pairs = zip(shape.parameters, self._trained, strict=True)
+        self._ordered: list[Any] = [p for p, is_trained in pairs if is_trained]
         self.root = shape.now(self._trained)
 
     def _which(self) -> list[bool]:
@@ -216,7 +214,9 @@ class WhitenedDPOptimizer(SecureDPOptimizer):
         for p in params:
             _check_processed_flag(p.grad_sample)
         if params[0].summed_grad is None:  # the first part of a batch
-            self._refresh()
+            if self._age >= self.shape.settings.refresh:
+                self.root, self._age = self.shape.now(self._trained), 0
+            self._age += 1
         samples = [self._get_flat_grad_sample(p) for p in params]
         parts = torch.split(self._clipped_sum(samples), [p.numel() for p in params])
         for p, part in zip(params, parts, strict=True):
@@ -227,11 +227,6 @@ class WhitenedDPOptimizer(SecureDPOptimizer):
     def add_noise(self) -> None:
         """S (whitened sum + white noise), into `p.grad`."""
         self._noised(self._ordered, self.root)
-
-    def _refresh(self) -> None:
-        if self._age >= self.shape.settings.refresh:
-            self.root, self._age = self.shape.now(self._trained), 0
-        self._age += 1
 
     def _clipped_sum(self, samples: list[Tensor]) -> Tensor:
         """(P,) sum of the whitened, clipped gradients of all examples, some at a time."""

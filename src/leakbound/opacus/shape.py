@@ -20,7 +20,7 @@ Spans = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, eq=False)
 class PublicRoot:
-    """What `Whiten` makes of a model at its current weights; private data have no part in it.
+    """What `Whiten` makes of a model at its current weights, without private data.
 
     The weights in training are a private release already, and the images are public: computing S
     anew from both is post-processing, and the next step composes with it.
@@ -80,11 +80,10 @@ class PublicRoot:
         """
         weights = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         task = self.task.with_parameters(weights)
-        found = self.settings.resolve(task, self.examples)
-        if not isinstance(found, FixedMap):
-            raise TypeError(f"{self.settings!r} was not resolved to a fixed map")
+        fixed = self.settings.resolve(task, self.examples)
+        assert isinstance(fixed, FixedMap)
         layout = zip(which, self.task.layout, strict=True)
-        return restricted(found.root, [(a, b) for keep, (_, _, a, b) in layout if keep])
+        return restricted(fixed.root, [(a, b) for keep, (_, _, a, b) in layout if keep])
 
 
 def restricted(root: Structured, spans: Spans) -> Structured:
