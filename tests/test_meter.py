@@ -19,7 +19,7 @@ from leakbound.defenses import (
     chain,
     dp_sgd,
 )
-from leakbound.inspection import NOT_SAFE, Finding, inspect
+from leakbound.inspection import NOT_SAFE, LayerFinding, inspect
 from leakbound.meter import Decision, Policy, measure
 from leakbound.meter.policy import EXPOSED, ON_AVERAGE, PROTECTED, UNDECIDED, judge
 from leakbound.protocol import resolve, send
@@ -244,7 +244,7 @@ def test_noise_of_a_known_law_reaches_the_planted_reader(digits):
 
 
 def test_findings_are_taken_as_given(digits):
-    finding = Finding("1", "imprint", 99.0, 4.0, "seen before")
+    finding = LayerFinding("1", "imprint", 99.0, 4.0, "seen before")
     task, batch = task_of(digits), batch_of(digits)
     update = send(task, batch, chain(), stream(0))
     reading = measure(task, update, batch=batch, findings=[finding], source=stream(0))
@@ -310,7 +310,7 @@ def test_verdicts_are_those_of_an_audit(case):
 
 @pytest.mark.parametrize("action", ["ignore", "warn", "refuse"])
 def test_the_policy_decides(action):
-    finding = Finding("1", "imprint", 9.0, 4.0, "words")
+    finding = LayerFinding("1", "imprint", 9.0, 4.0, "words")
     expected = {"ignore": "send", "warn": "warn", "refuse": "refuse"}[action]
     policy = Policy(on_leak=action, on_planted="ignore", on_undecided="ignore")
     assert policy.decide(EXPOSED, [finding], "why").action == expected

@@ -23,9 +23,9 @@ def run(
     started: Callable[[Unit], None] = lambda unit: None,
     address: str | None = None,
 ) -> Generator[Result, None, None]:
-    """Run what is not done yet of a plan on a Ray cluster; as `leakbound.audit.run` else.
+    """Run what is not done yet of a plan on a Ray cluster; otherwise as `leakbound.audit.run`.
 
-    A unit whose worker dies is tried on another one; only what ends three workers, the last time
+    A unit whose worker dies is tried on another one; a unit that ends three workers, the last time
     with nothing else running, is recorded as failed. The workers end with the generator, and so
     does the Ray that it started; a cluster at an address, or one that this process is already
     connected to, stays.
@@ -44,8 +44,8 @@ def run(
             machine, data or code differ from this process's, which would change records.
     """
     finished = set(done)
-    units: list[Unit] = [*plan.utility_cells(), *plan.cells()]
-    units = [unit for unit in units if unit.id not in finished]
+    every: list[Unit] = [*plan.utility_cells(), *plan.cells()]
+    units = [unit for unit in every if unit.id not in finished]
     bench = bench or Bench(plan.data)
     if bench.device.type != "cpu":
         raise ValueError(f"device is {str(bench.device)!r}, but workers on Ray compute on CPUs")

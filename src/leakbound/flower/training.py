@@ -54,16 +54,8 @@ def run(
 ) -> Generator[Result, None, None]:
     """Run a plan's trainings on Flower's simulation engine; otherwise as `leakbound.audit.run`.
 
-    One client a node, `workers` of them at a time, in a Ray on this machine's loopback that ends
-    with the generator.
-
-    Args:
-        plan: what to run.
-        done: ids of units that need not run; all of the plan's cells are among them.
-        workers: client processes, each with one torch thread.
-        pictures: as of `leakbound.audit.run`; trainings have none.
-        bench: the plan's data, where it is loaded already.
-        started: called with a training when it starts.
+    One client a node, `workers` of them at a time (processes with one torch thread each), in a Ray
+    on this machine's loopback that ends with the generator. All of the plan's cells are done.
 
     Raises:
         ValueError: cells that are not done, which Flower does not run; or a simulation that cannot
@@ -151,9 +143,7 @@ class Flow:
 def client_app(units: Iterable[UtilityCell], fingerprint: str) -> ClientApp:
     """An app whose clients take their turns in the given trainings.
 
-    Args:
-        units: the trainings that a server may ask for.
-        fingerprint: of the data that the server has; a client with other data refuses.
+    A client refuses where its data have another fingerprint than the server's.
     """
     app, known = ClientApp(), {unit.id: unit for unit in units}
 
@@ -206,11 +196,7 @@ class GridClients:
         self._nodes = nodes
 
     def __call__(self, opening: Opening) -> list[Update]:
-        """Send the opening to every client and wait for all of them.
-
-        Raises:
-            ValueError: what a client says went wrong.
-        """
+        """Send the opening to every client and wait for all; raises what a client says is wrong."""
         nodes = self._nodes[: len(opening.parts)]
         messages = [
             Message(self._content(opening, i), node, "train", group_id=str(opening.number))

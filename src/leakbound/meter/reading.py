@@ -15,7 +15,7 @@ from leakbound.attacks import infer_labels
 from leakbound.attacks.base import Attack
 from leakbound.client import gradient
 from leakbound.defenses import Chain, chain
-from leakbound.inspection import NOT_SAFE, Finding, inspect
+from leakbound.inspection import NOT_SAFE, LayerFinding, inspect
 from leakbound.meter.attacks import cheap_attacks
 from leakbound.meter.limits import Limit, probability, told_beside, trace_bound, useless_floor
 from leakbound.meter.policy import EXPOSED, Decision, Policy, judge
@@ -64,7 +64,7 @@ class Reading:
     outcomes: tuple[Outcome, ...]
     blind: Values
     labels: float | None
-    findings: tuple[Finding, ...]
+    findings: tuple[LayerFinding, ...]
     limits: tuple[Limit, ...]
     notes: tuple[str, ...]
     seconds: float
@@ -134,7 +134,7 @@ def measure(
     batch: Batch | None = None,
     defense: Chain | None = None,
     policy: Policy | None = None,
-    findings: Sequence[Finding] | None = None,
+    findings: Sequence[LayerFinding] | None = None,
     input_shape: tuple[int, ...] | None = None,
     buffers: bool = False,
     seeded: bool = False,
@@ -200,7 +200,7 @@ class _Case:
     buffers: bool = False
     seeded: bool = False
 
-    def read(self, findings: tuple[Finding, ...], began: float) -> Reading:
+    def read(self, findings: tuple[LayerFinding, ...], began: float) -> Reading:
         """Attack, bound, judge and decide."""
         policy, seen = self.policy, self.view()
         attacks = (*cheap_attacks(), *policy.attacks)

@@ -42,12 +42,12 @@ FLAGS = ("experiment_only", "poisson_sampling", "shaped")
 class RiskEngine(PrivacyEngine):  # type: ignore[misc]
     """Opacus' `PrivacyEngine` with secure noise and sampling, public noise shapes and risks.
 
-    Args:
-        accountant: "prv", "rdp" or "gdp", as in Opacus. Risks are computed from its history alone.
-
     Noise and batches come from the operating system's entropy. With `noise_generator` both can be
     replayed (batches by the loader's generator), and engine, optimizer and statements say
     *experiment only*.
+
+    Args:
+        accountant: "prv", "rdp" or "gdp", as in Opacus. Risks are computed from its history alone.
 
     Example:
         >>> from leakbound.bounds.record_priors import from_images
@@ -98,7 +98,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         noise_generator: torch.Generator | None = None,
         **rest: Any,
     ) -> tuple[Any, ...]:
-        """As Opacus' `make_private`, with three more arguments.
+        """As Opacus' `make_private`, with `whiten`, `public` and `public_loss`.
 
         Args:
             module: the plain model, before Opacus has put its hooks on it.
@@ -107,7 +107,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             noise_multiplier: noise standard deviation / max_grad_norm.
             max_grad_norm: L2 bound of every example's (whitened) gradient.
             whiten: the shape of the noise; None: isotropic. `refresh` counts steps.
-            public: images that anyone may see, which decide the shape. None of them may be private.
+            public: images that anyone may see, none of them private, which decide the shape.
             public_loss: of the model's output and the public labels.
             poisson_sampling: False leaves the loader as it is; no risk is known then.
             noise_generator: a seeded generator, for experiments only.
@@ -241,9 +241,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
     ) -> None:
         """As Opacus', with what `risk` needs besides the history.
 
-        Args:
-            checkpoint_dict: what else to save: tensors and plain values, else it cannot be loaded.
-            rest: all other arguments of Opacus' `save_checkpoint`.
+        `checkpoint_dict` may hold tensors and plain values; anything else cannot be loaded.
         """
         asked = None
         if self._asked is not None:  # a prior is no plain value
@@ -256,13 +254,8 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
     ) -> dict[str, Any]:
         """As Opacus'; what was true of the saved training stays true of what follows it.
 
-        Args:
-            path: of a checkpoint that `save_checkpoint` wrote.
-            torch_load_kwargs: for `torch.load`.
-            rest: all other arguments of Opacus' `load_checkpoint`.
-
         Raises:
-            ValueError: a checkpoint that holds code, or says nothing on seeds and sampling.
+            ValueError: a checkpoint that holds code, or that `save_checkpoint` did not write.
         """
         settings = torch_load_kwargs or {}
         whole, kept = _opened(path, settings)
@@ -349,12 +342,9 @@ def _refuse(
 
 
 def refuse_misfit(loader: DataLoader[Any], dim: int, target: Target) -> None:
-    """Compare with the data set's first example, where it has one that can be read by its number.
+    """Refuse where the data's first example has another size, or a wider range than the target's.
 
-    No random stream of the data set moves. The input range matters to a target in decibels alone.
-
-    Raises:
-        ValueError: another number of values than `dim`, or a wider range than the target's.
+    No random stream moves. The range matters to a target in decibels alone.
     """
     inputs = _first(loader.dataset)
     if not inputs:
@@ -400,9 +390,6 @@ def _opened(path: Any, settings: dict[str, Any]) -> tuple[io.BytesIO, dict[str, 
     """A checkpoint's bytes, and what `RiskEngine.save_checkpoint` put into it.
 
     Nothing in the file is run: it is read as tensors and plain values first.
-
-    Raises:
-        ValueError: a file that holds other things, or no word on seeds, sampling and shape.
     """
     whole = io.BytesIO(path.read() if hasattr(path, "read") else files.read(Path(path)))
     try:

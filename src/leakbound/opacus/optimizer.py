@@ -35,7 +35,7 @@ class SecureNoise:
     max_grad_norm: float
     params: list[Any]
 
-    def __init__(
+    def __init__(  # Opacus takes and ignores any other keyword, such as one with a typing error
         self,
         optimizer: torch.optim.Optimizer,
         *,
@@ -76,14 +76,14 @@ class SecureNoise:
         self._noised(self.params, None)
 
     def _noised(self, params: Sequence[Any], root: Structured | None) -> None:
-        """p.grad = S (p.summed_grad + noise) over all parameters as one vector; S None: I."""
+        """p.grad = S (p.summed_grad + noise) over all parameters as one vector; None: S = I."""
         for p in params:
             _check_processed_flag(p.summed_grad)
         total = torch.cat([p.summed_grad.reshape(-1).double() for p in params])
         std = self.noise_std
         if std > 0:
             source: Source = secure() if self.generator is None else self.generator
-            # one flat draw, as the library's own defenses make it: the same stream, the same noise
+            # one flat draw, as the library's defenses make it: the same noise of the same stream
             total += normal((1, len(total)), source, like=total)[0] * std
         if std > 0 and not self.experiment_only:
             total = on_grid(total, std)
@@ -165,16 +165,13 @@ class WhitenedDPOptimizer(SecureDPOptimizer):
     the sum in whitened coordinates.
 
     Args:
-        optimizer, noise_multiplier, max_grad_norm, expected_batch_size, loss_reduction, generator:
-            as `SecureDPOptimizer`; `max_grad_norm` bounds the whitened norm.
+        optimizer: as of `SecureDPOptimizer`, and so are its settings; `max_grad_norm` bounds the
+            whitened norm.
         shape: where S comes from, and the model's parameters in order. S is computed anew every
             `shape.settings.refresh` steps, never inside a batch that is split in parts.
 
     Guarantees: one step is the Gaussian mechanism with that multiplier for adding or removing one
     example, as of `DPOptimizer`: an accountant sees no difference (docs/whitened_dp.md).
-
-    Clip factors are Opacus', min(1, C / (norm + slack)) with its slack of 1e-6. An example whose
-    gradient is not finite adds nothing.
 
     Raises:
         NotApplicable: parameters of the optimizer that the shape does not know.
