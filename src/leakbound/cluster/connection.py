@@ -36,12 +36,10 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "
 
 @contextmanager
 def connected(address: str | None, workers: int, *, shared: bool = True) -> Iterator[int]:
-    """A connection to Ray, and how many workers to start; a Ray of our own ends with it.
+    """A connection to Ray, and how many workers to start: 0 stands for one a CPU.
 
-    Args:
-        address: "auto" or host:port of a cluster; None starts a Ray on this machine.
-        workers: how many are wanted; 0 stands for one a CPU.
-        shared: whether a connection that this process already has will do.
+    Without an address it starts a Ray on this machine, which ends with it. `shared`: a connection
+    that this process already has will do.
 
     Raises:
         ValueError: no Ray is installed, answers, or can be started.
@@ -119,10 +117,7 @@ def _start_here(ray: Any, cpus: int, folder: str) -> None:
 
 
 def _read_secret() -> bool:
-    """Make Ray read the secret from the environment again; False where this Ray knows no secrets.
-
-    Ray reads once whether there is a secret and which.
-    """
+    """Make Ray read its secret from the environment again; False where it knows no secrets."""
     import ray._raylet
 
     inner: Any = ray._raylet  # without types
@@ -191,10 +186,9 @@ def environment(values: dict[str, str]) -> Iterator[None]:
 @contextmanager
 def _signals_kept() -> Iterator[None]:
     """Put signal handlers back that Ray sets for itself."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    here = threading.current_thread() is threading.main_thread()  # others may set none
+    numbers = (signal.SIGINT, signal.SIGTERM) if here else ()
+    kept = {number: signal.getsignal(number) for number in numbers}
     try:
         yield
     finally:

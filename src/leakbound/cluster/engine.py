@@ -28,16 +28,8 @@ def run(
     A unit whose worker dies is tried on another one; a unit that ends three workers, the last time
     with nothing else running, is recorded as failed. The workers end with the generator, and so
     does the Ray that it started; a cluster at an address, or one that this process is already
-    connected to, stays.
-
-    Args:
-        plan: what to run.
-        done: ids of units that need not run.
-        workers: how many, one CPU each; 0 takes all CPUs of the cluster.
-        pictures: whether results carry pictures of the data.
-        bench: the plan's data, where it is loaded already.
-        started: called with a unit when it is handed out.
-        address: of a cluster that runs: "auto" or host:port of its head. None starts a Ray here.
+    connected to, stays. `workers` have one CPU each; 0 takes all CPUs of the cluster. `address` is
+    "auto" or host:port of a running cluster's head; None starts a Ray here.
 
     Raises:
         ValueError: no Ray at the address, no worker that can start, or a node whose versions,

@@ -142,7 +142,9 @@ class WatchedSum(SumStrategy):
 
     Args:
         strategy: the strategy that the `LegacyContext` would get.
-        rounds, learning_rate, out: as of `Watched`.
+        rounds: which to keep, from 1.
+        learning_rate: of the clients' SGD.
+        out: a folder to write them to; None: in memory alone.
 
     Attributes:
         captures: one a round.

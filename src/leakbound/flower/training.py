@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from queue import SimpleQueue
@@ -35,8 +34,7 @@ from leakbound.protocol import step
 from leakbound.types import Unit as Rows
 from leakbound.types import Update
 
-WEIGHTS, TURN, DEFENSE, SENT, KEPT = "weights", "turn", "defense", "sent", "kept"
-WHY = "why"
+WEIGHTS, TURN, DEFENSE, SENT, KEPT, WHY = "weights", "turn", "defense", "sent", "kept", "why"
 PATIENCE = 120.0
 """Seconds for the clients of a simulation to be there."""
 GRACE = 30.0
@@ -75,50 +73,39 @@ def run(
     with environment({"PYTHONPATH": path}), connected(None, workers, shared=False):
         simulation = threading.Thread(target=_simulate, args=(units, bench, flow), daemon=True)
         simulation.start()
+        left = len(units)
         try:
-            yield from _results(flow, len(units), started)
+            while left:
+                event = flow.events.get()
+                if isinstance(event, Result):
+                    left -= 1
+                    yield event
+                elif isinstance(event, UtilityCell):
+                    started(event)
+                else:
+                    raise ValueError(f"Flower's simulation ended: {event or 'it gave no reason'}")
         finally:
             flow.stop.set()
             simulation.join(GRACE)
-
-
-def _results(flow: Flow, count: int, started: Callable[[Unit], None]) -> Iterator[Result]:
-    while count:
-        event = flow.events.get()
-        if isinstance(event, Result):
-            count -= 1
-            yield event
-        elif isinstance(event, UtilityCell):
-            started(event)
-        else:
-            raise ValueError(f"Flower's simulation ended: {event or 'it gave no reason'}")
 
 
 def _simulate(units: Sequence[UtilityCell], bench: Bench, flow: Flow) -> None:
     """Flower's engine, which takes the Ray that is there; its log keeps to errors."""
     from flwr.simulation import run_simulation
 
-    with _silent():
-        try:
-            run_simulation(
-                server_app(units, bench, flow),
-                client_app(units, bench.dataset.fingerprint),
-                max(unit.utility.clients for unit in units),
-                backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
-            )
-        except BaseException as error:  # it ends this thread; the other one raises it
-            flow.events.put(error)
-        else:
-            flow.events.put(None)
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
     logger = logging.getLogger("flwr")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        run_simulation(
+            server_app(units, bench, flow),
+            client_app(units, bench.dataset.fingerprint),
+            max(unit.utility.clients for unit in units),
+            backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+        )
+        flow.events.put(None)
+    except BaseException as error:  # it ends this thread; the other one raises it
+        flow.events.put(error)
     finally:
         logger.setLevel(before)
 
@@ -219,12 +206,8 @@ class GridClients:
     def _content(self, opening: Opening, client: int) -> RecordDict:
         weights, parts = opening.task.parameters.numpy(), opening.parts[client].numpy()
         turn: Any = {"unit": self._unit.id, "round": opening.number, "client": client}
-        content = RecordDict(
-            {
-                WEIGHTS: ArrayRecord({"weights": Array(weights), "images": Array(parts)}),
-                TURN: ConfigRecord(turn),
-            }
-        )
+        arrays = ArrayRecord({"weights": Array(weights), "images": Array(parts)})
+        content = RecordDict({WEIGHTS: arrays, TURN: ConfigRecord(turn)})
         state.save(content, DEFENSE, self._unit.id, opening.defense.links)
         return content
 
