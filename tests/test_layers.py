@@ -65,7 +65,7 @@ ONE_PLACE = {"flwr": "flower", "opacus": "opacus", "ray": "cluster"}
 
 # What is still wrong: take out of these lists what is mended, put nothing in.
 MOST_LINES = 66_500  # of the wheel; 48,000 is the aim
-MOST_ROOT_MODULES = 39  # 14 is the aim
+MOST_ROOT_MODULES = 27  # 14 is the aim
 IN_CYCLES = {
     *(f"experiments.{name}" for name in ("overview", "pages", "reproductions", "results")),
     *(f"attacks.{name}" for name in ("exact", "lockstep", "matching", "search")),
@@ -78,7 +78,7 @@ SHARED_CLASS_NAMES = """
     Attack Batch Capture Cell Chain Chance Comparison Convolution Elementwise Entry Estimate
     Finding Head Kept Layer Linear MaxPool Mean Measured Outcome Part Pixels
     Plan Point Pointwise Prior Progress Reading Records Reproduce Row Section Setting Share Smooth
-    Step Study Turn Unknown Verdict _Layer _Reader _Refused
+    Step Study Unknown Verdict _Layer _Reader _Refused
 """
 
 

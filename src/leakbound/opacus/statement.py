@@ -16,9 +16,9 @@ from leakbound.audit.corridor import Participation, upper_edge
 from leakbound.audit.corridor import epsilon as homogeneous_epsilon
 from leakbound.bounds import identification
 from leakbound.bounds import mixed_steps as mixed
-from leakbound.bounds.record_priors import RecordPrior
 from leakbound.bounds.law import Scope, positive, probability, single
 from leakbound.bounds.mixed_steps import Part
+from leakbound.bounds.record_priors import RecordPrior
 
 SEES = {
     "hidden": "no attacker sees which steps hold an example",
@@ -172,7 +172,7 @@ def risk(
         input_range: width of the range of an input.
         participation: "hidden" where no attacker sees which batch holds an example, as epsilon in
             Opacus has it; "visible" where one does.
-        prior: of the examples, for the upper bound, such as `record_priors.from_images(public)`. Without
+        prior: of the examples, for the upper bound, as `record_priors.from_images(public)`. Without
             one the statement says only what the training adds to an attacker's guess.
         delta: at which epsilon is stated.
         experiment_only: the noise was seeded; the statement then says so.
