@@ -25,14 +25,14 @@ from leakbound.bounds import (
 from leakbound.channel.fisher import Channel, fisher_matrix
 from leakbound.defenses import (
     Defense,
+    DpSgd,
     GaussianNoise,
     LocalOptimalNoise,
     LocalOptimalPruning,
+    NoDefense,
     OptimalNoise,
     OptimalPruning,
-    chain,
-    dp_sgd,
-    whitened_dp_sgd,
+    WhitenedDpSgd,
 )
 from leakbound.protocol import resolve, send, step
 from leakbound.random import stream
@@ -48,8 +48,8 @@ DEFENSES: list[tuple[str, Callable[[int], Defense]]] = [
     ("local_optimal_noise", lambda r: LocalOptimalNoise(0.01, refresh=r)),
     ("optimal_pruning", lambda r: OptimalPruning(0.7, refresh=r)),
     ("local_optimal_pruning", lambda r: LocalOptimalPruning(0.7, refresh=r)),
-    ("dp_sgd", lambda _: dp_sgd(1.0, 0.1)),
-    ("whitened_dp_sgd, layers", lambda r: whitened_dp_sgd(1.0, 0.1, refresh=r, **LAYERS)),
+    ("dp_sgd", lambda _: DpSgd(1.0, 0.1)),
+    ("whitened_dp_sgd, layers", lambda r: WhitenedDpSgd(1.0, 0.1, refresh=r, **LAYERS)),
 ]
 
 
@@ -85,7 +85,7 @@ def cost(bench: Bench) -> list[str]:
     controls = []
     for around in range(ROUNDS + 1):
         for r in REFRESH:
-            plain = seconds(bench, chain(), r)
+            plain = seconds(bench, NoDefense(), r)
             for name, make in DEFENSES:
                 ratio = seconds(bench, make(r), r) / plain
                 if around:  # the first time around warms up

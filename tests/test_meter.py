@@ -13,11 +13,12 @@ from leakbound.attacks import GradientMatching, LinearTrap, MeanImage, RobbingTh
 from leakbound.audit.verdict import verdict as audited
 from leakbound.defenses import (
     ClipExamples,
+    DpSgd,
     GaussianMechanism,
     GaussianNoise,
     Mean,
+    NoDefense,
     chain,
-    dp_sgd,
 )
 from leakbound.inspection import NOT_SAFE, LayerFinding, inspect
 from leakbound.meter import Decision, Policy, measure
@@ -50,7 +51,7 @@ def batch_of(own, size=1, at=0):
 
 
 def read(task, batch, defense=None, policy=None, seed=0):
-    ready = resolve(chain() if defense is None else defense, task, batch.size)
+    ready = resolve(NoDefense() if defense is None else defense, task, batch.size)
     update = send(task, batch, ready, stream(seed, "noise"))
     return measure(
         task, update, batch=batch, defense=ready, policy=policy, source=stream(seed, "meter")
@@ -74,7 +75,7 @@ def test_one_undefended_image_is_exposed(digits):
 def test_the_answer_is_judged_and_not_the_batch(digits):
     """Another client's update does not expose this batch: the attack never sees the truth."""
     task, mine, theirs = task_of(digits), batch_of(digits), batch_of(digits, at=7)
-    update = send(task, theirs, chain(), stream(0, "noise"))
+    update = send(task, theirs, NoDefense(), stream(0, "noise"))
     reading = measure(task, update, batch=mine, source=stream(0))
     assert reading.best_db < 20
     assert reading.verdict == UNDECIDED
@@ -166,7 +167,7 @@ def test_the_cheap_floor_is_below_the_error_of_an_attack(digits):
 def test_a_release_that_is_not_the_declared_one_gets_no_floor(digits):
     """Two local steps are no single step: the floor of a stand-in is refused."""
     task, batch = task_of(digits, activation="tanh"), batch_of(digits)
-    update = send(task, batch, chain(), stream(0))
+    update = send(task, batch, NoDefense(), stream(0))
     noise = 0.01 * normal(update.rows.shape, stream(1))
     wrong = Update(3 * update.rows + noise, Unit.CLIENT, (1,), Gaussian(1e-4))
     policy = Policy(floor="always")
@@ -246,7 +247,7 @@ def test_noise_of_a_known_law_reaches_the_planted_reader(digits):
 def test_findings_are_taken_as_given(digits):
     finding = LayerFinding("1", "imprint", 99.0, 4.0, "seen before")
     task, batch = task_of(digits), batch_of(digits)
-    update = send(task, batch, chain(), stream(0))
+    update = send(task, batch, NoDefense(), stream(0))
     reading = measure(task, update, batch=batch, findings=[finding], source=stream(0))
     assert reading.findings == (finding,)
     assert reading.decision.refused
@@ -262,7 +263,7 @@ def test_without_a_batch_only_marks_and_bounds_count(digits):
     reading = measure(task, update, defense=defense, policy=ACCEPTED, **given)
     assert reading.verdict == PROTECTED
     assert reading.best_db is None
-    assert measure(task, send(task, batch, chain(), stream(0)), **given).verdict == UNDECIDED
+    assert measure(task, send(task, batch, NoDefense(), stream(0)), **given).verdict == UNDECIDED
 
 
 def test_stronger_attacks_may_be_added(digits):
@@ -352,11 +353,11 @@ def test_the_models_of_dp_training_pass_the_inspection(digits):
     reading = read(
         task,
         batch_of(digits, 8),
-        dp_sgd(noise_multiplier=40.0, clip_norm=1.0),
+        DpSgd(noise_multiplier=40.0, clip_norm=1.0),
         Policy(threshold_db=25.0, probability=0.2),
     )
     assert reading.verdict == PROTECTED
-    assert isinstance(send(task, batch_of(digits), chain(), stream(0)).law, Exact)
+    assert isinstance(send(task, batch_of(digits), NoDefense(), stream(0)).law, Exact)
 
 
 SHOWN = []
@@ -388,7 +389,7 @@ def test_attacks_are_shown_what_a_server_sees(digits):
 
 def test_a_batch_in_another_range_is_refused(digits):
     task, batch = task_of(digits), batch_of(digits)
-    update = send(task, batch, chain(), stream(0))
+    update = send(task, batch, NoDefense(), stream(0))
     wrong = Batch(2 * batch.inputs - 1, batch.labels)
     with pytest.raises(ValueError, match=r"give the task their range: Task.of\(input_range"):
         measure(task, update, batch=wrong, source=stream(0))
@@ -397,7 +398,7 @@ def test_a_batch_in_another_range_is_refused(digits):
 def test_a_batch_that_was_not_trained_on_is_doubted(digits):
     """The gradient of the images that were shown is the update, up to its size, or is not."""
     task, batch = task_of(digits), batch_of(digits, 4)
-    update = send(task, batch, chain(), stream(0))
+    update = send(task, batch, NoDefense(), stream(0))
     given = {"source": stream(0), "policy": Policy(on_leak="ignore")}
     larger = dataclasses.replace(update, rows=3 * update.rows)
     for own in (update, larger):

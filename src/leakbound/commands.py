@@ -124,7 +124,6 @@ def attack(command: options.Attack) -> int:
 def listing(command: options.List) -> int:
     """Print what a plan can name."""
     from leakbound import data, metrics
-    from leakbound.types import Guarantee
 
     tables: dict[str, list[dict[str, Any]]] = {}
     for kind in registry.PACKAGES:
@@ -144,8 +143,6 @@ def listing(command: options.List) -> int:
         row["summary"] += (
             f" [guarantee: {_promise(built.guarantee.value, built.data_dependent_law)}]"
         )
-    nothing = {"guarantee": Guarantee.NONE.value, "data_dependent_law": False, "parameters": []}
-    tables["defenses"].insert(0, {"name": "none", "summary": "The plain update.", **nothing})
     tables["metrics"] = [
         {"name": m.name, "summary": m.description, "parameters": []} for m in metrics.METRICS
     ]

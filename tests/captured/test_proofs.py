@@ -320,7 +320,7 @@ def test_declared_noise_that_was_not_added_bounds_nothing(noise, digits):
     before, after, _ = trained(mlp(), some(digits, 1))
     outcome = attacked(
         after, before, examples=1, steps=1, learning_rate=RATE, public="mnist5k", threshold=30.0,
-        defense=defenses.dp_sgd(clip_norm=1.0, noise_multiplier=noise),
+        defense=defenses.DpSgd(clip_norm=1.0, noise_multiplier=noise),
     )  # fmt: skip
     (record,) = outcome.records
     assert "of the declared noise's energy: that noise was not added" in of(outcome)[1]
@@ -418,7 +418,7 @@ def test_told_labels_that_the_update_contradicts_are_noted(digits):
 
 def test_an_empty_defense_is_no_declared_noise(digits):
     before, after, _ = trained(mlp(), some(digits, 1))
-    found, _, _ = of(attacked(after, before, defense=defenses.chain()))
+    found, _, _ = of(attacked(after, before, defense=defenses.NoDefense()))
     assert "declared noise" not in found["learning rate"]["how"]
 
 

@@ -13,10 +13,10 @@ from leakbound.bounds import GaussianPrior, tight_trace_bound
 from leakbound.defenses import (
     GaussianNoise,
     LocalOptimalNoise,
+    OptimalDpSgd,
     OptimalNoise,
     OptimalPruning,
     chain,
-    optimal_dp_sgd,
 )
 from leakbound.defenses.optimal import rounded_to
 from leakbound.defenses.public import expected
@@ -214,7 +214,7 @@ def test_clamped_coordinates_are_sent_without_noise():
     for sign in (1, -1):
         image = torch.tensor([[[[5.0 * sign, 0.3, -0.2]]]], dtype=torch.float64)
         found = [
-            send(task, Batch(image, label), optimal_dp_sgd(1.0, 2.0), stream(i, "draw", sign))
+            send(task, Batch(image, label), OptimalDpSgd(1.0, 2.0), stream(i, "draw", sign))
             for i in range(200)
         ]
         rows = torch.cat([u.rows for u in found])
@@ -224,7 +224,7 @@ def test_clamped_coordinates_are_sent_without_noise():
         assert all(float(u.law.variance[0]) == 0 for u in found)
         assert float(found[0].law.variance.mean().sqrt()) == pytest.approx(2.0)
     assert float(seen[1].min()) > 0 > float(seen[-1].max())
-    assert optimal_dp_sgd().guarantee is not Guarantee.DIFFERENTIAL_PRIVACY
+    assert OptimalDpSgd().guarantee is not Guarantee.DIFFERENTIAL_PRIVACY
     isotropic = [send(task, Batch(image, label), GaussianNoise(2.0), stream(i)) for i in range(200)]
     clamped = torch.cat([u.rows for u in isotropic])[:, 0] + 4  # as if -1 had been sent, not -5
     assert float(clamped.min()) < 0 < float(clamped.max())  # noise of that level would mix them

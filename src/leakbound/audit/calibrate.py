@@ -126,9 +126,9 @@ class Calibration:
                 "noise_multiplier is 0: the record is sampled so rarely that the target needs no "
                 "noise; give a larger sampling_rate, more steps or a smaller probability"
             )
-        from leakbound.defenses import dp_sgd
+        from leakbound.defenses import DpSgd
 
-        return dp_sgd(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
+        return DpSgd(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
 
     def _repr_html_(self) -> str:
         from leakbound.audit.notebook import of_calibration

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound._util import files
-from leakbound.defenses.base import Defense, chain
+from leakbound.defenses.base import Defense, NoDefense, chain
 from leakbound.flower.compat import error_reply
 from leakbound.flower.messages import (
     REPLY,
@@ -171,7 +171,7 @@ class LeakMeter:
         if defense is None and self.defense is not None:
             defense = resolve(self.defense, task, batch.size)
             law = Unknown("the train function makes the noise, and the meter does not see its law")
-        defense = defense or chain()
+        defense = defense or NoDefense()
         after = self._read(only_arrays(reply.content, REPLY)[1], REPLY)
         # the learning rate is public: it does not depend on this stream
         rate = defense.prepare(task, stream(0, "plan")).plan.learning_rate

@@ -14,7 +14,7 @@ from leakbound import check, metrics
 from leakbound.attacks import infer_labels
 from leakbound.attacks.base import Attack
 from leakbound.client import gradient
-from leakbound.defenses import Chain, chain
+from leakbound.defenses import Chain, NoDefense
 from leakbound.inspection import NOT_SAFE, LayerFinding, inspect
 from leakbound.meter.attacks import cheap_attacks
 from leakbound.meter.limits import Limit, probability, told_beside, trace_bound, useless_floor
@@ -167,9 +167,8 @@ def measure(
         >>> net = models.mlp(input_shape=(1, 6, 6), classes=3, generator=stream(0, "model"))
         >>> task = Task.of(net, classes=3)
         >>> batch = Batch(uniform((1, 1, 6, 6), stream(0, "batch")), torch.tensor([2]))
-        >>> reading = measure(
-        ...     task, send(task, batch, chain(), stream(0, "noise")), batch=batch, source=stream(0)
-        ... )
+        >>> update = send(task, batch, NoDefense(), stream(0, "noise"))
+        >>> reading = measure(task, update, batch=batch, source=stream(0))
         >>> reading.verdict, reading.decision.action, reading.labels
         ('exposed', 'warn', 1.0)
     """
@@ -179,7 +178,7 @@ def measure(
         raise ValueError("batch and input_shape are None; give the shape of one image, (C, H, W)")
     if batch is not None:
         check.within("inputs", batch.inputs, task.input_range)
-    case = _Case(task, update, batch, shape, defense or chain(), policy or Policy(), source)
+    case = _Case(task, update, batch, shape, defense or NoDefense(), policy or Policy(), source)
     case = replace(case, buffers=buffers, seeded=seeded)
     if findings is None:
         findings = inspect(task, input_shape=shape)
