@@ -75,7 +75,7 @@ IN_CYCLES = {
 }
 SHARED_CLASS_NAMES = """
     Attack Batch Capture Cell Chain Chance Comparison Convolution Elementwise Entry Estimate
-    Finding Head Kept Layer Linear MaxPool Mean Measured Outcome Part Pixels
+    Finding Head Layer Linear MaxPool Mean Measured Outcome Part Pixels
     Plan Point Pointwise Prior Progress Reading Records Reproduce Row Section Setting Share Smooth
     Step Study Unknown Verdict _Layer _Reader _Refused
 """

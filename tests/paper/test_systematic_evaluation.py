@@ -18,7 +18,7 @@ from leakbound.experiments.systematic_evaluation import trial
 from leakbound.experiments.systematic_evaluation.sweep import interval, row, slope
 from leakbound.experiments.systematic_evaluation.tensor_attack import FUNCTIONS, library, printed
 from leakbound.experiments.systematic_evaluation.trial import Cell, draw, local_update, pruned
-from leakbound.models.two_layer import two_layer
+from leakbound.models import two_layer
 from leakbound.protocol import play
 from leakbound.random import normal, stream
 from leakbound.types import Batch, Task
