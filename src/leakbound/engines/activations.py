@@ -1,0 +1,251 @@
+"""The one table of activations: values, derivatives, order and smoothness, for tensors.
+
+Bounds compute on arrays without loading PyTorch: `bounds.activations` holds the same functions for
+numpy, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+_ATEN = torch.ops.aten
+
+
+class Activation:
+    """A function f of every element, in any memory layout.
+
+    Attributes:
+        curved: whether f'' is not zero everywhere that f' is continuous.
+        operator: what PyTorch's tracing calls it, where all its derivatives are continuous.
+    """
+
+    curved = True
+    operator: str | None = None
+
+    @property
+    def increasing(self) -> bool:
+        """Whether a larger element never gives a smaller one, but for rounding."""
+        return False
+
+    @property
+    def monotone(self) -> bool:
+        """Whether a larger element never gives a smaller one, after rounding too."""
+        return False
+
+    def value(self, u: Tensor) -> tuple[Tensor, Any]:
+        """f(u), and what the derivatives take as `saved`."""
+        raise NotImplementedError
+
+    def times_slope(self, saved: Any, t: Tensor) -> Tensor:
+        """f'(u) t, in new memory."""
+        slope: Tensor = saved[0]
+        return slope * t
+
+    def second(self, saved: Any) -> Tensor:
+        """f''(u)."""
+        return torch.zeros_like(saved)
+
+
+@dataclass(frozen=True)
+class Rectifier(Activation):
+    """u where it is above 0, and `slope` u elsewhere: ReLU at slope 0, LeakyReLU else."""
+
+    slope: float = 0.0
+    curved = False
+
+    @property
+    def increasing(self) -> bool:
+        return self.slope >= 0
+
+    monotone = increasing
+
+    def value(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        value = torch.relu(u) if self.slope == 0 else functional.leaky_relu(u, self.slope)
+        return value, value if self.slope >= 0 else u  # the value has the sign of u
+
+    def times_slope(self, saved: Tensor, t: Tensor) -> Tensor:
+        result: Tensor
+        if self.slope == 0:
+            result = _ATEN.threshold_backward.default(t, saved, 0)
+        else:
+            result = _ATEN.leaky_relu_backward.default(t, saved, self.slope, False)
+        return result
+
+
+@dataclass(frozen=True)
+class Clamp(Activation):
+    """u cut off at `low` and `high`: Hardtanh, ReLU6."""
+
+    low: float = -1.0
+    high: float = 1.0
+    curved = False
+    increasing = monotone = True
+
+    def value(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        return functional.hardtanh(u, self.low, self.high), u
+
+    def times_slope(self, saved: Tensor, t: Tensor) -> Tensor:
+        result: Tensor = _ATEN.hardtanh_backward.default(t, saved, self.low, self.high)
+        return result
+
+
+class Sigmoid(Activation):
+    """1 / (1 + exp(-u)); f' = f (1 - f), f'' = f' (1 - 2 f)."""
+
+    operator = "sigmoid"
+    increasing = True
+
+    def value(self, u: Tensor) -> tuple[Tensor, Any]:
+        value = torch.sigmoid(u)
+        return value, (torch.addcmul(value, value, value, value=-1), value)
+
+    def second(self, saved: Any) -> Tensor:
+        slope, value = saved
+        return torch.addcmul(slope, slope, value, value=-2)
+
+
+class Tanh(Activation):
+    """The hyperbolic tangent; f' = 1 - f^2, f'' = -2 f f'."""
+
+    operator = "tanh"
+    increasing = True
+
+    def value(self, u: Tensor) -> tuple[Tensor, Any]:
+        value = torch.tanh(u)
+        return value, ((value * value).neg_().add_(1), value)
+
+    def second(self, saved: Any) -> Tensor:
+        slope, value = saved
+        result: Tensor = (slope * value).mul_(-2)
+        return result
+
+
+@dataclass(frozen=True)
+class Gelu(Activation):
+    """u times the normal law's distribution function at u, or its tanh approximation."""
+
+    approximate: str = "none"
+    operator = "gelu"
+
+    def value(self, u: Tensor) -> tuple[Tensor, Any]:
+        value = functional.gelu(u, approximate=self.approximate)
+        ones = torch.ones_like(u)
+        slope = _ATEN.gelu_backward.default(ones, u, approximate=self.approximate)
+        return value, (slope, u)
+
+    def second(self, saved: Any) -> Tensor:
+        u: Tensor = saved[1]
+        if self.approximate == "none":  # phi(u) (2 - u^2), phi the normal density
+            density = (u * u).mul_(-0.5).exp_().mul_((2 * math.pi) ** -0.5)
+            return density * (2 - u * u)
+        scale, cubic = (2 / math.pi) ** 0.5, 0.044715
+        inner = torch.tanh(scale * (u + cubic * u**3))
+        first, second = scale * (1 + 3 * cubic * u * u), 6 * scale * cubic * u
+        slope = 1 - inner * inner
+        result: Tensor = slope * (first + 0.5 * u * (second - 2 * inner * first * first))
+        return result
+
+
+class Silu(Activation):
+    """u s, s the sigmoid of u; f' = s (1 + u (1 - s)), f'' = s (1 - s) (2 + u (1 - 2 s))."""
+
+    operator = "silu"
+
+    def value(self, u: Tensor) -> tuple[Tensor, Any]:
+        s = torch.sigmoid(u)
+        return u * s, (s * (1 + u * (1 - s)), u, s)
+
+    def second(self, saved: Any) -> Tensor:
+        _, u, s = saved
+        result: Tensor = s * (1 - s) * (2 + u * (1 - 2 * s))
+        return result
+
+
+@dataclass(frozen=True)
+class Softplus(Activation):
+    """log(1 + exp(beta u)) / beta, and u where beta u is above the threshold.
+
+    f' is the sigmoid of beta u, f'' = beta f' (1 - f').
+    """
+
+    beta: float = 1.0
+    threshold: float = 20.0
+    operator = "softplus"
+    increasing = True
+
+    def value(self, u: Tensor) -> tuple[Tensor, Any]:
+        value = functional.softplus(u, self.beta, self.threshold)
+        straight = self.beta * u > self.threshold
+        slope = torch.sigmoid(self.beta * u).masked_fill_(straight, 1.0)
+        return value, (slope, straight)
+
+    def second(self, saved: Any) -> Tensor:
+        slope, straight = saved
+        result: Tensor = (self.beta * slope * (1 - slope)).masked_fill_(straight, 0.0)
+        return result
+
+
+@dataclass(frozen=True)
+class Elu(Activation):
+    """u above 0, alpha (exp(u) - 1) elsewhere: f'' jumps at 0."""
+
+    alpha: float = 1.0
+
+    def value(self, u: Tensor) -> tuple[Tensor, Any]:
+        falling = u <= 0
+        part = self.alpha * torch.exp(u.clamp_max(0))
+        return functional.elu(u, self.alpha), (torch.where(falling, part, 1.0), falling)
+
+    def second(self, saved: Any) -> Tensor:
+        slope, falling = saved
+        result: Tensor = slope * falling
+        return result
+
+
+KINDS = (Rectifier, Clamp, Sigmoid, Tanh, Gelu, Silu, Softplus, Elu)
+_OF_MODULES: dict[type[nn.Module], Callable[[Any], Activation]] = {
+    nn.ReLU: lambda _: Rectifier(),
+    nn.ReLU6: lambda _: Clamp(0.0, 6.0),
+    nn.LeakyReLU: lambda module: Rectifier(float(module.negative_slope)),
+    nn.Hardtanh: lambda module: Clamp(float(module.min_val), float(module.max_val)),
+    nn.Sigmoid: lambda _: Sigmoid(),
+    nn.Tanh: lambda _: Tanh(),
+    nn.GELU: lambda module: Gelu(module.approximate),
+    nn.SiLU: lambda _: Silu(),
+    nn.Softplus: lambda module: Softplus(float(module.beta), float(module.threshold)),
+    nn.ELU: lambda module: Elu(float(module.alpha)),
+}
+OF_CALLS: dict[Any, Callable[..., Activation]] = {
+    functional.relu: lambda inplace=False: Rectifier(),
+    torch.relu: Rectifier,
+    "relu": Rectifier,
+    functional.relu6: lambda inplace=False: Clamp(0.0, 6.0),
+    functional.leaky_relu: lambda negative_slope=0.01, inplace=False: Rectifier(negative_slope),
+    functional.sigmoid: Sigmoid,
+    torch.sigmoid: Sigmoid,
+    "sigmoid": Sigmoid,
+    functional.tanh: Tanh,
+    torch.tanh: Tanh,
+    "tanh": Tanh,
+    functional.gelu: lambda approximate="none": Gelu(approximate),
+    functional.silu: lambda inplace=False: Silu(),
+}
+"""From functions, and methods of tensors, by what follows their first argument."""
+
+
+def of_module(module: nn.Module) -> Activation | None:
+    """The function of an activation module; None where the table has no such module.
+
+    Example:
+        >>> of_module(nn.LeakyReLU(0.2)), of_module(nn.PReLU())
+        (Rectifier(slope=0.2), None)
+    """
+    made = _OF_MODULES.get(type(module))
+    return None if made is None else made(module)
