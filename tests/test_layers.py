@@ -74,10 +74,9 @@ IN_CYCLES = {
     *(f"captured.{name}" for name in ("bounds", "records", "run", "run_folder")),
 }
 SHARED_CLASS_NAMES = """
-    Attack Batch Capture Cell Chain Chance Comparison Convolution Elementwise Entry Estimate
-    Finding Head Layer Linear MaxPool Mean Measured Outcome Part Pixels
-    Plan Point Pointwise Prior Progress Reading Records Reproduce Row Section Setting Share Smooth
-    Step Study Unknown Verdict _Layer _Reader _Refused
+    Attack Batch Capture Cell Chance Comparison Entry Estimate Finding Mean Measured Outcome
+    Part Prior Progress Reading Records Reproduce Row Section Setting Share Study Verdict
+    _Reader _Refused
 """
 
 

@@ -74,14 +74,14 @@ class BundledLayer:
 
 Build = Callable[[Tensor], BundledLayer]
 """A layer from the flat parameters (N, P) of all cells."""
-_KNOWN: WeakKeyDictionary[nn.Module, dict[Shape, Chain | None]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[nn.Module, dict[Shape, BundlePlan | None]] = WeakKeyDictionary()
 _WORK: WeakKeyDictionary[nn.Module, dict[Shape, int]] = WeakKeyDictionary()
 _COUNTS = Lock()
 """PyTorch's counter sees the modules of every thread."""
 
 
 @dataclass(frozen=True, eq=False)
-class Chain:
+class BundlePlan:
     """What a bundle knows of a model.
 
     Attributes:
@@ -95,7 +95,7 @@ class Chain:
     linear: bool
 
 
-def chain(task: Task, shape: Shape) -> Chain | None:
+def chain(task: Task, shape: Shape) -> BundlePlan | None:
     """The chain of a model for examples of a shape (*S); None where it is something else."""
     known, key = _KNOWN.setdefault(task.model, {}), tuple(shape)
     if key not in known:
@@ -126,7 +126,7 @@ class Bundle:
         kept: (N, P) bool, False for weights that the model does not have; None: all are there.
     """
 
-    def __init__(self, found: Chain, parameters: Tensor, kept: Tensor | None = None) -> None:
+    def __init__(self, found: BundlePlan, parameters: Tensor, kept: Tensor | None = None) -> None:
         self.cells = len(parameters)
         self.kept = kept
         self.layers = [build(parameters) for build in found.builds]
@@ -166,7 +166,7 @@ class Bundle:
         return Pulled(dd, soft)
 
 
-def _chain(task: Task, shape: Shape) -> Chain:
+def _chain(task: Task, shape: Shape) -> BundlePlan:
     if task.frozen or len(shape) not in (1, 3):
         raise Unreadable("bundles take images or features, and train all weights")
     layers = sequence(task, shape)
@@ -175,7 +175,7 @@ def _chain(task: Task, shape: Shape) -> Chain:
     builds = [_build(task, layer) for layer in pools_first(without(layers, Kind.IDENTITY))]
     modules = [task.model.get_submodule(layer.name) for layer in layers]
     linear = not any(layer.kind is Kind.CONVOLUTION for layer in layers)
-    return Chain(tuple(filter(None, builds)), "; ".join(map(repr, modules)), linear)
+    return BundlePlan(tuple(filter(None, builds)), "; ".join(map(repr, modules)), linear)
 
 
 def _build(task: Task, layer: Layer) -> Build | None:

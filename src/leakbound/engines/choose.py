@@ -43,7 +43,7 @@ class Choice:
         plan: the model as a single engine takes it.
     """
 
-    chain: bundle.Chain | None
+    chain: bundle.BundlePlan | None
     plan: Layers | None
 
     def engine(self, tasks: Sequence[Task], rows: int) -> Engine:

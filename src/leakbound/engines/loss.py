@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from leakbound.types import Loss
 
 
-class Head(Protocol):
+class LossHead(Protocol):
     """One loss at given logits and labels.
 
     Attributes:
@@ -28,7 +28,7 @@ class Head(Protocol):
         ...
 
 
-def head(loss: Loss, logits: Tensor, labels: Tensor) -> Head:
+def head(loss: Loss, logits: Tensor, labels: Tensor) -> LossHead:
     """The head for logits (B, K) and the labels that `loss` takes.
 
     Example:

@@ -14,7 +14,7 @@ from leakbound import client
 from leakbound.engines import norms, rules
 from leakbound.engines.base import Pulled, kernels
 from leakbound.engines.convolutions import convolution
-from leakbound.engines.loss import Head, head
+from leakbound.engines.loss import LossHead, head
 from leakbound.engines.reader import Kind, Layers, Shape, Unreadable, pools_first, read
 from leakbound.engines.rules import Given, Rule
 from leakbound.random import normal
@@ -113,7 +113,7 @@ class Single:
             )
             self.rules.append(RULES[layer.kind](given, **layer.options))
         self.kept = None if task.kept is None else task.kept.to(task.parameters.dtype)
-        self.head: Head | None = None
+        self.head: LossHead | None = None
 
     @torch.no_grad()
     def renew(self) -> None:
