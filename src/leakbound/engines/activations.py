@@ -15,7 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-_ATEN = torch.ops.aten
+Kernel = Callable[..., Tensor]
+_relu_backward: Kernel = torch.ops.aten.threshold_backward.default
+_leaky_relu_backward: Kernel = torch.ops.aten.leaky_relu_backward.default
+_clamp_backward: Kernel = torch.ops.aten.hardtanh_backward.default
+_gelu_backward: Kernel = torch.ops.aten.gelu_backward.default
 
 
 class Activation:
@@ -24,20 +28,13 @@ class Activation:
     Attributes:
         curved: whether f'' is not zero everywhere that f' is continuous.
         operator: what PyTorch's tracing calls it, where all its derivatives are continuous.
+        order: whether it keeps the order of elements: "exactly", "up to rounding", or None where
+            it may not.
     """
 
     curved = True
     operator: str | None = None
-
-    @property
-    def increasing(self) -> bool:
-        """Whether a larger element never gives a smaller one, but for rounding."""
-        return False
-
-    @property
-    def monotone(self) -> bool:
-        """Whether a larger element never gives a smaller one, after rounding too."""
-        return False
+    order: str | None = None
 
     def value(self, u: Tensor) -> tuple[Tensor, Any]:
         """f(u), and what the derivatives take as `saved`."""
@@ -61,22 +58,17 @@ class Rectifier(Activation):
     curved = False
 
     @property
-    def increasing(self) -> bool:
-        return self.slope >= 0
-
-    monotone = increasing
+    def order(self) -> str | None:  # type: ignore[override]
+        return "exactly" if self.slope >= 0 else None
 
     def value(self, u: Tensor) -> tuple[Tensor, Tensor]:
         value = torch.relu(u) if self.slope == 0 else functional.leaky_relu(u, self.slope)
         return value, value if self.slope >= 0 else u  # the value has the sign of u
 
     def times_slope(self, saved: Tensor, t: Tensor) -> Tensor:
-        result: Tensor
         if self.slope == 0:
-            result = _ATEN.threshold_backward.default(t, saved, 0)
-        else:
-            result = _ATEN.leaky_relu_backward.default(t, saved, self.slope, False)
-        return result
+            return _relu_backward(t, saved, 0)
+        return _leaky_relu_backward(t, saved, self.slope, False)
 
 
 @dataclass(frozen=True)
@@ -86,27 +78,26 @@ class Clamp(Activation):
     low: float = -1.0
     high: float = 1.0
     curved = False
-    increasing = monotone = True
+    order = "exactly"
 
     def value(self, u: Tensor) -> tuple[Tensor, Tensor]:
         return functional.hardtanh(u, self.low, self.high), u
 
     def times_slope(self, saved: Tensor, t: Tensor) -> Tensor:
-        result: Tensor = _ATEN.hardtanh_backward.default(t, saved, self.low, self.high)
-        return result
+        return _clamp_backward(t, saved, self.low, self.high)
 
 
 class Sigmoid(Activation):
     """1 / (1 + exp(-u)); f' = f (1 - f), f'' = f' (1 - 2 f)."""
 
     operator = "sigmoid"
-    increasing = True
+    order = "up to rounding"
 
     def value(self, u: Tensor) -> tuple[Tensor, Any]:
         value = torch.sigmoid(u)
         return value, (torch.addcmul(value, value, value, value=-1), value)
 
-    def second(self, saved: Any) -> Tensor:
+    def second(self, saved: tuple[Tensor, ...]) -> Tensor:
         slope, value = saved
         return torch.addcmul(slope, slope, value, value=-2)
 
@@ -115,16 +106,15 @@ class Tanh(Activation):
     """The hyperbolic tangent; f' = 1 - f^2, f'' = -2 f f'."""
 
     operator = "tanh"
-    increasing = True
+    order = "up to rounding"
 
     def value(self, u: Tensor) -> tuple[Tensor, Any]:
         value = torch.tanh(u)
         return value, ((value * value).neg_().add_(1), value)
 
-    def second(self, saved: Any) -> Tensor:
+    def second(self, saved: tuple[Tensor, ...]) -> Tensor:
         slope, value = saved
-        result: Tensor = (slope * value).mul_(-2)
-        return result
+        return (slope * value).mul_(-2)
 
 
 @dataclass(frozen=True)
@@ -136,12 +126,10 @@ class Gelu(Activation):
 
     def value(self, u: Tensor) -> tuple[Tensor, Any]:
         value = functional.gelu(u, approximate=self.approximate)
-        ones = torch.ones_like(u)
-        slope = _ATEN.gelu_backward.default(ones, u, approximate=self.approximate)
-        return value, (slope, u)
+        return value, (_gelu_backward(torch.ones_like(u), u, approximate=self.approximate), u)
 
-    def second(self, saved: Any) -> Tensor:
-        u: Tensor = saved[1]
+    def second(self, saved: tuple[Tensor, Tensor]) -> Tensor:
+        u = saved[1]
         if self.approximate == "none":  # phi(u) (2 - u^2), phi the normal density
             density = (u * u).mul_(-0.5).exp_().mul_((2 * math.pi) ** -0.5)
             return density * (2 - u * u)
@@ -162,10 +150,9 @@ class Silu(Activation):
         s = torch.sigmoid(u)
         return u * s, (s * (1 + u * (1 - s)), u, s)
 
-    def second(self, saved: Any) -> Tensor:
+    def second(self, saved: tuple[Tensor, ...]) -> Tensor:
         _, u, s = saved
-        result: Tensor = s * (1 - s) * (2 + u * (1 - 2 * s))
-        return result
+        return s * (1 - s) * (2 + u * (1 - 2 * s))
 
 
 @dataclass(frozen=True)
@@ -178,7 +165,7 @@ class Softplus(Activation):
     beta: float = 1.0
     threshold: float = 20.0
     operator = "softplus"
-    increasing = True
+    order = "up to rounding"
 
     def value(self, u: Tensor) -> tuple[Tensor, Any]:
         value = functional.softplus(u, self.beta, self.threshold)
@@ -186,10 +173,9 @@ class Softplus(Activation):
         slope = torch.sigmoid(self.beta * u).masked_fill_(straight, 1.0)
         return value, (slope, straight)
 
-    def second(self, saved: Any) -> Tensor:
+    def second(self, saved: tuple[Tensor, ...]) -> Tensor:
         slope, straight = saved
-        result: Tensor = (self.beta * slope * (1 - slope)).masked_fill_(straight, 0.0)
-        return result
+        return (self.beta * slope * (1 - slope)).masked_fill_(straight, 0.0)
 
 
 @dataclass(frozen=True)
@@ -203,39 +189,33 @@ class Elu(Activation):
         part = self.alpha * torch.exp(u.clamp_max(0))
         return functional.elu(u, self.alpha), (torch.where(falling, part, 1.0), falling)
 
-    def second(self, saved: Any) -> Tensor:
+    def second(self, saved: tuple[Tensor, ...]) -> Tensor:
         slope, falling = saved
-        result: Tensor = slope * falling
-        return result
+        return slope * falling
 
 
 KINDS = (Rectifier, Clamp, Sigmoid, Tanh, Gelu, Silu, Softplus, Elu)
-_OF_MODULES: dict[type[nn.Module], Callable[[Any], Activation]] = {
-    nn.ReLU: lambda _: Rectifier(),
-    nn.ReLU6: lambda _: Clamp(0.0, 6.0),
-    nn.LeakyReLU: lambda module: Rectifier(float(module.negative_slope)),
-    nn.Hardtanh: lambda module: Clamp(float(module.min_val), float(module.max_val)),
-    nn.Sigmoid: lambda _: Sigmoid(),
-    nn.Tanh: lambda _: Tanh(),
-    nn.GELU: lambda module: Gelu(module.approximate),
-    nn.SiLU: lambda _: Silu(),
-    nn.Softplus: lambda module: Softplus(float(module.beta), float(module.threshold)),
-    nn.ELU: lambda module: Elu(float(module.alpha)),
+_OF_MODULES: dict[type[nn.Module], tuple[Callable[..., Activation], str]] = {
+    nn.ReLU: (Rectifier, ""),
+    nn.ReLU6: (lambda: Clamp(0.0, 6.0), ""),
+    nn.LeakyReLU: (Rectifier, "negative_slope"),
+    nn.Hardtanh: (Clamp, "min_val max_val"),
+    nn.Sigmoid: (Sigmoid, ""),
+    nn.Tanh: (Tanh, ""),
+    nn.GELU: (Gelu, "approximate"),
+    nn.SiLU: (Silu, ""),
+    nn.Softplus: (Softplus, "beta threshold"),
+    nn.ELU: (Elu, "alpha"),
 }
 OF_CALLS: dict[Any, Callable[..., Activation]] = {
     functional.relu: lambda inplace=False: Rectifier(),
-    torch.relu: Rectifier,
-    "relu": Rectifier,
     functional.relu6: lambda inplace=False: Clamp(0.0, 6.0),
     functional.leaky_relu: lambda negative_slope=0.01, inplace=False: Rectifier(negative_slope),
-    functional.sigmoid: Sigmoid,
-    torch.sigmoid: Sigmoid,
-    "sigmoid": Sigmoid,
-    functional.tanh: Tanh,
-    torch.tanh: Tanh,
-    "tanh": Tanh,
     functional.gelu: lambda approximate="none": Gelu(approximate),
     functional.silu: lambda inplace=False: Silu(),
+    **dict.fromkeys((torch.relu, "relu"), Rectifier),
+    **dict.fromkeys((functional.sigmoid, torch.sigmoid, "sigmoid"), Sigmoid),
+    **dict.fromkeys((functional.tanh, torch.tanh, "tanh"), Tanh),
 }
 """From functions, and methods of tensors, by what follows their first argument."""
 
@@ -247,5 +227,5 @@ def of_module(module: nn.Module) -> Activation | None:
         >>> of_module(nn.LeakyReLU(0.2)), of_module(nn.PReLU())
         (Rectifier(slope=0.2), None)
     """
-    made = _OF_MODULES.get(type(module))
-    return None if made is None else made(module)
+    make, options = _OF_MODULES.get(type(module), (None, ""))
+    return make(*(getattr(module, name) for name in options.split())) if make else None

@@ -100,7 +100,7 @@ def chain(task: Task, shape: Shape) -> BundlePlan | None:
     known, key = _KNOWN.setdefault(task.model, {}), tuple(shape)
     if key not in known:
         try:
-            known[key] = _chain(task, key)
+            known[key] = _plan(task, key)
         except Unreadable:
             known[key] = None
     return known[key] if task.loss is nn.functional.cross_entropy else None
@@ -166,7 +166,7 @@ class Bundle:
         return Pulled(dd, soft)
 
 
-def _chain(task: Task, shape: Shape) -> BundlePlan:
+def _plan(task: Task, shape: Shape) -> BundlePlan:
     if task.frozen or len(shape) not in (1, 3):
         raise Unreadable("bundles take images or features, and train all weights")
     layers = sequence(task, shape)

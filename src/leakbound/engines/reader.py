@@ -153,8 +153,8 @@ def _leaves(model: nn.Module, name: str = "") -> list[tuple[str, nn.Module]] | N
     if type(model) is not nn.Sequential:
         return [(name, model)] if type(model).__module__.startswith("torch.nn.modules") else None
     prefix, found = f"{name}." if name else "", list[tuple[str, nn.Module]]()
-    for own, module in model.named_children():
-        parts = _leaves(module, prefix + own)
+    for own, module in model._modules.items():  # `named_children` leaves out what comes again
+        parts = None if module is None else _leaves(module, prefix + own)
         if parts is None:
             return None
         found += parts
@@ -213,7 +213,7 @@ def _shape(node: fx.Node) -> Shape | None:
 def _of_node(model: nn.Module, node: fx.Node, numbers: dict[fx.Node, int]) -> Layer:
     entering = [own for own in node.all_input_nodes if _shape(own) is not None]
     if any(own not in numbers for own in entering) or not entering:
-        raise Unreadable(f"{node.name} takes what is not known")
+        raise Unreadable(f"{node.name} does not come from the input alone")
     output = max(numbers.values()) + 1
     sources: tuple[int, ...] = (numbers[entering[0]],)
     after, before = _shape(node) or (), _shape(entering[0]) or ()
@@ -442,7 +442,7 @@ def pools_first(layers: Layers, exactly: bool = True) -> Layers:
         if function is None or second.kind is not Kind.MAX_POOL:
             continue
         alone = [layer for layer in layers if first.output in layer.sources] == [second]
-        if alone and (function.monotone if exactly else function.increasing):
+        if alone and function.order in (("exactly",) if exactly else ("exactly", "up to rounding")):
             order[at] = _as(first, second)
             order[at + 1] = _as(second, first)
     return tuple(order)
