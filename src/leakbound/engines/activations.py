@@ -59,6 +59,7 @@ class Rectifier(Activation):
 
     @property
     def order(self) -> str | None:  # type: ignore[override]
+        """None where a negative slope makes it fall and rise."""
         return "exactly" if self.slope >= 0 else None
 
     def value(self, u: Tensor) -> tuple[Tensor, Tensor]:
