@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from figures.setting import Setting, attack_stream
-from leakbound.attacks.matching import GradientMatching
-from leakbound.attacks.search import Search
+from leakbound.attacks import GradientMatching
+from leakbound.attacks.matching.engine import Evaluator
 
 
 def settings(steps: int, enough: float | None = None) -> GradientMatching:
@@ -19,17 +19,19 @@ class Ours:
     """The public attack's step on one setting."""
 
     def __init__(self, given: Setting, steps: int, seed: int = 0) -> None:
-        self.search = Search(settings(steps), given.observation, attack_stream(seed))
-        if not torch.equal(self.search.inputs.detach(), given.start):
+        self.search = settings(steps).search(given.observation, attack_stream(seed))
+        self.evaluator = Evaluator([self.search])
+        if not torch.equal(self.search.images().detach(), given.start):
             raise RuntimeError("the attack's start is not the setting's: the comparison is void")
 
-    def step(self) -> object:
+    def step(self) -> Tensor:
         """Objective and gradient at the present guess, and the record of the best."""
-        return self.search.descend()
+        self.evaluator.evaluate()
+        return self.search.total
 
     def compare(self) -> tuple[float, Tensor]:
         """Value and gradient at the start."""
-        value = float(self.search.descend())
+        value = float(self.step())
         gradient = self.search.variables[0].grad
         assert gradient is not None
         return value, gradient.detach().clone()

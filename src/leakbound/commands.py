@@ -110,7 +110,7 @@ def attack(command: options.Attack) -> int:
     check_plan(plan, bench)
     steps, bar = planned(build_attack(cells[0].attack)), Bar(errors)
     with bar, Pace(command.time, lambda step: bar(step, steps, name)):
-        result = next(iter(audits.run(plan, bench=bench)))
+        result = audits.run_cell(cells[0], bench)
     if command.out is not None:
         named = (result.record["pictures"] or {}).items()
         write_files(command.out, {f"{name}.png": result.pictures[file] for name, file in named})

@@ -7,8 +7,9 @@ import torch
 
 from leakbound import data, models
 from leakbound.attacks import AcrossRounds, GradientMatching
-from leakbound.attacks.across_rounds import RoundsSearch
-from leakbound.attacks.images import Pixels
+from leakbound.attacks.across_rounds import over_rounds
+from leakbound.attacks.matching.loop import begin, solve
+from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.sparse_inversion import SparseInversion, evidence
 from leakbound.metrics import psnr
 from leakbound.pairing import pair
@@ -101,13 +102,15 @@ def watched(task, batch, seed=0, rate=0.6, keeps=True, rule="largest"):
     return seen
 
 
-def search_at(batch, seen, **settings):
+def objective_of(seen, **settings):
     attack = AcrossRounds(total_variation=0.0, **settings)
     rounds = [evidence(each, "recovered") for each in (*seen.history, seen)]
-    images = batch.inputs.to(seen.update.rows)
-    search = RoundsSearch(attack, rounds, stream(0))
-    search.images = Pixels(images.clone())
-    return search
+    return over_rounds(Objective.of(attack, rounds[-1]), rounds, attack.withheld == "kept")
+
+
+def match(objective, batch):
+    images = batch.inputs.to(objective.seen)
+    return float(objective.value(images, batch.labels).match)
 
 
 def decibels(batch, answer):
@@ -128,7 +131,9 @@ def test_without_a_history_it_is_sparse_inversion():
     assert torch.equal(single.inputs, alone.inputs)
     assert single.objective == alone.objective
     rounds = [evidence(without_history(seen), "recovered")]
-    general = RoundsSearch(AcrossRounds(steps=20), rounds, stream(0)).solve()
+    attack = AcrossRounds(steps=20)
+    objective = over_rounds(Objective.of(attack, rounds[0]), rounds, keeps=True)
+    (general,) = solve(attack, [begin(attack, objective, stream(0))])
     torch.testing.assert_close(general.inputs, alone.inputs, atol=1e-3, rtol=0)
 
 
@@ -143,14 +148,14 @@ def test_the_true_batch_explains_every_round(steps, pruned, keeps, rule):
     task = task_of(0, "tanh", steps, kept, torch.float64)
     seen = watched(task, batch, keeps=keeps, rule=rule)
     last = seen[-1]
-    search = search_at(batch, last, withheld="kept" if keeps else "forgotten")
-    found = search.expected(search.rows(batch.inputs.double(), batch.labels))
+    objective = objective_of(last, withheld="kept" if keeps else "forgotten")
+    found = objective.seen_of(objective.rows(batch.inputs.double(), batch.labels))
     sent = torch.cat([each.update.mask for each in seen])
     assert (sent[1:] & ~sent[:-1]).sum() > (10 if rule == "largest" else 1000)
-    torch.testing.assert_close(found[sent], search.seen[sent], atol=1e-10, rtol=1e-9)
-    assert float(search.objective()[1].detach()) < 1e-12
-    wrong = search_at(batch, last, withheld="forgotten" if keeps else "kept")
-    assert float(wrong.objective()[1].detach()) > 1e-5
+    torch.testing.assert_close(found[sent], objective.seen[sent], atol=1e-10, rtol=1e-9)
+    assert match(objective, batch) < 1e-12
+    wrong = objective_of(last, withheld="forgotten" if keeps else "kept")
+    assert match(wrong, batch) > 1e-5
 
 
 def test_sums_of_gradients_show_up_where_weights_were_withheld():
@@ -169,7 +174,7 @@ def test_sums_of_gradients_show_up_where_weights_were_withheld():
     server, sent = seen[2].task.parameters, seen[3].sent[0]
     total = ((server - sent) / 1e-5)[late]
     torch.testing.assert_close(total, (change[2] + change[3])[late], rtol=1e-3, atol=1e-6)
-    torch.testing.assert_close(search_at(batch, seen[3]).seen[3][late], total)
+    torch.testing.assert_close(objective_of(seen[3]).seen[3][late], total)
 
 
 def test_clients_who_send_updates_keep_no_weights():
@@ -178,7 +183,7 @@ def test_clients_who_send_updates_keep_no_weights():
     seen = watched(task, batch, keeps=False, rule="random")
     bare = [replace(each, sent=None) for each in seen]
     last = replace(bare[-1], history=tuple(bare[:-1]))
-    assert float(search_at(batch, last).objective()[1].detach()) < 1e-12
+    assert match(objective_of(last), batch) < 1e-12
 
 
 def test_several_rounds_tell_more_than_the_last():

@@ -9,8 +9,7 @@ import torch
 
 from leakbound import data, models
 from leakbound.attacks import GradientMatching
-from leakbound.attacks.base import expected_rows
-from leakbound.attacks.fedavg import FedAvgMatching, _Guess, _LocalSearch
+from leakbound.attacks.fedavg import FedAvgMatching, LocalSearch, _Guess
 from leakbound.client import gradient
 from leakbound.defenses import (
     GradientDropout,
@@ -45,7 +44,7 @@ def _decibels(played, answer):
 
 
 def _search(attack, observation, steps, copies, labels):
-    return _LocalSearch(attack, observation, stream(0), _Guess(steps, copies, labels))
+    return LocalSearch(attack, observation, stream(0), _Guess(steps, copies, labels))
 
 
 def _epochs_by_hand(task, epochs, labels, size):
@@ -63,12 +62,12 @@ def test_a_guess_with_images_of_their_own_is_trained_on_epoch_after_epoch():
     labels = torch.tensor([1, 2, 3, 4, 4, 3, 2, 1, 1, 3, 2, 4])
     attack = FedAvgMatching(epochs="own", together_weight=0.0)
     search = _search(attack, played.observation, 6, 3, labels)
-    images = search.images().detach()
+    images = search.search.images().detach()
     assert images.shape == (12, 1, 8, 8)
     expected = _epochs_by_hand(
         played.observation.task, images.view(3, 4, 1, 8, 8), labels.view(3, 4), 2
     )
-    rows = expected_rows(search.observation, search.task, images, labels)
+    rows = search.search.objective.rows(images, labels)
     torch.testing.assert_close(rows[0], expected)
 
 
@@ -80,10 +79,11 @@ def test_the_truth_is_a_perfect_guess_in_every_mode():
         for steps, right in ((4, True), (3, False)):
             attack = FedAvgMatching(epochs=epochs)
             search = _search(attack, played.observation, steps, copies, truth.labels.repeat(copies))
-            search.variables[0].data.copy_(truth.inputs.repeat(copies, 1, 1, 1))
+            images = truth.inputs.repeat(copies, 1, 1, 1)
+            search.search.variables[0].data.copy_(images)
             assert (search.misfit() < 1e-9) is right
-            assert search.matched_apart(search.inputs) == 0
-            assert search.moments_apart(search.inputs) == 0
+            assert search.matched_apart(images) == 0
+            assert search.moments_apart(images) == 0
 
 
 def _apart_by_hand(images, labels):
@@ -120,8 +120,9 @@ def test_the_answer_averages_the_epochs_that_were_trained_on():
     played = _see(3, LocalPlan(3, 0.1, 2), 4)
     labels = torch.tensor([1, 2, 3, 4, 4, 3, 2, 1])
     search = _search(FedAvgMatching(epochs="own"), played.observation, 3, 2, labels)
-    search.last_match, search.trace = torch.tensor(0.0), [1.0, 0.0]
-    search.variables[0].data.copy_(torch.arange(8.0).view(8, 1, 1, 1).expand(8, 1, 8, 8) / 10)
+    search.search.trace = [1.0, 0.0]
+    at = torch.arange(8.0).view(8, 1, 1, 1).expand(8, 1, 8, 8) / 10
+    search.search.variables[0].data.copy_(at)
     answer = search.answer()
     assert answer.labels.tolist() == [1, 2, 3, 4]
     # classes 4 and 3 were trained on in epoch two, as images 4 and 5; 2 and 1 were not

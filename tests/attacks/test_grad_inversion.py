@@ -5,7 +5,8 @@ import torch
 
 from leakbound.attacks import GradInversion
 from leakbound.attacks.grad_inversion import _correlations
-from leakbound.attacks.search import Search
+from leakbound.attacks.matching.loop import run
+from leakbound.attacks.matching.search import Search
 from leakbound.random import stream, uniform
 from leakbound.types import NotApplicable
 
@@ -29,13 +30,13 @@ def test_starts_are_pulled_together(scene, monkeypatch):
 
     def spread(group):
         searches = []
-        start = Search.__init__
+        start = Search.__post_init__
 
-        def noted(self, *args, **kwargs):
-            start(self, *args, **kwargs)
+        def noted(self):
+            start(self)
             searches.append(self)
 
-        monkeypatch.setattr(Search, "__init__", noted)
+        monkeypatch.setattr(Search, "__post_init__", noted)
         attack = GradInversion(steps=60, seeds=3, group=group, batch_norm=0.0, after=0.0)
         attack(played.observation, stream(1, "group"))
         monkeypatch.undo()
@@ -51,8 +52,8 @@ def test_the_answer_is_no_worse_than_the_best_start_by_its_own_objective(scene):
     again = attack(played.observation, stream(2, "group"))
     assert torch.equal(answer.inputs, again.inputs)
     generator = stream(2, "group")
-    alone = Search(attack.search(), played.observation, generator)
-    alone.adam()
+    alone = attack.search().search(played.observation, generator)
+    run(attack.search(), [alone])
     assert answer.objective <= float(alone.best) + 1e-6
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from leakbound.attacks import Gias, GradientMatching
 from leakbound.attacks.generators import Generated, build
-from leakbound.attacks.images import DeepPrior, Pixels
+from leakbound.attacks.matching.images import DeepPrior, Pixels
 from leakbound.random import normal, stream
 from leakbound.types import NotApplicable, Task
 

@@ -9,8 +9,10 @@ from torch import nn
 
 from leakbound import data, models
 from leakbound.attacks import FedAvgMatching, GradientMatching, GradInversion, inverting_gradients
-from leakbound.attacks import exact as exact_steps
-from leakbound.attacks.fedavg import _guess, _LocalSearch
+from leakbound.attacks.fedavg import LocalSearch, _guess
+from leakbound.attacks.matching import engine
+from leakbound.attacks.matching.engine import Evaluator
+from leakbound.attacks.matching.loop import solve
 from leakbound.defenses import (
     Clip,
     GaussianNoise,
@@ -72,11 +74,12 @@ def _agree(search):
     mine, traced = search(), search()
     assert mine.exact is not None
     traced.exact = None
+    evaluators = [Evaluator([own]) for own in (mine, traced)]
+    assert isinstance(evaluators[0].engine, Several)
     for _ in range(2):
-        for own in (mine, traced):
-            own.descend()
-        assert isinstance(mine.engine, Several)
-        for found, wanted in ((mine.last, traced.last), (mine.last_match, traced.last_match)):
+        for evaluator in evaluators:
+            evaluator.evaluate()
+        for found, wanted in ((mine.total, traced.total), (mine.match, traced.match)):
             assert float((found - wanted).abs()) <= 1e-10 * max(1.0, float(wanted.abs()))
         slopes = [torch.cat([v.grad.flatten() for v in s.variables]) for s in (mine, traced)]
         assert bool(slopes[1].any())
@@ -118,7 +121,7 @@ def test_a_step_of_a_search_for_the_local_plan_is_autograds(epochs):
 
     def search():
         source = stream(0, "attack")
-        return _LocalSearch(settings, seen, source, _guess(settings, seen, source, 4))
+        return LocalSearch(settings, seen, source, _guess(settings, seen, source, 4)).search
 
     _agree(search)
 
@@ -135,7 +138,7 @@ def test_where_autograd_is_needed():
     for defense in local:
         search = SHORT.search(_play(_task(), defense).observation, stream(0))
         assert search.exact is None
-        assert search.solve().inputs.isfinite().all()
+        assert solve(SHORT, [search])[0].inputs.isfinite().all()
 
 
 def test_a_searchs_bits_are_its_own():
@@ -166,10 +169,10 @@ def _decibels(attack, defense, model, seeds):
 def _paired(attack, found, monkeypatch):
     """The mean difference to autograd's, and half of its 95 % interval."""
     mine = found(attack)
-    real = exact_steps.choice
+    real = engine.engine_for
     monkeypatch.setattr(
-        exact_steps,
-        "choice",
+        engine,
+        "engine_for",
         lambda seen, task, *more: None if task.plan.steps > 1 else real(seen, task, *more),
     )
     differences = [a - b for a, b in zip(mine, found(attack), strict=True)]

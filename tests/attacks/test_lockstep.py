@@ -21,8 +21,9 @@ from leakbound.attacks import (
     inverting_gradients_geiping_cli,
     strong_matching,
 )
-from leakbound.attacks import exact as exact_steps
-from leakbound.attacks.lockstep import TRACE_POINTS, WIDTH, Lockstep
+from leakbound.attacks.matching import engine
+from leakbound.attacks.matching.engine import Evaluator
+from leakbound.attacks.matching.loop import TRACE_POINTS, WIDTH, Loop, solve
 from leakbound.defenses import (
     Clip,
     ClipExamples,
@@ -258,7 +259,7 @@ class _Twice(GradientMatching):
 )
 def test_searches_of_another_kind_go_alone(attack, monkeypatch):
     assert attack.at_once == 1
-    monkeypatch.setattr("leakbound.attacks.matching.many", None)
+    monkeypatch.setattr("leakbound.attacks.matching.attack.batch_key", None)
     task = _task(plan=LocalPlan(2, 0.1)) if isinstance(attack, FedAvgMatching) else _task()
     _many_is_each_alone(attack, [_see(task, i) for i in range(3)])
 
@@ -343,8 +344,8 @@ def _agree(settings, observation, value=1e-10, slope=1e-10):
     mine, traced = _pair(settings, observation)
     for _ in range(2):
         for search in (mine, traced):
-            search.descend()
-        for found, wanted in ((mine.last, traced.last), (mine.last_match, traced.last_match)):
+            Evaluator([search]).evaluate()
+        for found, wanted in ((mine.total, traced.total), (mine.match, traced.match)):
             assert float((found - wanted).abs()) <= value * max(1.0, float(wanted.abs()))
         assert float((mine.best - traced.best).abs()) <= value * max(1.0, float(traced.best.abs()))
         slopes = [
@@ -421,8 +422,8 @@ def test_a_summand_from_without_moves_the_search_alone():
     mine, traced = _pair(SHORT, observation)
     for search in (mine, traced):
         search.pull = lambda images: (images - 0.3).pow(4).sum()
-        search.descend()
-    assert abs(float(mine.last - traced.last)) < 1e-12
+        Evaluator([search]).evaluate()
+    assert abs(float(mine.total - traced.total)) < 1e-12
     error = (mine.variables[0].grad - traced.variables[0].grad).norm()
     assert float(error) < 1e-10 * float(traced.variables[0].grad.norm())
 
@@ -459,34 +460,35 @@ def no_wait(monkeypatch):
     "defense", [None, MagnitudePruning(0.5), DpSgd(1.0, 0.1)], ids=["none", "pruning", "dp_sgd"]
 )
 @pytest.mark.parametrize(
-    ("model", "company"),
+    ("model", "together"),
     [("mlp", 1), ("mlp", 3), ("pooled", 1), ("pooled", 3), ("normed", 1)],
     ids=str,
 )
-def test_nothing_waits_between_points_of_the_trace(model, company, defense, no_wait):
+def test_nothing_waits_between_points_of_the_trace(model, together, defense, no_wait):
     task, steps = _task(model), 3 * TRACE_POINTS
     settings = GradientMatching(steps=steps, total_variation=1e-3, size=0.1)
-    seen = [_see(task, i, defense=defense) for i in range(company)]
-    lockstep = Lockstep([settings.search(o, stream(i)) for i, o in enumerate(seen)])
-    lockstep.step(0)
+    seen = [_see(task, i, defense=defense) for i in range(together)]
+    searches = [settings.search(o, stream(i), many=together > 1) for i, o in enumerate(seen)]
+    loop = Loop(settings, searches)
+    loop.step(0)
     with no_wait():
-        lockstep.step(1)
-        lockstep.step(2)
+        loop.step(1)
+        loop.step(2)
         with pytest.raises(AssertionError, match="a number is read"):
-            lockstep.step(3)
+            loop.step(3)
 
 
 # What it is worth.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("company", ["alone", "among many"])
+@pytest.mark.parametrize("batch", ["alone", "among many"])
 @pytest.mark.parametrize("model", ["lenet", "simple_convnet"])
-def test_20_images_are_found_as_well_as_by_autograd(scene, model, company, monkeypatch):
+def test_20_images_are_found_as_well_as_by_autograd(scene, model, batch, monkeypatch):
     """The paired difference's 95 % interval holds 0, or lies within 1 dB."""
     attack, seeds = inverting_gradients(150), range(20)
-    mine = scene.attack(_AmongMany(attack) if company == "among many" else attack, model, seeds)
-    monkeypatch.setattr(exact_steps, "choice", lambda observation, task, many: None)
+    mine = scene.attack(_AmongMany(attack) if batch == "among many" else attack, model, seeds)
+    monkeypatch.setattr(engine, "engine_for", lambda observation, task, many: None)
     traced = scene.attack(attack, model, seeds)
     differences = [a - b for a, b in zip(mine, traced, strict=True)]
     middle = statistics.mean(differences)
@@ -537,6 +539,7 @@ def test_a_defense_that_changes_some_rows_alone_is_simulated_for_each():
 def test_labels_that_cross_entropy_ignores_go_by_autograd():
     observation = _see(_task(), size=2)
     ignored = replace(observation, labels=torch.tensor([-100, 3]))
-    search = GradientMatching(steps=2).search(ignored, stream(0))
+    attack = GradientMatching(steps=2)
+    search = attack.search(ignored, stream(0))
     assert search.exact is None
-    assert search.solve().inputs.isfinite().all()
+    assert solve(attack, [search])[0].inputs.isfinite().all()

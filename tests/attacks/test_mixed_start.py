@@ -8,8 +8,9 @@ import torch
 
 from leakbound import data, models
 from leakbound.attacks import GradientMatching, MixedStart, sparse_gradient_inversion
-from leakbound.attacks.images import Pixels
-from leakbound.attacks.mixed_start import MixedSearch, last_sent
+from leakbound.attacks.matching.loop import answer, begin, run
+from leakbound.attacks.matching.objective import Objective
+from leakbound.attacks.mixed_start import Starts, last_sent
 from leakbound.attacks.sparse_inversion import SparseInversion, evidence
 from leakbound.metrics import psnr
 from leakbound.pairing import pair
@@ -85,9 +86,13 @@ def watched(task, batch, seed=0, rate=0.0, chance=0.2, rounds=2):
     return seen[-1], start
 
 
-def search_of(seen, **settings):
+def starts_of(seen, **settings):
+    """The estimate of the starts, and an objective without them."""
     rounds = [evidence(each, "recovered") for each in (*seen.history, seen)]
-    return MixedSearch(MixedStart(total_variation=0.0, **settings), rounds, stream(0))
+    attack = MixedStart(total_variation=0.0, **settings)
+    objective = Objective.of(attack, rounds[-1])
+    starts = Starts(attack, objective, rounds)
+    return starts, replace(objective, weights=starts.trust)
 
 
 def decibels(batch, answer):
@@ -101,44 +106,42 @@ def test_the_true_batch_and_the_true_draw_explain_the_message(steps, pruned):
     kept = uniform((2410,), stream(0, "kept")) < 0.7 if pruned else None
     task, batch = task_of(0, steps, kept, torch.float64), digits(0, 2)
     seen, start = watched(task, batch, rate=0.2)
-    search = search_of(seen)
+    starts, objective = starts_of(seen)
     server, before = seen.task.parameters, seen.history[0].sent[0]
     first, last = (drawn(task, ("mask", 0, number), 0.2) for number in range(2))
     gone = first | (last & (before != server))
-    assert torch.equal(search.hidden, gone)
-    search.own = ((start != server) & ~gone).double()
-    assert 100 < int(search.own.sum()) < 500
+    assert torch.equal(starts.hidden, gone)
+    starts.own = ((start != server) & ~gone).double()
+    assert 100 < int(starts.own.sum()) < 500
     with torch.no_grad():
-        search.moves.copy_(((start - search.server) / search.scale)[gone])
-    search.place()
-    search.images = Pixels(batch.inputs.double())
-    torch.testing.assert_close(search.task.parameters, start, rtol=0, atol=1e-12)
-    used = search.trust > 0
+        starts.variables[0].copy_(((start - starts.server) / starts.scale)[gone])
+    placed = starts.place(objective)
+    torch.testing.assert_close(placed.task.parameters, start, rtol=0, atol=1e-12)
+    used = starts.trust > 0
     assert torch.equal(used, seen.update.mask & ~gone)
-    total, match = search.objective()
+    total, match, rows = placed.value(batch.inputs.double(), batch.labels)
     assert total is match
     assert abs(float(match.detach())) < 1e-12
-    torch.testing.assert_close(search.latest[used], search.seen[used], rtol=0, atol=1e-10)
-    search.own = torch.zeros_like(search.own)
-    search.place()
-    assert float(search.objective()[1].detach()) > 1e-3
+    torch.testing.assert_close(rows[used], placed.seen[used], rtol=0, atol=1e-10)
+    starts.own = torch.zeros_like(starts.own)
+    wrong = starts.place(objective).value(batch.inputs.double(), batch.labels).match
+    assert float(wrong.detach()) > 1e-3
 
 
 def test_the_draw_is_found_at_the_true_batch():
     task, batch = task_of(0, dtype=torch.float64), digits(0)
     seen, start = watched(task, batch)
-    search = search_of(seen)
-    assert search.moves is None
+    starts, objective = starts_of(seen)
+    assert starts.variables == []
     server, before = seen.task.parameters, seen.history[-1].sent[0]
-    search.images = Pixels(batch.inputs.double())
     for _ in range(30):
-        search.place()
-        match = search.objective()[1]
-        search.choose(search.latest)
-    told = (server - before).abs() > 1e-6
-    right = (search.own > 0.5) == (start != server)
-    assert int(told.sum()) > 1500
-    assert bool(right[told].all())
+        value = starts.place(objective).value(batch.inputs.double(), batch.labels)
+        match = value.match
+        starts.learn(value.rows, better=True)
+    apart = (server - before).abs() > 1e-6
+    right = (starts.own > 0.5) == (start != server)
+    assert int(apart.sum()) > 1500
+    assert bool(right[apart].all())
     assert float(match.detach()) < 1e-9
 
 
@@ -146,16 +149,15 @@ def test_the_draw_is_found_at_the_true_batch():
 def test_chances_follow_bayes(own):
     """A gradient at one of the two candidates is clear; halfway, the share alone decides."""
     seen, _ = watched(task_of(0, dtype=torch.float64), digits(0))
-    search = search_of(seen)
-    near = search.literal + search.gap * (1.0 if own else 0.0)
+    starts, _ = starts_of(seen)
+    near = starts.literal + starts.gap * (1.0 if own else 0.0)
     for _ in range(50):
-        search.choose(near)
-    assert float(search.own[search.used].min() if own else 1 - search.own[search.used].max()) > 0.98
-    halfway = search.literal + search.gap / 2
-    search.own = 0.3 * search.used.double()
-    search.choose(halfway)
+        starts.learn(near, better=True)
+    assert float(starts.own[starts.used].min() if own else 1 - starts.own[starts.used].max()) > 0.98
+    starts.own = 0.3 * starts.used.double()
+    starts.learn(starts.literal + starts.gap / 2, better=True)
     torch.testing.assert_close(
-        search.own[search.used], torch.full_like(search.own, 0.3)[search.used]
+        starts.own[starts.used], torch.full_like(starts.own, 0.3)[starts.used]
     )
 
 
@@ -192,10 +194,13 @@ def test_searching_hidden_starts_sees_more():
 
 def test_the_answer_is_judged_where_it_was_best():
     seen, _ = watched(task_of(0), digits(0), rate=0.3)
-    search = search_of(seen, steps=8, learning_rate=0.5, schedule="constant")
-    answer = search.solve()
-    search.images = Pixels(answer.inputs.clone())
-    assert float(search.objective()[0].detach()) == pytest.approx(answer.objective, rel=1e-5)
+    attack = MixedStart(total_variation=0.0, steps=8, learning_rate=0.5, schedule="constant")
+    starts, objective = starts_of(seen)
+    search = begin(attack, objective, stream(0), companion=starts)
+    run(attack, [search])
+    best = answer(search)
+    value = search.objective.value(best.inputs, best.labels)
+    assert float(value.total.detach()) == pytest.approx(best.objective, rel=1e-5)
 
 
 def test_without_a_history_it_is_sparse_inversion_to_the_bit():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from leakbound.attacks.objectives import DISTANCES, closed, total_variation
+from leakbound.attacks.matching.distances import DISTANCES, closed, total_variation
 from leakbound.random import bernoulli, normal, stream
 
 SPANS = [(0, 4), (4, 10)]

@@ -13,9 +13,8 @@ from leakbound.attacks import (
     sparse_gradient_inversion,
     sparse_gradient_inversion_paper,
 )
-from leakbound.attacks.images import Pixels
-from leakbound.attacks.objectives import disorder
-from leakbound.attacks.search import Search
+from leakbound.attacks.matching.distances import disorder
+from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.sparse_inversion import SparseInversion, evidence, recovered_mask
 from leakbound.metrics import psnr
 from leakbound.pairing import pair
@@ -162,8 +161,7 @@ def test_who_finds_the_mask_sees_more():
 
 
 def at_truth(seen, batch):
-    images = Pixels(batch.inputs.clone())
-    return float(Search(GradientMatching(), seen, stream(0), images).objective()[1].detach())
+    return float(Objective.of(GradientMatching(), seen).value(batch.inputs, batch.labels).match)
 
 
 def test_the_start_explains_one_local_step_and_the_end_does_not():
@@ -227,7 +225,7 @@ def test_the_truth_is_in_order_and_a_guess_is_not():
     gaps = []
     for images in (batch.inputs, digits(1).inputs):
         one, none = (
-            float(Search(settings, seen, stream(0), Pixels(images.clone())).objective()[0].detach())
+            float(Objective.of(settings, seen).value(images, seen.labels).total)
             for settings in (GradientMatching(ordered=1.0), GradientMatching())
         )
         gaps.append(one - none)

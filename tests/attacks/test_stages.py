@@ -1,13 +1,16 @@
 """Searches in four stages: no end by rounding, the best iterate kept, a known mask that helps."""
 
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
 
 from leakbound.attacks import GradientMatching, inverting_gradients
-from leakbound.attacks.lockstep import Lockstep
-from leakbound.attacks.search import Search
+from leakbound.attacks.matching.engine import Evaluator
+from leakbound.attacks.matching.loop import Loop, run, solve
+from leakbound.attacks.matching.objective import Objective
+from leakbound.attacks.matching.terms import Smooth
 from leakbound.defenses import GaussianNoise, LocalOptimalPruning, MagnitudePruning
 from leakbound.random import stream
 
@@ -31,11 +34,11 @@ def test_the_last_iterate_is_a_candidate(scene):
     """One step lowers the objective; before, only iterates that a later step judged could win."""
     played = _observation(scene, "lenet")
     attack = GradientMatching(steps=1, learning_rate=1e-3)
-    search = Search(attack, played.observation, stream(0))
+    search = attack.search(played.observation, stream(0))
     start = search.images().detach().clone()
-    search.descend()
+    Evaluator([search]).evaluate()
     at_start = float(search.best)
-    answer = search.solve()
+    (answer,) = solve(attack, [search])
     assert not torch.equal(answer.inputs, start)
     assert answer.objective < at_start
 
@@ -43,34 +46,36 @@ def test_the_last_iterate_is_a_candidate(scene):
 def test_the_kept_iterate_is_no_worse_than_the_last_in_float64(scene):
     for seed in range(3):
         played = _observation(scene, "simple_convnet", seed)
-        search = Search(inverting_gradients(60), played.observation, stream(seed, "attack"))
-        search.adam()
+        attack = inverting_gradients(60)
+        search = attack.search(played.observation, stream(seed, "attack"))
+        run(attack, [search])
         last = _precise(search)
         search.recall()
         assert _precise(search) <= last * (1 + 1e-5)
 
 
 def _precise(search):
-    search.task = search.task.with_parameters(search.task.parameters.double())
-    seen, own = search.seen.double(), search.images().detach().double()
-    rows = search.rows(own, search.labels)
-    match = search.distance(rows, seen, None, search.spans)
-    return float(match + sum(term.weight * term(own, {}) for term in search.terms))
+    task = search.objective.task
+    wide = task.with_parameters(task.parameters.double())
+    objective = replace(search.objective, task=wide, seen=search.objective.seen.double())
+    return float(objective.value(search.images().detach().double(), search.labels).total)
 
 
 def test_a_stage_starts_from_the_best_iterate_without_momentum_and_less_smooth(scene):
     played = _observation(scene, "lenet")
-    search = Search(inverting_gradients(8), played.observation, stream(0))
-    lockstep, weights = Lockstep([search]), []
+    attack = inverting_gradients(8)
+    search = attack.search(played.observation, stream(0))
+    loop, weights = Loop(attack, [search]), []
     for number in range(8):
-        lockstep.step(number)
-        weights.append(round(search.smooth.weight, 9))
+        loop.step(number)
+        (smooth,) = (term for term in search.objective.terms if isinstance(term, Smooth))
+        weights.append(round(smooth.weight, 9))
         if number == 2:
             with torch.no_grad():
                 kept = search.kept[0].clone()
                 search.images.variables[0].fill_(0.5)  # a jump, which the next stage forgets
         if number == 3:
-            moments = lockstep.optimizer.state[search.images.variables[0]]["exp_avg"]
+            moments = loop.optimizer.state[search.images.variables[0]]["exp_avg"]
             moved = (search.images.variables[0].detach() - kept).abs()
             assert float(moments.abs().max()) <= 0.1 + 1e-6  # of one signed gradient
             assert float(moved[(kept > 0) & (kept < 1)].max()) < 0.05
@@ -81,10 +86,9 @@ def test_a_stage_starts_from_the_best_iterate_without_momentum_and_less_smooth(s
 def test_smoothing_grows_with_what_a_known_mask_hides(scene):
     hidden = MagnitudePruning(0.9)
     known, unknown = (
-        Search(
+        Objective.of(
             inverting_gradients(8),
             _observation(scene, "lenet", 0, hidden, defense_known=k).observation,
-            stream(0),
         ).smoothing
         for k in (True, False)
     )
@@ -103,8 +107,9 @@ def test_knowing_a_heavy_mask_does_no_harm(scene):
     (known,), (unknown,) = _pruned(scene, inverting_gradients(500), defense, [2])
     assert known > unknown
     seen = _observation(scene, "simple_convnet", 2, defense).observation
-    once = Search(inverting_gradients(500), seen, stream(2, "attack")).solve()
-    (both,) = inverting_gradients(500).many([seen], [stream(2, "attack")])
+    attack = inverting_gradients(500)
+    (once,) = solve(attack, [attack.search(seen, stream(2, "attack"))])
+    (both,) = attack.many([seen], [stream(2, "attack")])
     assert both.objective < once.objective
 
 

@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch import nn
 
+from leakbound.attacks import GradientMatching
 from leakbound.attacks.features.base import FoundFeatures
-from leakbound.attacks.terms import (
+from leakbound.attacks.matching.terms import (
     Learned,
     SameFeatures,
     SameStatistics,
     Small,
     Smooth,
-    form_for,
     statistics,
+    terms_for,
 )
 from leakbound.client import batch_norms, batch_statistics, layer_inputs
 from leakbound.random import normal, stream, uniform
@@ -66,7 +67,7 @@ def test_features_in_any_order_match(signed):
     assert float(term(IMAGES, {"fc": 4 * vectors})) == pytest.approx(0, abs=1e-6)
     other = normal((3, 5), stream(3, "terms"))
     cosines = torch.nn.functional.cosine_similarity(
-        other[:, None], term.found.vectors[None], dim=2
+        other[:, None], term.features.vectors[None], dim=2
     ).numpy()
     likeness = cosines if signed else cosines**2
     best = max(np.mean([likeness[i, p[i]] for i in range(3)]) for p in permutations(range(3)))
@@ -82,11 +83,19 @@ def test_the_span_forgets_which_is_which():
     span = np.linalg.svd(vectors.numpy(), full_matrices=False)[2]
     left = [1 - np.sum((span @ v) ** 2) / np.sum(v**2) for v in beside.numpy()]
     assert float(term(IMAGES, {"fc": beside})) == pytest.approx(np.mean(left), abs=1e-9)
-    assert (form_for("best", 8), form_for("best", 9), form_for("span", 1)) == (
-        "cosine",
-        "span",
-        "span",
-    )
+
+
+@pytest.mark.parametrize(
+    ("form", "examples", "expected"),
+    [("best", 8, "cosine"), ("best", 9, "span"), ("span", 1, "span"), ("cosine", 9, "cosine")],
+)
+def test_the_best_form_is_the_span_from_nine_examples_on(scene, form, examples, expected):
+    seen = scene.play(scene.task("mlp", hidden=(8,)), scene.batch(0, examples)).observation
+    settings = GradientMatching(features="cocktail_party", feature_form=form)
+    found = _found(normal((examples, 9), stream(6, "terms")))
+    (term,) = terms_for(settings, seen, seen.task, found, stream(0))
+    assert term.form == expected
+    assert terms_for(settings, seen, seen.task, None, stream(0)) == []
 
 
 def test_a_prior_returns_one_number():

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from leakbound.attacks import Gias, GradientMatching
-from leakbound.attacks.terms import SameStatistics
+from leakbound.attacks.matching.terms import SameStatistics
 from leakbound.audit import parse, run
 from leakbound.client import clients_layer_inputs
 from leakbound.defenses import (

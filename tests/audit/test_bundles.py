@@ -7,8 +7,9 @@ import torch
 
 from leakbound import audit
 from leakbound._util.files import encode
-from leakbound.attacks import BestOf, matching
-from leakbound.attacks.lockstep import WIDTH
+from leakbound.attacks import BestOf
+from leakbound.attacks.matching import attack as matching
+from leakbound.attacks.matching.loop import WIDTH
 from leakbound.audit import bundles as bundles_module
 from leakbound.audit import cells as cells_module
 from leakbound.audit.bundles import bundles, run_cells
@@ -118,15 +119,15 @@ def test_cells_are_started_before_their_results_come(few):
 def test_one_that_throws_leaves_the_others_alone(few, monkeypatch, error, status, stage):
     wanted, victim = _alone(few), few.cells()[4]
     if stage == "attack":
-        build, source = matching.Search, cells_module.source_of(victim).initial_seed()
+        begin, source = matching.begin, cells_module.source_of(victim).initial_seed()
 
-        def search(settings, observation, generator):
+        def search(settings, objective, generator, **more):
             # its stream is shared with the other defenses: those of its seed all throw
             if generator.initial_seed() == source:
                 raise error
-            return build(settings, observation, generator)
+            return begin(settings, objective, generator, **more)
 
-        monkeypatch.setattr(matching, "Search", search)
+        monkeypatch.setattr(matching, "begin", search)
         victims = {cell.id for cell in few.cells() if cell.seed == victim.seed}
     else:
         name = "play_cell" if stage == "round" else "_judge"

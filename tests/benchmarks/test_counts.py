@@ -12,9 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import leakbound
 from leakbound import client, data, models
-from leakbound.attacks.lockstep import TRACE_POINTS, WIDTH, Lockstep
-from leakbound.attacks.matching import GradientMatching
-from leakbound.attacks.search import Search
+from leakbound.attacks import GradientMatching
+from leakbound.attacks.matching.engine import Evaluator
+from leakbound.attacks.matching.loop import TRACE_POINTS, WIDTH, Loop
 from leakbound.defenses import NoDefense
 from leakbound.protocol import play
 from leakbound.random import stream
@@ -57,44 +57,47 @@ def _observed(name, options, size, source="photos", classes=10):
     return play(task, [batch], NoDefense(), [stream(0, i) for i in range(2)]).observation
 
 
-def _search(case, **settings):
+def _search(case, many=False, **settings):
     name, options, size, *_ = STEPS[case]
     seen = _observed(name, options, size)
-    return Search(GradientMatching(**settings), seen, stream(0, "attack"))
+    return GradientMatching(**settings).search(seen, stream(0, "attack"), many=many)
+
+
+def _forward(search):
+    """Operations of one forward pass of its model."""
+    guess, task = search.images().detach(), search.objective.task
+    return counting.count(lambda: client.forward(task, guess)).operations
 
 
 @pytest.mark.parametrize("case", list(STEPS))
 def test_a_step_costs_at_most_seven_forwards(case):
     search = _search(case)
-    guess = search.inputs.detach()
-    forward = counting.count(lambda: client.forward(search.task, guess)).operations
-    step = counting.count(search.descend).operations
-    assert step / forward <= STEPS[case][3]
+    step = counting.count(Evaluator([search]).evaluate).operations
+    assert step / _forward(search) <= STEPS[case][3]
 
 
 @pytest.mark.parametrize("case", list(STEPS)[:4])
 def test_a_step_holds_few_bytes_at_once(case):
     search = _search(case)
-    search.descend()
-    taken = counting.peak(search.descend)
-    assert taken / (4 * search.task.parameters.numel()) <= STEPS[case][4]
+    evaluate = Evaluator([search]).evaluate
+    evaluate()
+    taken = counting.peak(evaluate)
+    assert taken / (4 * search.objective.task.parameters.numel()) <= STEPS[case][4]
 
 
-def test_in_company_a_step_costs_each_cell_what_it_costs_alone():
-    searches = [_search("simple_convnet", steps=100) for _ in range(WIDTH)]
-    guess = searches[0].inputs.detach()
-    forward = counting.count(lambda: client.forward(searches[0].task, guess)).operations
-    together = Lockstep(searches)
+def test_among_many_a_step_costs_each_search_what_it_costs_alone():
+    searches = [_search("simple_convnet", many=True, steps=100) for _ in range(WIDTH)]
+    together = Loop(GradientMatching(steps=100), searches)
     together.step(0)
     step = counting.count(lambda: together.step(1)).operations
-    assert step / forward <= 7.0 * WIDTH
+    assert step / _forward(searches[0]) <= 7.0 * WIDTH
 
 
 def _double_backward(search):
     """Inverting Gradients' own way, without leaf gradients: what the step is measured against."""
-    guess = search.inputs.detach().clone().requires_grad_()
-    own = client.gradient(search.task, guess, search.labels)
-    seen = search.seen[0]
+    guess = search.images().detach().clone().requires_grad_()
+    own = client.gradient(search.objective.task, guess, search.labels)
+    seen = search.objective.seen[0]
     value = 1 - (own * seen).sum() / (own.norm() * seen.norm())
     return torch.autograd.grad(value, guess)[0]
 
@@ -102,8 +105,7 @@ def _double_backward(search):
 @pytest.mark.parametrize("case", ["simple_convnet", "convnet64"])
 def test_double_backward_costs_what_is_said_of_the_peers(case):
     search = _search(case)
-    forward = counting.count(lambda: client.forward(search.task, search.inputs.detach()))
-    used = counting.count(lambda: _double_backward(search)).operations / forward.operations
+    used = counting.count(lambda: _double_backward(search)).operations / _forward(search)
     assert used == pytest.approx(PEER[STEPS[case][0]], abs=0.05)
 
 
@@ -231,7 +233,7 @@ def test_between_points_of_the_trace_nothing_waits_for_the_device(name):
     assert len(waits.found) <= 4 * points + 40 < steps
 
 
-def test_in_company_nothing_waits_either():
+def test_among_many_nothing_waits_either():
     cells, steps = 4, 8 * TRACE_POINTS
     seen = [_small() for _ in range(cells)]
     with _Waits() as waits:
@@ -243,8 +245,7 @@ def test_in_company_nothing_waits_either():
 @pytest.mark.parametrize("name", list(SEARCHES))
 def test_the_loop_on_a_gpu_never_waits_for_it(name):
     settings = GradientMatching(steps=1000, **SEARCHES[name])
-    search = Search(settings, _small("cuda"), stream(0, "attack"))
-    step = Lockstep([search]).step
+    step = Loop(settings, [settings.search(_small("cuda"), stream(0, "attack"))]).step
     step(0)
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from leakbound.attacks.objectives import cosine
+from leakbound.attacks.matching.distances import cosine
 from leakbound.client import gradient
 from leakbound.defenses import GaussianNoise, NoDefense, SecureAggregation, chain
 from leakbound.defenses.soteria import Soteria, defended_layer, distances, representation

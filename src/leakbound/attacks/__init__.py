@@ -14,9 +14,8 @@ from leakbound.attacks.grad_inversion import GradInversion
 from leakbound.attacks.imprint import RobbingTheFed
 from leakbound.attacks.label_rules import LABEL_RULES, infer, label_accuracy
 from leakbound.attacks.labels import infer_labels
-from leakbound.attacks.matching import GradientMatching
-from leakbound.attacks.mixed_start import MixedStart
-from leakbound.attacks.presets import (
+from leakbound.attacks.matching.attack import GradientMatching
+from leakbound.attacks.matching.presets import (
     dlg,
     idlg,
     inverting_gradients,
@@ -29,6 +28,7 @@ from leakbound.attacks.presets import (
     settings_hash,
     strong_matching,
 )
+from leakbound.attacks.mixed_start import MixedStart
 from leakbound.attacks.private_law import CandidateLikelihood
 from leakbound.attacks.rank import RankReport, rank_analysis
 from leakbound.attacks.sparse import SparseRecovery

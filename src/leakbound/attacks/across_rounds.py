@@ -14,8 +14,9 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.attacks.base import expected_rows, seen_task
-from leakbound.attacks.matching import GradientMatching
-from leakbound.attacks.search import Search, withheld
+from leakbound.attacks.matching.loop import begin, solve
+from leakbound.attacks.matching.objective import Objective, withheld
+from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.attacks.sparse_inversion import MASKS, evidence
 from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
@@ -23,7 +24,7 @@ WITHHELD = ("kept", "forgotten")
 
 
 @dataclass(frozen=True, repr=False)
-class AcrossRounds(GradientMatching):
+class AcrossRounds(MatchingSettings):
     """Gradient matching over all rounds of an observation's history, with one guess for all.
 
     A guess is played through all rounds: where the client sent a coordinate in the round before (or
@@ -72,8 +73,6 @@ class AcrossRounds(GradientMatching):
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         """Search from one random start."""
         rounds = [evidence(seen, self.mask) for seen in (*observation.history, observation)]
-        if len(rounds) == 1:
-            return Search(self, rounds[0], generator).solve()
         for earlier, later in pairwise(rounds):
             same = earlier.update.rows.shape == later.update.rows.shape
             if earlier.cohort != later.cohort or not same:
@@ -81,7 +80,10 @@ class AcrossRounds(GradientMatching):
                     f"the history is of other clients: their batches are of {earlier.cohort} "
                     f"examples, then of {later.cohort}"
                 )
-        return RoundsSearch(self, rounds, generator).solve()
+        objective = Objective.of(self, rounds[-1])
+        if len(rounds) > 1:
+            objective = over_rounds(objective, rounds, keeps=self.withheld == "kept")
+        return solve(self, [begin(self, objective, generator)])[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,20 +115,28 @@ class _Round:
         return replace(self.task, parameters=(self.base - moved * self.own)[0])
 
 
-class RoundsSearch(Search):
-    """A search whose rows (T R, P) are those of all T rounds, the oldest first."""
+def over_rounds(objective: Objective, seen: list[Observation], keeps: bool) -> Objective:
+    """The objective of the last round, over the rows (T R, P) of all T, the oldest first."""
+    nothing = torch.zeros_like(objective.seen)
+    hidden = [_or(withheld(each), nothing.bool()) for each in seen]
+    rounds = _rounds(seen, hidden, keeps)
+    weights = torch.cat([_or(each.weights, nothing + 1) for each in seen])
+    since = [r.seen.update.rows + (r.base - r.task.parameters) / r.rate for r in rounds]
+    return replace(
+        objective,
+        client=_KeptWeights(rounds),
+        withheld=torch.cat(hidden),
+        whitener=None,
+        weights=weights,
+        seen=torch.cat(since) * (weights > 0),
+    )
 
-    def __init__(
-        self, settings: AcrossRounds, rounds: list[Observation], generator: torch.Generator
-    ) -> None:
-        super().__init__(settings, rounds[-1], generator)
-        nothing = torch.zeros_like(self.seen)
-        hidden = [_or(withheld(seen), nothing.bool()) for seen in rounds]
-        self.rounds = _rounds(rounds, hidden, keeps=settings.withheld == "kept")
-        self.withheld, self.whitener = torch.cat(hidden), None
-        self.weights = torch.cat([_or(seen.weights, nothing + 1) for seen in rounds])
-        since = [r.seen.update.rows + (r.base - r.task.parameters) / r.rate for r in self.rounds]
-        self.seen = torch.cat(since) * (self.weights > 0)
+
+@dataclass(frozen=True, eq=False)
+class _KeptWeights:
+    """A client that goes on, round after round, from the weights that it withheld."""
+
+    rounds: list[_Round]
 
     def rows(self, images: Tensor, labels: Tensor) -> Tensor:
         """The client's rows (T R, P) of a guess, each round's from its weights in that round."""
@@ -136,7 +146,7 @@ class RoundsSearch(Search):
             moved = played.moved(moved, each[-1])
         return torch.cat(each)
 
-    def expected(self, rows: Tensor) -> Tensor:
+    def seen_of(self, rows: Tensor) -> Tensor:
         """The rows added up where the client went on from a weight of its own."""
         parts, moved = list[Tensor](), torch.zeros_like(self.rounds[0].base)
         for played, each in zip(self.rounds, rows.chunk(len(self.rounds)), strict=True):

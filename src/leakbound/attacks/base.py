@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -23,12 +23,20 @@ class Attack:
     the truth: restarts, steps and settings are chosen by its own objective.
     """
 
+    def __init_subclass__(cls) -> None:
+        # An inherited `many` would bypass a `__call__` of one's own: who has one alone is called
+        # for each observation.
+        own = vars(cls)
+        if "__call__" in own and "many" not in own and cls.many is not Attack.many:
+            cls.many = Attack.many  # type: ignore[method-assign]
+            cls.at_once = Attack.at_once  # type: ignore[method-assign]
+
     def __repr__(self) -> str:
-        """All settings; those of later versions only where they are not the default."""
+        """All settings; those marked `unlisted` only where they are not the default."""
         shown = [
             f"{f.name}={getattr(self, f.name)!r}"
             for f in fields(self)
-            if not (f.metadata.get("later") and getattr(self, f.name) == f.default)
+            if not (f.metadata.get("unlisted") and getattr(self, f.name) == f.default)
         ]
         return f"{type(self).__qualname__}({', '.join(shown)})"
 
@@ -40,10 +48,6 @@ class Attack:
     def at_once(self) -> int:
         """How many observations `many` takes at once to advantage."""
         return 1
-
-    def shares(self, family: type[Attack]) -> bool:
-        """Whether calls may share computation as `family`'s do: it is not called in its own way."""
-        return type(self).__call__ is family.__call__ and type(self).many is family.many
 
     def many(
         self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
@@ -84,40 +88,29 @@ class BestOf(Attack):
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         """Run until the objective is low enough or all starts are used."""
-
-        def start(o: Sequence[Observation], g: Sequence[torch.Generator]) -> list[Reconstruction]:
-            return [self.attack(o[0], g[0])] if o else []
-
-        return self._starts([observation], [generator], start)[0]
+        best = self.attack(observation, generator)
+        for _ in range(1, self.restarts):
+            if self._done(best):
+                break
+            best = min(best, self.attack(observation, generator), key=rank)
+        return best
 
     @property
     def at_once(self) -> int:
         """The repeated attack's own."""
-        return self.attack.at_once if self.shares(BestOf) else 1
+        return self.attack.at_once
 
     def many(
         self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         """Every start of all observations that are not done, then the next."""
-        if type(self).__call__ is not BestOf.__call__:
-            return super().many(observations, generators)
-        return self._starts(observations, generators, self.attack.many)
-
-    def _starts(
-        self,
-        observations: Sequence[Observation],
-        generators: Sequence[torch.Generator],
-        start: Callable[[list[Observation], list[torch.Generator]], list[Reconstruction]],
-    ) -> list[Reconstruction]:
-        best: dict[int, Reconstruction] = {}
-        live = list(range(len(observations)))
-        for _ in range(self.restarts):
+        best = self.attack.many(observations, generators)
+        for _ in range(1, self.restarts):
+            live = [i for i, answer in enumerate(best) if not self._done(answer)]
             given = [observations[i] for i in live], [generators[i] for i in live]
-            for i, answer in zip(live, start(*given), strict=True):
-                if i not in best or rank(answer) < rank(best[i]):
-                    best[i] = answer
-            live = [i for i in live if not self._done(best[i])]
-        return [best[i] for i in range(len(observations))]
+            for i, answer in zip(live, self.attack.many(*given), strict=True):
+                best[i] = min(best[i], answer, key=rank)
+        return best
 
     def _done(self, answer: Reconstruction) -> bool:
         low = self.enough is not None and answer.objective <= self.enough
@@ -155,14 +148,12 @@ class ByNoise(Attack):
     @property
     def at_once(self) -> int:
         """The larger of the two."""
-        return max(self.clean.at_once, self.noisy.at_once) if self.shares(ByNoise) else 1
+        return max(self.clean.at_once, self.noisy.at_once)
 
     def many(
         self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         """Each of the two for all that it is taken for."""
-        if type(self).__call__ is not ByNoise.__call__:
-            return super().many(observations, generators)
         answers: dict[int, Reconstruction] = {}
         hidden = [self._hides(observation) for observation in observations]
         for attack, kind in ((self.clean, False), (self.noisy, True)):

@@ -11,11 +11,12 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from leakbound import check
-from leakbound.attacks.base import boxed, expected_rows, seen_task
+from leakbound.attacks.base import boxed, seen_task
 from leakbound.attacks.labels import infer_labels
-from leakbound.attacks.matching import GradientMatching
-from leakbound.attacks.objectives import euclidean
-from leakbound.attacks.search import Search
+from leakbound.attacks.matching.distances import euclidean
+from leakbound.attacks.matching.loop import answer, begin, run
+from leakbound.attacks.matching.objective import Objective
+from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.random import permutation
 from leakbound.types import LocalPlan, NotApplicable, Observation, Reconstruction
 
@@ -23,7 +24,7 @@ UNLIKE = 1e9
 
 
 @dataclass(frozen=True, repr=False)
-class FedAvgMatching(GradientMatching):
+class FedAvgMatching(MatchingSettings):
     """Gradient matching through simulated local training whose plan is not told.
 
     The number of local steps is the candidate whose short search leaves the least of the update's
@@ -89,8 +90,8 @@ class FedAvgMatching(GradientMatching):
             return Reconstruction(boxed(middle, observation.task), problem=reason)
         steps = self.find_steps(observation, generator)
         guess = self._deal(observation, generator, steps)
-        search = _LocalSearch(self, observation, generator, guess)
-        search.run()
+        search = LocalSearch(self, observation, generator, guess)
+        run(search.settings, [search.search])
         return search.answer()
 
     def find_steps(self, observation: Observation, generator: torch.Generator) -> int:
@@ -121,8 +122,8 @@ class FedAvgMatching(GradientMatching):
             return guesses[0]
         short, left = replace(self, steps=self.trial), []
         for guess in guesses:
-            search = _LocalSearch(short, observation, generator, guess)
-            search.run()
+            search = LocalSearch(short, observation, generator, guess)
+            run(search.settings, [search.search])
             left.append(search.misfit())
         return guesses[left.index(min(left))]
 
@@ -141,10 +142,8 @@ class _Guess:
     labels: Tensor | None
 
 
-class _LocalSearch(Search):
+class LocalSearch:
     """A search whose guess is trained on for a number of local steps, epoch after epoch."""
-
-    settings: FedAvgMatching
 
     def __init__(
         self,
@@ -159,31 +158,32 @@ class _LocalSearch(Search):
             planned = replace(planned, labels=guess.labels)
             settings = replace(settings, labels="told")
         cohort = tuple(self.copies * size for size in self.sizes)
-        super().__init__(settings, replace(planned, cohort=cohort), generator)
+        self.settings = settings
+        objective = Objective.of(settings, replace(planned, cohort=cohort))
+        self.search = begin(settings, objective, generator)
         if self.copies > 1 and settings.together_weight:
             moments = settings.together == "moments"
             apart = self.moments_apart if moments else self.matched_apart
-            self.terms.append(_Together(settings.together_weight, apart))
+            objective = self.search.objective
+            terms = (*objective.terms, _Together(settings.together_weight, apart))
+            self.search.objective = replace(objective, terms=terms)
 
-    def run(self) -> None:
-        """Descend with the settings' optimizer."""
-        if self.settings.optimizer == "lbfgs":
-            self._lbfgs()
-        else:
-            self.adam()
+    def answer(self) -> Reconstruction:
+        """The best iterate, averaged over the epochs in which an image was trained on."""
+        found = answer(self.search)
+        return found if self.copies == 1 else self._averaged(found)
 
     def misfit(self) -> float:
         """Share of the (weighted) update's energy that the best guess leaves, its length counted.
 
         Infinite where it is not a number.
         """
-        self.recall()
-        labels = self.labels.softmax(-1) if self.joint else self.labels
-        rows = expected_rows(self.observation, self.task, self.inputs, labels).detach()
-        if self.whitener is not None:
-            rows = self.whitener.whiten(rows)
+        self.search.recall()
+        objective = self.search.objective
+        images, labels = self.search.guess()
+        rows = objective.seen_of(objective.rows(images, labels)).detach()
         off, all_of_it = (
-            float(euclidean(part, self.seen, self.weights, []))
+            float(euclidean(part, objective.seen, objective.weights, []))
             for part in (rows, torch.zeros_like(rows))
         )
         share = off / all_of_it if all_of_it else math.inf
@@ -194,10 +194,10 @@ class _LocalSearch(Search):
         parts = torch.split(values, [self.copies * size for size in self.sizes])
         return [part.view(self.copies, -1, *part.shape[1:]) for part in parts]
 
-    def orders(self, images: Tensor, labels: Tensor) -> list[Tensor]:
+    def orders(self, images: Tensor) -> list[Tensor]:
         """For each client (E, n): which image of every epoch is which of its first epoch's."""
         found = []
-        for block, named in zip(self.blocks(images), self.blocks(labels), strict=True):
+        for block, named in zip(self.blocks(images), self.blocks(self.search.labels), strict=True):
             flat = block.detach().double().flatten(2)
             rows = [torch.arange(block.shape[1])]
             for epoch in range(1, self.copies):
@@ -211,8 +211,8 @@ class _LocalSearch(Search):
 
     def matched_apart(self, images: Tensor) -> Tensor:
         """Mean squared distance of matched images from their mean over the epochs."""
-        orders, parts = self.orders(images, self.labels), []
-        for block, order in zip(self.blocks(images), orders, strict=True):
+        parts = []
+        for block, order in zip(self.blocks(images), self.orders(images), strict=True):
             alike = torch.stack([epoch[row] for epoch, row in zip(block, order, strict=True)])
             parts.append((alike - alike.mean(0)).square().mean())
         return torch.stack(parts).mean()
@@ -225,16 +225,12 @@ class _LocalSearch(Search):
             parts.append((moments - moments.mean(1, keepdim=True)).square().mean())
         return torch.stack(parts).mean()
 
-    def answer(self) -> Reconstruction:
-        """The best iterate, averaged over the epochs in which an image was trained on."""
-        found = super().answer()
-        if self.copies == 1:
-            return found
-        assert found.labels is not None
+    def _averaged(self, answer: Reconstruction) -> Reconstruction:
+        assert answer.labels is not None
         images, labels = [], []
-        plan, named = self.task.plan, self.blocks(found.labels)
-        orders = self.orders(self.inputs, self.labels)
-        for block, order, own in zip(self.blocks(self.inputs), orders, named, strict=True):
+        task, last = self.search.objective.task, self.search.images().detach()
+        plan, named = task.plan, self.blocks(answer.labels)
+        for block, order, own in zip(self.blocks(last), self.orders(last), named, strict=True):
             size = block.shape[1]
             at = torch.arange(self.copies * size, device=block.device).view(self.copies, size)
             trained = at < plan.steps * (plan.batch_size or size)
@@ -243,8 +239,8 @@ class _LocalSearch(Search):
             alike = torch.stack([epoch[row] for epoch, row in zip(block, order, strict=True)])
             images.append((share * alike).sum(0))
             labels.append(own[0])
-        inputs = boxed(torch.cat(images).detach(), self.task)
-        return replace(found, inputs=inputs, labels=torch.cat(labels))
+        inputs = boxed(torch.cat(images).detach(), task)
+        return replace(answer, inputs=inputs, labels=torch.cat(labels))
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,9 @@ import torch
 from leakbound import check
 from leakbound.attacks.base import Attack
 from leakbound.attacks.generators import UNTRAINED, Generated, build
-from leakbound.attacks.matching import GradientMatching
-from leakbound.attacks.search import Search
+from leakbound.attacks.matching.attack import GradientMatching
+from leakbound.attacks.matching.loop import answer, begin, run
+from leakbound.attacks.matching.objective import Objective
 from leakbound.random import normal
 from leakbound.types import Observation, Reconstruction
 
@@ -90,14 +91,14 @@ class Gias(Attack):
             size = (observation.examples, int(model.latent))  # type: ignore[arg-type]
             latents = normal(size, generator, like=task.parameters)
             images = Generated(model, latents, task.input_range, weights=False)
-            search = Search(first, observation, generator, images)
-            search.adam()
+            search = begin(first, Objective.of(first, observation), generator, images=images)
+            run(first, [search])
             search.recall()
             starts.append((float(search.best), model, images.latents.detach(), search))
         _, model, latents, first_search = min(starts, key=lambda start: start[0])
         images = Generated(model, latents, task.input_range, weights=True)
-        search = Search(second, observation, generator, images)
+        search = begin(second, Objective.of(second, observation), generator, images=images)
         search.labels = first_search.labels
-        search.adam()
+        run(second, [search])
         search.trace = first_search.trace + search.trace
-        return search.answer()
+        return answer(search)

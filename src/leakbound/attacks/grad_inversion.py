@@ -10,9 +10,10 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.attacks.base import Attack
-from leakbound.attacks.lockstep import Lockstep
-from leakbound.attacks.matching import GradientMatching
-from leakbound.attacks.search import Search
+from leakbound.attacks.matching.attack import GradientMatching
+from leakbound.attacks.matching.engine import Evaluator
+from leakbound.attacks.matching.loop import Loop, answer
+from leakbound.attacks.matching.search import Search
 from leakbound.types import NotApplicable, Observation, Reconstruction
 
 
@@ -93,8 +94,8 @@ class GradInversion(Attack):
         settings = self.search()
         if not bool((observation.update.rows != 0).any()):
             return settings(observation, generator)
-        searches = [Search(settings, observation, generator) for _ in range(self.seeds)]
-        steppers, live = [Lockstep([s]).step for s in searches], [True] * self.seeds
+        searches = [settings.search(observation, generator) for _ in range(self.seeds)]
+        steppers, live = [Loop(settings, [s]).step for s in searches], [True] * self.seeds
         for number in range(self.steps):
             if self.group and number >= self.after * self.steps and self.seeds > 1:
                 self._pull(searches)
@@ -104,7 +105,7 @@ class GradInversion(Attack):
                 break
         best = min(searches, key=lambda search: float(search.best))
         self._consider_mean(best, searches)
-        return best.answer()
+        return answer(best)
 
     def _pull(self, searches: list[Search]) -> None:
         """Give every start the mean of all, in its own order and place."""
@@ -129,11 +130,13 @@ class GradInversion(Attack):
         """Take the mean of all starts' best images where the best start's objective prefers it."""
         for search in searches:
             search.recall()
-        mean = torch.stack([self._onto(best.inputs, search.inputs) for search in searches]).mean(0)
+        images = [search.images().detach() for search in searches]
+        own = images[searches.index(best)]
+        mean = torch.stack([self._onto(own, other) for other in images]).mean(0)
         with torch.no_grad():
             best.images.variables[0].copy_(mean)
         best.pull = None
-        best.descend()
+        Evaluator([best]).evaluate()
 
 
 @dataclass(frozen=True, eq=False)

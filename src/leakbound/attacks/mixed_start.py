@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.attacks.matching import GradientMatching
-from leakbound.attacks.search import Search, withheld
+from leakbound.attacks.matching.loop import answer, begin, run, solve
+from leakbound.attacks.matching.objective import Objective, withheld
+from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.attacks.sparse_inversion import MASKS, evidence
 from leakbound.types import NotApplicable, Observation, Reconstruction
 
@@ -26,7 +27,7 @@ LEAST = 0.01
 
 
 @dataclass(frozen=True, repr=False)
-class MixedStart(GradientMatching):
+class MixedStart(MatchingSettings):
     """Gradient matching that finds out which weights the client started from.
 
     A weight that the client sent in the round before has two candidates for where it started (the
@@ -91,19 +92,25 @@ class MixedStart(GradientMatching):
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         """Search from one random start."""
         rounds = [evidence(seen, self.mask) for seen in (*observation.history, observation)]
+        objective = Objective.of(self, rounds[-1])
         if len(rounds) == 1 or any(seen.sent is None for seen in rounds):
-            return Search(self, rounds[-1], generator).solve()
+            return solve(self, [begin(self, objective, generator)])[0]
         shapes = {(seen.cohort, seen.update.rows.shape) for seen in rounds}
         if len(shapes) > 1 or len(observation.update.rows) > 1:
             raise NotApplicable(
                 f"the rounds have {sorted({len(seen.update.rows) for seen in rounds})} rows of "
                 f"batches of {sorted({seen.cohort for seen in rounds})}; one client's are needed"
             )
-        return MixedSearch(self, rounds, generator).solve()
+        starts = Starts(self, objective, rounds)
+        objective = replace(objective, whitener=None, weights=starts.trust)
+        search = begin(self, objective, generator, companion=starts)
+        for _ in range(self.stages):
+            run(self, [search])
+        return answer(search)
 
 
-class MixedSearch(Search):
-    """A search that also estimates where the client started.
+class Starts:
+    """Which weights the client started from: what the search estimates beside the images.
 
     Attributes:
         server: (P,) the weights that the server sent.
@@ -112,53 +119,51 @@ class MixedSearch(Search):
         hidden: (P,) bool, weights whose own value nobody saw, or of which nothing is seen now.
         trust: (1, P) weights of the coordinates in the match.
         used: (P,) bool, where there is a choice.
-        own: (P,) the chance that the client started from its own.
-        moves: what was searched of the starts of hidden weights, in units of `scale`; or None.
+        own: (P,) the chance that the client started from its own, and `best_own` at the best guess.
+        variables: what was searched of the starts of hidden weights, in units of `scale`.
     """
 
     def __init__(
-        self, settings: MixedStart, rounds: list[Observation], generator: torch.Generator
+        self, settings: MixedStart, objective: Objective, rounds: list[Observation]
     ) -> None:
-        super().__init__(settings, rounds[-1], generator)
-        self.stages, self.whitener = settings.stages, None
-        self.server, self.rate = self.task.parameters, self.task.plan.learning_rate
-        self.literal = self.observation.update.rows
+        task, observation, gone = objective.task, objective.observation, objective.withheld
+        self.server, self.rate = task.parameters, task.plan.learning_rate
+        self.spans = objective.spans
+        self.literal = observation.update.rows
         known, self.hidden = last_sent(rounds)
-        if self.withheld is not None:
-            self.hidden = self.hidden | (self.withheld[0] & (known != self.server))
+        if gone is not None:
+            self.hidden = self.hidden | (gone[0] & (known != self.server))
         self.gap = (known - self.server) / self.rate * ~self.hidden
-        weights = self.observation.weights
+        weights = observation.weights
         given = torch.ones_like(self.literal) if weights is None else weights
         self.trust = given * ~self.hidden
-        self.weights = self.trust
         self.used = (self.trust > 0)[0] & (self.gap != 0)
-        self.own = SHARE * self.used.to(self.server)
-        self.moves: Tensor | None = None
-        self.scale = 0.0
+        self.own = self.best_own = SHARE * self.used.to(self.server)
+        self.variables: list[Tensor] = []
         away = known - self.server
         far = max(_size(away[self.hidden]), _size(away[self.used]))
+        self.scale = settings.reach * far
         if settings.unknown == "search" and bool(self.hidden.any()) and far > 0:
-            self.scale = settings.reach * far
             self.server = self.server + self.hidden * away / 2
-            self.moves = torch.zeros_like(away[self.hidden]).requires_grad_()
-            self.variables.append(self.moves)
-        self.place()
-        self.best_own = self.own
+            self.variables = [torch.zeros_like(away[self.hidden]).requires_grad_()]
 
-    def place(self) -> None:
+    def place(self, objective: Objective) -> Objective:
         """Train the guess, and read the gradient, where the client is now thought to have started.
 
         Coordinates without a known own weight start at `server`, plus what was searched.
         """
         start = self.server + self.rate * self.gap * self.own
-        if self.moves is not None:
+        for moved in self.variables:
             at = self.hidden.nonzero().squeeze(1)
-            start = start.index_add(0, at, self.scale * self.moves)
-        self.task = replace(self.task, parameters=start)
-        self.seen = (self.literal + self.gap * self.own) * (self.trust > 0)
+            start = start.index_add(0, at, self.scale * moved)
+        task = replace(objective.task, parameters=start)
+        seen = (self.literal + self.gap * self.own) * (self.trust > 0)
+        return replace(objective, task=task, seen=seen)
 
-    def choose(self, rows: Tensor) -> None:
-        """Reckon anew who started where, from the gradient (1, P) of the guess."""
+    def learn(self, rows: Tensor, better: bool) -> None:
+        """Estimate anew who started where, from the gradient (1, P) of the guess."""
+        if better:
+            self.best_own = self.own
         literal = (rows - self.literal)[0].square()
         own = (rows - self.literal - self.gap)[0].square()
         chances = self.own.clone()
@@ -173,32 +178,9 @@ class MixedSearch(Search):
             chances[start:stop][used] = torch.sigmoid((far - near) / (2 * spread + least) + share)
         self.own = chances
 
-    def rows(self, images: Tensor, labels: Tensor) -> Tensor:
-        """The client's rows of a guess that starts where it is thought to have started."""
-        rows = super().rows(images, labels)
-        self.latest = rows.detach()
-        return rows
-
-    def descend(self) -> Tensor:
-        """As in every search; then choose anew."""
-        self.place()
-        before = self.best
-        last = super().descend()
-        if bool(last < before):
-            self.best_own = self.own
-        self.choose(self.latest)
-        return last
-
     def recall(self) -> None:
-        """Back to the best iterate, and to what was then thought of the starts."""
-        super().recall()
+        """Back to what was thought of the starts at the best guess."""
         self.own = self.best_own
-        self.place()
-
-    def adam(self) -> None:
-        """All stages."""
-        for _ in range(self.stages):
-            super().adam()
 
 
 def last_sent(rounds: list[Observation]) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.attacks.base import Attack, BestOf, seen_task
-from leakbound.attacks.matching import GradientMatching
+from leakbound.attacks.matching.attack import GradientMatching
 from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
 MASKS = ("recovered", "blind", "told")

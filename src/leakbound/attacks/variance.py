@@ -15,7 +15,7 @@ from leakbound._util.cache import RecentCache
 from leakbound.attacks.analytic import _layer, input_layer
 from leakbound.attacks.base import Attack, boxed, seen_task
 from leakbound.attacks.labels import infer_labels
-from leakbound.attacks.objectives import total_variation
+from leakbound.attacks.matching.distances import total_variation
 from leakbound.attacks.pace import tick
 from leakbound.attacks.private_law import (
     CandidateLikelihood,

@@ -1,40 +1,28 @@
-"""Gradient matching: search the inputs whose update looks like the one that was seen."""
+"""The settings of gradient matching, and their checks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
 
 from leakbound import check
 from leakbound.attacks.base import Attack
 from leakbound.attacks.features.methods import METHODS
-from leakbound.attacks.lockstep import WIDTH, many
-from leakbound.attacks.objectives import DISTANCES
-from leakbound.attacks.search import Search, with_and_without_mask
-from leakbound.attacks.terms import FORMS, STATISTICS
-from leakbound.types import Observation, Reconstruction, Task
+from leakbound.attacks.matching.distances import DISTANCES
+from leakbound.types import Task
+
+STATISTICS = ("best", "running", "proxy", "exact")
+FORMS = ("best", "cosine", "span")
 
 
-def later(default: Any) -> Any:
-    """A setting of a later version: records name it only where it is not the default."""
-    return field(default=default, metadata={"later": True})
+def unlisted(default: Any) -> Any:
+    """A setting that the attack's `repr`, and so its record, names only where it is changed."""
+    return field(default=default, metadata={"unlisted": True})
 
 
 @dataclass(frozen=True, repr=False)
-class GradientMatching(Attack):
-    """Minimize distance(update of the guess, update seen) + what else makes a guess unlikely.
-
-    Those are the total variation, statistics in batch norms, features that another method found,
-    and the size. Every part is a setting, so an ablation changes a field.
-
-    Knows what the threat model grants: the guess is sent through the known defense's deterministic
-    part, coordinates are weighted by the known noise law (whitened, where its noise is correlated)
-    and restricted to the known mask. The answer is the iterate with the lowest objective, the last
-    one included. With the schedule "stages", an answer that does not explain what a known mask
-    shows is searched for a second time (see `search.with_and_without_mask`).
+class MatchingSettings(Attack):
+    """What gradient matching can be told to do; what searches with these settings is a subclass.
 
     Args:
         distance: cosine, cosine_layers, cosine_weighted, euclidean or manhattan.
@@ -77,19 +65,6 @@ class GradientMatching(Attack):
             of every tensor: each is then larger than what it sends. With 0.1 ReLU networks gave
             more away at 30 % withheld (5 dB and up); at 60 %, over several rounds, or with tanh
             units it did little or harm. It misleads where other entries are withheld.
-
-    Source: Zhu et al. 2019; Geiping et al. 2020; Yin et al. 2021; Liu et al. 2025 (paper B), eq. 9.
-
-    Example:
-        >>> import leakbound as lb
-        >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
-        >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
-        >>> task, sources = lb.Task.of(model, classes=3), [lb.stream(0, "a"), lb.stream(0, "b")]
-        >>> seen = lb.play(task, [batch], lb.defenses.NoDefense(), sources).observation
-        >>> attack = GradientMatching(distance="euclidean", optimizer="lbfgs", steps=10)
-        >>> answer = attack(seen, lb.stream(0, "attack"))
-        >>> bool((answer.inputs - batch.inputs).abs().max() < 0.05)
-        True
     """
 
     distance: str = "cosine"
@@ -104,19 +79,19 @@ class GradientMatching(Attack):
     box: bool = True
     labels: str = "told"
     enough: float | None = None
-    smoothing: float = later(0.0)
-    image: str = later("pixels")
-    width: int = later(32)
-    batch_norm: float = later(0.0)
-    statistics: str = later("best")
-    first_norm: float = later(1.0)
-    features: str = later("none")
-    feature_weight: float = later(0.1)
-    feature_form: str = later("best")
-    size: float = later(0.0)
-    prior: str = later("")
-    prior_weight: float = later(0.0)
-    ordered: float = later(0.0)
+    smoothing: float = unlisted(0.0)
+    image: str = unlisted("pixels")
+    width: int = unlisted(32)
+    batch_norm: float = unlisted(0.0)
+    statistics: str = unlisted("best")
+    first_norm: float = unlisted(1.0)
+    features: str = unlisted("none")
+    feature_weight: float = unlisted(0.1)
+    feature_form: str = unlisted("best")
+    size: float = unlisted(0.0)
+    prior: str = unlisted("")
+    prior_weight: float = unlisted(0.0)
+    ordered: float = unlisted(0.0)
 
     def __post_init__(self) -> None:
         check.one_of(DISTANCES, distance=self.distance)
@@ -144,29 +119,5 @@ class GradientMatching(Attack):
         check.one_of(FORMS, feature_form=self.feature_form)
 
     def plant(self, task: Task) -> Task:
-        """The change that the feature method needs."""
+        """The change that the feature method needs of a malicious server."""
         return task if self.features == "none" else METHODS[self.features].plant(task)
-
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        """Search from one random start."""
-        answer = self.search(observation, generator).solve()
-        return with_and_without_mask(answer, self, observation, generator)
-
-    def search(self, observation: Observation, generator: torch.Generator) -> Search:
-        """The search, before its first step."""
-        return Search(self, observation, generator)
-
-    @property
-    def at_once(self) -> int:
-        """How many searches `many` runs together; 1 where a subclass searches in its own way."""
-        return WIDTH if self.shares(GradientMatching) and self.optimizer == "adam" else 1
-
-    def many(
-        self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
-    ) -> list[Reconstruction]:
-        """Searches of small models of equal shapes share their computation; no bit changes."""
-        if self.at_once == 1:
-            return super().many(observations, generators)
-        answers = many(self, observations, generators)
-        given = zip(answers, observations, generators, strict=True)
-        return [with_and_without_mask(a, self, seen, own) for a, seen, own in given]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 
 from leakbound.attacks.base import Attack, BestOf, ByNoise
-from leakbound.attacks.matching import GradientMatching
+from leakbound.attacks.matching.attack import GradientMatching
 
 
 def settings_hash(attack: Attack) -> str:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.random import normal, uniform
-from leakbound.types import NotApplicable
+from leakbound.types import NotApplicable, Observation, Task
 
 LEAK = 0.2
 
@@ -126,3 +127,16 @@ def _drawn(name: str, shape: torch.Size, generator: torch.Generator, like: Tenso
         start = like.new_full(shape, float(name.endswith("weight")))
     drawn: Tensor = start.requires_grad_()
     return drawn
+
+
+def images_for(
+    settings: MatchingSettings, task: Task, observation: Observation, generator: torch.Generator
+) -> Images:
+    """What a search with these settings moves, at its random start."""
+    shape, like = observation.batch_shape, task.parameters
+    if settings.image == "deep_prior":
+        return DeepPrior(shape, task.input_range, settings.width, generator, like)
+    if settings.initialization == "normal":
+        return Pixels(normal(shape, generator, like=like))
+    low, high = task.input_range
+    return Pixels(low + (high - low) * uniform(shape, generator, like=like))

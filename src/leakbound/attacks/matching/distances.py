@@ -180,3 +180,18 @@ def total_variation(images: Tensor) -> Tensor:
     """
     parts = (images.diff(dim=-2), images.diff(dim=-1))
     return torch.stack([part.abs().sum() / max(1, part.numel()) for part in parts]).sum()
+
+
+def variation_gradients(images: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """`total_variation` of each of several batches (N, B, C, H, W), and its gradient in it."""
+    values, gradients = [list[Tensor]() for _ in images], torch.zeros_like(images)
+    for axis in (-2, -1):
+        step = images.diff(dim=axis)
+        count, side = max(1, step[0].numel()), step.shape[axis]
+        for own, part in zip(values, step.abs(), strict=True):
+            own.append(part.sum() / count)
+        step.sign_().div_(count)
+        gradients.narrow(axis, 1, side).add_(step)
+        gradients.narrow(axis, 0, side).sub_(step)
+    sums = [down + across for down, across in values]
+    return list(zip(sums, gradients, strict=True))

@@ -13,13 +13,13 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from leakbound._util import user_code
 from leakbound.attacks.features.base import FoundFeatures
-from leakbound.attacks.objectives import TINY, total_variation
+from leakbound.attacks.matching.distances import TINY, total_variation
+from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.client import batch_norms, batch_statistics, statistics_of
 from leakbound.types import NotApplicable, Observation, Statistics, Task
 
-STATISTICS = ("best", "running", "proxy", "exact")
-FORMS = ("best", "cosine", "span")
 FEW = 8
 PUBLIC = 512
 
@@ -52,20 +52,6 @@ class Smooth:
     def __call__(self, images: Tensor, inside: Mapping[str, Tensor]) -> Tensor:
         """The mean absolute difference of neighboring pixels."""
         return total_variation(images)
-
-
-def smooth_slopes(images: Tensor) -> tuple[list[Tensor], Tensor]:
-    """`total_variation` of each of several batches (N, B, C, H, W), and its slopes in them."""
-    values, slopes = [list[Tensor]() for _ in images], torch.zeros_like(images)
-    for axis in (-2, -1):
-        step = images.diff(dim=axis)
-        count, side = max(1, step[0].numel()), step.shape[axis]
-        for own, part in zip(values, step.abs(), strict=True):
-            own.append(part.sum() / count)
-        step.sign_().div_(count)
-        slopes.narrow(axis, 1, side).add_(step)
-        slopes.narrow(axis, 0, side).sub_(step)
-    return [down + across for down, across in values], slopes
 
 
 @dataclass(frozen=True)
@@ -150,23 +136,23 @@ class SameFeatures:
     """
 
     weight: float
-    found: FoundFeatures
+    features: FoundFeatures
     form: str = "cosine"
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The layer whose inputs were found."""
-        return (self.found.layer,)
+        """The layer whose inputs they are."""
+        return (self.features.layer,)
 
     def __call__(self, images: Tensor, inside: Mapping[str, Tensor]) -> Tensor:
         """The mean distance, in [0, 1] or [0, 2]."""
-        own = inside[self.found.layer].flatten(1)
+        own = inside[self.features.layer].flatten(1)
         own = own / _lengths(own)
         if self.form == "span":
-            basis = self.found.basis.to(own)
+            basis = self.features.basis.to(own)
             return 1 - (own @ basis).square().sum(1).mean()
-        cosines = own @ self.found.vectors.to(own).T
-        likeness = cosines if self.found.signed else cosines.square()
+        cosines = own @ self.features.vectors.to(own).T
+        likeness = cosines if self.features.signed else cosines.square()
         rows, columns = linear_sum_assignment(
             -likeness.detach().nan_to_num(-9.0).cpu().double().numpy()
         )
@@ -209,11 +195,33 @@ def statistics(kind: str, observation: Observation, task: Task) -> Mapping[str, 
     raise NotApplicable("no data has passed the batch norms: there are no running statistics")
 
 
-def form_for(form: str, examples: int) -> str:
-    """Cosines for a few examples, the span for more, where the form is "best"."""
-    if form != "best":
-        return form
-    return "cosine" if examples <= FEW else "span"
+def terms_for(
+    settings: MatchingSettings,
+    observation: Observation,
+    task: Task,
+    features: FoundFeatures | None,
+    generator: torch.Generator,
+) -> list[Term]:
+    """The summands beside the total variation, as far as their weights are not zero."""
+    terms = list[Term]()
+    if settings.size:
+        terms.append(Small(settings.size, sum(task.input_range) / 2))
+    if settings.batch_norm:
+        known = statistics(settings.statistics, observation, task)
+        if known:
+            first, cohort = settings.first_norm, observation.cohort
+            terms.append(SameStatistics(settings.batch_norm, known, first, cohort))
+    if settings.prior and settings.prior_weight:
+        build = user_code.find("prior", settings.prior)
+        with user_code.seeded(generator):
+            penalty = build(input_shape=observation.input_shape)
+        terms.append(Learned(settings.prior_weight, penalty))
+    if features is not None:
+        form = settings.feature_form
+        if form == "best":  # a span tells nothing of as many directions as the layer has
+            form = "cosine" if observation.examples <= FEW else "span"
+        terms.append(SameFeatures(settings.feature_weight, features, form))
+    return terms
 
 
 def _running(task: Task, name: str) -> Statistics | None:

@@ -1,0 +1,206 @@
+"""One evaluation of a search: the objective and its gradients, by an exact engine or by autograd.
+
+An engine gives the gradient of the guess and pulls the objective's own gradient back to the images,
+so that nothing differentiates a backward pass. Several searches may share one engine: the bits of a
+search are independent of the batch composition (see `engines.bundle`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from leakbound.attacks.matching.distances import variation_gradients
+from leakbound.attacks.matching.search import ExactEngine, Search
+from leakbound.attacks.matching.terms import Smooth
+from leakbound.client import shown
+from leakbound.engines import several
+from leakbound.engines.base import Engine, Pulled, aligned
+from leakbound.engines.choose import choose
+from leakbound.types import Observation, Task, Unit
+
+
+def choose_engine(search: Search, many: bool = False) -> ExactEngine | None:
+    """The engine of a search; None where autograd is needed. The one rule that chooses.
+
+    Autograd is needed where the attack says that a guess becomes rows in a way of its own
+    (`Objective.client`, `Search.companion`), where cross-entropy ignores a label, and where
+    `engine_for` has no engine.
+    """
+    objective = search.objective
+    if objective.client is not None or search.companion is not None:
+        return None
+    if not search.joint and bool((search.labels < 0).any()):
+        return None
+    return engine_for(objective.observation, objective.task, many)
+
+
+def engine_for(observation: Observation, task: Task, many: bool = False) -> ExactEngine | None:
+    """The engine for an attacker's simulation of what was seen.
+
+    None for several clients' local steps or minibatches, clients of unequal batches, examples that
+    see each other, and a model that no engine reads. `many`: other searches may share its steps.
+    """
+    plan, cohort = task.plan, observation.cohort
+    size = cohort[0]
+    if any(own != size for own in cohort) or task.coupled:
+        return None
+    unit = observation.update.unit if observation.defense is None else observation.defense.starts
+    rows = observation.examples if unit is Unit.EXAMPLE else len(cohort)
+    shape = (observation.examples // rows, *observation.input_shape)
+    if plan.steps == 1 and (plan.batch_size is None or plan.batch_size >= size):
+        choice = choose(task, rows, shape, many)
+    else:  # no example has several steps of its own
+        choice = None if unit is Unit.EXAMPLE else several.choose(task, rows, shape)
+    return None if choice is None else ExactEngine(choice, rows)
+
+
+class Evaluator:
+    """Evaluates one search, or several that share an engine (see `loop.batch_key`)."""
+
+    def __init__(self, searches: Sequence[Search]) -> None:
+        self.searches = list(searches)
+        self.engine: Engine | None = None
+        self.rows, self.cotangent = 1, torch.empty(0)
+        if searches[0].exact is not None:
+            self.rows = searches[0].exact.rows
+            tasks = [search.objective.task for search in searches]
+            self.engine = searches[0].exact.choice.engine(tasks, self.rows)
+        self.evaluate: Callable[[], None] = (
+            self._by_autograd if self.engine is None else self._by_engine
+        )
+        """Evaluates each search at its present guess; values and gradients go into its state."""
+
+    def _by_autograd(self) -> None:
+        for search in self.searches:
+            if search.companion is not None:
+                search.objective = search.companion.place(search.objective)
+            images, labels = search.guess()
+            total, match, rows = search.objective.value(images, labels)
+            driven = total if search.pull is None else total + search.pull(images)
+            gradients = torch.autograd.grad(driven, search.variables)
+            better = search.record(total, match, gradients)
+            if search.companion is not None:
+                search.companion.learn(rows.detach(), bool(better))
+
+    def _by_engine(self) -> None:
+        assert self.engine is not None  # else autograd evaluates
+        guesses = [_Evaluation.of(search, self.rows) for search in self.searches]
+        inputs = _joined([guess.inputs for guess in guesses])
+        plain = self.engine.gradient(inputs, _joined([guess.targets for guess in guesses]))
+        if not self.cotangent.numel():
+            self.cotangent = aligned(len(plain), plain)
+        places = [slice(at, at + self.rows) for at in range(0, len(plain), self.rows)]
+        for guess, place in zip(guesses, places, strict=True):
+            guess.compare(plain[place], self.cotangent[place])
+        pulled = self.engine.pull(self.cotangent)
+        variations = _variations(inputs.view(len(guesses), -1, *inputs.shape[2:]), guesses)
+        for guess, place, variation in zip(guesses, places, variations, strict=True):
+            soft = None if pulled.labels is None else pulled.labels[place]
+            guess.finish(Pulled(pulled.inputs[place], soft), variation)
+
+
+@dataclass(eq=False)
+class _Evaluation:
+    """A search's guess within one evaluation by an engine.
+
+    Attributes:
+        total, match: the objective and the distance, as far as they are added up.
+        factor: what gives the gradient is to be multiplied with; None: nothing.
+    """
+
+    search: Search
+    images: Tensor
+    labels: Tensor
+    rows: int
+    total: Tensor
+    match: Tensor
+    factor: Tensor | None = None
+
+    @staticmethod
+    def of(search: Search, rows: int) -> _Evaluation:
+        return _Evaluation(search, *search.guess(), rows, search.best, search.best)
+
+    @property
+    def inputs(self) -> Tensor:
+        """The images by row, (R, n, *S)."""
+        return self.images.detach().view(self.rows, -1, *self.images.shape[1:])
+
+    @property
+    def targets(self) -> Tensor:
+        """The labels by row, (R, n) or (R, n, K)."""
+        return self.labels.detach().view(self.rows, -1, *self.labels.shape[1:])
+
+    def compare(self, plain: Tensor, into: Tensor) -> None:
+        """The objective at the client's plain rows (R, P); its gradient there goes to `into`."""
+        search, objective = self.search, self.search.objective
+        if objective.closed is not None and search.direct:
+            # asked each time: a defense may change some rows and leave others
+            sent = shown(objective.observation, plain)
+            search.direct = objective.seen_of(sent) is plain
+        if objective.closed is not None and search.direct:
+            self.match, self.factor = objective.closed.at(plain, into)
+            self.total = self.match
+            return
+        with torch.enable_grad():
+            leaf = plain.detach().requires_grad_()
+            rows = shown(objective.observation, leaf)
+            match = objective.match(rows)
+            total = objective.with_order(match, rows)
+            into.copy_(torch.autograd.grad(total, leaf)[0])
+        self.match, self.total = match.detach(), total.detach()
+
+    def finish(self, pulled: Pulled, variation: tuple[Tensor, Tensor] | None) -> None:
+        """Add the terms, and hand value and gradients to the search.
+
+        Args:
+            pulled: what the engine gives for `into`.
+            variation: the images' total variation and its gradient, where it is a term.
+        """
+        search, images = self.search, self.images
+        gradient = pulled.inputs.reshape(images.shape)
+        gradient = gradient.clone() if self.factor is None else gradient * self.factor
+        traced = []
+        for term in search.objective.terms:
+            if isinstance(term, Smooth) and variation is not None:
+                self.total = self.total + term.weight * variation[0]
+                gradient.add_(variation[1], alpha=term.weight)
+            else:
+                traced.append(term)
+        if traced or search.pull is not None:
+            leaf = images.detach().requires_grad_()
+            with torch.enable_grad():
+                parts = search.objective.penalties(leaf, tuple(traced))
+                for part in parts:
+                    self.total = self.total + part.detach()
+                if search.pull is not None:
+                    parts.append(search.pull(leaf))
+                gradient += torch.autograd.grad(sum(parts[1:], parts[0]), leaf)[0]
+        pixels = search.images.variables
+        gradients: Sequence[Tensor] = [gradient]
+        if len(pixels) > 1 or images is not pixels[0]:
+            gradients = torch.autograd.grad(images, pixels, gradient)
+        if search.joint:
+            assert pulled.labels is not None  # probabilities were given
+            soft = pulled.labels.reshape(self.labels.shape)
+            soft = soft if self.factor is None else soft * self.factor
+            gradients = [*gradients, *torch.autograd.grad(self.labels, search.labels, soft)]
+        search.record(self.total, self.match, gradients)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _variations(
+    stacked: Tensor, guesses: Sequence[_Evaluation]
+) -> Sequence[tuple[Tensor, Tensor] | None]:
+    """Total variation of all guesses' images (N, B, C, H, W), where it is a term; gradients too."""
+    wanted = [any(isinstance(t, Smooth) for t in g.search.objective.terms) for g in guesses]
+    if all(wanted):
+        return variation_gradients(stacked)
+    pairs = zip(stacked, wanted, strict=True)
+    return [variation_gradients(own[None])[0] if asked else None for own, asked in pairs]

@@ -1,0 +1,209 @@
+"""What a search minimizes: how far a guess's update is from the one seen, and how unlikely it is.
+
+An objective is immutable. A search that changes its own (from stage to stage) takes a new one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from leakbound.attacks.base import expected_rows, seen_task
+from leakbound.attacks.matching.distances import (
+    DISTANCES,
+    Cosine,
+    Euclidean,
+    closed,
+    disorder,
+)
+from leakbound.attacks.matching.settings import MatchingSettings
+from leakbound.attacks.matching.terms import Smooth, Term
+from leakbound.client import clients_layer_inputs, refuse_codes
+from leakbound.covariance import Structured
+from leakbound.types import NotApplicable, Observation, Task
+
+
+class Client(Protocol):
+    """How a guess becomes rows, where one round of the observation's own client does not say it."""
+
+    def rows(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The client's rows for a guess."""
+        ...
+
+    def seen_of(self, rows: Tensor) -> Tensor:
+        """What would have been seen of these rows, to be compared with `Objective.seen`."""
+        ...
+
+
+class Value(NamedTuple):
+    """The objective at a guess, the distance alone, and the client's rows behind it."""
+
+    total: Tensor
+    match: Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """Distance between what a guess would have shown and what was seen, plus terms.
+
+    Attributes:
+        task: the one that the client trained, as far as the attacker knows.
+        seen: (R, P) what is matched; white where known correlated noise was whitened.
+        weights: (R, P) of the coordinates; None: all count alike.
+        withheld: (R, P) bool, what is known to be withheld of what the model has; None: nothing.
+        noise_share: share of the update's energy that is noise by its declared law.
+        variation: weight of the total variation, and `smoothing` what a first stage adds.
+        zeros_first: what is withheld counts as zeros that were sent, fully in the first stage, less
+            in the next ones, not at all in the last one.
+        client: None: one round of the observation's client, which the exact engines know.
+    """
+
+    observation: Observation
+    task: Task
+    distance: str
+    seen: Tensor
+    weights: Tensor | None
+    whitener: Structured | None
+    withheld: Tensor | None
+    noise_share: float
+    variation: float
+    smoothing: float
+    ordered: float = 0.0
+    terms: tuple[Term, ...] = ()
+    zeros_first: bool = False
+    client: Client | None = None
+
+    @staticmethod
+    def of(
+        settings: MatchingSettings, observation: Observation, zeros_first: bool = False
+    ) -> Objective:
+        """What the settings make of an observation, without the terms that need draws.
+
+        Raises:
+            NotApplicable: inputs that are integer codes, or total variation of no images.
+        """
+        refuse_codes(observation.task, observation.input_shape)
+        whitener = _whitener(observation)
+        seen, hidden = observation.update.rows, withheld(observation)
+        seen = seen if whitener is None else whitener.whiten(seen)
+        if zeros_first and hidden is not None:
+            seen = seen.masked_fill(hidden, 0.0)
+        noise_share = observation.noise_share if whitener is None else _white_noise_share(seen)
+        images = len(observation.input_shape) == 3
+        variation = settings.total_variation + settings.noise_variation * noise_share**0.5
+        shown = 1.0 if hidden is None else 1 - float(hidden.double().mean())
+        smoothing = settings.smoothing / max(shown, 1e-3) ** 0.5 if images else 0.0
+        if variation and not images:
+            raise NotApplicable("total variation needs images (C, H, W)")
+        return Objective(
+            observation,
+            seen_task(observation),
+            settings.distance,
+            seen,
+            observation.weights if whitener is None else None,
+            whitener,
+            hidden,
+            noise_share,
+            variation,
+            smoothing,
+            settings.ordered,
+            (Smooth(variation),) if variation or smoothing else (),
+            zeros_first,
+        )
+
+    def at_stage(self, factor: float) -> Objective:
+        """The objective of a stage that counts smoothing, and zeros, by this factor."""
+        smooth = Smooth(self.variation + factor * self.smoothing)
+        terms = tuple(smooth if isinstance(term, Smooth) else term for term in self.terms)
+        weights = self.weights
+        if self.zeros_first and self.withheld is not None and weights is not None:
+            weights = torch.where(self.withheld, factor, weights)
+        return replace(self, terms=terms, weights=weights)
+
+    @property
+    def blank(self) -> bool:
+        """Whether nothing was seen but zeros."""
+        return not bool((self.observation.update.rows != 0).any())
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Where each of the model's tensors starts and ends within a row."""
+        return [(start, stop) for _, _, start, stop in self.task.layout]
+
+    @cached_property
+    def closed(self) -> Cosine | Euclidean | None:
+        """The distance with its gradient in closed form; None where autograd finds it."""
+        if self.withheld is not None and self.ordered:
+            return None
+        return closed(self.distance, self.seen, self.weights)
+
+    def rows(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The client's rows (R, P) for a guess."""
+        if self.client is not None:
+            return self.client.rows(images, labels)
+        return expected_rows(self.observation, self.task, images, labels)
+
+    def seen_of(self, rows: Tensor) -> Tensor:
+        """What would have been seen of these rows, to be compared with `seen`."""
+        if self.client is not None:
+            return self.client.seen_of(rows)
+        return rows if self.whitener is None else self.whitener.whiten(rows)
+
+    def match(self, rows: Tensor) -> Tensor:
+        """The distance of what would have been seen of these rows."""
+        return DISTANCES[self.distance](self.seen_of(rows), self.seen, self.weights, self.spans)
+
+    def with_order(self, total: Tensor, rows: Tensor) -> Tensor:
+        """Add what it costs that withheld entries of these rows are not the largest ones."""
+        if self.withheld is None or not self.ordered:
+            return total
+        return total + self.ordered * disorder(rows, self.withheld, self.spans)
+
+    def penalties(self, images: Tensor, terms: tuple[Term, ...]) -> list[Tensor]:
+        """Each of these terms for images (N, *S), times its weight."""
+        layers = dict.fromkeys(name for term in terms for name in term.layers)
+        inside: dict[str, Tensor] = {}
+        if layers:
+            cohort = self.observation.cohort
+            inside = clients_layer_inputs(self.task, images, tuple(layers), cohort)
+        return [term.weight * term(images, inside) for term in terms]
+
+    def value(self, images: Tensor, labels: Tensor) -> Value:
+        """The objective at a guess, differentiable."""
+        rows = self.rows(images, labels)
+        match = total = self.match(rows)
+        for penalty in self.penalties(images, self.terms):
+            total = total + penalty
+        return Value(self.with_order(total, rows), match, rows)
+
+
+def withheld(observation: Observation) -> Tensor | None:
+    """(R, P) bool: what is known to be withheld of what the model has; None where all was sent."""
+    mask, kept = observation.update.mask, observation.task.kept
+    if mask is None or not observation.threat.defense_known:
+        return None
+    return ~mask if kept is None else ~mask & kept
+
+
+def hides(observation: Observation) -> bool:
+    """Whether a known mask withholds anything."""
+    hidden = withheld(observation)
+    return hidden is not None and bool(hidden.any())
+
+
+def _whitener(observation: Observation) -> Structured | None:
+    """The known covariance of correlated noise; None where a mask cut through it."""
+    correlation = observation.correlation
+    if correlation is None or (correlation.blocks and observation.update.mask is not None):
+        return None
+    return correlation.to(observation.update.rows)
+
+
+def _white_noise_share(seen: Tensor) -> float:
+    energy = float(seen.double().square().sum())
+    return min(1.0, seen.numel() / energy) if energy > 0 else 0.0
