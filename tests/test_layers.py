@@ -64,7 +64,7 @@ ONE_PLACE = {"flwr": "flower", "opacus": "opacus", "ray": "cluster"}
 
 
 # What is still wrong: take out of these lists what is mended, put nothing in.
-MOST_LINES = 66_500  # of the wheel; 48,000 is the aim
+MOST_LINES = 65_200  # of the wheel; 48,000 is the aim
 MOST_ROOT_MODULES = 27  # 14 is the aim
 IN_CYCLES = {
     *(f"experiments.{name}" for name in ("overview", "pages", "reproductions", "results")),
