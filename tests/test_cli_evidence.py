@@ -13,7 +13,7 @@ from scipy import optimize, stats
 
 from leakbound import audit
 from leakbound.audit import Setting, corridor, parse
-from leakbound.audit.corridor import epsilon
+from leakbound.risk.corridor import epsilon
 from leakbound.cli import main
 from leakbound.report import evidence
 
@@ -56,7 +56,7 @@ def test_a_run_becomes_a_page_a_value_and_a_plan(run, tmp_path, capsys):
     written = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()}
     assert written == dict.fromkeys(("evidence.html", "report.json", "evidence.toml"), 0o600)
     (subject,) = content(tmp_path / "out")["subjects"]
-    assert {one["accepted_by"] for one in subject["thresholds"]} == {said}
+    assert {one["accepted_by"] for one in subject["criterion"]} == {said}
     (claim,) = subject["differential_privacy"]
     of = {key: epsilon(Setting(noise, dim=1), 1e-5)
           for key, noise in (("add_remove", 0.5), ("replace", 0.25))}  # fmt: skip
@@ -121,7 +121,7 @@ def test_a_training_is_bounded_and_not_measured(tmp_path):
     stated = {item["name"]: item for item in subject["declared"]["items"]}
     assert stated["training_steps"]["from"] == "--training"
     assert stated["training_participation"]["from"].startswith("default")
-    assert {one["origin"] for one in subject["thresholds"]} == {"--training"}
+    assert {one["origin"] for one in subject["criterion"]} == {"--training"}
     text = (tmp_path / "evidence.html").read_text()
     assert "which nobody ran here" in text
     figure = text[text.index('<figure class="curve"') :]

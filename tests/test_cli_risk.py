@@ -83,8 +83,8 @@ def test_visible_epsilon_is_the_larger(capsys):
     hidden, _ = parsed(capsys, *arguments, "--participation", "hidden")
     seen, _ = parsed(capsys, *arguments)
     assert seen["epsilon"] > hidden["epsilon"]
-    assert "who see which steps" in seen["upper_scope"]["attackers"]
-    for row in (*hidden["thresholds"], *seen["thresholds"]):
+    assert "who see which steps" in seen["bound_scope"]["attackers"]
+    for row in (*hidden["criterion"], *seen["criterion"]):
         assert row["lower"] <= row["upper"]
 
 
@@ -103,7 +103,7 @@ def test_bound_table_and_files(capsys, tmp_path):
     kept = json.loads((out / "bound.json").read_text())
     assert kept.pop("written_by").startswith("leakbound, sha256 ")
     assert found == kept
-    rows = found["thresholds"]
+    rows = found["criterion"]
     assert [row["psnr"] for row in rows] == sorted(row["psnr"] for row in rows)
     assert [row["verdict"] for row in rows] == [_verdict(row, 0.01, False) for row in rows]
     assert min(row["upper"] for row in rows) < 0.01
@@ -123,7 +123,7 @@ def test_what_a_guess_reaches_is_not_exposed_by_the_update(capsys):
     given = ("--norm", 2.5298, "--dim", 64, "--psnr", 5, 30)
     for noise, words in ((0, ["undecided", "exposed"]), (5.0, ["undecided", "undecided"])):
         found, _ = parsed(capsys, "bound", "--noise-multiplier", noise, *given)
-        rows = found["thresholds"]
+        rows = found["criterion"]
         assert rows[0]["lower"] == rows[0]["upper"] == 1.0
         assert [row["verdict"] for row in rows] == words
 
@@ -152,7 +152,7 @@ def test_json_stays_json_with_out(capsys, tmp_path):
         capsys, "bound", "--noise-multiplier", 0, *KNOWN, "--psnr", 20, "--out", tmp_path
     )
     assert found["epsilon"] is None
-    assert [row["verdict"] for row in found["thresholds"]] == ["exposed"]
+    assert [row["verdict"] for row in found["criterion"]] == ["exposed"]
     assert "written: bound.json, corridor.png into" in errors
     json.loads((tmp_path / "bound.json").read_text())
 
@@ -163,9 +163,9 @@ def test_priors_from_data(capsys, prior):
         capsys, "bound", "--noise-multiplier", 0.5, "--data", "digits", "--prior", prior
     )
     assert prior in found["prior"].lower() or "Gaussian" in found["prior"]
-    assert found["prior"] in found["upper_scope"]["prior"]
-    assert "sphere" in found["lower_scope"]["prior"]
-    for row in found["thresholds"]:  # two priors: the attained edge is never called protected
+    assert found["prior"] in found["bound_scope"]["prior"]
+    assert "sphere" in found["attained_scope"]["prior"]
+    for row in found["criterion"]:  # two priors: the attained edge is never called protected
         assert row["verdict"] == _verdict(row, 0.001)
 
 
@@ -259,11 +259,11 @@ def test_given_data_a_uniform_direction_protects_nothing(capsys):
     given = ("--noise-multiplier", 1.1, "--data", "mnist5k", "--steps", 1000)
     given += ("--sampling-rate", 0.01, "--psnr", 15, 25, 30)
     blank, _ = parsed(capsys, "bound", *given, "--prior", "sphere")
-    rows = blank["thresholds"]
+    rows = blank["criterion"]
     assert rows[1]["upper"] < 1e-100
     assert {row["verdict"] for row in rows} == {"undecided"}
     found, _ = parsed(capsys, "bound", *given)
-    rows = found["thresholds"]
+    rows = found["criterion"]
     # at 15 dB the zero image is what is "attained" of the smallest record: no update tells it
     assert rows[0]["lower"] == pytest.approx(1)
     assert 0.99 > rows[0]["upper"] > rows[0]["alike"] > 0.001
@@ -286,7 +286,7 @@ def test_calibrate_ends_with_the_word_of_bound(capsys, prior, word):
         prior,
     )
     beside, _ = parsed(capsys, "bound", *given, "--data", "mnist5k")
-    assert beside["thresholds"][0]["verdict"] == word
+    assert beside["criterion"][0]["verdict"] == word
     assert call("calibrate", *what) == 0
     assert f"what `leakbound bound` says about this answer: {word}" in said(capsys)
 

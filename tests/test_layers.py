@@ -187,7 +187,7 @@ def test_a_planted_violation_is_caught():
         ("registry", "from leakbound.protocol import play"),
         ("audit", "from leakbound.report import tables"),
         ("audit", "from leakbound import experiments"),
-        ("report", "from leakbound.audit.records import encode"),
+        ("report", "from leakbound.audit.journal import encode"),
         ("report", "from leakbound import check"),
         ("cli", "from leakbound.report import write"),
         ("commands", "from leakbound.cli import main"),

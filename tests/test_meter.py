@@ -10,7 +10,7 @@ import torch
 from leakbound import data, models
 from leakbound._util.files import encode
 from leakbound.attacks import GradientMatching, LinearTrap, MeanImage, RobbingTheFed, TrapWeights
-from leakbound.audit.verdict import verdict as audited
+from leakbound.assess.verdict import verdict as audited
 from leakbound.defenses import (
     ClipExamples,
     GaussianMechanism,
@@ -26,7 +26,7 @@ from leakbound.protocol import resolve, send
 from leakbound.random import normal, stream, uniform
 from leakbound.types import Batch, Exact, Gaussian, ThreatModel, Unit, Update
 
-ACCEPTED = Policy(threshold_db=25.0, probability=0.05)
+ACCEPTED = Policy(psnr=25.0, probability=0.05)
 PRIVATE = chain(ClipExamples(1.0), Mean(), GaussianMechanism(5.0))
 
 
@@ -100,7 +100,7 @@ def test_the_probability_is_that_of_the_bounds(digits):
     from leakbound.bounds import identification, ladder
 
     defense = chain(ClipExamples(1.0), Mean(), GaussianMechanism(2.0))
-    (limit,) = read(task_of(digits), batch_of(digits), defense, Policy(threshold_db=23.0)).limits
+    (limit,) = read(task_of(digits), batch_of(digits), defense, Policy(psnr=23.0)).limits
     flat = digits.inputs[1000:1200].flatten(1).double().numpy()
     labels = digits.labels[1000:1200].numpy()
     fitted = ladder.Mixture.from_samples(flat, labels=labels, components=32)
@@ -111,7 +111,7 @@ def test_the_probability_is_that_of_the_bounds(digits):
 
 
 def test_noise_floors_protect_smooth_models_on_average(digits):
-    policy = Policy(threshold_db=17.0)
+    policy = Policy(psnr=17.0)
     task = task_of(digits, activation="tanh")
     loud = read(task, batch_of(digits), chain(GaussianNoise(1.0)), policy)
     assert loud.verdict == ON_AVERAGE
@@ -141,7 +141,7 @@ def test_floors_are_asked_for_only_where_they_can_tell(digits):
 
 
 def test_a_floor_that_is_not_proved_decides_nothing(digits):
-    policy = Policy(threshold_db=17.0, floor="always")
+    policy = Policy(psnr=17.0, floor="always")
     reading = read(task_of(digits), batch_of(digits), chain(GaussianNoise(1.0)), policy)
     (limit,) = reading.limits
     assert limit.psnr < 17.0
@@ -154,7 +154,7 @@ def test_a_floor_that_is_not_proved_decides_nothing(digits):
 def test_the_cheap_floor_is_below_the_error_of_an_attack(digits):
     """Over 20 images drawn from the prior, the blind mean image errs by more than the floor."""
     task = task_of(digits, activation="tanh")
-    policy = Policy(floor="always", floor_images=8)
+    policy = Policy(floor="always", draws=8)
     (limit,) = read(task, batch_of(digits), chain(GaussianNoise(0.01)), policy).limits
     flat = digits.inputs[1000:1200]
     variance = float(flat.flatten(1).double().var(0).mean())
@@ -331,9 +331,9 @@ def test_the_policy_decides(action):
     ("wrong", "words"),
     [
         ({"on_leak": "stop"}, "on_leak"),
-        ({"threshold_db": 0.0}, "threshold_db"),
+        ({"psnr": 0.0}, "psnr"),
         ({"probability": 1.0}, "probability"),
-        ({"floor_images": 1}, "floor_images"),
+        ({"draws": 1}, "draws"),
         ({"floor": "maybe"}, "floor"),
         ({"attacks": [MeanImage()]}, "attacks"),
         ({"on_refuse": "silence"}, "on_refuse"),
@@ -353,7 +353,7 @@ def test_the_models_of_dp_training_pass_the_inspection(digits):
         task,
         batch_of(digits, 8),
         dp_sgd(noise_multiplier=40.0, clip_norm=1.0),
-        Policy(threshold_db=25.0, probability=0.2),
+        Policy(psnr=25.0, probability=0.2),
     )
     assert reading.verdict == PROTECTED
     assert isinstance(send(task, batch_of(digits), chain(), stream(0)).law, Exact)

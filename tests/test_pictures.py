@@ -260,7 +260,7 @@ def test_a_corridor_shows_both_edges_and_whom_they_cover():
     page = safe(edges._repr_html_())
     svg = decoded(page, "image/svg+xml")[0].decode()
     assert [len(line) for line in points(svg)] == [40, 40]
-    for scope in (edges.lower_scope, edges.upper_scope):
+    for scope in (edges.attained_scope, edges.bound_scope):
         assert pictures.text(scope.attackers) in page
         assert pictures.text(scope.not_said) in page
     lower, upper = points(svg)
@@ -287,7 +287,7 @@ def test_a_calibration_says_what_it_means():
     assert "noise multiplier (solved for)" in page
     assert f"{found.noise_multiplier:g}" in page
     assert f"{found.epsilon:.3g} at delta 1e-05" in page
-    assert pictures.text(found.edges.upper_scope.attackers) in page
+    assert pictures.text(found.edges.bound_scope.attackers) in page
 
 
 def cell(**change):
@@ -306,13 +306,13 @@ def test_a_cell_shows_truth_guess_and_numbers():
     page = safe(result._repr_html_())
     assert len(pixels(page)) == 2
     assert f"{result.record['metrics']['psnr'][0]:.3g}" in page
-    assert result.record["verdict"] in page
+    assert result.record.verdict in page
 
 
 def test_a_cell_without_an_answer_says_why():
     result = cell(models=[{"name": "two_layer"}], attacks=[{"name": "trap_weights"}])
-    assert result.record["status"] == "not_applicable"
-    assert pictures.text(result.record["reason"]) in safe(result._repr_html_())
+    assert result.record.status == "not_applicable"
+    assert pictures.text(result.record.reason) in safe(result._repr_html_())
 
 
 def test_a_training_shows_its_numbers():

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from leakbound import audit, commands, progress
 from leakbound.audit import estimate, parse
-from leakbound.audit.bench import Bench
+from leakbound.audit.context import PlanContext
 from leakbound.audit.estimate import Clock, Estimate
 from leakbound.cli import main
 from leakbound.progress import Bar
@@ -58,8 +58,8 @@ def test_the_time_left_follows_from_what_is_done_where_nobody_says_it():
 def test_an_estimate_counts_steps_and_measures_a_gradient(monkeypatch):
     monkeypatch.setattr(estimate, "_gradient", lambda bench, model, size, seed: 0.1 * size)
     plan = parse(PLAN)
-    found = estimate.estimate(plan.cells(), Bench(plan.data), 0)
-    by_cell = {(c.attack.name, c.batch_size): found.seconds[c.id] for c in plan.cells()}
+    found = estimate.estimate(plan.experiments(), PlanContext(plan.data), 0)
+    by_cell = {(c.attack.name, c.batch_size): found.seconds[c.id] for c in plan.experiments()}
     assert by_cell == {
         ("linear_inversion", 1): estimate.OVERHEAD,
         ("linear_inversion", 2): estimate.OVERHEAD,

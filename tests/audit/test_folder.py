@@ -12,7 +12,7 @@ from filelock import FileLock
 
 from leakbound import audit, report
 from leakbound._util import files
-from leakbound.audit import cells as cells_module
+from leakbound.audit import experiment as experiments
 from leakbound.audit import records, run_file
 from leakbound.report.folder import read
 
@@ -38,9 +38,9 @@ def runs(folder: Path) -> int:
 
 def test_what_a_run_leaves(tiny, done):
     lines = (done / "records.jsonl").read_text().splitlines()
-    assert [json.loads(line)["cell"] for line in lines] == [cell.id for cell in tiny.cells()]
+    assert [json.loads(line)["cell"] for line in lines] == [cell.id for cell in tiny.experiments()]
     units = [json.loads(line)["unit"] for line in (done / "utility.jsonl").read_text().splitlines()]
-    assert units == [unit.id for unit in tiny.utility_cells()]
+    assert units == [unit.id for unit in tiny.trainings()]
     assert runs(done) == 6
     for path in [done, *done.rglob("*")]:
         wanted = 0o700 if path.is_dir() else 0o600
@@ -66,7 +66,7 @@ def test_damaged_lines_and_missing_pictures_run_again(tiny, done):
     path = done / "records.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + lines[1][9:] + lines[2] + lines[3][:-4] + b"\0\0\0")
-    (done / "pictures" / json.loads(lines[0])["pictures"]["truth"]).unlink()
+    (done / "pictures" / json.loads(lines[0]).pictures["truth"]).unlink()
     part = f".records.jsonl.{'0' * 16}.leakbound-part"
     for place in (done, done / "pictures"):
         (place / part).write_text("left by a kill")
@@ -270,7 +270,7 @@ def test_an_os_error_of_a_cell_or_of_the_screen_is_not_the_folders(tiny, tmp_pat
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(cells_module, "play_cell", broken)
+        patch.setattr(experiments, "play_round", broken)
         outcome = audit.audit(tiny, tmp_path / "a")
     assert outcome.failed == 4
     assert outcome.counts == {"failed": 4}
@@ -307,12 +307,12 @@ def test_an_image_is_never_private_and_public(table, tmp_path):
     np.savez(tmp_path / "data.npz", inputs=inputs, labels=np.arange(60) % 30 % 3)
     table["data"] = {"source": f"npz:{tmp_path / 'data.npz'}"}
     plan = audit.parse(table | {"utility": {"rounds": 0}})
-    bench = audit.Bench(plan.data)
+    bench = audit.PlanContext(plan.data)
     images = [one.tobytes() for one in bench.dataset.inputs.numpy()]
     kept = {part: {images[i] for i in rows} for part, rows in bench.splits.items()}
-    assert not kept["private"] & kept["public"]
-    assert not (kept["private"] | kept["public"]) & kept["test"]
-    assert len(bench.splits["private"]) == 36
+    assert not kept.data_dependent & kept["public"]
+    assert not (kept.data_dependent | kept["public"]) & kept["test"]
+    assert len(bench.splits.data_dependent) == 36
     assert set.union(*kept.values()) == set(images)
     with pytest.warns(UserWarning, match=f"{bench.copies} of 60 images are copies"):
         audit.audit(plan, tmp_path / "run")

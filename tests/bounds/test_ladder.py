@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from leakbound.audit.corridor import Setting, corridor
+from leakbound.risk.corridor import Setting, corridor
 from leakbound.bounds import identification
 from leakbound.bounds.ladder import Estimate, Gallery, GaussianImages, KnownNorm, Mixture
 from leakbound.bounds.ladder.blend import Part
@@ -226,12 +226,12 @@ def test_rungs_feed_the_corridor(rungs):
 
 def test_scopes_say_what_both_edges_cover(rungs):
     for rung in rungs:
-        assert rung.upper_scope.covers == "all"
-        assert "sharper prior" in rung.upper_scope.not_said
+        assert rung.bound_scope.covers == "all"
+        assert "sharper prior" in rung.bound_scope.not_said
         assert rung.name
         assert rung.dim == DIM
-    assert {rung.lower_scope.covers for rung in rungs[1:]} == {"attained"}
-    assert rungs[0].lower_scope.covers == "trap"
+    assert {rung.attained_scope.covers for rung in rungs[1:]} == {"attained"}
+    assert rungs[0].attained_scope.covers == "trap"
 
 
 def test_blind_success_grows_and_has_limits(rungs):

@@ -60,8 +60,8 @@ def attacked(update, before, build=mlp, kind="weights", attacks=LINEAR, **told):
 
 def of(outcome):
     """Findings by name, notes as one text, and the certificate."""
-    own = outcome.records[0]["capture"]
-    return {f["name"]: f for f in own["findings"]}, " ".join(own["notes"]), own["certificate"]
+    own = outcome.records[0].capture
+    return {f.name: f for f in own.findings}, " ".join(own.notes), own.certificate
 
 
 @pytest.mark.parametrize("deviation", [0.3081, 0.5])
@@ -88,7 +88,7 @@ def test_an_image_that_is_hardly_cut_off_is_not_certified(digits):
     before, _, gradient = trained(mlp(), bright)
     outcome = attacked(gradient, before, kind="gradient")
     _, notes, proof = of(outcome)
-    assert outcome.records[0]["capture"]["explained"]["direction"] > 0.999
+    assert outcome.records[0].capture.explained.direction > 0.999
     assert proof is None
     assert "from 0 to 1.01, outside of input_range" in notes
 
@@ -131,7 +131,7 @@ def certified(model, inputs, labels, after=lambda update: update, optimizer=None
     except ValueError:  # the number of examples has to be given
         return None, None
     error = None if found.best is None else float((found.best.inputs - inputs).abs().max())
-    return found.records[0]["capture"]["certificate"], error
+    return found.records[0].capture.certificate, error
 
 
 @pytest.mark.parametrize("kind", ["relu", "linear", "tanh"])
@@ -219,7 +219,7 @@ def test_a_certificate_is_an_exposure(digits, tmp_path):
     batch = some(digits, 1)
     before, after, _ = trained(mlp(), batch)
     found = attacked(after, before, out=tmp_path / "run")
-    assert found.records[0]["verdict"] == "exposed (certified)"
+    assert found.records[0].verdict == "exposed (certified)"
     assert found.counts == {"exposed (certified)": 1}
     page = found.page.read_text("utf-8")
     main = page[page.index("<main") :]
@@ -227,15 +227,15 @@ def test_a_certificate_is_an_exposure(digits, tmp_path):
     assert "Exposed for certain</h2>" in main[:first]
     assert "banner" not in main[:first], "the input is the first thing on the page"
     assert "1 captured update gives the client" in main[:first]
-    assert attacked(after, before, truth=batch).records[0]["verdict"] == "exposed"
+    assert attacked(after, before, truth=batch).records[0].verdict == "exposed"
 
 
 def test_a_truth_that_contradicts_a_certificate_is_no_verdict(digits):
     before, after, _ = trained(mlp(), some(digits, 1))
     other = Batch(digits.inputs[20:21], digits.labels[20:21])
     (record,) = attacked(after, before, truth=other).records
-    assert record["status"] == "failed"
-    assert "a certificate says that the reconstruction is the input, and the" in record["reason"]
+    assert record.status == "failed"
+    assert "a certificate says that the reconstruction is the input, and the" in record.reason
 
 
 def test_several_steps_are_certified_where_their_replay_explains_them(digits):
@@ -291,7 +291,7 @@ def test_a_true_batch_size_is_taken_from_any_optimizer(name, digits):
     before, after, _ = trained(mlp(), some(digits, 4), **OTHERS[name])
     outcome = attacked(after, before, examples=4, learning_rate=RATE, steps=1)
     _, notes, _ = of(outcome)
-    assert outcome.records[0]["batch_size"] == 4
+    assert outcome.records[0].batch_size == 4
     assert "float16 or mixed precision, Adam, weight decay or undeclared noise would" in notes
 
 
@@ -300,7 +300,7 @@ def test_a_batch_size_under_the_rank_is_noted(digits):
     outcome = attacked(after, before, examples=3)
     words = "batch size 3 was told, but the gradient of the layer '1' has the rank of at least 4"
     assert words in of(outcome)[1]
-    assert outcome.records[0]["batch_size"] == 3
+    assert outcome.records[0].batch_size == 3
 
 
 def test_what_ranks_say_is_said_with_its_assumption(digits):
@@ -311,7 +311,7 @@ def test_what_ranks_say_is_said_with_its_assumption(digits):
         attacked(after, before)
     before, after, _ = trained(mlp(), some(digits, 1), steps=3, momentum=0.9, lr=3e-4)
     steps = of(attacked(after, before, learning_rate=3e-4))[0]["local steps"]
-    assert not steps["sure"]
+    assert not steps.sure
     assert "if the client ran plain SGD" in steps["how"]
 
 
@@ -324,10 +324,10 @@ def test_declared_noise_that_was_not_added_bounds_nothing(noise, digits):
     )  # fmt: skip
     (record,) = outcome.records
     assert "of the declared noise's energy: that noise was not added" in of(outcome)[1]
-    assert record["bounds"] == []
-    assert "was not added" in record["bounds_note"]
-    assert record["verdict"] == "undecided"
-    assert record["release"]["noise_share"] is None
+    assert record.bounds == []
+    assert "was not added" in record.bounds_note
+    assert record.verdict == "undecided"
+    assert record.release.noise_share is None
 
 
 def test_without_the_rate_honest_noise_is_not_called_missing(digits):
@@ -339,7 +339,7 @@ def test_without_the_rate_honest_noise_is_not_called_missing(digits):
         outcome = attacked(noisy, before, learning_rate=rate, **noise)
         assert "was not added" not in of(outcome)[1]
     assert "cannot be held against it" in of(outcome)[0]["learning rate"]["how"]
-    assert outcome.records[0]["release"]["noise_share"] is None
+    assert outcome.records[0].release.noise_share is None
     assert "was not added" in of(attacked(after, before, learning_rate=RATE, **noise))[1]
 
 
@@ -425,7 +425,7 @@ def test_an_empty_defense_is_no_declared_noise(digits):
 def test_one_attack_may_be_named_alone(digits):
     before, after, _ = trained(mlp(), some(digits, 1))
     outcome = attacked(after, before, attacks="linear_inversion")
-    assert [r["attack"]["name"] for r in outcome.records] == LINEAR
+    assert [r.attack.name for r in outcome.records] == LINEAR
 
 
 def test_the_page_of_several_updates_without_truth_claims_no_truth(digits, tmp_path):

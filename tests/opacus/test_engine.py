@@ -162,7 +162,7 @@ def test_whitened_training_on_real_digits_with_a_memory_manager():
     assert last < 0.9 * first
     found = engine.risk(dim=784, norm=5.0, psnr=20)
     assert found.steps == 36  # of logical batches, however they were split
-    assert "public shape" in found.lower_scope.not_said
+    assert "public shape" in found.attained_scope.not_said
     assert engine.accountant.get_epsilon(1e-5) > found.epsilon  # RDP is looser
 
 
@@ -385,7 +385,7 @@ def test_a_checkpoint_keeps_what_its_training_was(tmp_path):
         assert shown.experiment_only
         assert "EXPERIMENT ONLY" in f"{shown!r}{shown}"
     shaped = loaded(saved(tmp_path, RiskEngine(), public=PUBLIC, whiten=Whiten()))
-    assert "public shape" in shaped.risk(**ask).lower_scope.not_said
+    assert "public shape" in shaped.risk(**ask).attained_scope.not_said
     with saved(tmp_path, RiskEngine(), poisson_sampling=False).open("rb") as file:
         unsampled = loaded(file)
     with pytest.raises(NotApplicable, match="Poisson"):

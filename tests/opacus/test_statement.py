@@ -9,7 +9,7 @@ import pytest
 from scipy import optimize, special, stats
 
 from leakbound.audit import Setting, corridor
-from leakbound.audit.corridor import epsilon
+from leakbound.risk.corridor import epsilon
 from leakbound.bounds import identification, ladder
 from leakbound.bounds import mixed_steps as mixed
 from leakbound.bounds.conversions import log_delta

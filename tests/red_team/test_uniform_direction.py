@@ -11,7 +11,7 @@ from scipy import stats
 
 from leakbound import audit, data
 from leakbound.audit import Setting, calibrate, corridor
-from leakbound.audit.cells import run_cell
+from leakbound.audit.experiment import run_experiment
 from leakbound.audit.corridor_verdict import verdict_of
 from leakbound.bounds import ladder
 from leakbound.cli import main
@@ -132,12 +132,12 @@ def test_the_audit_of_what_was_beaten_is_not_protected(defense):
             "data": {"source": "mnist5k"},
             "models": [{"name": "mlp", "hidden": [8]}],
             "attacks": [{"name": "mean_image"}],
-            "floor": {"kind": "none"},
+            "error_bound": {"kind": "none"},
             "defenses": [defense],
         }
     )
-    (cell,) = plan.cells()
-    record = run_cell(cell, audit.Bench(plan.data), pictures=False).record
-    (bound,) = record["bounds"]
-    assert bound["probability"] > 0.168
-    assert record["verdict"] != "protected"
+    (cell,) = plan.experiments()
+    record = run_experiment(cell, audit.PlanContext(plan.data), pictures=False).record
+    (bound,) = record.bounds
+    assert bound.probability > 0.168
+    assert record.verdict != "protected"

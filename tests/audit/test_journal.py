@@ -5,7 +5,7 @@ import tracemalloc
 import pytest
 
 from leakbound._util.files import encode
-from leakbound.audit.records import Journal
+from leakbound.audit.journal import Journal
 
 SETTING = {"name": "é\n", "parameters": {}}
 

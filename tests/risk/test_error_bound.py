@@ -10,7 +10,7 @@ import torch
 from leakbound import audit, registry
 from leakbound.attacks import Attack
 from leakbound.audit import floors as floors_module
-from leakbound.audit.verdict import verdict
+from leakbound.assess.verdict import verdict
 from leakbound.types import Reconstruction
 
 
@@ -32,19 +32,19 @@ def table():
 
 @pytest.mark.parametrize("kind", ["trace", "full"])
 def test_more_noise_lifts_the_floor_up_to_the_prior(table, kind):
-    found = [record["bounds"][0] for record in records(table, kind=kind)]
-    values = [bound["value"] for bound in found]
+    found = [record.bounds[0] for record in records(table, kind=kind)]
+    values = [bound.value for bound in found]
     assert values[0] < values[1] < values[2]
     for bound in found:
-        assert bound["name"] == ("tight_trace" if kind == "trace" else "full")
-        assert bound["covers"] == "all"
-        assert bound["rests_on_prior"]
-        assert bound["prior"] == "one Gaussian a class in 8 directions, labels known"
-        assert bound["psnr"] == pytest.approx(-10 * math.log10(bound["value"]))
-        assert not bound["excludes_threshold"]
+        assert bound.name == ("tight_trace" if kind == "trace" else "full")
+        assert bound.covers == "all"
+        assert bound.rests_on_prior
+        assert bound.prior == "one Gaussian a class in 8 directions, labels known"
+        assert bound.psnr == pytest.approx(-10 * math.log10(bound.value))
+        assert not bound.excludes_threshold
     # at noise 10 nothing is left but the variance of the class in its leading directions
-    bench = audit.Bench(audit.parse(table).data)
-    cell = audit.parse(table).cells()[0]
+    bench = audit.PlanContext(audit.parse(table).data)
+    cell = audit.parse(table).experiments()[0]
     label = int(bench.batches(1, 1, cell.seed)[0].labels)
     pixels = bench.public.inputs[bench.public.labels == label].flatten(1).double().numpy()
     top = torch.linalg.svdvals(torch.as_tensor(pixels - pixels.mean(0)))[:8].square()
@@ -65,14 +65,14 @@ def test_no_bound_is_above_what_the_mean_of_the_class_reaches(table):
     table["defenses"] = [{"name": "gaussian_noise", "noise_std": 1e4}]
     table["data"] = {"source": "mnist5k"}
     table["seeds"] = list(range(30))
-    bench = audit.Bench(audit.parse(table).data)
+    bench = audit.PlanContext(audit.parse(table).data)
     public = bench.public
     errors, bounds = [], []
     for record in records(table, prior="isotropic"):
-        batch = bench.batches(1, 1, record["seed"])[0]
+        batch = bench.batches(1, 1, record.seed)[0]
         own = public.inputs[public.labels == int(batch.labels)]
         errors.append(float((batch.inputs[0] - own.mean(0)).square().mean()))
-        bounds.append(record["bounds"][0]["value"])
+        bounds.append(record.bounds[0].value)
     of_all = float((public.inputs - public.inputs.mean(0)).square().mean())
     spread = 3 * torch.tensor(errors).std() / len(errors) ** 0.5
     assert sum(bounds) / len(bounds) <= sum(errors) / len(errors) + spread < of_all
@@ -86,26 +86,26 @@ def test_a_floor_is_computed_once_for_all_attacks(table, monkeypatch):
     monkeypatch.setattr(floors_module, "_floor", lambda *a: calls.append(1) or original(*a))
     found = records(table)
     assert len(calls) == 1
-    assert len({json.dumps(record["bounds"]) for record in found}) == 1
+    assert len({json.dumps(record.bounds) for record in found}) == 1
 
 
 def test_alone_and_in_a_grid_the_same_bits(table):
     table["batch_sizes"] = [1, 2]
-    whole = {r["cell"]: json.dumps(r["bounds"]) for r in records(table)}
+    whole = {r.experiment: json.dumps(r.bounds) for r in records(table)}
     table["batch_sizes"], table["defenses"] = [2], [{"name": "gaussian_noise", "noise_std": 0.01}]
     (alone,) = records(table)
-    assert whole[alone["cell"]] == json.dumps(alone["bounds"])
+    assert whole[alone.experiment] == json.dumps(alone.bounds)
 
 
 def test_protected_on_average_is_said_only_of_bounds_for_all_attackers(table):
     table["defenses"] = [{"name": "gaussian_noise", "noise_std": 10.0}]
-    assert records(table)[0]["verdict"] == "protected on average"
+    assert records(table)[0].verdict == "protected on average"
     flat = records(table, prior="flat")[0]
-    assert flat["bounds"][0]["covers"] == "unbiased"
-    assert flat["bounds"][0]["on_average"]
-    assert flat["verdict"] == "undecided"
-    assert records(table, kind="none")[0]["bounds"] == []
-    assert records(table, kind="none")[0]["verdict"] == "undecided"
+    assert flat.bounds[0].covers == "unbiased"
+    assert flat.bounds[0].on_average
+    assert flat.verdict == "undecided"
+    assert records(table, kind="none")[0].bounds == []
+    assert records(table, kind="none")[0].verdict == "undecided"
 
 
 def test_a_model_with_kinks_is_no_case_for_the_theorem(table):
@@ -113,22 +113,22 @@ def test_a_model_with_kinks_is_no_case_for_the_theorem(table):
     table["models"] = [{"name": "mlp", "hidden": [8]}]
     table["defenses"] = [{"name": "gaussian_noise", "noise_std": 10.0}]
     (record,) = records(table)
-    (bound,) = record["bounds"]
-    assert bound["covers"] == "unproved"
-    assert "relu" in bound["assumptions"][0]
-    assert bound["on_average"]
-    assert record["verdict"] == "undecided"
+    (bound,) = record.bounds
+    assert bound.covers == "unproved"
+    assert "relu" in bound.assumptions[0]
+    assert bound.on_average
+    assert record.verdict == "undecided"
 
 
 def test_noise_that_falls_silent_with_the_batch_has_no_floor(table):
     table["models"] = [{"name": "mlp", "hidden": [8]}]
     table["defenses"] = [{"name": "local_optimal_noise", "noise_std": 10.0, "rule": "energy"}]
     (record,) = records(table)
-    assert record["bounds"] == []
-    assert "get no noise depends on private data" in record["bounds_note"]
+    assert record.bounds == []
+    assert "get no noise depends on private data" in record.bounds_note
     table["models"] = [{"name": "mlp", "hidden": [8], "activation": "tanh"}]
     (record,) = records(table)
-    assert [bound["covers"] for bound in record["bounds"]] == ["unproved"]
+    assert [bound.covers for bound in record.bounds] == ["unproved"]
 
 
 def test_several_images_are_not_protected_on_average(table):
@@ -136,9 +136,9 @@ def test_several_images_are_not_protected_on_average(table):
     table["defenses"] = [{"name": "gaussian_noise", "noise_std": 10.0}]
     table["batch_sizes"] = [2]
     (record,) = records(table)
-    assert record["bounds"][0]["value"] > 0.01
-    assert not record["bounds"][0]["on_average"]
-    assert record["verdict"] == "undecided"
+    assert record.bounds[0].value > 0.01
+    assert not record.bounds[0].on_average
+    assert record.verdict == "undecided"
 
 
 @dataclass(frozen=True)
@@ -166,9 +166,9 @@ def test_no_bound_for_one_model_counts_against_a_server_who_chooses_it(table, mo
     table["attacks"] = [{"name": "planting"}]
     table["attacks"] = [{"name": "inverting_gradients", "steps": 2}, {"name": "planting"}]
     for record in records(table):
-        assert record["bounds"] == []
-        assert "bounds no other" in record["bounds_note"]
-        assert record["verdict"] != "protected on average"
+        assert record.bounds == []
+        assert "bounds no other" in record.bounds_note
+        assert record.verdict != "protected on average"
 
 
 def test_no_picture_changes_the_record(table, monkeypatch):
@@ -182,7 +182,7 @@ def test_no_picture_changes_the_record(table, monkeypatch):
     (plain,) = audit.run(plan)
     monkeypatch.setattr(floors_module, "full_floor", broken)
     (other,) = audit.run(plan)
-    shown = other.record["pictures"]
+    shown = other.record.pictures
     assert "leak_map" not in shown
     assert {**other.record, "pictures": None} == {**plain.record, "pictures": None}
 
@@ -192,8 +192,8 @@ def test_a_stand_in_gets_no_floor(table):
     noise = {"name": "gaussian_noise", "noise_std": 0.001}
     table["defenses"] = [{"links": [{"name": "sign"}, noise]}]
     (record,) = records(table)
-    assert record["bounds"] == []
-    assert "stand-in" in record["bounds_note"]
+    assert record.bounds == []
+    assert "stand-in" in record.bounds_note
 
 
 def test_a_rounded_update_has_no_proved_floor(table):
@@ -201,9 +201,9 @@ def test_a_rounded_update_has_no_proved_floor(table):
     rounding = {"name": "optimal_noise", "noise_std": 0.5, "rounding": True}
     table["defenses"] = [{"links": [rounding, noise]}]
     (record,) = records(table)
-    assert record["bounds"][0]["covers"] == "unproved"
-    assert "the defense" in record["bounds"][0]["assumptions"][0]
-    assert record["verdict"] == "undecided"
+    assert record.bounds[0].covers == "unproved"
+    assert "the defense" in record.bounds[0].assumptions[0]
+    assert record.verdict == "undecided"
 
 
 def test_what_is_imitated_exactly_has_its_floor(table):
@@ -212,14 +212,14 @@ def test_what_is_imitated_exactly_has_its_floor(table):
     table["defenses"] += [{"name": "whitened_dp_sgd", "correlation": "layers"}]
     table["defenses"] += [{"links": [{"name": "optimal_pruning"}, {"name": "optimal_noise"}]}]
     table["batch_sizes"] = [1, 3]
-    found = [record["bounds"] for record in records(table)]
-    assert [bounds[0]["covers"] for bounds in found] == ["all"] * 6
+    found = [record.bounds for record in records(table)]
+    assert [bounds[0].covers for bounds in found] == ["all"] * 6
 
 
 def test_a_leak_map_needs_a_prior(table):
     table["defenses"] = [{"name": "gaussian_noise", "noise_std": 0.001}]
     (record,) = records(table, kind="full", prior="flat")
-    assert "leak_map" not in record["pictures"]
+    assert "leak_map" not in record.pictures
 
 
 def test_a_lucky_image_is_exposed_whatever_the_mean():
@@ -252,23 +252,23 @@ def test_a_lucky_image_is_exposed_whatever_the_mean():
 def test_no_floor_says_why(table, defense, reason):
     table["defenses"] = defense
     (record,) = records(table)
-    assert record["bounds"] == []
-    assert reason in record["bounds_note"]
-    assert record["status"] == "ok"
+    assert record.bounds == []
+    assert reason in record.bounds_note
+    assert record.status == "ok"
 
 
 def test_few_images_give_no_prior(table):
     table["data"]["limit"] = 12
     table["defenses"] = [{"name": "gaussian_noise"}]
     (record,) = records(table)
-    assert "public examples of class" in record["bounds_note"]
+    assert "public examples of class" in record.bounds_note
 
 
 def test_the_attacker_need_not_know_the_defense(table):
     table["defenses"] = [{"name": "gaussian_noise"}]
-    told = records(table)[0]["bounds"]
+    told = records(table)[0].bounds
     table["threat"] = {"defense_known": False}
-    assert records(table)[0]["bounds"] == told
+    assert records(table)[0].bounds == told
 
 
 def test_local_steps_are_part_of_the_release(table):
@@ -276,7 +276,7 @@ def test_local_steps_are_part_of_the_release(table):
         {"links": [{"name": "local_aggregation", "steps": n}, {"name": "gaussian_noise"}]}
         for n in (1, 5)
     ]
-    one, five = (record["bounds"][0]["value"] for record in records(table, kind="full"))
+    one, five = (record.bounds[0].value for record in records(table, kind="full"))
     assert five < one, "the sum of several gradients tells more under the same noise"
 
 
@@ -286,20 +286,20 @@ def test_the_leak_map_shows_what_is_given_away(table):
     plan = audit.parse(table)
     shown = list(audit.run(plan))
     for result in shown:
-        assert result.record["pictures"]["leak_map"] in result.pictures
-    bench = audit.Bench(plan.data)
+        assert result.record.pictures["leak_map"] in result.pictures
+    bench = audit.PlanContext(plan.data)
     maps = []
-    for cell in plan.cells():
-        from leakbound.audit.cells import play_cell
+    for cell in plan.experiments():
+        from leakbound.audit.experiment import play_round
 
-        played = play_cell(cell, bench)
+        played = play_round(cell, bench)
         maps.append(floors_module.leak_map(cell, bench, played))
     assert maps[0].shape == (1, 1, 8, 8)
     assert float(maps[0].max()) > 0.9
     assert float(maps[1].abs().max()) < 0.01
     table["floor"] = {"kind": "trace"}
     (first, _) = records(table)
-    assert "leak_map" not in first["pictures"]
+    assert "leak_map" not in first.pictures
 
 
 @pytest.mark.parametrize(
@@ -324,17 +324,17 @@ def test_the_weiss_weinstein_floor_covers_models_with_kinks(table):
     table["models"] = [{"name": "mlp", "hidden": [8]}]
     low, high = (record for record in records(table, **spec))
     for record in (low, high):
-        (bound,) = record["bounds"]
-        assert bound["name"] == "weiss_weinstein"
-        assert bound["covers"] == "all"
-    assert 0 <= low["bounds"][0]["value"] < high["bounds"][0]["value"]
-    assert high["verdict"] == "protected on average"
+        (bound,) = record.bounds
+        assert bound.name == "weiss_weinstein"
+        assert bound.covers == "all"
+    assert 0 <= low.bounds[0].value < high.bounds[0].value
+    assert high.verdict == "protected on average"
     table["models"] = [{"name": "mlp", "hidden": [8], "activation": "tanh"}]
-    ours = [record["bounds"][0]["value"] for record in records(table, **spec)]
-    full = [r["bounds"][0]["value"] for r in records(table, **(spec | {"kind": "full"}))]
+    ours = [record.bounds[0].value for record in records(table, **spec)]
+    full = [r.bounds[0].value for r in records(table, **(spec | {"kind": "full"}))]
     assert 0 < ours[1] <= full[1] * 1.01
     table["defenses"] = [{"name": "local_optimal_noise", "noise_std": 10.0}]
     (record,) = records(table, **spec)
-    assert "depends on the batch" in record["bounds_note"]
+    assert "depends on the batch" in record.bounds_note
     with pytest.raises(ValueError, match="Gaussian prior"):
-        audit.parse({**table, "floor": {"kind": "weiss_weinstein", "prior": "flat"}})
+        audit.parse({**table, "error_bound": {"kind": "weiss_weinstein", "prior": "flat"}})

@@ -10,9 +10,9 @@ import pytest
 from scipy import stats
 
 from leakbound.audit import calibrate as module
-from leakbound.audit.calibrate import Calibration
-from leakbound.audit.corridor import Setting
-from leakbound.audit.reach import Reach
+from leakbound.risk.calibrate import Calibration
+from leakbound.risk.corridor import Setting
+from leakbound.risk.kappa import Reach
 from leakbound.bounds import composition
 from leakbound.bounds.ladder import GaussianImages, KnownNorm
 from leakbound.defenses import dp_sgd
@@ -193,7 +193,7 @@ def test_a_prior():
     found = calibrate("mse<=0.0005 with probability<=0.05", setting, prior=rung)
     plain = calibrate("mse<=0.0005 with probability<=0.05", setting)
     assert found.prior == rung.name
-    assert rung.name in found.edges.upper_scope.prior
+    assert rung.name in found.edges.bound_scope.prior
     assert found.noise_multiplier > plain.noise_multiplier  # a sharper prior costs noise
     assert found.edges.upper[0] <= 0.05
     same = calibrate("mse<=0.0005 with probability<=0.05", setting, prior=KnownNorm(8))

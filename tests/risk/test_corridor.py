@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from leakbound.audit.corridor import SPHERE, Setting, corridor, epsilon
+from leakbound.risk.corridor import SPHERE, Setting, corridor, epsilon
 from leakbound.bounds import conversions
 from leakbound.bounds.ladder import KnownNorm
 
@@ -102,15 +102,15 @@ def _within(found):
 
 def test_scopes_say_who_and_whose():
     hidden, seen = (edges(1, 4, participation=p) for p in ("hidden", "visible"))
-    assert "do not see which steps" in hidden.upper_scope.attackers
-    assert "who see which steps" in seen.upper_scope.attackers
+    assert "do not see which steps" in hidden.bound_scope.attackers
+    assert "who see which steps" in seen.bound_scope.attackers
     for found in (hidden, seen):
-        assert found.upper_scope.covers == "all"
-        assert found.lower_scope.covers == "attained"
-        assert SPHERE in found.upper_scope.prior
-        assert "sphere" in found.lower_scope.prior
+        assert found.bound_scope.covers == "all"
+        assert found.attained_scope.covers == "attained"
+        assert SPHERE in found.bound_scope.prior
+        assert "sphere" in found.attained_scope.prior
     other = corridor(Setting(1.0, dim=4), 0.1, log_kappa=KnownNorm(4).log_kappa, prior="seven cats")
-    assert "seven cats" in other.upper_scope.prior
+    assert "seven cats" in other.bound_scope.prior
     assert other.upper == corridor(Setting(1.0, dim=4), 0.1).upper
 
 

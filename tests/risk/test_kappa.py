@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leakbound.audit.reach import Reach, reach, refuse_reached
-from leakbound.audit.target import Target
+from leakbound.risk.kappa import Reach, reach, refuse_reached
+from leakbound.risk.target import Target
 from leakbound.bounds.ladder import seen
 
 

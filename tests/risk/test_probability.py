@@ -11,8 +11,8 @@ from scipy import stats
 
 from leakbound import audit
 from leakbound.audit import risk
-from leakbound.audit.bench import Bench
-from leakbound.audit.cells import run_cell
+from leakbound.audit.context import PlanContext
+from leakbound.audit.experiment import run_experiment
 from leakbound.audit.plan import RiskSpec
 from leakbound.bounds import ladder
 from leakbound.types import NotApplicable
@@ -22,7 +22,7 @@ PLAN = {
     "data": {"source": "mnist5k", "limit": 600},
     "models": [{"name": "mlp", "hidden": [8]}],
     "attacks": [{"name": "linear_inversion"}],
-    "floor": {"kind": "none"},
+    "error_bound": {"kind": "none"},
     "defenses": [
         {"name": "none"},
         {"name": "dp_sgd", "noise_multiplier": [0.001, 0.1, 2.0]},
@@ -42,13 +42,13 @@ UNLABELED = {"labels_known": False}
 
 @pytest.fixture(scope="module")
 def bench():
-    return Bench(plan().data)
+    return PlanContext(plan().data)
 
 
 def records(bench, **changes):
-    cells = plan(**changes).cells()
-    found = [run_cell(cell, bench, pictures=False).record for cell in cells]
-    assert all(record["status"] == "ok" for record in found), [r["reason"] for r in found]
+    cells = plan(**changes).experiments()
+    found = [run_experiment(cell, bench, pictures=False).record for cell in cells]
+    assert all(record.status == "ok" for record in found), [r.reason for r in found]
     return found
 
 
@@ -59,13 +59,13 @@ def gaussian(bench):
 
 
 def chance(record):
-    (bound,) = record["bounds"]
+    (bound,) = record.bounds
     return bound
 
 
 def test_verdicts(gaussian):
     """Protected where the upper edge is below what is accepted; exposure wins; else undecided."""
-    assert {name: record["verdict"] for name, record in gaussian.items()} == {
+    assert {name: record.verdict for name, record in gaussian.items()} == {
         "none": "exposed",
         "dp 0.001": "exposed",
         "dp 0.1": "undecided",
@@ -76,19 +76,19 @@ def test_verdicts(gaussian):
     }
     for name, record in gaussian.items():
         if name in ("none", "noise"):  # a law that promises nothing
-            assert record["bounds"] == []
+            assert record.bounds == []
             continue
         bound = chance(record)
-        assert bound["excludes_threshold"] == (bound["probability"] <= 0.05)
-        assert (bound["psnr"], bound["accepted"], bound["covers"]) == (None, 0.05, "all")
-        assert bound["prior"] == "Gaussian images (public images)"
-        said = " ".join(bound["assumptions"])
+        assert bound.excludes_threshold == (bound.probability <= 0.05)
+        assert (bound.psnr, bound.accepted, bound.covers) == (None, 0.05, "all")
+        assert bound.prior == "Gaussian images (public images)"
+        said = " ".join(bound.assumptions)
         assert "each image for itself" in said
         if name.startswith("dp"):
             assert "on one release" in said
             assert "what several rounds leak, which is more" in said
         else:
-            assert bound["name"] == "probability after a noisy copy"
+            assert bound.name == "probability after a noisy copy"
 
 
 def test_the_numbers_of_the_mechanism(bench, gaussian):
@@ -99,7 +99,7 @@ def test_the_numbers_of_the_mechanism(bench, gaussian):
     blind = max(math.exp(float(rung.log_kappa(0.01))), most / (len(public) - 1))
     for name, noise in (("dp 0.1", 0.1), ("dp 2", 2.0)):
         expected = stats.norm.cdf(stats.norm.ppf(blind) + 1 / noise)
-        assert chance(gaussian[name])["probability"] == pytest.approx(expected, rel=1e-6, abs=0)
+        assert chance(gaussian[name]).probability == pytest.approx(expected, rel=1e-6, abs=0)
     seven = records(
         bench,
         risk={"probability": 0.01, "prior": "gaussian"},
@@ -108,7 +108,7 @@ def test_the_numbers_of_the_mechanism(bench, gaussian):
         defenses=[{"name": "dp_sgd", "noise_multiplier": 2.0}],
     )
     expected = stats.norm.cdf(stats.norm.ppf(7 * blind) + 0.5)
-    assert chance(seven[0])["probability"] == pytest.approx(expected, rel=1e-6, abs=0)
+    assert chance(seven[0]).probability == pytest.approx(expected, rel=1e-6, abs=0)
 
 
 @pytest.mark.parametrize("prior", ["gaussian", "mixture", "gallery"])
@@ -121,10 +121,10 @@ def test_priors(bench, prior):
     )
     for record in found:
         bound = chance(record)
-        assert 0 < bound["probability"] <= 1
+        assert 0 < bound.probability <= 1
         word = {"gaussian": "Gaussian", "mixture": "mixture of"}
-        assert word.get(prior, "gallery of") in bound["prior"]
-        assert (record["verdict"] == "protected") == (bound["probability"] <= 0.001)
+        assert word.get(prior, "gallery of") in bound.prior
+        assert (record.verdict == "protected") == (bound.probability <= 0.001)
 
 
 def test_a_known_label_is_no_secret(bench):
@@ -189,22 +189,22 @@ def test_a_copy_from_a_gallery():
 
 def test_nothing_asked_or_nothing_to_say(bench):
     dp = [{"name": "dp_sgd", "noise_multiplier": 2.0}]
-    cell = plan(defenses=dp).cells()[0]
+    cell = plan(defenses=dp).experiments()[0]
     off = dataclasses.replace(cell, risk=RiskSpec(probability=None))
-    record = run_cell(off, bench, pictures=False).record
-    assert (record["bounds"], record["verdict"]) == ([], "undecided")
+    record = run_experiment(off, bench, pictures=False).record
+    assert (record.bounds, record.verdict) == ([], "undecided")
     tight = records(bench, risk={"probability": 1e-300}, defenses=dp)[0]
-    assert tight["verdict"] == "undecided"
+    assert tight.verdict == "undecided"
 
 
 def test_no_prior_to_be_had(bench):
-    small = Bench(dataclasses.replace(plan().data, limit=100))  # 20 public images
+    small = PlanContext(dataclasses.replace(plan().data, limit=100))  # 20 public images
     with pytest.raises(NotApplicable, match="64 public images"):
         risk._rung(RiskSpec(), small, labels_known=True)
-    cell = plan(data=PLAN["data"] | {"limit": 100}, defenses=[{"name": "dp_sgd"}]).cells()[0]
-    record = run_cell(cell, small, pictures=False).record
-    assert (record["status"], record["verdict"]) == ("ok", "undecided")
-    assert "64 public images" in record["bounds_note"]
+    cell = plan(data=PLAN["data"] | {"limit": 100}, defenses=[{"name": "dp_sgd"}]).experiments()[0]
+    record = run_experiment(cell, small, pictures=False).record
+    assert (record.status, record.verdict) == ("ok", "undecided")
+    assert "64 public images" in record.bounds_note
 
 
 def test_the_plan_s_words():
@@ -228,7 +228,7 @@ def test_the_plan_s_words():
 
 def test_cell_ids_are_those_of_plans_without_risk():
     """A default that is not in a plan is not in its ids; a setting that is, is."""
-    plain, same = plan().cells()[0], plan(risk={"components": 32}).cells()[0]
+    plain, same = plan().experiments()[0], plan(risk={"components": 32}).experiments()[0]
     assert plain.id == same.id
-    assert plan(risk={"probability": 0.002}).cells()[0].id != plain.id
+    assert plan(risk={"probability": 0.002}).experiments()[0].id != plain.id
     assert dataclasses.replace(plain, risk=RiskSpec(probability=None)).id != plain.id

@@ -1,11 +1,13 @@
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from leakbound import audit
-from leakbound._util.files import encode
-from leakbound.audit import bench as benches
-from leakbound.audit import cells as cells_module
+from leakbound.assess.measure import release_of
+from leakbound.assess.record import Release, encode
+from leakbound.audit import context as contexts
+from leakbound.audit import experiment as experiments
 from leakbound.types import Unit, Update
 
 
@@ -21,8 +23,8 @@ def test_a_cell_alone_and_in_the_grid_gives_the_same_record(table):
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
-    for cell in reversed(plan.cells()):
-        alone = audit.run_cell(cell, audit.Bench(plan.data))
+    for cell in reversed(plan.experiments()):
+        alone = audit.run_experiment(cell, audit.PlanContext(plan.data))
         assert encode(alone.record) == encode(grid[cell.id].record)
         assert alone.pictures == grid[cell.id].pictures
 
@@ -31,22 +33,22 @@ def test_run_is_lazy_and_writes_nothing(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     started = []
-    results = audit.run(tiny, done=[tiny.cells()[0].id], started=started.append)
+    results = audit.run(tiny, done=[tiny.experiments()[0].id], started=started.append)
     assert not started
     first = next(results)
     assert len(started) == 1
-    assert first.record["accuracy"] is not None
+    assert first.record.accuracy is not None
     assert len(list(results)) == 4
     assert list(tmp_path.iterdir()) == []
 
 
 def test_pictures_are_named_and_may_be_left_out(tiny):
-    cell, bench = tiny.cells()[0], audit.Bench(tiny.data)
-    result = audit.run_cell(cell, bench)
-    assert set(result.record["pictures"].values()) == set(result.pictures)
-    blind = audit.run_cell(cell, bench, pictures=False)
+    cell, bench = tiny.experiments()[0], audit.PlanContext(tiny.data)
+    result = audit.run_experiment(cell, bench)
+    assert set(result.record.pictures.values()) == set(result.pictures)
+    blind = audit.run_experiment(cell, bench, pictures=False)
     assert blind.pictures == {}
-    assert blind.record == result.record | {"pictures": None}
+    assert blind.record == replace(result.record, pictures={})
 
 
 @pytest.mark.parametrize(
@@ -60,33 +62,31 @@ def test_pictures_are_named_and_may_be_left_out(tiny):
     ],
 )
 def test_what_a_cell_raises_becomes_its_record(tiny, monkeypatch, error, reason):
-    bench = audit.Bench(tiny.data)
+    bench = audit.PlanContext(tiny.data)
     with monkeypatch.context() as patch:
-        patch.setattr(cells_module, "_judge", _raise(error))
-        patch.setattr(cells_module, "train", _raise(error))
-        record = audit.run_cell(tiny.cells()[0], bench).record
-        training = cells_module.run_utility(tiny.utility_cells()[0], bench).record
+        patch.setattr(experiments, "_judge", _raise(error))
+        patch.setattr(experiments, "train", _raise(error))
+        record = audit.run_experiment(tiny.experiments()[0], bench).record
+        training = experiments.run_training(tiny.trainings()[0], bench).record
     for failed in (record, training):
-        assert failed["status"] == "failed"
-        assert failed["reason"].startswith(reason)
+        assert failed.status == "failed"
+        assert failed.reason.startswith(reason)
         assert len(encode(failed)) < 3000
         encode(failed).decode().encode("utf-8")
-    assert (record["verdict"], record["metrics"]) == ("undecided", None)
-    assert training["accuracy"] is None
-    good = audit.run_cell(tiny.cells()[0], bench).record
-    assert set(good) == set(record)
-    died = cells_module.died(tiny.cells()[0], bench).record
-    assert died | {"reason": record["reason"]} == record
+    assert (record.verdict, record.metrics) == ("undecided", {})
+    assert training.accuracy is None
+    died = experiments.died(tiny.experiments()[0], bench).record
+    assert replace(died, reason=record.reason) == record
 
 
 def test_ctrl_c_is_no_failed_cell(tiny, monkeypatch):
-    monkeypatch.setattr(cells_module, "_judge", _raise(KeyboardInterrupt()))
-    monkeypatch.setattr(cells_module, "train", _raise(KeyboardInterrupt()))
-    bench = audit.Bench(tiny.data)
+    monkeypatch.setattr(experiments, "_judge", _raise(KeyboardInterrupt()))
+    monkeypatch.setattr(experiments, "train", _raise(KeyboardInterrupt()))
+    bench = audit.PlanContext(tiny.data)
     with pytest.raises(KeyboardInterrupt):
-        audit.run_cell(tiny.cells()[0], bench)
+        audit.run_experiment(tiny.experiments()[0], bench)
     with pytest.raises(KeyboardInterrupt):
-        cells_module.run_utility(tiny.utility_cells()[0], bench)
+        experiments.run_training(tiny.trainings()[0], bench)
 
 
 def test_an_attack_that_does_not_apply(table):
@@ -94,9 +94,9 @@ def test_an_attack_that_does_not_apply(table):
     table["data"]["size"] = 32
     del table["utility"], table["defenses"]
     for result in audit.run(audit.parse(table)):
-        assert result.record["status"] == "not_applicable"
-        assert result.record["verdict"] is None
-        assert result.record["reason"]
+        assert result.record.status == "not_applicable"
+        assert result.record.verdict is None
+        assert result.record.reason
 
 
 def test_too_large_batches_fail_and_are_never_cut(table):
@@ -104,16 +104,16 @@ def test_too_large_batches_fail_and_are_never_cut(table):
     del table["utility"]
     plan = audit.parse(table)
     records = [result.record for result in audit.run(plan)]
-    assert {record["status"] for record in records} == {"failed"}
-    assert "20 images, but the data has 18 private ones of 30" in records[0]["reason"]
+    assert {record.status for record in records} == {"failed"}
+    assert "20 images, but the data has 18 private ones of 30" in records[0].reason
     with pytest.raises(ValueError, match="18 private ones"):
-        benches.check_plan(plan, audit.Bench(plan.data))
+        contexts.check_plan(plan, audit.PlanContext(plan.data))
 
 
 def test_pretraining_sees_public_images_only(table, monkeypatch):
     """Not the clients' images, and not those on which the accuracy is measured."""
     table["models"][0]["train_steps"] = 2
-    bench = audit.Bench(audit.parse(table).data)
+    bench = audit.PlanContext(audit.parse(table).data)
     assert bench.public is not None  # read before what is watched
     seen = []
     batch = type(bench.dataset).batch
@@ -133,8 +133,8 @@ def test_utility_compares_defenses_on_the_same_weights_and_batches(table, monkey
 
     step = utility.step
     monkeypatch.setattr(utility, "step", lambda *a: seen.append(a[:2]) or step(*a))
-    for cell in plan.utility_cells():
-        cells_module.run_utility(cell, audit.Bench(plan.data))
+    for cell in plan.trainings():
+        experiments.run_training(cell, audit.PlanContext(plan.data))
     half = len(seen) // 2
     assert half == 3 * 4
     for (task, batch), (other_task, other) in zip(seen[:half], seen[half:], strict=True):
@@ -150,20 +150,20 @@ def test_utility_really_learns(table):
     for rounds in (1, 60):
         table["utility"] = {"rounds": rounds, "repeats": 1, "learning_rate": 0.005}
         plan = audit.parse(table)
-        rows.append(cells_module.run_utility(plan.utility_cells()[0], audit.Bench(plan.data)))
+        rows.append(experiments.run_training(plan.trainings()[0], audit.PlanContext(plan.data)))
     before, after = (result.record for result in rows)
-    assert after["training_loss"] < before["training_loss"] / 3
-    assert after["accuracy"] > 0.8
+    assert after.training_loss < before.training_loss / 3
+    assert after.accuracy > 0.8
 
 
 def test_weights_that_diverge_stop_the_plan(table, monkeypatch):
     table["models"][0]["train_steps"] = 1
     plan = audit.parse(table)
     monkeypatch.setattr(
-        benches.client, "gradient", lambda task, *_: torch.full_like(task.parameters, torch.nan)
+        contexts.client, "gradient", lambda task, *_: torch.full_like(task.parameters, torch.nan)
     )
     with pytest.raises(ValueError, match="after 1 train_steps"):
-        benches.check_plan(plan, audit.Bench(plan.data))
+        contexts.check_plan(plan, audit.PlanContext(plan.data))
 
 
 def _raise(error):
@@ -186,10 +186,10 @@ def test_user_models_see_the_same_seed_everywhere(table, user_module):
     )
     table["models"] = [{"name": name}]
     plan = audit.parse(table)
-    first, second = (audit.Bench(plan.data).task(plan.models[0], 0).parameters for _ in "12")
+    first, second = (audit.PlanContext(plan.data).task(plan.models[0], 0).parameters for _ in "12")
     assert torch.equal(first, second)
-    assert not torch.equal(first, audit.Bench(plan.data).task(plan.models[0], 1).parameters)
-    assert list(benches.code(plan)) == [name]
+    assert not torch.equal(first, audit.PlanContext(plan.data).task(plan.models[0], 1).parameters)
+    assert list(contexts.code(plan)) == [name]
 
 
 def test_one_class_has_no_gradient_and_is_told(tmp_path):
@@ -212,24 +212,24 @@ def test_one_class_has_no_gradient_and_is_told(tmp_path):
 def test_what_a_record_says_of_the_release():
     rows = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
     plain = Update(rows, Unit.CLIENT, (2,))
-    known = {"law": "Exact", "private": False, "withheld": 0.0, "unit": "client"}
-    assert cells_module.release_of(plain) == known
+    known = Release(law="Exact", data_dependent=False, withheld=0.0, unit="client")
+    assert release_of(plain, {}) == known
     largest = plain.masked(rows > 2, by_value=True)
-    assert cells_module.release_of(largest) == known | {"private": True, "withheld": 0.5}
+    assert release_of(largest, {}) == replace(known, data_dependent=True, withheld=0.5)
 
 
 def test_a_cell_computes_with_one_thread(tiny, monkeypatch):
     counted = []
-    play = cells_module.play_cell
+    play = experiments.play_round
     monkeypatch.setattr(
-        cells_module,
-        "play_cell",
+        experiments,
+        "play_round",
         lambda *given: counted.append(torch.get_num_threads()) or play(*given),
     )
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        audit.run_cell(tiny.cells()[0], audit.Bench(tiny.data))
+        audit.run_experiment(tiny.experiments()[0], audit.PlanContext(tiny.data))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)

@@ -27,7 +27,7 @@ def test_errors_are_in_the_columns_units_and_whole_numbers_are_rounded():
         "name": "age", "mean": 0.6, "worst": 0.8, "matched": 0.5,
         "truth": [40.0, 20.0], "reconstruction": [40.4, 20.8],
     }  # fmt: skip
-    assert (weight["mean"], weight["worst"], weight["matched"]) == (2.5, 5.0, 0.5)
+    assert (weight.mean, weight.worst, weight.matched) == (2.5, 5.0, 0.5)
     bare = records_of_a_table(COLUMNS, paired, values=False)
     assert set(bare[0]) == {"name", "mean", "worst", "matched"}
 
@@ -43,10 +43,10 @@ PLAN = {
 @pytest.mark.parametrize("images", [True, False])
 def test_an_audit_of_a_table_holds_columns_and_no_pictures(images):
     (found,) = [r for r in run(parse(PLAN), pictures=images) if "cell" in r.record]
-    assert found.record["status"] == "ok", found.record["reason"]
+    assert found.record.status == "ok", found.record.reason
     assert found.pictures == {}
-    columns = found.record["columns"]
-    assert [c["name"] for c in columns] == [c.name for c in load("wine").columns]
-    assert all(c["matched"] == 1 for c in columns)
+    columns = found.record.columns
+    assert [c.name for c in columns] == [c.name for c in load("wine").columns]
+    assert all(c.matched == 1 for c in columns)
     assert ("truth" in columns[0]) is images
     json.dumps(found.record, allow_nan=False)

@@ -6,7 +6,7 @@ from PIL import Image
 
 from leakbound.audit import EXPOSED, PROTECTED, UNDECIDED, verdict
 from leakbound.audit.pictures import GAP, strip
-from leakbound.audit.verdict import CERTIFIED
+from leakbound.assess.verdict import CERTIFIED
 
 EXCLUDES = {"covers": "all", "excludes_threshold": True}
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leakbound.audit.target import Target
+from leakbound.risk.target import Target
 
 
 @pytest.mark.parametrize(
