@@ -14,17 +14,17 @@ UTIL = "_util"
 """What any part may import, and what imports none."""
 LAYERS = (
     {UTIL},
-    {"assess"},
     {"options", "random", "check", "covariance"},
     {"release", "task", "terminal"},
-    {"types", "tensors"},
+    {"types", "tensors", "domains"},
     {"client"},
     {"sensitivity", "r_operator"},
     {
         *("models", "data", "defenses", "pruning", "attacks"),
-        *("pairing", "metrics", "bounds", "columns"),
+        *("pairing", "metrics", "bounds"),
     },
-    {"protocol", "registry", "lpips", "information", "inspection"},
+    {"protocol", "registry", "lpips", "information", "inspection", "assess"},
+    {"risk"},
     {"audit", "testing", "federation", "meter"},
     {"captured", "opacus", "cluster"},
     {"flower", "progress"},
@@ -70,9 +70,6 @@ IN_CYCLES = {
     *(f"experiments.{name}" for name in ("overview", "pages", "reproductions", "results")),
     *(f"attacks.{name}" for name in ("exact", "lockstep", "matching", "search")),
     *(f"defenses.{name}" for name in ("base", "order")),
-    *(f"audit.{name}" for name in ("bundles", "calibrate", "cells", "corridor")),
-    *(f"audit.{name}" for name in ("corridor_verdict", "engine", "folder", "notebook")),
-    *(f"captured.{name}" for name in ("bounds", "records", "run", "run_folder")),
 }
 SHARED_CLASS_NAMES = """
     Attack Batch Capture Cell Chain Chance Comparison Convolution Curve Elementwise Entry Estimate
@@ -95,7 +92,7 @@ def _trees():
 def _allowed(source, target):
     if target in (source, "", UTIL):
         return True
-    if target == "assess":
+    if source == "report" and target == "assess":
         return True
     if source == "report" or target in ONLY_FROM:
         return source in ONLY_FROM.get(target, ())

@@ -20,7 +20,7 @@ from leakbound._util.text import printable
 from leakbound.options import (
     Attack,
     Audit,
-    Bound,
+    BoundOptions,
     Calibrate,
     Capture,
     Compare,
@@ -38,7 +38,7 @@ Command = (
     Annotated[Audit, subcommand("audit")]
     | Annotated[Attack, subcommand("attack")]
     | Annotated[Capture, subcommand("capture")]
-    | Annotated[Bound, subcommand("bound")]
+    | Annotated[BoundOptions, subcommand("bound")]
     | Annotated[Calibrate, subcommand("calibrate")]
     | Annotated[Train, subcommand("train")]
     | Annotated[Reproduce, subcommand("reproduce")]
@@ -148,10 +148,10 @@ def _parsed(arguments: list[str]) -> Command:
 
 
 def _run(command: Command) -> int:
-    if isinstance(command, Bound | Calibrate):
+    if isinstance(command, BoundOptions | Calibrate):
         from leakbound import commands_risk
 
-        if isinstance(command, Bound):
+        if isinstance(command, BoundOptions):
             return commands_risk.bound(command)
         return commands_risk.calibration(command)
     if isinstance(command, Capture) or (isinstance(command, Attack) and command.update is not None):

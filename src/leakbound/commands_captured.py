@@ -19,7 +19,7 @@ from leakbound.audit.plan_file import parse
 from leakbound.captured import Capture, Outcome, Settings, TrainingInfo
 from leakbound.captured.findings import Finding
 from leakbound.captured.observe import SEARCH
-from leakbound.captured.records import Case
+from leakbound.captured.assess import Case
 from leakbound.commands import spec_of
 from leakbound.models.custom import load_user_model
 from leakbound.progress import Bar

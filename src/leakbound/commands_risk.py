@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-from leakbound._util.decibels import psnr_of, squared_error
+from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
 from leakbound.bounds import ladder
 from leakbound.bounds.law import positive, probability
 from leakbound.commands import check_files, write_files
@@ -33,7 +33,7 @@ AROUND = 5.0
 COLUMNS = ("PSNR dB", "MSE", "baseline", "attained", "bound", "matched", "verdict")
 
 
-def bound(command: options.Bound) -> int:
+def bound(command: options.BoundOptions) -> int:
     """Attained success and upper bound for one setting, over some thresholds."""
     probability("accept", command.accept)
     probability("delta", command.delta)
@@ -114,7 +114,7 @@ def calibration(command: options.Calibrate) -> int:
     return 0
 
 
-def examples_of(command: options.Bound | options.Calibrate) -> Examples:
+def examples_of(command: options.BoundOptions | options.Calibrate) -> Examples:
     """The examples that the options name."""
     if command.data is not None:
         return Examples.of_data(
@@ -136,7 +136,7 @@ def examples_of(command: options.Bound | options.Calibrate) -> Examples:
 
 
 def setting_of(
-    command: options.Bound | options.Calibrate, examples: Examples, noise: float
+    command: options.BoundOptions | options.Calibrate, examples: Examples, noise: float
 ) -> TrainingSetting:
     """What the bounds need, at a noise multiplier."""
     if math.isinf(noise):
@@ -151,13 +151,13 @@ def setting_of(
     )
 
 
-def thresholds_of(command: options.Bound) -> list[tuple[float, float]]:
+def thresholds_of(command: options.BoundOptions) -> list[tuple[float, float]]:
     """(PSNR, eta) of every threshold, rising in PSNR."""
     width = width_of(command.input_range)
     pairs = [(psnr, Target.of_psnr(psnr, 0.5, input_range=width).eta) for psnr in command.psnr]
     for eta in command.eta:
         positive("eta", eta)
-        psnr = psnr_of(eta, width) or math.inf
+        psnr = psnr_of_mse(eta, width)
         if not abs(psnr) < 300:
             raise ValueError(f"eta is {eta:g}, {psnr:.0f} dB; give a mean squared error like 0.01")
         pairs.append((psnr, eta))
@@ -274,7 +274,7 @@ def _write(
     folder: Path,
     found: dict[str, Any],
     setting: TrainingSetting,
-    command: options.Bound,
+    command: options.BoundOptions,
     prior: ladder.Rung | None,
 ) -> list[str]:
     """The same numbers as JSON and two plots; returns their names."""
@@ -287,7 +287,7 @@ def _write(
 def _plots(
     found: dict[str, Any],
     setting: TrainingSetting,
-    command: options.Bound,
+    command: options.BoundOptions,
     prior: ladder.Rung | None,
 ) -> list[bytes]:
     from leakbound.report.risk import corridor_png, surface_png
@@ -295,7 +295,7 @@ def _plots(
     shown = [row["psnr"] for row in found["thresholds"]]
     psnr = np.linspace(shown[0] - AROUND, shown[-1] + AROUND, 61)
     width = width_of(command.input_range)
-    eta = np.array([squared_error(level, width) for level in psnr.tolist()])
+    eta = mse_of_psnr(psnr, width)
     edges = under(prior, setting, eta)
     label, accepted = "PSNR threshold (dB)", command.accept
     corridor = corridor_png(psnr.tolist(), edges.attained, edges.bound, accepted, label=label)

@@ -235,7 +235,7 @@ class List:
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundOptions:
     """How likely is a reconstruction with this noise: what is attained, and what none exceeds.
 
     The lower edge is attained by the best attack on a linear trap, the upper one exceeded by none.

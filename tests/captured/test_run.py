@@ -9,7 +9,7 @@ from torch import nn
 from leakbound import captured, data, models
 from leakbound.audit import run_file
 from leakbound.captured import TrainingInfo, load
-from leakbound.captured.records import Explained, explained
+from leakbound.captured.assess import Explained, explained
 from leakbound.defenses import Clip, ClipExamples, GaussianMechanism, Mean, SecureAggregation, chain
 from leakbound.random import stream
 from leakbound.types import Batch, Gaussian, Reconstruction

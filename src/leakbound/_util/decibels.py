@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import math
+from typing import Any
+
+import numpy as np
 
 EXTREME = 300.0
-"""Decibels beyond which an error is no number of use; values are cut there."""
+"""Decibels beyond which an error is no number of use."""
 
 
-def squared_error(psnr: float, width: float = 1.0) -> float:
-    """The mean squared error of a PSNR, for inputs in a range of `width`.
+def mse_of_psnr(psnr: Any, data_range: float = 1.0) -> Any:
+    """The mean squared error R^2 / 10^(PSNR / 10) of a PSNR in dB, in squared input units.
+
+    Shapes: a number or a numpy array; the answer the same.
+
+    Args:
+        psnr: in dB; cut at `EXTREME`.
+        data_range: R, high - low in input units.
 
     Example:
-        >>> squared_error(20.0)
+        >>> mse_of_psnr(20.0)
         0.01
     """
-    return float(width**2 / 10 ** (max(min(psnr, EXTREME), -EXTREME) / 10))
+    if isinstance(psnr, np.ndarray):
+        return data_range**2 / 10 ** (np.clip(psnr, -EXTREME, EXTREME) / 10)
+    return data_range**2 / 10 ** (max(min(psnr, EXTREME), -EXTREME) / 10)
 
 
-def psnr_of(error: float, width: float = 1.0) -> float | None:
-    """The PSNR of a mean squared error; None of an error of 0.
+def psnr_of_mse(mse: Any, data_range: float = 1.0) -> Any:
+    """The PSNR 10 log10(R^2 / MSE) in dB: the inverse of `mse_of_psnr`; infinite for an MSE of 0.
 
     Example:
-        >>> psnr_of(0.01), psnr_of(0.0)
-        (20.0, None)
+        >>> psnr_of_mse(0.01), psnr_of_mse(0.0)
+        (20.0, inf)
     """
-    return 10 * math.log10(width**2 / error) if error > 0 else None
+    if isinstance(mse, np.ndarray):
+        with np.errstate(divide="ignore"):
+            return 10 * np.log10(data_range**2 / mse)
+    return 10 * math.log10(data_range**2 / mse) if mse > 0 else math.inf

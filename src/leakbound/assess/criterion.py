@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from leakbound import check
-from leakbound._util.decibels import EXTREME, psnr_of, squared_error
+from leakbound._util.decibels import EXTREME, mse_of_psnr, psnr_of_mse
 from leakbound.assess.record import CriterionInfo
 from leakbound.domains import Domain
 
@@ -44,7 +44,7 @@ class Criterion:
         if psnr >= EXTREME:
             raise ValueError(f"psnr is {psnr:g}; give decibels, such as 20")
         low, high = domain.input_range
-        return Criterion(domain, math.sqrt(squared_error(psnr, high - low)))
+        return Criterion(domain, math.sqrt(mse_of_psnr(psnr, high - low)))
 
     @property
     def error(self) -> float:
@@ -55,9 +55,7 @@ class Criterion:
     def psnr(self) -> float:
         """The least PSNR that meets it, in dB."""
         low, high = self.domain.input_range
-        found = psnr_of(self.error, high - low)
-        assert found is not None  # within is positive
-        return float(f"{found:.12g}")
+        return float(f"{psnr_of_mse(self.error, high - low):.12g}")
 
     @property
     def info(self) -> CriterionInfo:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from leakbound import metrics
 from leakbound.assess.criterion import Criterion
-from leakbound.assess.record import Objective, Release, picture_name, short
+from leakbound.assess.record import ColumnResult, Objective, ReleaseInfo, picture_name, short
 from leakbound.client import gradient
 from leakbound.domains import Domain
 from leakbound.pairing import Paired, pair
@@ -108,13 +108,11 @@ def shown(
     """
     own = domain.fields(truth, guess)
     if own.columns is not None:
-        bare = {"truth": None, "reconstruction": None}
-        columns = (
-            own.columns
-            if images
-            else tuple(msgspec.structs.replace(c, **bare) for c in own.columns)
-        )
-        return Shown({"columns": columns})
+        columns = [msgspec.convert(c, ColumnResult, from_attributes=True) for c in own.columns]
+        if not images:
+            bare: dict[str, None] = {"truth": None, "reconstruction": None}
+            columns = [msgspec.structs.replace(column, **bare) for column in columns]
+        return Shown({"columns": tuple(columns)})
     if not images:
         return Shown({})
     files, named = {}, {}
@@ -133,10 +131,12 @@ def objective_of(answer: Reconstruction) -> Objective:
     return Objective(start=short(start), end=short(answer.objective))
 
 
-def release_of(update: Update, utility: dict[str, float | None], **more: float | None) -> Release:
+def release_of(
+    update: Update, utility: dict[str, float | None], **more: float | None
+) -> ReleaseInfo:
     """What is known of an update's noise and of what it withholds."""
     withheld = 0.0 if update.mask is None else 1 - float(update.mask.double().mean())
-    return Release(
+    return ReleaseInfo(
         law=type(update.law).__name__,
         data_dependent=update.law.private or update.mask_private,
         withheld=short(withheld),

@@ -45,11 +45,11 @@ class Damage(ValueError):
     """Why a line is no record."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RecordPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all that a record consists of: frozen, and closed to fields that it does not know."""
 
 
-class AttackInfo(Part, frozen=True, kw_only=True):
+class AttackInfo(RecordPart, frozen=True, kw_only=True):
     """An attack by name, with its full settings as text and their hash."""
 
     name: str
@@ -57,7 +57,7 @@ class AttackInfo(Part, frozen=True, kw_only=True):
     hash: str
 
 
-class DefenseInfo(Part, frozen=True, kw_only=True):
+class DefenseInfo(RecordPart, frozen=True, kw_only=True):
     """A defense by name, and what it guarantees.
 
     `data_dependent_law`: its noise or mask depends on the private batch.
@@ -70,7 +70,7 @@ class DefenseInfo(Part, frozen=True, kw_only=True):
     data_dependent_law: bool
 
 
-class ModelInfo(Part, frozen=True, kw_only=True):
+class ModelInfo(RecordPart, frozen=True, kw_only=True):
     """A model by name; `size` counts its weights, None where it could not be built."""
 
     name: str
@@ -80,7 +80,7 @@ class ModelInfo(Part, frozen=True, kw_only=True):
     weights: str | None = None
 
 
-class DataInfo(Part, frozen=True, kw_only=True):
+class DataInfo(RecordPart, frozen=True, kw_only=True):
     """Where the examples come from, and what one of them is."""
 
     source: str
@@ -89,7 +89,7 @@ class DataInfo(Part, frozen=True, kw_only=True):
     classes: Count | None = None
 
 
-class Threat(Part, frozen=True, kw_only=True):
+class Threat(RecordPart, frozen=True, kw_only=True):
     """What the attacker knows besides the update."""
 
     labels_known: bool
@@ -98,7 +98,7 @@ class Threat(Part, frozen=True, kw_only=True):
     statistics_known: bool
 
 
-class CriterionInfo(Part, frozen=True, kw_only=True):
+class CriterionInfo(RecordPart, frozen=True, kw_only=True):
     """What counts as reconstructed: a PSNR of at least `value` dB, a distance of at most `within`.
 
     The distance is the domain's, in its natural units.
@@ -109,7 +109,7 @@ class CriterionInfo(Part, frozen=True, kw_only=True):
     within: Annotated[float, Meta(gt=0, le=1e300)]
 
 
-class Release(Part, frozen=True, kw_only=True):
+class ReleaseInfo(RecordPart, frozen=True, kw_only=True):
     """What is known of an update's noise and of what it withholds.
 
     `utility`: share of the plain gradient's first-order progress that is kept, and the second-order
@@ -124,14 +124,14 @@ class Release(Part, frozen=True, kw_only=True):
     noise_share: Number | None = None
 
 
-class Objective(Part, frozen=True, kw_only=True):
+class Objective(RecordPart, frozen=True, kw_only=True):
     """The attack's own objective before and after."""
 
     start: Number | None
     end: Number | None
 
 
-class Bound(Part, frozen=True, kw_only=True):
+class Bound(RecordPart, frozen=True, kw_only=True):
     """A statement about all attackers (`covers` "all") or some of them.
 
     Either a lower bound on the mean squared error (`probability` is None, `psnr` the same in dB),
@@ -165,7 +165,7 @@ class Bound(Part, frozen=True, kw_only=True):
         return self.probability is None
 
 
-class Features(Part, frozen=True, kw_only=True):
+class Features(RecordPart, frozen=True, kw_only=True):
     """Errors of the layer inputs that the attack reconstructed, up to sign."""
 
     layer: str
@@ -173,7 +173,7 @@ class Features(Part, frozen=True, kw_only=True):
     errors: Values | None = None
 
 
-class ColumnResult(Part, frozen=True, kw_only=True):
+class ColumnResult(RecordPart, frozen=True, kw_only=True):
     """One column of a table over all examples, in its own units.
 
     `matched`: share of examples within the column's tolerance.
@@ -187,7 +187,7 @@ class ColumnResult(Part, frozen=True, kw_only=True):
     reconstruction: tuple[Number, ...] | None = None
 
 
-class Explained(Part, frozen=True, kw_only=True):
+class Explained(RecordPart, frozen=True, kw_only=True):
     """How much of a captured update the reconstruction explains.
 
     `share`: at the reconstruction's own length, None where the learning rate is not known;
@@ -199,7 +199,7 @@ class Explained(Part, frozen=True, kw_only=True):
     scale: Number | None
 
 
-class FindingInfo(Part, frozen=True, kw_only=True):
+class FindingInfo(RecordPart, frozen=True, kw_only=True):
     """Something inferred from a captured update: what, how, and whether it is certain."""
 
     name: str
@@ -208,7 +208,7 @@ class FindingInfo(Part, frozen=True, kw_only=True):
     sure: bool
 
 
-class Capture(Part, frozen=True, kw_only=True):
+class CaptureInfo(RecordPart, frozen=True, kw_only=True):
     """The captured update behind an assessment.
 
     Attributes:
@@ -230,7 +230,7 @@ class Capture(Part, frozen=True, kw_only=True):
     values: tuple[tuple[Number, ...], ...] | None = None
 
 
-class Assessment(Part, frozen=True, kw_only=True):
+class Assessment(RecordPart, frozen=True, kw_only=True):
     """One attack on one update under one defense: what it reconstructed, and what bounds it.
 
     Attributes:
@@ -258,7 +258,7 @@ class Assessment(Part, frozen=True, kw_only=True):
     reason: str | None = None
     problem: str | None = None
     objective: Objective | None = None
-    release: Release | None = None
+    release: ReleaseInfo | None = None
     metrics: dict[str, Values] = {}
     baseline: Values = ()
     matched: tuple[bool, ...] = ()
@@ -268,7 +268,7 @@ class Assessment(Part, frozen=True, kw_only=True):
     pictures: dict[str, Picture] = {}
     features: Features | None = None
     columns: tuple[ColumnResult, ...] | None = None
-    capture: Capture | None = None
+    capture: CaptureInfo | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(values) for values in self.metrics.values()}
@@ -303,7 +303,7 @@ class Assessment(Part, frozen=True, kw_only=True):
         return None if self.capture is None else self.capture.certificate
 
 
-class Training(Part, frozen=True, kw_only=True):
+class Training(RecordPart, frozen=True, kw_only=True):
     """A short federated training under a defense: what the defense costs.
 
     `curve`: (round, test loss), the rounds rising.

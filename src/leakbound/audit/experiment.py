@@ -11,6 +11,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from leakbound._util import pictures as html
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.measure import measure, objective_of, release_of, shown, utility_of
 from leakbound.assess.record import (
@@ -36,9 +37,11 @@ from leakbound.defenses import Chain
 from leakbound.protocol import Round, play
 from leakbound.random import stream
 from leakbound.risk import limits
+from leakbound.risk.statement import of_bound
 from leakbound.types import NotApplicable, Reconstruction, ThreatModel
 
 DIED = "its process died (out of memory, or a crash)"
+_PICTURES = {"truth": "true", "reconstruction": "reconstructed", "leak_map": "leak map"}
 NO_MEMORY = "out of memory: take a smaller batch or model, or fewer workers"
 
 
@@ -56,9 +59,36 @@ class Result:
         return self.record.key
 
     def _repr_html_(self) -> str:
-        from leakbound.audit.notebook import of_result
-
-        return of_result(self)
+        """One experiment: its verdict, pictures and numbers, or why there are none."""
+        record = self.record
+        if isinstance(record, Training):
+            names = ("training_loss", "accuracy", "reason")
+            pairs = [(name.replace("_", " "), getattr(record, name)) for name in names]
+            return html.block(record.status.replace("_", " "), html.facts(pairs))
+        title = (record.verdict or record.status).replace("_", " ")
+        what = f"{record.attack.settings} on {record.model.name} under {record.defense.settings}"
+        if record.status != "ok":
+            return html.block(title, html.note(what), html.note(record.reason))
+        rows = [
+            (i, *(html.number(value) for value in values))
+            for i, values in enumerate(
+                zip(record.psnr, record.baseline, record.metrics["ssim"], strict=True)
+            )
+        ]
+        problem = record.problem
+        return html.block(
+            title,
+            html.note(what),
+            *(
+                f"{html.note(word)}<br>{html.picture(self.pictures[file], word)}"
+                for name, word in _PICTURES.items()
+                if (file := record.pictures.get(name)) in self.pictures
+            ),
+            html.table(("example", "PSNR in dB", "prior-only baseline", "SSIM"), rows),
+            html.note(f"the attack says that it failed: {problem}") if problem else "",
+            *(html.note(of_bound(bound)) for bound in record.bounds),
+            html.note(f"no bound: {record.bounds_note}") if record.bounds_note else "",
+        )
 
 
 def run_experiment(

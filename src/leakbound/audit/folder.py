@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from leakbound._util import files
+from leakbound._util import files, pictures
 from leakbound.assess.record import Assessment, Damage, Record, Training, is_picture
 from leakbound.audit import engine
 from leakbound.audit.context import PlanContext, check_plan
@@ -71,9 +71,15 @@ class Outcome:
     counts: Mapping[str, int] = field(default_factory=dict)
 
     def _repr_html_(self) -> str:
-        from leakbound.audit.notebook import of_outcome
-
-        return of_outcome(self)
+        """How the experiments of an audit ended."""
+        rows = [(word.replace("_", " "), n) for word, n in self.counts.items()]
+        failed = f"failed experiments or trainings: {self.failed}" if self.failed else ""
+        return pictures.block(
+            f"Audit of {self.experiments} experiments",
+            pictures.table(("verdict", "experiments"), rows),
+            pictures.note(failed) if failed else "",
+            pictures.note(f"records in {self.folder}"),
+        )
 
 
 def audit(

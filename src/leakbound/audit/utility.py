@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from leakbound import client
+from leakbound._util.pools import quick
 from leakbound.audit.context import PlanContext
 from leakbound.audit.plan import TrainingUnit, build_defense
 from leakbound.defenses.base import Chain, State
-from leakbound._util.pools import quick
 from leakbound.protocol import resolve, step
 from leakbound.random import permutation, stream
 from leakbound.types import Batch, Task, Update

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -14,14 +15,24 @@ import msgspec
 from torch import Tensor, nn
 
 from leakbound import check, registry
+from leakbound._util import files
 from leakbound.assess.criterion import Criterion
-from leakbound.assess.record import UNDECIDED, Assessment
+from leakbound.assess.record import KEYS, SCHEMA, UNDECIDED, Assessment, encode
 from leakbound.attacks import Attack, FedAvgMatching
 from leakbound.attacks.pace import Pace, ended_by_interrupt, noted
 from leakbound.attacks.planted import Front
 from leakbound.audit import plan as plans
 from leakbound.audit.context import one_line, one_thread
-from leakbound.captured.bounds import public_images
+from leakbound.audit.run_file import machine, versions
+from leakbound.captured.assess import (
+    Case,
+    Made,
+    check_truth,
+    header,
+    judged,
+    public_images,
+    read_truth,
+)
 from leakbound.captured.capture import Capture, Given, load
 from leakbound.captured.findings import Finding
 from leakbound.captured.model import task_of
@@ -33,15 +44,6 @@ from leakbound.captured.observe import (
     found_steps,
     understand,
 )
-from leakbound.captured.records import (
-    Case,
-    Made,
-    check_truth,
-    header,
-    judged,
-    read_truth,
-)
-from leakbound.captured.run_folder import check_place, write_run
 from leakbound.captured.work import Watch, Work
 from leakbound.defenses import Defense
 from leakbound.domains import of_shape
@@ -57,6 +59,7 @@ FEW, LOTS = 8, 64
 LARGEST = 10**8
 LEAST = 2.0
 """Seconds below which a search for the number of local steps does not begin."""
+OWN_DATA = "captured updates"
 PLANTED = ("robbing_the_fed", "linear_trap", "trap_weights")
 
 
@@ -432,3 +435,83 @@ def _run(
 def _direction(record: Assessment) -> float:
     found = record.capture and record.capture.explained
     return (found.direction if found else None) or 0.0
+
+
+def write_run(
+    outcome: Outcome,
+    folder: Path,
+    cases: Sequence[Case],
+    settings: Settings,
+    pictures: bool,
+    total: int,
+) -> Outcome:
+    """Records, pictures, run.json and the page into a folder of their own.
+
+    `total` is how many attacks were to run; those that are missing are called missing on the page.
+
+    Raises:
+        ValueError: a folder that holds other files or an audit, or cannot be written.
+    """
+    from leakbound import report
+
+    about = json.dumps(_header(cases, settings, pictures, total), indent=1).encode() + b"\n"
+    lines = b"".join(map(encode, outcome.records))
+    with files.writing(folder), files.claimed(folder):
+        check_place(folder)
+        files.write(folder / files.RUN, about)
+        place = files.folder(folder, "pictures")
+        for name, content in outcome.pictures.items():
+            files.write(place / name, content)
+        files.write(folder / "records.jsonl", lines, key=KEYS[Assessment])
+        page = report.write(folder, images=pictures)
+    return replace(outcome, folder=folder, page=page)
+
+
+def check_place(folder: Path) -> None:
+    """Refuse a folder that `write_run` cannot write into, before any attack runs.
+
+    Raises:
+        ValueError: the folder belongs to an audit, or holds a file that leakbound did not write.
+    """
+    from leakbound.report import check_installed
+    from leakbound.report.html import FILE
+
+    check_installed()
+    with files.writing(folder):
+        files.check_run(folder)
+        files.check(folder / FILE)
+        files.check(folder / "records.jsonl", key=KEYS[Assessment])
+        old = (folder / files.RUN).exists()
+        about = json.loads(files.read(folder / files.RUN)) if old else {}
+    if about.get("data", {}).get("source", OWN_DATA) != OWN_DATA:
+        raise ValueError(
+            f"out is {str(folder)!r}, which belongs to an audit; take an empty or new folder"
+        )
+
+
+def _header(
+    cases: Sequence[Case], settings: Settings, pictures: bool, total: int
+) -> dict[str, Any]:
+    """What `run.json` holds."""
+    plan = {"name": OWN_DATA, **plans.plain(replace(settings, defense=None))}
+    plan["defense"] = repr(settings.defense) if settings.defense else "none"
+    first = cases[0].understood.observation
+    return {
+        "schema": SCHEMA,
+        "plan": plan,
+        "plan_hash": plans.digest(plan)[:16],
+        "data": {
+            "source": OWN_DATA,
+            "fingerprint": plans.digest([case.capture.digest for case in cases])[:16],
+            "examples": sum(case.understood.observation.examples for case in cases),
+            "shape": list(first.input_shape),
+            "classes": first.task.label_range,
+            "weights": {},
+        },
+        "code": {},
+        "versions": versions(),
+        "machine": machine(),
+        "pictures": pictures,
+        "experiments": total,
+        "own_data": True,
+    }

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leakbound.domains.base import Domain, Fields
+from leakbound.domains.base import ColumnErrors, Domain, Fields
 from leakbound.domains.images import ImageDomain, NumberDomain
-from leakbound.domains.table import Column, TableDomain, column_results
+from leakbound.domains.table import Column, TableDomain, column_errors
 
 __all__ = [
     "Column",
+    "ColumnErrors",
     "Domain",
     "Fields",
     "ImageDomain",
     "NumberDomain",
     "TableDomain",
-    "column_results",
+    "column_errors",
     "of_shape",
 ]
 

@@ -8,8 +8,22 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from leakbound.assess.record import ColumnResult
 from leakbound.task import Batch
+
+
+@dataclass(frozen=True)
+class ColumnErrors:
+    """One column of a table over all examples, in its own units.
+
+    `matched`: share of examples within the column's tolerance.
+    """
+
+    name: str
+    mean: float
+    worst: float
+    matched: float
+    truth: tuple[float, ...]
+    reconstruction: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -23,7 +37,7 @@ class Fields:
     """
 
     pictures: dict[str, Tensor] | None = None
-    columns: tuple[ColumnResult, ...] | None = None
+    columns: tuple[ColumnErrors, ...] | None = None
     values: tuple[tuple[float, ...], ...] | None = None
 
 

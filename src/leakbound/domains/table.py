@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from leakbound import check
-from leakbound.assess.record import ColumnResult
-from leakbound.domains.base import Fields
+from leakbound.domains.base import ColumnErrors, Fields
 from leakbound.domains.images import ImageDomain
 
 TOLERANCE = 0.01
@@ -70,12 +69,12 @@ class TableDomain(ImageDomain):
         """Errors column by column; without a truth the first values."""
         if truth is None:
             return super().fields(truth, guess)
-        return Fields(columns=column_results(self.columns, truth, guess))
+        return Fields(columns=column_errors(self.columns, truth, guess))
 
 
-def column_results(
+def column_errors(
     columns: Sequence[Column], truth: Tensor, guess: Tensor
-) -> tuple[ColumnResult, ...]:
+) -> tuple[ColumnErrors, ...]:
     """One entry a column in its own units: mean and largest error, share known, all values.
 
     Shapes: `truth`, `guess` (N, *S) with as many values an example as columns, scaled, in one
@@ -87,7 +86,7 @@ def column_results(
     Example:
         >>> import torch
         >>> ages = Column("age", 0.0, 100.0, whole=True)
-        >>> [one] = column_results([ages], torch.tensor([[0.5]]), torch.tensor([[0.52]]))
+        >>> [one] = column_errors([ages], torch.tensor([[0.5]]), torch.tensor([[0.52]]))
         >>> round(one.mean, 3), one.matched, one.truth
         (2.0, 0.0, (50.0,))
     """
@@ -107,7 +106,7 @@ def column_results(
     for place, column in enumerate(columns):
         off = (own[:, place] - true[:, place]).abs()
         found.append(
-            ColumnResult(
+            ColumnErrors(
                 name=column.name,
                 mean=_short(float((off * column.width).mean())),
                 worst=_short(float((off * column.width).max())),

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from leakbound import check
+from leakbound._util import pictures
 from leakbound.assess.record import Verdict
 from leakbound.bounds import composition, identification
 from leakbound.bounds.ladder import Rung
@@ -23,6 +24,9 @@ from leakbound.risk.corridor import (
     bound_law,
     corridor,
     epsilon,
+    scope_notes,
+    spelled,
+    uninformed_note,
 )
 from leakbound.risk.kappa import BaselineMatches, refuse_matched
 from leakbound.risk.target import Target
@@ -138,9 +142,32 @@ class Calibration:
         return dp_sgd(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
 
     def _repr_html_(self) -> str:
-        from leakbound.audit.notebook import of_calibration
-
-        return of_calibration(self)
+        """The target, the setting that meets it, and what it means."""
+        edges, setting, saved = self.corridor, self.setting, self.less_noise
+        pairs: list[tuple[str, object]] = [
+            ("noise multiplier", f"{setting.noise_multiplier:g}"),
+            ("clip norm", f"{self.clip_norm:g}"),
+            ("noise standard deviation", f"{self.noise_std:.5g} on the sum of clipped gradients"),
+            ("steps", setting.steps),
+            ("sampling rate", f"{setting.sampling_rate:g}"),
+            ("who takes part", f"{setting.participation} to the attacker"),
+            ("differential privacy", f"epsilon {_epsilon(self.epsilon)} at delta {self.delta:g}"),
+            ("a prior-only baseline reaches it with", spelled(float(edges.log_kappa[0]))),
+            ("attained", pictures.number(float(edges.attained[0]))),
+            ("no attacker exceeds", pictures.number(float(edges.bound[0]))),
+            ("prior of the examples", self.prior),
+            ("verdict", self.verdict),
+        ]
+        marked = [
+            (f"{k} (solved for)" if k.replace(" ", "_") == self.solved else k, v) for k, v in pairs
+        ]
+        if saved is not None:
+            marked.append(
+                ("less noise than against identification", f"{saved:.0%} (among {self.examples})")
+            )
+        return pictures.block(
+            f"{self.target}", pictures.facts(marked), uninformed_note(edges), scope_notes(edges)
+        )
 
 
 def calibrate(
@@ -406,3 +433,7 @@ def _identification(setting: TrainingSetting, target: Target, examples: int | No
         kappa=1 / examples,
     )
     return float(noise)
+
+
+def _epsilon(value: float) -> str:
+    return f"{value:.3g}" if math.isfinite(value) else "infinite"

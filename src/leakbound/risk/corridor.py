@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from leakbound import check
+from leakbound._util import pictures
 from leakbound.assess.record import Verdict
 from leakbound.assess.verdict import decide
 from leakbound.bounds import composition, conversions, from_scratch, identification
@@ -25,6 +26,7 @@ from leakbound.bounds.law import (
     single,
     whole,
 )
+from leakbound.risk.statement import UNINFORMED
 
 Array = NDArray[Any]
 Participation = Literal["visible", "hidden"]
@@ -34,6 +36,8 @@ ROUNDING = 1e-7
 CUT = 1e-9
 """Part of delta that stands for numbers of sightings left out of a sum, on either side."""
 MOST_STEPS = 2**30
+SHOWN = 7
+"""Thresholds in a notebook's table at most; the curve shows all."""
 SPHERE = "a direction uniform on the sphere, of the given norm or a larger one"
 ATTACKER_KNOWS = {
     "visible": "averages the steps that hold the example, which it knows",
@@ -139,9 +143,34 @@ class Corridor:
         )
 
     def _repr_html_(self) -> str:
-        from leakbound.audit.notebook import of_corridor
-
-        return of_corridor(self)
+        """Attained success and upper bound as curves and a table, with whom each covers."""
+        names = ("attained", "no attacker exceeds")
+        lines = ((names[0], self.attained.tolist()), (names[1], self.bound.tolist()))
+        curve = ""
+        if len(self.eta) > 1:
+            axes = ("mean squared error reached", "probability")
+            curve = pictures.curves(self.eta.tolist(), lines, x_name=axes[0], y_name=axes[1])
+        order = np.argsort(self.eta)
+        last = len(order) - 1
+        places = [order[round(last * i / (SHOWN - 1))] for i in range(SHOWN)]
+        places = places if last >= SHOWN else list(order)
+        rows = [
+            (
+                pictures.number(float(self.eta[i])),
+                spelled(float(self.log_kappa[i])),
+                pictures.number(float(self.attained[i])),
+                pictures.number(float(self.bound[i])),
+            )
+            for i in places
+        ]
+        return pictures.block(
+            "Risk that an example is reconstructed",
+            pictures.note(_training_words(self.setting)),
+            curve,
+            pictures.table(("error at most", "blind", *names), rows),
+            uninformed_note(self),
+            scope_notes(self),
+        )
 
 
 def corridor(
@@ -291,3 +320,40 @@ def _attained_scope(setting: TrainingSetting) -> Scope:
         not_said="that no attacker does better: another model or an image prior can",
         equation=scope.equation,
     )
+
+
+def uninformed_note(edges: Corridor) -> str:
+    """That a prior which knows nothing about the data protects nothing."""
+    return "" if edges.informed else pictures.note(UNINFORMED)
+
+
+def scope_notes(edges: Corridor) -> str:
+    """Whom attained success and upper bound cover, in small letters."""
+
+    def lines(name: str, scope: Scope) -> str:
+        return pictures.note(f"{name}: {scope.attackers}; records: {scope.prior}") + (
+            f"<br>{pictures.note(f'it does not say: {scope.not_said}')}"
+        )
+
+    return (
+        f"{lines('attained', edges.attained_scope)}<br>"
+        f"{lines('no attacker exceeds', edges.bound_scope)}"
+    )
+
+
+def _training_words(setting: TrainingSetting) -> str:
+    steps = "1 step" if setting.steps == 1 else f"{setting.steps} steps"
+    rate = f" at sampling rate {setting.sampling_rate:g}" if setting.sampling_rate < 1 else ""
+    return (
+        f"noise multiplier {setting.noise_multiplier:g}, {steps}{rate}; records of {setting.dim} "
+        f"values and norm {setting.norm:g} or more"
+    )
+
+
+def spelled(log_kappa: float) -> str:
+    """A probability from its natural logarithm, which may be far below what a float holds."""
+    if not math.isfinite(log_kappa):
+        return "0"
+    if log_kappa > -300:
+        return pictures.number(math.exp(log_kappa))
+    return f"10^{log_kappa / math.log(10):.0f}"

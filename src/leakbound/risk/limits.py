@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound._util.decibels import psnr_of
+from leakbound._util.decibels import psnr_of_mse
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.record import Bound, short
 from leakbound.bounds import (
@@ -223,7 +223,7 @@ def error_bound(released: Released, spec: ErrorBoundSpec, source: torch.Generato
     return Bound(
         name=found.name,
         value=_nine(found.value),
-        psnr=short(psnr_of(found.value, high - low)),
+        psnr=short(psnr_of_mse(found.value, high - low)),
         prior=found.prior,
         covers=found.covers,
         rests_on_prior=found.rests_on_prior,

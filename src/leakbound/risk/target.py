@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from leakbound._util.decibels import EXTREME, squared_error
+from leakbound._util.decibels import EXTREME, mse_of_psnr
 from leakbound.bounds.law import between, positive, probability, single
 
 FORM = 'write it as in "psnr>=20 with probability<=0.001" or "mse<=0.01 with probability<=1e-3"'
@@ -48,7 +48,7 @@ class Target:
         if not -EXTREME < psnr < EXTREME:
             raise ValueError(f"psnr is {psnr:g}; give decibels, such as 20")
         wide = float(between("input_range", input_range, *_RANGES))
-        return Target(squared_error(psnr, wide), gamma, psnr)
+        return Target(mse_of_psnr(psnr, wide), gamma, psnr)
 
     @staticmethod
     def parse(text: str, *, input_range: float = 1.0) -> Target:

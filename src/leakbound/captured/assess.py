@@ -1,21 +1,23 @@
-"""Records of attacks on captured updates, in the audit's schema; the truth may be absent."""
+"""What an attack on a captured update came to: its assessment; the truth may not be known."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import torch
 from msgspec.structs import replace
 
 from leakbound import check, tensors
-from leakbound.assess import record
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.measure import measure, objective_of, release_of, shown
 from leakbound.assess.record import (
     Assessment,
     AttackInfo,
+    Bound,
+    CaptureInfo,
     DataInfo,
+    Explained,
     FindingInfo,
     ModelInfo,
     short,
@@ -26,12 +28,18 @@ from leakbound.attacks.base import Attack, expected_rows, seen_task
 from leakbound.audit import plan as plans
 from leakbound.audit.context import PlanContext
 from leakbound.audit.experiment import defense_info, threat_info
-from leakbound.captured.bounds import bounds_of, named_defense
 from leakbound.captured.capture import Capture
 from leakbound.captured.observe import Understood
 from leakbound.captured.proofs import certificate
 from leakbound.defenses import Chain, chain
+from leakbound.random import stream
+from leakbound.registry import snake
+from leakbound.risk.limits import ErrorBoundSpec, Released, RiskSpec, bounds
 from leakbound.types import Batch, Observation, Reconstruction
+
+NO_PUBLIC = "a bound is for images of a known kind: give public images (--public DATA)"
+NO_NOISE = "the declared noise was not added to this update: no bound that rests on it holds"
+NO_LAW = "no noise of a known law was declared: the update itself bounds no attacker"
 
 
 @dataclass(frozen=True)
@@ -55,21 +63,6 @@ class Case:
     declared: Chain = field(default_factory=chain)
     public: PlanContext | None = None
     truth: Batch | None = None
-
-
-@dataclass(frozen=True)
-class Explained:
-    """How much of the captured update a guess explains, sent through the client's own functions.
-
-    Attributes:
-        share: 1 - |seen - expected|^2 / |seen|^2, at the guess's own length.
-        direction: the same with the expected update scaled to fit best: the squared cosine.
-        scale: that scale; where the rate is not known, an estimate of it.
-    """
-
-    share: float
-    direction: float
-    scale: float
 
 
 @dataclass(frozen=True)
@@ -146,7 +139,8 @@ def explained(understood: Understood, answer: Reconstruction) -> Explained | Non
     if not energy > 0 or not own > 0:
         return None
     off = float((a - b).square().sum())
-    return Explained(1 - off / energy, max(0.0, both) ** 2 / (energy * own), both / own)
+    direction = max(0.0, both) ** 2 / (energy * own)
+    return Explained(share=1 - off / energy, direction=direction, scale=both / own)
 
 
 def header(case: Case, name: str, attack: Attack | None, settings: str = "") -> Assessment:
@@ -174,7 +168,7 @@ def header(case: Case, name: str, attack: Attack | None, settings: str = "") -> 
         seed=case.at,
         threat=threat_info(seen.threat),
         criterion=case.criterion.info,
-        capture=record.Capture(
+        capture=CaptureInfo(
             name=own.name,
             kind=own.kind,
             digest=own.digest,
@@ -203,7 +197,7 @@ def judged(
         direction = None if share is None else share.direction
         counted = understood.sure("batch size")
         proof = certificate(seen, attack, answer, direction, counted=counted)
-    bounds, note = bounds_of(case)
+    found, note = bounds_of(case)
     measured, inputs, public = None, answer.inputs, case.public
     if case.truth is not None:
         measured = measure(
@@ -222,7 +216,7 @@ def judged(
         capture,
         explained=None
         if share is None
-        else record.Explained(
+        else Explained(
             share=short(share.share) if known else None,
             direction=short(share.direction),
             scale=short(share.scale),
@@ -238,12 +232,97 @@ def judged(
             problem=answer.problem,
             objective=objective_of(answer),
             release=release_of(seen.update, {}, noise_share=noise),
-            bounds=bounds,
+            bounds=found,
             bounds_note=note,
-            verdict=verdict(matched, bounds, certified=proof is not None),
+            verdict=verdict(matched, found, certified=proof is not None),
             capture=capture,
             **({} if measured is None else measured.fields),
             **parts.fields,
         ),
         parts.files,
     )
+
+
+class PublicImages(PlanContext):
+    """A data source all of whose images are public, in the units that the model is fed."""
+
+    def __init__(self, spec: plans.DataSpec, input_range: tuple[float, float] = (0.0, 1.0)) -> None:
+        super().__init__(spec)
+        self._range = input_range
+
+    def batch(self, indices: torch.Tensor) -> Batch:
+        """The images with these indices, scaled from [0, 1] to the input range."""
+        own = super().batch(indices)
+        low, high = self._range
+        return Batch(low + (high - low) * own.inputs, own.labels)
+
+    @property
+    def splits(self) -> dict[str, torch.Tensor]:
+        """All images are the attacker's."""
+        none = torch.zeros(0, dtype=torch.long)
+        every = torch.arange(len(self.dataset.labels))
+        return {"private": none, "public": every, "test": none}
+
+
+def public_images(
+    source: str, input_shape: tuple[int, ...], input_range: tuple[float, float]
+) -> PublicImages:
+    """Public images of a data source, checked against the model's input.
+
+    Raises:
+        ValueError: no such source, or images of another shape.
+    """
+    context = PublicImages(plans.DataSpec(source), input_range)
+    if context.input_shape != tuple(input_shape):
+        channels, height, width = context.input_shape
+        if len(input_shape) == 3 and input_shape[1] == input_shape[2]:
+            spec = plans.DataSpec(source, size=input_shape[1], channels=input_shape[0])
+            context = PublicImages(spec, input_range)
+        if context.input_shape != tuple(input_shape):
+            raise ValueError(
+                f"public data {source!r} has images of shape {(channels, height, width)}, the "
+                f"model takes {tuple(input_shape)}; give images of that shape"
+            )
+    return context
+
+
+def named_defense(defense: Chain) -> tuple[plans.Spec, ...]:
+    """The links of a defense as a plan would name them."""
+    return tuple(
+        plans.Spec(
+            snake(type(link).__name__),
+            tuple((f.name, plans.plain(getattr(link, f.name))) for f in fields(link) if f.init),
+        )
+        for link in defense.links
+    )
+
+
+def bounds_of(case: Case) -> tuple[tuple[Bound, ...], str | None]:
+    """The bounds on every attacker for one captured update, and why some are missing."""
+    understood, context = case.understood, case.public
+    if not understood.defense.links:
+        return (), NO_LAW
+    if understood.refuted:
+        return (), NO_NOISE
+    if context is None:
+        return (), NO_PUBLIC
+    seen, public, batch = understood.observation, context.public, case.truth
+    assert public is not None  # every image of the context is public
+    if batch is None and understood.labels is not None:  # of what stands in, labels alone count
+        batch = Batch(public.inputs[:1].expand(seen.batch_shape), understood.labels)
+    released = Released(
+        task=seen.task,
+        update=seen.update,
+        defense=understood.defense,
+        criterion=case.criterion,
+        threat=seen.threat,
+        cohort=seen.cohort,
+        batch=batch,
+        public=public,
+        truth_known=case.truth is not None,
+        key=(case.at, case.spec),
+        once=context.once,
+    )
+    spec = ErrorBoundSpec()
+    source = stream(case.at, "bounds", spec.kind, seen.examples)
+    return bounds(released, spec, RiskSpec(), source)
