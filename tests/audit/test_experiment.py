@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from leakbound import audit
 from leakbound.assess.measure import release_of
-from leakbound.assess.record import Release, encode
+from leakbound.assess.record import ReleaseInfo, encode
 from leakbound.audit import context as contexts
 from leakbound.audit import experiment as experiments
 from leakbound.types import Unit, Update
@@ -212,7 +212,7 @@ def test_one_class_has_no_gradient_and_is_told(tmp_path):
 def test_what_a_record_says_of_the_release():
     rows = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
     plain = Update(rows, Unit.CLIENT, (2,))
-    known = Release(law="Exact", data_dependent=False, withheld=0.0, unit="client")
+    known = ReleaseInfo(law="Exact", data_dependent=False, withheld=0.0, unit="client")
     assert release_of(plain, {}) == known
     largest = plain.masked(rows > 2, by_value=True)
     assert release_of(largest, {}) == replace(known, data_dependent=True, withheld=0.5)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from leakbound.risk.corridor import Setting, corridor
+from leakbound.risk.corridor import TrainingSetting, corridor
 from leakbound.bounds import identification
 from leakbound.bounds.ladder import Estimate, Gallery, GaussianImages, KnownNorm, Mixture
 from leakbound.bounds.ladder.blend import Part
@@ -219,7 +219,7 @@ def test_intervals_cover():
 def test_rungs_feed_the_corridor(rungs):
     eta = np.array([0.05, ETA])
     for rung in rungs:
-        upper = corridor(Setting(0.5, dim=DIM), eta, log_kappa=rung.log_kappa).upper
+        upper = corridor(TrainingSetting(0.5, dim=DIM), eta, log_kappa=rung.log_kappa).upper
         direct = identification.gaussian(0.5, log_kappa=rung.log_kappa(eta))
         np.testing.assert_allclose(upper, direct, rtol=1e-3)
 

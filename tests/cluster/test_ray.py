@@ -149,7 +149,9 @@ def test_a_unit_that_no_worker_survives_is_recorded_as_failed(user_module, tmp_p
     assert [row.status for row in rows] == ["ok", "failed"]
     assert rows[1].reason == "its process died (out of memory, or a crash)"
     assert rows[1].verdict == "undecided"
-    assert rows[0] == audit.run_experiment(plan.experiments()[0], audit.PlanContext(plan.data)).record
+    assert (
+        rows[0] == audit.run_experiment(plan.experiments()[0], audit.PlanContext(plan.data)).record
+    )
 
 
 COMMAND = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); \

@@ -90,7 +90,9 @@ def test_the_server_is_sent_the_update_alone():
     """Neither the client's state, nor its noise, nor its images are in a reply."""
     plan, _ = parsed(defenses=[{"name": "pri_prune"}])
     seen = []
-    through_messages(plan, audit.PlanContext(plan.data), lambda asked, reply: seen.append(reply.content))
+    through_messages(
+        plan, audit.PlanContext(plan.data), lambda asked, reply: seen.append(reply.content)
+    )
     assert len(seen) == 6 * 3
     for content in seen:
         assert set(content) == {training.SENT, training.TURN}

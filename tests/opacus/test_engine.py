@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from leakbound import data
-from leakbound.audit import Setting, calibrate
+from leakbound.risk import TrainingSetting, calibrate
 from leakbound.bounds import composition, identification
 from leakbound.bounds.ladder import KnownNorm
 from leakbound.defenses.whitening import Whiten
@@ -72,7 +72,7 @@ def train(module, optimizer, private, epochs=1, criterion=None):
 def test_a_training_keeps_the_risk_that_was_asked_for():
     engine = RiskEngine()
     *private, found = engine.make_private_with_risk(epochs=3, **ASK, **made(engine))
-    wanted = Setting(1.0, 12, 2.0, 30, 0.1, "hidden")
+    wanted = TrainingSetting(1.0, 12, 2.0, 30, 0.1, "hidden")
     assert found.noise_multiplier == calibrate(ASK["target"], wanted, prior=SPHERE).noise_multiplier
     assert private[1].noise_multiplier == found.noise_multiplier
     train(*private, epochs=1)
@@ -82,7 +82,7 @@ def test_a_training_keeps_the_risk_that_was_asked_for():
     assert (early.steps, late.steps) == (10, 30)
     assert early.upper < late.upper <= 0.05
     assert late.upper > 0.0499  # least noise: calibration leaves nothing
-    assert late.upper == float(found.edges.upper[0])
+    assert late.upper == float(found.corridor.bound[0])
     assert late.epsilon == found.epsilon
     assert "20 dB PSNR" in str(late)
     train(*private, epochs=1)
@@ -131,7 +131,7 @@ def test_histories_of_several_settings_are_told():
         composition.subsampled(s, sampling_rate=0.1, steps=20, log_kappa=found.log_kappa)
         for s in (1.0, 0.7)
     ]
-    assert ends[0] < found.upper < ends[1]
+    assert ends[0] < found.bound < ends[1]
 
 
 def test_whitened_training_on_real_digits_with_a_memory_manager():

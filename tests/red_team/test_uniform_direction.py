@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from leakbound import audit, data
-from leakbound.audit import Setting, calibrate, corridor
+from leakbound.risk import TrainingSetting, calibrate, corridor
 from leakbound.audit.experiment import run_experiment
 from leakbound.audit.corridor_verdict import verdict_of
 from leakbound.bounds import ladder
@@ -62,8 +62,10 @@ def least(hits, count):
 def test_the_attack_is_real(digits):
     """At the noise that a uniform direction asks for, for every norm that digits have."""
     norm = np.linalg.norm(np.concatenate(digits), axis=1).min()
-    found = calibrate("psnr>=20 with probability<=0.001", Setting(1.0, 784, norm), prior=None)
-    assert found.edges.upper[0] <= 0.001
+    found = calibrate(
+        "psnr>=20 with probability<=0.001", TrainingSetting(1.0, 784, norm), prior=None
+    )
+    assert found.corridor.bound[0] <= 0.001
     assert least(*reached(*digits, found.noise_multiplier)) > 0.14
     assert found.verdict == "undecided"
 
@@ -73,23 +75,25 @@ def test_what_is_stated_of_given_data_is_above_it(digits, noise):
     public, private = digits
     prior = ladder.from_images(public)
     edges = audit.corridor(
-        Setting(noise, 784, np.linalg.norm(private, axis=1).min()),
+        TrainingSetting(noise, 784, np.linalg.norm(private, axis=1).min()),
         ETA,
         log_kappa=prior.log_kappa,
         prior=prior.name,
     )
-    assert edges.upper[0] >= least(*reached(public, private, noise))
+    assert edges.bound[0] >= least(*reached(public, private, noise))
 
 
 @pytest.mark.parametrize("prior", [None, ladder.KnownNorm(784, 4.2)])
 def test_no_number_under_a_uniform_direction_protects(prior):
-    found = calibrate("psnr>=20 with probability<=0.001", Setting(1.0, 784, 4.2), prior=prior)
+    found = calibrate(
+        "psnr>=20 with probability<=0.001", TrainingSetting(1.0, 784, 4.2), prior=prior
+    )
     assert found.verdict == "undecided"
-    assert verdict_of(found.edges, 0, None, 0.5) == "undecided"
+    assert verdict_of(found.corridor, 0, None, 0.5) == "undecided"
     assert risk([(10.0, 0.1, 20)], dim=784, norm=4.2, psnr=20, prior=prior).upper is None
     if prior is not None:
         edges = corridor(
-            Setting(1.0, 784, 4.2), ETA, log_kappa=prior.log_kappa, informed=prior.informed
+            TrainingSetting(1.0, 784, 4.2), ETA, log_kappa=prior.log_kappa, informed=prior.informed
         )
         assert verdict_of(edges, 0, None, 0.5) == "undecided"
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from leakbound.audit import calibrate as module
+from leakbound.risk import calibrate as module
 from leakbound.risk.calibrate import Calibration
-from leakbound.risk.corridor import Setting
-from leakbound.risk.kappa import Reach
+from leakbound.risk.corridor import TrainingSetting
+from leakbound.risk.kappa import BaselineMatches
 from leakbound.bounds import composition
 from leakbound.bounds.ladder import GaussianImages, KnownNorm
 from leakbound.defenses import dp_sgd
@@ -26,7 +26,7 @@ TARGET = "psnr>=20 with probability<=0.001"
 
 
 def sampled(**changes):
-    return Setting(
+    return TrainingSetting(
         **(
             {
                 "noise_multiplier": 1.0,
@@ -78,7 +78,7 @@ def test_certified_in_fifty_digits():
         assert len(cases) >= 40
         for dim, error, gamma, steps in cases:
             target = f"mse<={error / dim!r} with probability<={gamma!r}"
-            noise = calibrate(target, Setting(1.0, dim=dim, steps=steps)).noise_multiplier
+            noise = calibrate(target, TrainingSetting(1.0, dim=dim, steps=steps)).noise_multiplier
             assert certified(noise, dim, error, steps) <= gamma, (dim, error, gamma)
             assert certified(noise * 0.99, dim, error, steps) > gamma, (dim, error, gamma)
             assert certified(noise * 0.9995, dim, error, steps) > gamma, (dim, error, gamma)
@@ -98,10 +98,10 @@ def power(noise, steps, q, log_kappa, interval):
 @pytest.mark.parametrize(("error", "gamma"), [(0.3, 0.01), (0.6, 0.2)])
 def test_sampled_steps_against_dp_accounting(error, gamma):
     found = calibrate(f"mse<={error / 16!r} with probability<={gamma}", sampled())
-    noise, blind = found.noise_multiplier, float(found.edges.log_kappa[0])
+    noise, blind = found.noise_multiplier, float(found.corridor.log_kappa[0])
     assert power(noise, 20, 0.05, blind, 2e-4) <= gamma * (1 + 2e-3)  # it rounds upwards too
     assert power(noise * 0.99, 20, 0.05, blind, 2e-4) > gamma
-    assert found.edges.lower[0] <= found.edges.upper[0] <= gamma
+    assert found.corridor.attained[0] <= found.corridor.bound[0] <= gamma
     seen = calibrate(
         f"mse<={error / 16!r} with probability<={gamma}", sampled(participation="visible")
     )
@@ -123,7 +123,7 @@ def test_one_more_breaks_the_target(seen):
 
     def upper(found, **changes):
         known = {"sampling_rate": found.setting.sampling_rate, "steps": found.setting.steps}
-        blind = found.edges.log_kappa[0]
+        blind = found.corridor.log_kappa[0]
         return law(found.noise_multiplier, log_kappa=blind, **(known | changes))
 
     found = calibrate(target, setting, solve="steps")
@@ -136,12 +136,14 @@ def test_one_more_breaks_the_target(seen):
 
 
 def test_clip_norm_is_the_multiplier_turned_round():
-    plain = calibrate(TARGET, Setting(1.0, dim=784, norm=9.0))
-    found = calibrate(TARGET, Setting(1.0, dim=784, norm=9.0), solve="clip_norm", noise_std=2.0)
+    plain = calibrate(TARGET, TrainingSetting(1.0, dim=784, norm=9.0))
+    found = calibrate(
+        TARGET, TrainingSetting(1.0, dim=784, norm=9.0), solve="clip_norm", noise_std=2.0
+    )
     assert found.noise_multiplier >= plain.noise_multiplier
     assert found.clip_norm == pytest.approx(2 / plain.noise_multiplier, rel=1e-3)
     assert found.noise_std == pytest.approx(2.0, rel=1e-12)
-    assert found.edges.upper[0] <= 0.001
+    assert found.corridor.bound[0] <= 0.001
 
 
 def test_all_is_accepted_at_full_rate():
@@ -150,14 +152,14 @@ def test_all_is_accepted_at_full_rate():
     assert found.setting.sampling_rate == 1.0
     most = calibrate(
         f"mse<={0.3 / 16} with probability<=0.01",
-        Setting(1e9, dim=16),
+        TrainingSetting(1e9, dim=16),
         solve="steps",
     )
     assert most.setting.steps == 2**30
 
 
 def test_it_is_a_defense():
-    found = calibrate(TARGET, Setting(1.0, dim=784, norm=9.0), clip_norm=2.0, records=5000)
+    found = calibrate(TARGET, TrainingSetting(1.0, dim=784, norm=9.0), clip_norm=2.0, examples=5000)
     assert isinstance(found, Calibration)
     expected = dp_sgd(clip_norm=2.0, noise_multiplier=found.noise_multiplier)
     assert repr(found.defense()) == repr(expected)
@@ -165,7 +167,7 @@ def test_it_is_a_defense():
     alone = 1 / (stats.norm.ppf(0.001) - stats.norm.ppf(1 / 5000))
     assert found.identification_noise == pytest.approx(alone, rel=1e-4)
     assert found.less_noise == pytest.approx(1 - found.noise_multiplier / alone, rel=1e-4)
-    few = calibrate(TARGET, Setting(1.0, dim=784, norm=9.0), records=900)
+    few = calibrate(TARGET, TrainingSetting(1.0, dim=784, norm=9.0), examples=900)
     assert few.identification_noise is None
     assert few.less_noise is None
 
@@ -173,9 +175,9 @@ def test_it_is_a_defense():
 @pytest.mark.parametrize("rate", [0.001, 0.0005])
 def test_rare_sampling_needs_little_noise(rate):
     """At a rate of the accepted probability: once a hang, and a division by zero."""
-    setting = Setting(1.0, dim=784, norm=9.0, sampling_rate=rate)
-    found = calibrate(TARGET, setting, records=5000)
-    assert found.edges.upper[0] <= 0.001
+    setting = TrainingSetting(1.0, dim=784, norm=9.0, sampling_rate=rate)
+    found = calibrate(TARGET, setting, examples=5000)
+    assert found.corridor.bound[0] <= 0.001
     assert (found.noise_multiplier == 0) == (rate < 0.001)
     if rate < 0.001:
         assert found.less_noise is None
@@ -189,17 +191,17 @@ def test_rare_sampling_needs_little_noise(rate):
 def test_a_prior():
     images = np.random.default_rng(0).normal(size=(400, 8)) * 0.1 + 0.5
     rung = GaussianImages.from_samples(images, components=3)
-    setting = Setting(1.0, dim=8, norm=1.0)
+    setting = TrainingSetting(1.0, dim=8, norm=1.0)
     found = calibrate("mse<=0.0005 with probability<=0.05", setting, prior=rung)
     plain = calibrate("mse<=0.0005 with probability<=0.05", setting)
     assert found.prior == rung.name
-    assert rung.name in found.edges.bound_scope.prior
+    assert rung.name in found.corridor.bound_scope.prior
     assert found.noise_multiplier > plain.noise_multiplier  # a sharper prior costs noise
-    assert found.edges.upper[0] <= 0.05
+    assert found.corridor.bound[0] <= 0.05
     same = calibrate("mse<=0.0005 with probability<=0.05", setting, prior=KnownNorm(8))
     assert same.noise_multiplier == pytest.approx(plain.noise_multiplier, rel=1e-4)
-    with pytest.raises(ValueError, match="prior is of 8 values a record, but dim is 9"):
-        calibrate("mse<=0.0005 with probability<=0.05", Setting(1.0, dim=9), prior=rung)
+    with pytest.raises(ValueError, match="prior is of 8 values an example, but dim is 9"):
+        calibrate("mse<=0.0005 with probability<=0.05", TrainingSetting(1.0, dim=9), prior=rung)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +210,12 @@ def test_a_prior():
         ("psnr>=5 with probability<=0.5", {}, {}, "zero image alone"),
         ("mse<=0.0625 with probability<=0.5", {}, {}, "zero image alone"),  # e = 1 exactly
         ("mse<=0.06 with probability<=0.0001", {}, {}, "guess that sees no update succeeds"),
-        ("mse<=0.01 with probability<=0.001", {}, {"reach": Reach(9, 0.2, 0.5, 0.1)}, "constant"),
+        (
+            "mse<=0.01 with probability<=0.001",
+            {},
+            {"matches": BaselineMatches(9, 0.2, 0.5, 0.1)},
+            "constant",
+        ),
         ("mse<=0.01 with probability<=0.001", {}, {"noise_std": 1.0}, "noise_std"),
         ("mse<=0.01 with probability<=0.001", {}, {"solve": "clip_norm"}, "noise_std"),
         (
@@ -231,7 +238,9 @@ def test_a_prior():
 )
 def test_refusals(target, changes, more, words):
     with pytest.raises(ValueError, match=words) as caught:
-        calibrate(target, Setting(**({"noise_multiplier": 1.0, "dim": 16} | changes)), **more)
+        calibrate(
+            target, TrainingSetting(**({"noise_multiplier": 1.0, "dim": 16} | changes)), **more
+        )
     assert "\n" not in str(caught.value)
 
 
@@ -240,11 +249,11 @@ def test_next_to_the_blind_success():
     blind = float(0.5 * stats.beta.cdf(0.5, 15 / 2, 0.5))
     for slack in (1e-3, 1e-6):
         target = f"mse<={0.5 / 16} with probability<={blind * (1 + slack)!r}"
-        found = calibrate(target, Setting(1.0, dim=16))
-        assert found.edges.upper[0] <= blind * (1 + slack)
+        found = calibrate(target, TrainingSetting(1.0, dim=16))
+        assert found.corridor.bound[0] <= blind * (1 + slack)
         assert found.noise_multiplier > 0.1 / slack
     with pytest.raises(ValueError, match="no noise helps"):
-        calibrate(f"mse<={0.5 / 16} with probability<={blind!r}", Setting(1.0, dim=16))
+        calibrate(f"mse<={0.5 / 16} with probability<={blind!r}", TrainingSetting(1.0, dim=16))
 
 
 @pytest.mark.parametrize(
@@ -267,4 +276,4 @@ def test_an_inverse_that_errs_is_caught(monkeypatch, solve, method, wrong):
     target = f"mse<={0.4 / 16} with probability<=0.05"
     for seen in ("visible", "hidden"):
         setting = sampled(noise_multiplier=0.8, participation=seen)
-        assert calibrate(target, setting, solve=solve).edges.upper[0] <= 0.05
+        assert calibrate(target, setting, solve=solve).corridor.bound[0] <= 0.05

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from leakbound.risk.corridor import SPHERE, Setting, corridor, epsilon
+from leakbound.risk.corridor import SPHERE, TrainingSetting, corridor, epsilon
 from leakbound.bounds import conversions
 from leakbound.bounds.ladder import KnownNorm
 
@@ -21,14 +21,14 @@ CLOSE = 1 + 1e-7
 
 
 def edges(noise, dim, errors=ERRORS, **settings):
-    return corridor(Setting(float(noise), dim=dim, **settings), np.asarray(errors) / dim)
+    return corridor(TrainingSetting(float(noise), dim=dim, **settings), np.asarray(errors) / dim)
 
 
 @pytest.mark.parametrize("dim", DIMS)
 def test_order_and_slopes_of_full_batches(dim):
     for steps, seen in itertools.product((1, 10, 1000), ("hidden", "visible")):
         grid = [edges(n, dim, steps=steps, participation=seen) for n in NOISES]
-        lower, upper = (np.stack([getattr(g, e) for g in grid]) for e in ("lower", "upper"))
+        lower, upper = (np.stack([getattr(g, e) for g in grid]) for e in ("attained", "bound"))
         assert (lower <= upper).all()
         for edge in (lower, upper):
             assert (edge[1:] <= edge[:-1] * CLOSE).all()  # more noise
@@ -40,18 +40,18 @@ def test_order_and_slopes_of_full_batches(dim):
 @pytest.mark.parametrize("seen", ["hidden", "visible"])
 def test_order_and_slopes_of_sampled_steps(dim, seen):
     shape = (3, 2, 3)  # noise, rate, steps
-    found = {"lower": [], "upper": []}
+    found = {"attained": [], "bound": []}
     for noise, q, steps in itertools.product((0.2, 1.0, 5.0), (0.01, 0.1), (1, 10, 1000)):
         got = edges(noise, dim, steps=steps, sampling_rate=q, participation=seen)
-        assert (got.lower <= got.upper).all(), (noise, q, steps)
-        found["lower"].append(got.lower)
-        found["upper"].append(got.upper)
+        assert (got.attained <= got.bound).all(), (noise, q, steps)
+        found["attained"].append(got.attained)
+        found["bound"].append(got.bound)
     for name, values in found.items():
         grid = np.reshape(values, (*shape, len(ERRORS)))
-        loose = 1 + 1e-3 if name == "upper" and seen == "hidden" else CLOSE  # a grid of losses
+        loose = 1 + 1e-3 if name == "bound" and seen == "hidden" else CLOSE  # a grid of losses
         assert (grid[1:] <= grid[:-1] * loose).all(), name
         assert (grid[:, 1:] * loose >= grid[:, :-1]).all(), name
-        if (name, seen) != ("lower", "hidden"):  # adding up all steps also adds up empty ones
+        if (name, seen) != ("attained", "hidden"):  # adding up all steps also adds up empty ones
             assert (grid[:, :, 1:] * loose >= grid[:, :, :-1]).all(), name
 
 
@@ -67,24 +67,24 @@ def test_visible_is_above_hidden(noise, dim, error, q, steps):
     given_ = {"sampling_rate": q, "steps": steps}
     hidden = edges(noise, dim, [error], participation="hidden", **given_)
     seen = edges(noise, dim, [error], participation="visible", **given_)
-    assert hidden.upper <= seen.upper * CLOSE
-    assert hidden.lower <= seen.lower * CLOSE
-    assert hidden.lower <= hidden.upper
-    assert seen.lower <= seen.upper
+    assert hidden.bound <= seen.bound * CLOSE
+    assert hidden.attained <= seen.attained * CLOSE
+    assert hidden.attained <= hidden.bound
+    assert seen.attained <= seen.bound
 
 
 def test_numbers_of_the_sheet():
     found = edges(0.5, 16, [0.5, 0.9])
-    assert found.upper.round(3).tolist() == [0.120, 0.777]
-    assert found.lower.round(3).tolist() == [0.068, 0.762]
+    assert found.bound.round(3).tolist() == [0.120, 0.777]
+    assert found.attained.round(3).tolist() == [0.068, 0.762]
     unseen = {"participation": "hidden"}
     hidden = edges(0.3, 16, [0.6], steps=10, sampling_rate=0.05, **unseen)
-    assert (hidden.lower[0], hidden.upper[0]) == pytest.approx((0.034, 0.219), abs=6e-4)
+    assert (hidden.attained[0], hidden.bound[0]) == pytest.approx((0.034, 0.219), abs=6e-4)
     hidden = edges(0.4, 2, [0.5], steps=20, sampling_rate=0.02, **unseen)
-    assert (hidden.lower[0], hidden.upper[0]) == pytest.approx((0.321, 0.418), abs=6e-4)
+    assert (hidden.attained[0], hidden.bound[0]) == pytest.approx((0.321, 0.418), abs=6e-4)
     seen = edges(0.4, 2, [0.5], steps=20, sampling_rate=0.02, participation="visible")
-    assert seen.lower[0] == pytest.approx(0.478, abs=6e-4)  # not to be mixed with hidden edges
-    assert seen.upper[0] >= seen.lower[0] > hidden.upper[0]
+    assert seen.attained[0] == pytest.approx(0.478, abs=6e-4)  # not to be mixed with hidden edges
+    assert seen.bound[0] >= seen.attained[0] > hidden.bound[0]
 
 
 def test_width_of_full_batches():
@@ -97,7 +97,7 @@ def test_width_of_full_batches():
 
 
 def _within(found):
-    return found.width[(found.upper >= 0.01) & (found.upper <= 0.5)]
+    return found.width[(found.bound >= 0.01) & (found.bound <= 0.5)]
 
 
 def test_scopes_say_who_and_whose():
@@ -109,16 +109,18 @@ def test_scopes_say_who_and_whose():
         assert found.attained_scope.covers == "attained"
         assert SPHERE in found.bound_scope.prior
         assert "sphere" in found.attained_scope.prior
-    other = corridor(Setting(1.0, dim=4), 0.1, log_kappa=KnownNorm(4).log_kappa, prior="seven cats")
+    other = corridor(
+        TrainingSetting(1.0, dim=4), 0.1, log_kappa=KnownNorm(4).log_kappa, prior="seven cats"
+    )
     assert "seven cats" in other.bound_scope.prior
-    assert other.upper == corridor(Setting(1.0, dim=4), 0.1).upper
+    assert other.bound == corridor(TrainingSetting(1.0, dim=4), 0.1).bound
 
 
 def test_few_rows_attain_less_and_bound_the_same():
     plain = edges(0.5, 16, [0.5])
     few = edges(0.5, 16, [0.5], clip_norm=5.0, rows=1)
-    assert few.lower < plain.lower
-    assert few.upper == plain.upper
+    assert few.attained < plain.attained
+    assert few.bound == plain.bound
 
 
 @pytest.mark.parametrize("noise", [0.0, np.inf])
@@ -127,15 +129,15 @@ def test_limits(noise, seen):
     found = edges(noise, 4, [0.5], steps=3, sampling_rate=0.5, participation=seen)
     blind = float(np.exp(found.log_kappa[0]))
     expected = blind if noise else 1 - 0.5**3 * (1 - blind)
-    assert found.upper == pytest.approx(expected, rel=1e-9)
-    assert found.lower <= found.upper
+    assert found.bound == pytest.approx(expected, rel=1e-9)
+    assert found.attained <= found.bound
     assert np.isnan(edges(1.0, 4, [1e-300]).width).all()
 
 
 def test_epsilon_of_visible_steps():
     """Against a sum written out with other functions; and above the one for hidden steps."""
     noise, q, steps, delta = 0.8, 0.1, 12, 1e-5
-    seen = Setting(noise, dim=4, steps=steps, sampling_rate=q, participation="visible")
+    seen = TrainingSetting(noise, dim=4, steps=steps, sampling_rate=q, participation="visible")
     hits = stats.binom(steps, q)
 
     def excess(level):
@@ -148,11 +150,11 @@ def test_epsilon_of_visible_steps():
         return total - delta
 
     assert epsilon(seen, delta) == pytest.approx(optimize.brentq(excess, 0, 200), rel=1e-6)
-    hidden = Setting(noise, dim=4, steps=steps, sampling_rate=q, participation="hidden")
+    hidden = TrainingSetting(noise, dim=4, steps=steps, sampling_rate=q, participation="hidden")
     assert epsilon(hidden, delta) < epsilon(seen, delta)
-    full = Setting(noise, dim=4, steps=steps, participation="visible")
+    full = TrainingSetting(noise, dim=4, steps=steps, participation="visible")
     assert epsilon(full, delta) == conversions.epsilon(noise, delta=delta, steps=steps)
-    bare = Setting(0.0, dim=4, steps=2, sampling_rate=1e-4, participation="visible")
+    bare = TrainingSetting(0.0, dim=4, steps=2, sampling_rate=1e-4, participation="visible")
     assert (epsilon(bare, 1e-5), epsilon(bare, 1e-3)) == (np.inf, 0.0)
 
 
@@ -178,11 +180,11 @@ def test_epsilon_of_visible_steps():
 def test_bad_settings(name, value):
     good = {"noise_multiplier": 1.0, "dim": 4}
     with pytest.raises(ValueError, match=name) as caught:
-        Setting(**(good | {name: value}))
+        TrainingSetting(**(good | {name: value}))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("eta", [0.0, -1.0, float("nan"), "0.1"])
 def test_bad_eta(eta):
     with pytest.raises(ValueError, match="eta is"):
-        corridor(Setting(1.0, dim=4), eta)
+        corridor(TrainingSetting(1.0, dim=4), eta)

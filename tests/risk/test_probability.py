@@ -10,10 +10,10 @@ import pytest
 from scipy import stats
 
 from leakbound import audit
-from leakbound.audit import risk
+from leakbound.risk import kappa
 from leakbound.audit.context import PlanContext
 from leakbound.audit.experiment import run_experiment
-from leakbound.audit.plan import RiskSpec
+from leakbound.risk.limits import RiskSpec
 from leakbound.bounds import ladder
 from leakbound.types import NotApplicable
 
@@ -76,14 +76,14 @@ def test_verdicts(gaussian):
     }
     for name, record in gaussian.items():
         if name in ("none", "noise"):  # a law that promises nothing
-            assert record.bounds == []
+            assert record.bounds == ()
             continue
         bound = chance(record)
         assert bound.excludes_threshold == (bound.probability <= 0.05)
         assert (bound.psnr, bound.accepted, bound.covers) == (None, 0.05, "all")
         assert bound.prior == "Gaussian images (public images)"
         said = " ".join(bound.assumptions)
-        assert "each image for itself" in said
+        assert "each for itself" in said
         if name.startswith("dp"):
             assert "on one release" in said
             assert "what several rounds leak, which is more" in said
@@ -93,7 +93,7 @@ def test_verdicts(gaussian):
 
 def test_the_numbers_of_the_mechanism(bench, gaussian):
     """Phi(Phi^-1(kappa) + 1 / noise), kappa from the rung; seven clients' guesses count."""
-    rung = risk._rung(RiskSpec(prior="gaussian"), bench, labels_known=False)
+    rung, _ = kappa.of_public(bench.public, "gaussian", 32, False, 0.01)
     public = bench.public.inputs.flatten(1).double().numpy()
     most = max(int((((public - one) ** 2).mean(1) <= 0.01).sum()) - 1 for one in public)
     blind = max(math.exp(float(rung.log_kappa(0.01))), most / (len(public) - 1))
@@ -138,21 +138,20 @@ def test_a_known_label_is_no_secret(bench):
         total += len(own) / len(flat) * most / (len(own) - 1)
     assert total > 0
     for prior in ("gaussian", "gallery"):
-        spec = RiskSpec(prior=prior)
-        told = risk._blind(risk._rung(spec, bench, True), bench, eta, True)
-        untold = risk._blind(risk._rung(spec, bench, False), bench, eta, False)
-        assert math.exp(told) >= total * (1 - 1e-9)
-        assert told > untold
+        _, known = kappa.of_public(public, prior, 32, True, eta)
+        _, unknown = kappa.of_public(public, prior, 32, False, eta)
+        assert math.exp(known) >= total * (1 - 1e-9)
+        assert known > unknown
 
 
 def test_a_model_of_images_is_not_trusted_below_the_images(bench):
     """A Gaussian thinks near images far rarer than they are: what was seen counts."""
-    rung = risk._rung(RiskSpec(prior="gaussian"), bench, False)
+    rung, log = kappa.of_public(bench.public, "gaussian", 32, False, 0.03)
     flat = bench.public.inputs.flatten(1).double().numpy()
     most = max(int((((flat - one) ** 2).mean(1) <= 0.03).sum()) - 1 for one in flat)
     seen = most / (len(flat) - 1)
     assert math.exp(float(rung.log_kappa(0.03))) < seen
-    assert math.exp(risk._blind(rung, bench, 0.03, False)) == pytest.approx(seen)
+    assert math.exp(log) == pytest.approx(seen)
 
 
 def test_a_copy_of_a_gaussian():
@@ -165,12 +164,12 @@ def test_a_copy_of_a_gaussian():
     copies = images + noise * rng.normal(size=images.shape)
     guess = copies * spread**2 / (spread**2 + noise**2)  # the posterior mean is best
     reached = float((((guess - images) ** 2).mean(1) <= eta).mean())
-    bound = math.exp(risk._copied(noise, part, eta=eta, blind=-9.0))
+    bound = math.exp(kappa.after_copy(noise, part, eta=eta, baseline=-9.0))
     assert reached < bound < 4 * reached + 0.05
     assert reached > 0.1  # the test has something to say
     blind = math.exp(float(part.log_kappa(eta)))
     assert blind <= bound * 1.001
-    far = math.exp(risk._copied(1e6, part, eta=eta, blind=-9.0))
+    far = math.exp(kappa.after_copy(1e6, part, eta=eta, baseline=-9.0))
     assert far == pytest.approx(blind, rel=1e-6)
 
 
@@ -182,7 +181,7 @@ def test_a_copy_from_a_gallery():
         copies = gallery.images[drawn] + noise * rng.normal(size=(4000, 5))
         near = ((copies[:, None] - gallery.images) ** 2).sum(2).argmin(1)
         blind = float(gallery.log_kappa(1e-6))
-        bound = math.exp(risk._copied(noise, gallery, eta=1e-6, blind=blind))
+        bound = math.exp(kappa.after_copy(noise, gallery, eta=1e-6, baseline=blind))
         assert (near == drawn).mean() <= bound + 0.02
     assert bound < 0.2
 
@@ -192,19 +191,19 @@ def test_nothing_asked_or_nothing_to_say(bench):
     cell = plan(defenses=dp).experiments()[0]
     off = dataclasses.replace(cell, risk=RiskSpec(probability=None))
     record = run_experiment(off, bench, pictures=False).record
-    assert (record.bounds, record.verdict) == ([], "undecided")
+    assert (record.bounds, record.verdict) == ((), "undecided")
     tight = records(bench, risk={"probability": 1e-300}, defenses=dp)[0]
     assert tight.verdict == "undecided"
 
 
 def test_no_prior_to_be_had(bench):
     small = PlanContext(dataclasses.replace(plan().data, limit=100))  # 20 public images
-    with pytest.raises(NotApplicable, match="64 public images"):
-        risk._rung(RiskSpec(), small, labels_known=True)
+    with pytest.raises(NotApplicable, match="64 public examples"):
+        kappa.of_public(small.public, "mixture", 32, True, 0.01)
     cell = plan(data=PLAN["data"] | {"limit": 100}, defenses=[{"name": "dp_sgd"}]).experiments()[0]
     record = run_experiment(cell, small, pictures=False).record
     assert (record.status, record.verdict) == ("ok", "undecided")
-    assert "64 public images" in record.bounds_note
+    assert "64 public examples" in record.bounds_note
 
 
 def test_the_plan_s_words():
@@ -226,8 +225,7 @@ def test_the_plan_s_words():
         assert next(iter(wrong)) in str(caught.value)
 
 
-def test_cell_ids_are_those_of_plans_without_risk():
-    """A default that is not in a plan is not in its ids; a setting that is, is."""
+def test_what_is_asked_of_bounds_is_in_the_id():
     plain, same = plan().experiments()[0], plan(risk={"components": 32}).experiments()[0]
     assert plain.id == same.id
     assert plan(risk={"probability": 0.002}).experiments()[0].id != plain.id
