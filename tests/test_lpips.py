@@ -237,7 +237,7 @@ def test_a_plan_without_a_file_is_what_it_was():
     named = audit.parse(TABLE | {"metrics": {"lpips_weights": "a.safetensors"}})
     other = audit.parse(TABLE | {"metrics": {"lpips_weights": "b.safetensors"}})
     plans = (plan, named, other)
-    assert len({p.hash for p in plans}) == len({p.cells()[0].id for p in plans}) == 3
+    assert len({p.hash for p in plans}) == len({p.experiments()[0].id for p in plans}) == 3
     assert plain(named)["lpips_weights"] == "a.safetensors"
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from leakbound import audit
-from leakbound._util.files import encode
+from leakbound.assess.record import encode
 from leakbound.attacks import BestOf, matching
 from leakbound.attacks.lockstep import WIDTH
 from leakbound.audit import bundles as bundles_module
@@ -95,7 +95,7 @@ def test_two_workers_give_the_same_records_of_a_large_plan(table):
 
 @pytest.mark.parametrize("done", [(0,), (1, 2, 5), (0, 1, 2, 3, 4, 5, 6, 7)], ids=str)
 def test_a_resumed_run_gives_the_same_records(few, done):
-    ids = [few.cells()[place].id for place in done]
+    ids = [few.experiments()[place].id for place in done]
     wanted = {id: result for id, result in _alone(few).items() if id not in ids}
     _same(_collected(audit.run(few, done=ids)), wanted)
 
@@ -105,7 +105,7 @@ def test_cells_are_started_before_their_results_come(few):
     for result in audit.run(few, started=lambda unit: events.append(("started", unit.id))):
         events.append(("done", result.id))
     assert Counter(kind for kind, _ in events) == {"started": 9, "done": 9}
-    for cell in few.cells():
+    for cell in few.experiments():
         assert events.index(("started", cell.id)) < events.index(("done", cell.id))
 
 
@@ -116,7 +116,7 @@ def test_cells_are_started_before_their_results_come(few):
 )
 @pytest.mark.parametrize("stage", ["attack", "round", "verdict"])
 def test_one_that_throws_leaves_the_others_alone(few, monkeypatch, error, status, stage):
-    wanted, victim = _alone(few), few.cells()[4]
+    wanted, victim = _alone(few), few.experiments()[4]
     if stage == "attack":
         build, source = matching.Search, experiments.source_of(victim).initial_seed()
 
@@ -127,7 +127,7 @@ def test_one_that_throws_leaves_the_others_alone(few, monkeypatch, error, status
             return build(settings, observation, generator)
 
         monkeypatch.setattr(matching, "Search", search)
-        victims = {cell.id for cell in few.cells() if cell.seed == victim.seed}
+        victims = {cell.id for cell in few.experiments() if cell.seed == victim.seed}
     else:
         name = "play_round" if stage == "round" else "_judge"
         function, place = getattr(experiments, name), 0 if stage == "round" else 1
@@ -177,7 +177,7 @@ def test_threads_are_put_back(few):
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        run_experiments(few.cells(), audit.PlanContext(few.data))
+        run_experiments(few.experiments(), audit.PlanContext(few.data))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
@@ -213,7 +213,7 @@ def test_what_goes_together(table):
     ids=str,
 )
 def test_few_cells_are_spread_over_all_workers(few, workers, sizes):
-    found = bundles(few.cells(), audit.PlanContext(few.data), workers)
+    found = bundles(few.experiments(), audit.PlanContext(few.data), workers)
     assert [len(bundle) for bundle in found] == sizes
 
 
@@ -221,14 +221,14 @@ def test_large_models_go_alone(few, monkeypatch):
     bench = audit.PlanContext(few.data)
     size = bench.size(few.models[0])
     monkeypatch.setattr(bundles_module, "LARGEST", size)
-    assert len(bundles(few.cells(), bench)) == 2
+    assert len(bundles(few.experiments(), bench)) == 2
     monkeypatch.setattr(bundles_module, "LARGEST", size - 1)
-    assert [len(bundle) for bundle in bundles(few.cells(), bench)] == [1] * 9
+    assert [len(bundle) for bundle in bundles(few.experiments(), bench)] == [1] * 9
 
 
 def test_one_cell_alone_needs_no_company(few, monkeypatch):
-    monkeypatch.setattr(experiments, "judged", None)
-    cell, bench = few.cells()[0], audit.PlanContext(few.data)
+    monkeypatch.setattr(experiments, "assessed", None)
+    cell, bench = few.experiments()[0], audit.PlanContext(few.data)
     assert run_experiments([cell], bench)[0].record.status == "ok"
 
 

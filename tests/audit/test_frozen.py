@@ -31,7 +31,7 @@ def frozen(table, user_module):
     table["attacks"] = [{"name": "inverting_gradients", "steps": 20}, {"name": "linear_inversion"}]
     table["seeds"] = [0]
     table["utility"] = {"rounds": 2, "repeats": 1}
-    table["floor"] = {"kind": "trace", "prior": "gaussian"}
+    table["error_bound"] = {"kind": "trace", "prior": "gaussian"}
     return table
 
 
@@ -53,7 +53,7 @@ def test_an_audit(frozen):
 
 def test_a_frozen_last_layer_makes_labels_unknown(frozen):
     frozen["models"][0]["frozen"] = "last"
-    frozen.threat = {"labels_known": False}
+    frozen["threat"] = {"labels_known": False}
     records = [r.record for r in audit.run(audit.parse(frozen)) if "attack" in r.record]
     searched = [r for r in records if r.attack.name == "inverting_gradients"]
     assert {r.status for r in searched} == {"not_applicable"}

@@ -196,7 +196,7 @@ def test_the_simulation_engine_gives_the_same_records(local):
     assert children() <= before
 
     long = audit.parse(TABLE | {"utility": TABLE["utility"] | {"rounds": 100_000}})
-    flow = training.run(long, {cell.id for cell in long.cells()}, workers=1)
+    flow = training.run(long, {cell.id for cell in long.experiments()}, workers=1)
     given = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
     timer = threading.Timer(25, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
