@@ -11,7 +11,7 @@ from leakbound.audit import estimate, parse
 from leakbound.audit.context import PlanContext
 from leakbound.audit.estimate import Clock, Estimate
 from leakbound.cli import main
-from leakbound.progress import Bar
+from leakbound.cli.progress import Bar
 
 PLAN = {
     "data": {"source": "digits", "limit": 60},

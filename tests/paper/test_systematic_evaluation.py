@@ -14,10 +14,10 @@ from leakbound.attacks.features.tensor import TensorMethod
 from leakbound.bounds import two_layer as theory
 from leakbound.bounds.two_layer_orders import Setting, lower_order, upper_order
 from leakbound.defenses import GaussianNoise
-from leakbound.experiments.systematic_evaluation import trial
-from leakbound.experiments.systematic_evaluation.sweep import interval, row, slope
-from leakbound.experiments.systematic_evaluation.tensor_attack import FUNCTIONS, library, printed
-from leakbound.experiments.systematic_evaluation.trial import Cell, draw, local_update, pruned
+from leakbound_reproductions.systematic_evaluation import trial
+from leakbound_reproductions.systematic_evaluation.sweep import interval, row, slope
+from leakbound_reproductions.systematic_evaluation.tensor_attack import FUNCTIONS, library, printed
+from leakbound_reproductions.systematic_evaluation.trial import Cell, draw, local_update, pruned
 from leakbound.models.two_layer import two_layer
 from leakbound.protocol import play
 from leakbound.random import normal, stream

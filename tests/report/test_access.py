@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from leakbound.experiments import pages
-from leakbound.experiments.claim import Claim, Finding
-from leakbound.experiments.outcome import Figure, Outcome
-from leakbound.experiments.reproductions import REPRODUCTIONS
-from leakbound.experiments.results import Results
+from leakbound_reproductions import pages
+from leakbound_reproductions.claim import Claim, Finding
+from leakbound_reproductions.outcome import Figure, Outcome
+from leakbound_reproductions.reproductions import REPRODUCTIONS
+from leakbound_reproductions.results import Results
 from leakbound.report import evidence, write
 from leakbound.report.compare_html import write_comparison
 from leakbound.report.folder import read
