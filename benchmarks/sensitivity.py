@@ -31,8 +31,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from leakbound import client, models
 from leakbound.data import load
+from leakbound.engines.sensitivity import Sensitivity, sensitivity
 from leakbound.random import stream
-from leakbound.sensitivity import Sensitivity, sensitivity
 from leakbound.types import Batch, Task
 
 SEEDS = range(3)

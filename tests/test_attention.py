@@ -18,9 +18,8 @@ from leakbound.bounds.fisher import Channel, fisher_matrix
 from leakbound.bounds.smoothness import not_smooth
 from leakbound.captured import attack
 from leakbound.defenses import GaussianNoise, chain, dp_sgd
+from leakbound.engines.sensitivity import along, example_gradients, moved, sensitivity
 from leakbound.random import normal, stream
-from leakbound.sensitivity import example_gradients, sensitivity
-from leakbound.sensitivity.estimate import along, moved
 from leakbound.types import Batch, Task
 
 SHAPE, PATCH, WIDTH, CLASSES = (1, 8, 8), 4, 8, 3

@@ -18,7 +18,7 @@ LAYERS = (
     {"release", "task", "terminal"},
     {"types", "tensors", "domains"},
     {"client"},
-    {"sensitivity", "r_operator"},
+    {"engines"},
     {
         *("models", "data", "defenses", "pruning", "attacks"),
         *("pairing", "metrics", "bounds"),

@@ -9,9 +9,9 @@ from torch import nn
 from leakbound.attacks import Attack
 from leakbound.client import gradient, respond
 from leakbound.defenses import Clip, ClipExamples, GaussianNoise, SecureAggregation, chain, dp_sgd
+from leakbound.engines.sensitivity import example_gradients
 from leakbound.protocol import play, send
 from leakbound.random import normal, secure, stream
-from leakbound.sensitivity import example_gradients
 from leakbound.types import Batch, Gaussian, Server, Task, ThreatModel, Unit
 
 

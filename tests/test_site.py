@@ -199,7 +199,7 @@ def test_guarantees_are_those_of_the_code(hooks):
         words = catalogue.PROMISES[made.guarantee][1]
         page = catalogue.page(entry)
         assert f"**{words}**" in page
-        assert (catalogue.PRIVATE in page) == bool(made.private_law), entry.name
+        assert (catalogue.PRIVATE in page) == bool(made.data_dependent_law), entry.name
     malicious = {e.name for e in ENTRIES if "--malicious-server" in catalogue.command(e)}
     assert malicious == {"linear_trap", "robbing_the_fed", "trap_weights"}
 

@@ -16,8 +16,8 @@ from figures.rounds import Times, interleave
 from figures.setting import Setting, setting
 from figures.table import Figure
 from leakbound import client
+from leakbound.engines.sensitivity import Sensitivity, sensitivity
 from leakbound.random import stream
-from leakbound.sensitivity import Sensitivity, sensitivity
 
 QUALITY = 0.975
 Way = tuple[str, int, int | None]

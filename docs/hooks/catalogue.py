@@ -197,7 +197,7 @@ def _facts(entry: Entry, said: Parts) -> Iterator[str]:
     made = _made(entry)
     guarantee = _guarantee(entry)
     explained = PROMISES[guarantee][2] if guarantee else "It depends on the settings."
-    if getattr(made, "private_law", False):
+    if getattr(made, "data_dependent_law", False):
         explained += f" {PRIVATE}"
     accepts: frozenset[Unit] = getattr(made, "accepts", frozenset())
     rows = [

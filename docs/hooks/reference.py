@@ -20,7 +20,7 @@ MODULES: Mapping[str, str] = {
     "leakbound.data": "Images, and their splits",
     "leakbound.bounds": "Floors and risk laws",
     "leakbound.information": "Bits",
-    "leakbound.sensitivity": "How much every coordinate tells",
+    "leakbound.engines.sensitivity": "How much every coordinate tells",
     "leakbound.audit": "Plans, cells, verdicts, calibration",
     "leakbound.report": "The report of a run",
     "leakbound.captured": "Updates of your own run",

@@ -12,8 +12,8 @@ from leakbound._util import pictures
 from leakbound.attacks.base import Attack
 from leakbound.client import batch_statistics, respond
 from leakbound.defenses.base import Chain, Defense, State, chain
+from leakbound.engines.sensitivity import example_gradients
 from leakbound.random import Source
-from leakbound.sensitivity import example_gradients
 from leakbound.types import (
     Batch,
     NotApplicable,
@@ -155,7 +155,9 @@ def _statistics(task: Task, clients: Sequence[Batch], defense: Chain) -> dict[st
 
 
 def _refuse_other_inputs(defense: Chain) -> None:
-    odd = [k for k in defense.links if k.replaces_records or type(k).prepare is not Defense.prepare]
+    odd = [
+        k for k in defense.links if k.replaces_examples or type(k).prepare is not Defense.prepare
+    ]
     if odd:
         raise NotApplicable(
             f"{odd[0]!r} changes what the client trains on, and with it the statistics that it "

@@ -105,7 +105,7 @@ class Release(Protocol):
         ...
 
     @property
-    def private_law(self) -> bool:
+    def data_dependent_law(self) -> bool:
         """Whether the law of the release (noise or mask) depends on the client's batch."""
         ...
 

@@ -20,10 +20,10 @@ from leakbound.defenses import (
     SecureAggregation,
     chain,
 )
+from leakbound.engines.several import Several
 from leakbound.metrics import psnr
 from leakbound.pairing import pair
 from leakbound.protocol import play
-from leakbound.r_operator.several import Several
 from leakbound.random import stream
 from leakbound.types import Batch, LocalPlan, Task
 

@@ -219,7 +219,7 @@ def test_guarantees():
     with pytest.raises(ValueError, match="Mixup"):
         chain(Mixup(), dp_sgd())
     assert chain(Mixup(), GaussianNoise(0.1)).guarantee is Guarantee.NONE
-    assert not Mixup().private_law
+    assert not Mixup().data_dependent_law
 
 
 @pytest.mark.parametrize(

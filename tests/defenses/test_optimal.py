@@ -281,8 +281,8 @@ def test_the_private_law_is_for_the_audit_alone(public, batch):
     glob = play(public, [batch], OptimalNoise(0.1), [stream(0), stream(1)])
     assert isinstance(glob.observation.update.law, Gaussian)
     assert glob.observation.weights is not None
-    assert chain(LocalOptimalNoise()).private_law
-    assert not chain(OptimalNoise()).private_law
+    assert chain(LocalOptimalNoise()).data_dependent_law
+    assert not chain(OptimalNoise()).data_dependent_law
 
 
 def test_noise_leaves_a_mask_alone(public, batch):

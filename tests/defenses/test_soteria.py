@@ -167,7 +167,7 @@ def test_it_runs_on_a_client_only(task, batch):
     with pytest.raises(ValueError, match="Soteria"):
         chain(SecureAggregation(2), Soteria())
     assert chain(Soteria(), GaussianNoise(0.1)).guarantee is Guarantee.RELEASE_LAW
-    assert chain(Soteria(), GaussianNoise(0.1)).private_law
+    assert chain(Soteria(), GaussianNoise(0.1)).data_dependent_law
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])

@@ -231,7 +231,7 @@ def test_what_is_told_of_the_mask(task):
         "random": (False, False, True),
         "mix": (True, True, True),
     }
-    assert [Withhold(rule).private_law for rule in chosen] == [True, False, True]
+    assert [Withhold(rule).data_dependent_law for rule in chosen] == [True, False, True]
     for sent in chosen.values():
         assert torch.equal(sent.rows != 0, sent.mask)
 

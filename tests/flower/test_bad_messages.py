@@ -18,7 +18,7 @@ from leakbound.defenses import (
     dp_sgd,
 )
 from leakbound.flower import DefenseMod, InProcessGrid, Setup
-from leakbound.flower.arrays import read, write
+from leakbound.flower.messages import read, write
 
 
 def header(shape, kind="<f4", order=False):

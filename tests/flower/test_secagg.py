@@ -17,8 +17,7 @@ from leakbound.captured.capture import load_all
 from leakbound.captured.observe import observe
 from leakbound.client import gradient
 from leakbound.defenses import GaussianNoise, NoisyCopy
-from leakbound.flower import DefenseMod, Setup, protected, run, tap
-from leakbound.flower.secagg import WatchedSum
+from leakbound.flower import DefenseMod, Setup, WatchedSum, protected, run, tap
 from leakbound.types import Task
 
 CLIENTS, RATE = 3, 0.5

@@ -122,7 +122,7 @@ def test_updates_are_in_the_order_of_the_clients_whoever_answers_first():
     plan, _ = parsed(defenses=[DEFENSES[4]])
     (unit,), bench = plan.trainings(), audit.PlanContext(plan.data)
     app = training.client_app([unit], bench.dataset.fingerprint)
-    there = training.Messages(Backwards(app, 3), unit, training.Flow())
+    there = training.GridClients(Backwards(app, 3), unit, training.Flow())
     here, ages = utility._Here(unit, bench), []
 
     def both(opening):

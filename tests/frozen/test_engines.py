@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 from leakbound import client
-from leakbound.r_operator import several, single
-from leakbound.r_operator.choose import choose
+from leakbound.engines import several, single
+from leakbound.engines.choose import choose
+from leakbound.engines.sensitivity import along, example_gradients, moved, sensitivity
 from leakbound.random import normal, stream
-from leakbound.sensitivity import example_gradients, sensitivity
-from leakbound.sensitivity.estimate import along, moved
 from leakbound.types import LocalPlan, Task
 
 

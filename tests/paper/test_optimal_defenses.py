@@ -20,8 +20,8 @@ from leakbound.defenses.allocation import (
     with_rms,
     with_utility,
 )
+from leakbound.engines.sensitivity import sensitivity
 from leakbound.random import stream
-from leakbound.sensitivity import sensitivity
 from leakbound.types import Task
 
 COORDINATES = 60_000

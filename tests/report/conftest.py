@@ -21,7 +21,7 @@ DP_SGD = {
     "parameters": {},
     "settings": "ClipExamples(clip_norm=2.0) → Mean() → GaussianMechanism(noise_multiplier=0.5)",
     "guarantee": "differential privacy",
-    "private_law": False,
+    "data_dependent_law": False,
 }
 
 
@@ -226,7 +226,7 @@ def floored(folder: Path, *, seeds: int = 3, strengths: int = 4, hostile: str = 
     defenses = [
         defense("none"),
         *(defense("gaussian_noise", noise_std=std) for std in stds),
-        defense("adaptive_noise", budget=1.0) | {"private_law": True},
+        defense("adaptive_noise", budget=1.0) | {"data_dependent_law": True},
         defense("bounded_noise", level=2.0),
     ]
     cells, trainings = [], []

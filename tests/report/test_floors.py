@@ -112,7 +112,7 @@ def test_missing_floors_are_explained(tmp_path, make_cell, make_run, make_defens
 
 
 def test_private_law_stands_beside_the_guarantee(tmp_path, make_cell, make_run, make_defense):
-    one, two = make_defense("a_noise"), make_defense("b_noise") | {"private_law": True}
+    one, two = make_defense("a_noise"), make_defense("b_noise") | {"data_dependent_law": True}
     cells = [make_cell(defense=one), make_cell(defense=two)]
     text = write(make_run(tmp_path / "run", cells)).read_text()
     assert "depends on the private batch" not in _row(text, "a_noise")
@@ -225,6 +225,6 @@ def test_damaged_fields_are_refused(tmp_path, make_cell, make_bound, make_run, c
 
 
 def test_damaged_private_law_is_refused(tmp_path, make_cell, make_defense, make_run):
-    given = make_defense("none") | {"private_law": "yes"}
-    with pytest.raises(ValueError, match=r"defense\.private_law is 'yes'"):
+    given = make_defense("none") | {"data_dependent_law": "yes"}
+    with pytest.raises(ValueError, match=r"defense\.data_dependent_law is 'yes'"):
         write(make_run(tmp_path / "run", [make_cell(defense=given)]))

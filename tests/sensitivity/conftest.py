@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, jacrev
 
+from leakbound.engines.sensitivity import sensitivity
 from leakbound.random import stream, uniform
-from leakbound.sensitivity import sensitivity
 from leakbound.types import Task
 
 SHAPE, CLASSES = (1, 6, 6), 3

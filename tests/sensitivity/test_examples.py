@@ -9,16 +9,10 @@ from torch.autograd import forward_ad
 from torch.func import grad, jvp, vmap
 
 from leakbound import client, models
+from leakbound.engines import chain, lanes
+from leakbound.engines import sensitivity as estimate
+from leakbound.engines.sensitivity import along, example_changes, example_gradients, moved
 from leakbound.random import normal, stream
-from leakbound.sensitivity import (
-    along,
-    chain,
-    estimate,
-    example_changes,
-    example_gradients,
-    lanes,
-    moved,
-)
 from leakbound.types import Task
 
 close = torch.testing.assert_close

@@ -7,8 +7,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from leakbound import models
+from leakbound.engines.sensitivity import sensitivity
 from leakbound.random import stream
-from leakbound.sensitivity import sensitivity
 from leakbound.types import Task
 
 

@@ -6,9 +6,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from leakbound import client, models
+from leakbound.engines import chain, lanes, products, steps
+from leakbound.engines.passes import Passes
+from leakbound.engines.sensitivity import sensitivity
 from leakbound.random import normal, stream
-from leakbound.sensitivity import chain, lanes, products, sensitivity, steps
-from leakbound.sensitivity.passes import Passes
 from leakbound.types import Task
 
 close = torch.testing.assert_close

@@ -9,8 +9,9 @@ from torch import nn
 
 from leakbound import client, models
 from leakbound.data import load
+from leakbound.engines import lanes, taps
+from leakbound.engines.sensitivity import along, sensitivity
 from leakbound.random import normal, secure, stream
-from leakbound.sensitivity import along, lanes, sensitivity, taps
 from leakbound.types import Task
 
 close = torch.testing.assert_close

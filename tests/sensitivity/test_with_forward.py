@@ -6,10 +6,11 @@ from torch.func import jacrev
 
 from leakbound import client, models
 from leakbound.data import load
+from leakbound.engines import products
+from leakbound.engines.passes import Passes
+from leakbound.engines.products import Forward
+from leakbound.engines.sensitivity import sensitivity
 from leakbound.random import normal, stream
-from leakbound.sensitivity import products, sensitivity
-from leakbound.sensitivity.passes import Passes
-from leakbound.sensitivity.products import Forward
 from leakbound.types import Task
 
 close = torch.testing.assert_close

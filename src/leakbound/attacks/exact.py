@@ -17,9 +17,9 @@ from torch import Tensor
 from leakbound.attacks.objectives import Cosine, Euclidean, closed, disorder
 from leakbound.attacks.terms import Smooth, Term, smooth_slopes
 from leakbound.client import clients_layer_inputs, shown
-from leakbound.r_operator import several
-from leakbound.r_operator.base import Pulled
-from leakbound.r_operator.choose import Choice, choose
+from leakbound.engines import several
+from leakbound.engines.base import Pulled
+from leakbound.engines.choose import Choice, choose
 from leakbound.types import Observation, Task, Unit
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Searches that go step by step together, and share one engine where their model allows it.
 
-A search's bits do not depend on the company: see `r_operator.bundle`. One search is a lockstep too.
+A search's bits do not depend on the company: see `engines.bundle`. One search is a lockstep too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from leakbound.attacks.exact import engine_of
 from leakbound.attacks.pace import tick
 from leakbound.attacks.terms import smooth_slopes
-from leakbound.r_operator.base import Engine, Pulled, aligned
+from leakbound.engines.base import Engine, Pulled, aligned
 from leakbound.types import Observation, Reconstruction
 
 if TYPE_CHECKING:

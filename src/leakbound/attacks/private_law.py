@@ -16,8 +16,8 @@ from leakbound import check
 from leakbound.attacks.base import Attack, boxed, expected_rows, seen_task
 from leakbound.client import respond
 from leakbound.covariance import Structured
+from leakbound.engines.sensitivity import example_gradients
 from leakbound.random import Source
-from leakbound.sensitivity import example_gradients
 from leakbound.types import (
     Batch,
     Exact,

@@ -29,7 +29,7 @@ from leakbound.attacks.terms import (
 )
 from leakbound.client import clients_layer_inputs, refuse_codes
 from leakbound.covariance import Structured
-from leakbound.r_operator.base import Engine, aligned
+from leakbound.engines.base import Engine, aligned
 from leakbound.random import normal, uniform
 from leakbound.types import Exact, NotApplicable, Observation, Reconstruction, Task
 

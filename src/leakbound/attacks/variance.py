@@ -74,7 +74,7 @@ class VarianceReadout(Attack):
         task, defense = seen_task(observation), _defense(observation)
         name = input_layer(task, observation.input_shape)
         public = self._public(observation)
-        if not defense.private_law or (
+        if not defense.data_dependent_law or (
             defense.noise_variance(task, public.inputs[:1], public.labels[:1]) is None
         ):
             raise NotApplicable("the defense's noise does not depend on the batch")
@@ -280,7 +280,7 @@ class LawEvolution(Attack):
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         """Evolve one population."""
-        if not self.public_laws and not _defense(observation).private_law:
+        if not self.public_laws and not _defense(observation).data_dependent_law:
             raise NotApplicable("the defense's noise does not depend on the batch")
         task = seen_task(observation)
         labels = observation.labels

@@ -20,7 +20,7 @@ from leakbound.audit.context import PlanContext, one_thread
 from leakbound.audit.experiment import Result
 from leakbound.audit.plan import Unit
 from leakbound.protocol import Round
-from leakbound.r_operator.choose import LARGEST
+from leakbound.engines.choose import LARGEST
 from leakbound.types import Reconstruction
 
 

@@ -217,7 +217,7 @@ def defense_info(links: tuple[plans.Spec, ...], built: Chain) -> DefenseInfo:
         parameters=plans.plain(plans.defense_parameters(links)),
         settings=repr(built),
         guarantee=built.guarantee.value,
-        data_dependent_law=built.private_law,
+        data_dependent_law=built.data_dependent_law,
     )
 
 

@@ -20,8 +20,8 @@ from torch.func import jvp, vjp, vmap
 
 from leakbound.client import pure_simulate
 from leakbound.covariance import Structured
+from leakbound.engines.sensitivity import moved
 from leakbound.random import Source, normal
-from leakbound.sensitivity import moved
 from leakbound.types import (
     Batch,
     Gaussian,
@@ -75,7 +75,7 @@ class Channel:
             )
         if self.mask_private:
             raise NotApplicable("which coordinates are sent depends on private data, and tells")
-        if self.law.private and (self.defense is None or not self.defense.private_law):
+        if self.law.private and (self.defense is None or not self.defense.data_dependent_law):
             raise NotApplicable("the noise depends on private data in a way that is not known")
 
     def expected(self, inputs: Tensor, labels: Tensor) -> Tensor:

@@ -48,15 +48,15 @@ class Defense:
         draws_mask: it draws which coordinates are sent; sums and noise after it hide the draw.
         hides_draw: what it draws is not seen in the update, so no law is known with it.
         keeps_mask: its noise falls only on what a mask before it still sends.
-        private_law: its noise or mask is chosen from the client's batch, and tells of it.
+        data_dependent_law: its noise or mask is chosen from the client's batch, and leaks it.
         plain_gradient: what it promises holds for the gradient of the task as it was sent, so no
             other link may change the local training.
-        law_of_rows: its private law follows from the rows that it gets, not from the records.
-        replaces_records: it computes the rows anew from other records than the client's, so nothing
-            may change rows before it, and nothing after it may read the client's records.
-        opens: it changes the coordinates of rows; a later link that `closes` the same must undo
-            it. None where it does not.
-        closes: it undoes a link that `opens` the same; None where it undoes nothing.
+        law_of_rows: its private law follows from the rows that it gets, not from the examples.
+        replaces_examples: it computes the rows anew from other examples than the client's, so
+            nothing may change rows before it, and nothing after it may read the client's examples.
+        maps_basis: it changes the coordinates of rows; a later link that `unmaps_basis` the same
+            must undo it. None where it does not.
+        unmaps_basis: it undoes a link that `maps_basis` the same; None where it undoes nothing.
         continuous: what it makes of rows has no jumps, so that bounds from derivatives hold. False
             for a class that overrides `imitate`, unless it says otherwise.
     """
@@ -71,12 +71,12 @@ class Defense:
     draws_mask: ClassVar[bool] = False
     hides_draw: ClassVar[bool] = False
     keeps_mask: ClassVar[bool] = False
-    private_law: ClassVar[bool] = False
+    data_dependent_law: ClassVar[bool] = False
     plain_gradient: ClassVar[bool] = False
-    replaces_records: ClassVar[bool] = False
+    replaces_examples: ClassVar[bool] = False
     law_of_rows: ClassVar[bool] = False
-    opens: ClassVar[Hashable] = None
-    closes: ClassVar[Hashable] = None
+    maps_basis: ClassVar[Hashable] = None
+    unmaps_basis: ClassVar[Hashable] = None
     continuous: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
@@ -248,9 +248,9 @@ class Chain(Defense):
         return any(link.gives_bound for link in self.links)
 
     @property
-    def private_law(self) -> bool:  # type: ignore[override]
+    def data_dependent_law(self) -> bool:  # type: ignore[override]
         """Whether some link's noise or mask is chosen from the client's batch."""
-        return any(link.private_law for link in self.links)
+        return any(link.data_dependent_law for link in self.links)
 
     @property
     def sides(self) -> tuple[Chain, Chain]:

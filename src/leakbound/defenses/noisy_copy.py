@@ -66,7 +66,7 @@ class NoisyCopy(Defense):
     keeps_law = False
     keeps_bound = False
     uses_context = True
-    replaces_records = True
+    replaces_examples = True
     hides_draw = True
 
     noise_std: float = 0.1

@@ -13,8 +13,8 @@ from leakbound.defenses.allocation import RULES, shape, with_floor, with_rms, wi
 from leakbound.defenses.base import Defense, State, tiny_covariance
 from leakbound.defenses.private import batch_sensitivity
 from leakbound.defenses.public import LEAST, PublicShape, expected, public_shape
+from leakbound.engines.sensitivity import default_directions, moved
 from leakbound.random import Source, normal, stream
-from leakbound.sensitivity import default_directions, moved
 from leakbound.types import (
     ClientContext,
     Gaussian,
@@ -76,7 +76,7 @@ class _Noise(Defense):
 
     def _sketch(self, update: Update) -> Update:
         some = tiny_covariance(update, correlated=False).diagonal
-        return self._release(update, Gaussian(some, self.private_law), stream(0, "sketch"))
+        return self._release(update, Gaussian(some, self.data_dependent_law), stream(0, "sketch"))
 
     def _scaled(self, ratio: Tensor, g2: Tensor) -> Tensor:
         level = self.noise_std if self.utility_std is None else self.utility_std
@@ -303,13 +303,13 @@ class LocalOptimalNoise(_Noise):
     Source: Chen, Gursoy and Lei, algorithm 1 with eq. 7 (local form); `docs/errata.md`, A6, A12.
 
     Example:
-        >>> LocalOptimalNoise(0.01).guarantee.value, LocalOptimalNoise(0.01).private_law
+        >>> LocalOptimalNoise(0.01).guarantee.value, LocalOptimalNoise(0.01).data_dependent_law
         ('known release law', True)
     """
 
     accepts = frozenset({Unit.CLIENT})
     uses_context = True
-    private_law = True
+    data_dependent_law = True
 
     directions: int | None = None
 

@@ -189,14 +189,14 @@ class LocalOptimalPruning(_Pruning):
     Source: Chen, Gursoy and Lei, algorithm 1, eq. 13; `docs/errata.md`, A13.
 
     Example:
-        >>> LocalOptimalPruning(0.5).guarantee.value, LocalOptimalPruning(0.5).private_law
+        >>> LocalOptimalPruning(0.5).guarantee.value, LocalOptimalPruning(0.5).data_dependent_law
         ('none', True)
     """
 
     accepts = frozenset({Unit.CLIENT})
     keeps_law = False
     uses_context = True
-    private_law = True
+    data_dependent_law = True
 
     directions: int | None = None
 

@@ -97,13 +97,13 @@ def check_pairs(links: tuple[Defense, ...]) -> None:
     """Every link that changes the coordinates is undone by a later one, innermost first."""
     waiting: list[Defense] = []
     for link in links:
-        if link.closes is not None and waiting:
+        if link.unmaps_basis is not None and waiting:
             opener = waiting.pop()
-            if opener.opens != link.closes:
+            if opener.maps_basis != link.unmaps_basis:
                 raise ValueError(
                     f"{link!r} does not undo {opener!r} before it; give both the same settings"
                 )
-        if link.opens is not None:
+        if link.maps_basis is not None:
             waiting.append(link)
     if waiting:
         raise ValueError(
@@ -114,7 +114,7 @@ def check_pairs(links: tuple[Defense, ...]) -> None:
 
 def _check_records(links: tuple[Defense, ...]) -> None:
     """Nothing changes the rows before a link that computes them anew, or reads the true records."""
-    at = next((i for i, link in enumerate(links) if link.replaces_records), None)
+    at = next((i for i, link in enumerate(links) if link.replaces_examples), None)
     if at is None:
         return
     anew = links[at]

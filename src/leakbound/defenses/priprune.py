@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.defenses.withhold import BLOCK, REASON, Kept, _blocks, _bytes, _choose, _Withholding
+from leakbound.defenses.withhold import (
+    BLOCK,
+    REASON,
+    ClientState,
+    _blocks,
+    _bytes,
+    _choose,
+    _Withholding,
+)
 from leakbound.random import Source, uniform
 from leakbound.types import Task, Unknown, Update
 
@@ -116,7 +124,7 @@ class PriPrune(_Withholding):
         if not 0 < self.start < 1:
             raise ValueError(f"start is {self.start!r}; give a probability between 0 and 1")
 
-    def init(self, task: Task) -> Kept:
+    def init(self, task: Task) -> ClientState:
         """Nothing kept yet; every alpha at `start`."""
         zero = torch.zeros_like(task.parameters)
         first = torch.full_like(zero, self.start).logit()
@@ -127,7 +135,9 @@ class PriPrune(_Withholding):
         return replace(sent, law=Unknown(REASON))
 
     @torch.no_grad()
-    def _start(self, kept: Kept, server: Tensor, source: Source) -> tuple[Kept, Tensor]:
+    def _start(
+        self, kept: ClientState, server: Tensor, source: Source
+    ) -> tuple[ClientState, Tensor]:
         belief: Belief = kept.own
         noise, start = torch.empty_like(server), server
         weights, sent, least = kept.weights, kept.sent, torch.finfo(server.dtype).tiny
@@ -144,7 +154,9 @@ class PriPrune(_Withholding):
         return replace(kept, own=replace(belief, noise=noise)), start
 
     @torch.no_grad()
-    def _mask(self, change: Tensor, kept: Kept, source: Source) -> tuple[Tensor, Kept]:
+    def _mask(
+        self, change: Tensor, kept: ClientState, source: Source
+    ) -> tuple[Tensor, ClientState]:
         belief: Belief = kept.own
         layers = _layers(change, kept)
         for _ in range(self.mask_steps):
@@ -155,7 +167,9 @@ class PriPrune(_Withholding):
             gone.logical_and_(kept.exists[part]).logical_not_()
         return share, replace(kept, own=replace(belief, noise=None))
 
-    def _step(self, belief: Belief, change: Tensor, kept: Kept, layers: list[_Layer]) -> Belief:
+    def _step(
+        self, belief: Belief, change: Tensor, kept: ClientState, layers: list[_Layer]
+    ) -> Belief:
         """One step of Adam on the logits, where a weight exists."""
         beta1, beta2, tiny = ADAM
         steps = belief.steps + 1
@@ -179,7 +193,7 @@ class PriPrune(_Withholding):
             torch.sub(belief.logits[part], move, out=logits[part]).clamp_(-edge, edge)
         return replace(belief, logits=logits, first=first, second=second, steps=steps)
 
-    def slope(self, belief: Belief, change: Tensor, kept: Kept) -> Tensor:
+    def slope(self, belief: Belief, change: Tensor, kept: ClientState) -> Tensor:
         """(P,) the derivative of the three-term loss by the logits of what may be withheld.
 
         Args:
@@ -194,7 +208,7 @@ class PriPrune(_Withholding):
         return total
 
     def _slopes(
-        self, belief: Belief, change: Tensor, kept: Kept, layers: list[_Layer]
+        self, belief: Belief, change: Tensor, kept: ClientState, layers: list[_Layer]
     ) -> Iterator[tuple[slice, Tensor]]:
         """The slope in blocks that stay in the processor's cache: memory is most of the cost.
 
@@ -222,7 +236,7 @@ class PriPrune(_Withholding):
         self,
         belief: Belief,
         change: Tensor,
-        kept: Kept,
+        kept: ClientState,
         part: slice,
         spare: tuple[Tensor, Tensor, Tensor],
     ) -> None:
@@ -256,7 +270,7 @@ class _Layer:
         """Whether no weight of the layer is pruned."""
         return self.count == self.span[1] - self.span[0]
 
-    def shares(self, change: Tensor, kept: Kept, part: slice, out: Tensor) -> None:
+    def shares(self, change: Tensor, kept: ClientState, part: slice, out: Tensor) -> None:
         """Write the importance of a part of the layer."""
         if self.even:
             out.fill_(self.even)
@@ -266,7 +280,7 @@ class _Layer:
             out.mul_(_bytes(kept.exists[part]))
 
 
-def _layers(change: Tensor, kept: Kept) -> list[_Layer]:
+def _layers(change: Tensor, kept: ClientState) -> list[_Layer]:
     counts = [int(kept.exists[slice(*span)].count_nonzero()) for span in kept.spans]
     total = max(1, sum(counts))
     found = []
@@ -306,7 +320,7 @@ def _like(old: Tensor, spans: tuple[tuple[int, int], ...]) -> Tensor:
     return fresh
 
 
-def importance(change: Tensor, kept: Kept) -> Tensor:
+def importance(change: Tensor, kept: ClientState) -> Tensor:
     """(P,) w_j: a weight's share of its layer's |g|, times the layer's share of the weights."""
     shares = torch.zeros_like(change)
     for layer in _layers(change, kept):

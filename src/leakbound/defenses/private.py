@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from leakbound.defenses.base import Defense
+from leakbound.engines.sensitivity import Sensitivity, sensitivity
 from leakbound.random import Source
-from leakbound.sensitivity import Sensitivity, sensitivity
 from leakbound.types import ClientContext
 
 

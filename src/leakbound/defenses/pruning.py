@@ -45,7 +45,7 @@ class MagnitudePruning(Defense):
 
     accepts = frozenset({Unit.CLIENT, Unit.COHORT})
     keeps_law = False
-    private_law = True
+    data_dependent_law = True
 
     rate: float = 0.7
     scope: str = "tensor"

@@ -13,8 +13,8 @@ from leakbound import check
 from leakbound._util.cache import RecentCache
 from leakbound.covariance import Kronecker, Structured
 from leakbound.defenses.allocation import RULES, shape
+from leakbound.engines.sensitivity import example_changes, example_gradients, sensitivity
 from leakbound.random import normal, stream
-from leakbound.sensitivity import example_changes, example_gradients, sensitivity
 from leakbound.types import Batch, NotApplicable, Task
 
 LEAST = 1e-4

@@ -80,7 +80,7 @@ class Quantization(Defense):
         return self.stochastic
 
     @property
-    def private_law(self) -> bool:  # type: ignore[override]
+    def data_dependent_law(self) -> bool:  # type: ignore[override]
         """Whether there is noise; its width depends on the batch."""
         return self.stochastic
 
@@ -115,9 +115,9 @@ class FixedQuantization(Defense):
         return self.settings.hides_draw
 
     @property
-    def private_law(self) -> bool:  # type: ignore[override]
+    def data_dependent_law(self) -> bool:  # type: ignore[override]
         """As the settings."""
-        return self.settings.private_law
+        return self.settings.data_dependent_law
 
     def steps(self, rows: Tensor) -> Tensor:
         """(R, P) the step between levels at every coordinate, float64; 0 where a tensor is zero."""

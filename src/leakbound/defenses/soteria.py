@@ -62,7 +62,7 @@ class Soteria(Defense):
     accepts = frozenset({Unit.CLIENT})
     keeps_law = False
     uses_context = True
-    private_law = True
+    data_dependent_law = True
 
     rate: float = 0.4
     layer: str | None = None

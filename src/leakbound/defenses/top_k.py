@@ -55,7 +55,7 @@ class TopK(Defense):
 
     accepts = frozenset({Unit.CLIENT})
     keeps_law = False
-    private_law = True
+    data_dependent_law = True
 
     rate: float = 0.9
     error_feedback: bool = True

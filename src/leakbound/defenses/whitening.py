@@ -61,7 +61,7 @@ class Whiten(Defense):
         self._settings()
 
     @property
-    def opens(self) -> Hashable:  # type: ignore[override]
+    def maps_basis(self) -> Hashable:  # type: ignore[override]
         """Its settings: `Color` of the same ones undoes it."""
         return self._values()
 
@@ -70,7 +70,7 @@ class Whiten(Defense):
 
     def _sketch(self, update: Update) -> Update:
         root = tiny_covariance(update, correlated=self.correlation != "none")
-        return update.mapped(root, whiten=self.opens is not None)
+        return update.mapped(root, whiten=self.maps_basis is not None)
 
     def _settings(self) -> PublicShape:
         correlation, rank, images = self.correlation, self.rank, self.images
@@ -112,12 +112,12 @@ class Color(Whiten):
     keeps_law = True
 
     @property
-    def opens(self) -> Hashable:  # type: ignore[override]
+    def maps_basis(self) -> Hashable:  # type: ignore[override]
         """Nothing."""
         return None
 
     @property
-    def closes(self) -> Hashable:  # type: ignore[override]
+    def unmaps_basis(self) -> Hashable:  # type: ignore[override]
         """Its settings: it undoes `Whiten` of the same ones."""
         return self._values()
 
@@ -145,14 +145,14 @@ class FixedMap(Defense):
         return not self.whiten
 
     @property
-    def opens(self) -> Hashable:  # type: ignore[override]
+    def maps_basis(self) -> Hashable:  # type: ignore[override]
         """As the settings'."""
-        return self.settings.opens
+        return self.settings.maps_basis
 
     @property
-    def closes(self) -> Hashable:  # type: ignore[override]
+    def unmaps_basis(self) -> Hashable:  # type: ignore[override]
         """As the settings'."""
-        return self.settings.closes
+        return self.settings.unmaps_basis
 
     def serves(self, settings: Whiten, examples: int) -> bool:
         """Whether it may be used for one more round of batches of that size."""

@@ -26,7 +26,7 @@ WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class ClientState:
     """What a client keeps between rounds.
 
     Attributes:
@@ -58,21 +58,21 @@ class _Withholding(Defense):
     accepts = frozenset({Unit.CLIENT})
     keeps_law = False
     keeps_bound = False
-    private_law = True
+    data_dependent_law = True
     pseudo = True
 
-    def init(self, task: Task) -> Kept:
+    def init(self, task: Task) -> ClientState:
         """Nothing kept yet."""
         spans = _spans(task)
-        return Kept(spans, _exists(task, spans), pruned=task.kept)
+        return ClientState(spans, _exists(task, spans), pruned=task.kept)
 
-    def begin(self, task: Task, state: State, source: Source) -> tuple[Task, Kept]:
+    def begin(self, task: Task, state: State, source: Source) -> tuple[Task, ClientState]:
         """Put the client's own weights in the place of the server's where it withheld them.
 
         Raises:
             ValueError: a state that was kept for another model.
         """
-        kept: Kept = self.init(task) if state is None else state
+        kept: ClientState = self.init(task) if state is None else state
         if kept.exists.shape != task.parameters.shape or kept.spans != _spans(task):
             raise ValueError(
                 f"state holds {len(kept.exists)} weights and the model {len(task.parameters)}; "
@@ -91,14 +91,16 @@ class _Withholding(Defense):
         rate = task.plan.learning_rate
         return task.with_parameters(start), replace(kept, server=server, start=start, rate=rate)
 
-    def _start(self, kept: Kept, server: Tensor, source: Source) -> tuple[Kept, Tensor]:
+    def _start(
+        self, kept: ClientState, server: Tensor, source: Source
+    ) -> tuple[ClientState, Tensor]:
         raise NotImplementedError
 
     def transform(
         self, update: Update, state: State, context: ClientContext | None, source: Source
-    ) -> tuple[Update, Kept]:
+    ) -> tuple[Update, ClientState]:
         """Send (server's weights - own weights) / rate where the mask says so; keep the rest."""
-        kept: Kept = state
+        kept: ClientState = state
         change = update.rows[0]
         mask, kept = self._mask(change, kept, source)
         if update.mask is not None:
@@ -116,7 +118,7 @@ class _Withholding(Defense):
 
     @torch.no_grad()
     def _trained(
-        self, change: Tensor, kept: Kept, mask: Tensor, late: bool
+        self, change: Tensor, kept: ClientState, mask: Tensor, late: bool
     ) -> tuple[Tensor, Tensor | None]:
         """What is sent, in gradient units and zero where it is withheld, and the weights kept."""
         rows, weights = torch.empty_like(change), None
@@ -139,7 +141,9 @@ class _Withholding(Defense):
         none = replace(update, rows=update.rows[:, :0], mask=mask)
         return self._masked(none, torch.ones_like(none.rows[0]).bool())
 
-    def _mask(self, change: Tensor, kept: Kept, source: Source) -> tuple[Tensor, Kept]:
+    def _mask(
+        self, change: Tensor, kept: ClientState, source: Source
+    ) -> tuple[Tensor, ClientState]:
         raise NotImplementedError
 
     def _masked(self, update: Update, mask: Tensor) -> Update:
@@ -199,7 +203,7 @@ class Withhold(_Withholding):
         check.one_of(["layer", "global"], scope=self.scope)
 
     @property
-    def private_law(self) -> bool:  # type: ignore[override]
+    def data_dependent_law(self) -> bool:  # type: ignore[override]
         """The mask is chosen from the batch unless it is random."""
         return self.rule != "random"
 
@@ -212,7 +216,9 @@ class Withhold(_Withholding):
         sent = self._masked(update, torch.ones_like(update.rows[0]).bool())
         return replace(sent, law=Unknown(REASON)) if self.pseudo else sent
 
-    def _start(self, kept: Kept, server: Tensor, source: Source) -> tuple[Kept, Tensor]:
+    def _start(
+        self, kept: ClientState, server: Tensor, source: Source
+    ) -> tuple[ClientState, Tensor]:
         if kept.weights is None or kept.sent is None:
             return kept, server
         start = torch.empty_like(server)
@@ -222,7 +228,9 @@ class Withhold(_Withholding):
                 _choose(own, kept.weights[part], server[part], start[part])
         return kept, start
 
-    def _mask(self, change: Tensor, kept: Kept, source: Source) -> tuple[Tensor, Kept]:
+    def _mask(
+        self, change: Tensor, kept: ClientState, source: Source
+    ) -> tuple[Tensor, ClientState]:
         largest = {"largest": 1.0, "random": 0.0, "mix": self.share}[self.rule] * self.rate
         gone = torch.zeros_like(kept.exists)
         spans = kept.spans if self.scope == "layer" else ((0, len(change)),)

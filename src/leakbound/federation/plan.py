@@ -10,7 +10,7 @@ from torch import Tensor
 from leakbound import check
 from leakbound.defenses.base import Chain, Defense, chain
 from leakbound.defenses.training import LocalAggregation
-from leakbound.defenses.withhold import Kept
+from leakbound.defenses.withhold import ClientState
 from leakbound.pruning import Pruning, prunable
 from leakbound.types import Batch, Guarantee, Task, Unit, Update
 
@@ -122,7 +122,7 @@ class Turn:
     batch: Batch
     update: Update
     sent: Tensor | None
-    kept: Kept | None
+    kept: ClientState | None
     report: Tensor | None
 
     @property

@@ -9,7 +9,7 @@ import torch
 
 from leakbound import check
 from leakbound.defenses.base import Chain, State
-from leakbound.defenses.withhold import Kept
+from leakbound.defenses.withhold import ClientState
 from leakbound.federation.average import adjusted, average, told
 from leakbound.federation.plan import FederatedPlan, FederatedRound, Turn
 from leakbound.protocol import resolve, step
@@ -166,7 +166,7 @@ def _turn(
     report = None if scheme is None else scheme.report(own, batch, number)
     if report is not None:
         report = report * told(own, update)
-    kept = next((one for one in state if isinstance(one, Kept)), None)
+    kept = next((one for one in state if isinstance(one, ClientState)), None)
     return Turn(client, own, batch, update, sent, kept, report), state
 
 

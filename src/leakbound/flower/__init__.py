@@ -13,10 +13,10 @@ from leakbound.flower.capture import capture_app
 from leakbound.flower.grid import InProcessGrid, run
 from leakbound.flower.meter import LeakMeter
 from leakbound.flower.mods import DefenseMod
+from leakbound.flower.nesting import tap
 from leakbound.flower.order import check_mods, protected
-from leakbound.flower.server import Watched
+from leakbound.flower.server import Watched, WatchedSum
 from leakbound.flower.setup import Setup
-from leakbound.flower.tap import tap
 
 __all__ = [
     "DefenseMod",
@@ -24,6 +24,7 @@ __all__ = [
     "LeakMeter",
     "Setup",
     "Watched",
+    "WatchedSum",
     "capture_app",
     "check_mods",
     "protected",

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import importlib
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from leakbound import check
-from leakbound._util import files
-from leakbound.flower import app_folder
-from leakbound.flower.app_folder import Progress
+from leakbound._util import files, user_code
 from leakbound.flower.grid import InProcessGrid
+from leakbound.flower.messages import is_train
 from leakbound.flower.server import capture_of, checked_rounds, keep
+
+Say = Callable[[str], None]
 
 
 def capture_app(
@@ -27,14 +33,14 @@ def capture_app(
     rounds: Sequence[int] = (1,),
     clients: int = 2,
     run_config: Mapping[str, Any] | None = None,
-    on_progress: Progress | None = None,
+    on_progress: Say | None = None,
 ) -> list[Path]:
     """Run the app in a folder and keep what the server sees of some rounds; returns the files.
 
     This runs the app's code: the components that its pyproject.toml names under
-    `[tool.flwr.app.components]` are imported, `on_progress` says which before. The app runs in this
-    process with `clients` clients one after the other, and is stopped once the last wanted round's
-    replies are there. Nothing of the app is changed, and its folder is not written to. The
+    `[tool.flwr.app.components]` are imported, and `on_progress` names each before. The app runs in
+    this process with `clients` clients one after the other, and is stopped once the last wanted
+    round's replies are there. Nothing of the app is changed, and its folder is not written to. The
     files name the class and the input shape of the module whose weights are sent.
 
     Args:
@@ -50,9 +56,9 @@ def capture_app(
             that does not import, an app that ends before the last wanted round, clients that do not
             answer.
     """
-    wanted, say = checked_rounds(rounds), on_progress or (lambda text: None)
-    about = app_folder.about(Path(folder))
-    known = app_folder.flat(about.get("config", {}))
+    wanted, say, place = checked_rounds(rounds), on_progress or (lambda text: None), Path(folder)
+    about = _about(place)
+    known = _flat(about.get("config", {}))
     for key in run_config or {}:
         if key not in known:
             raise ValueError(
@@ -62,10 +68,10 @@ def capture_app(
     config = {**known, **(run_config or {})}
     with files.writing(Path(out)):
         files.folder(Path(out))
-    with app_folder.importing(Path(folder)):
-        parts = [app_folder.component(Path(folder), about, name, say) for name in app_folder.KINDS]
-        server, client = parts
-        grid = _Watching(client, clients, config, wanted, Path(out), say)
+    with _importing(place):
+        server = _component(place, about, "serverapp", ServerApp, say)
+        client = _component(place, about, "clientapp", ClientApp, say)
+        grid = _CapturingGrid(client, clients, config, wanted, Path(out), say)
         hook = register_module_forward_pre_hook(grid.called)
         try:
             server(grid, Context(1, 1, {}, RecordDict(), config))
@@ -90,7 +96,7 @@ class _Enough(BaseException):
     """All wanted rounds are there; no `except Exception` of an app is to catch this."""
 
 
-class _Watching(InProcessGrid):
+class _CapturingGrid(InProcessGrid):
     """A grid that writes the replies of wanted rounds, and then stops the app."""
 
     def __init__(
@@ -100,9 +106,9 @@ class _Watching(InProcessGrid):
         run_config: Mapping[str, Any],
         wanted: tuple[int, ...],
         out: Path,
-        say: Progress,
+        say: Say,
     ) -> None:
-        super().__init__(client_app, clients, run_config=run_config, on_exchange=self._seen)
+        super().__init__(client_app, clients, run_config=run_config, on_exchange=self._keep)
         self.round, self.seen, self.written = 0, set[int](), list[Path]()
         self._wanted, self._out, self._say = wanted, out, say
         self.problem: str | None = None
@@ -112,7 +118,7 @@ class _Watching(InProcessGrid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """As the grid; a round is what one push of train messages starts."""
         messages = list(messages)
-        if any(_trains(message) for message in messages):
+        if any(is_train(message) for message in messages):
             self._stop_when_done()
             self.round, self.problem = self.round + 1, None
             self._say(f"round {self.round}: {len(messages)} clients train")
@@ -122,11 +128,11 @@ class _Watching(InProcessGrid):
         self._stop_when_done()
         return names
 
-    def called(self, module: nn.Module, given: tuple[Any, ...]) -> None:
+    def called(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Note the shape of a kind of module's first input, and how many tensors it has."""
         kind = type(module)
-        if kind not in self._models and given and isinstance(given[0], Tensor):
-            shape = ",".join(map(str, given[0].shape[1:]))
+        if kind not in self._models and inputs and isinstance(inputs[0], Tensor):
+            shape = ",".join(map(str, inputs[0].shape[1:]))
             self._models[kind] = shape, len(module.state_dict())
 
     def _model(self, tensors: int) -> dict[str, str]:
@@ -140,21 +146,19 @@ class _Watching(InProcessGrid):
         if self.seen >= set(self._wanted):
             raise _Enough
 
-    def _seen(self, asked: Message, reply: Message) -> None:
-        if not _trains(asked) or self.round not in self._wanted:
-            return
-        if reply.has_error():
-            self.problem = self.problem or reply.error.reason
+    def _keep(self, asked: Message, reply: Message) -> None:
+        if not is_train(asked) or self.round not in self._wanted:
             return
         try:
-            seen = capture_of(self.round, asked, reply)
+            if reply.has_error():
+                raise ValueError(reply.error.reason)
+            capture = capture_of(self.round, asked, reply)
         except ValueError as error:
             self.problem = self.problem or str(error)
             return
+        about = {**capture.about, **self._model(len(capture.update))}
         try:
-            path = keep(
-                self._out, replace(seen, about={**seen.about, **self._model(len(seen.update))})
-            )
+            path = keep(self._out, replace(capture, about=about))
         except ValueError as error:
             self.refusal = error
             raise _Enough from None
@@ -163,5 +167,72 @@ class _Watching(InProcessGrid):
         self._say(f"kept {path.parent.name}/{path.name}")
 
 
-def _trains(message: Message) -> bool:
-    return message.metadata.message_type.split(".")[0] == "train"
+def _about(folder: Path) -> dict[str, Any]:
+    """The table `tool.flwr.app` of a folder's pyproject.toml."""
+    path = folder / "pyproject.toml"
+    try:
+        with files.opened(path) as file:
+            table = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(
+            f"folder is {str(folder)!r}, whose pyproject.toml cannot be read: {error}; give the "
+            "folder of a Flower app"
+        ) from error
+    about = table.get("tool", {}).get("flwr", {}).get("app", {})
+    if not isinstance(about, dict) or not isinstance(about.get("components"), dict):
+        raise ValueError(
+            f"{str(path)!r} has no [tool.flwr.app.components]; give the folder of a Flower app"
+        )
+    return about
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested tables as one, with keys joined by dots, as Flower does."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        inner = isinstance(value, dict)
+        flat |= _flat(value, f"{above}{key}.") if inner else {above + key: value}
+    return flat
+
+
+def _component(folder: Path, about: Mapping[str, Any], name: str, kind: type, say: Say) -> Any:
+    """One app that the pyproject.toml names, imported from the folder; its kind is checked."""
+    path = about["components"].get(name)
+    if not isinstance(path, str):
+        raise ValueError(
+            f"[tool.flwr.app.components] names no {name}; add {name} = 'package.module:app'"
+        )
+    _refuse_namesake(folder, path.partition(":")[0].partition(".")[0])
+    say(f"importing {path} (this runs the app's code)")
+    app = user_code.find(name, path)
+    if not isinstance(app, kind):
+        raise ValueError(f"{name} is {path!r}, a {type(app).__name__}; give a {kind.__name__}")
+    return app
+
+
+def _refuse_namesake(folder: Path, package: str) -> None:
+    """Python would take a package of that name that is imported already, and not the folder's."""
+    other = getattr(sys.modules.get(package), "__file__", None)
+    place = folder.resolve()
+    own = (place / package).is_dir() or (place / f"{package}.py").is_file()
+    if own and other is not None and not Path(other).resolve().is_relative_to(place):
+        raise ValueError(
+            f"folder is {str(folder)!r}, whose package {package!r} has the name of one that is "
+            "imported from elsewhere; run this in a process of its own"
+        )
+
+
+@contextmanager
+def _importing(folder: Path) -> Iterator[None]:
+    """The folder in front of the import path; its modules are forgotten afterwards."""
+    place, known = str(folder.resolve()), set(sys.modules)
+    sys.path.insert(0, place)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(place)
+        for name in set(sys.modules) - known:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file is not None and Path(file).is_relative_to(place):
+                del sys.modules[name]

@@ -1,4 +1,4 @@
-"""What of Flower is not its public interface, in one place: imports, identity, error codes."""
+"""What is used of Flower beyond its public interface: imports, identity, error codes."""
 
 from __future__ import annotations
 
@@ -12,24 +12,17 @@ with warnings.catch_warnings():
     import flwr.clientapp
     import flwr.serverapp  # noqa: F401
 
-from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
-    Error,
-    Message,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.supercore import log
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = ["copied", "delivered", "empty_run", "error_reply", "log", "take_identity"]
+__all__ = ["delivered", "empty_run", "error_reply", "log", "take_identity"]
 
 
 def error_reply(message: Message, reason: str, *, raised: bool = False) -> Message:
-    """A reply that holds no content but a reason: of a mod, or of an app that raised."""
+    """A reply with a reason and no content: of a mod, or of an app that raised."""
     code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION if raised else ErrorCode.MOD_FAILED_PRECONDITION
     return Message(Error(code=code, reason=reason), reply_to=message)
 
@@ -45,22 +38,13 @@ def empty_run(run_id: int) -> Run:
 
 
 def delivered(message: Message, number: str) -> Message:
-    """The message as another process would get it: with an id, and with records of its own."""
+    """The message as another process would get it: with an id, and with records of its own.
+
+    The bytes of arrays are shared.
+    """
     metadata = copy.copy(message.metadata)
     metadata.__dict__["_message_id"] = number
     if message.has_error():
         return Message(error=message.error, metadata=metadata)  # type: ignore[call-overload,no-any-return]
-    return Message(content=copied(message.content), metadata=metadata)  # type: ignore[call-overload,no-any-return]
-
-
-def copied(content: RecordDict) -> RecordDict:
-    """Records of their own with the same values; the bytes of arrays are shared."""
-    fresh = RecordDict()
-    for key, record in content.items():
-        if isinstance(record, ArrayRecord):
-            fresh[key] = ArrayRecord(dict(record))
-        elif isinstance(record, MetricRecord):
-            fresh[key] = MetricRecord(dict(record))
-        else:
-            fresh[key] = ConfigRecord(dict(record))
-    return fresh
+    records = {key: type(record)(dict(record)) for key, record in message.content.items()}  # type: ignore[arg-type]
+    return Message(content=RecordDict(records), metadata=metadata)  # type: ignore[call-overload,no-any-return]

@@ -14,7 +14,7 @@ from leakbound import check
 from leakbound.flower.compat import delivered, empty_run, error_reply, log, take_identity
 
 Exchange = Callable[[Message, Message], None]
-"""Is told a message of the server and the client's reply, as both are on the wire."""
+"""Called with a message of the server and the client's reply, as both are on the wire."""
 
 FIRST_NODE = 2
 
@@ -32,7 +32,7 @@ class InProcessGrid(Grid):
             `node_config`, as in Flower's simulation.
         run_config: what `context.run_config` holds.
         node_config: more of each client's `node_config`, by its number.
-        on_exchange: is told every exchange: what an honest-but-curious server sees.
+        on_exchange: called at every exchange, with what an honest-but-curious server sees.
         run_id: the number of the run.
 
     Example:
@@ -65,7 +65,7 @@ class InProcessGrid(Grid):
         for number in range(clients):
             node = FIRST_NODE + number
             own: dict[str, Any] = {"partition-id": number, "num-partitions": clients}
-            own.update({} if node_config is None else node_config(number))
+            own |= {} if node_config is None else node_config(number)
             self.contexts[node] = Context(run_id, node, own, RecordDict(), dict(run_config or {}))
 
     def set_run(self, run: Any) -> None:
@@ -96,9 +96,8 @@ class InProcessGrid(Grid):
         names = []
         for message in messages:
             self._count += 1
-            name = str(self._count)
-            self._replies[name] = self._answer(message, name)
-            names.append(name)
+            names.append(str(self._count))
+            self._replies[names[-1]] = self._answer(message, names[-1])
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -135,16 +134,8 @@ def run(
     node_config: Callable[[int], Mapping[str, Any]] | None = None,
     on_exchange: Exchange | None = None,
 ) -> InProcessGrid:
-    """Run a whole app in this process; returns the grid, with each client's context.
-
-    Args: as of `InProcessGrid`.
-    """
-    grid = InProcessGrid(
-        client_app,
-        clients,
-        run_config=run_config,
-        node_config=node_config,
-        on_exchange=on_exchange,
-    )
+    """Run a whole app in this process; returns the grid. Arguments as of `InProcessGrid`."""
+    more: dict[str, Any] = {"node_config": node_config, "on_exchange": on_exchange}
+    grid = InProcessGrid(client_app, clients, run_config=run_config, **more)
     server_app(grid, Context(1, 1, {}, RecordDict(), dict(run_config or {})))
     return grid

@@ -2,38 +2,74 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from logging import ERROR
+from typing import Any
 
-from flwr.app import Context, Message
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
+from leakbound import check
 from leakbound.defenses.base import Chain, Defense, chain
 from leakbound.flower.compat import error_reply, log
-from leakbound.flower.seals import Inside, looking, seal, unbroken
-from leakbound.flower.setup import Setup, settings
-from leakbound.flower.tap import Tap, listening
-from leakbound.flower.turn import PrivateError, Turn, mark
+from leakbound.flower.messages import (
+    COUNTS,
+    SENT,
+    add_metrics,
+    client_of,
+    first,
+    is_train,
+    only_arrays,
+    read,
+    write,
+)
+from leakbound.flower.nesting import Tap, collecting, listening, seal, unbroken
+from leakbound.flower.setup import Setup, refuse_thawed, settings
+from leakbound.flower.state import load, save
+from leakbound.protocol import resolve, step
 from leakbound.random import Source, secure, stream
-from leakbound.types import NotApplicable, Unit
+from leakbound.tensors import flat
+from leakbound.types import (
+    Batch,
+    ClientContext,
+    Gaussian,
+    Laplace,
+    LocalPlan,
+    NotApplicable,
+    Unit,
+    Update,
+)
+
+MARK = "leakbound-experiment-only"
+"""The metric of a reply whose noise came from a seed."""
+LEAST_STEPS = 8
+"""Noise has to reach over so many steps of the floating-point grid of a weight."""
+ANSWERED = "the reply of the train function"
+
+
+class PrivateError(ValueError):
+    """An error whose text may reveal the client's data: it stays in the client's log."""
 
 
 class DefenseMod:
     """Runs a defense on what a client sends: the new weights in its reply to `train` messages.
 
-    The row that the defense sees is (weights before - weights after) / learning rate. Links that
-    change what leaves (noise, clipping, pruning, withholding) edit what your training made, after
-    any number of local steps. Links that need other records or another training (noisy copies,
-    mixup, dropped units, local steps) compute the update anew from the batches that your train loop
-    gave `tap`, and replace yours: this takes one tapped batch, or one a step of the Setup's plan.
-    Links that need every example's gradient (DP-SGD) take one step on one tapped batch, and refuse
-    a training of several; docs/flower.md has the table.
+    The defense sees the row (weights before - weights after) / learning rate. Links that change
+    what leaves (noise, clipping, pruning, withholding) edit what your training made, after any
+    number of local steps. Links that need other examples or another training (noisy copies, mixup,
+    dropped units, local steps) compute the update anew from the batches that your train loop gave
+    `tap`, and replace yours: this takes one tapped batch, or one a step of the Setup's plan. Links
+    that need every example's gradient (DP-SGD) take one step on one tapped batch, and refuse a
+    training of several; docs/flower.md has the table.
 
     Buffers, such as running statistics of batch norms, would leave undefended: the server's are
     sent back unchanged. Metrics leave as you wrote them, and so does the number of examples.
     Evaluate and query messages pass untouched.
 
-    What goes wrong becomes an error reply that names the problem; what a text could tell of the
+    What goes wrong becomes an error reply that names the problem; what a text could reveal of the
     client's data stays in the client's log. Errors of your own train function pass through.
 
     Args:
@@ -49,15 +85,10 @@ class DefenseMod:
 
     Example:
         >>> from torch import nn
-        >>> from leakbound.defenses import Clip, GaussianNoise, SecureAggregation, chain
+        >>> from leakbound.defenses import Clip, GaussianNoise
         >>> setup = Setup(lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
         >>> DefenseMod(chain(Clip(1.0), GaussianNoise(0.1)), setup)
         DefenseMod(Clip(clip_norm=1.0) → GaussianNoise(noise_std=0.1))
-        >>> DefenseMod(SecureAggregation(4), setup)
-        Traceback (most recent call last):
-        ...
-        ValueError: SecureAggregation(clients=4) runs on the updates of all clients, not in a mod; \
-let Flower's SecAgg+ sum them
     """
 
     def __init__(self, defense: Defense, setup: Setup, *, seed: int | None = None) -> None:
@@ -78,61 +109,33 @@ let Flower's SecAgg+ sum them
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Let the client train, and answer with the defended update."""
-        if message.metadata.message_type.split(".")[0] != "train":
+        if not is_train(message):
             return call_next(message, context)
-        with looking() as inside:
+        with collecting() as inside:
             try:
-                source = self._source(message, context, inside)
-                turn = Turn.begin(
-                    self.defense,
-                    self.setup,
-                    message,
-                    context,
-                    source,
-                    depth=inside.depth,
-                    anew=computes_anew(self.defense),
-                )
+                work = _DefendedRound(self, message, context, inside.depth)
             except Exception as error:
                 return self._refuse(message, error)
-            with listening() if self._listens() else nullcontext(Tap()) as heard:
-                reply = turn.train(message, call_next)
+            # a long training's batches would fill the memory for nothing where none is needed
+            with listening() if _needs_batches(self.defense) else nullcontext(Tap()) as tapped:
+                reply = work.train(message, call_next)
         if reply.has_error():
             return reply
         try:
-            whole = self._whole(unbroken(inside, reply, repr(self)))
-            turn.answer(reply, heard)
+            within = unbroken(inside, reply, repr(self))
+            whole = self.defense if within is None else combined(within, self.defense)
+            update, ready = work.answer(reply, tapped)
             if self.seed is not None:
-                mark(reply)
+                add_metrics(reply, {MARK: 1})
+            seeded = self.seed is not None or inside.seeded
             alone = whole is self.defense
-            made = (turn.released, turn.ready) if alone else (None, None)
-            seeded = self.seed is not None or any(one.seeded for one in inside.seals)
-            seal(reply, whole, *made, seeded=seeded)
+            seal(reply, whole, update if alone else None, ready if alone else None, seeded=seeded)
         except Exception as error:
             return self._refuse(message, error)
         return reply
 
     def __repr__(self) -> str:
         return f"DefenseMod({self.defense!r})"
-
-    def _listens(self) -> bool:
-        """Whether the batches are needed; a long training's would fill the memory for nothing."""
-        links = self.defense.links
-        tuned = any(type(link).resolve is not Defense.resolve for link in links)
-        reads = any(link.uses_context for link in links)
-        return reads or tuned or computes_anew(self.defense) is not None
-
-    def _whole(self, within: Chain | None) -> Chain:
-        """All defenses up to this one, in order, checked as one chain."""
-        if within is None:
-            return self.defense
-        return combined(within, self.defense)
-
-    def _source(self, message: Message, context: Context, inside: Inside) -> Source:
-        if self.seed is None:
-            return secure()
-        who = context.node_config.get("partition-id", context.node_id)
-        number = settings(message, context).get("server-round", message.metadata.group_id)
-        return stream(self.seed, "flower", str(who), str(number), inside.depth)
 
     def _refuse(self, message: Message, error: Exception) -> Message:
         log(ERROR, "%r: %s: %s", self, type(error).__name__, error)
@@ -146,7 +149,7 @@ def computes_anew(defense: Chain) -> Defense | None:
     """The link for which the update is computed anew; None where training is only edited."""
     if defense.starts is Unit.EXAMPLE:
         return next(link for link in defense.links if Unit.CLIENT not in link.accepts)
-    return next((k for k in defense.links if k.replaces_records or k.changes_training), None)
+    return next((k for k in defense.links if k.replaces_examples or k.changes_training), None)
 
 
 def combined(inner: Chain, outer: Chain) -> Chain:
@@ -162,3 +165,193 @@ def combined(inner: Chain, outer: Chain) -> Chain:
             "one DefenseMod, as a chain, or that of the former inside (after the other in the list)"
         )
     return chain(inner, outer)
+
+
+def _is_tuned(defense: Chain) -> bool:
+    """Whether a link is tuned on the task and the number of examples."""
+    return any(type(link).resolve is not Defense.resolve for link in defense.links)
+
+
+def _needs_batches(defense: Chain) -> bool:
+    reads = any(link.uses_context for link in defense.links)
+    return reads or _is_tuned(defense) or computes_anew(defense) is not None
+
+
+class _DefendedRound:
+    """One client's round, from the server's message to the defended reply."""
+
+    def __init__(self, mod: DefenseMod, message: Message, context: Context, depth: int) -> None:
+        """Read and check the message and what was kept; decide which weights to start from."""
+        self.defense, self.setup, self.context = mod.defense, mod.setup, context
+        config = settings(message, context)
+        self.source: Source = secure()
+        if mod.seed is not None:
+            number = config.get("server-round", message.metadata.group_id)
+            self.source = stream(mod.seed, "flower", client_of(context), str(number), depth)
+        self.key, record = only_arrays(message.content, SENT)
+        self.like = self.setup.state()
+        named = read(record, self.like, what=SENT, most_bytes=self.setup.most_bytes)
+        self.record = ArrayRecord(dict(record))  # the train function may empty the message's
+        self.task = self.setup.task(named, config)
+        self.start = self.task  # the task at the weights that the client starts from
+        self.anew = computes_anew(self.defense)
+        self.place = f"leakbound.defense.{depth}"
+        self.owner = f"{self.defense!r} for a model of {len(self.task.parameters)} weights"
+        self.state: Any = None
+        self.previous: Chain | None = None  # as resolved in an earlier round
+        stored = load(context.state, self.place, self.owner, self.defense)
+        if stored is not None:
+            self.state, links = stored
+            if links is not None:
+                pairs = zip(links, self.defense.links, strict=True)
+                self.previous = Chain(tuple(own if old is None else old for old, own in pairs))
+        if self.anew is None:
+            state = self.defense.init(self.task) if self.state is None else self.state
+            self.start, self.state = self.defense.begin(self.task, state, self.source)
+
+    def train(self, message: Message, call_next: ClientAppCallable) -> Message:
+        """The client's own training, from the weights that the defense lets it start from."""
+        if self.start is self.task:
+            return call_next(message, self.context)
+        weights = self.start.unflatten(self.start.parameters)
+        given = message.content[self.key]
+        message.content[self.key] = write(weights, self.record, self.like, SENT)
+        try:
+            return call_next(message, self.context)
+        finally:
+            message.content[self.key] = given
+
+    def answer(self, reply: Message, tapped: Tap) -> tuple[Update, Chain]:
+        """Put the defended weights into the reply; the update with its law, and what made it."""
+        key, record = only_arrays(reply.content, ANSWERED)
+        if odd := set(record) ^ set(self.record):
+            raise ValueError(
+                f"the array {min(odd)!r} is not both in {SENT} and in {ANSWERED}; send back what "
+                "was sent"
+            )
+        examples = _example_count(reply, tapped) if _is_tuned(self.defense) else 1
+        ready = resolve(self.defense, self.task, examples, self.previous)
+        if self.anew is None:
+            rate = self.task.plan.learning_rate
+            update = self._edited(ready, record, tapped)
+        else:
+            batch = _batch(tapped, self.task.plan, repr(self.anew), self.defense.starts)
+            # the learning rate is public: it does not depend on this stream
+            rate = ready.prepare(self.task, stream(0, "plan")).plan.learning_rate
+            with _private():
+                update, self.state = step(self.task, batch, ready, self.source, self.state)
+        after = self.task.parameters - rate * update.rows[0]
+        if not bool(torch.isfinite(after).all()):
+            raise PrivateError(
+                "the defended weights are not finite: is the learning rate too large?"
+            )
+        self._check_grid(update, rate)
+        reply.content[key] = write(self.task.unflatten(after), self.record, self.like, SENT)
+        self._keep(ready)
+        return update, ready
+
+    def _edited(self, ready: Chain, record: ArrayRecord, tapped: Tap) -> Update:
+        """What the defense makes of the client's own training."""
+        most = self.setup.most_bytes  # which numbers overflow reveals the data
+        named = read(record, self.like, what=ANSWERED, most_bytes=most, not_finite=PrivateError)
+        refuse_thawed(self.task, self.task.frozen, named)
+        after = flat(self.task, named, what=ANSWERED)
+        rows = ((self.start.parameters - after) / self.task.plan.learning_rate)[None]
+        reads = next((link for link in ready.links if link.uses_context), None)
+        context = None
+        if reads is not None:
+            batch = _batch(tapped, self.task.plan, repr(reads), Unit.CLIENT)
+            context = ClientContext(self.start, batch)
+        with _private():
+            if context is not None:
+                check.finite("inputs", batch.inputs)
+                check.within("inputs", batch.inputs, self.start.input_range)
+                check.labels(batch.labels, self.start.label_range)
+            update = Update(rows, Unit.CLIENT, (max(1, tapped.examples),))
+            update, self.state = ready.transform(update, self.state, context, self.source)
+        return update
+
+    def _check_grid(self, update: Update, rate: float) -> None:
+        """Refuse noise that is finer than the numbers in which weights are sent: it would be lost.
+
+        Raises:
+            ValueError: naming the noise, the learning rate and the type.
+        """
+        law = update.law
+        if not isinstance(law, Gaussian | Laplace):
+            return
+        spread = law.scale if isinstance(law, Laplace) else torch.as_tensor(law.variance).sqrt()
+        kinds = {np.dtype(array.dtype) for array in self.record.values() if array.dtype}
+        coarse = max((float(np.finfo(k).eps) for k in kinds if k.kind == "f"), default=2.0**-23)
+        grid = coarse * self.task.parameters.abs().double()
+        moved = rate * torch.as_tensor(spread).double().cpu().expand(1, len(grid))[0]
+        lost = (moved > 0) & (moved < LEAST_STEPS * grid)
+        if bool(lost.any()):
+            text = (
+                f"noise of standard deviation {float(moved[lost][0]):.3g} in weights (learning "
+                f"rate {rate:g}) is lost in the rounding of weights of size "
+                f"{float(self.task.parameters[lost][0].abs()):.3g}; give more noise, a larger "
+                "learning rate, or send float64"
+            )
+            raise PrivateError(text) if law.private else ValueError(text)
+
+    def _keep(self, ready: Chain) -> None:
+        """Save the state, and what was resolved where it is to serve for several rounds."""
+        links = None
+        if any(getattr(link, "refresh", 1) > 1 for link in self.defense.links):
+            pairs = zip(ready.links, self.defense.links, strict=True)
+            links = tuple(None if new is old else new for new, old in pairs)
+        if links is not None or any(part is not None for part in self.state or ()):
+            save(self.context.state, self.place, self.owner, (self.state, links))
+
+
+@contextmanager
+def _private() -> Iterator[None]:
+    """The values in an error of this block may reveal the data."""
+    try:
+        yield
+    except ValueError as error:
+        raise PrivateError(str(error)) from error
+
+
+def _example_count(reply: Message, tapped: Tap) -> int:
+    """How many examples the client trained on: as tapped, else as its reply says."""
+    if tapped.examples:
+        return tapped.examples
+    count = first(COUNTS, reply.content.metric_records.values())
+    if isinstance(count, int) and count > 0:
+        return count
+    raise ValueError(
+        "how many examples the client trained on is not known, and the defense is tuned on it; "
+        "call leakbound.flower.tap(inputs, labels) in the train loop, or send num-examples"
+    )
+
+
+def _batch(tapped: Tap, plan: LocalPlan, who: str, unit: Unit) -> Batch:
+    """What the client trained on, as one batch that the plan cuts in the same order.
+
+    Raises:
+        ValueError: nothing was tapped, or not what the plan says.
+    """
+    if not tapped.batches:
+        raise ValueError(
+            f"{who} reads the client's batch, and the train function showed none; call "
+            "leakbound.flower.tap(inputs, labels) in it, in the thread that the mod runs in"
+        )
+    sizes = [batch.size for batch in tapped.batches]
+    if unit is Unit.EXAMPLE and (len(sizes) > 1 or plan.steps > 1):
+        raise ValueError(
+            f"{who} needs every example's gradient of one local step, and the train function took "
+            f"{max(len(sizes), plan.steps)}; take a defense that edits the whole update, such as "
+            "chain(Clip(5.0), GaussianNoise(0.02)), train one step on one batch of all examples, "
+            "or use leakbound.opacus for DP-SGD in every local step"
+        )
+    size = plan.batch_size
+    cut = len(sizes) == plan.steps and {*sizes[:-1], size} == {size} and sizes[-1] <= (size or 0)
+    if len(sizes) > 1 and not cut:
+        raise ValueError(
+            f"{who} reads what the client trained on, and the train function showed other batches "
+            f"than the Setup says (steps={plan.steps}, batch_size={size}); tap one batch, or give "
+            "Setup the steps and the batch size"
+        )
+    return tapped.joined()

@@ -52,17 +52,14 @@ def check_mods(mods: Sequence[Mod]) -> None:
     for mod in reversed(mods):
         name = _flowers(mod)
         if isinstance(mod, DefenseMod):
-            _check_inside(mod, inner)
+            _check_inside(mod, _flowers(inner))
             whole = mod.defense if whole is None else combined(whole, mod.defense)
-            inner = mod
-        elif name in MASKING:
-            inner = mod
-        elif name in CHANGING:
-            if whole is not None and whole.guarantee is not Guarantee.NONE:
-                raise ValueError(
-                    f"{name} changes the weights after {whole!r}, whose law then does not hold; "
-                    f"put it behind {inner!r} in the list"
-                )
+        elif name in CHANGING and whole is not None and whole.guarantee is not Guarantee.NONE:
+            raise ValueError(
+                f"{name} changes the weights after {whole!r}, whose noise distribution would no "
+                f"longer hold; put it behind {inner!r} in the list"
+            )
+        if isinstance(mod, DefenseMod) or name in CHANGING | MASKING:
             inner = mod
 
 
@@ -86,17 +83,16 @@ def _check_meter(mods: Sequence[Mod]) -> None:
             )
 
 
-def _check_inside(mod: DefenseMod, inner: Mod | None) -> None:
-    name = _flowers(inner)
-    if name in MASKING:
+def _check_inside(mod: DefenseMod, inner: str | None) -> None:
+    if inner in MASKING:
         raise ValueError(
-            f"{mod!r} stands before {name} and would change masked vectors; put {name} first in "
+            f"{mod!r} stands before {inner} and would change masked vectors; put {inner} first in "
             "the list"
         )
     anew = computes_anew(mod.defense)
-    if name in CHANGING and anew is not None:
+    if inner in CHANGING and anew is not None:
         raise ValueError(
-            f"{anew!r} computes the update anew and would undo {name} inside it; leave {name} out"
+            f"{anew!r} computes the update anew and would undo {inner} inside it; leave {inner} out"
         )
 
 

@@ -1,4 +1,4 @@
-"""What a mod must be told of the user's training: the model, the loss and the step size."""
+"""What a mod needs to know of the training: the model, the loss and the step size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flwr.app import Context, Message
 from torch import Tensor, nn
 
 from leakbound import check
-from leakbound.flower.arrays import MOST_BYTES
+from leakbound.flower.messages import MOST_BYTES
 from leakbound.task import trained
 from leakbound.types import Batch, LocalPlan, Loss, Task
 
@@ -24,13 +24,12 @@ class Setup:
     hold them, no mod changes them, and a train function that changes them is refused.
 
     Batch norms stay as `model` returns them: in training mode they take the batch's statistics, as
-    in the usual train loop; return `Net().eval()` if you train with frozen ones. Dropout is left
-    out (a mod has no way to see which units your loop dropped), so that a mod that computes the
-    update itself trains without it.
+    in the usual train loop; return `Net().eval()` if you train with frozen ones. A mod that
+    computes the update itself trains without dropout: it cannot see which units your loop dropped.
 
     Args:
-        model: makes the model, as `Net`; its weights do not matter. Draws that it makes from
-            torch's global generator are undone.
+        model: makes the model, as `Net`; its weights do not matter, and torch's global generator
+            is put back.
         learning_rate: of the local SGD, or the key under which it is found: in the configuration
             that the server sends with a message, else in the app's run configuration.
         loss: of the model's outputs and the labels, a mean over the batch.
@@ -72,7 +71,7 @@ class Setup:
             check.count(batch_size=self.batch_size)
 
     def state(self) -> dict[str, Tensor]:
-        """A fresh model's state dict: the names, shapes and types that a message must have."""
+        """A fresh model's state dict: the names, shapes and types of a message's arrays."""
         return dict(self._fresh().state_dict())
 
     def rate(self, config: Mapping[str, Any]) -> float:
@@ -103,24 +102,22 @@ class Setup:
         """The task at the weights that the server sent.
 
         Args:
-            named: all of the model's trained parameters; frozen ones and buffers where they were
-                sent, else they are the model's own.
-            config: where to look a named learning rate up; see `settings`.
+            named: all trained parameters; frozen ones and buffers that are not sent are the
+                model's own.
+            config: where to look a named learning rate up.
 
         Raises:
             ValueError: parameters are missing, are not finite, or are shared between layers.
         """
         model = self._fresh()
         own = trained(model)
-        every = model.named_parameters(remove_duplicate=False)
-        shared = {name for name, p in every if p.requires_grad} - set(own)
-        if shared:
+        names = model.named_parameters(remove_duplicate=False)
+        if shared := {name for name, p in names if p.requires_grad} - set(own):
             raise ValueError(
                 f"the model holds one tensor under two names ({min(shared)!r}); mods cannot defend "
                 "tied weights: give each layer its own"
             )
-        missing = [name for name in own if name not in named]
-        if missing:
+        if missing := [name for name in own if name not in named]:
             raise ValueError(f"the weights {missing[0]!r} are missing; send all that are trained")
         model.load_state_dict(dict(named), strict=False)
         return Task.of(
@@ -150,11 +147,7 @@ class Conflict:
 
 
 def refuse_thawed(task: Task, sent: Mapping[str, Tensor], answered: Mapping[str, Tensor]) -> None:
-    """Refuse a reply in which a frozen parameter is another than in the server's message.
-
-    Raises:
-        ValueError: naming the first.
-    """
+    """Refuse a reply in which a frozen parameter differs from the server's message."""
     for name in task.frozen:
         if name in answered and name in sent and not torch.equal(answered[name], sent[name]):
             raise ValueError(
@@ -169,9 +162,9 @@ def settings(message: Message, context: Context) -> dict[str, Any]:
     A key with different values in both is a `Conflict`: a mod cannot see which one your training
     reads, and a server could add a key to take a defense's noise away.
     """
-    found: dict[str, Any] = dict(context.run_config)
+    config: dict[str, Any] = dict(context.run_config)
     for record in message.content.config_records.values():
         for key, value in record.items():
-            differs = key in found and found[key] != value
-            found[key] = Conflict((found[key], value)) if differs else value
-    return found
+            differs = key in config and config[key] != value
+            config[key] = Conflict((config[key], value)) if differs else value
+    return config

@@ -16,9 +16,6 @@ from torch import Tensor
 from leakbound import covariance
 from leakbound.defenses.base import Chain
 
-TREE = "tree"
-OWNER = "owner"
-
 
 def save(records: RecordDict, key: str, owner: str, value: Any) -> None:
     """Put a value under a key: its tensors as arrays, the rest as one text.
@@ -36,7 +33,7 @@ def save(records: RecordDict, key: str, owner: str, value: Any) -> None:
     tree = json.dumps(_plain(value, tensors))
     arrays = {name: Array(tensor.detach().cpu().numpy()) for name, tensor in tensors.items()}
     records[f"{key}.arrays"] = ArrayRecord(arrays)
-    records[f"{key}.tree"] = ConfigRecord({TREE: tree, OWNER: owner})
+    records[f"{key}.tree"] = ConfigRecord({"tree": tree, "owner": owner})
 
 
 def load(records: RecordDict, key: str, owner: str, defense: Chain) -> Any:
@@ -49,18 +46,16 @@ def load(records: RecordDict, key: str, owner: str, defense: Chain) -> Any:
     """
     if f"{key}.tree" not in records:
         return None
-    told, arrays = records[f"{key}.tree"], records[f"{key}.arrays"]
-    if not isinstance(told, ConfigRecord) or not isinstance(arrays, ArrayRecord):
+    kept, arrays = records[f"{key}.tree"], records[f"{key}.arrays"]
+    if not isinstance(kept, ConfigRecord) or not isinstance(arrays, ArrayRecord):
         raise ValueError(f"the state under {key!r} is not what was kept there; start a new run")
-    if told[OWNER] != owner:
+    if kept["owner"] != owner:
         raise ValueError(
-            f"this node keeps the state of {told[OWNER]!s}, and {owner} asks for it; keep the mods "
-            "and the model of a run as they are, or start a new run"
+            f"this node keeps the state of {kept['owner']!s}, and {owner} asks for it; keep the "
+            "mods and the model of a run as they are, or start a new run"
         )
-    tensors = {
-        name: torch.from_numpy(np.array(array.numpy(), copy=True)) for name, array in arrays.items()
-    }
-    return _value(json.loads(str(told[TREE])), tensors, _known(defense))
+    tensors = {name: torch.from_numpy(np.array(array.numpy())) for name, array in arrays.items()}
+    return _value(json.loads(str(kept["tree"])), tensors, _known(defense))
 
 
 def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -105,9 +100,10 @@ def _value(plain: Any, tensors: Mapping[str, Tensor], known: Mapping[str, type])
 def _known(defense: Chain) -> dict[str, type]:
     """The dataclasses that the modules of the links (and of covariances) know, by their names."""
     modules = {cls.__module__ for link in defense.links for cls in type(link).__mro__}
-    found = {}
-    for module in [sys.modules[name] for name in modules if name in sys.modules] + [covariance]:
-        for thing in vars(module).values():
-            if isinstance(thing, type) and is_dataclass(thing):
-                found[f"{thing.__module__}:{thing.__qualname__}"] = thing
-    return found
+    places = [sys.modules[name] for name in modules if name in sys.modules] + [covariance]
+    things = [thing for place in places for thing in vars(place).values()]
+    return {
+        f"{thing.__module__}:{thing.__qualname__}": thing
+        for thing in things
+        if isinstance(thing, type) and is_dataclass(thing)
+    }

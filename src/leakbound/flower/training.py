@@ -27,7 +27,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from leakbound.audit.context import PlanContext, one_thread
 from leakbound.audit.experiment import Result, reason_of, run_training
-from leakbound.audit.plan import DataSpec, Plan, TrainingUnit, Unit, build_defense
+from leakbound.audit.plan import DataSpec, Plan, Unit, TrainingUnit, build_defense
 from leakbound.audit.utility import Opening, noise_of
 from leakbound.cluster.connection import connected, environment
 from leakbound.flower import state
@@ -52,7 +52,7 @@ def run(
     context: PlanContext | None = None,
     started: Callable[[Unit], None] = lambda unit: None,
 ) -> Generator[Result, None, None]:
-    """Run a plan's trainings on Flower's simulation engine; as `leakbound.audit.run` else.
+    """Run a plan's trainings on Flower's simulation engine; otherwise as `leakbound.audit.run`.
 
     One client a node, `workers` of them at a time, in a Ray on this machine's loopback that ends
     with the generator.
@@ -66,8 +66,8 @@ def run(
         started: called with a training when it starts.
 
     Raises:
-        ValueError: experiments not done, which Flower does not run; or a simulation that cannot
-            start.
+        ValueError: experiments not done, which Flower does not run; or a simulation that
+            cannot start.
     """
     finished = set(done)
     if any(one.id not in finished for one in plan.experiments()):
@@ -75,15 +75,15 @@ def run(
             "engine is 'flower', which runs trainings alone; run experiments without it"
         )
     units = [unit for unit in plan.trainings() if unit.id not in finished]
-    context = context or PlanContext(plan.data)
-    if context.device.type != "cpu":
-        raise ValueError(f"device is {str(context.device)!r}, but the simulation computes on CPUs")
+    bench = context or PlanContext(plan.data)
+    if bench.device.type != "cpu":
+        raise ValueError(f"device is {str(bench.device)!r}, but the simulation computes on CPUs")
     if not units:
         return
     flow = Flow()
     path = os.pathsep.join(entry for entry in ["", *sys.path] if entry)
     with environment({"PYTHONPATH": path}), connected(None, workers, shared=False):
-        simulation = threading.Thread(target=_simulate, args=(units, context, flow), daemon=True)
+        simulation = threading.Thread(target=_simulate, args=(units, bench, flow), daemon=True)
         simulation.start()
         try:
             yield from _results(flow, len(units), started)
@@ -104,22 +104,22 @@ def _results(flow: Flow, count: int, started: Callable[[Unit], None]) -> Iterato
             raise ValueError(f"Flower's simulation ended: {event or 'it gave no reason'}")
 
 
-def _simulate(units: Sequence[TrainingUnit], context: PlanContext, flow: Flow) -> None:
+def _simulate(units: Sequence[TrainingUnit], bench: PlanContext, flow: Flow) -> None:
     """Flower's engine, which takes the Ray that is there; its log keeps to errors."""
     from flwr.simulation import run_simulation
 
     with _silent():
         try:
             run_simulation(
-                server_app(units, context, flow),
-                client_app(units, context.dataset.fingerprint),
+                server_app(units, bench, flow),
+                client_app(units, bench.dataset.fingerprint),
                 max(unit.utility.clients for unit in units),
                 backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
             )
-        except BaseException as error:  # it ends this thread, and is told to the other
-            flow.put(error)
+        except BaseException as error:  # it ends this thread; the other one raises it
+            flow.events.put(error)
         else:
-            flow.put(None)
+            flow.events.put(None)
 
 
 @contextmanager
@@ -137,6 +137,19 @@ class Stopped(BaseException):
     """The training is to end now; no error of the training's own."""
 
 
+@dataclass
+class Flow:
+    """From a server's thread to the one that waits for it: units, results, errors; and `stop`."""
+
+    events: SimpleQueue[Any] = field(default_factory=SimpleQueue)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def check(self) -> None:
+        """Raise `Stopped` once it is time to stop."""
+        if self.stop.is_set():
+            raise Stopped
+
+
 def client_app(units: Iterable[TrainingUnit], fingerprint: str) -> ClientApp:
     """An app whose clients take their turns in the given trainings.
 
@@ -151,16 +164,14 @@ def client_app(units: Iterable[TrainingUnit], fingerprint: str) -> ClientApp:
         try:
             with one_thread():
                 content = _turn(message.content, context, known, fingerprint)
-        except Exception as error:  # told to the server, as the training's own failure
+        except Exception as error:  # the server records it as the training's own failure
             content = RecordDict({TURN: ConfigRecord({WHY: reason_of(error)})})
         return Message(content, reply_to=message)
 
     return app
 
 
-def server_app(
-    units: Sequence[TrainingUnit], data: PlanContext, flow: Flow | None = None
-) -> ServerApp:
+def server_app(units: Sequence[TrainingUnit], bench: PlanContext, flow: Flow | None = None) -> ServerApp:
     """An app that plays the trainings one after the other, and hands their results to `flow`."""
     app, out = ServerApp(), flow or Flow()
 
@@ -168,36 +179,18 @@ def server_app(
     def main(grid: Grid, context: Context) -> None:
         try:
             for unit in units:
-                out.put(unit)
-                clients = Messages(grid, unit, out)
-                out.put(run_training(unit, data, clients=clients))
+                out.events.put(unit)
+                out.events.put(run_training(unit, bench, clients=GridClients(grid, unit, out)))
         except Stopped:
             return
         except BaseException as error:
-            out.put(error)
+            out.events.put(error)
             raise
 
     return app
 
 
-@dataclass
-class Flow:
-    """What a server's thread tells the one that waits for it, and the word to stop."""
-
-    events: SimpleQueue[Any] = field(default_factory=SimpleQueue)
-    stop: threading.Event = field(default_factory=threading.Event)
-
-    def put(self, event: Any) -> None:
-        """A unit that starts, a result, or an error."""
-        self.events.put(event)
-
-    def check(self) -> None:
-        """Raise `Stopped` once it is time to stop."""
-        if self.stop.is_set():
-            raise Stopped
-
-
-class Messages:
+class GridClients:
     """`leakbound.audit.utility.Clients` that are reached through a Grid.
 
     A client's number is the place of its node among all, by number; sums go in that order.
@@ -205,7 +198,14 @@ class Messages:
 
     def __init__(self, grid: Grid, unit: TrainingUnit, flow: Flow) -> None:
         self._grid, self._unit, self._flow = grid, unit, flow
-        self._nodes = self._gather(unit.utility.clients)
+        limit = time.monotonic() + PATIENCE
+        count = unit.utility.clients
+        while len(nodes := sorted(grid.get_node_ids())) < count:
+            flow.check()
+            if time.monotonic() > limit:
+                raise ValueError(f"{len(nodes)} of {count} clients came in {PATIENCE:.0f} seconds")
+            time.sleep(0.02)
+        self._nodes = nodes
 
     def __call__(self, opening: Opening) -> list[Update]:
         """Send the opening to every client and wait for all of them.
@@ -219,16 +219,7 @@ class Messages:
             for i, node in enumerate(nodes)
         ]
         replies = {reply.metadata.src_node_id: reply for reply in self._exchange(messages)}
-        return [self._update(replies[node], opening.task.parameters) for node in nodes]
-
-    def _gather(self, count: int) -> list[int]:
-        limit = time.monotonic() + PATIENCE
-        while len(nodes := sorted(self._grid.get_node_ids())) < count:
-            self._flow.check()
-            if time.monotonic() > limit:
-                raise ValueError(f"{len(nodes)} of {count} clients came in {PATIENCE:.0f} seconds")
-            time.sleep(0.02)
-        return nodes
+        return [_update(replies[node], opening.task.parameters) for node in nodes]
 
     def _exchange(self, messages: list[Message]) -> Iterator[Message]:
         waiting = set(self._grid.push_messages(messages))
@@ -242,53 +233,51 @@ class Messages:
                 time.sleep(0.002)
 
     def _content(self, opening: Opening, client: int) -> RecordDict:
-        weights = opening.task.parameters.numpy()
-        parts = opening.parts[client].numpy()
+        weights, parts = opening.task.parameters.numpy(), opening.parts[client].numpy()
+        turn: Any = {"unit": self._unit.id, "round": opening.number, "client": client}
         content = RecordDict(
             {
                 WEIGHTS: ArrayRecord({"weights": Array(weights), "images": Array(parts)}),
-                TURN: ConfigRecord(
-                    {"unit": self._unit.id, "round": opening.number, "client": client}
-                ),
+                TURN: ConfigRecord(turn),
             }
         )
         state.save(content, DEFENSE, self._unit.id, opening.defense.links)
         return content
 
-    def _update(self, reply: Message, like: torch.Tensor) -> Update:
-        if reply.has_error():
-            raise ValueError(f"a client did not answer: {reply.error.reason}")
-        told: Any = reply.content[TURN]
-        if WHY in told:
-            raise ValueError(str(told[WHY]))
-        sent: Any = reply.content[SENT]
-        rows = torch.from_numpy(np.array(sent["rows"].numpy())).to(like.dtype)
-        mask = torch.from_numpy(np.array(sent["mask"].numpy())) if "mask" in sent else None
-        examples = tuple(int(n) for n in sent["examples"].numpy())
-        return Update(rows, Rows(int(told["rows_of"])), examples, mask=mask)
+
+def _update(reply: Message, like: torch.Tensor) -> Update:
+    """The update in a client's reply."""
+    if reply.has_error():
+        raise ValueError(f"a client did not answer: {reply.error.reason}")
+    turn: Any = reply.content[TURN]
+    if WHY in turn:
+        raise ValueError(str(turn[WHY]))
+    sent: Any = reply.content[SENT]
+    mask = _tensor(sent["mask"]) if "mask" in sent else None
+    examples = tuple(int(n) for n in sent["examples"].numpy())
+    return Update(
+        _tensor(sent["rows"]).to(like.dtype), Rows(int(turn["rows_of"])), examples, mask=mask
+    )
 
 
 def _turn(
     content: RecordDict, context: Context, known: dict[str, TrainingUnit], fingerprint: str
 ) -> RecordDict:
     """One client's part of a round."""
-    told, arrays = content[TURN], content[WEIGHTS]
-    assert isinstance(told, ConfigRecord)
-    assert isinstance(arrays, ArrayRecord)
-    unit, number = known[str(told["unit"])], int(told["round"])  # type: ignore[arg-type]
-    data = _data_of(unit.data)
-    if data.dataset.fingerprint != fingerprint:
+    turn: Any = content[TURN]
+    arrays: Any = content[WEIGHTS]
+    unit, number = known[str(turn["unit"])], int(turn["round"])
+    bench = _bench(unit.data)
+    if bench.dataset.fingerprint != fingerprint:
         raise ValueError(f"data source {unit.data.source!r} is not the server's on this node")
-    weights = torch.from_numpy(np.array(arrays["weights"].numpy()))
-    task = data.task(unit.model, unit.seed).with_parameters(weights)
+    task = bench.task(unit.model, unit.seed).with_parameters(_tensor(arrays["weights"]))
     plain = build_defense(unit.defense)
     ready = type(plain)(state.load(content, DEFENSE, unit.id, plain))
-    noise, kept = noise_of(unit, int(told["client"])), None  # type: ignore[arg-type]
+    noise, kept = noise_of(unit, int(turn["client"])), None
     if number > 1:
         kept, place = state.load(context.state, KEPT, unit.id, ready)
         noise.set_state(place)
-    batch = data.batch(torch.from_numpy(np.array(arrays["images"].numpy())))
-    update, kept = step(task, batch, ready, noise, kept)
+    update, kept = step(task, bench.batch(_tensor(arrays["images"])), ready, noise, kept)
     state.save(context.state, KEPT, unit.id, (kept, noise.get_state()))
     sent = {"rows": Array(update.rows.numpy()), "examples": Array(np.array(update.examples))}
     if update.mask is not None:
@@ -297,6 +286,10 @@ def _turn(
     return RecordDict({SENT: ArrayRecord(sent), TURN: about})
 
 
+def _tensor(array: Array) -> torch.Tensor:
+    return torch.from_numpy(np.array(array.numpy()))
+
+
 @lru_cache(maxsize=1)
-def _data_of(spec: DataSpec) -> PlanContext:
+def _bench(spec: DataSpec) -> PlanContext:
     return PlanContext(spec)

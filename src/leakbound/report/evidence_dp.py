@@ -94,7 +94,9 @@ def of_defense(
     """
     known = mechanism(str(defense.get("settings", "")))
     clip = None if known is None else known[1]
-    chosen = "noise or mask depend on the private batch" if defense.get("private_law") else None
+    chosen = (
+        "noise or mask depend on the private batch" if defense.get("data_dependent_law") else None
+    )
     answers = {
         "unit_of_privacy": beside("unit_of_privacy", UNIT, statements),
         "parameters": item("", epsilons(private), "computed", "of one release, from the settings"),

@@ -33,7 +33,7 @@ def combinations(run: Run, names: tables.Names, rows: Rows) -> list[dict[str, An
             "batch_size": row.batch_size,
             "defense": row.defense,
             "guarantee": names.settings[row.defense].guarantee,
-            "private_law": names.settings[row.defense].private_law,
+            "data_dependent_law": names.settings[row.defense].data_dependent_law,
             "verdict": row.verdict,
             "strongest_attack": row.attack,
             "best_psnr": row.best,

@@ -473,7 +473,7 @@ def _defenses(cells: Iterable[Record]) -> list[tuple[str, str, bool, list[str]]]
     found: dict[tuple[str, str, bool], dict[str, None]] = {}
     for cell in cells:
         defense = cell["defense"]
-        key = (defense["name"], defense["guarantee"], bool(defense.get("private_law")))
+        key = (defense["name"], defense["guarantee"], bool(defense.get("data_dependent_law")))
         found.setdefault(key, {})[defense["settings"]] = None
     return [(*key, list(settings)) for key, settings in found.items()]
 

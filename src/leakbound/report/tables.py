@@ -57,7 +57,7 @@ class Setting:
     label: str
     strength: tuple[tuple[str, Any], ...]
     guarantee: str
-    private_law: bool = False
+    data_dependent_law: bool = False
 
     @property
     def number(self) -> float | None:
@@ -247,7 +247,7 @@ class Names:
         strength = tuple((key, parameters.get(key)) for key in self._varying[name])
         title = "no defense" if name == NO_DEFENSE else name
         label = " ".join([title, *(_pair(*item) for item in strength)])
-        private = bool(defense.get("private_law"))
+        private = bool(defense.get("data_dependent_law"))
         return Setting(name, label, strength, defense.get("guarantee", "none"), private)
 
 

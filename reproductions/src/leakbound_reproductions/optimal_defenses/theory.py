@@ -12,8 +12,8 @@ from torch import nn
 
 from leakbound.bounds import GaussianPrior, trace_floor
 from leakbound.defenses.allocation import keep_by_utility, prune_order, shape, with_utility
+from leakbound.engines.sensitivity import sensitivity
 from leakbound.random import stream
-from leakbound.sensitivity import sensitivity
 from leakbound.types import Task
 
 Array = NDArray[np.float64]

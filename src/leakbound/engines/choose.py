@@ -1,0 +1,85 @@
+"""Which engine a computation takes: a rule of the model, the shapes and the machine's type alone.
+
+Bits depend on the engine, so the choice must not depend on anything else, least of all on how many
+cells run at once: whoever may have company takes the engine for company, with it or without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from leakbound.engines import bundle, single
+from leakbound.engines.base import Engine, aligned
+from leakbound.engines.forced import kernels
+from leakbound.task import Task
+
+__all__ = ["Choice", "choose"]
+
+SMALL = 8
+"""Largest batch of one row that a bundle takes. Of linear layers alone, steps in those of autograd:
+MLP, batch 1: eight bundled .30, single .46; batch 4: .41 and .50."""
+
+LIGHT = 1.6e7
+"""Operations of a forward pass up to which cells with convolutions share calls. A step of one of
+eight against a step alone by the single engine, 28x28: LeNet .40 at batch 1, .51 at 2, .68 at 4,
+1.1 at 8; SimpleConvNet .73, .91, then 1.13 at batch 4 (3e7 operations)."""
+
+LARGEST = 500_000
+"""Parameters of a model from which its kernels are large enough to fill a processor alone. Steps in
+those of autograd (AVX2): 3.1 million in two linear layers, bundled 1.02, single .83; 800,000, one
+of eight bundled .88 to 1.18, single .54 to .69; an MLP of 395,000, .51 to .84 and .53 to .70."""
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """One of two engines for a model.
+
+    Attributes:
+        chain: the model as a bundle takes it; None where PyTorch's own kernels are taken.
+        plan: the model as a single engine takes it.
+    """
+
+    chain: bundle.Chain | None
+    plan: single.Plan | None
+
+    def engine(self, tasks: Sequence[Task], rows: int) -> Engine:
+        """An engine for several tasks of one model, with so many rows each.
+
+        Only a bundle takes more than one row.
+        """
+        if self.chain is None:
+            assert self.plan is not None  # one of the two is there
+            return single.Single(tasks[0], self.plan)
+        weights = [task.parameters for task in tasks for _ in range(rows)]
+        kept: Tensor | None = None
+        if any(task.kept is not None for task in tasks):
+            whole = torch.ones_like(tasks[0].parameters, dtype=torch.bool)
+            masks = [whole if task.kept is None else task.kept for task in tasks]
+            kept = torch.stack([mask for mask in masks for _ in range(rows)])
+        stacked = aligned(len(weights), weights[0])
+        return bundle.Bundle(self.chain, torch.stack(weights, out=stacked), kept)
+
+
+def choose(task: Task, rows: int, shape: tuple[int, ...], many: bool = False) -> Choice | None:
+    """The engine for rows of gradients, each of a batch (B, *S); None: autograd is needed.
+
+    Args:
+        task: whose gradients.
+        rows: gradients a cell.
+        shape: of a row's batch.
+        many: whether several cells may come together.
+    """
+    if kernels() == "autograd":
+        return None
+    chain = bundle.chain(task, len(shape))
+    small = shape[0] <= SMALL and len(task.parameters) <= LARGEST
+    if chain is not None and (
+        rows > 1 or (small and (chain.linear or (many and bundle.work(task, shape) <= LIGHT)))
+    ):
+        return Choice(chain, None)
+    plan = single.plan(task, shape) if rows == 1 else None
+    return None if plan is None else Choice(None, plan)

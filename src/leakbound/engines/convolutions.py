@@ -1,0 +1,376 @@
+"""Convolutions in the four passes: PyTorch's own, packed once for the processor, or as columns."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leakbound.engines.forced import kernels
+from leakbound.engines.rules import Given, Rule, paired, there
+
+_ATEN = torch.ops.aten
+_SMALL = 32
+"""Up to this many weights an output channel, products with columns beat the kernels."""
+_FEW = 16
+"""They do, too, where an output channel has this many times more weights than it has values."""
+_SLOW = 20480
+"""A single example of up to this many numbers PyTorch takes as columns itself, anew each time."""
+
+
+def convolution(given: Given, options: tuple[Any, ...]) -> Rule:
+    """The rule for a convolution; `options` are stride, padding, dilation and groups.
+
+    Which one depends on the weights' shape, type and device, on whether they are trained, on
+    `forced.kernels`, and on nothing else.
+    """
+    weight = there(given.weights[0])
+    if given.frozen:
+        return FrozenConvolution(given, options)
+    if weight.device.type != "cpu" or options[3] > 1 or kernels() != "packed":
+        return Convolution(given, options)
+    if weight[0].numel() <= _SMALL:
+        return Columns(given, options)
+    if given.curved:
+        return Changing(given, options)
+    if weight.dtype == torch.float32 and _packs():
+        return Packed(given, options)
+    return Convolution(given, options)
+
+
+def _packs() -> bool:
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return bool(available) and hasattr(torch.ops.mkldnn, "_convolution_pointwise")
+
+
+class Patches:
+    """The patches of an input that a convolution multiplies with its weights, and back.
+
+    Args:
+        kernel: its height and width.
+        options: as for `convolution`.
+    """
+
+    def __init__(self, kernel: torch.Size, options: tuple[Any, ...]) -> None:
+        self.kernel = tuple(kernel)
+        self.stride, self.padding, self.dilation, _ = options
+
+    def see(self, shape: torch.Size) -> tuple[int, int, int]:
+        """Inputs of another shape from now on; the number of examples and the output's sides."""
+        self.shape = shape
+        terms = zip(
+            *(shape[2:], self.padding, self.dilation, self.kernel, self.stride), strict=True
+        )
+        height, width = ((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, p, d, k, s in terms)
+        self.sides = (height, width)
+        return shape[0], height, width
+
+    def of(self, x: Tensor) -> Tensor:
+        """Patches (I k k, B L) of an input (B, I, H, W), L places each."""
+        top, left = self.padding
+        x = nn.functional.pad(x, (left, left, top, top)) if top or left else x
+        batch, channel, row, column = x.stride()
+        (down, right), (high, wide) = self.stride, self.dilation
+        steps = (channel, row * high, column * wide, batch, row * down, column * right)
+        shape = (x.shape[1], *self.kernel, len(x), *self.sides)
+        inner = x.shape[1] * self.kernel[0] * self.kernel[1]
+        return x.as_strided(shape, steps).reshape(inner, -1)
+
+    def added(self, patches: Tensor) -> Tensor:
+        """The input (B, I, H, W) of the given patches (I k k, B L), overlaps added up."""
+        size = self.shape[0]
+        patches = patches.view(len(patches), size, -1).transpose(0, 1)
+        how = (self.dilation, self.padding, self.stride)
+        return nn.functional.fold(patches, self.shape[2:], self.kernel, *how)
+
+    def rows(self, delta: Tensor) -> Tensor:
+        """An output (B, O, ...) as (B L, O)."""
+        return delta.permute(0, 2, 3, 1).reshape(-1, delta.shape[1])
+
+    def values(self, rows: Tensor) -> Tensor:
+        """The reverse of `rows`: an output with the channels last in memory."""
+        return rows.view(self.shape[0], *self.sides, -1).permute(0, 3, 1, 2)
+
+
+class Convolution(Rule):
+    """A convolution; `options` are stride, padding, dilation and groups."""
+
+    def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
+        super().__init__(given)
+        self.weight, self.bias = given.weights
+        self.gradients = given.gradients
+        *how, groups = options
+        self.how = (*how, False, [0] * len(how[0]), groups)
+        on_cpu = there(self.weight).device.type == "cpu"
+        self.last = given.curved and on_cpu and kernels() == "packed"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution."""
+        self.x = x = x.contiguous(memory_format=torch.channels_last) if self.last else x
+        result: Tensor = _ATEN.convolution.default(x, self.weight, self.bias, *self.how)
+        return result
+
+    def backward(self, delta: Tensor) -> Tensor | None:
+        """The transposed convolution of the delta; gradients as PyTorch's."""
+        self.delta = delta
+        weight, bias = self.gradients
+        back, first, second = self._back(delta, self.weight, [self.moving, True, bias is not None])
+        there(weight).copy_(first)
+        if bias is not None:
+            bias.copy_(second)
+        result: Tensor | None = back
+        return result
+
+    def tangent(self, x: Tensor | None) -> Tensor | None:
+        """W * x' + V * x + c, V and c the weights' direction."""
+        self.change = x if self.curved else None
+        change: Tensor = _ATEN.convolution.default(self.x, *self.directions, *self.how)
+        if x is not None:
+            change += _ATEN.convolution.default(x, self.weight, None, *self.how)
+        return change
+
+    def moved(self, delta: Tensor) -> Tensor:
+        """The transposed convolutions of the change with W and of the delta with V."""
+        if self.curved:
+            self._curve(delta)
+        mask = [True, False, False]
+        change: Tensor = self._back(delta, self.weight, mask)[0]
+        change += self._back(self.delta, self.directions[0], mask)[0]
+        return change
+
+    def _curve(self, delta: Tensor) -> None:
+        weight, bias = self.gradients
+        rows, values = paired(delta, self.delta, self.x, self.change)
+        given = (rows, values, self.weight, None, *self.how, [False, True, False])
+        there(weight).copy_(_ATEN.convolution_backward.default(*given)[1])
+        if bias is not None:
+            torch.sum(delta, (0, 2, 3), out=bias)
+
+    def _back(self, delta: Tensor, weight: Tensor | None, mask: list[bool]) -> Any:
+        sizes = [delta.shape[1]] if mask[2] else None
+        return _ATEN.convolution_backward.default(delta, self.x, weight, sizes, *self.how, mask)
+
+
+class FrozenConvolution(Rule):
+    """A convolution that is not trained."""
+
+    def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
+        super().__init__(given)
+        self.weight, self.bias = given.weights
+        *how, groups = options
+        self.how = (*how, False, [0] * len(how[0]), groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution."""
+        self.x = x
+        result: Tensor = _ATEN.convolution.default(x, self.weight, self.bias, *self.how)
+        return result
+
+    def tangent(self, x: Tensor | None) -> Tensor | None:
+        """W * x'."""
+        if x is None:
+            return None
+        change: Tensor = _ATEN.convolution.default(x, self.weight, None, *self.how)
+        return change
+
+    def pulled(self, delta: Tensor) -> Tensor:
+        """The transposed convolution of the delta."""
+        given = (delta, self.x, self.weight, None, *self.how, [True, False, False])
+        back: Tensor = _ATEN.convolution_backward.default(*given)[0]
+        return back
+
+
+class Columns(Rule):
+    """A convolution as a product with the patches of its input, which are laid out once.
+
+    Its values lie with the channels last.
+    """
+
+    def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
+        super().__init__(given)
+        weight, self.bias = given.weights
+        self.patches = Patches(there(weight).shape[2:], options)
+        self.weight = there(weight).flatten(1)
+        gradient, self.bias_gradient = given.gradients
+        self.gradient = there(gradient).flatten(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution."""
+        self.patches.see(x.shape)
+        self.columns = self.patches.of(x)
+        return self.patches.values(_product(self.columns, self.weight, self.bias))
+
+    def backward(self, delta: Tensor) -> Tensor | None:
+        """The patches of the deltas, added up; the gradients are products."""
+        self.rows = self.patches.rows(delta)
+        # the long sums over places are several times faster this way around
+        self.gradient.copy_(self.columns.mm(self.rows).t())
+        if self.bias_gradient is not None:
+            torch.sum(self.rows, 0, out=self.bias_gradient)
+        if not self.moving:
+            return None
+        return self.patches.added(self.weight.t().mm(self.rows.t()))
+
+    def tangent(self, x: Tensor | None) -> Tensor | None:
+        """As `Convolution`."""
+        direction, shift = self.directions
+        change = _product(self.columns, there(direction).flatten(1), shift)
+        columns = None if x is None else self.patches.of(x)
+        self.change = columns if self.curved else None
+        if columns is not None:
+            change.addmm_(columns.t(), self.weight.t())
+        return self.patches.values(change)
+
+    def moved(self, delta: Tensor) -> Tensor:
+        """As `Convolution`."""
+        rows = self.patches.rows(delta)
+        if self.curved:
+            self._curve(rows)
+        back = self.weight.t().mm(rows.t())
+        back.addmm_(there(self.directions[0]).flatten(1).t(), self.rows.t())
+        return self.patches.added(back)
+
+    def _curve(self, rows: Tensor) -> None:
+        product = self.columns.mm(rows)
+        if self.change is not None:
+            product.addmm_(self.change, self.rows)
+        self.gradient.copy_(product.t())
+        if self.bias_gradient is not None:
+            torch.sum(rows, 0, out=self.bias_gradient)
+
+
+class Changing(Rule):
+    """`Columns` or `Convolution`, by the shape of what enters: for weights that change."""
+
+    def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
+        super().__init__(given)
+        self.inner = there(given.weights[0])[0].numel()
+        self.columns, self.kernels = Columns(given, options), Convolution(given, options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution."""
+        places = math.prod(self.columns.patches.see(x.shape))
+        few = _few(x, self.inner, places)
+        self.rule: Rule = self.columns if few else self.kernels
+        return self.rule.forward(x)
+
+    def backward(self, delta: Tensor) -> Tensor | None:
+        """As `Convolution`."""
+        return self.rule.backward(delta)
+
+    def tangent(self, x: Tensor | None) -> Tensor | None:
+        """As `Convolution`."""
+        self.rule.directions = self.directions
+        return self.rule.tangent(x)
+
+    def moved(self, delta: Tensor) -> Tensor:
+        """As `Convolution`."""
+        return self.rule.moved(delta)
+
+
+class Packed(Convolution):
+    """As `Convolution`, with the fixed weights in the processor's own layout from the start.
+
+    Values lie with the channels last. Where there are few of them against the weights, products
+    with the changing direction, and the gradient, are those of `Columns`.
+    """
+
+    def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
+        super().__init__(given, options)
+        stride, padding, dilation, groups = options
+        weight = there(self.weight)
+        self.patches = Patches(weight.shape[2:], options)
+        self.options = (padding, stride, dilation, groups)
+        self.packed = _pack(weight, self.options)
+        self.packed_back: Tensor | None = None
+        if list(stride) == [1, 1]:
+            reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+            margin = [r - p for r, p in zip(reach, padding, strict=True)]
+            if min(margin) >= 0:
+                turned = weight.flip(2, 3).transpose(0, 1).contiguous()
+                self.options_back = (margin, stride, dilation, groups)
+                self.packed_back = _pack(turned, self.options_back)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution."""
+        self.x = x = x.contiguous(memory_format=torch.channels_last)
+        places = math.prod(self.patches.see(x.shape))
+        inner = there(self.weight)[0].numel()
+        self.few = _few(x, inner, places)
+        if self.few:
+            self.columns = self.patches.of(x)
+        return _run(x, self.packed, self.bias, self.options)
+
+    def backward(self, delta: Tensor) -> Tensor | None:
+        """As `Convolution`."""
+        weight, bias = self.gradients
+        if self.few:
+            self.rows = self.patches.rows(delta)
+            torch.mm(self.rows.t(), self.columns.t(), out=there(weight).flatten(1))
+            if bias is not None:
+                torch.sum(self.rows, 0, out=bias)
+        else:
+            self.delta = delta
+            _, first, second = self._back(delta, self.weight, [False, True, bias is not None])
+            there(weight).copy_(first)
+            if bias is not None:
+                bias.copy_(second)
+        return self._fixed(delta) if self.moving else None
+
+    def tangent(self, x: Tensor | None) -> Tensor | None:
+        """As `Convolution`."""
+        direction, shift = self.directions
+        if self.few:
+            rows = _product(self.columns, there(direction).flatten(1), shift)
+            change = self.patches.values(rows)
+        else:
+            change = _ATEN.convolution.default(self.x, direction, shift, *self.how)
+        if x is not None:
+            change += _run(x, self.packed, None, self.options)
+        return change
+
+    def moved(self, delta: Tensor) -> Tensor:
+        """As `Convolution`."""
+        change = self._fixed(delta)
+        direction = there(self.directions[0])
+        if self.few:
+            change += self.patches.added(self.rows.mm(direction.flatten(1)).t())
+        else:
+            change += self._back(self.delta, direction, [True, False, False])[0]
+        return change
+
+    def _fixed(self, delta: Tensor) -> Tensor:
+        """The transposed convolution with the fixed weights."""
+        if self.packed_back is not None:
+            return _run(delta, self.packed_back, None, self.options_back)
+        if self.few:
+            rows = self.patches.rows(delta)
+            return self.patches.added(rows.mm(there(self.weight).flatten(1)).t())
+        back: Tensor = self._back(delta, self.weight, [True, False, False])[0]
+        return back
+
+
+def _few(x: Tensor, inner: int, places: int) -> bool:
+    """Whether products with columns pay, for so many weights an output channel, and values."""
+    return inner > _FEW * places or (len(x) == 1 and x.numel() <= _SLOW)
+
+
+def _product(columns: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Rows (B L, O) of a convolution's values."""
+    if bias is None:
+        return columns.t().mm(weight.t())
+    return torch.addmm(bias, columns.t(), weight.t())
+
+
+def _pack(weight: Tensor, options: Any) -> Tensor:
+    packed: Tensor = torch.ops.mkldnn._reorder_convolution_weight(weight, *options, None)
+    return packed
+
+
+def _run(x: Tensor, packed: Tensor, bias: Tensor | None, options: Any) -> Tensor:
+    value: Tensor = torch.ops.mkldnn._convolution_pointwise(
+        x, packed, bias, *options, "none", [], ""
+    )
+    return value

@@ -1,0 +1,367 @@
+"""What one layer does in the four passes of an exact attack step; linear layers, pools, shapes.
+
+A step of the R-operator passes through the network four times: values forward, slopes of the loss
+("deltas") backward, then the values' tangents forward and the deltas' tangents backward, both along
+one direction v in the weights. A rule keeps between the passes what the later ones need.
+
+Along v the weights' gradients change too, by the Hessian's product with v: <delta', a> plus
+<delta, a'> where the gradient is <delta, a>. A rule that is `curved` gives that as well, in the
+last pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leakbound.engines.pointwise import Pointwise
+
+_ATEN = torch.ops.aten
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """What a rule is built with.
+
+    Attributes:
+        weights: the layer's own, frozen ones too, None for one that it lacks.
+        buffers: likewise.
+        gradients: views of where the weights' gradients go, in the order of the weights; None for
+            all of a frozen layer.
+        moving: whether the layer's input changes with the weights of layers before it.
+        curved: whether the last pass writes the gradients' changes, over the gradients; the weights
+            may then be overwritten between steps, see `Rule.renew`.
+    """
+
+    weights: tuple[Tensor | None, ...] = ()
+    buffers: tuple[Tensor | None, ...] = ()
+    gradients: tuple[Tensor | None, ...] = ()
+    moving: bool = True
+    curved: bool = False
+
+    @property
+    def frozen(self) -> bool:
+        """Whether none of the weights is trained."""
+        return all(place is None for place in self.gradients)
+
+
+class Rule:
+    """A layer with one output: a linear map of its input that the weights do not change.
+
+    Others override what differs. No tensor that is passed in is written to.
+    """
+
+    def __init__(self, given: Given) -> None:
+        self.moving, self.curved = given.moving, given.curved
+        self.directions: Sequence[Tensor | None] = ()
+
+    def renew(self) -> None:
+        """Derive anew what was derived from the weights, which were overwritten."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The value."""
+        raise NotImplementedError
+
+    def backward(self, delta: Tensor) -> Tensor | None:
+        """The input's delta; None where nothing before it has weights. Gradients are written."""
+        return self.pulled(delta) if self.moving else None
+
+    def tangent(self, x: Tensor | None) -> Tensor | None:
+        """The value's change, of the input's change and of the weights' along `directions`."""
+        raise NotImplementedError
+
+    def moved(self, delta: Tensor) -> Tensor:
+        """The change of the input's delta, of the change of the output's and of the weights'.
+
+        Where `curved`, the changes of the gradients are written.
+        """
+        return self.pulled(delta)
+
+    def pulled(self, delta: Tensor) -> Tensor:
+        """The transposed map, at the last values."""
+        raise NotImplementedError
+
+
+class Identity(Rule):
+    """Identity, and dropout in eval mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The input."""
+        return x
+
+    def tangent(self, x: Tensor | None) -> Tensor | None:
+        """The input's."""
+        return x
+
+    def pulled(self, delta: Tensor) -> Tensor:
+        """The output's."""
+        return delta
+
+
+class Plus(Identity):
+    """The sum of two values, whose deltas are the sum's."""
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        """The sum."""
+        return x if other is None else x + other
+
+    def tangent(self, x: Tensor | None, other: Tensor | None = None) -> Tensor | None:
+        """The sum of those that there are."""
+        if x is None or other is None:
+            return other if x is None else x
+        return x + other
+
+
+class Reshape(Rule):
+    """Another shape of every example."""
+
+    def __init__(self, given: Given, shape: tuple[int, ...]) -> None:
+        super().__init__(given)
+        self.shape = shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The examples in the new shape."""
+        self.before = x.shape
+        return x.reshape(len(x), *self.shape)
+
+    def tangent(self, x: Tensor | None) -> Tensor | None:
+        """Likewise."""
+        return None if x is None else x.reshape(len(x), *self.shape)
+
+    def pulled(self, delta: Tensor) -> Tensor:
+        """Back in the old one."""
+        return delta.reshape(self.before)
+
+
+class Mean(Rule):
+    """The mean over some dimensions."""
+
+    def __init__(self, given: Given, dims: tuple[int, ...], keep: bool) -> None:
+        super().__init__(given)
+        self.dims, self.keep = dims, keep
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean."""
+        self.before = x.shape
+        return x.mean(self.dims, keepdim=self.keep)
+
+    def tangent(self, x: Tensor | None) -> Tensor | None:
+        """Likewise."""
+        return None if x is None else x.mean(self.dims, keepdim=self.keep)
+
+    def pulled(self, delta: Tensor) -> Tensor:
+        """Equal shares."""
+        count = 1
+        for dim in sorted(self.dims):
+            count *= self.before[dim]
+            delta = delta if self.keep else delta.unsqueeze(dim)
+        return (delta / count).expand(self.before)
+
+
+class AveragePool(Rule):
+    """Average pooling: `options` as for `nn.functional.avg_pool2d`."""
+
+    def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
+        super().__init__(given)
+        self.options = options
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The averages."""
+        self.x = x
+        return nn.functional.avg_pool2d(x, *self.options)
+
+    def tangent(self, x: Tensor | None) -> Tensor | None:
+        """Likewise."""
+        return None if x is None else nn.functional.avg_pool2d(x, *self.options)
+
+    def pulled(self, delta: Tensor) -> Tensor:
+        """Shares of the delta."""
+        result: Tensor = _ATEN.avg_pool2d_backward.default(delta, self.x, *self.options)
+        return result
+
+
+class AdaptiveAveragePool(Rule):
+    """Averages on a grid of the given size."""
+
+    def __init__(self, given: Given, size: tuple[int, int]) -> None:
+        super().__init__(given)
+        self.size = size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The averages."""
+        self.x = x
+        return nn.functional.adaptive_avg_pool2d(x, self.size)
+
+    def tangent(self, x: Tensor | None) -> Tensor | None:
+        """Likewise."""
+        return None if x is None else nn.functional.adaptive_avg_pool2d(x, self.size)
+
+    def pulled(self, delta: Tensor) -> Tensor:
+        """Shares of the delta."""
+        if self.size == (1, 1):
+            return (delta / self.x[0, 0].numel()).expand(self.x.shape)
+        result: Tensor = _ATEN._adaptive_avg_pool2d_backward.default(delta, self.x)
+        return result
+
+
+class MaxPool(Rule):
+    """Max pooling; the places of the maxima are found once."""
+
+    def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
+        super().__init__(given)
+        self.options = options
+        self.x: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The maxima."""
+        value, self.places = _ATEN.max_pool2d_with_indices.default(x, *self.options)
+        if self.x is None or self.x.shape != x.shape or self.x.stride() != x.stride():
+            self.back, self.back_change = torch.empty_like(x), torch.empty_like(x)
+        self.x = x
+        result: Tensor = value
+        return result
+
+    def tangent(self, x: Tensor | None) -> Tensor | None:
+        """The changes at the places of the maxima."""
+        if x is None:
+            return None
+        places = self.places
+        if places.is_contiguous():
+            return x.flatten(2).gather(2, places.flatten(2)).view(places.shape)
+        rows, order = x.permute(0, 2, 3, 1).flatten(1, 2), places.permute(0, 2, 3, 1)
+        return rows.gather(1, order.flatten(1, 2)).view(order.shape).permute(0, 3, 1, 2)
+
+    def backward(self, delta: Tensor) -> Tensor | None:
+        """Each delta at the place of its maximum."""
+        return self._put(delta, self.back) if self.moving else None
+
+    def moved(self, delta: Tensor) -> Tensor:
+        """Likewise."""
+        return self._put(delta, self.back_change)
+
+    def _put(self, delta: Tensor, place: Tensor) -> Tensor:
+        # fresh memory for so many zeros would cost more than they do
+        result: Tensor = _ATEN.max_pool2d_with_indices_backward.grad_input(
+            delta, self.x, *self.options, self.places, grad_input=place
+        )
+        return result
+
+
+class Elementwise(Rule):
+    """A function of every element."""
+
+    def __init__(self, given: Given, function: Pointwise) -> None:
+        super().__init__(given)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The function."""
+        value, self.saved = self.function.start(x)
+        return value
+
+    def backward(self, delta: Tensor) -> Tensor | None:
+        """By the slope."""
+        if not self.moving:
+            return None
+        self.delta = delta
+        return self.function.times(self.saved, delta)
+
+    def tangent(self, x: Tensor | None) -> Tensor | None:
+        """By the slope."""
+        self.x = x
+        return None if x is None else self.function.times(self.saved, x)
+
+    def moved(self, delta: Tensor) -> Tensor:
+        """By the slope, and the slope's own change on the delta."""
+        plain = self.function.times(self.saved, delta)
+        if self.x is None or not self.function.curved:
+            return plain
+        return plain.addcmul_(self.function.bend(self.saved) * self.x, self.delta)
+
+
+class Linear(Rule):
+    """A fully connected layer on (B, inputs)."""
+
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
+        self.weight, self.bias = given.weights
+        self.gradients = given.gradients
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product x W^T + b."""
+        self.x = x
+        return nn.functional.linear(x, there(self.weight), self.bias)
+
+    def backward(self, delta: Tensor) -> Tensor | None:
+        """The delta times W; the gradients are delta^T x and the delta's sum."""
+        self.delta = delta
+        weight, bias = self.gradients
+        torch.mm(delta.t(), self.x, out=there(weight))
+        if bias is not None:
+            torch.sum(delta, 0, out=bias)
+        return delta.mm(there(self.weight)) if self.moving else None
+
+    def tangent(self, x: Tensor | None) -> Tensor | None:
+        """The sum x' W^T + x V^T + c, V and c the weights' direction."""
+        direction, shift = self.directions
+        self.change = x if self.curved else None
+        change = nn.functional.linear(self.x, there(direction), shift)
+        return change if x is None else change.addmm_(x, there(self.weight).t())
+
+    def moved(self, delta: Tensor) -> Tensor:
+        """The sum delta' W + delta V; the gradients change by delta'^T x + delta^T x'."""
+        if self.curved:
+            self._curve(delta)
+        change = delta.mm(there(self.weight))
+        return change.addmm_(self.delta, there(self.directions[0]))
+
+    def _curve(self, delta: Tensor) -> None:
+        weight, bias = self.gradients
+        rows, values = paired(delta, self.delta, self.x, self.change)
+        torch.mm(rows.t(), values, out=there(weight))
+        if bias is not None:
+            torch.sum(delta, 0, out=bias)
+
+
+class FrozenLinear(Rule):
+    """A fully connected layer on (B, inputs) that is not trained."""
+
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
+        self.weight, self.bias = given.weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product x W^T + b."""
+        return nn.functional.linear(x, there(self.weight), self.bias)
+
+    def tangent(self, x: Tensor | None) -> Tensor | None:
+        """The product x' W^T."""
+        return None if x is None else nn.functional.linear(x, there(self.weight))
+
+    def pulled(self, delta: Tensor) -> Tensor:
+        """The delta times W."""
+        return delta.mm(there(self.weight))
+
+
+def linear(given: Given) -> Rule:
+    """The rule for a fully connected layer."""
+    return FrozenLinear(given) if given.frozen else Linear(given)
+
+
+def paired(
+    delta: Tensor, before: Tensor, x: Tensor, change: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Twice the examples, so that one product of the two is <delta, x> + <before, change>."""
+    if change is None:
+        return delta, x
+    return torch.cat((delta, before)), torch.cat((x, change))
+
+
+def there(tensor: Tensor | None) -> Tensor:
+    """A tensor that is known to be one."""
+    assert tensor is not None
+    return tensor

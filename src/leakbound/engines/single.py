@@ -1,0 +1,236 @@
+"""The exact attack step of one cell, on PyTorch's own kernels, for any model that can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from leakbound import client
+from leakbound.engines import graph
+from leakbound.engines.base import Pulled
+from leakbound.engines.forced import kernels
+from leakbound.engines.loss import Head, head
+from leakbound.engines.rules import Given, Rule
+from leakbound.random import normal
+from leakbound.types import Task
+
+_KNOWN: WeakKeyDictionary[nn.Module, dict[Any, Plan | None]] = WeakKeyDictionary()
+EXACT = (1e-7, 1e-7)
+ROUNDED = (1e-2, 0.2)
+"""What gradient and pull may be off autograd's, of its length: in float64, and in the task's own
+type, whose kernels differ, whose rounding grows in deep networks, and whose pools may tie."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the engine knows of a model: its steps, each an example's own business."""
+
+    steps: tuple[graph.Step, ...]
+
+
+def plan(task: Task, input_shape: tuple[int, ...]) -> Plan | None:
+    """The steps of the task's model for inputs (B, *S); None where autograd is needed.
+
+    A plan was compared once with autograd, at random inputs, in float64 and in the task's type. The
+    answer is kept for as long as the model lives.
+
+    Example:
+        >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
+        >>> len(plan(task, (1, 1, 2, 2)).steps), plan(Task.of(nn.Bilinear(4, 4, 2)), (1, 4))
+        (2, None)
+    """
+    known = _KNOWN.setdefault(task.model, {})
+    shape = tuple(input_shape[1:])
+    key = (shape, kernels())
+    if key not in known:
+        known[key] = _plan(task, shape)
+    return known[key]
+
+
+class Single:
+    """One cell: `base.Engine` with `cells` 1.
+
+    Guarantees:
+        The model and its buffers are never written to; nothing waits for the device.
+
+    The gradient that `gradient` returns is overwritten by the next one.
+
+    Args:
+        task: the model at its weights.
+        plan: see `plan`.
+        row: a place (P,) for the gradient, and then for the Hessian's product with what is pulled:
+            the slope of <gradient, cotangent> in the weights. The task's weights may be overwritten
+            before a gradient, if `renew` is called then. None: no such product is made.
+
+    Example:
+        >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
+        >>> engine = Single(task, plan(task, (1, 1, 2, 2)))
+        >>> images, labels = torch.ones(1, 1, 1, 2, 2), torch.tensor([[0]])
+        >>> gradient = engine.gradient(images, labels)
+        >>> gradient.shape, engine.pull(gradient).inputs.shape
+        (torch.Size([1, 10]), torch.Size([1, 1, 1, 2, 2]))
+    """
+
+    cells = 1
+
+    def __init__(self, task: Task, plan: Plan, row: Tensor | None = None) -> None:
+        self.task, self.steps = task, plan.steps
+        tensors = task.tensors(task.parameters.detach())
+        curved = row is not None
+        self.row = torch.zeros_like(task.parameters, requires_grad=False) if row is None else row
+        places = task.unflatten(self.row)
+        self.rules: list[Rule] = []
+        self.frozen: list[dict[str, Tensor]] = []
+        for step in self.steps:
+            own = [name for name in step.weights if name is not None and step.owns]
+            # what is frozen of a layer that is trained moves by zero; its gradient no one reads
+            still = {name: torch.zeros_like(tensors[name]) for name in own if name not in places}
+            unread = {name: torch.empty_like(value) for name, value in still.items()}
+            self.frozen.append(still)
+            given = Given(
+                _chosen(step.weights, tensors),
+                _chosen(step.buffers, task.buffers),
+                _chosen(step.weights, {**places, **unread}),
+                step.moving,
+                curved,
+            )
+            self.rules.append(step.make(given))
+        self.kept = None if task.kept is None else task.kept.to(task.parameters.dtype)
+        self.head: Head | None = None
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        """Take in weights that were written over the old ones."""
+        for rule in self.rules:
+            rule.renew()
+
+    @torch.no_grad()
+    def gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """The batch-mean loss's gradient (1, P) at inputs (1, B, *S): see `base.Engine`."""
+        values: list[Any] = [None] * (self.steps[-1].output + 1)
+        values[0] = inputs[0].detach()
+        for step, rule in zip(self.steps, self.rules, strict=True):
+            values[step.output] = rule.forward(*[values[s] for s in step.sources])
+        output = self.steps[-1].output
+        self.head = head(self.task.loss, values[output], labels[0].detach())
+        deltas: list[Any] = [None] * len(values)
+        deltas[output] = self.head.deltas
+        for step, rule in zip(reversed(self.steps), reversed(self.rules), strict=True):
+            if step.moving or step.owns:
+                back = rule.backward(deltas[step.output])
+                if back is not None:
+                    _spread(deltas, step.sources, back)
+        if self.kept is not None:
+            self.row.mul_(self.kept)
+        return self.row[None]
+
+    @torch.no_grad()
+    def pull(self, cotangent: Tensor) -> Pulled:
+        """The slopes of <gradient, cotangent>, cotangent (1, P): see `base.Engine`.
+
+        Where there is a row for it, it holds the slope in the weights then. A pruned weight has one
+        too, as far as the gradient of others would change with it.
+
+        Raises:
+            ValueError: before the first gradient.
+        """
+        if self.head is None:
+            raise ValueError("pull was called before gradient; there are no inputs to pull on yet")
+        row = cotangent[0] if self.kept is None else cotangent[0] * self.kept
+        parts = self.task.unflatten(row)
+        tangents: list[Any] = [None] * (self.steps[-1].output + 1)
+        for step, rule, still in zip(self.steps, self.rules, self.frozen, strict=True):
+            if step.weights:
+                rule.directions = _chosen(step.weights, {**parts, **still} if still else parts)
+            tangents[step.output] = rule.tangent(*[tangents[s] for s in step.sources])
+        output = self.steps[-1].output
+        deltas: list[Any] = [None] * len(tangents)
+        deltas[output], labels = self.head.moved(tangents[output])
+        for step, rule in zip(reversed(self.steps), reversed(self.rules), strict=True):
+            _spread(deltas, step.sources, rule.moved(deltas[step.output]))
+        inputs = deltas[0].clone(memory_format=torch.contiguous_format)
+        return Pulled(inputs[None], None if labels is None else labels[None])
+
+
+def _chosen(
+    names: Sequence[str | None], tensors: Mapping[str, Tensor]
+) -> tuple[Tensor | None, ...]:
+    """The tensors of these names, None where there is none."""
+    return tuple(None if name is None else tensors.get(name) for name in names)
+
+
+def _spread(deltas: list[Any], sources: tuple[int, ...], back: Tensor) -> None:
+    for source in sources:
+        before = deltas[source]
+        deltas[source] = back if before is None else before + back
+
+
+def steps_of(task: Task, shape: tuple[int, ...]) -> tuple[graph.Step, ...]:
+    """The steps of the task's model for inputs of the given shape, not compared with autograd.
+
+    Raises:
+        graph.Unknown: the model has a part that the rules do not cover, or a trained weight that
+            is not the business of exactly one of its layers.
+    """
+    parameters = [name for name, _ in task.model.named_parameters(remove_duplicate=False)]
+    if task.coupled:
+        raise graph.Unknown("the examples see each other")
+    steps = graph.read(task.model, task.parameters.new_zeros(2, *shape))
+    own = set(parameters)
+    used = [name for step in steps for name in step.weights if name in own]
+    if sorted(used) != sorted(parameters) or len(parameters) != len(task.layout):
+        raise graph.Unknown("a weight has no layer of its own")
+    return steps
+
+
+def _plan(task: Task, shape: tuple[int, ...]) -> Plan | None:
+    try:
+        plain = replace(
+            task, public=None, loss=waves, parameters=weights_of_no_one(task), kept=None
+        )
+        double = plain.to(task.parameters.device, torch.float64)
+        found = Plan(steps_of(double, shape))
+        right = _agrees(double, found, shape, EXACT) and _agrees(plain, found, shape, ROUNDED)
+        return found if right else None
+    except (torch.OutOfMemoryError, MemoryError):  # says nothing of the model
+        raise
+    except Exception:  # a user's model may raise anything while it is traced
+        return None
+
+
+def weights_of_no_one(task: Task) -> Tensor:
+    """Weights of no one's: what is found out of a model must not depend on who asks first."""
+    source, parts = torch.Generator().manual_seed(0), list[Tensor]()
+    for _, shape, _, _ in task.layout:
+        drawn = normal(shape, source, like=task.parameters)
+        wide = len(shape) > 1
+        part = drawn * (2 / shape[1:].numel()) ** 0.5 if wide else 0.5 + 0.1 * drawn
+        parts.append(part.flatten())
+    return torch.cat(parts)
+
+
+def waves(outputs: Tensor, _: Tensor) -> Tensor:
+    """A loss with no special place."""
+    return torch.sin(outputs).mean()
+
+
+def _agrees(task: Task, found: Plan, shape: tuple[int, ...], within: tuple[float, float]) -> bool:
+    """Whether gradient and pull are autograd's, at random inputs and a random cotangent."""
+    source = torch.Generator().manual_seed(0)
+    inputs = normal((1, *shape), source, like=task.parameters)
+    labels = torch.zeros(len(inputs), dtype=torch.long, device=inputs.device)
+    x = inputs.clone().requires_grad_()
+    gradient = client.gradient(task, x, labels)
+    cotangent = normal(gradient.shape, source, like=gradient.detach())
+    (pulled,) = torch.autograd.grad(gradient, x, cotangent)
+    engine = Single(task, found)
+    mine = engine.gradient(inputs[None], labels[None])[0]
+    pairs = ((mine, gradient.detach()), (engine.pull(cotangent[None]).inputs[0], pulled))
+    return all(
+        bool((a - b).norm() <= most * b.norm()) for (a, b), most in zip(pairs, within, strict=True)
+    )

@@ -1,0 +1,206 @@
+"""Flower's messages: their arrays as tensors and back, with checks before memory is taken.
+
+An array record declares each array's type, shape and storage, and the bytes declare them again. The
+sender may lie in both: Flower's own reader allocates whatever the bytes announce.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from numpy.lib import format as npy
+from torch import Tensor
+
+MOST_BYTES = 2**32
+"""Default for the most bytes of arrays that one message may hold."""
+HEADER = 10_000
+"""The most bytes of an array's own header; longer ones are refused unread."""
+COUNTS = ("num-examples", "num_examples")
+"""Metrics in which clients report their number of examples."""
+SENT, REPLY = "the server's message", "the reply"
+_STORAGE = "numpy.ndarray"
+_KINDS = {"f": "floating-point", "i": "whole", "u": "whole", "b": "boolean"}
+_TYPES = (
+    *("bool", "float16", "float32", "float64"),
+    *("int16", "int32", "int64", "int8", "uint8"),
+)
+
+
+def is_train(message: Message) -> bool:
+    """Whether the server asks for training."""
+    return message.metadata.message_type.split(".")[0] == "train"
+
+
+def client_of(context: Context) -> str:
+    """The client's name: its partition in a simulation, else its node."""
+    return str(context.node_config.get("partition-id", context.node_id))
+
+
+def first(keys: Sequence[str], records: Iterable[Mapping[str, Any]]) -> Any:
+    """The value of the first key that a record has; None where none has one."""
+    return next((record[key] for record in records for key in keys if key in record), None)
+
+
+def add_metrics(reply: Message, numbers: Mapping[str, float]) -> None:
+    """Put numbers into the reply's metrics."""
+    records = reply.content.metric_records
+    if records:
+        next(iter(records.values())).update(numbers)
+    else:
+        reply.content["leakbound"] = MetricRecord(dict(numbers))
+
+
+def only_arrays(content: RecordDict, what: str) -> tuple[str, ArrayRecord]:
+    """The key and value of the one array record of a message.
+
+    Raises:
+        ValueError: none, or several.
+    """
+    records = list(content.array_records.items())
+    if len(records) != 1:
+        names = ", ".join(repr(key) for key, _ in records) or "none"
+        raise ValueError(
+            f"{what} holds {len(records)} array records ({names}); put the weights, and nothing "
+            "else, into one ArrayRecord"
+        )
+    return records[0]
+
+
+def names(record: ArrayRecord, like: Mapping[str, Tensor], what: str) -> dict[str, str]:
+    """The model's name for each key of a record: its own, or that of its place where numbered.
+
+    A record of plain NumPy arrays (`get_weights`, Flower's `NumPyClient`) has the keys 0, 1, ...
+    in the order of the model's state dict.
+
+    Raises:
+        ValueError: keys that the model does not have, or more or fewer numbers than it has tensors.
+    """
+    keys = list(record)
+    if keys and keys == [str(i) for i in range(len(keys))] and keys[0] not in like:
+        if len(keys) != len(like):
+            raise ValueError(
+                f"{what} holds {len(keys)} numbered arrays, and the model has {len(like)} tensors; "
+                "send the values of model.state_dict() in their order"
+            )
+        return dict(zip(keys, like, strict=True))
+    unknown = [key for key in keys if key not in like]
+    if unknown:
+        raise ValueError(
+            f"{what} holds an array {unknown[0]!r}, which the model of the Setup does not have "
+            f"(it has {', '.join(list(like)[:6])}{', ...' if len(like) > 6 else ''}); give the "
+            "Setup the model that is trained"
+        )
+    return {key: key for key in keys}
+
+
+def read(
+    record: ArrayRecord,
+    like: Mapping[str, Tensor],
+    *,
+    what: str,
+    most_bytes: int = MOST_BYTES,
+    not_finite: type[ValueError] = ValueError,
+) -> dict[str, Tensor]:
+    """The tensors of a record by the model's names, in the types of `like` (a state dict).
+
+    Nothing is allocated before the record's declared type and shape, the header of its bytes and
+    their length agree with each other and with `like`.
+
+    Raises:
+        ValueError: naming the array and what is wrong with it; `not_finite` for values that are NaN
+            or infinite.
+
+    Example:
+        >>> record = ArrayRecord({"weight": Array(np.ones((2, 3), np.float32))})
+        >>> read(record, {"weight": torch.zeros(2, 3)}, what="the message")["weight"].sum()
+        tensor(6.)
+    """
+    total = sum(len(array.data) for array in record.values())
+    if total > most_bytes:
+        raise ValueError(
+            f"{what} holds {total} bytes of arrays, more than the {most_bytes} that are allowed; "
+            "give Setup a larger most_bytes if the model is that large"
+        )
+    tensors = {}
+    for key, name in names(record, like, what).items():
+        value = _values(record[key], like[name], f"{what}: array {key!r}")
+        if not bool(torch.isfinite(value).all()):
+            raise not_finite(f"{what}: array {key!r} holds values that are NaN or infinite")
+        tensors[name] = value.to(like[name].dtype)
+    return tensors
+
+
+def write(
+    changed: Mapping[str, Tensor], record: ArrayRecord, like: Mapping[str, Tensor], what: str
+) -> ArrayRecord:
+    """A record with the keys, order and types of `record`: new values where `changed` has some."""
+    fresh = dict(record)
+    for key, name in names(record, like, what).items():
+        if name in changed:
+            value = changed[name].detach().cpu().numpy()
+            kind = record[key].dtype or value.dtype  # the older interface declares none
+            fresh[key] = Array(value.astype(np.dtype(kind), copy=False))
+    return ArrayRecord(fresh)
+
+
+def digest(record: ArrayRecord) -> str:
+    """A hash of all bytes of a record, and of what it declares."""
+    total = hashlib.sha256()
+    for key, array in record.items():
+        total.update(repr((key, array.dtype, tuple(array.shape), len(array.data))).encode())
+        total.update(array.data)
+    return total.hexdigest()
+
+
+def _values(array: Array, like: Tensor, where: str) -> Tensor:
+    """The values of an array that is what it declares, and what the model wants."""
+    wanted = tuple(like.shape)
+    if array.stype != _STORAGE:
+        raise ValueError(f"{where} is stored as {array.stype!r}; only {_STORAGE!r} is read")
+    shape, kind, order, start = _header(array.data[:HEADER], where)
+    declared = bool(array.dtype or array.shape)  # Flower's older interface declares nothing
+    if declared and (tuple(array.shape), array.dtype) != (shape, str(kind)):
+        raise ValueError(
+            f"{where} says {array.dtype[:40]} of shape {tuple(array.shape)}, but its own header "
+            f"says {kind} of {shape}"
+        )
+    if str(kind) not in _TYPES:
+        raise ValueError(f"{where} has the type {kind}; known are {list(_TYPES)}")
+    if shape != wanted:
+        raise ValueError(
+            f"{where} has shape {shape}, but the model's is {wanted}; give the Setup the model "
+            "that is trained"
+        )
+    own = _KINDS[torch.empty(0, dtype=like.dtype).numpy().dtype.kind]
+    if _KINDS[kind.kind] != own:
+        raise ValueError(f"{where} holds {kind} numbers, but the model's are {own}")
+    size = like.numel() * kind.itemsize
+    if start + size != len(array.data):
+        raise ValueError(
+            f"{where} says {kind} of shape {shape}, which is {size} bytes, but "
+            f"{len(array.data) - start} bytes follow its header"
+        )
+    flat = np.frombuffer(array.data, kind, like.numel(), start)
+    return torch.from_numpy(flat.reshape(shape, order=order).copy(order="C"))
+
+
+def _header(
+    head: bytes, where: str
+) -> tuple[tuple[int, ...], np.dtype[Any], Literal["C", "F"], int]:
+    """Shape, type and order by the array's own header, and where the numbers start."""
+    stream = BytesIO(head)
+    try:
+        version = npy.read_magic(stream)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f"its format is {version}")
+        reader = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, kind = reader(stream, max_header_size=HEADER)
+    except Exception as error:  # a parser may fail in many ways on bytes that are made to
+        raise ValueError(f"{where} has a header that cannot be read: {error}") from error
+    return shape, kind, "F" if fortran else "C", stream.tell()

@@ -1,1 +1,0 @@
-"""The exact attack step without differentiating a backward pass: see `base`."""
