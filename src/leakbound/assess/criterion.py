@@ -49,7 +49,7 @@ class Criterion:
     @property
     def error(self) -> float:
         """The largest mean squared error that meets it, in input units squared."""
-        return self.within**2
+        return float(f"{self.within**2:.14g}")  # 0.01 for 20 dB, not 0.010000000000000002
 
     @property
     def psnr(self) -> float:
