@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -323,7 +324,7 @@ class Training(Part, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         rounds = [number for number, _ in self.curve]
-        if any(a >= b for a, b in zip(rounds, rounds[1:], strict=False)):
+        if any(a >= b for a, b in pairwise(rounds)):
             raise ValueError("the rounds of the curve do not rise")
         if self.status == "ok" and self.accuracy is None:
             raise ValueError("accuracy is missing")
@@ -385,9 +386,7 @@ def schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A line of records.jsonl or utility.jsonl",
         "anyOf": list(found),
-        "$defs": {
-            name.removeprefix("#/$defs/"): value for name, value in parts.items()
-        },
+        "$defs": {name.removeprefix("#/$defs/"): value for name, value in parts.items()},
     }
 
 

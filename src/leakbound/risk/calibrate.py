@@ -11,14 +11,21 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from leakbound import check
-from leakbound.audit.corridor import MOST_STEPS, Corridor, Setting, corridor, edge_law, epsilon
-from leakbound.audit.corridor_verdict import verdict_of
-from leakbound.audit.reach import Reach, refuse_reached
-from leakbound.audit.target import Target
+from leakbound.assess.record import Verdict
 from leakbound.bounds import composition, identification
 from leakbound.bounds.ladder import Rung
 from leakbound.bounds.law import positive, probability
 from leakbound.bounds.roots import FAR, edge
+from leakbound.risk.corridor import (
+    MOST_STEPS,
+    Corridor,
+    TrainingSetting,
+    bound_law,
+    corridor,
+    epsilon,
+)
+from leakbound.risk.kappa import BaselineMatches, refuse_matched
+from leakbound.risk.target import Target
 
 if TYPE_CHECKING:
     from leakbound.defenses import Chain
@@ -40,39 +47,39 @@ KAPPA_ERROR, GAMMA_ERROR = 1e-8, 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """A setting whose upper edge meets a target, and what it means.
+    """A setting whose upper bound meets a target, and what it means.
 
     Attributes:
         target: the risk that was asked for.
         solved: the name of the quantity that was solved for.
         setting: the whole setting, with the answer in it.
-        clip_norm: per-record bound of the gradient's norm.
-        epsilon, delta: what the setting means as differential privacy (add or remove one record).
-        edges: both edges of the corridor at the target's eta.
-        prior: for which records the upper edge holds.
-        reach: what guesses that see no update reach in the data, if data were given.
-        identification_noise: the multiplier that protects against naming one of `records` records
+        clip_norm: per-example bound of the gradient's norm.
+        epsilon, delta: what the setting means as differential privacy (add or remove one example).
+        corridor: attained success and upper bound of the corridor at the target's eta.
+        prior: for which examples the upper bound holds.
+        matches: what guesses without an update match in the data, if data were given.
+        identification_noise: the multiplier that protects against naming one of `examples` examples
             with the target's probability; None where no noise does.
-        records: the number of records behind it.
+        examples: how many examples are behind it.
     """
 
     target: Target
     solved: Solve
-    setting: Setting
+    setting: TrainingSetting
     clip_norm: float
     epsilon: float
     delta: float
-    edges: Corridor
+    corridor: Corridor
     prior: str
-    reach: Reach | None = None
+    matches: BaselineMatches | None = None
     identification_noise: float | None = None
-    records: int | None = None
+    examples: int | None = None
 
     @property
-    def verdict(self) -> str:
-        """What `verdict_of` says about this answer; never "protected" for a uniform direction."""
-        alike = None if self.reach is None else self.reach.most
-        return verdict_of(self.edges, 0, alike, self.target.gamma)
+    def verdict(self) -> Verdict:
+        """What the corridor says about this answer; never "protected" for a uniform direction."""
+        share = None if self.matches is None else self.matches.most
+        return self.corridor.verdict(0, self.target.gamma, share)
 
     @property
     def noise_multiplier(self) -> float:
@@ -93,8 +100,8 @@ class Calibration:
 
     def plain(self) -> dict[str, Any]:
         """All of it as JSON values; what is infinite is None."""
-        edges, noise = self.edges, self.identification_noise
-        blind = float(edges.log_kappa[0]) / math.log(10)
+        found, noise = self.corridor, self.identification_noise
+        blind = float(found.log_kappa[0]) / math.log(10)
         return {
             "target": {**asdict(self.target), "words": str(self.target)},
             "solved": self.solved,
@@ -105,14 +112,14 @@ class Calibration:
             "delta": self.delta,
             "prior": self.prior,
             "verdict": self.verdict,
-            "lower": float(edges.lower[0]),
-            "upper": float(edges.upper[0]),
+            "attained": float(found.attained[0]),
+            "bound": float(found.bound[0]),
             "log10_blind": blind if math.isfinite(blind) else None,
-            "reach": None if self.reach is None else asdict(self.reach),
+            "matches": None if self.matches is None else asdict(self.matches),
             "identification_noise": noise if noise is not None and math.isfinite(noise) else None,
-            "records": self.records,
-            "lower_scope": asdict(edges.lower_scope),
-            "upper_scope": asdict(edges.upper_scope),
+            "examples": self.examples,
+            "attained_scope": asdict(found.attained_scope),
+            "bound_scope": asdict(found.bound_scope),
         }
 
     def defense(self) -> Chain:
@@ -123,7 +130,7 @@ class Calibration:
         """
         if self.noise_multiplier == 0:
             raise ValueError(
-                "noise_multiplier is 0: the record is sampled so rarely that the target needs no "
+                "noise_multiplier is 0: the example is sampled so rarely that the target needs no "
                 "noise; give a larger sampling_rate, more steps or a smaller probability"
             )
         from leakbound.defenses import dp_sgd
@@ -138,7 +145,7 @@ class Calibration:
 
 def calibrate(
     target: Target | str,
-    setting: Setting,
+    setting: TrainingSetting,
     *,
     solve: Solve = "noise_multiplier",
     clip_norm: float = 1.0,
@@ -146,10 +153,10 @@ def calibrate(
     delta: float = 1e-5,
     input_range: float = 1.0,
     prior: Rung | None,
-    reach: Reach | None = None,
-    records: int | None = None,
+    matches: BaselineMatches | None = None,
+    examples: int | None = None,
 ) -> Calibration:
-    """Solve for the one quantity that makes the upper edge of the corridor meet the target.
+    """Solve for the one quantity that makes the upper bound of the corridor meet the target.
 
     The answer is rounded to the safe side and checked with every function's error moved against us.
 
@@ -157,25 +164,25 @@ def calibrate(
         target: the accepted risk, as words or as a `Target`.
         setting: all that is known; in it, what is solved for is ignored.
         solve: "noise_multiplier", "clip_norm", "steps" (the most, up to 2^30) or "sampling_rate".
-        clip_norm: per-record bound of the gradient's norm, or
+        clip_norm: per-example bound of the gradient's norm, or
         noise_std: noise standard deviation on the sum, where the clip norm is solved for.
         delta: at which epsilon is reported.
         input_range: width of the range of an input, for a target in words that names a PSNR.
-        prior: of the records, for the upper edge, such as `ladder.from_images(public)`. None is a
+        prior: of the examples, for the upper bound, such as `ladder.from_images(public)`. None is a
             uniform direction, which knows nothing about the data: the answer then holds for no
             attacker who does, and its verdict is never "protected".
-        reach: what blind guesses reach in the data; the target is refused if that is too much.
-        records: for the comparison with identification among this many.
+        matches: what guesses without an update match in the data; too much refuses the target.
+        examples: for the comparison with identification among this many.
 
     Raises:
         ValueError: nothing meets the target, with the reason, such as what reaches it blindly; a
             target whose probability is below 1e-12.
 
-    Source: this project; the edges: docs/errata.md, "the valid corridor".
+    Source: this project; the bounds: docs/errata.md, "the valid corridor".
 
     Example:
         >>> goal = "mse<=0.0006 with probability<=0.001"
-        >>> found = calibrate(goal, Setting(1.0, dim=784), prior=None)
+        >>> found = calibrate(goal, TrainingSetting(1.0, dim=784), prior=None)
         >>> round(found.noise_multiplier, 3), found.verdict
         (0.047, 'undecided')
     """
@@ -188,7 +195,7 @@ def calibrate(
             f"probability of at least {LEAST:g}"
         )
     _check(solve, clip_norm, noise_std, delta)
-    blind = _blind(wanted, setting, prior, reach)
+    blind = _log_baseline(wanted, setting, prior, matches)
     found = _solved(solve, setting, blind, wanted.gamma / (1 + 2 * GAMMA_ERROR))
     found, clip = (found, clip_norm) if noise_std is None else _clipped(found, noise_std)
     return Calibration(
@@ -198,11 +205,11 @@ def calibrate(
         clip_norm=clip,
         epsilon=epsilon(found, delta),
         delta=delta,
-        edges=under(prior, found, wanted.eta),
+        corridor=under(prior, found, wanted.eta),
         prior=_name(prior),
-        reach=reach,
-        identification_noise=_identification(found, wanted, records),
-        records=records,
+        matches=matches,
+        identification_noise=_identification(found, wanted, examples),
+        examples=examples,
     )
 
 
@@ -215,11 +222,11 @@ def _check(solve: Solve, clip_norm: float, noise_std: float | None, delta: float
         raise ValueError("noise_std: give it where the clip norm is solved for, and only there")
 
 
-def _solved(solve: Solve, setting: Setting, blind: float, gamma: float) -> Setting:
+def _solved(solve: Solve, setting: TrainingSetting, blind: float, gamma: float) -> TrainingSetting:
     """The setting with the answer in it, rounded to the safe side and checked."""
 
     def excess(value: float, rough: bool = False) -> float:
-        """Above 0 where the upper edge misses gamma; on a wider grid if rough."""
+        """Above 0 where the upper bound misses gamma; on a wider grid if rough."""
         if solve in ("noise_multiplier", "clip_norm"):
             tried = replace(setting, noise_multiplier=value)
         elif solve == "steps":
@@ -236,7 +243,7 @@ def _solved(solve: Solve, setting: Setting, blind: float, gamma: float) -> Setti
     return replace(setting, sampling_rate=_rate(excess, setting, blind, gamma))
 
 
-def _noise(excess: Excess, setting: Setting, blind: float, gamma: float) -> float:
+def _noise(excess: Excess, setting: TrainingSetting, blind: float, gamma: float) -> float:
     q, count = setting.sampling_rate, setting.steps
     start = float(
         composition.visible.noise_for(gamma, sampling_rate=q, steps=count, log_kappa=blind)
@@ -251,7 +258,7 @@ def _noise(excess: Excess, setting: Setting, blind: float, gamma: float) -> floa
     return found
 
 
-def _steps(excess: Excess, setting: Setting, blind: float, gamma: float) -> int:
+def _steps(excess: Excess, setting: TrainingSetting, blind: float, gamma: float) -> int:
     noise, q = setting.noise_multiplier, setting.sampling_rate
     start = composition.visible.steps_for(
         gamma, noise_multiplier=noise, sampling_rate=q, log_kappa=blind
@@ -272,7 +279,7 @@ def _steps(excess: Excess, setting: Setting, blind: float, gamma: float) -> int:
     return found
 
 
-def _rate(excess: Excess, setting: Setting, blind: float, gamma: float) -> float:
+def _rate(excess: Excess, setting: TrainingSetting, blind: float, gamma: float) -> float:
     start = float(
         composition.visible.rate_for(
             gamma, noise_multiplier=setting.noise_multiplier, steps=setting.steps, log_kappa=blind
@@ -304,9 +311,9 @@ def _sharper(excess: Excess, start: float, sign: int, turned: Callable[[float], 
     return MOST_STEPS if found >= limit else math.exp(found)
 
 
-def _log_edge(setting: Setting, blind: float, rough: bool = False) -> float:
-    """The logarithm of the upper edge, with its error moved against us."""
-    law = edge_law(setting)
+def _log_edge(setting: TrainingSetting, blind: float, rough: bool = False) -> float:
+    """The logarithm of the upper bound, with its error moved against us."""
+    law = bound_law(setting)
     found = (law.rough if rough else law)(
         setting.noise_multiplier,
         sampling_rate=setting.sampling_rate,
@@ -326,8 +333,8 @@ def _rounded(value: float, *, up: bool) -> float:
     return short if (short >= value) == up or short == value else turned
 
 
-def under(prior: Rung | None, setting: Setting, eta: ArrayLike) -> Corridor:
-    """Both edges, the upper one under a prior; by default a uniform direction."""
+def under(prior: Rung | None, setting: TrainingSetting, eta: ArrayLike) -> Corridor:
+    """The corridor, its upper bound under a prior; None is a uniform direction."""
     if prior is None:
         return corridor(setting, eta)
     return corridor(
@@ -335,14 +342,16 @@ def under(prior: Rung | None, setting: Setting, eta: ArrayLike) -> Corridor:
     )
 
 
-def _blind(target: Target, setting: Setting, prior: Rung | None, reach: Reach | None) -> float:
-    """The logarithm of the blind success; refuses a target that it reaches."""
+def _log_baseline(
+    target: Target, setting: TrainingSetting, prior: Rung | None, matches: BaselineMatches | None
+) -> float:
+    """The logarithm of the baseline success; refuses a target that it reaches."""
     if target.eta * setting.dim >= setting.norm**2:
         raise ValueError(_zero_image(target, setting))
-    if reach is not None:
-        refuse_reached(reach, target)
+    if matches is not None:
+        refuse_matched(matches, target)
     if prior is not None and prior.dim != setting.dim:
-        raise ValueError(f"prior is of {prior.dim} values a record, but dim is {setting.dim}")
+        raise ValueError(f"prior is of {prior.dim} values an example, but dim is {setting.dim}")
     blind = _log_kappa(target, setting, prior)
     if blind >= math.log(target.gamma) - 3 * GAMMA_ERROR:
         raise ValueError(
@@ -353,19 +362,19 @@ def _blind(target: Target, setting: Setting, prior: Rung | None, reach: Reach | 
     return blind
 
 
-def _clipped(found: Setting, noise_std: float) -> tuple[Setting, float]:
+def _clipped(found: TrainingSetting, noise_std: float) -> tuple[TrainingSetting, float]:
     """The highest clip norm with that noise on the sum, and the multiplier that it makes."""
     if found.noise_multiplier == 0:
         raise ValueError(
-            "clip_norm: any meets the target, even without noise, as the record is sampled so "
+            "clip_norm: any meets the target, even without noise, as the example is sampled so "
             "rarely; give a larger sampling_rate, more steps or a smaller probability"
         )
     clip = _rounded(noise_std / found.noise_multiplier, up=False)
     return replace(found, noise_multiplier=noise_std / clip), clip
 
 
-def _log_kappa(target: Target, setting: Setting, prior: Rung | None) -> float:
-    """The logarithm of the blind success, with its error moved against us."""
+def _log_kappa(target: Target, setting: TrainingSetting, prior: Rung | None) -> float:
+    """The logarithm of the baseline success, with its error moved against us."""
     if prior is not None:
         found = float(np.asarray(prior.log_kappa(np.array([target.eta])))[0])
     else:
@@ -379,21 +388,21 @@ def _name(prior: Rung | None) -> str:
     return UNIFORM if prior is None else prior.name
 
 
-def _zero_image(target: Target, setting: Setting) -> str:
+def _zero_image(target: Target, setting: TrainingSetting) -> str:
     return (
         f"target is {target}, but the zero image alone has an error of norm^2 / N = "
-        f"{setting.norm**2 / setting.dim:.6g} to a record of norm {setting.norm:g}: it reaches eta "
-        f"= {target.eta:.6g} always, and no noise helps; ask for a smaller error"
+        f"{setting.norm**2 / setting.dim:.6g} to an example of norm {setting.norm:g}: it always "
+        f"reaches eta = {target.eta:.6g}, and no noise helps; ask for a smaller error"
     )
 
 
-def _identification(setting: Setting, target: Target, records: int | None) -> float | None:
-    if records is None or records < 2 or 1 / records >= target.gamma:
+def _identification(setting: TrainingSetting, target: Target, examples: int | None) -> float | None:
+    if examples is None or examples < 2 or 1 / examples >= target.gamma:
         return None
-    noise = edge_law(setting).noise_for(
+    noise = bound_law(setting).noise_for(
         target.gamma,
         sampling_rate=setting.sampling_rate,
         steps=setting.steps,
-        kappa=1 / records,
+        kappa=1 / examples,
     )
     return float(noise)

@@ -12,6 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from leakbound import check
+from leakbound.assess.record import Verdict
+from leakbound.assess.verdict import decide
 from leakbound.bounds import composition, conversions, from_scratch, identification
 from leakbound.bounds.law import (
     Scope,
@@ -33,25 +35,25 @@ CUT = 1e-9
 """Part of delta that stands for numbers of sightings left out of a sum, on either side."""
 MOST_STEPS = 2**30
 SPHERE = "a direction uniform on the sphere, of the given norm or a larger one"
-LOWER_SAYS = {
-    "visible": "averages the steps that hold the record, which it knows",
-    "hidden": "adds up all steps, as it does not know which hold the record",
+ATTACKER_KNOWS = {
+    "visible": "averages the steps that hold the example, which it knows",
+    "hidden": "adds up all steps, as it does not know which hold the example",
 }
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One private training: what both edges need to know.
+class TrainingSetting:
+    """One private training: what attained success and upper bound need to know.
 
     Attributes:
         noise_multiplier: noise standard deviation / clip norm.
-        dim: N, the number of values of one record.
-        norm: |X|, the least among the records that the answer is for.
+        dim: N, the number of values of one example.
+        norm: |X|, the least among the examples that the answer is for.
         steps, sampling_rate: how often the model is updated, and the chance that a step holds a
-            given record (Poisson sampling).
-        participation: whether the attacker sees which steps hold the record. In federated learning
-            the server picks the clients: "visible". Both need Poisson sampling: a record that takes
-            part once in an epoch is at more risk, and k sure steps are k full-batch ones.
+            given example (Poisson sampling).
+        participation: whether the attacker sees which steps hold the example. In federated learning
+            the server picks the clients: "visible". Both need Poisson sampling: an example that
+            takes part once in an epoch is at more risk, and k sure steps are k full-batch ones.
         clip_norm, rows: of a trap with few rows, which attains less; by default it has enough.
     """
 
@@ -71,7 +73,7 @@ class Setting:
         if single("steps", whole("steps", self.steps)) > MOST_STEPS:
             raise ValueError(f"steps is {self.steps}; give at most {MOST_STEPS}")
         single("sampling_rate", rate("sampling_rate", self.sampling_rate))
-        check.one_of(LOWER_SAYS, participation=self.participation)
+        check.one_of(ATTACKER_KNOWS, participation=self.participation)
         if (self.rows is None) != (self.clip_norm is None):
             raise ValueError("clip_norm and rows: give both, or neither for a trap of enough rows")
 
@@ -88,33 +90,53 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class Corridor:
-    """Both edges of the risk at thresholds eta.
+    """attained success and upper bound of the risk at thresholds eta.
 
     Attributes:
         setting: what they hold for.
         eta: (n,) mean squared errors, input units squared.
-        lower: (n,) success of the best attack on the linear trap: attained.
-        upper: (n,) success that no attacker exceeds, with any model, on average over the prior.
-        log_kappa: (n,) natural logarithm of the blind success behind the upper edge.
-        informed: whether the upper edge's prior knows the data. A uniform direction does not: an
+        attained: (n,) success of the best attack on the linear trap, which is attained.
+        bound: (n,) success that no attacker exceeds, with any model, on average over the prior.
+        log_kappa: (n,) natural logarithm of the baseline success behind the upper bound.
+        informed: whether the upper bound's prior knows the data. A uniform direction does not: an
             attacker who knows similar data exceeds its edge, so it protects nothing.
-        lower_scope, upper_scope: whom each covers and what it does not say.
+        attained_scope, bound_scope: whom each covers and what it does not say.
     """
 
-    setting: Setting
+    setting: TrainingSetting
     eta: Array
-    lower: Array
-    upper: Array
+    attained: Array
+    bound: Array
     log_kappa: Array
     informed: bool
-    lower_scope: Scope
-    upper_scope: Scope
+    attained_scope: Scope
+    bound_scope: Scope
 
     @property
     def width(self) -> Array:
-        """The upper edge over the lower, where the lower edge is above 0."""
+        """The upper bound over the lower, where the attained success is above 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(self.lower > 0, self.upper / self.lower, np.nan)
+            return np.where(self.attained > 0, self.bound / self.attained, np.nan)
+
+    def verdict(self, index: int, accepted: float, matched: float | None = None) -> Verdict:
+        """The verdict at one threshold alone, where no attack was run.
+
+        Exposed is what the update reveals beyond the baseline, under either prior: under a prior
+        other than the attack's, the upper bound may lie below what is attained. Never protected
+        where the baseline matches more of the data than is accepted (`matched`), nor under a prior
+        that knows nothing about the data.
+        """
+        attained, bound = float(self.attained[index]), float(self.bound[index])
+        own = self.setting
+        direction = identification.log_kappa_sphere(
+            dim=own.dim, eta=float(self.eta[index]), norm=own.norm
+        )
+        guess = max(float(np.exp(self.log_kappa[index])), matched or 0.0)
+        baseline = max(guess, float(np.exp(direction)))
+        return decide(
+            exposed=attained > accepted and attained > baseline * (1 + 1e-9),
+            excluded=self.informed and bound <= accepted and guess <= accepted,
+        )
 
     def _repr_html_(self) -> str:
         from leakbound.audit.notebook import of_corridor
@@ -123,27 +145,27 @@ class Corridor:
 
 
 def corridor(
-    setting: Setting,
+    setting: TrainingSetting,
     eta: ArrayLike,
     *,
     log_kappa: Callable[[Array], Array] | None = None,
-    prior: str = "the records that log_kappa is computed for",
+    prior: str = "the examples that log_kappa is computed for",
     informed: bool = True,
 ) -> Corridor:
-    """Both edges of the risk that some image is rebuilt with an MSE of at most eta.
+    """Attained success and upper bound: how likely an error of at most eta is.
 
-    Lower: gamma* of the linear trap over the numbers of sightings. Upper: the trade-off function of
-    the composed, subsampled Gaussian mechanism at the blind success kappa(eta). Both average over a
-    direction that is uniform on the sphere of radius `norm`, unless another blind success is given
-    for the upper edge; then only that one moves.
+    Attained: gamma* of the linear trap over the numbers of sightings. Bound: the trade-off function
+    of the composed, subsampled Gaussian mechanism at the baseline success kappa(eta). Both average
+    over a direction that is uniform on the sphere of radius `norm`, unless another baseline success
+    is given for the bound; then only that one moves.
 
     Shapes: `eta` (n,) or a number.
 
     Args:
         setting: the training.
         eta: mean squared errors above 0, input units squared.
-        log_kappa: the logarithm of the blind success at each eta, for another prior. The lower edge
-            stays that of a uniform direction, so it can then exceed the upper one.
+        log_kappa: the logarithm of the baseline success at each eta, for another prior. What is
+            attained stays that of a uniform direction, so it can then exceed the bound.
         prior: that prior in words.
         informed: whether that prior knows the data; a uniform direction, the default, does not.
 
@@ -153,8 +175,8 @@ def corridor(
     Source: docs/errata.md, "the valid corridor"; corrects paper C, section V.
 
     Example:
-        >>> edges = corridor(Setting(0.5, dim=16), [0.5 / 16, 0.9 / 16])
-        >>> edges.lower.round(3).tolist(), edges.upper.round(3).tolist()
+        >>> found = corridor(TrainingSetting(0.5, dim=16), [0.5 / 16, 0.9 / 16])
+        >>> found.attained.round(3).tolist(), found.bound.round(3).tolist()
         ([0.068, 0.762], [0.12, 0.777])
     """
     levels = np.atleast_1d(positive("eta", eta, infinite=True))
@@ -163,30 +185,32 @@ def corridor(
         if log_kappa is None
         else np.asarray(log_kappa(levels))
     )
-    lower = lower_edge(setting, levels)
-    upper = upper_edge(setting, blind)
+    lower = attained_success(setting, levels)
+    upper = success_bound(setting, blind)
     over = (lower > upper) & (lower < upper * (1 + ROUNDING))
     if log_kappa is None:
         lower = np.where(over, upper, lower)
     scope = replace(
-        edge_law(setting).scope,
-        prior=f"averaged over {SPHERE if log_kappa is None else prior}; other records fixed or "
+        bound_law(setting).scope,
+        prior=f"averaged over {SPHERE if log_kappa is None else prior}; other examples fixed or "
         "known",
     )
     knows = informed and log_kappa is not None
-    return Corridor(setting, levels, lower, upper, blind, knows, _lower_scope(setting), scope)
+    return Corridor(setting, levels, lower, upper, blind, knows, _attained_scope(setting), scope)
 
 
-def lower_edge(setting: Setting, eta: Array) -> Array:
+def attained_success(setting: TrainingSetting, eta: Array) -> Array:
     """The success of the best attack on the linear trap, over the numbers of sightings.
 
     Shapes: `eta` (n,).
 
     Example:
-        >>> lower_edge(Setting(0.5, dim=16), np.array([0.5 / 16])).round(4).tolist()
+        >>> attained_success(TrainingSetting(0.5, dim=16), np.array([0.5 / 16])).round(4).tolist()
         [0.0683]
     """
-    with np.errstate(invalid="ignore"):  # no noise and no sighting: 0 / 0 inside, a blind guess
+    with np.errstate(
+        invalid="ignore"
+    ):  # no noise and no sighting: 0 / 0 inside, a prior-only baseline
         found = from_scratch.averaged(
             setting.trap_noise,
             dim=setting.dim,
@@ -199,16 +223,16 @@ def lower_edge(setting: Setting, eta: Array) -> Array:
     return np.asarray(found)
 
 
-def upper_edge(setting: Setting, log_kappa: ArrayLike) -> Array:
-    """The success that no attacker exceeds, for the logarithm of its blind success.
+def success_bound(setting: TrainingSetting, log_kappa: ArrayLike) -> Array:
+    """The success that no attacker exceeds, for the logarithm of its baseline success.
 
     Shapes: `log_kappa` (n,).
 
     Example:
-        >>> upper_edge(Setting(1.0, dim=4), [np.log(0.1)]).round(4).tolist()
+        >>> success_bound(TrainingSetting(1.0, dim=4), [np.log(0.1)]).round(4).tolist()
         [0.3891]
     """
-    found = edge_law(setting)(
+    found = bound_law(setting)(
         setting.noise_multiplier,
         sampling_rate=setting.sampling_rate,
         steps=setting.steps,
@@ -217,16 +241,18 @@ def upper_edge(setting: Setting, log_kappa: ArrayLike) -> Array:
     return np.asarray(found)
 
 
-def epsilon(setting: Setting, delta: float) -> float:
-    """The epsilon that goes with delta, adding or removing a record; infinite without noise.
+def epsilon(setting: TrainingSetting, delta: float) -> float:
+    """The epsilon that goes with delta, adding or removing an example; infinite without noise.
 
-    An attacker who sees which steps hold the record gains no doubt from sampling but the chance
+    An attacker who sees which steps hold the example gains no doubt from sampling but the chance
     that none does: delta(epsilon) is then the mean of that of k full-batch steps over k.
 
     Example:
-        >>> round(epsilon(Setting(1.0, dim=4, steps=10, sampling_rate=0.1), 1e-5), 2)
+        >>> round(epsilon(TrainingSetting(1.0, dim=4, steps=10, sampling_rate=0.1), 1e-5), 2)
         8.17
-        >>> hidden = Setting(1.0, dim=4, steps=10, sampling_rate=0.1, participation="hidden")
+        >>> hidden = TrainingSetting(
+        ...     1.0, dim=4, steps=10, sampling_rate=0.1, participation="hidden"
+        ... )
         >>> round(epsilon(hidden, 1e-5), 2)
         2.85
     """
@@ -249,18 +275,18 @@ def epsilon(setting: Setting, delta: float) -> float:
     return float(least_where(holds, np.array(0.0), np.array(high)))
 
 
-def edge_law(setting: Setting) -> Any:
-    """The law of the upper edge for the setting's participation."""
+def bound_law(setting: TrainingSetting) -> Any:
+    """The law of the upper bound for the setting's participation."""
     return composition.subsampled if setting.participation == "hidden" else composition.visible
 
 
-def _lower_scope(setting: Setting) -> Scope:
+def _attained_scope(setting: TrainingSetting) -> Scope:
     scope = from_scratch.exact.scope
-    says = LOWER_SAYS[setting.participation]
+    says = ATTACKER_KNOWS[setting.participation]
     return Scope(
         covers="attained",
         attackers=f"the best attack on the linear trap, which {says}",
-        prior="direction uniform on the sphere of the given norm; other records removed",
+        prior="direction uniform on the sphere of the given norm; other examples removed",
         known=scope.known,
         not_said="that no attacker does better: another model or an image prior can",
         equation=scope.equation,

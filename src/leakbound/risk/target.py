@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from leakbound._util.decibels import EXTREME, squared_error
 from leakbound.bounds.law import between, positive, probability, single
 
 FORM = 'write it as in "psnr>=20 with probability<=0.001" or "mse<=0.01 with probability<=1e-3"'
@@ -15,16 +16,15 @@ _PATTERN = re.compile(
     rf"with\s+probability\s*{_MOST}\s*{_NUMBER}\s*",
     re.I,
 )
-_DECIBELS = 300.0
 _RANGES = (1e-100, 1e100)
 
 
 @dataclass(frozen=True)
 class Target:
-    """At most `gamma` is the probability that a record is rebuilt with an MSE of at most `eta`.
+    """An example is reconstructed (MSE at most `eta`) with probability at most `gamma`.
 
     Attributes:
-        eta: mean squared error over the record's values, input units squared.
+        eta: mean squared error over the example's values, input units squared.
         gamma: the accepted probability, in (0, 1).
         psnr: the same threshold in dB, where it was given so.
     """
@@ -45,10 +45,10 @@ class Target:
             >>> round(Target.of_psnr(20.0, 0.001).eta, 12)
             0.01
         """
-        if not -_DECIBELS < psnr < _DECIBELS:
+        if not -EXTREME < psnr < EXTREME:
             raise ValueError(f"psnr is {psnr:g}; give decibels, such as 20")
         wide = float(between("input_range", input_range, *_RANGES))
-        return Target(wide**2 / 10 ** (psnr / 10), gamma, psnr)
+        return Target(squared_error(psnr, wide), gamma, psnr)
 
     @staticmethod
     def parse(text: str, *, input_range: float = 1.0) -> Target:
