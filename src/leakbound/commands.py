@@ -6,23 +6,33 @@ import errno
 import json
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from rich.markup import escape
 from rich.table import Table
 
 from leakbound import audit as audits
 from leakbound import check, registry
 from leakbound._util import files
+from leakbound.assess.record import Assessment, ColumnResult
 from leakbound.attacks.pace import Pace, planned
-from leakbound.audit.bound_text import floor_sentence
+from leakbound.audit.experiment import defense_info
 from leakbound.audit.folder import Runner
-from leakbound.audit.plan import Cell, Plan, UtilityCell, build_attack, defense_name
+from leakbound.audit.plan import (
+    Experiment,
+    Plan,
+    Spec,
+    TrainingUnit,
+    build_attack,
+    defense_name,
+)
 from leakbound.audit.plan_file import LIMIT
 from leakbound.progress import Bar, duration
+from leakbound.risk.statement import of_bound, of_guarantee
 from leakbound.terminal import brief, console, errors
 
 if TYPE_CHECKING:
@@ -58,17 +68,17 @@ def audit(command: options.Audit) -> int:
         )
     page = reports.write(out, images=not command.no_images)
     ends = ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in outcome.counts.items())
-    console.print(f"{_plural(outcome.cells, 'cell')}: {ends}")
+    console.print(f"{_plural(outcome.experiments, 'experiment')}: {ends}")
     console.print(f"report: {brief(page)}", soft_wrap=True)
     if outcome.failed:
-        what = "cells or trainings" if plan.utility.rounds else "cells"
+        what = "experiments or trainings" if plan.utility.rounds else "experiments"
         errors.print(f"leakbound: {outcome.failed} {what} failed; the report gives the reasons")
         return 1
     return 0
 
 
 def attack(command: options.Attack) -> int:
-    """Run one cell and show what came out, or attack a captured update."""
+    """Run one experiment and show what came out, or attack a captured update."""
     idle = [n for n in _OF_UPDATES if getattr(command, n) not in (None, "", False, "auto")]
     if idle:
         raise ValueError(f"{idle[0]} goes with a captured update; give --update FILE too")
@@ -94,31 +104,35 @@ def attack(command: options.Attack) -> int:
                 "server": "malicious" if command.malicious_server else "honest",
                 "statistics_known": command.statistics_known,
             },
-            "floor": {"kind": command.floor},
+            "error_bound": {"kind": command.error_bound},
             "metrics": {} if path is None else {"lpips_weights": str(path)},
         }
     )
-    cells = plan.cells()
+    units = plan.experiments()
     if command.out is not None:
         check_files(command.out, ("truth.png", "reconstruction.png", "leak_map.png"))
-    if len(cells) != 1:
-        raise ValueError(f"the settings name {len(cells)} cells; give one value for each setting")
+    if len(units) != 1:
+        raise ValueError(
+            f"the settings name {len(units)} experiments; give one value for each setting"
+        )
     _announce_code(plan)
-    from leakbound.audit.bench import check_plan
+    from leakbound.audit.context import check_plan
 
-    bench = audits.Bench(plan.data)
-    check_plan(plan, bench)
-    steps, bar = planned(build_attack(cells[0].attack)), Bar(errors)
+    context = audits.PlanContext(plan.data)
+    check_plan(plan, context)
+    steps, bar = planned(build_attack(units[0].attack)), Bar(errors)
     with bar, Pace(command.time, lambda step: bar(step, steps, name)):
-        result = next(iter(audits.run(plan, bench=bench)))
+        result = next(iter(audits.run(plan, context=context)))
+    record = result.record
+    assert isinstance(record, Assessment)  # a plan without [utility] has no trainings
     if command.out is not None:
-        named = (result.record["pictures"] or {}).items()
+        named = record.pictures.items()
         write_files(command.out, {f"{name}.png": result.pictures[file] for name, file in named})
     if command.json:
-        print(json.dumps(result.record, indent=1, sort_keys=True))
+        print(json.dumps(msgspec.to_builtins(record), indent=1, sort_keys=True))
     else:
-        _show(result.record)
-    return {"ok": 0, "failed": 1, "not_applicable": 2}[result.record["status"]]
+        _show(record)
+    return {"ok": 0, "failed": 1, "not_applicable": 2}[record.status]
 
 
 def listing(command: options.List) -> int:
@@ -140,9 +154,10 @@ def listing(command: options.List) -> int:
         ]
     for row in tables["defenses"]:
         built = registry.build("defense", row["name"], {})
-        row |= {"guarantee": built.guarantee.value, "private_law": built.private_law}
-        row["summary"] += f" [guarantee: {_promise(built.guarantee.value, built.private_law)}]"
-    nothing = {"guarantee": Guarantee.NONE.value, "private_law": False, "parameters": []}
+        about = defense_info((Spec(row["name"]),), built)
+        row |= {"guarantee": about.guarantee, "data_dependent_law": about.data_dependent_law}
+        row["summary"] += f" [guarantee: {of_guarantee(about)}]"
+    nothing = {"guarantee": Guarantee.NONE.value, "data_dependent_law": False, "parameters": []}
     tables["defenses"].insert(0, {"name": "none", "summary": "The plain update.", **nothing})
     tables["metrics"] = [
         {"name": m.name, "summary": m.description, "parameters": []} for m in metrics.METRICS
@@ -210,10 +225,11 @@ def _engine(command: options.Audit) -> tuple[Runner, int]:
 
 
 def _announce(plan: Plan, out: Path, workers: int) -> None:
-    trainings = len(plan.utility_cells())
+    trainings = len(plan.trainings())
     also = f" and {_plural(trainings, 'training')}" if trainings else ""
     console.print(
-        f"audit [bold]{brief(plan.name)}[/bold]: {_plural(len(plan.cells()), 'cell')}{also}, "
+        f"audit [bold]{brief(plan.name)}[/bold]: "
+        f"{_plural(len(plan.experiments()), 'experiment')}{also}, "
         f"{_plural(workers, 'worker') if workers else 'one worker a CPU'}, into {brief(out)}",
         soft_wrap=True,
     )
@@ -221,7 +237,7 @@ def _announce(plan: Plan, out: Path, workers: int) -> None:
 
 
 def _announce_code(plan: Plan) -> None:
-    from leakbound.audit.bench import named_code_of
+    from leakbound.audit.context import named_code_of
 
     for name in named_code_of(plan):
         errors.print(f"importing Python code that the plan names: {brief(name)}", soft_wrap=True)
@@ -267,64 +283,53 @@ def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
             files.write(folder / name, content)
 
 
-def _show(record: dict[str, Any]) -> None:
+def _show(record: Assessment) -> None:
     console.print(
-        f"{brief(record['attack']['settings'])}\non {brief(record['model']['name'])} under "
-        f"{brief(record['defense']['settings'])} "
-        f"(guarantee: "
-        f"{_promise(record['defense']['guarantee'], record['defense']['private_law'])})"
+        f"{brief(record.attack.settings)}\non {brief(record.model.name)} under "
+        f"{brief(record.defense.settings)} (guarantee: {of_guarantee(record.defense)})"
     )
-    if record["status"] != "ok":
-        console.print(f"{record['status'].replace('_', ' ')}: {brief(record['reason'])}")
-        if record["threat"]["server"] == "honest" and "plants no" in record["reason"]:
+    if record.status != "ok":
+        console.print(f"{record.status.replace('_', ' ')}: {brief(record.reason or '')}")
+        if record.threat.server == "honest" and "malicious server" in (record.reason or ""):
             console.print("(--malicious-server gives the attack such a server)")
         return
     table = Table(show_edge=False)
-    measured = record["metrics"]
-    learned = measured.get("lpips")
-    for column in ("example", "PSNR dB", "without update", "SSIM", "identified"):
+    learned = record.metrics.get("lpips")
+    for column in ("example", "PSNR dB", "baseline", "SSIM", "identified"):
         table.add_column(column, justify="right", overflow="fold")
     if learned is not None:
         table.add_column("LPIPS", justify="right", overflow="fold")
-    rows = zip(
-        measured["psnr"],
-        record["blind"]["psnr"],
-        measured["ssim"],
-        measured["identification"],
-        strict=True,
-    )
-    for i, (psnr, blind, ssim, identified) in enumerate(rows):
-        found = "" if identified is None else ("yes" if identified else "no")
+    measured = (record.metrics[name] for name in ("ssim", "identification"))
+    rows = zip(record.psnr, record.baseline, *measured, strict=True)
+    for i, (psnr, baseline, ssim, identified) in enumerate(rows):
+        same = "" if identified is None else ("yes" if identified else "no")
         more = [] if learned is None else [_number(learned[i], 3)]
-        table.add_row(str(i), _number(psnr, 1), _number(blind, 1), _number(ssim, 3), found, *more)
+        values = (_number(psnr, 1), _number(baseline, 1), _number(ssim, 3), same)
+        table.add_row(str(i), *values, *more)
     console.print(table)
-    _show_columns(record.get("columns") or [])
-    if record["problem"]:
-        console.print(f"the attack says that it failed: {brief(record['problem'])}")
-    for bound in record["bounds"]:
-        console.print(brief(floor_sentence(bound)))
-    if record["bounds_note"]:
-        console.print(f"no floor: {brief(record['bounds_note'])}")
-    threshold = record["threshold"]["value"]
-    console.print(f"verdict: [bold]{record['verdict']}[/bold] (threshold {threshold:g} dB)")
+    _show_columns(record.columns or ())
+    if record.problem:
+        console.print(f"the attack says that it failed: {brief(record.problem)}")
+    for bound in record.bounds:
+        console.print(brief(of_bound(bound, record.criterion.value)))
+    if record.bounds_note:
+        console.print(f"no bound: {brief(record.bounds_note)}")
+    console.print(
+        f"verdict: [bold]{record.verdict}[/bold] (threshold {record.criterion.value:g} dB)"
+    )
 
 
-def _show_columns(columns: list[dict[str, Any]]) -> None:
-    """The columns of a table, those told best first; nothing for images."""
+def _show_columns(columns: Sequence[ColumnResult]) -> None:
+    """The columns of a table, the best known first; nothing for images."""
     if not columns:
         return
     table = Table(show_edge=False)
     for head in ("column", "mean error", "worst", "known"):
         table.add_column(head, justify="left" if head == "column" else "right", overflow="fold")
-    for column in sorted(columns, key=lambda c: (-c["matched"], c["name"])):
-        values = (f"{column['mean']:.3g}", f"{column['worst']:.3g}", f"{column['matched']:.0%}")
-        table.add_row(brief(column["name"]), *values)
+    for column in sorted(columns, key=lambda c: (-c.matched, c.name)):
+        values = (f"{column.mean:.3g}", f"{column.worst:.3g}", f"{column.matched:.0%}")
+        table.add_row(brief(column.name), *values)
     console.print(table)
-
-
-def _promise(guarantee: str, private_law: bool) -> str:
-    """A guarantee, and whether the release's law tells of the batch."""
-    return f"{guarantee}; its law depends on the private batch" if private_law else guarantee
 
 
 def _number(value: float | None, digits: int) -> str:
@@ -344,8 +349,8 @@ def showing(bar: Bar) -> Callable[[audits.Progress], None]:
         if not warned and now.left is not None and now.left > LONG:
             errors.print(
                 f"this takes about {duration(now.left)} by an estimate ({brief(now.basis)}); it "
-                "can be stopped and started again at any time, and fewer steps, cells or a smaller "
-                "model make it shorter",
+                "can be stopped and started again at any time, and fewer steps, experiments or a "
+                "smaller model make it shorter",
                 soft_wrap=True,
             )
         warned = True
@@ -356,6 +361,6 @@ def showing(bar: Bar) -> Callable[[audits.Progress], None]:
     return show
 
 
-def _describe(unit: Cell | UtilityCell) -> str:
-    what = unit.attack.name if isinstance(unit, Cell) else "training"
+def _describe(unit: Experiment | TrainingUnit) -> str:
+    what = unit.attack.name if isinstance(unit, Experiment) else "training"
     return f"{what} · {unit.model.name} · {defense_name(unit.defense)}"

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from rich.table import Table
 from torch import Tensor, nn
 
 from leakbound import captured, registry, tensors
-from leakbound.assess.record import PROVED
+from leakbound.assess.record import CERTIFIED, Assessment
 from leakbound.audit import plan as plans
-from leakbound.audit.bound_text import floor_sentence
 from leakbound.audit.plan_file import parse
-from leakbound.captured import Capture, Outcome, Settings, Told
+from leakbound.captured import Capture, Outcome, Settings, TrainingInfo
 from leakbound.captured.findings import Finding
 from leakbound.captured.observe import SEARCH
 from leakbound.captured.records import Case
@@ -24,12 +24,13 @@ from leakbound.commands import spec_of
 from leakbound.models.custom import load_user_model
 from leakbound.progress import Bar
 from leakbound.random import stream
+from leakbound.risk.statement import of_bound
 from leakbound.terminal import brief, console, errors
 
 if TYPE_CHECKING:
     from leakbound import options
 
-_OF_CELLS = ("labels_unknown", "defense_unknown", "malicious_server", "statistics_known")
+_OF_EXPERIMENTS = ("labels_unknown", "defense_unknown", "malicious_server", "statistics_known")
 CLASSES = 10
 MOST = 100_000
 """Examples, steps and classes of one update: more is a slip, and would run for hours."""
@@ -38,9 +39,9 @@ MOST = 100_000
 def attack(command: options.Attack) -> int:
     """Attack a captured update, or all of a folder, and show what came out."""
     assert command.update is not None  # the command line asks here only then
-    for name in (*_OF_CELLS, "lpips_weights"):
+    for name in (*_OF_EXPERIMENTS, "lpips_weights"):
         if getattr(command, name):
-            raise ValueError(f"{name} goes with a simulated cell; leave it out with --update")
+            raise ValueError(f"{name} goes with a simulated experiment; leave it out with --update")
     for name in ("batch_size", "local_steps", "local_batch_size", "classes"):
         value = getattr(command, name)
         if value is not None and not 1 <= value <= MOST:
@@ -50,21 +51,21 @@ def attack(command: options.Attack) -> int:
     if command.truth is not None and len(found) > 1:
         raise ValueError(f"truth is that of one update, and {len(found)} were given; name one")
     model = _model(command, settings)
-    told = Told(
+    known = TrainingInfo(
         command.batch_size,
         _labels(command.labels),
         command.learning_rate,
         command.local_steps,
         command.local_batch_size,
     )
-    bar, told_first = Bar(console), dict[int, Sequence[Finding]]()
+    bar, shown = Bar(console), dict[int, Sequence[Finding]]()
 
     def read(case: Case) -> None:
-        told_first[case.at] = case.understood.findings
+        shown[case.at] = case.understood.findings
         if not command.json:
             _show_understood(case)
 
-    def ended(record: Mapping[str, Any]) -> None:
+    def ended(record: Assessment) -> None:
         if not command.json:
             _certificate(record)
 
@@ -74,7 +75,7 @@ def attack(command: options.Attack) -> int:
                 found,
                 model,
                 settings,
-                told=told,
+                known=known,
                 truth=command.truth,
                 out=command.out,
                 name=command.model,
@@ -87,10 +88,10 @@ def attack(command: options.Attack) -> int:
         _stopped(command.out, bar.done)
         raise
     if command.json:
-        print(json.dumps(list(outcome.records), indent=1, sort_keys=True))
+        print(json.dumps(msgspec.to_builtins(outcome.records), indent=1, sort_keys=True))
     else:
-        _show(outcome, told_first)
-    ends = [record["status"] for record in outcome.records]
+        _show(outcome, shown)
+    ends = [record.status for record in outcome.records]
     return 1 if "failed" in ends else 0 if "ok" in ends else 2
 
 
@@ -273,24 +274,24 @@ def _show_finding(finding: Finding) -> None:
     )
 
 
-def _certificate(record: Mapping[str, Any]) -> None:
-    if record["status"] == "ok" and record["capture"]["certificate"]:
+def _certificate(record: Assessment) -> None:
+    if record.status == "ok" and record.certificate and record.capture:
         console.print(
-            f"[bold]{PROVED}[/bold]: {brief(record['capture']['name'])} by "
-            f"{brief(record['attack']['name'])}: {brief(record['capture']['certificate'])}",
+            f"[bold]{CERTIFIED}[/bold]: {brief(record.capture.name)} by "
+            f"{brief(record.attack.name)}: {brief(record.certificate)}",
             soft_wrap=True,
         )
 
 
-def _show(outcome: Outcome, told_first: Mapping[int, Sequence[Finding]]) -> None:
+def _show(outcome: Outcome, shown: Mapping[int, Sequence[Finding]]) -> None:
     records = outcome.records
     for at, understood in enumerate(outcome.understood):
-        own = [record for record in records if record["seed"] == at]
-        if not own:
+        own = [record for record in records if record.seed == at]
+        if not own or own[0].capture is None:
             continue
-        console.print(f"[bold]{brief(own[0]['capture']['name'])}[/bold]")
+        console.print(f"[bold]{brief(own[0].capture.name)}[/bold]")
         for finding in understood.findings:
-            if finding not in told_first[at]:
+            if finding not in shown[at]:
                 _show_finding(finding)
         console.print(_results(own))
         _remarks(own)
@@ -301,69 +302,62 @@ def _show(outcome: Outcome, told_first: Mapping[int, Sequence[Finding]]) -> None
         )
     ends = ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in outcome.counts.items())
     console.print(f"verdict: [bold]{ends}[/bold]")
-    if any(record["status"] == "ok" and record["metrics"] is None for record in records):
+    if any(record.status == "ok" and not record.truth_known for record in records):
         console.print(
             "Without the truth no picture can be called right or wrong: how much of the update a "
-            "guess explains is all that is known, and it is no PSNR. --truth FILE measures it."
+            "reconstruction explains is all that is known, and it is no PSNR. --truth FILE "
+            "measures it."
         )
     if outcome.page is not None:
         console.print(f"report: {brief(outcome.page)}", soft_wrap=True)
 
 
-def _results(records: Sequence[dict[str, Any]]) -> Table:
+def _results(records: Sequence[Assessment]) -> Table:
     """What each attack explains, and where the truth is known how good it is."""
-    table, told = Table(show_edge=False), any(record["metrics"] for record in records)
-    table.add_column("attack", no_wrap=True, overflow="ellipsis", min_width=_name_width(records))
-    measures = ("PSNR dB, mean", "best", "without update") if told else ()
+    table, measured = Table(show_edge=False), any(record.metrics for record in records)
+    width = min(40, max(len(brief(record.attack.name)) for record in records))
+    table.add_column("attack", no_wrap=True, overflow="ellipsis", min_width=width)
+    measures = ("PSNR dB, mean", "best", "baseline") if measured else ()
     for head in ("explains", *measures):
         table.add_column(head, justify="right", overflow="fold")
     for record in records:
-        if record["status"] != "ok":
-            table.add_row(brief(record["attack"]["name"]), record["status"].replace("_", " "))
+        if record.status != "ok":
+            table.add_row(brief(record.attack.name), record.status.replace("_", " "))
             continue
-        share = record["capture"]["explained"] or {}
-        value = share.get("share") if share.get("share") is not None else share.get("direction")
-        cells = [_share(value)]
-        if record["metrics"] is not None:
-            own, blind = record["metrics"]["psnr"], record["blind"]["psnr"]
-            cells += [f"{sum(own) / len(own):.1f}", f"{max(own):.1f}", f"{max(blind):.1f}"]
-        table.add_row(brief(record["attack"]["name"]), *cells)
+        values = [_share(_explained(record))]
+        if record.metrics:
+            own, blind = ([v or 0.0 for v in part] for part in (record.psnr, record.baseline))
+            values += [f"{sum(own) / len(own):.1f}", f"{max(own):.1f}", f"{max(blind):.1f}"]
+        table.add_row(brief(record.attack.name), *values)
     return table
 
 
-def _name_width(records: Sequence[dict[str, Any]]) -> int:
-    """Room for every name, as far as half a narrow screen gives it."""
-    return min(40, max(len(brief(record["attack"]["name"])) for record in records))
+def _explained(record: Assessment) -> float | None:
+    found = record.capture and record.capture.explained
+    if not found:
+        return None
+    return found.direction if found.share is None else found.share
 
 
-def _remarks(records: Sequence[dict[str, Any]]) -> None:
+def _remarks(records: Sequence[Assessment]) -> None:
     """What attacks say of themselves, and bounds."""
     for record in records:
-        name = brief(record["attack"]["name"])
-        if record["status"] != "ok":
-            words = record["status"].replace("_", " ")
-            console.print(f"{name} {words}: {brief(record['reason'])}", soft_wrap=True)
-        if record["problem"]:
-            console.print(f"{name} says that it failed: {brief(record['problem'])}")
-    first = next((r for r in records if r["status"] == "ok"), None)
-    if first is not None:
-        _bounds(first)
-
-
-def _bounds(record: dict[str, Any]) -> None:
-    noise = record["release"]["noise_share"]
+        name = brief(record.attack.name)
+        if record.status != "ok":
+            words = record.status.replace("_", " ")
+            console.print(f"{name} {words}: {brief(record.reason or '')}", soft_wrap=True)
+        if record.problem:
+            console.print(f"{name} says that it failed: {brief(record.problem)}")
+    first = next((r for r in records if r.status == "ok"), None)
+    if first is None:
+        return
+    noise = first.release and first.release.noise_share
     if noise:
         console.print(f"noise of the declared law makes {_share(noise)} of the update's energy")
-    for bound in record["bounds"]:
-        if bound.get("probability") is not None:
-            console.print(
-                f"bound: any attacker reaches {record['threshold']['value']:g} dB with probability "
-                f"at most {bound['probability']:.3g} (prior: {brief(bound['prior'])})"
-            )
-            continue
-        console.print(brief(floor_sentence(bound)))
-    if record["bounds_note"]:
-        console.print(f"no bound: {brief(record['bounds_note'])}", soft_wrap=True)
+    for bound in first.bounds:
+        console.print(brief(of_bound(bound, first.criterion.value)))
+    if first.bounds_note:
+        console.print(f"no bound: {brief(first.bounds_note)}", soft_wrap=True)
 
 
 def _share(value: float | None) -> str:

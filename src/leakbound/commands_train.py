@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.table import Table
 
 from leakbound import audit as audits
-from leakbound.assess.record import Reader
-from leakbound.audit.bench import named_code_of
+from leakbound.assess.record import Training, decode
+from leakbound.audit.context import named_code_of
 from leakbound.audit.folder import Runner
 from leakbound.audit.plan import Plan
 from leakbound.commands import check_files, showing, workers_of, write_files
@@ -63,7 +63,7 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Row:
+class TrainingRow:
     """One model under one defense: what its trainings came to.
 
     A training whose loss is no number is counted in `diverged`, and left out of `loss` alone.
@@ -83,7 +83,7 @@ def train(command: options.Train) -> int:
 
     reports.check_installed()
     plan = audits.load(command.plan)
-    if not plan.utility_cells():
+    if not plan.trainings():
         raise ValueError(
             f"plan {str(command.plan)!r} trains nothing: it has no [utility], or one with rounds = "
             "0; add a table [utility] with rounds = 40 and repeats = 3"
@@ -94,7 +94,7 @@ def train(command: options.Train) -> int:
     run = _runner(command.engine)
     screen = errors if command.json else console
     screen.print(
-        f"training [bold]{brief(plan.name)}[/bold]: {len(plan.utility_cells())} of "
+        f"training [bold]{brief(plan.name)}[/bold]: {len(plan.trainings())} of "
         f"{plan.utility.rounds} rounds with {plan.utility.clients} clients, {workers} "
         f"{'process' if workers == 1 else 'processes'}, into {brief(out)}",
         soft_wrap=True,
@@ -123,8 +123,8 @@ def _runner(engine: str) -> Runner:
 
 def _tell(plan: Plan, out: Path, failed: int, as_json: bool) -> int:
     with (out / "utility.jsonl").open("rb") as stream:
-        records = {record["unit"]: record for record in map(Reader("unit"), stream)}
-    units = [records[unit.id] for unit in plan.utility_cells()]
+        records = {unit.key: unit for unit in (decode(line, Training) for line in stream)}
+    units = [records[unit.id] for unit in plan.trainings()]
     rows = table(units)
     page = out / PAGE
     write_files(out, {PAGE: _page(plan, units, rows).encode()})
@@ -134,13 +134,13 @@ def _tell(plan: Plan, out: Path, failed: int, as_json: bool) -> int:
         _show(rows)
         console.print(f"curves: {brief(page)}", soft_wrap=True)
     if failed:
-        reason = next(unit["reason"] for unit in units if unit["status"] == "failed")
+        reason = next(unit.reason or "" for unit in units if unit.status == "failed")
         errors.print(f"leakbound: {failed} trainings failed; the first: {brief(reason)}")
         return 1
     return 0
 
 
-def table(units: Iterable[dict[str, Any]]) -> list[Row]:
+def table(units: Iterable[Training]) -> list[TrainingRow]:
     """One row a model and defense, in the order of the records.
 
     Args:
@@ -150,18 +150,18 @@ def table(units: Iterable[dict[str, Any]]) -> list[Row]:
 
     units = list(units)
     names = tables.Names([], units)
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    found: dict[tuple[str, str], list[Training]] = {}
     for unit in units:
         found.setdefault((names.model(unit), names.defense(unit)), []).append(unit)
     rows = []
     for key, own in found.items():
-        ok = [unit for unit in own if unit["status"] == "ok"]
-        losses = [unit["training_loss"] for unit in ok if unit["training_loss"] is not None]
+        ok = [unit for unit in own if unit.status == "ok"]
+        losses = [unit.training_loss for unit in ok if unit.training_loss is not None]
         rows.append(
-            Row(
+            TrainingRow(
                 *key,
                 loss=Mean.of(losses),
-                accuracy=Mean.of([unit["accuracy"] for unit in ok]),
+                accuracy=Mean.of([unit.accuracy for unit in ok if unit.accuracy is not None]),
                 diverged=len(ok) - len(losses),
                 failed=len(own) - len(ok),
             )
@@ -169,7 +169,7 @@ def table(units: Iterable[dict[str, Any]]) -> list[Row]:
     return rows
 
 
-def _show(rows: Sequence[Row]) -> None:
+def _show(rows: Sequence[TrainingRow]) -> None:
     shown = Table(
         show_edge=False, caption="mean [95 % interval over seeds]", caption_justify="left"
     )
@@ -181,7 +181,7 @@ def _show(rows: Sequence[Row]) -> None:
     console.print(shown)
 
 
-def _words(row: Row) -> tuple[str, str, str, str]:
+def _words(row: TrainingRow) -> tuple[str, str, str, str]:
     """Loss, accuracy, seeds and failures as the table has them."""
     loss = _number(row.loss, 3) + (f" ({row.diverged} diverged)" if row.diverged else "")
     seeds = row.accuracy.n if row.accuracy else 0
@@ -220,7 +220,7 @@ tr{border-bottom:1px solid #8884}svg{max-width:100%;height:auto}.legend{list-sty
 """
 
 
-def _page(plan: Plan, units: Sequence[dict[str, Any]], rows: Sequence[Row]) -> str:
+def _page(plan: Plan, units: Sequence[Training], rows: Sequence[TrainingRow]) -> str:
     from markupsafe import Markup
 
     from leakbound.report import drawing, tables, training

@@ -30,7 +30,7 @@ class Audit:
     workers: int = 0
     """Processes; 0 takes one a core. The records are the same for any number."""
     engine: Literal["local", "ray"] = "local"
-    """Run the cells in processes here, or on a Ray cluster. The records are the same."""
+    """Run the experiments in processes here, or on a Ray cluster. The records are the same."""
     address: Text = None
     """Of a Ray cluster that runs: "auto" or HOST:PORT; without it Ray is started here."""
     device: str = "cpu"
@@ -41,7 +41,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class Attack:
-    """Run one cell: one attack on one batch under one defense. Or attack a captured --update.
+    """Run one experiment: one attack on one batch under one defense. Or attack a captured --update.
 
     Settings follow a name after commas, as in --defense gaussian_noise,noise_std=0.01
     """
@@ -67,13 +67,14 @@ class Attack:
     """The server may change the model that it sends, as some attacks need."""
     statistics_known: bool = False
     """The attacker is told the batch's statistics in every batch norm."""
-    floor: Literal["none", "trace", "full", "weiss_weinstein"] = "trace"
-    """Floor on mean errors, proved for smooth models; "full" is tighter, slower, draws a leak map;
-    "weiss_weinstein" holds for models with kinks (ReLU, max pools) too."""
+    error_bound: Literal["none", "trace", "full", "weiss_weinstein"] = "trace"
+    """Lower bound on the mean error, proved for smooth models. "full": tighter, slower, draws a
+    leak map. "weiss_weinstein": also for non-smooth activations (ReLU, max pools)."""
     lpips_weights: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Measure LPIPS too, with the weights of this .safetensors file (see docs/how_to/lpips.md)."""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None
-    """Write the true and the rebuilt images here as PNG; of an --update records and a report."""
+    """Write the true and the reconstructed images here as PNG; of an --update records and a
+    report."""
     json: bool = False
     """Print the record as JSON."""
     update: Annotated[Path | None, arg(metavar="FILE|DIR", help_behavior_hint="")] = None
@@ -99,13 +100,13 @@ class Attack:
     local_batch_size: Whole = None
     """Examples a local step; all of them by default."""
     truth: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
-    """The true batch (`inputs`, `labels`), to measure what was rebuilt; no attack sees it."""
+    """The true batch (`inputs`, `labels`), to measure what was reconstructed; no attack sees it."""
     public: Text = None
     """Public examples of the same kind, a data source: for attacks, and for bounds."""
     round: Whole = None
     """Of a folder of updates only this round."""
     no_images: bool = False
-    """Keep no picture of what was rebuilt from the --update."""
+    """Keep no picture of what was reconstructed from the --update."""
     time: Number = None
     """Seconds for all attacks, cheapest first; a search that is cut keeps its best guess."""
 
@@ -235,7 +236,7 @@ class List:
 
 @dataclass(frozen=True)
 class Bound:
-    """How likely is it that a record is rebuilt, with this noise? Both edges of the answer.
+    """How likely is a reconstruction with this noise: what is attained, and what none exceeds.
 
     The lower edge is attained by the best attack on a linear trap, the upper one exceeded by none.
     """
@@ -245,17 +246,17 @@ class Bound:
     data: Text = None
     """Take the number of values and the norms from this data source."""
     dim: Whole = None
-    """Values of one record; needed without --data."""
+    """Values of one example; needed without --data."""
     norm: Annotated[
         tuple[float, ...] | None, arg(metavar="LEAST [MOST]", help_behavior_hint="")
     ] = None
-    """Norm of the records, the least first; needed without --data."""
+    """Norm of the examples, the least first; needed without --data."""
     steps: int = 1
     """Steps of the training."""
     sampling_rate: float = 1.0
-    """Chance that a step holds a given record."""
+    """Chance that a step holds a given example."""
     participation: Literal["visible", "hidden"] = "visible"
-    """Whether the attacker sees which steps hold the record (a server that picks clients does)."""
+    """Whether the attacker sees which steps hold the example (a server that picks clients does)."""
     psnr: tuple[float, ...] = (10.0, 15.0, 20.0, 25.0, 30.0)
     """Thresholds in dB."""
     eta: Annotated[tuple[float, ...], arg(help_behavior_hint="")] = ()
@@ -297,17 +298,17 @@ class Calibrate:
     data: Text = None
     """Take the number of values and the norms from this data source."""
     dim: Whole = None
-    """Values of one record; needed without --data."""
+    """Values of one example; needed without --data."""
     norm: Annotated[
         tuple[float, ...] | None, arg(metavar="LEAST [MOST]", help_behavior_hint="")
     ] = None
-    """Norm of the records, the least first; needed without --data."""
+    """Norm of the examples, the least first; needed without --data."""
     steps: int = 1
     """Steps of the training."""
     sampling_rate: float = 1.0
-    """Chance that a step holds a given record."""
+    """Chance that a step holds a given example."""
     participation: Literal["visible", "hidden"] = "visible"
-    """Whether the attacker sees which steps hold the record (a server that picks clients does)."""
+    """Whether the attacker sees which steps hold the example (a server that picks clients does)."""
     solve: Literal["noise_multiplier", "clip_norm", "steps", "sampling_rate"] = "noise_multiplier"
     """What to solve for."""
     noise_multiplier: Number = None
@@ -315,7 +316,7 @@ class Calibrate:
     noise_std: Number = None
     """Noise standard deviation on the sum, where the clip norm is solved for."""
     clip_norm: float = 1.0
-    """Bound on the norm of a record's gradient."""
+    """Bound on the norm of an example's gradient."""
     prior: Annotated[
         Literal["sphere", "gaussian", "mixture", "gallery"] | None,
         arg(metavar="PRIOR", help_behavior_hint=""),

@@ -3,66 +3,75 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from leakbound import pictures
-from leakbound.audit.bound_text import floor_sentence
-from leakbound.audit.corridor_verdict import UNINFORMED
+from leakbound.assess.record import Training
 from leakbound.bounds.law import Scope
+from leakbound.risk.statement import UNINFORMED, of_bound
 
 if TYPE_CHECKING:
-    from leakbound.audit.calibrate import Calibration
-    from leakbound.audit.cells import Result
-    from leakbound.audit.corridor import Corridor, Setting
+    from leakbound.audit.experiment import Result
     from leakbound.audit.folder import Outcome
+    from leakbound.risk.calibrate import Calibration
+    from leakbound.risk.corridor import Corridor, TrainingSetting
 
 SHOWN = 7
 """Thresholds of a corridor in its table at most; the curve shows all."""
-_PICTURES = {"truth": "true", "reconstruction": "rebuilt", "leak_map": "leak map"}
+_PICTURES = {"truth": "true", "reconstruction": "reconstructed", "leak_map": "leak map"}
 
 
 def of_outcome(outcome: Outcome) -> str:
-    """How the cells of an audit ended."""
+    """How the experiments of an audit ended."""
     rows = [(word.replace("_", " "), n) for word, n in outcome.counts.items()]
-    failed = f"failed cells or trainings: {outcome.failed}" if outcome.failed else ""
+    failed = f"failed experiments or trainings: {outcome.failed}" if outcome.failed else ""
     return pictures.block(
-        f"Audit of {outcome.cells} cells",
-        pictures.table(("verdict", "cells"), rows),
+        f"Audit of {outcome.experiments} experiments",
+        pictures.table(("verdict", "experiments"), rows),
         pictures.note(failed) if failed else "",
         pictures.note(f"records in {outcome.folder}"),
     )
 
 
 def of_result(result: Result) -> str:
-    """One cell: its verdict, pictures and numbers, or why there are none."""
+    """One experiment: its verdict, pictures and numbers, or why there are none."""
     record = result.record
-    title = f"{record.get('verdict') or record['status'].replace('_', ' ')}"
-    if "attack" not in record:
-        return pictures.block(title, _training(record))
-    what = (
-        f"{record['attack']['settings']} on {record['model']['name']} under "
-        f"{record['defense']['settings']}"
-    )
-    if record["status"] != "ok":
-        return pictures.block(title, pictures.note(what), pictures.note(record["reason"]))
-    problem = record["problem"]
+    if isinstance(record, Training):
+        names = ("training_loss", "accuracy", "reason")
+        pairs = [(name.replace("_", " "), getattr(record, name)) for name in names]
+        return pictures.block(record.status.replace("_", " "), pictures.facts(pairs))
+    title = (record.verdict or record.status).replace("_", " ")
+    what = f"{record.attack.settings} on {record.model.name} under {record.defense.settings}"
+    if record.status != "ok":
+        return pictures.block(title, pictures.note(what), pictures.note(record.reason))
+    rows = [
+        (i, *(pictures.number(value) for value in values))
+        for i, values in enumerate(
+            zip(record.psnr, record.baseline, record.metrics["ssim"], strict=True)
+        )
+    ]
+    problem = record.problem
     return pictures.block(
         title,
         pictures.note(what),
-        *_strips(result),
-        _scores(record),
+        *(
+            f"{pictures.note(word)}<br>{pictures.picture(result.pictures[file], word)}"
+            for name, word in _PICTURES.items()
+            if (file := record.pictures.get(name)) in result.pictures
+        ),
+        pictures.table(("example", "PSNR in dB", "prior-only baseline", "SSIM"), rows),
         pictures.note(f"the attack says that it failed: {problem}") if problem else "",
-        *(pictures.note(_bound(bound)) for bound in record["bounds"]),
-        pictures.note(f"no floor: {record['bounds_note']}") if record["bounds_note"] else "",
+        *(pictures.note(of_bound(bound)) for bound in record.bounds),
+        pictures.note(f"no bound: {record.bounds_note}") if record.bounds_note else "",
     )
 
 
 def of_corridor(edges: Corridor) -> str:
-    """Both edges as curves and a table, with whom each covers."""
+    """Attained success and upper bound as curves and a table, with whom each covers."""
     names = ("attained", "no attacker exceeds")
-    lines = ((names[0], edges.lower.tolist()), (names[1], edges.upper.tolist()))
+    lines = ((names[0], edges.attained.tolist()), (names[1], edges.bound.tolist()))
     curve = ""
     if len(edges.eta) > 1:
         axes = ("mean squared error reached", "probability")
@@ -75,13 +84,13 @@ def of_corridor(edges: Corridor) -> str:
         (
             pictures.number(float(edges.eta[i])),
             _blind(float(edges.log_kappa[i])),
-            pictures.number(float(edges.lower[i])),
-            pictures.number(float(edges.upper[i])),
+            pictures.number(float(edges.attained[i])),
+            pictures.number(float(edges.bound[i])),
         )
         for i in places
     ]
     return pictures.block(
-        "Risk that a record is rebuilt",
+        "Risk that an example is reconstructed",
         pictures.note(_training_words(edges.setting)),
         curve,
         pictures.table(("error at most", "blind", *names), rows),
@@ -92,7 +101,7 @@ def of_corridor(edges: Corridor) -> str:
 
 def of_calibration(found: Calibration) -> str:
     """What was asked for, the setting that meets it, and what it means."""
-    edges, setting, saved = found.edges, found.setting, found.less_noise
+    edges, setting, saved = found.corridor, found.setting, found.less_noise
     pairs: list[tuple[str, object]] = [
         ("noise multiplier", f"{setting.noise_multiplier:g}"),
         ("clip norm", f"{found.clip_norm:g}"),
@@ -101,10 +110,10 @@ def of_calibration(found: Calibration) -> str:
         ("sampling rate", f"{setting.sampling_rate:g}"),
         ("who takes part", f"{setting.participation} to the attacker"),
         ("differential privacy", f"epsilon {_epsilon(found.epsilon)} at delta {found.delta:g}"),
-        ("a blind guess reaches it with", _blind(float(edges.log_kappa[0]))),
-        ("attained", pictures.number(float(edges.lower[0]))),
-        ("no attacker exceeds", pictures.number(float(edges.upper[0]))),
-        ("prior of the records", found.prior),
+        ("a prior-only baseline reaches it with", _blind(float(edges.log_kappa[0]))),
+        ("attained", pictures.number(float(edges.attained[0]))),
+        ("no attacker exceeds", pictures.number(float(edges.bound[0]))),
+        ("prior of the examples", found.prior),
         ("verdict", found.verdict),
     ]
     marked = [
@@ -112,7 +121,7 @@ def of_calibration(found: Calibration) -> str:
     ]
     if saved is not None:
         marked.append(
-            ("less noise than against identification", f"{saved:.0%} (among {found.records})")
+            ("less noise than against identification", f"{saved:.0%} (among {found.examples})")
         )
     return pictures.block(
         f"{found.target}", pictures.facts(marked), _uninformed(edges), _scopes(edges)
@@ -125,7 +134,7 @@ def _uninformed(edges: Corridor) -> str:
 
 
 def _scopes(edges: Corridor) -> str:
-    """Whom both edges cover, in small letters."""
+    """Whom attained success and upper bound cover, in small letters."""
 
     def lines(name: str, scope: Scope) -> str:
         return pictures.note(f"{name}: {scope.attackers}; records: {scope.prior}") + (
@@ -133,12 +142,12 @@ def _scopes(edges: Corridor) -> str:
         )
 
     return (
-        f"{lines('attained', edges.lower_scope)}<br>"
-        f"{lines('no attacker exceeds', edges.upper_scope)}"
+        f"{lines('attained', edges.attained_scope)}<br>"
+        f"{lines('no attacker exceeds', edges.bound_scope)}"
     )
 
 
-def _training_words(setting: Setting) -> str:
+def _training_words(setting: TrainingSetting) -> str:
     steps = "1 step" if setting.steps == 1 else f"{setting.steps} steps"
     rate = f" at sampling rate {setting.sampling_rate:g}" if setting.sampling_rate < 1 else ""
     return (
@@ -158,36 +167,3 @@ def _blind(log_kappa: float) -> str:
 
 def _epsilon(value: float) -> str:
     return f"{value:.3g}" if math.isfinite(value) else "infinite"
-
-
-def _training(record: dict[str, Any]) -> str:
-    pairs = [(k.replace("_", " "), record.get(k)) for k in ("training_loss", "accuracy", "reason")]
-    return pictures.facts(pairs)
-
-
-def _strips(result: Result) -> list[str]:
-    files = result.record["pictures"] or {}
-    return [
-        f"{pictures.note(word)}<br>{pictures.picture(result.pictures[files[name]], word)}"
-        for name, word in _PICTURES.items()
-        if files.get(name) in result.pictures
-    ]
-
-
-def _scores(record: dict[str, Any]) -> str:
-    measured, blind = record["metrics"], record["blind"]["psnr"]
-    rows = [
-        (i, *(pictures.number(value) for value in values))
-        for i, values in enumerate(zip(measured["psnr"], blind, measured["ssim"], strict=True))
-    ]
-    return pictures.table(("example", "PSNR in dB", "without the update", "SSIM"), rows)
-
-
-def _bound(bound: dict[str, Any]) -> str:
-    """One floor or risk law of a record in a sentence."""
-    if bound.get("probability") is not None:
-        return (
-            f"{bound['name']}: with probability {bound['probability']:.3g} at most, for "
-            f"{bound['covers']} attackers, under the prior {bound['prior']}"
-        )
-    return floor_sentence(bound)

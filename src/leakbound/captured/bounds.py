@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from leakbound.assess.record import Bound
 from leakbound.audit import plan as plans
-from leakbound.audit.bench import Bench
-from leakbound.audit.floors import floors
-from leakbound.audit.risk import risks
+from leakbound.audit.context import PlanContext
 from leakbound.defenses import Chain
-from leakbound.protocol import Round
+from leakbound.random import stream
 from leakbound.registry import snake
-from leakbound.types import Batch, NotApplicable
+from leakbound.risk.limits import ErrorBoundSpec, Released, RiskSpec, bounds
+from leakbound.types import Batch
 
 if TYPE_CHECKING:
     from leakbound.captured.records import Case
 
-NO_PUBLIC = "a floor is for images of a known kind: give public images (--public DATA)"
+NO_PUBLIC = "a bound is for images of a known kind: give public images (--public DATA)"
 NO_NOISE = "the declared noise was not added to this update: no bound that rests on it holds"
 NO_LAW = "no noise of a known law was declared: the update itself bounds no attacker"
 
 
-class PublicImages(Bench):
+class PublicImages(PlanContext):
     """A data source all of whose images are public, in the units that the model is fed."""
 
     def __init__(self, spec: plans.DataSpec, input_range: tuple[float, float] = (0.0, 1.0)) -> None:
@@ -53,18 +53,18 @@ def public_images(
     Raises:
         ValueError: no such source, or images of another shape.
     """
-    bench = PublicImages(plans.DataSpec(source), input_range)
-    if bench.input_shape != tuple(input_shape):
-        channels, height, width = bench.input_shape
+    context = PublicImages(plans.DataSpec(source), input_range)
+    if context.input_shape != tuple(input_shape):
+        channels, height, width = context.input_shape
         if len(input_shape) == 3 and input_shape[1] == input_shape[2]:
             spec = plans.DataSpec(source, size=input_shape[1], channels=input_shape[0])
-            bench = PublicImages(spec, input_range)
-        if bench.input_shape != tuple(input_shape):
+            context = PublicImages(spec, input_range)
+        if context.input_shape != tuple(input_shape):
             raise ValueError(
                 f"public data {source!r} has images of shape {(channels, height, width)}, the "
                 f"model takes {tuple(input_shape)}; give images of that shape"
             )
-    return bench
+    return context
 
 
 def named_defense(defense: Chain) -> tuple[plans.Spec, ...]:
@@ -78,49 +78,32 @@ def named_defense(defense: Chain) -> tuple[plans.Spec, ...]:
     )
 
 
-def bounds_of(case: Case, spec: plans.Spec | None) -> dict[str, Any]:
-    """The floors and probability laws for one captured update, and why some are missing."""
-    understood = case.understood
+def bounds_of(case: Case) -> tuple[tuple[Bound, ...], str | None]:
+    """The bounds on every attacker for one captured update, and why some are missing."""
+    understood, context = case.understood, case.public
     if not understood.defense.links:
-        return {"bounds": [], "bounds_note": NO_LAW}
+        return (), NO_LAW
     if understood.refuted:
-        return {"bounds": [], "bounds_note": NO_NOISE}
-    if case.public is None:
-        return {"bounds": [], "bounds_note": NO_PUBLIC}
-    seen = understood.observation
-    cell = plans.Cell(
-        data=case.public.spec,
-        model=case.spec,
-        defense=named_defense(understood.defense),
-        attack=spec or plans.Spec("linear_inversion"),
-        batch_size=seen.examples,
-        seed=case.at,
+        return (), NO_NOISE
+    if context is None:
+        return (), NO_PUBLIC
+    seen, public, batch = understood.observation, context.public, case.truth
+    assert public is not None  # every image of the context is public
+    if batch is None and understood.labels is not None:  # of what stands in, labels alone count
+        batch = Batch(public.inputs[:1].expand(seen.batch_shape), understood.labels)
+    released = Released(
+        task=seen.task,
+        update=seen.update,
+        defense=understood.defense,
+        criterion=case.criterion,
         threat=seen.threat,
-        threshold=case.threshold,
-        floor=plans.FloorSpec(),
-        risk=plans.RiskSpec(),
+        cohort=seen.cohort,
+        batch=batch,
+        public=public,
+        truth_known=case.truth is not None,
+        key=(case.at, case.spec),
+        once=context.once,
     )
-    truth, labels = case.truth, understood.labels
-    if truth is None:  # what stands in for it is used for its shape and labels alone
-        public = case.public.public
-        assert public is not None  # every image of the bench is public
-        images = public.inputs[:1].expand(seen.batch_shape)
-        truth = Batch(images, public.labels[:1].expand(seen.examples) if labels is None else labels)
-    played = Round(seen, truth, seen.update, understood.defense)
-    found: list[dict[str, Any]] = []
-    notes: list[str] = []
-    try:
-        if case.truth is None and labels is None:
-            raise NotApplicable("a lower bound on the error needs the labels, which are not known")
-        found += floors(cell, case.public, played, truth_known=case.truth is not None)
-    except NotApplicable as error:
-        notes.append(" ".join(error.reason.split()))
-    try:
-        found += risks(cell, case.public, played)
-    except NotApplicable as error:
-        notes.append(" ".join(error.reason.split()))
-    shown = [
-        {k: float(f"{v:.9g}") if isinstance(v, float) else v for k, v in bound.items()}
-        for bound in found
-    ]
-    return {"bounds": shown, "bounds_note": "; ".join(notes) or None}
+    spec = ErrorBoundSpec()
+    source = stream(case.at, "bounds", spec.kind, seen.examples)
+    return bounds(released, spec, RiskSpec(), source)

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
+from msgspec.structs import replace
 
-from leakbound import check, metrics, tensors
-from leakbound.assess.record import SCHEMA
+from leakbound import check, tensors
+from leakbound.assess import record
+from leakbound.assess.criterion import Criterion
+from leakbound.assess.measure import measure, objective_of, release_of, shown
+from leakbound.assess.record import (
+    Assessment,
+    AttackInfo,
+    DataInfo,
+    FindingInfo,
+    ModelInfo,
+    short,
+)
+from leakbound.assess.verdict import verdict
 from leakbound.attacks import settings_hash
 from leakbound.attacks.base import Attack, expected_rows, seen_task
 from leakbound.audit import plan as plans
-from leakbound.audit.bench import Bench
-from leakbound.audit.cells import release_of, short
-from leakbound.audit.pictures import strip
-from leakbound.audit.verdict import verdict
+from leakbound.audit.context import PlanContext
+from leakbound.audit.experiment import defense_info, threat_info
 from leakbound.captured.bounds import bounds_of, named_defense
 from leakbound.captured.capture import Capture
 from leakbound.captured.observe import Understood
 from leakbound.captured.proofs import certificate
 from leakbound.defenses import Chain, chain
-from leakbound.pairing import pair
 from leakbound.types import Batch, Observation, Reconstruction
-
-SHOWN, VALUES = 8, 100
-"""Of how many inputs that are no pictures the record holds values, and how many of each."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +51,10 @@ class Case:
     notes: tuple[str, ...]
     at: int
     spec: plans.ModelSpec
+    criterion: Criterion
     declared: Chain = field(default_factory=chain)
-    public: Bench | None = None
+    public: PlanContext | None = None
     truth: Batch | None = None
-    threshold: float = 20.0
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ class Explained:
 class Made:
     """A record, and the pictures that it names."""
 
-    record: dict[str, Any]
+    record: Assessment
     pictures: dict[str, bytes] = field(default_factory=dict)
 
 
@@ -145,151 +149,101 @@ def explained(understood: Understood, answer: Reconstruction) -> Explained | Non
     return Explained(1 - off / energy, max(0.0, both) ** 2 / (energy * own), both / own)
 
 
-def record_of(case: Case, name: str, attack: Attack | None, settings: str = "") -> dict[str, Any]:
+def header(case: Case, name: str, attack: Attack | None, settings: str = "") -> Assessment:
     """What a record holds before the attack has run."""
-    seen = case.understood.observation
-    shown = settings or repr(attack)
-    built = case.declared
-    links = named_defense(built)
-    own = {"name": name, "settings": shown, "hash": settings_hash(attack) if attack else "none"}
-    key = [case.at, case.capture.digest, name, shown, repr(built), case.spec.name, seen.cohort[0]]
+    seen, built = case.understood.observation, case.declared
+    shown_ = settings or repr(attack)
+    key = [case.at, case.capture.digest, name, shown_, repr(built), case.spec.name, seen.cohort[0]]
     key += [repr(seen.task.plan), list(seen.input_shape), seen.threat.labels_known]
-    record = {
-        "schema": SCHEMA,
-        "cell": plans.digest(key)[:16],
-        "attack": own,
-        "defense": {
-            "name": plans.defense_name(links),
-            "parameters": plans.plain(plans.defense_parameters(links)),
-            "settings": repr(built),
-            "guarantee": built.guarantee.value,
-            "private_law": built.private_law,
-        },
-        "model": {
-            "name": case.spec.name,
-            "parameters": {},
-            "size": len(seen.task.parameters),
-            "train_steps": 0,
-            "weights": None,
-        },
-        "data": {
-            "source": "captured",
-            "shape": list(seen.input_shape),
-            "classes": seen.task.label_range,
-        },
-        "batch_size": seen.examples,
-        "clients": 1,
-        "seed": case.at,
-        "threat": plans.plain(seen.threat),
-        "threshold": {"metric": "psnr", "value": case.threshold},
-        "status": "ok",
-        "reason": None,
-        "bounds": [],
-        "bounds_note": None,
-        "verdict": None,
-        "capture": _capture(case),
-    }
-    nothing = ("problem", "objective", "release", "metrics", "blind", "pictures")
-    return record | dict.fromkeys(nothing)
+    own, found = case.capture, case.understood
+    return Assessment(
+        experiment=plans.digest(key)[:16],
+        attack=AttackInfo(
+            name=name, settings=shown_, hash=settings_hash(attack) if attack else "none"
+        ),
+        defense=defense_info(named_defense(built), built),
+        model=ModelInfo(name=case.spec.name, parameters={}, size=len(seen.task.parameters)),
+        data=DataInfo(
+            source="captured",
+            domain=case.criterion.domain.name,
+            shape=tuple(seen.input_shape),
+            classes=seen.task.label_range,
+        ),
+        batch_size=seen.examples,
+        clients=1,
+        seed=case.at,
+        threat=threat_info(seen.threat),
+        criterion=case.criterion.info,
+        capture=record.Capture(
+            name=own.name,
+            kind=own.kind,
+            digest=own.digest,
+            round=own.about.get("round"),
+            client=own.about.get("client"),
+            truth=case.truth is not None,
+            findings=tuple(
+                FindingInfo(name=f.name, value=f.value, how=f.how, sure=f.sure)
+                for f in found.findings
+            ),
+            notes=(*own.notes, *case.notes, *found.notes),
+        ),
+    )
 
 
 def judged(
-    case: Case,
-    record: dict[str, Any],
-    spec: plans.Spec | None,
-    attack: Attack,
-    answer: Reconstruction,
-    *,
-    pictures: bool,
+    case: Case, before: Assessment, attack: Attack, answer: Reconstruction, *, pictures: bool
 ) -> Made:
-    """The record filled in from the guess, and from the truth where there is one."""
-    seen = case.understood.observation
-    low, high = seen.task.input_range
-    start = answer.trace[0] if answer.trace else answer.objective
-    record["objective"] = {"start": short(start), "end": short(answer.objective)}
-    record["problem"] = answer.problem
-    share = explained(case.understood, answer)
-    record["capture"] |= {
-        "explained": None if share is None else _shares(share, case.understood.rate_known),
-        "certificate": None
-        if case.understood.defense.links
-        else certificate(
-            seen,
-            attack,
-            answer,
-            None if share is None else share.direction,
-            counted=case.understood.sure("batch size"),
-        ),
-    }
-    certain = record["capture"]["certificate"] is not None
-    record["release"] = _release(case.understood)
-    record |= bounds_of(case, spec)
-    order = None
-    if case.truth is None:
-        record["verdict"] = verdict([], [], case.threshold, record["bounds"], certified=certain)
-    else:
-        paired = pair(case.truth, answer)
-        order = paired.inputs
-        middle = torch.full(seen.input_shape, (low + high) / 2).to(seen.task.parameters)
-        public = case.public.public if case.public is not None else None
-        blind = middle if public is None else public.inputs.mean(0).to(middle)
-        guess = Reconstruction(blind.expand_as(case.truth.inputs).clone())
-        others = None if case.public is None else case.public.distractors
-        measured = metrics.evaluate(paired, data_range=high - low, distractors=others)
-        record["metrics"] = {k: [short(v) for v in values] for k, values in measured.items()}
-        of_blind = metrics.psnr(pair(case.truth, guess), data_range=high - low)
-        record["blind"] = {"psnr": [short(v) for v in of_blind]}
-        scores = measured["psnr"], of_blind
-        record["verdict"] = verdict(*scores, case.threshold, record["bounds"], certified=certain)
-    inputs = answer.inputs if order is None else order
-    return _shown(case, record, inputs) if pictures else Made(record)
-
-
-def _capture(case: Case) -> dict[str, Any]:
-    own = case.capture
-    return {
-        "name": own.name,
-        "kind": own.kind,
-        "digest": own.digest,
-        "round": own.about.get("round"),
-        "client": own.about.get("client"),
-        "truth": case.truth is not None,
-        "findings": [
-            {"name": f.name, "value": f.value, "how": f.how, "sure": f.sure}
-            for f in case.understood.findings
-        ],
-        "notes": [*own.notes, *case.notes, *case.understood.notes],
-        "explained": None,
-        "certificate": None,
-        "values": None,
-    }
-
-
-def _shares(share: Explained, rate_known: bool) -> dict[str, float | None]:
-    known = {"direction": short(share.direction), "scale": short(share.scale)}
-    return {"share": short(share.share) if rate_known else None, **known}
-
-
-def _release(understood: Understood) -> dict[str, Any]:
-    seen, held = understood.observation, understood.rate_known and not understood.refuted
-    return {
-        **release_of(seen.update),
-        "noise_share": short(seen.noise_share) if held else None,
-    }
-
-
-def _shown(case: Case, record: dict[str, Any], inputs: Tensor) -> Made:
-    """The record with its pictures; with values, where an input is no picture."""
-    if inputs.ndim != 4 or min(inputs.shape[2:]) == 1:
-        rows = inputs[:SHOWN].detach().flatten(1)[:, :VALUES].double().tolist()
-        record["capture"]["values"] = [[float(f"{value:.4g}") for value in row] for row in rows]
-        return Made(record)
-    span = case.understood.observation.task.input_range
-    shown = [("reconstruction", inputs)]
+    """The record filled in from the answer, and from the truth where there is one."""
+    understood, capture = case.understood, before.capture
+    seen = understood.observation
+    assert capture is not None  # as `header` makes it
+    share = explained(understood, answer)
+    proof = None
+    if not understood.defense.links:
+        direction = None if share is None else share.direction
+        counted = understood.sure("batch size")
+        proof = certificate(seen, attack, answer, direction, counted=counted)
+    bounds, note = bounds_of(case)
+    measured, inputs, public = None, answer.inputs, case.public
     if case.truth is not None:
-        shown.insert(0, ("truth", case.truth.inputs))
-    files, named = {}, {}
-    for name, own in shown:
-        file, content = strip(own, span)
-        files[file], named[name] = content, file
-    return Made({**record, "pictures": named}, files)
+        measured = measure(
+            case.truth,
+            answer,
+            case.criterion,
+            None if public is None else public.public,
+            distractors=None if public is None else public.distractors,
+        )
+        inputs = measured.paired.inputs
+    truth = None if case.truth is None else case.truth.inputs
+    parts = shown(case.criterion.domain, truth, inputs, images=pictures)
+    values = parts.fields.pop("values", None)
+    known = understood.rate_known
+    capture = replace(
+        capture,
+        explained=None
+        if share is None
+        else record.Explained(
+            share=short(share.share) if known else None,
+            direction=short(share.direction),
+            scale=short(share.scale),
+        ),
+        certificate=proof,
+        values=values,
+    )
+    noise = short(seen.noise_share) if known and not understood.refuted else None
+    matched = () if measured is None else measured.matched
+    return Made(
+        replace(
+            before,
+            problem=answer.problem,
+            objective=objective_of(answer),
+            release=release_of(seen.update, {}, noise_share=noise),
+            bounds=bounds,
+            bounds_note=note,
+            verdict=verdict(matched, bounds, certified=proof is not None),
+            capture=capture,
+            **({} if measured is None else measured.fields),
+            **parts.fields,
+        ),
+        parts.files,
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leakbound._util import files
-from leakbound.assess.record import SCHEMA
+from leakbound.assess.record import KEYS, SCHEMA, Assessment, encode
 from leakbound.audit import plan as plans
 from leakbound.audit.run_file import machine, versions
 from leakbound.captured.records import Case
@@ -38,14 +38,14 @@ def write_run(
     from leakbound import report
 
     about = json.dumps(_header(cases, settings, pictures, total), indent=1).encode() + b"\n"
-    lines = b"".join(map(files.encode, outcome.records))
+    lines = b"".join(map(encode, outcome.records))
     with files.writing(folder), files.claimed(folder):
         check_place(folder)
         files.write(folder / files.RUN, about)
         place = files.folder(folder, "pictures")
         for name, content in outcome.pictures.items():
             files.write(place / name, content)
-        files.write(folder / "records.jsonl", lines, key="cell")
+        files.write(folder / "records.jsonl", lines, key=KEYS[Assessment])
         page = report.write(folder, images=pictures)
     return replace(outcome, folder=folder, page=page)
 
@@ -63,7 +63,7 @@ def check_place(folder: Path) -> None:
     with files.writing(folder):
         files.check_run(folder)
         files.check(folder / FILE)
-        files.check(folder / "records.jsonl", key="cell")
+        files.check(folder / "records.jsonl", key=KEYS[Assessment])
         old = (folder / files.RUN).exists()
         about = json.loads(files.read(folder / files.RUN)) if old else {}
     if about.get("data", {}).get("source", OWN_DATA) != OWN_DATA:
@@ -73,7 +73,7 @@ def check_place(folder: Path) -> None:
 
 
 def _header(
-    cases: Sequence[Case], settings: Settings, pictures: bool, cells: int
+    cases: Sequence[Case], settings: Settings, pictures: bool, total: int
 ) -> dict[str, Any]:
     """What `run.json` holds."""
     plan = {"name": OWN_DATA, **plans.plain(replace(settings, defense=None))}
@@ -95,6 +95,6 @@ def _header(
         "versions": versions(),
         "machine": machine(),
         "pictures": pictures,
-        "cells": cells,
+        "experiments": total,
         "own_data": True,
     }

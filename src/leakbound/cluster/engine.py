@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
 
-from leakbound.audit.bench import Bench
-from leakbound.audit.cells import Result, died
+from leakbound.audit.context import PlanContext
+from leakbound.audit.experiment import Result, died
 from leakbound.audit.folder import Runner
 from leakbound.audit.plan import Plan, Unit
 from leakbound.cluster.connection import connected
@@ -19,7 +19,7 @@ def run(
     *,
     workers: int = 1,
     pictures: bool = True,
-    bench: Bench | None = None,
+    context: PlanContext | None = None,
     started: Callable[[Unit], None] = lambda unit: None,
     address: str | None = None,
 ) -> Generator[Result, None, None]:
@@ -35,7 +35,7 @@ def run(
         done: ids of units that need not run.
         workers: how many, one CPU each; 0 takes all CPUs of the cluster.
         pictures: whether results carry pictures of the data.
-        bench: the plan's data, where it is loaded already.
+        context: the plan's data, where it is loaded already.
         started: called with a unit when it is handed out.
         address: of a cluster that runs: "auto" or host:port of its head. None starts a Ray here.
 
@@ -44,19 +44,19 @@ def run(
             machine, data or code differ from this process's, which would change records.
     """
     finished = set(done)
-    units: list[Unit] = [*plan.utility_cells(), *plan.cells()]
+    units: list[Unit] = [*plan.trainings(), *plan.experiments()]
     units = [unit for unit in units if unit.id not in finished]
-    bench = bench or Bench(plan.data)
-    if bench.device.type != "cpu":
-        raise ValueError(f"device is {str(bench.device)!r}, but workers on Ray compute on CPUs")
+    context = context or PlanContext(plan.data)
+    if context.device.type != "cpu":
+        raise ValueError(f"device is {str(context.device)!r}, but workers on Ray compute on CPUs")
     if not units:
         return
     with connected(address, workers) as count:
         from leakbound.cluster.workers import Actors
 
-        pool = Actors(plan, bench, pictures, min(count, len(units)))
+        pool = Actors(plan, context, pictures, min(count, len(units)))
         try:
-            yield from dispatch(units, pool, started, partial(died, bench=bench))
+            yield from dispatch(units, pool, started, partial(died, context=context))
         finally:
             pool.close()
 

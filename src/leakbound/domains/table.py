@@ -85,6 +85,7 @@ def column_results(
         ValueError: shapes that do not fit, no example, or entries that are not finite.
 
     Example:
+        >>> import torch
         >>> ages = Column("age", 0.0, 100.0, whole=True)
         >>> [one] = column_results([ages], torch.tensor([[0.5]]), torch.tensor([[0.52]]))
         >>> round(one.mean, 3), one.matched, one.truth

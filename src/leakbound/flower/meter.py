@@ -16,6 +16,7 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound._util import files
+from leakbound.assess.record import UNDECIDED
 from leakbound.defenses.base import Chain, Defense, chain
 from leakbound.flower.arrays import only_arrays, read
 from leakbound.flower.compat import error_reply
@@ -24,7 +25,6 @@ from leakbound.flower.setup import Setup, refuse_thawed, settings
 from leakbound.flower.tap import Tap, listening
 from leakbound.inspection import Finding, inspect
 from leakbound.meter import Decision, Policy, Reading, measure
-from leakbound.meter.policy import UNDECIDED
 from leakbound.meter.reading import EXPERIMENT
 from leakbound.protocol import resolve
 from leakbound.random import stream

@@ -25,9 +25,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from leakbound.audit.bench import Bench, one_thread
-from leakbound.audit.cells import Result, reason_of, run_utility
-from leakbound.audit.plan import DataSpec, Plan, Unit, UtilityCell, build_defense
+from leakbound.audit.context import PlanContext, one_thread
+from leakbound.audit.experiment import Result, reason_of, run_training
+from leakbound.audit.plan import DataSpec, Plan, TrainingUnit, Unit, build_defense
 from leakbound.audit.utility import Opening, noise_of
 from leakbound.cluster.connection import connected, environment
 from leakbound.flower import state
@@ -49,7 +49,7 @@ def run(
     *,
     workers: int = 1,
     pictures: bool = True,
-    bench: Bench | None = None,
+    context: PlanContext | None = None,
     started: Callable[[Unit], None] = lambda unit: None,
 ) -> Generator[Result, None, None]:
     """Run a plan's trainings on Flower's simulation engine; as `leakbound.audit.run` else.
@@ -59,29 +59,31 @@ def run(
 
     Args:
         plan: what to run.
-        done: ids of units that need not run; all of the plan's cells are among them.
+        done: ids of units that need not run; all of the plan's experiments are among them.
         workers: client processes, each with one torch thread.
         pictures: as of `leakbound.audit.run`; trainings have none.
-        bench: the plan's data, where it is loaded already.
+        context: the plan's data, where it is loaded already.
         started: called with a training when it starts.
 
     Raises:
-        ValueError: cells that are not done, which Flower does not run; or a simulation that cannot
+        ValueError: experiments not done, which Flower does not run; or a simulation that cannot
             start.
     """
     finished = set(done)
-    if any(cell.id not in finished for cell in plan.cells()):
-        raise ValueError("engine is 'flower', which runs trainings alone; run cells without it")
-    units = [unit for unit in plan.utility_cells() if unit.id not in finished]
-    bench = bench or Bench(plan.data)
-    if bench.device.type != "cpu":
-        raise ValueError(f"device is {str(bench.device)!r}, but the simulation computes on CPUs")
+    if any(one.id not in finished for one in plan.experiments()):
+        raise ValueError(
+            "engine is 'flower', which runs trainings alone; run experiments without it"
+        )
+    units = [unit for unit in plan.trainings() if unit.id not in finished]
+    context = context or PlanContext(plan.data)
+    if context.device.type != "cpu":
+        raise ValueError(f"device is {str(context.device)!r}, but the simulation computes on CPUs")
     if not units:
         return
     flow = Flow()
     path = os.pathsep.join(entry for entry in ["", *sys.path] if entry)
     with environment({"PYTHONPATH": path}), connected(None, workers, shared=False):
-        simulation = threading.Thread(target=_simulate, args=(units, bench, flow), daemon=True)
+        simulation = threading.Thread(target=_simulate, args=(units, context, flow), daemon=True)
         simulation.start()
         try:
             yield from _results(flow, len(units), started)
@@ -96,21 +98,21 @@ def _results(flow: Flow, count: int, started: Callable[[Unit], None]) -> Iterato
         if isinstance(event, Result):
             count -= 1
             yield event
-        elif isinstance(event, UtilityCell):
+        elif isinstance(event, TrainingUnit):
             started(event)
         else:
             raise ValueError(f"Flower's simulation ended: {event or 'it gave no reason'}")
 
 
-def _simulate(units: Sequence[UtilityCell], bench: Bench, flow: Flow) -> None:
+def _simulate(units: Sequence[TrainingUnit], context: PlanContext, flow: Flow) -> None:
     """Flower's engine, which takes the Ray that is there; its log keeps to errors."""
     from flwr.simulation import run_simulation
 
     with _silent():
         try:
             run_simulation(
-                server_app(units, bench, flow),
-                client_app(units, bench.dataset.fingerprint),
+                server_app(units, context, flow),
+                client_app(units, context.dataset.fingerprint),
                 max(unit.utility.clients for unit in units),
                 backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
             )
@@ -135,7 +137,7 @@ class Stopped(BaseException):
     """The training is to end now; no error of the training's own."""
 
 
-def client_app(units: Iterable[UtilityCell], fingerprint: str) -> ClientApp:
+def client_app(units: Iterable[TrainingUnit], fingerprint: str) -> ClientApp:
     """An app whose clients take their turns in the given trainings.
 
     Args:
@@ -156,7 +158,9 @@ def client_app(units: Iterable[UtilityCell], fingerprint: str) -> ClientApp:
     return app
 
 
-def server_app(units: Sequence[UtilityCell], bench: Bench, flow: Flow | None = None) -> ServerApp:
+def server_app(
+    units: Sequence[TrainingUnit], data: PlanContext, flow: Flow | None = None
+) -> ServerApp:
     """An app that plays the trainings one after the other, and hands their results to `flow`."""
     app, out = ServerApp(), flow or Flow()
 
@@ -166,7 +170,7 @@ def server_app(units: Sequence[UtilityCell], bench: Bench, flow: Flow | None = N
             for unit in units:
                 out.put(unit)
                 clients = Messages(grid, unit, out)
-                out.put(run_utility(unit, bench, clients=clients))
+                out.put(run_training(unit, data, clients=clients))
         except Stopped:
             return
         except BaseException as error:
@@ -199,7 +203,7 @@ class Messages:
     A client's number is the place of its node among all, by number; sums go in that order.
     """
 
-    def __init__(self, grid: Grid, unit: UtilityCell, flow: Flow) -> None:
+    def __init__(self, grid: Grid, unit: TrainingUnit, flow: Flow) -> None:
         self._grid, self._unit, self._flow = grid, unit, flow
         self._nodes = self._gather(unit.utility.clients)
 
@@ -265,25 +269,25 @@ class Messages:
 
 
 def _turn(
-    content: RecordDict, context: Context, known: dict[str, UtilityCell], fingerprint: str
+    content: RecordDict, context: Context, known: dict[str, TrainingUnit], fingerprint: str
 ) -> RecordDict:
     """One client's part of a round."""
     told, arrays = content[TURN], content[WEIGHTS]
     assert isinstance(told, ConfigRecord)
     assert isinstance(arrays, ArrayRecord)
     unit, number = known[str(told["unit"])], int(told["round"])  # type: ignore[arg-type]
-    bench = _bench(unit.data)
-    if bench.dataset.fingerprint != fingerprint:
+    data = _data_of(unit.data)
+    if data.dataset.fingerprint != fingerprint:
         raise ValueError(f"data source {unit.data.source!r} is not the server's on this node")
     weights = torch.from_numpy(np.array(arrays["weights"].numpy()))
-    task = bench.task(unit.model, unit.seed).with_parameters(weights)
+    task = data.task(unit.model, unit.seed).with_parameters(weights)
     plain = build_defense(unit.defense)
     ready = type(plain)(state.load(content, DEFENSE, unit.id, plain))
     noise, kept = noise_of(unit, int(told["client"])), None  # type: ignore[arg-type]
     if number > 1:
         kept, place = state.load(context.state, KEPT, unit.id, ready)
         noise.set_state(place)
-    batch = bench.batch(torch.from_numpy(np.array(arrays["images"].numpy())))
+    batch = data.batch(torch.from_numpy(np.array(arrays["images"].numpy())))
     update, kept = step(task, batch, ready, noise, kept)
     state.save(context.state, KEPT, unit.id, (kept, noise.get_state()))
     sent = {"rows": Array(update.rows.numpy()), "examples": Array(np.array(update.examples))}
@@ -294,5 +298,5 @@ def _turn(
 
 
 @lru_cache(maxsize=1)
-def _bench(spec: DataSpec) -> Bench:
-    return Bench(spec)
+def _data_of(spec: DataSpec) -> PlanContext:
+    return PlanContext(spec)

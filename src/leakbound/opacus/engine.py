@@ -13,9 +13,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from leakbound import check
-from leakbound.audit import Calibration, Setting, Target, calibrate
-from leakbound.audit.corridor import Participation
-from leakbound.audit.reach import Reach
 from leakbound.bounds.ladder import Rung
 from leakbound.defenses.whitening import Whiten
 from leakbound.opacus import checkpoint, empty
@@ -29,6 +26,14 @@ from leakbound.opacus.record import refuse_misfit, width
 from leakbound.opacus.sampling import resampled
 from leakbound.opacus.shape import PublicRoot
 from leakbound.opacus.statement import Statement, risk
+from leakbound.risk import (
+    BaselineMatches,
+    Calibration,
+    Target,
+    TrainingSetting,
+    calibrate,
+)
+from leakbound.risk.corridor import Participation
 from leakbound.types import Batch, Loss, NotApplicable
 
 MODES = ("hooks", "functorch", "ew", "ghost")
@@ -171,7 +176,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         input_range: float = 1.0,
         participation: Participation = "hidden",
         prior: Rung,
-        reach: Reach | None = None,
+        matches: BaselineMatches | None = None,
         delta: float = 1e-5,
         **rest: Any,
     ) -> tuple[Any, ...]:
@@ -188,7 +193,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             participation: "hidden" where no attacker sees which batch holds a record, as epsilon
                 in Opacus has it; "visible" where one does, such as a server that picks clients.
             prior: of the records, taken from public ones: `ladder.from_images(public)`.
-            reach: what blind guesses reach in the data.
+            matches: what guesses without an update match in the data.
             delta: at which epsilon is told.
             rest: all other arguments of `make_private`.
 
@@ -208,7 +213,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         self._refuse_earlier()
         refuse_misfit(data_loader, dim, target, input_range)
         each = len(data_loader)
-        setting = Setting(1.0, dim, norm, epochs * each, 1 / each, participation)
+        setting = TrainingSetting(1.0, dim, norm, epochs * each, 1 / each, participation)
         found: Calibration = calibrate(
             target,
             setting,
@@ -216,7 +221,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             delta=delta,
             input_range=input_range,
             prior=prior,
-            reach=reach,
+            matches=matches,
         )
         found.defense()  # refuses where no noise is needed
         rest |= {"data_loader": data_loader, "max_grad_norm": max_grad_norm}

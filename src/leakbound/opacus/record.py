@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from leakbound.audit import Target
+from leakbound.risk import Target
 
 
 def refuse_misfit(

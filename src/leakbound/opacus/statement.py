@@ -10,15 +10,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, cast
 
 from leakbound import check
-from leakbound.audit import Setting, Target
-from leakbound.audit.calibrate import under
-from leakbound.audit.corridor import Participation, upper_edge
-from leakbound.audit.corridor import epsilon as homogeneous_epsilon
 from leakbound.bounds import identification
 from leakbound.bounds import mixed_steps as mixed
 from leakbound.bounds.ladder import Rung
 from leakbound.bounds.law import Scope, positive, probability, single
 from leakbound.bounds.mixed_steps import Part
+from leakbound.risk import Target, TrainingSetting
+from leakbound.risk.calibrate import under
+from leakbound.risk.corridor import Participation, success_bound
+from leakbound.risk.corridor import epsilon as homogeneous_epsilon
 
 SEES = {
     "hidden": "no attacker sees which steps hold a record",
@@ -166,7 +166,7 @@ def risk(
 ) -> Statement:
     """The risk that an example is reconstructed, after the steps of an accountant.
 
-    Steps of one setting: `audit.corridor`. Of several: the privacy losses are composed on one grid
+    Steps of one setting: `risk.corridor`. Of several: the privacy losses are composed on one grid
     (`bounds.mixed_steps`), and the attack weighs steps by their noise. Errors go to more risk
     above, less below.
 
@@ -202,9 +202,9 @@ def risk(
     goal = _target(psnr, eta, input_range)
     check.one_of(SEES, participation=participation)
     parts = tuple(_read(history))
-    setting = Setting(1.0, dim, norm, participation=participation)
+    setting = TrainingSetting(1.0, dim, norm, participation=participation)
     one = under(prior, setting, goal.eta)
-    scope = one.lower_scope
+    scope = one.attained_scope
     if shaped:
         scope = replace(scope, not_said=scope.not_said + SHAPED)
     lower, upper, privacy = _edges(parts, setting, goal.eta, prior, delta)
@@ -223,26 +223,26 @@ def risk(
         delta=delta,
         prior=None if prior is None else prior.name,
         lower_scope=scope,
-        upper_scope=one.upper_scope,
+        upper_scope=one.bound_scope,
         experiment_only=experiment_only,
     )
 
 
-def _most(parts: tuple[Part, ...], setting: Setting, log_kappa: float) -> float:
+def _most(parts: tuple[Part, ...], setting: TrainingSetting, log_kappa: float) -> float:
     """The success that no attacker exceeds, from the logarithm of the blind one."""
     if not parts:
         return math.exp(log_kappa)
     if len(parts) == 1:
         noise, rate, steps = parts[0]
         setting = replace(setting, noise_multiplier=noise, sampling_rate=rate, steps=steps)
-        return float(upper_edge(setting, log_kappa))
+        return float(success_bound(setting, log_kappa))
     visible = setting.participation == "visible"
     most = mixed.visible_upper if visible else mixed.hidden_upper
     return float(most(mixed.merged(parts), log_kappa))
 
 
 def _edges(
-    parts: tuple[Part, ...], setting: Setting, eta: float, prior: Rung | None, delta: float
+    parts: tuple[Part, ...], setting: TrainingSetting, eta: float, prior: Rung | None, delta: float
 ) -> tuple[float, float, float]:
     """Lower edge, upper edge, epsilon."""
     single("delta", probability("delta", delta))
@@ -253,7 +253,7 @@ def _edges(
         noise, rate, steps = parts[0]
         setting = replace(setting, noise_multiplier=noise, sampling_rate=rate, steps=steps)
         edges = under(prior, setting, eta)
-        return float(edges.lower[0]), float(edges.upper[0]), homogeneous_epsilon(setting, delta)
+        return float(edges.attained[0]), float(edges.bound[0]), homogeneous_epsilon(setting, delta)
     log_kappa = float(under(prior, setting, eta).log_kappa[0])
     if not parts:
         blind = float(identification.kappa_sphere(dim=dim, eta=eta, norm=norm))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -156,14 +157,15 @@ def bounds(
     """All bounds that there are for a release, and why others are missing."""
     found: list[Bound] = []
     notes: list[str] = []
-    for make in (
-        lambda: error_bound(released, error, source),
-        lambda: probability(released, risk),
-    ):
+    makers: tuple[Callable[[], Bound | None], ...] = (
+        partial(error_bound, released, error, source),
+        partial(probability, released, risk),
+    )
+    for make in makers:
         try:
             bound = make()
-        except NotApplicable as error_:
-            notes.append(" ".join(error_.reason.split()))
+        except NotApplicable as missing:
+            notes.append(" ".join(missing.reason.split()))
         else:
             found += [] if bound is None else [bound]
     return tuple(found), "; ".join(dict.fromkeys(notes)) or None

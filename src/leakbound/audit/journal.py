@@ -6,13 +6,14 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Generic
 
 from leakbound._util import files
-from leakbound.assess.record import Damage, Reader, Record
+from leakbound.assess.record import KEYS, Damage, R, decode, encode
 
 
-class Journal:
-    """A JSON Lines file of records keyed by one field; memory holds where each stands.
+class Journal(Generic[R]):
+    """A JSON Lines file of records of one kind; memory holds where each stands.
 
     `append` makes a record durable before it returns. `finish` writes all in a given order through
     a temporary file, so a kill at any moment leaves either the old file or the new one. Reading
@@ -23,14 +24,15 @@ class Journal:
         ends: by key how the unit ended: its verdict, "ok", "not_applicable" or "failed".
     """
 
-    def __init__(self, path: Path, key: str) -> None:
-        self.path, self.key = path, key
+    def __init__(self, path: Path, kind: type[R]) -> None:
+        self.path, self.key = path, KEYS[kind]
+        self.kind: type[R] = kind
         self.ends: dict[str, str] = {}
         self._places: dict[str, tuple[int, int]] = {}
         self._stale = False
         self._descriptor: int | None = None
 
-    def read(self, fits: Callable[[Record], bool] = lambda record: True) -> set[str]:
+    def read(self, fits: Callable[[R], bool] = lambda record: True) -> set[str]:
         """The keys of the records that are kept: those that every reader can use and that fit.
 
         Damaged lines are dropped with a warning. `fits` may find damage of its own, by `Damage`.
@@ -38,17 +40,17 @@ class Journal:
         Raises:
             ValueError: a file without a line of this journal.
         """
-        damaged, start, reader = 0, 0, Reader(self.key)
+        damaged, start = 0, 0
         for line in self._lines():
             try:
-                record = reader(line)
-                if files.encode(record) != line:
+                record = decode(line, self.kind)
+                if encode(record) != line:
                     raise Damage("it is not in canonical form")
                 kept = fits(record)
-            except ValueError:  # damage, or a number that JSON does not have
+            except Damage:
                 damaged += 1
             else:
-                self._forget(record[self.key])  # of several the last stands
+                self._forget(record.key)  # of several the last stands
                 if kept:
                     self._note(record, start, len(line))
             start += len(line)
@@ -61,9 +63,9 @@ class Journal:
             )
         return set(self._places)
 
-    def append(self, record: Record) -> None:
+    def append(self, record: R) -> None:
         """Write one record and wait until it is on disk."""
-        line = files.encode(record)
+        line = encode(record)
         if self._stale and self._places:
             self._rewrite(self._places)
         if self._stale or not os.path.lexists(self.path):
@@ -89,11 +91,9 @@ class Journal:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _note(self, record: Record, start: int, length: int) -> None:
-        status = record["status"]
-        verdict = record.get("verdict") or status
-        self.ends[record[self.key]] = verdict if status == "ok" else status
-        self._places[record[self.key]] = (start, length)
+    def _note(self, record: R, start: int, length: int) -> None:
+        self.ends[record.key] = record.end
+        self._places[record.key] = (start, length)
 
     def _forget(self, key: str) -> None:
         self._places.pop(key, None)

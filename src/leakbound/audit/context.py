@@ -1,4 +1,4 @@
-"""What the cells of one plan share in one process: data, splits, models at their weights."""
+"""What the experiments of one plan share in one process: data, splits, models at their weights."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-class Bench:
+class PlanContext:
     """Loads each thing once; everything it hands out depends on names and seeds only.
 
     Args:
@@ -80,7 +80,9 @@ class Bench:
             none = torch.zeros(0, dtype=torch.long)
             return {"private": torch.arange(count), "public": none, "test": none}
         parts = data.split(count, SPLITS, seed=0, name="audit")
-        return parts if self.dataset.columns else data.without_copies(parts, self.dataset.inputs)
+        if not self.dataset.domain.copies_count_once:
+            return parts
+        return data.without_copies(parts, self.dataset.inputs)
 
     @property
     def copies(self) -> int:
@@ -92,13 +94,6 @@ class Bench:
         """Public images: what the attacker may know of the kind of data; None if there are none."""
         indices = self.splits["public"]
         return self.batch(indices) if len(indices) else None
-
-    @cached_property
-    def blind(self) -> Tensor:
-        """The guess that sees no update: the mean public image, or mid-gray."""
-        if self.public is None:
-            return torch.full(self.dataset.inputs.shape[1:], 0.5, device=self.device)
-        return self.public.inputs.mean(0)
 
     @cached_property
     def distractors(self) -> Tensor | None:
@@ -273,9 +268,9 @@ def code(plan: Plan) -> dict[str, str]:
     return found
 
 
-def fingerprint(plan: Plan, bench: Bench) -> dict[str, Any]:
+def fingerprint(plan: Plan, context: PlanContext) -> dict[str, Any]:
     """The data as run.json names it, and the digests of weight files."""
-    dataset = bench.dataset
+    dataset = context.dataset
     named = [*(spec.weights for spec in plan.models), plan.lpips_weights]
     weights = {
         file: hashlib.sha256(files.read(Path(file))).hexdigest()
@@ -286,15 +281,15 @@ def fingerprint(plan: Plan, bench: Bench) -> dict[str, Any]:
         "source": plan.data.source,
         "fingerprint": dataset.fingerprint,
         "examples": len(dataset.labels),
-        "copies": bench.copies,
-        "shape": list(bench.input_shape),
+        "copies": context.copies,
+        "shape": list(context.input_shape),
         "classes": dataset.classes,
         "weights": weights,
     }
 
 
-def check_plan(plan: Plan, bench: Bench) -> None:
-    """Build every model once and compare batches with the data, before any cell runs.
+def check_plan(plan: Plan, context: PlanContext) -> None:
+    """Build every model once and compare batches with the data, before any experiment runs.
 
     Warns of images that are left out as copies.
 
@@ -302,34 +297,34 @@ def check_plan(plan: Plan, bench: Bench) -> None:
         ValueError: data, a model, a batch size or a file for LPIPS that cannot work, with the
             reason.
     """
-    available = len(bench.splits["private"])
-    if bench.copies:
+    available = len(context.splits["private"])
+    if context.copies:
         warnings.warn(
-            f"{bench.copies} of {len(bench.dataset.labels)} images are copies of images in another "
-            "split (private, public, test) and are left out",
+            f"{context.copies} of {len(context.dataset.labels)} images are copies of images in "
+            "another split (private, public, test) and are left out",
             stacklevel=2,
         )
     for clients in sorted({build_defense(links).cohort_size for links in plan.defenses}):
         for size in plan.batch_sizes:
-            bench.batches(size, clients, plan.seeds[0])
+            context.batches(size, clients, plan.seeds[0])
     if plan.utility.rounds and plan.utility.batch_size * plan.utility.clients > available:
         raise ValueError(
             f"utility trains {plan.utility.clients} clients on {plan.utility.batch_size} images "
             f"each, but the data has {available} private ones; lower utility.batch_size"
         )
     trains = plan.utility.rounds or any(spec.train_steps for spec in plan.models)
-    if trains and len(bench.dataset.labels) < FEW:
+    if trains and len(context.dataset.labels) < FEW:
         raise ValueError(
-            f"data has {len(bench.dataset.labels)} images, too few to train on: give at least "
+            f"data has {len(context.dataset.labels)} images, too few to train on: give at least "
             f"{FEW}, or leave out [utility] and train_steps"
         )
-    if bench.dataset.classes < 2:
+    if context.dataset.classes < 2:
         raise ValueError(
-            f"data has one class ({bench.dataset.class_names[0]!r}), on which cross-entropy has no "
-            "gradient: put the images into two or more class folders"
+            f"data has one class ({context.dataset.class_names[0]!r}), on which cross-entropy has "
+            "no gradient: put the images into two or more class folders"
         )
     if plan.lpips_weights is not None:
-        network, shape = bench.lpips(plan.lpips_weights), bench.input_shape
+        network, shape = context.lpips(plan.lpips_weights), context.input_shape
         if not network.takes(shape):
             raise ValueError(
                 f"lpips_weights is {plan.lpips_weights!r}, of the network {network.name!r}, which "
@@ -338,4 +333,4 @@ def check_plan(plan: Plan, bench: Bench) -> None:
                 "file of another network, or leave lpips_weights out"
             )
     for spec in plan.models:
-        bench.task(spec, plan.seeds[0])
+        context.task(spec, plan.seeds[0])
