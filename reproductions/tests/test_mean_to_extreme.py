@@ -10,6 +10,8 @@ from scipy import stats
 
 from leakbound import data
 from leakbound.attacks.trap_estimators import unbiased
+from leakbound.random import normal, stream
+from leakbound.types import Batch, Reconstruction
 from leakbound_reproductions.claim import Verdict
 from leakbound_reproductions.mean_to_extreme import (
     claims,
@@ -25,8 +27,6 @@ from leakbound_reproductions.mean_to_extreme import (
     tables,
     trap,
 )
-from leakbound.random import normal, stream
-from leakbound.types import Batch, Reconstruction
 
 HOLDS, FAILS, UNDECIDED = Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from leakbound.audit.plan import attack_record, defense_name, defense_parameters, plain
+from leakbound.types import Server
 from leakbound_reproductions.claim import Claim, Verdict
 from leakbound_reproductions.outcome import SCALES
 from leakbound_reproductions.systematic_evaluation import (
@@ -23,7 +24,6 @@ from leakbound_reproductions.systematic_evaluation import (
     tradeoff_figure,
 )
 from leakbound_reproductions.systematic_evaluation.measured import Measured, family, label
-from leakbound.types import Server
 
 BLIND = 0.3
 

@@ -25,13 +25,13 @@ from leakbound._util import files
 from leakbound.audit import run_file
 from leakbound.audit.folder import TIMES
 from leakbound.cli.shared import workers_of
+from leakbound.cli.terminal import console, errors, safe
 from leakbound_reproductions import kept, pages, results
 from leakbound_reproductions.reproductions import Reproduction, named
 from leakbound_reproductions.results import Results
-from leakbound.cli.terminal import console, errors, safe
 
 if TYPE_CHECKING:
-    from leakbound.cli import options
+    from leakbound_reproductions import options
 
 PAGE, TEXT = "results.html", "results.md"
 STYLES = {"holds": "green", "does not hold": "red", "undecided": "yellow"}

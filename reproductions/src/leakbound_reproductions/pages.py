@@ -191,7 +191,7 @@ overflow:hidden;clip-path:inset(50%);white-space:nowrap}
 
 def html(results: Results, folder: Path) -> str:
     """The same as one HTML page that holds its figures and needs no network."""
-    from leakbound.report.html import environment_of
+    from leakbound.report.template import environment_of
 
     environment = environment_of()
     environment.filters["plain"] = lambda text: text.replace("`", "")

@@ -19,8 +19,8 @@ from leakbound.audit import plan as plans
 from leakbound.audit.context import PlanContext, one_thread
 from leakbound.audit.experiment import Result
 from leakbound.audit.plan import Unit
-from leakbound.protocol import Round
 from leakbound.engines.choose import LARGEST
+from leakbound.protocol import Round
 from leakbound.types import Reconstruction
 
 

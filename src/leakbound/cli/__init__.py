@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
-from typing import Annotated, Protocol, Union
+from typing import Annotated, Protocol, Union, cast
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, subcommand
@@ -125,7 +125,7 @@ def _ended(arguments: list[str]) -> int:
 def _parsed(arguments: list[str]) -> Command:
     kinds = [Annotated[kind, subcommand(name)] for name, kind in verbs(arguments).items()]
     found: Command = tyro.cli(
-        Union[tuple(kinds)],  # type: ignore[arg-type]  # noqa: UP007 - made at run time
+        cast(type[Command], Union[tuple(kinds)]),  # noqa: UP007 - made at run time
         prog="leakbound",
         description="How much training data do federated updates leak, and what bounds it? "
         "(leakbound --version shows the version.)",

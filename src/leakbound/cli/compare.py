@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from leakbound.cli import options
-    from leakbound.report.compare import Comparison
+    from leakbound.report.compare import RunComparison
 
 MOST_ROWS = 12
 """How many lines of each kind the terminal shows; the page has all."""
@@ -20,7 +20,7 @@ MOST_ROWS = 12
 
 def compare(command: options.Compare) -> int:
     """Write the page of two runs and show what matters most."""
-    from leakbound.report.compare_html import FILE, summary, write_comparison
+    from leakbound.report.compare import FILE, summary, write_comparison
     from leakbound.report.folder import read
 
     if os.path.realpath(command.first) == os.path.realpath(command.second):
@@ -49,7 +49,7 @@ def compare(command: options.Compare) -> int:
     return 0
 
 
-def _verdicts(found: Comparison) -> Table:
+def _verdicts(found: RunComparison) -> Table:
     """The verdicts that changed."""
     table = _table("Defense", "Model", "Batch", "A", "B")
     changed = [pair for pair in found.verdicts if pair.change]
@@ -60,9 +60,9 @@ def _verdicts(found: Comparison) -> Table:
     return _ended(table, len(changed))
 
 
-def _attacks(found: Comparison) -> Table:
+def _attacks(found: RunComparison) -> Table:
     """The attacks whose PSNR differs visibly, the largest differences first."""
-    from leakbound.report.compare_html import signed
+    from leakbound.report.compare import signed
 
     table = _table("Defense", "Attack", "Batch", "PSNR, B - A", "95 % interval", "Seeds")
     seen = [(row, row.psnr) for row in found.attacks if row.psnr is not None and row.psnr.side]
@@ -75,11 +75,11 @@ def _attacks(found: Comparison) -> Table:
     return _ended(table, len(seen))
 
 
-def _counts(found: Comparison) -> str:
+def _counts(found: RunComparison) -> str:
     """One line on all the rest."""
     words = [f"{found.both} settings in both"]
     words += [
-        f"{sum(count for *_, count in rows)} cells only in {letter}"
+        f"{sum(count for _, count in rows)} experiments only in {letter}"
         for letter, rows in zip("AB", found.only, strict=True)
         if rows
     ]

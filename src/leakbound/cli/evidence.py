@@ -1,4 +1,4 @@
-"""What `leakbound evidence` does: one page and one JSON for people who must sign."""
+"""What `leakbound evidence` does: a sign-off page and its content as JSON, for approvers."""
 
 from __future__ import annotations
 
@@ -6,28 +6,32 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+import msgspec
 import numpy as np
 
 from leakbound import check
+from leakbound._util.decibels import mse_of_psnr
 from leakbound._util.text import printable
-from leakbound.audit.calibrate import UNIFORM, under
-from leakbound.audit.corridor import Corridor, Setting, epsilon
-from leakbound.audit.corridor_verdict import UNINFORMED, verdict_of
-from leakbound.audit.reach import reach
 from leakbound.audit.run_file import versions
 from leakbound.bounds import ladder
 from leakbound.bounds.law import positive, probability, single
 from leakbound.cli import risk as commands_risk
 from leakbound.cli.shared import check_files, write_files
 from leakbound.cli.terminal import console, errors, safe
+from leakbound.risk.calibrate import UNIFORM, under
+from leakbound.risk.corridor import TrainingSetting, epsilon
+from leakbound.risk.examples import width_of
+from leakbound.risk.statement import UNINFORMED
 
 if TYPE_CHECKING:
     from leakbound.cli import options
+    from leakbound.report.evidence.schema import CorridorCurve, Epsilons, Subject
+    from leakbound.report.evidence.training import TrainingBounds
 
 PAGE, DATA, PLAN = "evidence.html", "report.json", "evidence.toml"
 AROUND = 5.0
@@ -37,7 +41,7 @@ LONGEST = 400
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingSettings:
     """What --training states; names and meanings as in `leakbound bound`, and the clip norm."""
 
     noise_multiplier: float | None = None
@@ -61,28 +65,33 @@ class Training:
 
 def evidence(command: options.Evidence) -> int:
     """Write the evidence of runs, of a training configuration, or of both."""
+    from leakbound.report import check_installed, folder
     from leakbound.report import evidence as pages
 
-    pages.check_installed()
+    check_installed()
     statements, images = _statements(command.declare), not command.no_images
     out = _place(command)
     single("delta", probability("delta", command.delta))
-    runs = [pages.read_run(folder) for folder in command.runs]
-    names = _plan_names(len(runs), bool(command.training))
-    check_files(out.parent, [out.name, DATA, *names])
+    runs = [folder.read(place) for place in command.runs]
+    names = [PLAN]
+    if len(runs) + bool(command.training) > 1:
+        names = [PLAN.replace(".", f"-{number}.") for number in range(1, len(runs) + 1)]
+    check_files(out.parent, [out.name, DATA, *names[: len(runs)]])
     subjects = [
         pages.of_run(run, statements, _accountant(command.delta), images=images, plan=name)
-        for run, name in zip(runs, names, strict=True)
+        for run, name in zip(runs, names, strict=False)
     ]
+    plans = {name: one.rerun.plan for name, one in zip(names, subjects, strict=False)}
     if command.training:
         with errors.status("bounding ..."):
             found = _training(command)
         subjects.append(pages.of_training(found, statements))
     content = pages.document(subjects, images=images)
+    value = msgspec.to_builtins(content)
     files = {
         out.name: pages.page(content, runs).encode(),
-        DATA: json.dumps(content, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n",
-        **_plans(subjects, names),
+        DATA: json.dumps(value, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n",
+        **{name: text.encode() for name, text in plans.items() if text is not None},
     }
     write_files(out.parent, files)
     console.print(f"evidence: {safe(out)}", soft_wrap=True)
@@ -92,31 +101,27 @@ def evidence(command: options.Evidence) -> int:
     return 0
 
 
-def _warn(subjects: Sequence[Mapping[str, Any]]) -> None:
+def _warn(subjects: Sequence[Subject]) -> None:
     """Say on the screen what does not hold, and what nobody stated."""
-    from leakbound.report.evidence_told import STATEMENTS
+    from leakbound.report.evidence import STATEMENTS
 
     for subject in subjects:
-        for one in subject["checks"]:
-            if one["holds"] is False:
+        for one in subject.checks:
+            if one.holds is False:
                 errors.print(
-                    f"leakbound: {safe(subject['name'])}: does not hold: {one['words']} "
-                    f"({safe(one['detail'])})",
+                    f"leakbound: {safe(subject.name)}: does not hold: {one.words} "
+                    f"({safe(one.detail)})",
                     soft_wrap=True,
                 )
-    silent = {
-        item["name"]
-        for subject in subjects
-        for item in subject["declared"]["items"]
-        if item["status"] == "not stated" and item["name"] in STATEMENTS
-    }
+    items = [item for subject in subjects for item in subject.declared.items]
+    silent = {one.name for one in items if one.status == "not stated" and one.name in STATEMENTS}
     if silent:
         errors.print(f"not stated: {', '.join(sorted(silent))}", soft_wrap=True)
 
 
 def _statements(given: Sequence[str]) -> dict[str, str]:
     """--declare NAME=TEXT, every name known and given once."""
-    from leakbound.report.evidence_told import STATEMENTS
+    from leakbound.report.evidence import STATEMENTS
 
     found: dict[str, str] = {}
     for name, text in _pairs("declare", given, list(STATEMENTS)):
@@ -161,19 +166,34 @@ def _place(command: options.Evidence) -> Path:
     return command.out / PAGE
 
 
-def _accountant(delta: float) -> Callable[[float], dict[str, Any]]:
+def _accountant(delta: float) -> Callable[[float], Epsilons]:
     """Epsilons of one full-batch release with a noise multiplier."""
-
-    def of(noise: float) -> dict[str, Any]:
-        one, other = (epsilon(Setting(level, dim=1), delta) for level in (noise, noise / 2))
-        return {"delta": delta, "add_remove": _told(one), "replace": _told(other)}
-
-    return of
+    return lambda noise: _epsilons(TrainingSetting(noise, dim=1), delta)
 
 
-def _training(command: options.Evidence) -> dict[str, Any]:
-    """Both edges of a training configuration, as `evidence_training.of_training` takes them."""
-    given = _parsed(command.training)
+def _epsilons(setting: TrainingSetting, delta: float) -> Epsilons:
+    """Of adding or removing one example; of replacing one where that is a shift twice as long.
+
+    It is so in every step whose participation is seen, and with full batches. Of hidden samples
+    replacing has another pair of worst cases, for which there is no accountant here.
+    """
+    from leakbound.report.evidence.schema import Epsilons
+
+    def stated(level: TrainingSetting) -> float | Literal["infinite"]:
+        value = float(epsilon(level, delta))
+        return value if math.isfinite(value) else "infinite"
+
+    twice = setting.participation == "visible" or setting.sampling_rate == 1
+    half = replace(setting, noise_multiplier=setting.noise_multiplier / 2)
+    return Epsilons(delta, stated(setting), stated(half) if twice else None)
+
+
+def _training(command: options.Evidence) -> TrainingBounds:
+    """A training configuration with its bounds."""
+    from leakbound.report.evidence.training import ThresholdBounds, TrainingBounds
+
+    stated = _pairs("training", command.training, [one.name for one in fields(TrainingSettings)])
+    given = _parsed(stated)
     if given.noise_multiplier is None:
         raise ValueError("training has no noise_multiplier; add noise_multiplier=1.0")
     if given.clip_norm is not None:
@@ -182,49 +202,70 @@ def _training(command: options.Evidence) -> dict[str, Any]:
     single("delta", probability("delta", given.delta))
     same = cast(Any, given)  # it has the fields of `leakbound bound` that these read
     thresholds = commands_risk.thresholds_of(same)
-    records = commands_risk.records_of(same)
-    setting = commands_risk.setting_of(same, records, given.noise_multiplier)
-    prior = commands_risk.prior_of(given.prior, records)
+    examples = commands_risk.examples_of(same)
+    setting = commands_risk.setting_of(same, examples, given.noise_multiplier)
+    prior = examples.prior(given.prior)
     edges = under(prior, setting, [eta for _, eta in thresholds])
-    stated = [name for name, _ in _pairs("training", command.training, _names())]
+    matches = [examples.matches(eta) for _, eta in thresholds]
+    shares = [None if one is None else one.most for one in matches]
     words = " ".join(map(shlex.quote, command.training))
-    return {
-        "given": {**asdict(given), "dim": setting.dim, "norm": setting.norm, "stated": stated},
-        "epsilons": _epsilons(setting, given.delta),
-        "accepted": given.accept,
-        "prior": UNIFORM if prior is None else prior.name,
-        "notices": [] if edges.informed else [f"{UNINFORMED}; state data=... prior=mixture"],
-        "thresholds": _rows(thresholds, edges, records, given.accept),
-        "lower_scope": asdict(edges.lower_scope),
-        "upper_scope": asdict(edges.upper_scope),
-        "records": {
-            "source": records.source,
-            "values": records.dim,
-            "norms": list(records.norms),
-            "records": records.count,
+    return TrainingBounds(
+        given={**asdict(given), "dim": setting.dim, "norm": setting.norm},
+        stated=[name for name, _ in stated],
+        epsilons=_epsilons(setting, given.delta),
+        accepted=given.accept,
+        prior=UNIFORM if prior is None else prior.name,
+        notices=() if edges.informed else (f"{UNINFORMED}; state data=... prior=mixture",),
+        thresholds=tuple(
+            ThresholdBounds(
+                psnr,
+                float(edges.attained[i]),
+                float(edges.bound[i]),
+                shares[i],
+                edges.verdict(i, given.accept, shares[i]),
+            )
+            for i, (psnr, _) in enumerate(thresholds)
+        ),
+        bound_scope=asdict(edges.bound_scope),
+        attained_scope=asdict(edges.attained_scope),
+        examples={
+            "source": examples.source,
+            "values": examples.dim,
+            "norms": list(examples.norms),
+            "examples": examples.count,
         },
-        "curve": _curve(thresholds, setting, prior, given.input_range),
-        "versions": versions(),
-        "command": f"leakbound evidence --training {words} --out rerun",
-    }
+        curve=_curve(thresholds, setting, prior, given),
+        versions=versions(),
+        command=f"leakbound evidence --training {words} --out rerun",
+    )
 
 
-def _names() -> list[str]:
-    return [field.name for field in fields(Training)]
+def _curve(
+    thresholds: Sequence[tuple[float, float]],
+    setting: TrainingSetting,
+    prior: ladder.Rung | None,
+    given: TrainingSettings,
+) -> CorridorCurve:
+    from leakbound.report.evidence.schema import CorridorCurve
+
+    width = width_of(cast(tuple[float, float], given.input_range))
+    psnr = np.linspace(thresholds[0][0] - AROUND, thresholds[-1][0] + AROUND, 61).tolist()
+    edges = under(prior, setting, [mse_of_psnr(level, width) for level in psnr])
+    return CorridorCurve(
+        tuple(psnr), tuple(edges.attained.tolist()), tuple(edges.bound.tolist()), given.accept
+    )
 
 
-def _parsed(given: Sequence[str]) -> Training:
-    """NAME=VALUE, by the types of `Training`."""
-    found: dict[str, Any] = {}
-    for name, text in _pairs("training", given, _names()):
-        found[name] = _value(name, text)
-    training = Training(**found)
-    if len(training.input_range) != 2:
-        raise ValueError(f"training input_range is {training.input_range}; give LOW,HIGH")
-    check.one_of(["visible", "hidden"], participation=training.participation)
-    if training.prior is not None:
-        check.one_of(["sphere", *ladder.KINDS], prior=training.prior)
-    return training
+def _parsed(given: Sequence[tuple[str, str]]) -> TrainingSettings:
+    """NAME=VALUE, by the types of `TrainingSettings`."""
+    found: dict[str, Any] = {name: _value(name, text) for name, text in given}
+    settings = TrainingSettings(**found)
+    if len(settings.input_range) != 2:
+        raise ValueError(f"training input_range is {settings.input_range}; give LOW,HIGH")
+    check.one_of(["visible", "hidden"], participation=settings.participation)
+    if settings.prior is not None:
+        check.one_of(["sphere", *ladder.KINDS], prior=settings.prior)
+    return settings
 
 
 def _value(name: str, text: str) -> Any:
@@ -247,65 +288,3 @@ def _value(name: str, text: str) -> Any:
     if len(numbers) > 1:
         raise ValueError(f"training {name} is {text!r}; give one number")
     return numbers[0]
-
-
-def _rows(
-    thresholds: Sequence[tuple[float, float]],
-    edges: Corridor,
-    records: commands_risk.Records,
-    accepted: float,
-) -> list[dict[str, Any]]:
-    seen, rows = records.images, []
-    for i, (psnr, eta) in enumerate(thresholds):
-        alike = None if seen is None else reach(seen, eta).most
-        lower, upper = float(edges.lower[i]), float(edges.upper[i])
-        verdict = verdict_of(edges, i, alike, accepted)
-        row: dict[str, Any] = {"psnr": psnr, "mse": eta, "lower": lower, "upper": upper}
-        rows.append({**row, "alike": alike, "verdict": verdict})
-    return rows
-
-
-def _epsilons(setting: Setting, delta: float) -> dict[str, Any]:
-    """Of adding or removing one example; of replacing one where that is a shift twice as long.
-
-    It is so in every step whose participation is seen, and with full batches. Of hidden samples
-    replacing has another pair of worst cases, for which there is no accountant here.
-    """
-    twice = setting.participation == "visible" or setting.sampling_rate == 1
-    half = replace(setting, noise_multiplier=setting.noise_multiplier / 2)
-    return {
-        "delta": delta,
-        "add_remove": _told(epsilon(setting, delta)),
-        "replace": _told(epsilon(half, delta)) if twice else None,
-    }
-
-
-def _curve(
-    thresholds: Sequence[tuple[float, float]],
-    setting: Setting,
-    prior: ladder.Rung | None,
-    input_range: Sequence[float],
-) -> dict[str, list[float]]:
-    low, high = input_range
-    psnr = np.linspace(thresholds[0][0] - AROUND, thresholds[-1][0] + AROUND, 61)
-    edges = under(prior, setting, (high - low) ** 2 / 10 ** (psnr / 10))
-    return {name: np.asarray(rows).tolist() for name, rows in
-            (("psnr", psnr), ("lower", edges.lower), ("upper", edges.upper))}  # fmt: skip
-
-
-def _told(value: float) -> float | str:
-    return float(value) if math.isfinite(value) else "infinite"
-
-
-def _plan_names(runs: int, training: bool) -> list[str]:
-    """What the plans of the runs are called: numbered where there is more than one subject."""
-    if runs + training == 1:
-        return [PLAN] * runs
-    return [PLAN.replace(".", f"-{number}.") for number in range(1, runs + 1)]
-
-
-def _plans(subjects: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, bytes]:
-    """The plans of the runs, each as a file that runs it again."""
-    texts = [subject["rerun"]["plan"] for subject in subjects]
-    pairs = zip(names, texts, strict=False)
-    return {name: text.encode() for name, text in pairs if text is not None}

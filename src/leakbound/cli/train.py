@@ -223,12 +223,12 @@ tr{border-bottom:1px solid #8884}svg{max-width:100%;height:auto}.legend{list-sty
 def _page(plan: Plan, units: Sequence[Training], rows: Sequence[TrainingRow]) -> str:
     from markupsafe import Markup
 
-    from leakbound.report import drawing, tables, training
-    from leakbound.report.html import environment_of
+    from leakbound.report import charts, tables
+    from leakbound.report.template import environment_of
 
     names = tables.Names([], units)
-    progress = training.progress(units, names)
-    labels = training.drawn(progress, names)
+    progress = charts.loss_curves(units, names)
+    labels = charts.drawn_losses(progress, names)
     return (
         environment_of()
         .from_string(TEMPLATE)
@@ -239,8 +239,8 @@ def _page(plan: Plan, units: Sequence[Training], rows: Sequence[TrainingRow]) ->
             batch=plan.utility.batch_size,
             optimizer=plan.utility.optimizer,
             rows=[(row, _words(row)) for row in rows],
-            panels=training.panels(progress, labels),
-            keys=drawing.keys(labels, "kl"),
+            panels=charts.loss_panels(progress, labels),
+            keys=charts.keys(labels, "kl"),
             svg=Markup,
         )
     )

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound._util import files
+from leakbound.assess.record import UNDECIDED
 from leakbound.defenses.base import Defense, chain
 from leakbound.flower.compat import error_reply
 from leakbound.flower.messages import (
@@ -31,7 +32,6 @@ from leakbound.flower.nesting import Inside, Tap, collecting, listening, unbroke
 from leakbound.flower.setup import Setup, refuse_thawed, settings
 from leakbound.inspection import Finding, inspect
 from leakbound.meter import Decision, Policy, Reading, measure
-from leakbound.assess.record import UNDECIDED
 from leakbound.meter.reading import EXPERIMENT
 from leakbound.protocol import resolve
 from leakbound.random import stream

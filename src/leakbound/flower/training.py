@@ -27,7 +27,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from leakbound.audit.context import PlanContext, one_thread
 from leakbound.audit.experiment import Result, reason_of, run_training
-from leakbound.audit.plan import DataSpec, Plan, Unit, TrainingUnit, build_defense
+from leakbound.audit.plan import DataSpec, Plan, TrainingUnit, Unit, build_defense
 from leakbound.audit.utility import Opening, noise_of
 from leakbound.cluster.connection import connected, environment
 from leakbound.flower import state
@@ -171,7 +171,9 @@ def client_app(units: Iterable[TrainingUnit], fingerprint: str) -> ClientApp:
     return app
 
 
-def server_app(units: Sequence[TrainingUnit], bench: PlanContext, flow: Flow | None = None) -> ServerApp:
+def server_app(
+    units: Sequence[TrainingUnit], bench: PlanContext, flow: Flow | None = None
+) -> ServerApp:
     """An app that plays the trainings one after the other, and hands their results to `flow`."""
     app, out = ServerApp(), flow or Flow()
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from leakbound import data
-from leakbound_reproductions.mean_to_extreme.draws import BATCH_NOISES, BATCHES
 from leakbound.random import normal, permutation, stream
+from leakbound_reproductions.mean_to_extreme.draws import BATCH_NOISES, BATCHES
 
 SIZES = (1, *BATCHES)
 SIDE, CHANNELS = 32, 3

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from leakbound import audit
-from leakbound.audit.cells import run_utility
-from leakbound.audit.plan import DataSpec, ModelSpec, Spec, UtilityCell, UtilitySpec
+from leakbound.assess import Training
+from leakbound.audit.experiment import run_training
+from leakbound.audit.plan import DataSpec, ModelSpec, Spec, TrainingUnit, UtilitySpec
 from leakbound.bounds import from_scratch, identification
 
 ROUNDS = (1, 40, 1000)
@@ -28,7 +29,7 @@ class Copied:
 
 def compared() -> list[Copied]:
     """Noisy copies of three strengths, DP-SGD of three, and no defense."""
-    bench = audit.Bench(DataSpec())
+    bench = audit.PlanContext(DataSpec())
     flat = bench.dataset.inputs.flatten(1).double()
     norm, dim, eta = float(flat.norm(dim=1).min()), flat.shape[1], 10 ** (-PSNR / 10)
     blind = identification.log_kappa_sphere(dim=dim, eta=eta, norm=norm)
@@ -62,11 +63,13 @@ def table(rows: Sequence[Copied]) -> list[str]:
 
 
 def _row(
-    name: str, links: tuple[Spec, ...], risks: tuple[float, ...], bench: audit.Bench
+    name: str, links: tuple[Spec, ...], risks: tuple[float, ...], bench: audit.PlanContext
 ) -> Copied:
     spec = UtilitySpec(rounds=40, learning_rate=0.002)
     found = []
     for seed in SEEDS:
-        cell = UtilityCell(DataSpec(), ModelSpec("simple_convnet"), links, seed, spec)
-        found.append(float(run_utility(cell, bench).record["accuracy"]))
+        cell = TrainingUnit(DataSpec(), ModelSpec("simple_convnet"), links, seed, spec)
+        record = run_training(cell, bench).record
+        assert isinstance(record, Training)
+        found.append(record.accuracy or 0.0)
     return Copied(name, risks, tuple(found))

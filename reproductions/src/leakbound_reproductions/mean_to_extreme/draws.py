@@ -17,10 +17,10 @@ from leakbound.attacks.trap_estimators import most_often, unbiased
 from leakbound.audit.plan import DataSpec, ModelSpec
 from leakbound.bounds import from_scratch, identification
 from leakbound.defenses import dp_sgd
-from leakbound_reproductions.mean_to_extreme import trap
 from leakbound.protocol import play
 from leakbound.random import normal, permutation, stream
 from leakbound.types import Batch, Server, Task, ThreatModel
+from leakbound_reproductions.mean_to_extreme import trap
 
 SPREAD = 5.0
 """C / |X| of claim 3-2, so that 25 rows suffice and 5 are as many as eq. 16 asks for."""
@@ -45,7 +45,7 @@ class Share:
     n: int
 
 
-def digit(number: int, bench: audit.Bench) -> tuple[Batch, float]:
+def digit(number: int, bench: audit.PlanContext) -> tuple[Batch, float]:
     """A real digit, and its norm."""
     (batch,) = bench.batches(1, 1, number)
     return batch, float(batch.inputs.double().norm())
@@ -70,7 +70,7 @@ def rows(draws: int) -> dict[str, list[float]]:
     Args:
         draws: digits, one draw of noise each.
     """
-    bench, noise = audit.Bench(DataSpec()), 0.1
+    bench, noise = audit.PlanContext(DataSpec()), 0.1
     task, found = bench.task(ModelSpec("mlp"), 0), {}
     for count in ROWS:
         own = []
@@ -91,7 +91,7 @@ def sightings(records: int) -> dict[str, list[float]]:
     Args:
         records: how many digits are seen, each k times.
     """
-    bench, noise = audit.Bench(DataSpec()), 0.1
+    bench, noise = audit.PlanContext(DataSpec()), 0.1
     task, found = bench.task(ModelSpec("mlp"), 0), {}
     for times in SIGHTINGS:
         own = []

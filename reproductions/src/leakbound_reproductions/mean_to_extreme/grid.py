@@ -11,8 +11,8 @@ from scipy import stats
 
 from leakbound.attacks.trap_estimators import most_often, shrinkage, sphere_mean, unbiased
 from leakbound.bounds import from_scratch, identification
-from leakbound_reproductions.mean_to_extreme import trap
 from leakbound.random import stream
+from leakbound_reproductions.mean_to_extreme import trap
 
 Array = NDArray[Any]
 Found = dict[tuple[int, str], trap.Records]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from leakbound import data
-from leakbound.audit.bench import one_thread
+from leakbound.audit.context import one_thread
 from leakbound_reproductions.kept import Parts, note_data, page
 from leakbound_reproductions.mean_to_extreme import (
     claims,

@@ -11,11 +11,11 @@ from leakbound.attacks import LinearTrap, dlg, inverting_gradients
 from leakbound.attacks.base import Attack
 from leakbound.audit.plan import DataSpec, ModelSpec
 from leakbound.defenses import dp_sgd
-from leakbound_reproductions.mean_to_extreme.settings import Setting
 from leakbound.pairing import pair
 from leakbound.protocol import Round, play
 from leakbound.random import stream
 from leakbound.types import Batch, Reconstruction, Server, ThreatModel
+from leakbound_reproductions.mean_to_extreme.settings import Setting
 
 NOISES = (0.005, 0.02, 0.1, 1.0)
 """Of the authors' experiment with earlier attacks."""
@@ -25,14 +25,16 @@ DLG_STEPS = 300
 TOGETHER = 10
 
 
-def bench_of(setting: Setting, color: str) -> audit.Bench:
+def bench_of(setting: Setting, color: str) -> audit.PlanContext:
     """MNIST, or color images of 32 x 32 as in the paper's code."""
     if setting.color_attacked:
-        return audit.Bench(DataSpec(color, size=32, channels=3))
-    return audit.Bench(DataSpec())
+        return audit.PlanContext(DataSpec(color, size=32, channels=3))
+    return audit.PlanContext(DataSpec())
 
 
-def errors(name: str, noise: float, setting: Setting, bench: audit.Bench) -> list[float | None]:
+def errors(
+    name: str, noise: float, setting: Setting, bench: audit.PlanContext
+) -> list[float | None]:
     """Mean squared errors on the attacked images, in their order; None where the attack failed.
 
     Args:
@@ -51,7 +53,12 @@ def errors(name: str, noise: float, setting: Setting, bench: audit.Bench) -> lis
 
 
 def _some(
-    name: str, noise: float, clip: float, numbers: list[int], setting: Setting, bench: audit.Bench
+    name: str,
+    noise: float,
+    clip: float,
+    numbers: list[int],
+    setting: Setting,
+    bench: audit.PlanContext,
 ) -> list[float | None]:
     if name == ZERO:
         return [float(bench.batches(1, 1, n)[0].inputs.square().mean()) for n in numbers]
@@ -76,7 +83,7 @@ def _error(truth: Batch, answer: Reconstruction) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _ours(noise: float, clip: float, number: int, bench: audit.Bench) -> float:
+def _ours(noise: float, clip: float, number: int, bench: audit.PlanContext) -> float:
     """Of the estimator as paper C has it: not moved into the range of the images."""
     (batch,) = bench.batches(1, 1, number)
     norm = float(batch.inputs.double().norm())
@@ -86,7 +93,9 @@ def _ours(noise: float, clip: float, number: int, bench: audit.Bench) -> float:
     return float((guess - batch.inputs.flatten().double()).square().mean())
 
 
-def _play(attack: Attack, noise: float, clip: float, number: int, bench: audit.Bench) -> Round:
+def _play(
+    attack: Attack, noise: float, clip: float, number: int, bench: audit.PlanContext
+) -> Round:
     planted = isinstance(attack, LinearTrap)
     sources: list[torch.Generator] = [stream(number, "claim 3-9", i) for i in range(2)]
     return play(

@@ -13,10 +13,10 @@ import torch
 from leakbound import audit
 from leakbound.audit.plan import Plan, Spec
 from leakbound.defenses import LocalOptimalNoise
-from leakbound_reproductions import kept
-from leakbound_reproductions.optimal_defenses import claims, figures, points, side_channel
 from leakbound.protocol import send
 from leakbound.random import stream
+from leakbound_reproductions import kept
+from leakbound_reproductions.optimal_defenses import claims, figures, points, side_channel
 
 
 def plans() -> dict[str, Plan]:
@@ -28,18 +28,18 @@ def plans() -> dict[str, Plan]:
     threat = replace(aware.threat, defense_known=False)
     nothing = (Spec("linear_inversion"),)
     rate = replace(aware.utility, optimizer="sgd", learning_rate=0.1)
-    none = replace(aware.floor, kind="none")
+    none = replace(aware.error_bound, kind="none")
     seeds = aware.seeds[: aware.utility.repeats]
     return {
-        "naive": replace(aware, attacks=chen, threat=threat, utility=still, floor=none),
+        "naive": replace(aware, attacks=chen, threat=threat, utility=still, error_bound=none),
         "aware": aware,
-        "sgd": replace(aware, attacks=nothing, utility=rate, seeds=seeds, floor=none),
+        "sgd": replace(aware, attacks=nothing, utility=rate, seeds=seeds, error_bound=none),
     }
 
 
 def noise_by_layer(plan: Plan) -> tuple[dict[str, float], dict[str, int]]:
     """RMS of the local form's noise (0.02) in each tensor, mean over the plan's seeds."""
-    bench = audit.Bench(plan.data)
+    bench = audit.PlanContext(plan.data)
     total: dict[str, float] = {}
     sizes: dict[str, int] = {}
     for seed in plan.seeds:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from leakbound import audit
-from leakbound.audit.bench import one_thread
+from leakbound.audit.context import one_thread
 from leakbound.audit.plan import Plan, Spec
 from leakbound_reproductions.kept import Parts, note_data
 from leakbound_reproductions.optimal_defenses import (
@@ -95,12 +95,12 @@ def _descents(
 ) -> dict[Key, dict[str, Any]]:
     """Losses after a few steps on one batch, by defense and seed."""
     words = f"{prefix.replace('-', ' ')}losses after 5 steps"
-    bench, found = audit.Bench(plan.data), {}
+    bench, found = audit.PlanContext(plan.data), {}
     note_data(folder, plan.data.source, bench.dataset)
     for number, links in enumerate(plan.defenses):
         tell(words, number, len(plan.defenses))
         spec = links[0]
-        key = points.key_of({"name": spec.name, "parameters": dict(spec.parameters)})
+        key = points.key_of(spec.name, spec.parameters)
         make = partial(_each, bench, plan, links, setting.seeds)
         found[key] = parts.once(f"descent-{prefix}{key.name}-{key.level:g}", make)
     tell(words, len(plan.defenses), len(plan.defenses))
@@ -111,14 +111,16 @@ def _losses(descents: dict[Key, dict[str, Any]]) -> dict[Key, dict[int, float]]:
     return {key: {int(s): one["loss"] for s, one in own.items()} for key, own in descents.items()}
 
 
-def _each(bench: audit.Bench, plan: Plan, links: tuple[Spec, ...], seeds: int) -> dict[str, Any]:
+def _each(
+    bench: audit.PlanContext, plan: Plan, links: tuple[Spec, ...], seeds: int
+) -> dict[str, Any]:
     model = plan.models[0]
     return {str(s): asdict(scatter.descend(bench, model, links, s)) for s in range(seeds)}
 
 
 def _sizes(plan: Plan) -> dict[str, int]:
     """Parameters of each tensor of the model."""
-    task = audit.Bench(plan.data).task(plan.models[0], 0)
+    task = audit.PlanContext(plan.data).task(plan.models[0], 0)
     return {name: stop - start for name, _, start, stop in task.layout}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from leakbound import client
-from leakbound.audit.bench import Bench
+from leakbound.audit.context import PlanContext
 from leakbound.audit.plan import ModelSpec, Spec, build_defense
 from leakbound.defenses.base import Chain, State
 from leakbound.protocol import resolve, step
@@ -39,7 +39,7 @@ class Descent:
     noise: dict[str, float]
 
 
-def descend(bench: Bench, model: ModelSpec, links: tuple[Spec, ...], seed: int) -> Descent:
+def descend(bench: PlanContext, model: ModelSpec, links: tuple[Spec, ...], seed: int) -> Descent:
     """Train on one batch for a few steps under a defense.
 
     Args:

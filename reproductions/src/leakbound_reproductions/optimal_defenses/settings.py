@@ -119,7 +119,7 @@ def _plan(
             "seeds": list(range(first, first + seeds)),
             "batch_sizes": [setting.batch_size],
             "threat": {"defense_known": known},
-            "floor": {"kind": "none"},
+            "error_bound": {"kind": "none"},
             "utility": utility | ({} if rate is None else {"learning_rate": rate}),
         }
     )

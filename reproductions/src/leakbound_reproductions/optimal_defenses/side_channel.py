@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 
 from leakbound.attacks.private_law import replay, score
-from leakbound.audit import Bench
+from leakbound.audit import PlanContext
 from leakbound.audit.plan import DataSpec, ModelSpec
 from leakbound.defenses import Defense, GaussianNoise, LocalOptimalNoise, OptimalNoise
 from leakbound.protocol import play
@@ -53,7 +53,7 @@ def identify(
     One model (seed 0) and one gallery of public images; each trial has its own record, directions
     and noise. The attacker replays the defense with directions of his own.
     """
-    bench = Bench(DataSpec())
+    bench = PlanContext(DataSpec())
     task = bench.task(ModelSpec(model), 0)
     public = bench.public
     assert public is not None  # mnist5k has 1,000 public images

@@ -18,11 +18,11 @@ from leakbound.attacks.base import Attack
 from leakbound.bounds import information as bits
 from leakbound.data import Dataset, federated
 from leakbound.defenses.base import Chain, chain
-from leakbound_reproductions.priprune.study import Cell
 from leakbound.federation import FederatedPlan, FederatedRound, observe, train
 from leakbound.information import INFORMATION, chance
 from leakbound.random import permutation, stream
 from leakbound.types import Batch, NotApplicable, Observation, Task
+from leakbound_reproductions.priprune.study import Cell
 
 SHOWN = ("psnr", "ssim", "nmi", "binned_nmi", "adjusted_mi")
 OTHERS, PERMUTATIONS = 20, 10

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from leakbound.defenses import GaussianMechanism
+from leakbound.types import Guarantee
 from leakbound_reproductions import kept
 from leakbound_reproductions.paired import paired
 from leakbound_reproductions.priprune import cell as cells
@@ -22,7 +23,6 @@ from leakbound_reproductions.priprune.measured import (
     rate_of,
 )
 from leakbound_reproductions.priprune.study import Cell, Study
-from leakbound.types import Guarantee
 
 FILE = "tables.md"
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from leakbound import client
 from leakbound.bounds import information as bits
-from leakbound_reproductions.priprune import cell as cells
-from leakbound_reproductions.priprune.study import Study
 from leakbound.random import stream
 from leakbound.types import Batch, Task
+from leakbound_reproductions.priprune import cell as cells
+from leakbound_reproductions.priprune.study import Study
 
 Spectrum = NDArray[np.float64]
 RATES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from leakbound.bounds import two_layer
+from leakbound.random import bernoulli, normal, stream
 from leakbound_reproductions.systematic_evaluation.sweep import Slope, fresh, interval
 from leakbound_reproductions.systematic_evaluation.tensor_attack import library
 from leakbound_reproductions.systematic_evaluation.trial import WIDE
-from leakbound.random import bernoulli, normal, stream
 
 NOISES = (0.5, 2.0, 8.0)
 INPUTS, WIDTH, DRAWS = 10, 2048, 16

@@ -36,7 +36,7 @@ def run(wanted: Sequence[Part], folder: Path, workers: int, device: str, tell: T
     """All audits, one after the other."""
     for part in wanted:
         name = f"{part.data}: {part.name}"
-        total = len(part.plan.cells()) + len(part.plan.utility_cells())
+        total = len(part.plan.experiments()) + len(part.plan.trainings())
         tell(name, 0, total)
         audit.audit(
             part.plan,

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from leakbound.report.best_attack import BASELINE, Rounds
 from leakbound_reproductions.by_seed import Part, claimed, in_words
 from leakbound_reproductions.claim import LEVEL, Claim, Mark, student
 from leakbound_reproductions.equal_loss import at_equal_loss
@@ -32,7 +33,6 @@ from leakbound_reproductions.systematic_evaluation.parts import (
     PRUNED_BATCHES,
     PRUNED_LABEL,
 )
-from leakbound.report.strength import NO_UPDATE, Rounds
 
 PRUNE, NONE, IMPRINT = "prune", "none", AS_PUBLISHED
 RIVALS = ("clip", "dropout", "noise")
@@ -232,9 +232,9 @@ def _beside(losses: Errors, errors: Errors) -> str:
 def considered(found: Measured, data: str, batch: int) -> dict[str, dict[int, float]]:
     """By defense: RMSE of the strongest of the paper's attacks and the guess without an update."""
     return {
-        defense: held_out(_roots(rounds, (*CONSIDERED, LONG)) | {NO_UPDATE: _root(rounds.blind)})
+        defense: held_out(_roots(rounds, (*CONSIDERED, LONG)) | {BASELINE: _root(rounds.baseline)})
         for defense, rounds in found.rounds(data, batch, UNAWARE, longest=True).items()
-        if len(rounds.blind) > 1
+        if len(rounds.baseline) > 1
     }
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
+from leakbound.report.best_attack import BASELINE, BestAttackError
 from leakbound_reproductions.paired import Gain, gain, logs, paired
 from leakbound_reproductions.systematic_evaluation.comparisons import comparisons
 from leakbound_reproductions.systematic_evaluation.measured import (
@@ -26,7 +27,6 @@ from leakbound_reproductions.systematic_evaluation.parts import (
     TIMES,
 )
 from leakbound_reproductions.systematic_evaluation.parts import HONEST as ATTACKS
-from leakbound.report.strength import NO_UPDATE, Strength
 
 BUDGETS = (1.02, 1.1, 1.25, 1.5)
 """Training losses that a user may accept, as multiples of the undefended one."""
@@ -91,7 +91,7 @@ def _best(found: Measured) -> list[str]:
             if not honest:
                 continue
             n = "/".join(str(n) for n in sorted({own.n for own in honest.values()}))
-            blind = fmean(own.blind for own in honest.values())
+            blind = fmean(own.baseline for own in honest.values())
             lines += [
                 "",
                 f"**{data}, B = {batch}**, n = {n} rounds; without an update {blind:.3f}",
@@ -118,7 +118,7 @@ def _costs(found: Measured) -> list[str]:
     lines = ["", "## What a defense costs (table 5)", ""]
     losses = {data: found.trained(data) for data in found.data}
     accuracies = {data: found.trained(data, "accuracy") for data in found.data}
-    rounds = max((unit["rounds"] for rows in found.trainings.values() for unit in rows), default=0)
+    rounds = max((unit.rounds for rows in found.trainings.values() for unit in rows), default=0)
     heads = [f"{data}: {what}" for data in found.data for what in ("loss", "accuracy")]
     lines += [
         f"Training loss and test accuracy after {rounds} rounds of four clients with 16 images "
@@ -313,15 +313,15 @@ def _floors(found: Measured) -> list[str]:
     return lines
 
 
-def _mean(own: Strength, name: str, best: str) -> str:
+def _mean(own: BestAttackError, name: str, best: str) -> str:
     if name not in own.means:
         return "–"
     value = f"{own.means[name]:.3f}"
     return f"**{value}**" if name == best else value
 
 
-def _interval(own: Strength) -> str:
-    blind = ", no update" if own.attack == NO_UPDATE else ""
+def _interval(own: BestAttackError) -> str:
+    blind = ", no update" if own.attack == BASELINE else ""
     return f"{own.rmse:.3f} [{own.low:.3f}, {own.high:.3f}]{blind}"
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
-from leakbound._util import files
+from leakbound.assess import Assessment, Bound, Damage, Training
+from leakbound.assess import read as read_records
+from leakbound.report.best_attack import (
+    BestAttackError,
+    Rounds,
+    best_attack_error,
+    measured,
+    rounds_of,
+    squared_errors,
+)
 from leakbound_reproductions.systematic_evaluation.parts import (
     LONGER,
     LONGER_ABLATION,
@@ -18,11 +26,11 @@ from leakbound_reproductions.systematic_evaluation.parts import (
     PUBLISHED,
     Part,
 )
-from leakbound.report.strength import Rounds, Strength, ran, rounds_of, squares, strength
 
-Record = dict[str, Any]
 Where = tuple[str, str]
 Table = dict[str, dict[str, dict[int, float]]]
+
+R = TypeVar("R", Assessment, Training)
 
 NAMES = {
     "clip": "clip",
@@ -73,8 +81,8 @@ class Measured:
         names: by settings hash, what the tables call an attack.
     """
 
-    cells: Mapping[Where, Sequence[Record]]
-    trainings: Mapping[Where, Sequence[Record]]
+    cells: Mapping[Where, Sequence[Assessment]]
+    trainings: Mapping[Where, Sequence[Training]]
     names: Mapping[Where, Mapping[str, str]]
 
     @staticmethod
@@ -83,8 +91,8 @@ class Measured:
         cells, trainings, names = {}, {}, {}
         for part in wanted:
             at = part.data, part.name
-            cells[at] = _lines(folder / part.data / part.name / "records.jsonl")
-            trainings[at] = _lines(folder / part.data / part.name / "utility.jsonl")
+            cells[at] = _lines(folder / part.data / part.name / "records.jsonl", Assessment)
+            trainings[at] = _lines(folder / part.data / part.name / "utility.jsonl", Training)
             names[at] = part.attacks
         return Measured(cells, trainings, names)
 
@@ -95,7 +103,7 @@ class Measured:
 
     def batches(self, data: str) -> list[int]:
         """The batch sizes of the main table."""
-        return sorted({cell["batch_size"] for cell in self.cells[data, "honest"]})
+        return sorted({cell.batch_size for cell in self.cells[data, "honest"]})
 
     def rounds(
         self, data: str, batch: int, server: str, *, longest: bool = False
@@ -112,26 +120,32 @@ class Measured:
         parts = ("honest", "others") + (MALICIOUS if server in (ANY, UNAWARE) else ())
         parts += (LONGER,) if longest else ()
         parts += (PUBLISHED,) if server == UNAWARE else ()
-        found: dict[str, dict[str, list[Record]]] = {}
+        found: dict[str, dict[str, list[Assessment]]] = {}
         for part in (p for p in parts if (data, p) in self.cells):
             name = self._attack(data, part)
             for cell in self.cells[data, part]:
-                if cell["batch_size"] == batch:
+                if cell.batch_size == batch:
                     own = found.setdefault(label(cell), {})
                     own.setdefault(name(cell), []).append(cell)
         return {defense: rounds_of(attacks) for defense, attacks in found.items()}
 
-    def strengths(self, data: str, batch: int, server: str) -> dict[str, Strength]:
+    def strengths(self, data: str, batch: int, server: str) -> dict[str, BestAttackError]:
         """S_D of every defense."""
         found = self.rounds(data, batch, server)
-        return {d: strength(own.attacks, own.blind) for d, own in found.items() if own.blind}
+        return {
+            d: best_attack_error(own.attacks, own.baseline)
+            for d, own in found.items()
+            if own.baseline
+        }
 
     def trained(self, data: str, what: str = "training_loss") -> dict[str, dict[int, float]]:
         """By defense and seed: the loss (or accuracy) after the last round."""
         both = (*self.trainings[data, "honest"], *self.trainings.get((data, "others"), ()))
-        own = [unit for unit in both if unit["status"] == "ok"]
+        own = [unit for unit in both if unit.status == "ok"]
         return {
-            defense: {unit["seed"]: unit[what] for unit in units if unit[what] is not None}
+            defense: {
+                unit.seed: value for unit in units if (value := getattr(unit, what)) is not None
+            }
             for defense, units in grouped(own, label).items()
         }
 
@@ -147,8 +161,8 @@ class Measured:
         own = [cell for cell in self.cells[data, part] if name(cell) == method]
         return {
             defense: {
-                size: [c["features"]["span"] for c in some if _span(c)]
-                for size, some in grouped(cells, lambda c: c["batch_size"]).items()
+                size: [span for c in some if (span := _span(c)) is not None]
+                for size, some in grouped(cells, lambda c: c.batch_size).items()
             }
             for defense, cells in grouped(own, label).items()
         }
@@ -178,22 +192,22 @@ class Measured:
         name = self._attack(data, "floors")
         for cells in grouped(self.cells[data, "floors"], label).values():
             for attack, some in grouped(cells, name).items():
-                held = [c for c in some if c["status"] == "ok" and c["bounds"]]
-                bounds = {c["seed"]: _floor(c) for c in held}
+                held = [c for c in some if c.status == "ok" and c.bounds]
+                bounds = {c.seed: _floor(c) for c in held}
                 found.append(
                     Floor(
-                        cells[0]["defense"]["parameters"]["noise_std"],
+                        cells[0].defense.parameters["noise_std"],
                         attack,
                         mean_errors(held),
-                        {seed: bound["value"] for seed, bound in bounds.items()},
-                        ", ".join(sorted({bound["covers"] for bound in bounds.values()})),
+                        {seed: bound.value for seed, bound in bounds.items()},
+                        ", ".join(sorted({bound.covers for bound in bounds.values()})),
                     )
                 )
         return found
 
     def _attack(self, data: str, part: str) -> Any:
         names = self.names[data, part]
-        return lambda cell: names[cell["attack"]["hash"]]
+        return lambda cell: names[cell.attack.hash]
 
 
 def pruned_features(
@@ -205,8 +219,8 @@ def pruned_features(
     """
     found: dict[tuple[int, str], dict[int, float | None]] = {}
     for cell in measured.cells.get((data, PRUNED_FEATURES), ()):
-        own = found.setdefault((cell["batch_size"], label(cell)), {})
-        own[cell["seed"]] = cell["features"]["span"] if _span(cell) else None
+        own = found.setdefault((cell.batch_size, label(cell)), {})
+        own[cell.seed] = _span(cell)
     return found
 
 
@@ -219,28 +233,23 @@ def shorter(found: Measured) -> Measured:
 def failed(found: Measured) -> int:
     """How many attacks and trainings crashed."""
     rows = [*found.cells.values(), *found.trainings.values()]
-    return sum(record["status"] == "failed" for row in rows for record in row)
+    return sum(record.status == "failed" for row in rows for record in row)
 
 
 def chances(found: Measured, data: str, batch: int) -> dict[str, float]:
     """By defense: the probability with which any attacker reaches the threshold, at most."""
     worst: dict[str, float] = {}
     for cell in found.cells[data, "honest"]:
-        for bound in cell["bounds"]:
-            chance = bound.get("probability")
-            if cell["batch_size"] == batch and bound["covers"] == "all" and chance is not None:
+        for bound in cell.bounds:
+            chance = bound.probability
+            if cell.batch_size == batch and bound.covers == "all" and chance is not None:
                 worst[label(cell)] = max(chance, worst.get(label(cell), 0.0))
     return worst
 
 
-def label(record: Record) -> str:
-    """What the tables call a defense.
-
-    Example:
-        >>> label({"defense": {"name": "clip", "parameters": {"clip_norm": 2.0}}})
-        'clip 2'
-    """
-    name, own = record["defense"]["name"], record["defense"]["parameters"]
+def label(record: Assessment | Training) -> str:
+    """What the tables call a defense, such as "clip 2"."""
+    name, own = record.defense.name, record.defense.parameters
     level = next((f" {own[key]:g}" for key in LEVELS if key in own), "")
     return str(NAMES.get(name, name)) + level
 
@@ -255,30 +264,34 @@ def family(defense: str) -> str:
     return re.sub(r" [0-9.e-]+$", "", defense)
 
 
-def mean_errors(cells: Iterable[Record]) -> dict[int, float]:
+def mean_errors(cells: Iterable[Assessment]) -> dict[int, float]:
     """Mean squared error of each round that ran."""
-    return {cell["seed"]: fmean(squares(cell, "metrics")) for cell in cells if ran(cell)}
+    return {cell.seed: fmean(squared_errors(cell.psnr)) for cell in cells if measured(cell)}
 
 
-def grouped(records: Iterable[Record], key: Any) -> dict[Any, list[Record]]:
+def grouped(records: Iterable[R], key: Any) -> dict[Any, list[R]]:
     """Records by a key, in the order of the first of each."""
-    found: dict[Any, list[Record]] = {}
+    found: dict[Any, list[R]] = {}
     for record in records:
         found.setdefault(key(record), []).append(record)
     return found
 
 
-def _lines(path: Path) -> list[Record]:
-    lines = files.read(path).splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines]
+def _lines(path: Path, kind: type[R]) -> list[R]:
+    """The records of a file; it raises what is damaged."""
+    found = []
+    for record in read_records(path, kind) if path.exists() else ():
+        if isinstance(record, Damage):
+            raise record
+        found.append(record)
+    return found
 
 
-def _span(cell: Record) -> bool:
-    found = cell.get("features")
-    return cell["status"] == "ok" and found is not None and found["span"] is not None
+def _span(cell: Assessment) -> float | None:
+    return cell.features.span if cell.status == "ok" and cell.features is not None else None
 
 
-def _floor(cell: Record) -> Record:
+def _floor(cell: Assessment) -> Bound:
     """The floor of a cell; a probability is no floor."""
-    bound: Record = next(b for b in cell["bounds"] if b.get("probability") is None)
+    bound: Bound = next(b for b in cell.bounds if b.on_error)
     return bound

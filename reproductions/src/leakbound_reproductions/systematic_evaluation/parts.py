@@ -11,15 +11,15 @@ from typing import Any
 from leakbound import audit
 from leakbound.audit.plan import (
     DataSpec,
-    FloorSpec,
     Plan,
     Spec,
     UtilitySpec,
-    attack_record,
+    attack_info,
     defense_name,
 )
-from leakbound_reproductions.outcome import SCALES
+from leakbound.risk import ErrorBoundSpec
 from leakbound.types import Server
+from leakbound_reproductions.outcome import SCALES
 
 
 def _dropout(rate: float) -> tuple[Spec, ...]:
@@ -137,7 +137,7 @@ def parts(scale: str, color: str) -> list[Part]:
                 continue
             if (scale, data) == (LENGTHENED, COLOR) and name in FURTHER:
                 continue
-            hashes = (attack_record(spec)["hash"] for spec in own.attacks)
+            hashes = (attack_info(spec).hash for spec in own.attacks)
             found.append(Part(data, name, own, dict(zip(hashes, labels, strict=True))))
     return found
 
@@ -173,7 +173,7 @@ def _of(plan: Plan) -> dict[str, tuple[Plan, tuple[str, ...]]]:
         attacks=(strongest, plan.attacks[2]),
         defenses=noises,
         batch_sizes=(1,),
-        floor=FloorSpec(),
+        error_bound=ErrorBoundSpec(),
     )
     apart = tuple(_changed(strongest, change) for change in ABLATION.values())
     ablation = replace(still, defenses=ABLATED, batch_sizes=(4,))

@@ -11,6 +11,7 @@ from scipy import stats
 from leakbound.bounds import two_layer
 from leakbound.bounds.priors import Array
 from leakbound.bounds.two_layer_orders import Setting, lower_order, upper_order
+from leakbound.random import stream
 from leakbound_reproductions.systematic_evaluation.trial import (
     Cell,
     Trial,
@@ -18,7 +19,6 @@ from leakbound_reproductions.systematic_evaluation.trial import (
     pruned,
     release,
 )
-from leakbound.random import stream
 
 WIDTHS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768)
 FIRST = 1000

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from leakbound._util import files
-from leakbound.audit.bench import one_thread
+from leakbound.audit.context import one_thread
 from leakbound_reproductions import kept
 from leakbound_reproductions.outcome import Tell
 from leakbound_reproductions.systematic_evaluation import sweep, theory_figure

@@ -1,4 +1,4 @@
-"""Strength against the cost in training: paper B's figure 3."""
+"""BestAttackError against the cost in training: paper B's figure 3."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ def _panel(axes: Axes, found: Measured, data: str, batch: int) -> None:
         for defense, across, up in zip(own, x, y, strict=True):
             level = defense.removeprefix(name).strip()
             axes.annotate(level, (across, up), (3, 3), textcoords="offset points", fontsize=5)
-    axes.axhline(fmean(s.blind for s in strengths.values()), color="gray", ls=":", lw=1)
+    axes.axhline(fmean(s.baseline for s in strengths.values()), color="gray", ls=":", lw=1)
     axes.set(title=f"{data}, B = {batch}", xlabel="training loss after the last round")
