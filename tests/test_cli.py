@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from leakbound import cli, commands, terminal
+from leakbound import cli
+from leakbound.cli import audit as audit_command
+from leakbound.cli import shared, terminal
 from leakbound._util.text import printable
 from leakbound.cli import main
 
@@ -100,7 +102,7 @@ def test_list(capsys, monkeypatch):
     assert names["models"]["mlp"]["parameters"][0]["default"] == [128]
     assert all(row["summary"] for rows in found.values() for row in rows)
     for width in (40, 80):
-        monkeypatch.setattr(commands.console, "width", width)
+        monkeypatch.setattr(terminal.console, "width", width)
         assert call("list") == 0
         lines = capsys.readouterr().out.splitlines()
         assert max(map(len, lines)) <= width
@@ -109,7 +111,7 @@ def test_list(capsys, monkeypatch):
 
 @pytest.mark.parametrize(("kind", "name"), [("trace", "tight_trace"), ("full", "full")])
 def test_a_floor_that_is_not_proved_says_nothing_of_attackers(capsys, kind, name, monkeypatch):
-    monkeypatch.setattr(commands.console, "width", 400)
+    monkeypatch.setattr(terminal.console, "width", 400)
     given = ["attack", "--data", "digits", "--attack", "linear_inversion", "--floor", kind]
     given += ["--defense", "gaussian_noise,noise_std=0.1", "--model"]
     assert call(*given, "mlp") == 0  # of ReLUs
@@ -226,7 +228,7 @@ def test_ctrl_c_and_a_reader_that_leaves(plan, tmp_path, capsys, monkeypatch):
         return raiser
 
     with monkeypatch.context() as patch:
-        patch.setattr(commands.audits, "audit", stop(KeyboardInterrupt()))
+        patch.setattr(audit_command.audits, "audit", stop(KeyboardInterrupt()))
         assert call("audit", plan, "--out", tmp_path / "run") == 130
     assert capsys.readouterr().err.endswith("run the same command again to go on\n")
     with monkeypatch.context() as patch:
@@ -334,10 +336,10 @@ def on_terminal(arguments: list[str], columns: int) -> str:
 
 
 def test_workers():
-    assert commands.workers_of(3) == 3
-    assert commands.workers_of(0) >= 1
+    assert shared.workers_of(3) == 3
+    assert shared.workers_of(0) >= 1
     with pytest.raises(ValueError, match="workers is -1"):
-        commands.workers_of(-1)
+        shared.workers_of(-1)
     assert cli.USAGE == 2
 
 

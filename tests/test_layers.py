@@ -14,8 +14,8 @@ UTIL = "_util"
 """What any part may import, and what imports none."""
 LAYERS = (
     {UTIL},
-    {"options", "random", "check", "covariance"},
-    {"release", "task", "terminal"},
+    {"random", "check", "covariance"},
+    {"release", "task"},
     {"types", "tensors", "domains"},
     {"client"},
     {"engines"},
@@ -27,38 +27,14 @@ LAYERS = (
     {"risk"},
     {"audit", "testing", "federation", "meter"},
     {"captured", "opacus", "cluster"},
-    {"flower", "progress"},
-    {"commands", "experiments"},
-    {"commands_risk", "commands_captured", "commands_train", "commands_reproduce"},
-    {"commands_evidence", "commands_compare", "commands_report"},
+    {"flower"},
     {"cli"},
 )
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 ONLY_FROM = {
     "cli": set(),
     "testing": set(),
-    "commands": {
-        *("cli", "commands_risk", "commands_captured", "commands_train", "commands_reproduce"),
-        *("commands_evidence", "commands_compare"),
-    },
-    "commands_risk": {"cli", "commands_evidence"},
-    "commands_evidence": {"cli"},
-    "commands_compare": {"cli"},
-    "commands_report": {"cli"},
-    "commands_captured": {"cli"},
-    "commands_train": {"cli"},
-    "commands_reproduce": {"cli"},
-    "experiments": {"commands", "commands_reproduce"},
-    "report": {
-        *("captured", "commands", "commands_risk", "commands_captured", "commands_train"),
-        *(
-            "experiments",
-            "commands_reproduce",
-            "commands_evidence",
-            "commands_compare",
-            "commands_report",
-        ),
-    },
+    "report": {"captured", "cli"},
 }
 ONE_PLACE = {"flwr": "flower", "opacus": "opacus", "ray": "cluster"}
 
@@ -67,7 +43,6 @@ ONE_PLACE = {"flwr": "flower", "opacus": "opacus", "ray": "cluster"}
 MOST_LINES = 66_500  # of the wheel; 48,000 is the aim
 MOST_ROOT_MODULES = 39  # 14 is the aim
 IN_CYCLES = {
-    *(f"experiments.{name}" for name in ("overview", "pages", "reproductions", "results")),
     *(f"attacks.{name}" for name in ("exact", "lockstep", "matching", "search")),
     *(f"defenses.{name}" for name in ("base", "order")),
 }
@@ -183,12 +158,12 @@ def test_a_planted_violation_is_caught():
         ("_util", "from leakbound import check"),
         ("registry", "from leakbound.protocol import play"),
         ("audit", "from leakbound.report import tables"),
-        ("audit", "from leakbound import experiments"),
+        ("audit", "from leakbound.cli import main"),
         ("report", "from leakbound.audit.journal import encode"),
         ("report", "from leakbound import check"),
-        ("cli", "from leakbound.report import write"),
-        ("commands", "from leakbound.cli import main"),
-        ("commands", "import leakbound.testing"),
+        ("audit", "from leakbound.report import write"),
+        ("captured", "from leakbound.cli import main"),
+        ("cli", "import leakbound.testing"),
         ("audit", "if TYPE_CHECKING:\n    pass\nelse:\n    from leakbound import cli"),
     ):
         found = list(_wrong_arrows(ast.parse(text), source, ["leakbound", source], _parts()))
@@ -204,9 +179,9 @@ def test_what_is_in_order_passes():
         ("registry", "from leakbound import attacks, check, defenses, models"),
         ("protocol", "from leakbound.attacks.base import Attack"),
         ("audit", "from leakbound import __version__, data, metrics, pairing, protocol"),
-        ("commands", "from leakbound import audit, report, experiments"),
-        ("commands", "if TYPE_CHECKING:\n    from leakbound import cli"),
-        ("cli", "from leakbound import commands"),
+        ("cli", "from leakbound import audit, report, risk"),
+        ("audit", "if TYPE_CHECKING:\n    from leakbound import cli"),
+        ("report", "from leakbound.assess import Assessment"),
     ):
         found = list(_wrong_arrows(ast.parse(text), source, ["leakbound", source], _parts()))
         assert not found, (source, text)

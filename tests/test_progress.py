@@ -6,7 +6,8 @@ import time
 import pytest
 from rich.console import Console
 
-from leakbound import audit, commands, progress
+from leakbound import audit
+from leakbound.cli import progress, shared
 from leakbound.audit import estimate, parse
 from leakbound.audit.context import PlanContext
 from leakbound.audit.estimate import Clock, Estimate
@@ -109,4 +110,4 @@ def test_a_long_audit_says_so_before_it_starts(tmp_path, capsys, monkeypatch):
         assert ("100,000,000 steps of searches were counted" in words) == long
         assert ("by an estimate" in words) == long
         assert not long or re.search(r"this takes about \d+ h \d\d min by an estimate", words)
-    assert commands.LONG == 600
+    assert shared.LONG == 600

@@ -9,7 +9,8 @@ import tomllib
 import pytest
 import tyro
 
-from leakbound import cli, commands
+from leakbound import cli
+from leakbound.cli import shared
 from leakbound.audit.plan import Cell, Plan, plain
 from leakbound.audit.plan_file import parse
 from leakbound.report import write
@@ -77,9 +78,9 @@ def named(command: str) -> Plan:
     return parse(
         {
             "data": {"source": given.data},
-            "models": [commands.spec_of("model", given.model)],
-            "attacks": [commands.spec_of("attack", given.attack[0])],
-            "defenses": [commands.spec_of("defense", given.defense)],
+            "models": [shared.spec_of("model", given.model)],
+            "attacks": [shared.spec_of("attack", given.attack[0])],
+            "defenses": [shared.spec_of("defense", given.defense)],
             "batch_sizes": [given.batch_size],
             "seeds": [given.seed],
             "threat": {

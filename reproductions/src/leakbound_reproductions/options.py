@@ -39,8 +39,6 @@ class Reproduce:
     color: Annotated[str, arg(metavar="SOURCE")] = "photos"
     """Data source of color images, where a paper takes CIFAR-10 or the like."""
 
-    def run(self) -> int:
-        """Run it; the exit code."""
-        from leakbound_reproductions.command import reproduce
 
-        return reproduce(self)
+REPRODUCE = (Reproduce, "leakbound_reproductions.command:reproduce")
+"""The verb, as the entry point names it."""

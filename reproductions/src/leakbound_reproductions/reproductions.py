@@ -1,7 +1,7 @@
 """The papers that can be repeated: what each scale runs, and the page of what was found.
 
-`python -m leakbound_reproductions.reproductions docs/reproductions docs/reproductions.md` writes the
-page from stored results; `--store RUN_FOLDER` takes a finished run's results over first.
+`python -m leakbound_reproductions.reproductions docs/reproductions docs/reproductions.md` writes
+the page from stored results; `--store RUN_FOLDER` takes a finished run's results over first.
 """
 
 from __future__ import annotations

@@ -9,30 +9,26 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Annotated, Protocol, Union, cast
+from typing import Annotated, Union, cast
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, subcommand
 
 from leakbound._util.text import printable
-from leakbound.cli.options import OPTIONS
+from leakbound.cli.options import VERBS
 
 USAGE, STOPPED, CLOSED, TERMINATED = 2, 130, 141, 143
 TOO_LARGE = re.compile(r"not enough memory|can't allocate|out of memory|calculation overflowed")
 
 GROUP = "leakbound.commands"
-"""Entry points of verbs from elsewhere: each a frozen dataclass of options with a method `run`."""
+"""Entry points of verbs from elsewhere: each as in `VERBS`, a dataclass of options with the name of
+the function ("package.module:function") that takes them and returns the exit code."""
 
-
-class Command(Protocol):
-    """The parsed options of a verb."""
-
-    def run(self) -> int:
-        """Run it; the exit code."""
-        ...
+Verb = tuple[type, str]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -90,17 +86,18 @@ def _flushed(code: int) -> int:
 
 def _ended(arguments: list[str]) -> int:
     """The exit code of a command; whatever stopped it is said on stderr."""
-    command: Command | None = None
+    command: object = None
     try:
         if arguments in (["--version"], ["-V"]):
             from importlib.metadata import version
 
             print(f"leakbound {version('leakbound')}")
             return 0
-        command = _parsed(arguments)
+        known = verbs(arguments)
+        command = _parsed(arguments, known)
         with warnings.catch_warnings():
             warnings.showwarning = _warn
-            return command.run()
+            return _run(command, known)
     except SystemExit as end:  # of the parser, after --help or a mistake
         return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt as stop:
@@ -122,31 +119,38 @@ def _ended(arguments: list[str]) -> int:
         return USAGE
 
 
-def _parsed(arguments: list[str]) -> Command:
-    kinds = [Annotated[kind, subcommand(name)] for name, kind in verbs(arguments).items()]
-    found: Command = tyro.cli(
-        cast(type[Command], Union[tuple(kinds)]),  # noqa: UP007 - made at run time
+def _parsed(arguments: list[str], known: Mapping[str, Verb]) -> object:
+    kinds = [Annotated[kind, subcommand(name)] for name, (kind, _) in known.items()]
+    return tyro.cli(
+        cast(type[object], Union[tuple(kinds)]),  # noqa: UP007 - made at run time
         prog="leakbound",
         description="How much training data do federated updates leak, and what bounds it? "
         "(leakbound --version shows the version.)",
         args=arguments,
         config=(FlagCreatePairsOff,),
     )
-    return found
 
 
-def verbs(arguments: list[str]) -> dict[str, type[Command]]:
+def _run(command: object, known: Mapping[str, Verb]) -> int:
+    where = next(where for kind, where in known.values() if type(command) is kind)
+    module, _, name = where.partition(":")
+    code: int = getattr(import_module(module), name)(command)
+    return code
+
+
+def verbs(arguments: list[str]) -> dict[str, Verb]:
     """All verbs by name: our own, and those that other packages add.
 
     Others' code is imported only where it may be asked for, and one that does not load leaves the
     rest alone.
     """
-    found: dict[str, type[Command]] = dict(OPTIONS)
+    found = dict(VERBS)
     if arguments and arguments[0] in found:
         return found
     for point in entry_points(group=GROUP):
         try:
-            found.setdefault(point.name, point.load())
+            kind, where = point.load()
+            found.setdefault(point.name, (kind, where))
         except Exception as error:
             _say(f"warning: the verb {point.name!r} does not load: {error}; uninstall or mend it")
     return found

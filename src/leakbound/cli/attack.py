@@ -15,6 +15,7 @@ from leakbound.assess.record import Assessment, ColumnResult
 from leakbound.attacks.pace import Pace, planned
 from leakbound.audit.context import check_plan
 from leakbound.audit.plan import build_attack
+from leakbound.cli import captured
 from leakbound.cli.progress import Bar
 from leakbound.cli.shared import announce_code, check_files, spec_of, write_files
 from leakbound.cli.terminal import brief, console, errors
@@ -31,6 +32,8 @@ _OF_UPDATES = (
 
 def attack(command: options.Attack) -> int:
     """Run one experiment and show what came out, or attack a captured update."""
+    if command.update is not None:
+        return captured.attack(command)
     idle = [n for n in _OF_UPDATES if getattr(command, n) not in (None, "", False, "auto")]
     if idle:
         raise ValueError(f"{idle[0]} goes with a captured update; give --update FILE too")

@@ -40,12 +40,6 @@ class Audit:
     no_images: bool = False
     """Keep no picture of the data, neither in files nor in the report."""
 
-    def run(self) -> int:
-        """Run it; the exit code."""
-        from leakbound.cli import audit
-
-        return audit.audit(self)
-
 
 @dataclass(frozen=True)
 class Attack:
@@ -118,16 +112,6 @@ class Attack:
     time: Number = None
     """Seconds for all attacks, cheapest first; a search that is cut keeps its best guess."""
 
-    def run(self) -> int:
-        """Run it; the exit code."""
-        if self.update is not None:
-            from leakbound.cli import captured
-
-            return captured.attack(self)
-        from leakbound.cli import attack
-
-        return attack.attack(self)
-
 
 @dataclass(frozen=True)
 class Capture:
@@ -146,12 +130,6 @@ class Capture:
     """How many clients there are."""
     run_config: str = ""
     """Values over those of [tool.flwr.app.config], such as "learning-rate=0.1 epochs=1"."""
-
-    def run(self) -> int:
-        """Run it; the exit code."""
-        from leakbound.cli import captured
-
-        return captured.capture(self)
 
 
 @dataclass(frozen=True)
@@ -175,12 +153,6 @@ class Train:
     json: bool = False
     """Print the table as JSON."""
 
-    def run(self) -> int:
-        """Run it; the exit code."""
-        from leakbound.cli import train
-
-        return train.train(self)
-
 
 @dataclass(frozen=True)
 class Report:
@@ -190,12 +162,6 @@ class Report:
     """The run's output folder."""
     no_images: bool = False
     """Leave all pictures out."""
-
-    def run(self) -> int:
-        """Run it; the exit code."""
-        from leakbound.cli import report
-
-        return report.report(self)
 
 
 @dataclass(frozen=True)
@@ -212,12 +178,6 @@ class Compare:
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Where the page goes, a name that ends in .html; RUN_B/compare.html by default. It holds no
     pictures."""
-
-    def run(self) -> int:
-        """Run it; the exit code."""
-        from leakbound.cli import compare
-
-        return compare.compare(self)
 
 
 @dataclass(frozen=True)
@@ -240,12 +200,6 @@ class Evidence:
     no_images: bool = False
     """Leave all pictures of the data out."""
 
-    def run(self) -> int:
-        """Run it; the exit code."""
-        from leakbound.cli import evidence
-
-        return evidence.evidence(self)
-
 
 @dataclass(frozen=True)
 class List:
@@ -253,12 +207,6 @@ class List:
 
     json: bool = False
     """Print JSON instead of tables."""
-
-    def run(self) -> int:
-        """Run it; the exit code."""
-        from leakbound.cli import listing
-
-        return listing.listing(self)
 
 
 @dataclass(frozen=True)
@@ -312,12 +260,6 @@ class BoundOptions:
     json: bool = False
     """Print JSON."""
 
-    def run(self) -> int:
-        """Run it; the exit code."""
-        from leakbound.cli import risk
-
-        return risk.bound(self)
-
 
 @dataclass(frozen=True)
 class Calibrate:
@@ -370,23 +312,17 @@ class Calibrate:
     json: bool = False
     """Print JSON."""
 
-    def run(self) -> int:
-        """Run it; the exit code."""
-        from leakbound.cli import risk
 
-        return risk.calibration(self)
-
-
-OPTIONS = {
-    "audit": Audit,
-    "attack": Attack,
-    "capture": Capture,
-    "bound": BoundOptions,
-    "calibrate": Calibrate,
-    "train": Train,
-    "report": Report,
-    "compare": Compare,
-    "evidence": Evidence,
-    "list": List,
+VERBS: dict[str, tuple[type, str]] = {
+    "audit": (Audit, "leakbound.cli.audit:audit"),
+    "attack": (Attack, "leakbound.cli.attack:attack"),
+    "capture": (Capture, "leakbound.cli.captured:capture"),
+    "bound": (BoundOptions, "leakbound.cli.risk:bound"),
+    "calibrate": (Calibrate, "leakbound.cli.risk:calibration"),
+    "train": (Train, "leakbound.cli.train:train"),
+    "report": (Report, "leakbound.cli.report:report"),
+    "compare": (Compare, "leakbound.cli.compare:compare"),
+    "evidence": (Evidence, "leakbound.cli.evidence:evidence"),
+    "list": (List, "leakbound.cli.listing:listing"),
 }
-"""Our own verbs."""
+"""Our own verbs: their options, and the function that takes them and returns the exit code."""

@@ -1,5 +1,7 @@
 """Charts of reports: SVG that can stand on one page, and PNG for `leakbound bound`.
 
+Longer than 600 lines, and one concept: all charts share colors, marks, axes and their checks.
+
 Names stay out of the SVG where they can: only parameter names and numbers are drawn. Text keeps to
 currentColor. Marks differ by shape as well as by color, and the colors also under each of the three
 kinds of color blindness (a test simulates them); the page gives lighter ones on dark.

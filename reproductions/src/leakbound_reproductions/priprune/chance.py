@@ -1,7 +1,8 @@
 """Claim 4-0: raw NMI can rank noise above a true reconstruction; which other measures do not?
 
 Real images are spoiled in known ways (true but partial reconstructions) and set against guesses
-that know nothing of them. Run it with `python -m leakbound_reproductions.priprune.chance [PICTURE]`.
+that know nothing of them. Run it with
+`python -m leakbound_reproductions.priprune.chance [PICTURE]`.
 """
 
 from __future__ import annotations

@@ -232,8 +232,8 @@ def shorter(found: Measured) -> Measured:
 
 def failed(found: Measured) -> int:
     """How many attacks and trainings crashed."""
-    rows = [*found.cells.values(), *found.trainings.values()]
-    return sum(record.status == "failed" for row in rows for record in row)
+    attacks = sum(cell.status == "failed" for row in found.cells.values() for cell in row)
+    return attacks + sum(u.status == "failed" for row in found.trainings.values() for u in row)
 
 
 def chances(found: Measured, data: str, batch: int) -> dict[str, float]:
