@@ -498,7 +498,7 @@ def test_the_schema_is_sound_and_refuses_what_it_should(tmp_path, make_bounded):
         lambda c: c.update(schema="leakbound-report/2"),
         lambda c: c.update(more=1),
         lambda c: c["subjects"][0]["declared"]["items"][0].update(status="fine"),
-        lambda c: c["subjects"][0]["measured"]["combinations"][0].update(verdict="safe"),
+        lambda c: c["subjects"][0]["configurations"][0].update(verdict="safe"),
         lambda c: c["subjects"][0]["attacker"]["auxiliary"][0].update(answer="maybe"),
         lambda c: c["subjects"][0].pop("rerun"),
     ):
