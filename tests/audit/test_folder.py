@@ -13,7 +13,7 @@ from filelock import FileLock
 from leakbound import audit, report
 from leakbound._util import files
 from leakbound.audit import experiment as experiments
-from leakbound.audit import records, run_file
+from leakbound.audit import journal, run_file
 from leakbound.report.folder import read
 
 
@@ -258,7 +258,7 @@ def test_a_full_disk_keeps_what_was_recorded(tiny, done, tmp_path, monkeypatch):
                 audit.audit(tiny, folder)
         kept = runs(folder) if (folder / "timings.jsonl").exists() else 0
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(records.warnings, "warn", lambda *_, **__: None)
+            patch.setattr(journal.warnings, "warn", lambda *_, **__: None)
             audit.audit(tiny, folder)
         assert content(folder) == content(done)
         assert runs(folder) <= 6

@@ -265,8 +265,8 @@ def test_rounding_to_half_precision_makes_no_examples(kind, name, digits):
     )
     assert "has the rank of at least" not in notes
     found, notes, _ = of(attacked(half(sent), own, kind="weights" if "after" in kind else kind))
-    assert found["batch size"]["value"] == "1"
-    assert found["labels"]["value"] == str(int(some(digits, 1).labels))
+    assert found["batch size"].value == "1"
+    assert found["labels"].value == str(int(some(digits, 1).labels))
 
 
 @pytest.mark.parametrize("count", [2, 4, 16])
@@ -274,9 +274,9 @@ def test_the_rank_in_float16_still_counts_several_examples(count, digits):
     before, _, gradient = trained(mlp(), some(digits, count))
     half = {k: v.half() for k, v in gradient.items()}
     found, _, _ = of(attacked(half, before, kind="gradient"))
-    assert found["batch size"]["value"] == str(count)
+    assert found["batch size"].value == str(count)
     wide = {k: v.float() for k, v in half.items()}  # as mixed precision leaves it
-    assert of(attacked(wide, before, kind="gradient"))[0]["batch size"]["value"] == str(count)
+    assert of(attacked(wide, before, kind="gradient"))[0]["batch size"].value == str(count)
 
 
 OTHERS = {
@@ -305,21 +305,21 @@ def test_a_batch_size_under_the_rank_is_noted(digits):
 
 def test_what_ranks_say_is_said_with_its_assumption(digits):
     before, after, _ = trained(mlp(), some(digits, 2))
-    assert "if the client ran plain SGD" in of(attacked(after, before))[0]["batch size"]["how"]
+    assert "if the client ran plain SGD" in of(attacked(after, before))[0]["batch size"].how
     before, after, _ = trained(mlp(), some(digits, 1), weight_decay=1e-3)
     with pytest.raises(ValueError, match="if the client ran plain SGD in full precision"):
         attacked(after, before)
     before, after, _ = trained(mlp(), some(digits, 1), steps=3, momentum=0.9, lr=3e-4)
     steps = of(attacked(after, before, learning_rate=3e-4))[0]["local steps"]
     assert not steps.sure
-    assert "if the client ran plain SGD" in steps["how"]
+    assert "if the client ran plain SGD" in steps.how
 
 
 @pytest.mark.parametrize("noise", [2.0, 20.0])
 def test_declared_noise_that_was_not_added_bounds_nothing(noise, digits):
     before, after, _ = trained(mlp(), some(digits, 1))
     outcome = attacked(
-        after, before, examples=1, steps=1, learning_rate=RATE, public="mnist5k", threshold=30.0,
+        after, before, examples=1, steps=1, learning_rate=RATE, public="mnist5k", psnr=30.0,
         defense=defenses.dp_sgd(clip_norm=1.0, noise_multiplier=noise),
     )  # fmt: skip
     (record,) = outcome.records
@@ -338,7 +338,7 @@ def test_without_the_rate_honest_noise_is_not_called_missing(digits):
     for rate in (RATE, None):
         outcome = attacked(noisy, before, learning_rate=rate, **noise)
         assert "was not added" not in of(outcome)[1]
-    assert "cannot be held against it" in of(outcome)[0]["learning rate"]["how"]
+    assert "cannot be held against it" in of(outcome)[0]["learning rate"].how
     assert outcome.records[0].release.noise_share is None
     assert "was not added" in of(attacked(after, before, learning_rate=RATE, **noise))[1]
 
@@ -390,19 +390,19 @@ def test_a_delta_called_a_gradient_makes_no_class_certain(digits):
     before, after, _ = trained(mlp(), some(digits, 1))
     delta = {k: after[k] - before[k] for k in before}
     found, notes, _ = of(attacked(delta, before, kind="gradient"))
-    assert "for certain" not in found["labels"]["how"]
+    assert "for certain" not in found["labels"].how
     assert not found["labels"]["sure"]
     assert "more than there are examples: no class is certain" in notes
     assert "--kind delta" in notes
     found, notes, _ = of(attacked(delta, before, kind="delta"))
-    assert "for certain" in found["labels"]["how"]
+    assert "for certain" in found["labels"].how
     assert "no class is certain" not in notes
 
 
 def test_weights_of_another_start_make_no_class_certain(digits):
     _, after, _ = trained(convolutions(), some(digits, 1))
     found, notes, _ = of(attacked(after, None, lambda: convolutions(9), examples=200))
-    assert "for certain" not in found["labels"]["how"]
+    assert "for certain" not in found["labels"].how
     assert "cross-entropy's to 0: no class is certain" in notes
     assert "--before" in notes
 
@@ -419,7 +419,7 @@ def test_told_labels_that_the_update_contradicts_are_noted(digits):
 def test_an_empty_defense_is_no_declared_noise(digits):
     before, after, _ = trained(mlp(), some(digits, 1))
     found, _, _ = of(attacked(after, before, defense=defenses.chain()))
-    assert "declared noise" not in found["learning rate"]["how"]
+    assert "declared noise" not in found["learning rate"].how
 
 
 def test_one_attack_may_be_named_alone(digits):

@@ -212,7 +212,7 @@ def test_declared_noise_gives_law_bounds_and_an_honest_share(noise, known, digit
     names = [bound.name for bound in record.bounds]
     assert names == ["tight_trace", "probability"]
     assert record.defense.guarantee == "differential privacy"
-    assert (record.release.law, record.release.training) == ("Gaussian", "client")
+    assert (record.release.law, record.release.unit) == ("Gaussian", "client")
     share = record.capture.explained.share
     assert share == pytest.approx(1 - record.release.noise_share, abs=0.02) or not known
     assert known or share < 0.1

@@ -40,7 +40,7 @@ def clients():
     return model, found
 
 
-def run(clients, *, told=None, **settings):
+def run(clients, *, known=None, **settings):
     """The outcome, and what was told as the attacks went on."""
     model, captures = clients
     events = []
@@ -48,7 +48,7 @@ def run(clients, *, told=None, **settings):
         captures,
         model,
         Settings(SHAPE, **settings),
-        told=told or TrainingInfo(examples=16, learning_rate=RATE),
+        known=known or TrainingInfo(examples=16, learning_rate=RATE),
         watch=lambda done, total, what, left: events.append((what, left)),
         understood=lambda case: events.append(("understood", None)),
     )
@@ -83,7 +83,7 @@ def test_the_search_for_local_steps_comes_after_the_first_attacks_and_ends(clien
 def test_what_is_told_is_not_searched_for(clients, monkeypatch):
     monkeypatch.setattr(findings, "searched_steps", None)
     told = TrainingInfo(examples=16, learning_rate=RATE, steps=4, batch_size=8)
-    outcome, _ = run(clients, told=told, seconds=6.0)
+    outcome, _ = run(clients, known=told, seconds=6.0)
     assert all(u.observation.task.plan.steps == 4 for u in outcome.understood)
 
 
@@ -126,7 +126,7 @@ def test_an_interrupt_keeps_what_the_search_has_found(clients, tmp_path):
             captures[:1],
             model,
             Settings(SHAPE, attacks=(Spec("inverting_gradients"),), search=0.0),
-            told=TrainingInfo(examples=16, learning_rate=RATE),
+            known=TrainingInfo(examples=16, learning_rate=RATE),
             out=out,
             watch=interrupt,
         )

@@ -474,7 +474,7 @@ def check_place(folder: Path) -> None:
         ValueError: the folder belongs to an audit, or holds a file that leakbound did not write.
     """
     from leakbound.report import check_installed
-    from leakbound.report.html import FILE
+    from leakbound.report.page import FILE
 
     check_installed()
     with files.writing(folder):

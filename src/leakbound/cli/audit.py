@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def audit(command: options.Audit) -> int:
     """Run an audit into a folder and write its report."""
     from leakbound import report as reports
-    from leakbound.report.html import FILE
+    from leakbound.report.page import FILE
 
     reports.check_installed()
     plan, out = _plan(command)

@@ -290,7 +290,7 @@ def _plots(
     command: options.BoundOptions,
     prior: ladder.Rung | None,
 ) -> list[bytes]:
-    from leakbound.report.risk import corridor_png, surface_png
+    from leakbound.report.charts import corridor_png, surface_png
 
     shown = [row["psnr"] for row in found["thresholds"]]
     psnr = np.linspace(shown[0] - AROUND, shown[-1] + AROUND, 61)

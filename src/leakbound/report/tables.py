@@ -150,9 +150,9 @@ class Configuration(ReportPart, frozen=True):
 
     Attributes:
         strongest_attack: the one that reconstructed the best single example, of PSNR `best_psnr`;
-            where nothing was measured, one whose reconstruction is certified.
+            where nothing was measured, one whose reconstruction is proved to be right.
         reconstructed: of that attack, the examples over the threshold.
-        certified: experiments whose update proves that the reconstruction is the input.
+        proved: experiments whose update proves that the reconstruction is the input.
         mean_error: the PSNR of the mean squared error over all examples of the attack that comes
             closest: what `error_bound` limits. `baseline`: the same of the prior-only baseline.
     """
@@ -166,7 +166,7 @@ class Configuration(ReportPart, frozen=True):
     strongest_attack: str | None
     best_psnr: float | None
     reconstructed: ShareInterval | None
-    certified: int
+    proved: int
     mean_error: float | None
     baseline: float | None
     error_bound: ErrorBoundRow | None
@@ -419,17 +419,17 @@ def _configuration(
     psnrs = grouped((names.attack(a), psnr) for a in ok for psnr in defined(a.psnr))
     strongest = max(psnrs, key=lambda label: max(psnrs[label]), default=None)
     matched = [hit for a in ok if names.attack(a) == strongest for hit in a.matched]
-    certified = [names.attack(a) for a in own if a.certificate]
+    proved = [names.attack(a) for a in own if a.certificate]
     setting = names.settings[key[2]]
     return Configuration(
         *key,
         guarantee=setting.guarantee,
         data_dependent_law=setting.data_dependent_law,
         verdict=together(a.verdict for a in own),
-        strongest_attack=strongest or next(iter(certified), None),
+        strongest_attack=strongest or next(iter(proved), None),
         best_psnr=max(psnrs[strongest]) if strongest else None,
         reconstructed=share(sum(matched), len(matched)),
-        certified=len(certified),
+        proved=len(proved),
         mean_error=max(defined(map(mean_error, psnrs.values())), default=None),
         baseline=mean_error(psnr for a in ok for psnr in defined(a.baseline)),
         error_bound=strongest_bound(ok, theorems),

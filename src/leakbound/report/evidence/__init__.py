@@ -51,11 +51,10 @@ def document(subjects: Sequence[Subject], *, images: bool) -> EvidenceReport:
 
 def schema() -> str:
     """The JSON Schema (draft 2020-12) of `report.json`, as text."""
-    own = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": "urn:leakbound:report:1",
-    }
-    return json.dumps(own | msgspec.json.schema(EvidenceReport), indent=1, sort_keys=True)
+    parts = msgspec.json.schema(EvidenceReport)["$defs"]
+    form = "https://json-schema.org/draft/2020-12/schema"
+    own = {"$schema": form, "$id": "urn:leakbound:report:1", "$defs": parts}
+    return json.dumps(parts.pop("EvidenceReport") | own, indent=1, sort_keys=True)
 
 
 def page(content: EvidenceReport, runs: Sequence[Run] = ()) -> str:

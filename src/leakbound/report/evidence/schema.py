@@ -102,7 +102,7 @@ class CapturedLine(ReportPart, frozen=True):
     attack: str
     explained: float | None
     at_best_length: bool
-    certificate: str | None
+    proof: str | None
     status: str
     note: str | None
 
@@ -203,7 +203,7 @@ class StrongestLine(ReportPart, frozen=True):
     baseline_psnr: Values
     matched: tuple[bool, ...]
     problem: str | None
-    certificate: str | None
+    proof: str | None
     pictures: dict[str, Picture] | None
 
 

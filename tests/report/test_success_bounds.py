@@ -1,23 +1,23 @@
-"""Probabilities on the page: no floor, with prior and accepted level, escaped; and the plots."""
+"""Probabilities on the page: with prior and accepted level, escaped; and the plots."""
 
 from __future__ import annotations
 
 import io
-import json
 import re
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
 
-from leakbound.report import floors, tables, write
-from leakbound.report.risk import corridor_png, surface_png
+from leakbound.report import tables, template, write
+from leakbound.report.charts import corridor_png, surface_png
 
 BAD = "<img src=x onerror=alert(1)>"
 
 
 def probability(value=3e-5, **changes):
-    """A bound as `audit.risk` records it."""
+    """The fields of a bound on the probability of success."""
     return {
         "name": "probability",
         "value": value,
@@ -36,27 +36,27 @@ def probability(value=3e-5, **changes):
 
 
 @pytest.fixture
-def cells(make_cell, make_defense):
-    """Three defenses: a small probability, a large one, and one with a floor too."""
+def experiments(make_assessment, make_defense):
+    """Two defenses with a small and a large probability, and none."""
 
-    def make(hostile="", floor=None):
+    def make(hostile="", more=None, covers="all"):
         found = []
         for name, value in (("dp_sgd", 3e-5), ("weak_dp", 0.4)):
             for seed in range(2):
-                risk = probability(value * (1 + seed), prior=f"mixture{hostile}")
+                risk = probability(value * (1 + seed), prior=f"mixture{hostile}", covers=covers)
                 risk["assumptions"].append(f"one{hostile}")
                 given = make_defense(name)
                 verdict = "protected" if risk["excludes_threshold"] else "undecided"
                 found.append(
-                    make_cell(
+                    make_assessment(
                         defense=given,
                         seed=seed,
                         psnr=[9.0, 8.0],
-                        bounds=[risk] + ([floor] if floor else []),
+                        bounds=[risk] + ([more] if more else []),
                         verdict=verdict,
                     )
                 )
-        return [*found, make_cell()]
+        return [*found, make_assessment()]
 
     return make
 
@@ -65,24 +65,24 @@ def page(tmp_path, make_run, records):
     return write(make_run(tmp_path / "run", records)).read_text()
 
 
-def test_words_of_the_page(tmp_path, make_run, cells):
-    text = page(tmp_path, make_run, cells())
+def test_words_of_the_page(tmp_path, make_run, experiments):
+    text = page(tmp_path, make_run, experiments())
     assert "with at most the accepted probability under the prior named beside it" in text
     assert "with more than the accepted probability under the prior named beside it" in text
-    assert "protected on average" not in text[text.index("<body>") :]  # there is no floor
-    assert "ceiling (mean)" not in text
-    (note,) = re.findall(r'<li id="floor-1">.*?</li>\s*</ol>', text, re.DOTALL)
-    assert "<strong>Probability</strong> that an example reaches the threshold" in note
+    assert "protected on average" not in text[text.index("<body>") :]  # the error is not bounded
+    assert "Upper bound for any attacker" not in text
+    (note,) = re.findall(r'<li id="bound-1">.*?</li>\s*</ol>', text, re.DOTALL)
+    assert "<strong>Probability</strong> that an example is matched within the threshold" in note
     assert (
         "for the prior mixture. Accepted: <strong>0.001</strong>. It covers all attackers." in note
     )
-    assert "floor" not in note.replace("floor-1", "")
+    assert "lower bound" not in note
     assert "Hayes et al. 2023" in note
     assert "each image for itself" in note
 
 
-def test_the_largest_probability_of_a_combination_is_shown(tmp_path, make_run, cells):
-    records = cells()
+def test_the_largest_probability_of_a_configuration_is_shown(tmp_path, make_run, experiments):
+    records = experiments()
     text = page(tmp_path, make_run, records)
     body = re.search(r'aria-label="Verdicts".*?</table>', text, re.DOTALL).group()
     rows = {
@@ -92,42 +92,43 @@ def test_the_largest_probability_of_a_combination_is_shown(tmp_path, make_run, c
     assert "prior: mixture</small>" in rows["dp_sgd"]
     assert "0.8" in rows["weak_dp"]
     names = tables.Names(records)
-    found = {row.defense: row for row in tables.verdicts(records, names)}
-    assert found["dp_sgd"].chance.value == 6e-5
-    assert (found["dp_sgd"].chance.n, found["dp_sgd"].chance.cells) == (2, 2)
-    assert (found["dp_sgd"].ceiling, found["no defense"].chance) == (None, None)
+    found = {row.defense: row for row in tables.configurations(records, names)}
+    row = found["dp_sgd"].success_bound
+    assert (row.probability, row.experiments, row.of_experiments) == (6e-5, 2, 2)
+    assert (found["dp_sgd"].error_bound, found["no defense"].success_bound) == (None, None)
 
 
-def test_a_probability_is_no_floor_and_a_floor_no_probability(
-    tmp_path, make_run, make_bound, cells
+def test_a_probability_does_not_bound_the_error_nor_the_other_way_round(
+    tmp_path, make_run, make_bound, experiments
 ):
-    records = cells(floor=make_bound(19.0))
-    found = tables.verdicts(records, tables.Names(records))
-    assert found[0].ceiling.psnr == 19.0
-    assert found[0].ceiling.source.accepted is None
-    assert found[0].chance.source.accepted == "0.001"
+    records = experiments(more=make_bound(19.0))
+    found = tables.configurations(records, tables.Names(records))
+    assert found[0].error_bound.psnr == 19.0
+    assert found[0].success_bound.accepted == 0.001
+    assert [one.accepted for one in tables.Theorems(records).all] == ["0.001", None]
     text = page(tmp_path, make_run, records)
-    assert "ceiling (mean)" in text
-    assert "<strong>trace floor</strong>" in text
+    assert "Upper bound for any attacker" in text
+    assert "<strong>trace: lower bound on the error</strong>" in text
     assert "protected on average" in text
 
 
-def test_only_all_attackers_count(cells):
-    records = cells()
-    for record in records:
-        for bound in record["bounds"]:
-            bound["covers"] = "trap"
-    assert not any(row.chance for row in tables.verdicts(records, tables.Names(records)))
+def test_only_all_attackers_count(experiments):
+    records = experiments(covers="trap")
+    assert not any(
+        row.success_bound for row in tables.configurations(records, tables.Names(records))
+    )
 
 
-def test_missing_bounds_are_named(tmp_path, make_run, make_cell, make_defense, cells):
-    other = make_cell(defense=make_defense("copy"), bounds_note="the probability needs 64 images")
-    text = page(tmp_path, make_run, [*cells(), other])
+def test_missing_bounds_are_named(tmp_path, make_run, make_assessment, make_defense, experiments):
+    other = make_assessment(
+        defense=make_defense("copy"), bounds_note="the probability needs 64 images"
+    )
+    text = page(tmp_path, make_run, [*experiments(), other])
     assert "A bound is missing for copy: the probability needs 64 images." in text
 
 
-def test_hostile_words_are_escaped(tmp_path, make_run, cells):
-    text = page(tmp_path, make_run, cells(hostile=BAD))
+def test_hostile_words_are_escaped(tmp_path, make_run, experiments):
+    text = page(tmp_path, make_run, experiments(hostile=BAD))
     assert BAD not in text
     assert text.count("mixture&lt;img src=x") >= 2
 
@@ -143,18 +144,18 @@ def test_hostile_words_are_escaped(tmp_path, make_run, cells):
         {"accepted": [1]},
     ],
 )
-def test_damaged_records_are_refused(tmp_path, make_run, make_cell, wrong):
-    run = make_run(tmp_path / "run", [make_cell(bounds=[probability(**wrong)])])
-    with pytest.raises(ValueError, match=rf"line 1 is damaged: bounds.{next(iter(wrong))}"):
+def test_damaged_records_are_refused(tmp_path, make_run, make_assessment, wrong):
+    own = msgspec.to_builtins(make_assessment()) | {"bounds": [probability(**wrong)]}
+    run = make_run(tmp_path / "run", [own])
+    with pytest.raises(ValueError, match=rf"line 1 is damaged: .*\]\.{next(iter(wrong))}`"):
         write(run)
 
 
-def test_records_without_the_new_keys_stay_readable(tmp_path, make_run, make_cell):
+def test_a_probability_that_nobody_accepted(tmp_path, make_run, make_assessment):
     old = probability()
     del old["accepted"]
-    text = page(tmp_path, make_run, [make_cell(bounds=[old])])
+    text = page(tmp_path, make_run, [make_assessment(bounds=[old])])
     assert "Accepted: <strong>none named</strong>" in text
-    json.dumps(text)
 
 
 @pytest.mark.parametrize(
@@ -162,12 +163,12 @@ def test_records_without_the_new_keys_stay_readable(tmp_path, make_run, make_cel
     [(None, "–"), (1.0, "1"), (0.5, "0.5"), (0.12341, "0.124"), (9.999e-4, "0.001"), (0.0, "at")],
 )
 def test_probabilities_in_words(value, words):
-    assert floors.spelled(value).startswith(words)
+    assert template.probability(value).startswith(words)
 
 
 def test_words_are_never_below_the_probability():
     for value in np.exp(np.random.default_rng(0).uniform(-600, 0, 500)):
-        text = floors.spelled(float(value)).replace("−", "-")
+        text = template.probability(float(value)).replace("−", "-")
         assert value <= float(text) <= value * 1.11
 
 
