@@ -21,7 +21,7 @@ from torch import nn
 from leakbound import client, data, models
 from leakbound.attacks import LinearTrap, RobbingTheFed, TrapWeights
 from leakbound.attacks.features.head import special_head
-from leakbound.inspection import Finding, inspect, statistics
+from leakbound.inspection import LayerFinding, inspect, statistics
 from leakbound.pruning import Magnitude, Random, Snip
 from leakbound.random import normal, stream, uniform
 from leakbound.types import Batch, NotApplicable, Task
@@ -246,7 +246,7 @@ def bare(task: Task) -> Task:
 
 def judged(
     named: Iterator[Named], every: int, probes: Callable[[Task], Batch | None]
-) -> tuple[int, int, list[tuple[str, list[Finding], list[Finding]]]]:
+) -> tuple[int, int, list[tuple[str, list[LayerFinding], list[LayerFinding]]]]:
     """How many were flagged, of how many, and what was found and measured on each."""
     rows, flagged = [], 0
     for i, (words, task) in enumerate(named):
@@ -258,7 +258,9 @@ def judged(
     return flagged, len(rows), rows
 
 
-def margins(rows: list[tuple[str, list[Finding], list[Finding]]]) -> dict[str, tuple[float, str]]:
+def margins(
+    rows: list[tuple[str, list[LayerFinding], list[LayerFinding]]],
+) -> dict[str, tuple[float, str]]:
     """The largest statistic of every kind, and whose it is."""
     worst: dict[str, tuple[float, str]] = {}
     for words, _, measured in rows:
@@ -269,7 +271,9 @@ def margins(rows: list[tuple[str, list[Finding], list[Finding]]]) -> dict[str, t
     return worst
 
 
-def weakest(rows: list[tuple[str, list[Finding], list[Finding]]]) -> dict[str, tuple[float, str]]:
+def weakest(
+    rows: list[tuple[str, list[LayerFinding], list[LayerFinding]]],
+) -> dict[str, tuple[float, str]]:
     """The smallest statistic of every kind among the models that were flagged by it."""
     least: dict[str, tuple[float, str]] = {}
     for words, found, _ in rows:

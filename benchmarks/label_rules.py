@@ -19,7 +19,7 @@ import torch
 from leakbound.attacks.label_rules import LABEL_RULES, infer, label_accuracy
 from leakbound.audit.bench import Bench
 from leakbound.audit.plan import DataSpec, ModelSpec
-from leakbound.defenses import LocalAggregation, chain
+from leakbound.defenses import LocalAggregation, NoDefense
 from leakbound.protocol import play
 from leakbound.random import permutation, stream
 from leakbound.types import Batch, NotApplicable, Observation, Task, ThreatModel
@@ -45,7 +45,7 @@ def draw(kind: str, size: int, seed: int, turn: int) -> Batch:
 
 def see(task: Task, batch: Batch, steps: int, public: bool, seed: int, turn: int) -> Observation:
     """What an attacker sees who is not told the labels."""
-    defense = LocalAggregation(steps, 0.1) if steps > 1 else chain()
+    defense = LocalAggregation(steps, 0.1) if steps > 1 else NoDefense()
     return play(
         task,
         [batch],

@@ -20,7 +20,7 @@ import torch
 from figures.rounds import turns
 
 from leakbound import client, data, models
-from leakbound.defenses import Chain, GaussianNoise, chain
+from leakbound.defenses import Chain, GaussianNoise, NoDefense, chain
 from leakbound.inspection import inspect
 from leakbound.meter import Policy, measure
 from leakbound.protocol import send
@@ -54,7 +54,7 @@ def cost(name: str, size: int, rounds: int) -> str:
     task, own = setting(name)
     batch = Batch(own.inputs[256 : 256 + size], own.labels[256 : 256 + size])
     noise = chain(GaussianNoise(0.01))
-    plain, noisy = (send(task, batch, d, stream(0, "send")) for d in (chain(), noise))
+    plain, noisy = (send(task, batch, d, stream(0, "send")) for d in (NoDefense(), noise))
     findings = inspect(task)
 
     def step() -> object:
@@ -74,7 +74,7 @@ def cost(name: str, size: int, rounds: int) -> str:
     jobs: dict[str, Callable[[], object]] = {
         "step": step,
         "inspect": lambda: inspect(task),
-        "measure": lambda: read(plain, chain(), Policy()),
+        "measure": lambda: read(plain, NoDefense(), Policy()),
         "with a floor": lambda: read(noisy, noise, FLOOR),
         "step again": step,
     }

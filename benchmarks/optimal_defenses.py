@@ -19,20 +19,20 @@ from leakbound.audit.bench import Bench
 from leakbound.audit.plan import DataSpec, ModelSpec
 from leakbound.bounds import (
     GaussianPrior,
-    full_floor_from_samples,
-    trace_floor_from_samples,
+    full_bound_from_samples,
+    trace_bound_from_samples,
 )
-from leakbound.bounds.fisher import Channel, fisher_matrix
+from leakbound.channel.fisher import Channel, fisher_matrix
 from leakbound.defenses import (
     Defense,
+    DpSgd,
     GaussianNoise,
     LocalOptimalNoise,
     LocalOptimalPruning,
+    NoDefense,
     OptimalNoise,
     OptimalPruning,
-    chain,
-    dp_sgd,
-    whitened_dp_sgd,
+    WhitenedDpSgd,
 )
 from leakbound.protocol import resolve, send, step
 from leakbound.random import stream
@@ -48,8 +48,8 @@ DEFENSES: list[tuple[str, Callable[[int], Defense]]] = [
     ("local_optimal_noise", lambda r: LocalOptimalNoise(0.01, refresh=r)),
     ("optimal_pruning", lambda r: OptimalPruning(0.7, refresh=r)),
     ("local_optimal_pruning", lambda r: LocalOptimalPruning(0.7, refresh=r)),
-    ("dp_sgd", lambda _: dp_sgd(1.0, 0.1)),
-    ("whitened_dp_sgd, layers", lambda r: whitened_dp_sgd(1.0, 0.1, refresh=r, **LAYERS)),
+    ("dp_sgd", lambda _: DpSgd(1.0, 0.1)),
+    ("whitened_dp_sgd, layers", lambda r: WhitenedDpSgd(1.0, 0.1, refresh=r, **LAYERS)),
 ]
 
 
@@ -85,7 +85,7 @@ def cost(bench: Bench) -> list[str]:
     controls = []
     for around in range(ROUNDS + 1):
         for r in REFRESH:
-            plain = seconds(bench, chain(), r)
+            plain = seconds(bench, NoDefense(), r)
             for name, make in DEFENSES:
                 ratio = seconds(bench, make(r), r) / plain
                 if around:  # the first time around warms up
@@ -130,9 +130,9 @@ def floors(bench: Bench) -> list[str]:
                 for i in range(len(images))
             ]
             traces = [float(np.trace(one)) for one in fishers]
-            plain = trace_floor_from_samples(traces, prior, tight=False).value
-            tight = trace_floor_from_samples(traces, prior).value
-            full = full_floor_from_samples(fishers, prior).value
+            plain = trace_bound_from_samples(traces, prior, tight=False).value
+            tight = trace_bound_from_samples(traces, prior).value
+            full = full_bound_from_samples(fishers, prior).value
             lines.append(
                 f"| {name} | {components} | {plain:.3g} | {tight:.3g} | {full:.3g} | "
                 f"{full / plain:.2f} | {full / tight:.2f} |"

@@ -19,20 +19,20 @@ import torch
 from figures.rounds import turns
 
 from leakbound import models
-from leakbound.defenses import Defense, PriPrune, Withhold, chain
+from leakbound.defenses import Defense, NoDefense, PriPrune, Withhold
 from leakbound.federation import FederatedPlan, train
 from leakbound.random import stream
 from leakbound.types import Batch, Task
 
 ROUNDS, CONTROL = 15, "GEMM 512, four times"
 DEFENSES: dict[str, Defense] = {
-    "none": chain(),
+    "none": NoDefense(),
     "largest": Withhold("largest"),
     "random": Withhold("random"),
     "mix": Withhold("mix"),
     "largest of all": Withhold("largest", scope="global"),
     "priprune": PriPrune(),
-    "none, again": chain(),
+    "none, again": NoDefense(),
 }
 
 

@@ -132,7 +132,7 @@ def main() -> None:
     if given.case in (None, "private"):
         n = given.clients or 12
         with tempfile.TemporaryDirectory() as folder:
-            noisy = defenses.dp_sgd(clip_norm=1.0, noise_multiplier=NOISE)
+            noisy = defenses.DpSgd(clip_norm=1.0, noise_multiplier=NOISE)
             copy = changed_copy(Path(folder), "## With DP-SGD")
             told = {"steps": 1}
             measure("private", copy, 24, n, ONE_IMAGE, [thorough], told=told, defense=noisy)

@@ -38,7 +38,7 @@ from leakbound.attacks import (
     inverting_gradients,
     strong_matching,
 )
-from leakbound.defenses import Clip, Defense, GaussianNoise, MagnitudePruning, chain
+from leakbound.defenses import Clip, Defense, GaussianNoise, MagnitudePruning, NoDefense
 from leakbound.metrics import mse
 from leakbound.pairing import pair
 from leakbound.protocol import play
@@ -47,7 +47,7 @@ from leakbound.types import NotApplicable, Task
 
 STEPS, TUNING, TESTS, FEW = 300, range(100, 103), range(8), range(5)
 DEFENSES: dict[str, Defense] = {
-    "none": chain(),
+    "none": NoDefense(),
     "clip 1": Clip(1.0),
     "noise 0.01": GaussianNoise(0.01),
     "prune 0.7": MagnitudePruning(0.7),

@@ -14,10 +14,10 @@ from torch.nn import functional
 import leakbound as lb
 from leakbound import client
 from leakbound.attacks import LinearInversion, inverting_gradients
-from leakbound.bounds.fisher import Channel, fisher_matrix
 from leakbound.bounds.smoothness import not_smooth
 from leakbound.captured import attack
-from leakbound.defenses import GaussianNoise, chain, dp_sgd
+from leakbound.channel.fisher import Channel, fisher_matrix
+from leakbound.defenses import DpSgd, GaussianNoise, NoDefense, chain
 from leakbound.engines.sensitivity import along, example_gradients, moved, sensitivity
 from leakbound.random import normal, stream
 from leakbound.types import Batch, Task
@@ -104,7 +104,7 @@ def plain_gradient(model, inputs, labels):
 
 
 def test_the_default_attack_searches(task, batch):
-    seen = observed(task, Batch(batch.inputs[:1], batch.labels[:1]), chain())
+    seen = observed(task, Batch(batch.inputs[:1], batch.labels[:1]), NoDefense())
     answer = inverting_gradients(steps=100)(seen, stream(0))
     assert answer.trace[-1] < 0.2 * answer.trace[0]
 
@@ -127,7 +127,7 @@ def test_dp_sgd_takes_every_examples_gradient(model, task, batch):
     for rows in (client.example_gradients, example_gradients):
         found = rows(task, batch.inputs, batch.labels)
         torch.testing.assert_close(found, torch.stack(each), rtol=1e-4, atol=1e-6)
-    assert observed(task, batch, dp_sgd(1.0, 0.5)).update.rows.isfinite().all()
+    assert observed(task, batch, DpSgd(1.0, 0.5)).update.rows.isfinite().all()
 
 
 def test_sensitivities(task, batch):
@@ -202,7 +202,7 @@ def test_outputs_with_logits_count_as_their_logits(form, batch):
     one = Batch(batch.inputs[:1], batch.labels[:1])
     assert client.forward(task, batch.inputs).shape == (3, CLASSES)
     assert client.example_gradients(task, batch.inputs, batch.labels).shape == (3, 65 * CLASSES)
-    answer = LinearInversion()(observed(task, one, chain()), stream(0))
+    answer = LinearInversion()(observed(task, one, NoDefense()), stream(0))
     torch.testing.assert_close(answer.inputs, one.inputs, rtol=0, atol=1e-3)
     assert sensitivity(task, one.inputs, one.labels, stream(0)).values.isfinite().all()
 

@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from leakbound import cli
-from leakbound.cli import audit as audit_command
-from leakbound.cli import shared, terminal
 from leakbound._util.text import printable
-from leakbound.cli import main
+from leakbound.cli import audit as audit_command
+from leakbound.cli import main, shared, terminal
 
 PLAN = """
 seeds = [0, 1]
@@ -137,7 +136,7 @@ def test_other_errors_of_torch_stay_errors(monkeypatch):
     def broken(*_):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr(commands, "listing", broken)
+    monkeypatch.setattr(listing, "listing", broken)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         main(["list"])
 
@@ -232,7 +231,7 @@ def test_ctrl_c_and_a_reader_that_leaves(plan, tmp_path, capsys, monkeypatch):
         assert call("audit", plan, "--out", tmp_path / "run") == 130
     assert capsys.readouterr().err.endswith("run the same command again to go on\n")
     with monkeypatch.context() as patch:
-        patch.setattr(commands, "listing", stop(KeyboardInterrupt()))
+        patch.setattr(listing, "listing", stop(KeyboardInterrupt()))
         assert call("list") == 130
     assert capsys.readouterr().err == "leakbound: stopped\n"
 

@@ -20,12 +20,13 @@ from leakbound.client import (
 )
 from leakbound.defenses import (
     Clip,
+    DpSgd,
     GaussianNoise,
     LocalAggregation,
+    NoDefense,
     SecureAggregation,
     Withhold,
     chain,
-    dp_sgd,
 )
 from leakbound.protocol import play
 from leakbound.random import stream
@@ -182,12 +183,12 @@ def test_input_jvp_is_the_central_difference_and_input_vjp_its_adjoint(task):
 
 
 DEFENSES = {
-    "none": (chain(), (2,), None),
+    "none": (NoDefense(), (2,), None),
     "unknown": (None, (1, 2), None),
     "clip": (chain(Clip(0.01)), (2,), None),
-    "dp_sgd": (dp_sgd(0.5, 1.0), (3,), None),
-    "steps": (chain(), (2,), LocalPlan(3, 0.2)),
-    "minibatches": (chain(), (3,), LocalPlan(3, 0.2, 2)),
+    "dp_sgd": (DpSgd(0.5, 1.0), (3,), None),
+    "steps": (NoDefense(), (2,), LocalPlan(3, 0.2)),
+    "minibatches": (NoDefense(), (3,), LocalPlan(3, 0.2, 2)),
     "secure aggregation": (SecureAggregation(2), (1, 2), None),
     "clip, aggregate": (chain(Clip(0.01), SecureAggregation(2)), (2, 1), None),
 }
@@ -216,7 +217,7 @@ def test_simulate_is_differentiable_twice_in_inputs_and_soft_labels(case):
 @pytest.mark.parametrize(
     "defense",
     [
-        chain(),
+        NoDefense(),
         Clip(0.01),
         SecureAggregation(3),
         chain(Clip(0.01), SecureAggregation(3)),
@@ -322,7 +323,9 @@ def test_a_pruned_task_stays_pruned():
             dense.pruned(bad)
 
 
-@pytest.mark.parametrize("defense", [chain(), GaussianNoise(1.0), dp_sgd(), Withhold()], ids=repr)
+@pytest.mark.parametrize(
+    "defense", [NoDefense(), GaussianNoise(1.0), DpSgd(), Withhold()], ids=repr
+)
 def test_what_the_model_does_not_have_is_not_sent(defense):
     task = _pruned(_task())
     batch = Batch(*_batch(3))

@@ -13,7 +13,7 @@ from leakbound.attacks import inverting_gradients, rank_analysis
 from leakbound.captured import attack, load
 from leakbound.captured.model import task_of
 from leakbound.cli import main
-from leakbound.defenses import chain
+from leakbound.defenses import NoDefense
 from leakbound.random import stream
 from leakbound.types import Batch, NotApplicable, Task
 
@@ -73,7 +73,7 @@ def test_the_default_attack_says_why_it_does_not_apply(bounds):
     task = Task.of(Table(), classes=3, input_range=bounds)
     batch = Batch(rows(1).inputs.clamp(*bounds), rows(1).labels)
     sources = [stream(0, "client"), stream(0, "cohort")]
-    seen = lb.play(task, [batch], chain(), sources).observation  # the client trains as ever
+    seen = lb.play(task, [batch], NoDefense(), sources).observation  # the client trains as ever
     assert bool(seen.update.rows.any())
     with pytest.raises(NotApplicable, match=CODES):
         inverting_gradients(steps=3, total_variation=0.0, noise_variation=0.0)(seen, stream(0))

@@ -13,13 +13,14 @@ from leakbound.assess.record import EXPOSED, ON_AVERAGE, PROTECTED, UNDECIDED
 from leakbound.attacks import GradientMatching, LinearTrap, MeanImage, RobbingTheFed, TrapWeights
 from leakbound.defenses import (
     ClipExamples,
+    DpSgd,
     GaussianMechanism,
     GaussianNoise,
     Mean,
+    NoDefense,
     chain,
-    dp_sgd,
 )
-from leakbound.inspection import NOT_SAFE, Finding, inspect
+from leakbound.inspection import NOT_SAFE, LayerFinding, inspect
 from leakbound.meter import Decision, Policy, measure
 from leakbound.protocol import resolve, send
 from leakbound.random import normal, stream, uniform
@@ -49,7 +50,7 @@ def batch_of(own, size=1, at=0):
 
 
 def read(task, batch, defense=None, policy=None, seed=0):
-    ready = resolve(chain() if defense is None else defense, task, batch.size)
+    ready = resolve(NoDefense() if defense is None else defense, task, batch.size)
     update = send(task, batch, ready, stream(seed, "noise"))
     return measure(
         task, update, batch=batch, defense=ready, policy=policy, source=stream(seed, "meter")
@@ -73,7 +74,7 @@ def test_one_undefended_image_is_exposed(digits):
 def test_the_answer_is_judged_and_not_the_batch(digits):
     """Another client's update does not expose this batch: the attack never sees the truth."""
     task, mine, theirs = task_of(digits), batch_of(digits), batch_of(digits, at=7)
-    update = send(task, theirs, chain(), stream(0, "noise"))
+    update = send(task, theirs, NoDefense(), stream(0, "noise"))
     reading = measure(task, update, batch=mine, source=stream(0))
     assert reading.best_db < 20
     assert reading.verdict == UNDECIDED
@@ -96,14 +97,14 @@ def test_differential_privacy_protects(digits):
 def test_the_probability_is_that_of_the_bounds(digits):
     import numpy as np
 
-    from leakbound.bounds import identification, ladder
+    from leakbound.bounds import identification, record_priors
 
     defense = chain(ClipExamples(1.0), Mean(), GaussianMechanism(2.0))
     (limit,) = read(task_of(digits), batch_of(digits), defense, Policy(psnr=23.0)).bounds
     flat = digits.inputs[1000:1200].flatten(1).double().numpy()
     labels = digits.labels[1000:1200].numpy()
-    fitted = ladder.Mixture.from_samples(flat, labels=labels, components=32)
-    rung = ladder.Seen(fitted, [flat[labels == y] for y in range(10)])
+    fitted = record_priors.Mixture.from_samples(flat, labels=labels, components=32)
+    rung = record_priors.EmpiricallyBoundedPrior(fitted, [flat[labels == y] for y in range(10)])
     blind = float(rung.log_kappa(np.array([10**-2.3]))[0])
     assert math.log(1e-9) < blind < math.log(0.5)
     assert limit.value == pytest.approx(
@@ -167,7 +168,7 @@ def test_the_cheap_floor_is_below_the_error_of_an_attack(digits):
 def test_a_release_that_is_not_the_declared_one_gets_no_floor(digits):
     """Two local steps are no single step: the floor of a stand-in is refused."""
     task, batch = task_of(digits, activation="tanh"), batch_of(digits)
-    update = send(task, batch, chain(), stream(0))
+    update = send(task, batch, NoDefense(), stream(0))
     noise = 0.01 * normal(update.rows.shape, stream(1))
     wrong = Update(3 * update.rows + noise, Unit.CLIENT, (1,), Gaussian(1e-4))
     policy = Policy(error_bound="always")
@@ -245,9 +246,9 @@ def test_noise_of_a_known_law_reaches_the_planted_reader(digits):
 
 
 def test_findings_are_taken_as_given(digits):
-    finding = Finding("1", "imprint", 99.0, 4.0, "seen before")
+    finding = LayerFinding("1", "imprint", 99.0, 4.0, "seen before")
     task, batch = task_of(digits), batch_of(digits)
-    update = send(task, batch, chain(), stream(0))
+    update = send(task, batch, NoDefense(), stream(0))
     reading = measure(task, update, batch=batch, findings=[finding], source=stream(0))
     assert reading.findings == (finding,)
     assert reading.decision.refused
@@ -263,7 +264,7 @@ def test_without_a_batch_only_marks_and_bounds_count(digits):
     reading = measure(task, update, defense=defense, policy=ACCEPTED, **given)
     assert reading.verdict == PROTECTED
     assert reading.best_db is None
-    assert measure(task, send(task, batch, chain(), stream(0)), **given).verdict == UNDECIDED
+    assert measure(task, send(task, batch, NoDefense(), stream(0)), **given).verdict == UNDECIDED
 
 
 def test_stronger_attacks_may_be_added(digits):
@@ -288,7 +289,7 @@ def test_what_is_released_and_what_is_kept(digits):
 
 @pytest.mark.parametrize("action", ["ignore", "warn", "refuse"])
 def test_the_policy_decides(action):
-    finding = Finding("1", "imprint", 9.0, 4.0, "words")
+    finding = LayerFinding("1", "imprint", 9.0, 4.0, "words")
     expected = {"ignore": "send", "warn": "warn", "refuse": "refuse"}[action]
     policy = Policy(on_leak=action, on_planted="ignore", on_undecided="ignore")
     assert policy.decide(EXPOSED, [finding], "why").action == expected
@@ -330,11 +331,11 @@ def test_the_models_of_dp_training_pass_the_inspection(digits):
     reading = read(
         task,
         batch_of(digits, 8),
-        dp_sgd(noise_multiplier=40.0, clip_norm=1.0),
+        DpSgd(noise_multiplier=40.0, clip_norm=1.0),
         Policy(psnr=25.0, probability=0.2),
     )
     assert reading.verdict == PROTECTED
-    assert isinstance(send(task, batch_of(digits), chain(), stream(0)).law, Exact)
+    assert isinstance(send(task, batch_of(digits), NoDefense(), stream(0)).law, Exact)
 
 
 SHOWN = []
@@ -366,7 +367,7 @@ def test_attacks_are_shown_what_a_server_sees(digits):
 
 def test_a_batch_in_another_range_is_refused(digits):
     task, batch = task_of(digits), batch_of(digits)
-    update = send(task, batch, chain(), stream(0))
+    update = send(task, batch, NoDefense(), stream(0))
     wrong = Batch(2 * batch.inputs - 1, batch.labels)
     with pytest.raises(ValueError, match=r"give the task their range: Task.of\(input_range"):
         measure(task, update, batch=wrong, source=stream(0))
@@ -375,7 +376,7 @@ def test_a_batch_in_another_range_is_refused(digits):
 def test_a_batch_that_was_not_trained_on_is_doubted(digits):
     """The gradient of the images that were shown is the update, up to its size, or is not."""
     task, batch = task_of(digits), batch_of(digits, 4)
-    update = send(task, batch, chain(), stream(0))
+    update = send(task, batch, NoDefense(), stream(0))
     given = {"source": stream(0), "policy": Policy(on_leak="ignore")}
     larger = dataclasses.replace(update, rows=3 * update.rows)
     for own in (update, larger):

@@ -7,11 +7,10 @@ import pytest
 from rich.console import Console
 
 from leakbound import audit
-from leakbound.cli import progress, shared
 from leakbound.audit import estimate, parse
 from leakbound.audit.context import PlanContext
 from leakbound.audit.estimate import Clock, Estimate
-from leakbound.cli import main
+from leakbound.cli import main, progress, shared
 from leakbound.cli.progress import Bar
 
 PLAN = {

@@ -8,7 +8,15 @@ from torch import nn
 
 from leakbound.attacks import Attack
 from leakbound.client import gradient, respond
-from leakbound.defenses import Clip, ClipExamples, GaussianNoise, SecureAggregation, chain, dp_sgd
+from leakbound.defenses import (
+    Clip,
+    ClipExamples,
+    DpSgd,
+    GaussianNoise,
+    NoDefense,
+    SecureAggregation,
+    chain,
+)
 from leakbound.engines.sensitivity import example_gradients
 from leakbound.protocol import play, send
 from leakbound.random import normal, secure, stream
@@ -35,7 +43,7 @@ def _sources(count):
 
 
 def _play(task, clients, defense=None, **more):
-    return play(task, clients, defense or chain(), _sources(len(clients) + 1), **more)
+    return play(task, clients, defense or NoDefense(), _sources(len(clients) + 1), **more)
 
 
 def test_no_defense_shows_the_gradient_itself():
@@ -76,7 +84,7 @@ def test_the_server_of_secure_aggregation_sees_the_sum():
 
 
 def test_send_declares_what_a_client_releases():
-    update = send(_task(), _batch(4), dp_sgd(1.0, 2.0), stream(0))
+    update = send(_task(), _batch(4), DpSgd(1.0, 2.0), stream(0))
     assert (update.unit, update.examples) == (Unit.CLIENT, (4,))
     assert isinstance(update.law, Gaussian)
     assert update.law.covariance == pytest.approx((2.0 * 1.0 / 4) ** 2)
@@ -146,7 +154,7 @@ def test_wrong_numbers_of_clients_and_sources_are_refused():
     assert message == "clients holds 1 batches, but SecureAggregation(clients=2) runs on 2"
     message = _refusal(lambda: _play(_task(), [batch, batch]))
     assert message == "clients holds 2 batches, but none runs on 1"
-    message = _refusal(lambda: play(_task(), [batch], chain(), _sources(1)))
+    message = _refusal(lambda: play(_task(), [batch], NoDefense(), _sources(1)))
     assert message == "sources holds 1; give one a client and one for the cohort"
 
 
@@ -167,7 +175,7 @@ def test_only_a_malicious_server_plants(server):
 
 
 def test_the_clients_quick_gradients_are_the_plain_ones():
-    task, defense = _task().to("cpu", torch.float64), dp_sgd(5.0, 0.01)
+    task, defense = _task().to("cpu", torch.float64), DpSgd(5.0, 0.01)
     batch = Batch(_batch(3).inputs.double(), _batch(3).labels)
     quick = send(task, batch, defense, stream(0, "noise")).rows
     plain = respond(task, batch, defense, stream(0, "noise"))[0].rows.mean(0, keepdim=True)

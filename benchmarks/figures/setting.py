@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import data, models
-from leakbound.defenses import chain
+from leakbound.defenses import NoDefense
 from leakbound.protocol import play
 from leakbound.random import normal, stream
 from leakbound.types import Batch, Observation, Task
@@ -56,7 +56,7 @@ def setting(
     build = getattr(models, name)
     model = build(input_shape=shape, classes=CLASSES, generator=weights, **options).to(device)
     task = Task.of(model, classes=CLASSES)
-    played = play(task, [batch], chain(), [stream(seed, "bench", i) for i in range(2)])
+    played = play(task, [batch], NoDefense(), [stream(seed, "bench", i) for i in range(2)])
     start = normal(batch.inputs.shape, attack_stream(seed), like=task.parameters)
     return Setting(model, task, played.observation, start, batch)
 

@@ -81,8 +81,8 @@ _HEAD_NAMES = tuple((f"lin{i}.model.1.weight", f"lins.{i}.model.1.weight") for i
 class Lpips:
     """The distance of one weight file, version 0.1: AlexNet ("alex") or VGG-16 ("vgg").
 
-    Values of different files do not compare. All is computed in float64 on the CPU, one image at a
-    time, so that a value does not depend on the rest of its batch.
+    Values of different files do not compare. Computed in float64 on the CPU, one image at a time:
+    a value does not depend on the rest of its batch.
 
     Source: Zhang et al., "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric",
         CVPR 2018.
@@ -102,8 +102,8 @@ class Lpips:
         The last layers may be stored as `lin0...`, as `lins.0...` or as both.
 
         Raises:
-            ValueError: no safetensors file, a tensor that is missing, unknown or of another shape
-                or kind, or values that no trained LPIPS has.
+            ValueError: no safetensors file, a tensor that does not fit, or values that no trained
+                LPIPS has.
         """
         both = {name for names in _HEAD_NAMES for name in names}
         state = read_weights(path, partial(_wanted, path), name="lpips_weights", ignored=both)
@@ -133,16 +133,11 @@ class Lpips:
 
     def metric(self, low: float = 0.0) -> Metric:
         """It as a metric of images whose least value is `low`."""
-        return Metric(
-            "lpips",
-            partial(self.distances, low=low),
-            False,
-            "",
-            f"learned perceptual distance ({self.name})",
-        )
+        about = f"learned perceptual distance ({self.name})"
+        return Metric("lpips", partial(self.distances, low=low), False, "", about)
 
     def distances(self, paired: Paired, *, data_range: float, low: float = 0.0) -> Values:
-        """The distance of each guess from its truth, 0 or more; None where `takes` says no.
+        """The distance of each reconstruction, 0 or more; None where `takes` says no.
 
         Images are mapped from [low, low + data_range] to [-1, 1]; gray ones are repeated to RGB.
         """

@@ -106,7 +106,9 @@ class Entry:
 
 
 def snake(name: str) -> str:
-    """`GaussianNoise` as `gaussian_noise`."""
+    """`GaussianNoise` as `gaussian_noise`; `NoDefense` is "none", as plans say it."""
+    if name == "NoDefense":
+        return "none"
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from leakbound import data, models
-from leakbound.defenses import SecureAggregation, chain
+from leakbound.defenses import NoDefense, SecureAggregation, chain
 from leakbound.metrics import psnr
 from leakbound.pairing import pair
 from leakbound.protocol import play
@@ -30,7 +30,7 @@ class Scene:
         return Batch(self.data.inputs[order], self.data.labels[order])
 
     def play(self, task, batch, defense=None, seed=0, **threat):
-        defense = chain(defense) if defense else chain()
+        defense = chain(defense) if defense else NoDefense()
         share = batch.size // defense.cohort_size
         clients = [
             Batch(batch.inputs[a : a + share], batch.labels[a : a + share])

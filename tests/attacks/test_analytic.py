@@ -11,13 +11,13 @@ from leakbound.attacks import LinearInversion
 from leakbound.attacks.analytic import input_layer
 from leakbound.defenses import (
     Clip,
+    DpSgd,
     GaussianNoise,
     GradientDropout,
     LocalAggregation,
     MagnitudePruning,
     SecureAggregation,
     chain,
-    dp_sgd,
 )
 from leakbound.random import stream
 from leakbound.types import Gaussian, NotApplicable, Reconstruction, Task, Update
@@ -30,7 +30,7 @@ ATTACK = LinearInversion()
     [
         None,
         Clip(1e-3),
-        dp_sgd(0.1, 1e-9),
+        DpSgd(0.1, 1e-9),
         LocalAggregation(5, 0.1),
         MagnitudePruning(0.7),
         GradientDropout(0.5),

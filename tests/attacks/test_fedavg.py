@@ -12,7 +12,12 @@ from leakbound.attacks import GradientMatching
 from leakbound.attacks.base import expected_rows
 from leakbound.attacks.fedavg import FedAvgMatching, _Guess, _LocalSearch
 from leakbound.client import gradient
-from leakbound.defenses import GradientDropout, LocalAggregation, SecureAggregation, chain
+from leakbound.defenses import (
+    GradientDropout,
+    LocalAggregation,
+    NoDefense,
+    SecureAggregation,
+)
 from leakbound.metrics import psnr
 from leakbound.pairing import pair
 from leakbound.protocol import play
@@ -32,7 +37,7 @@ def _see(seed, plan, size, defense=None, clients=1, **settings):
     order = torch.randperm(1797, generator=stream(seed, "batch"))[: size * clients]
     batches = [Batch(DIGITS.inputs[at], DIGITS.labels[at]) for at in order.split(size)]
     sources = [stream(seed, "defense", i) for i in range(clients + 1)]
-    return play(Task.of(model, classes=10, plan=plan), batches, defense or chain(), sources)
+    return play(Task.of(model, classes=10, plan=plan), batches, defense or NoDefense(), sources)
 
 
 def _decibels(played, answer):

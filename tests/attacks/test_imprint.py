@@ -17,13 +17,14 @@ from leakbound.client import example_gradients, forward
 from leakbound.defenses import (
     Clip,
     ClipExamples,
+    DpSgd,
     GaussianNoise,
     GradientDropout,
     LocalAggregation,
     MagnitudePruning,
+    NoDefense,
     SecureAggregation,
     chain,
-    dp_sgd,
 )
 from leakbound.pairing import pair, squared_distances
 from leakbound.protocol import play
@@ -57,7 +58,7 @@ def drawn(digits, seed, size):
 
 
 def played(task, batch, attack, defense=None, seed=0, threat=MALICIOUS):
-    defense = chain(defense) if defense else chain()
+    defense = chain(defense) if defense else NoDefense()
     share = batch.size // defense.cohort_size
     clients = [
         Batch(batch.inputs[a : a + share], batch.labels[a : a + share])
@@ -350,7 +351,7 @@ def test_rows_of_single_examples_are_read_one_by_one(digits):
 
 def test_noise_alone_is_called_so(digits):
     batch, attack = drawn(digits, 0, 8), RobbingTheFed()
-    seen = played(task_of(digits), batch, attack, dp_sgd(1.0, 10.0))
+    seen = played(task_of(digits), batch, attack, DpSgd(1.0, 10.0))
     answer = attack(seen.observation, stream(0))
     assert answer.problem.startswith("the inputs left 0 clear steps, not 8")
 

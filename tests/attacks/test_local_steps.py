@@ -17,6 +17,7 @@ from leakbound.defenses import (
     HiddenDropout,
     LocalAggregation,
     MagnitudePruning,
+    NoDefense,
     SecureAggregation,
     chain,
 )
@@ -58,7 +59,7 @@ def _task(model="mlp", seed=0, dtype=torch.float32, plan=None):
 
 
 def _play(task, defense=None, size=2, seed=0):
-    defense = chain(defense) if defense else chain()
+    defense = chain(defense) if defense else NoDefense()
     count = defense.cohort_size
     order = torch.randperm(1797, generator=stream(seed, "batch"))[: size * count]
     inputs = DIGITS.inputs.to(task.parameters.dtype)

@@ -27,11 +27,13 @@ from leakbound.defenses import (
     Clip,
     ClipExamples,
     Defense,
+    DpSgd,
     GaussianNoise,
     GradientDropout,
     LaplaceNoise,
     MagnitudePruning,
     Mean,
+    NoDefense,
     OptimalNoise,
     Quantization,
     SecureAggregation,
@@ -39,7 +41,6 @@ from leakbound.defenses import (
     TopK,
     Withhold,
     chain,
-    dp_sgd,
 )
 from leakbound.protocol import play
 from leakbound.random import stream
@@ -93,7 +94,7 @@ def _task(model="mlp", seed=0, dtype=torch.float32, **more):
 
 def _see(task, seed=0, size=1, defense=None, **threat):
     """A round of a task on digits."""
-    defense = chain(defense) if defense else chain()
+    defense = chain(defense) if defense else NoDefense()
     count = defense.cohort_size
     order = torch.randperm(1797, generator=stream(seed, "batch"))[: size * count]
     inputs = DIGITS.inputs.to(task.parameters.dtype)
@@ -161,12 +162,12 @@ def test_many_of_different_kinds(model):
         _see(task, 1, defense=MagnitudePruning(0.5)),
         _see(task, 2, defense=GradientDropout(1.0)),
         _see(task, 3, size=2),
-        _see(task, 4, size=2, defense=dp_sgd(1.0, 0.1)),
-        _see(task, 5, size=2, defense=dp_sgd(1.0, 0.2)),
+        _see(task, 4, size=2, defense=DpSgd(1.0, 0.1)),
+        _see(task, 5, size=2, defense=DpSgd(1.0, 0.2)),
         _see(_task(model, plan=LocalPlan(2, 0.1)), 6),
         _see(task, 7, defense=SecureAggregation(2)),
         _see(task, 8, defense=SecureAggregation(2)),
-        _see(task, 9, size=4, defense=dp_sgd(1.0, 0.1)),
+        _see(task, 9, size=4, defense=DpSgd(1.0, 0.1)),
         _see(task, 9, size=2, defense=SecureAggregation(2)),
         _see(task, 9),
         _see(task.pruned(torch.arange(len(task.parameters)) % 3 > 0), 10),
@@ -298,8 +299,8 @@ AGREE = {
         OptimalNoise(0.01, rule="energy", correlation="layers"),
         {},
     ),
-    "dp_sgd": (SHORT, dp_sgd(0.5, 0.1), {}),
-    "dp_sgd-unknown": (SHORT, dp_sgd(0.5, 0.1), {"defense_known": False}),
+    "dp_sgd": (SHORT, DpSgd(0.5, 0.1), {}),
+    "dp_sgd-unknown": (SHORT, DpSgd(0.5, 0.1), {"defense_known": False}),
     "examples": (SHORT, ClipExamples(0.5), {}),
     "examples-euclidean": (GradientMatching("euclidean"), ClipExamples(0.5), {}),
     "examples-unknown": (SHORT, ClipExamples(0.5), {"defense_known": False}),
@@ -455,7 +456,7 @@ def no_wait(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "defense", [None, MagnitudePruning(0.5), dp_sgd(1.0, 0.1)], ids=["none", "pruning", "dp_sgd"]
+    "defense", [None, MagnitudePruning(0.5), DpSgd(1.0, 0.1)], ids=["none", "pruning", "dp_sgd"]
 )
 @pytest.mark.parametrize(
     ("model", "company"),

@@ -27,7 +27,7 @@ def observed():
     task = lb.Task.of(model, classes=10, public=images.batch(torch.arange(10, 20)))
     batch = images.batch(torch.arange(2))
     sources = [lb.stream(0, "client"), lb.stream(0, "server")]
-    return lb.play(task, [batch], lb.defenses.Defense(), sources).observation
+    return lb.play(task, [batch], lb.defenses.NoDefense(), sources).observation
 
 
 def run(attack, observed):

@@ -23,6 +23,7 @@ from leakbound.defenses import (
     LocalOptimalNoise,
     LocalOptimalPruning,
     MagnitudePruning,
+    NoDefense,
     OptimalNoise,
     SecureAggregation,
     chain,
@@ -167,7 +168,7 @@ def test_without_labels_it_names_the_label():
 
 
 def test_a_plain_update_is_named_by_its_direction():
-    answer = CandidateLikelihood()(seen(chain()), stream(0))
+    answer = CandidateLikelihood()(seen(NoDefense()), stream(0))
     assert torch.equal(answer.inputs, gallery().inputs[:1])
 
 

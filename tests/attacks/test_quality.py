@@ -6,12 +6,12 @@ import pytest
 
 from leakbound.attacks import dlg, idlg, inverting_gradients
 from leakbound.defenses import (
+    DpSgd,
     GaussianNoise,
     LaplaceNoise,
     LocalAggregation,
     MagnitudePruning,
     SecureAggregation,
-    dp_sgd,
 )
 
 
@@ -44,7 +44,7 @@ def test_inverting_gradients_in_full(scene):
 
 @pytest.mark.parametrize(
     "defense",
-    [LocalAggregation(3, 0.1), dp_sgd(0.1, 1e-6), SecureAggregation(1)],
+    [LocalAggregation(3, 0.1), DpSgd(0.1, 1e-6), SecureAggregation(1)],
     ids=repr,
 )
 def test_a_known_deterministic_defense_protects_little(scene, defense):

@@ -22,13 +22,14 @@ from leakbound.bounds import from_scratch
 from leakbound.client import example_gradients, gradient
 from leakbound.defenses import (
     ClipExamples,
+    DpSgd,
     GaussianMechanism,
     GaussianNoise,
     GradientDropout,
     LocalAggregation,
+    NoDefense,
     SecureAggregation,
     chain,
-    dp_sgd,
 )
 from leakbound.models import mlp
 from leakbound.protocol import play
@@ -60,7 +61,7 @@ def task_of(shape, *, public=None, input_range=WIDE, dtype=torch.float32):
 def seen_by(attack, task, batches, defense=None, seed=0, threat=MALICIOUS):
     batches = batches if isinstance(batches, list) else [batches]
     sources = [stream(seed, "trap", i) for i in range(len(batches) + 1)]
-    return play(task, batches, defense or chain(), sources, threat=threat, attack=attack)
+    return play(task, batches, defense or NoDefense(), sources, threat=threat, attack=attack)
 
 
 def estimate(attack, task, batch, defense, seed=0):
@@ -119,7 +120,7 @@ def test_the_model_stays_beside_the_trap(task, digits):
 @pytest.mark.parametrize("steps", [None, 3])
 def test_without_noise_the_answer_is_exact(task, digits, estimator, inside, steps):
     attack = LinearTrap(estimator, inside=inside, rows=4)
-    defense = chain() if steps is None else chain(LocalAggregation(steps, 0.1))
+    defense = NoDefense() if steps is None else chain(LocalAggregation(steps, 0.1))
     seen = seen_by(attack, task, single(digits[0]), defense).observation
     answer = attack(seen, stream(0))
     torch.testing.assert_close(answer.inputs[0], digits[0], atol=1e-5, rtol=1e-5)
@@ -145,7 +146,7 @@ def test_the_unbiased_error_is_chi_square(task, digits, clip_norm, rows, shrunk,
         lambda r: LinearTrap("unbiased", rows=rows, bias=bias, inside=inside, norm=r),
         task,
         images,
-        dp_sgd(clip_norm, noise),
+        DpSgd(clip_norm, noise),
     )
     norms = images.flatten(1).double().norm(dim=1).numpy()
     rest = math.sqrt(rows) if bias else 0.0
@@ -167,7 +168,7 @@ def test_the_unbiased_error_is_chi_square(task, digits, clip_norm, rows, shrunk,
 def test_where_nothing_is_clipped_the_scale_needs_no_norm(task, digits):
     images, noise, clip_norm, rows = digits[:100], 0.01, 40.0, 4
     found = errors(
-        lambda r: LinearTrap("unbiased", rows=rows), task, images, dp_sgd(clip_norm, noise)
+        lambda r: LinearTrap("unbiased", rows=rows), task, images, DpSgd(clip_norm, noise)
     )
     scores = found * 784 / (clip_norm**2 * noise**2 / rows)
     assert stats.kstest(scores, stats.chi2(784).cdf).pvalue > 1e-3
@@ -176,8 +177,8 @@ def test_where_nothing_is_clipped_the_scale_needs_no_norm(task, digits):
 def test_where_all_is_clipped_the_public_norms_stand_in(task, digits):
     usual = float(task.public.inputs.flatten(1).norm(dim=1).mean())
     image = digits[0]
-    known = estimate(LinearTrap("unbiased", norm=usual), task, single(image), dp_sgd(1.0, 0.01))
-    guess = estimate(LinearTrap("unbiased"), task, single(image), dp_sgd(1.0, 0.01))
+    known = estimate(LinearTrap("unbiased", norm=usual), task, single(image), DpSgd(1.0, 0.01))
+    guess = estimate(LinearTrap("unbiased"), task, single(image), DpSgd(1.0, 0.01))
     torch.testing.assert_close(guess, known, rtol=1e-2, atol=1e-3)
     direction = torch.nn.functional.cosine_similarity(guess[0], image.flatten().double(), 0)
     assert direction == pytest.approx(1 / math.sqrt(1 + 784 * 0.01**2), abs=0.01)
@@ -264,10 +265,10 @@ def test_optimal_has_the_least_mean_error(noise):
 def test_the_zero_image_beats_the_unbiased_estimate_under_much_noise(task, digits, noise, wins):
     """N noise^2 is 0.31 and 2.8."""
     images = digits[:10]
-    plain = errors(lambda r: LinearTrap("unbiased", norm=r), task, images, dp_sgd(1.0, noise))
+    plain = errors(lambda r: LinearTrap("unbiased", norm=r), task, images, DpSgd(1.0, noise))
     zero = []
     for image in images:
-        seen = seen_by(ConstantImage(0.0), task, single(image), dp_sgd(1.0, noise)).observation
+        seen = seen_by(ConstantImage(0.0), task, single(image), DpSgd(1.0, noise)).observation
         answer = ConstantImage(0.0)(seen, stream(0))
         zero.append(float((answer.inputs[0] - image).square().mean()))
     assert np.all((np.array(zero) < plain) == wins)
@@ -275,8 +276,8 @@ def test_the_zero_image_beats_the_unbiased_estimate_under_much_noise(task, digit
 
 def test_division_has_heavy_tails(task, digits):
     noise, images = 0.02, digits[:40]
-    ratio = errors(lambda r: LinearTrap("division"), task, images, dp_sgd(1.0, noise))
-    plain = errors(lambda r: LinearTrap("unbiased", norm=r), task, images, dp_sgd(1.0, noise))
+    ratio = errors(lambda r: LinearTrap("division"), task, images, DpSgd(1.0, noise))
+    plain = errors(lambda r: LinearTrap("unbiased", norm=r), task, images, DpSgd(1.0, noise))
     assert np.median(ratio) > 2 * np.median(plain)
     assert ratio.max() > 20 * np.median(ratio)
     assert plain.max() < 2 * np.median(plain)

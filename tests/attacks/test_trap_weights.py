@@ -16,7 +16,7 @@ from leakbound.defenses import (
     GaussianNoise,
     GradientDropout,
     MagnitudePruning,
-    chain,
+    NoDefense,
 )
 from leakbound.pairing import pair, squared_distances
 from leakbound.protocol import play
@@ -50,7 +50,7 @@ def drawn(digits, seed, size):
 
 def played(task, batch, attack, defense=None, seed=0, threat=MALICIOUS):
     sources = [stream(seed, "trap defense", i) for i in range(2)]
-    return play(task, [batch], defense or chain(), sources, threat=threat, attack=attack)
+    return play(task, [batch], defense or NoDefense(), sources, threat=threat, attack=attack)
 
 
 def nearest(truth, inputs):

@@ -16,6 +16,7 @@ from leakbound.covariance import Structured
 from leakbound.defenses import (
     GaussianNoise,
     LocalOptimalNoise,
+    NoDefense,
     OptimalNoise,
     OptimalPruning,
     SecureAggregation,
@@ -175,7 +176,7 @@ def test_searches_take_batches_and_infer_labels(attack):
 @pytest.mark.parametrize(
     ("observation", "reason"),
     [
-        (lambda: seen(chain()), "does not depend|no Gaussian noise"),
+        (lambda: seen(NoDefense()), "does not depend|no Gaussian noise"),
         (lambda: seen(chain(LocalOptimalNoise(1.0), SecureAggregation(2))), "2 clients"),
         (lambda: replace(seen(LocalOptimalNoise(1.0)), defense=None), "not known"),
     ],

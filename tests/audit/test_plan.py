@@ -37,13 +37,12 @@ CHANGES = [
     ({"models": [{"name": "a:b", "x": float("nan")}]}, ["models.0.x is nan", "finite"]),
     ({"models": [{"name": "a:b", "x": {"y": 1}}]}, ["table {'y': 1}"]),
     ({"defenses": []}, ["defenses is empty"]),
-    ({"defenses": [{"name": "none", "rate": 1}]}, ["'none' has no key 'rate'"]),
+    ({"defenses": [{"name": "none", "rate": 1}]}, ["'none' has no setting 'rate'"]),
     ({"defenses": [{"name": "gausian_noise"}]}, ["did you mean 'gaussian_noise'"]),
     ({"defenses": [{"name": "gaussian_noise", "noise_std": -1}]}, ["noise_std is -1.0"]),
     ({"defenses": [{"links": [], "name": "x"}]}, ["no key 'name'"]),
     ({"defenses": [{"links": []}]}, ["links is empty"]),
     ({"defenses": [{"links": ["clip"]}]}, ["[[defenses.links]]"]),
-    ({"defenses": [{"links": [{"name": "none"}]}]}, ["'none' is not known"]),
     (
         {"defenses": [{"links": [{"name": "mean"}, {"name": "clip_examples"}]}]},
         ["ClipExamples", "Mean()", "first"],
@@ -107,6 +106,14 @@ def test_lists_expand_but_list_valued_settings_do_not(table):
         (2.0, 1.0),
     ]
     assert len(plan.experiments()) == 4 * 2 * 4 * 2
+
+
+def test_none_adds_no_link(table):
+    clip = {"name": "clip", "clip_norm": 2}
+    table["defenses"] = [{"name": "none"}, {"links": [{"name": "none"}, clip]}]
+    plain, joined = audit.parse(table).defenses
+    assert plain == ()
+    assert [link.name for link in joined] == ["clip"]
 
 
 def test_cell_ids(table):

@@ -15,7 +15,7 @@ from leakbound import client, data, models
 from leakbound.attacks.lockstep import TRACE_POINTS, WIDTH, Lockstep
 from leakbound.attacks.matching import GradientMatching
 from leakbound.attacks.search import Search
-from leakbound.defenses import chain
+from leakbound.defenses import NoDefense
 from leakbound.protocol import play
 from leakbound.random import stream
 from leakbound.types import Batch, Task
@@ -54,7 +54,7 @@ def _observed(name, options, size, source="photos", classes=10):
     build = getattr(models, name)
     model = build(input_shape=shape, classes=classes, generator=stream(0, "model"), **options)
     task = Task.of(model, classes=classes)
-    return play(task, [batch], chain(), [stream(0, i) for i in range(2)]).observation
+    return play(task, [batch], NoDefense(), [stream(0, i) for i in range(2)]).observation
 
 
 def _search(case, **settings):
@@ -218,7 +218,7 @@ def _small(device="cpu"):
     task = Task.of(model.to(device), classes=10)
     drawn = images.batch(torch.arange(2))
     batch = Batch(drawn.inputs.to(device), drawn.labels.to(device))
-    return play(task, [batch], chain(), [stream(0, i) for i in range(2)]).observation
+    return play(task, [batch], NoDefense(), [stream(0, i) for i in range(2)]).observation
 
 
 @pytest.mark.parametrize("name", list(SEARCHES))

@@ -11,12 +11,12 @@ from leakbound.bounds import (
     GaussianPrior,
     MixturePrior,
     UserPrior,
-    full_floor,
-    full_floor_from_samples,
-    matrix_free_floor,
-    tight_trace_floor,
-    trace_floor,
-    trace_floor_from_samples,
+    full_bound,
+    full_bound_from_samples,
+    matrix_free_bound,
+    tight_trace_bound,
+    trace_bound,
+    trace_bound_from_samples,
 )
 
 
@@ -58,9 +58,9 @@ class Linear:
     def floors(self):
         trace = np.trace(self.fisher)
         return [
-            full_floor(self.fisher, self.prior).value,
-            tight_trace_floor(trace, self.prior).value,
-            trace_floor(trace, self.prior).value,
+            full_bound(self.fisher, self.prior).value,
+            tight_trace_bound(trace, self.prior).value,
+            trace_bound(trace, self.prior).value,
         ]
 
     def literal(self):
@@ -72,7 +72,7 @@ class Linear:
 @pytest.mark.parametrize("seed", range(20))
 def test_full_floor_is_the_posterior_error_in_linear_models(seed):
     model = Linear(np.random.default_rng(seed))
-    floor = full_floor(model.fisher, model.prior)
+    floor = full_bound(model.fisher, model.prior)
     assert floor.value == pytest.approx(np.trace(model.error) / model.m, rel=1e-9)
     assert floor.per_pixel == pytest.approx(np.diag(model.error), rel=1e-9)
     full, tight, trace = model.floors()
@@ -104,8 +104,8 @@ def test_the_sheets_numbers_fit_one_model():
     fisher = 36 / 0.591 - 6 * largest
     total = 36 / 0.633 - fisher
     prior = UserPrior("sheet", [largest] + [(total - largest) / 5] * 5, 100.0)
-    assert trace_floor(fisher, prior).value * 6 == pytest.approx(0.591)
-    assert tight_trace_floor(fisher, prior).value * 6 == pytest.approx(0.633)
+    assert trace_bound(fisher, prior).value * 6 == pytest.approx(0.591)
+    assert tight_trace_bound(fisher, prior).value * 6 == pytest.approx(0.633)
     assert 225 / (fisher + 15 * largest) == pytest.approx(2.86)
     assert 2.86 > 0.994 > 0.633
 
@@ -113,9 +113,9 @@ def test_the_sheets_numbers_fit_one_model():
 def test_directions_handed_over_only_lower_the_floor():
     generator = np.random.default_rng(5)
     model = Linear(generator, m=6, d=9)
-    whole = full_floor(model.fisher, model.prior).value
+    whole = full_bound(model.fisher, model.prior).value
     values = [
-        full_floor(
+        full_bound(
             model.fisher, GaussianPrior(model.prior.mean, model.covariance, components=k)
         ).value
         for k in range(1, 7)
@@ -130,12 +130,12 @@ def test_a_singular_covariance_gives_the_exact_error():
     low = generator.standard_normal((5, 2))
     model.covariance = low @ low.T
     prior = GaussianPrior(np.zeros(5), model.covariance)
-    floor = full_floor(model.fisher, prior)
+    floor = full_bound(model.fisher, prior)
     assert prior.rank == 2
     assert floor.value == pytest.approx(np.trace(model.error) / 5, rel=1e-9)
     assert floor.per_pixel == pytest.approx(np.diag(model.error), rel=1e-7, abs=1e-9)
     small = prior.basis.T @ model.fisher @ prior.basis
-    assert full_floor(small, prior).value == pytest.approx(floor.value, rel=1e-12)
+    assert full_bound(small, prior).value == pytest.approx(floor.value, rel=1e-12)
 
 
 def posterior_error(weights, means, stds, noise):
@@ -158,11 +158,11 @@ def test_a_mixture_prior_is_never_beaten(noise, stds):
     sampled = prior.monte_carlo(40_000, np.random.default_rng(1))
     true = posterior_error(weights, means, stds, noise)
     for known in (prior, sampled):
-        floor = full_floor([[noise**-2]], known)
+        floor = full_bound([[noise**-2]], known)
         assert 0 < floor.value <= true * (1 + 1e-6)
     # wrong on purpose: the total variance as if the prior were one Gaussian
     if noise == 0.7:
-        wrong = full_floor([[noise**-2]], GaussianPrior.isotropic([0.0], prior.variance)).value
+        wrong = full_bound([[noise**-2]], GaussianPrior.isotropic([0.0], prior.variance)).value
         assert wrong > true
 
 
@@ -175,14 +175,14 @@ def test_a_mixture_in_two_dimensions_is_never_beaten():
     # the evidence is a mixture too; Tweedie: E[x | y] = y + noise variance * score of y
     evidence = MixturePrior(prior.weights, prior.means, spreads + np.eye(2))
     errors = ((y + evidence.score(y) - x) ** 2).mean(1)
-    assert full_floor(np.eye(2), prior).value < errors.mean() - 3 * errors.std() / 141
+    assert full_bound(np.eye(2), prior).value < errors.mean() - 3 * errors.std() / 141
 
 
 def test_a_uniform_prior_is_capped_and_covers_unbiased_attackers_only():
-    floor = full_floor([[1.0]], FlatPrior(1, 1 / 12))
+    floor = full_bound([[1.0]], FlatPrior(1, 1 / 12))
     assert floor.value == pytest.approx(1 / 12)
     assert (floor.covers, floor.rests_on_prior, floor.per_pixel) == ("unbiased", False, None)
-    assert full_floor([[1.0]], FlatPrior(1, 100.0)).value == pytest.approx(1.0)
+    assert full_bound([[1.0]], FlatPrior(1, 100.0)).value == pytest.approx(1.0)
     # the cap is no proof: the posterior mean of U[0, 1] does better
     x, y = np.linspace(0, 1, 801), np.linspace(-7, 8, 1501)
     joint = stats.norm.pdf(y[:, None], x, 1) / 801
@@ -191,14 +191,14 @@ def test_a_uniform_prior_is_capped_and_covers_unbiased_attackers_only():
     assert best < floor.value
 
 
-@pytest.mark.parametrize("make", [trace_floor, tight_trace_floor])
+@pytest.mark.parametrize("make", [trace_bound, tight_trace_bound])
 def test_the_ends_of_the_scale(make):
     prior = GaussianPrior.isotropic(np.zeros(3), 0.5)
     assert make(0.0, prior).value == pytest.approx(0.5)
     assert make(np.inf, prior).value == 0
     assert make(0.0, FlatPrior(3, 1.5)).value == 0.5
-    assert full_floor(np.zeros((3, 3)), FlatPrior(3, 1.5)).value == 0.5
-    assert full_floor(np.zeros((3, 3)), prior).value == pytest.approx(0.5)
+    assert full_bound(np.zeros((3, 3)), FlatPrior(3, 1.5)).value == 0.5
+    assert full_bound(np.zeros((3, 3)), prior).value == pytest.approx(0.5)
 
 
 @settings(max_examples=60, deadline=None)
@@ -214,8 +214,8 @@ def test_the_floors_are_ordered(size, seed, decades, level, batch):
     prior = GaussianPrior(np.zeros(size), spd(size, generator, decades)).repeat(batch)
     fisher = spd(size * batch, generator, decades) * 10**level
     trace = np.trace(fisher)
-    full, tight, low = full_floor(fisher, prior), tight_trace_floor(trace, prior), None
-    low = trace_floor(trace, prior)
+    full, tight, low = full_bound(fisher, prior), tight_trace_bound(trace, prior), None
+    low = trace_bound(trace, prior)
     assert full.value * (1 + 1e-7) >= tight.value
     assert tight.value * (1 + 1e-9) >= low.value > 0
     assert full.value <= prior.variance / prior.dimension * (1 + 1e-12)
@@ -235,13 +235,13 @@ def test_sampled_floors_hold_where_the_plug_in_does_not(count, rank):
     fisher = spd(size, generator, 2.0)
     root = np.linalg.cholesky(fisher)
     prior = UserPrior("unit", np.full(size, 1.0), 10.0)
-    true = full_floor(fisher, prior).value
+    true = full_bound(fisher, prior).value
     over, naive, values = 0, 0, []
     for _ in range(repeats):
         samples = wishart(root, rank, count, generator)
-        floor = full_floor_from_samples(samples, prior)
+        floor = full_bound_from_samples(samples, prior)
         over += floor.value > true
-        naive += full_floor(samples.mean(0), prior).value > true
+        naive += full_bound(samples.mean(0), prior).value > true
         values.append(floor.value)
     assert over <= 0.02 * repeats
     assert naive > 0.6 * repeats
@@ -252,7 +252,7 @@ def test_a_flat_prior_can_be_sampled():
     generator = np.random.default_rng(12)
     prior, root = FlatPrior(6, 60.0), np.eye(6)
     values = [
-        full_floor_from_samples(wishart(root, 3, 40, generator), prior).value for _ in range(20)
+        full_bound_from_samples(wishart(root, 3, 40, generator), prior).value for _ in range(20)
     ]
     assert max(values) <= 1.0
     assert np.median(values) > 0.75
@@ -261,8 +261,8 @@ def test_a_flat_prior_can_be_sampled():
 def test_equal_samples_give_the_exact_floor():
     generator = np.random.default_rng(13)
     prior, fisher = GaussianPrior(np.zeros(4), spd(4, generator)), spd(4, generator)
-    floor = full_floor_from_samples(iter([fisher] * 5), prior)
-    assert floor.value == pytest.approx(full_floor(fisher, prior).value, rel=1e-9)
+    floor = full_bound_from_samples(iter([fisher] * 5), prior)
+    assert floor.value == pytest.approx(full_bound(fisher, prior).value, rel=1e-9)
     assert floor.standard_error == pytest.approx(0, abs=1e-12)
     assert any("sampled" in sentence for sentence in floor.assumptions)
 
@@ -271,9 +271,9 @@ def test_equal_samples_give_the_exact_floor():
 def test_sampled_traces_hold(tight):
     generator = np.random.default_rng(14)
     prior = UserPrior("uneven", [1.0, 4.0], 1.25)
-    true = (tight_trace_floor if tight else trace_floor)(10.0, prior).value
+    true = (tight_trace_bound if tight else trace_bound)(10.0, prior).value
     traces = generator.chisquare(10, (400, 30))
-    floors = [trace_floor_from_samples(row, prior, tight=tight) for row in traces]
+    floors = [trace_bound_from_samples(row, prior, tight=tight) for row in traces]
     assert np.mean([floor.value > true for floor in floors]) <= 0.025
     assert np.median([floor.value for floor in floors]) > 0.8 * true
     spread = np.std([floor.value for floor in floors])
@@ -303,10 +303,10 @@ def test_matrix_free_is_below_the_dense_floor_and_near_it(kind):
     fisher, samples = decaying(size, 40, generator)
     if kind == "flat":
         fisher, samples = fisher + np.eye(size), [sample + np.eye(size) for sample in samples]
-    true = full_floor(fisher, prior).value
+    true = full_bound(fisher, prior).value
     first, second = operators(samples[:10]), operators(samples[10:])
     values = [
-        matrix_free_floor(first, second, prior, rank, 4, generator).value for rank in (1, 6, 20)
+        matrix_free_bound(first, second, prior, rank, 4, generator).value for rank in (1, 6, 20)
     ]
     assert max(values) <= true
     assert values[-1] > 0.9 * true
@@ -317,11 +317,11 @@ def test_matrix_free_limits_hold_over_repeats():
     generator = np.random.default_rng(16)
     prior = GaussianPrior.isotropic(np.zeros(12), 1.0)
     fisher = spd(12, generator, 2.0)
-    true, root = full_floor(fisher, prior).value, np.linalg.cholesky(fisher)
+    true, root = full_bound(fisher, prior).value, np.linalg.cholesky(fisher)
     values = []
     for _ in range(150):
         samples = operators(wishart(root, 6, 24, generator))
-        values.append(matrix_free_floor(samples[:12], samples[12:], prior, 6, 3, generator).value)
+        values.append(matrix_free_bound(samples[:12], samples[12:], prior, 6, 3, generator).value)
     assert np.mean(np.array(values) > true) <= 0.02
     assert np.median(values) > 0.6 * true
 
@@ -334,24 +334,24 @@ ONE, TWO, THREE = operators([np.eye(2)] * 3)
 @pytest.mark.parametrize(
     ("call", "word"),
     [
-        (lambda: trace_floor(-1.0, GAUSS), "fisher_trace is -1.0"),
-        (lambda: tight_trace_floor(float("nan"), GAUSS), "fisher_trace is nan"),
-        (lambda: full_floor(np.eye(3), GAUSS), r"fisher has shape \(3, 3\)"),
-        (lambda: full_floor([[1.0, 2.0], [0.0, 1.0]], GAUSS), "fisher is not symmetric"),
-        (lambda: full_floor(np.diag([1.0, -1.0]), GAUSS), "fisher has the eigenvalue -1"),
-        (lambda: full_floor(np.diag([1.0, np.nan]), GAUSS), "fisher holds 1 entries"),
-        (lambda: full_floor("no", GAUSS), "fisher is no array"),
-        (lambda: full_floor_from_samples([np.eye(2)] * 3, GAUSS), "fishers holds 3"),
-        (lambda: full_floor_from_samples([-np.eye(2)] * 4, GAUSS), "fishers holds a negative"),
-        (lambda: full_floor_from_samples([np.eye(2)] * 4, GAUSS, confidence=1), "confidence is 1"),
-        (lambda: trace_floor_from_samples([1.0], GAUSS), "traces holds 1"),
-        (lambda: trace_floor_from_samples([1.0, -1.0], GAUSS), "traces holds -1"),
-        (lambda: matrix_free_floor([ONE], [ONE, TWO], GAUSS, 1, 1, SOURCE), "shares operators"),
-        (lambda: matrix_free_floor([], [ONE, TWO], GAUSS, 1, 1, SOURCE), "first is empty"),
-        (lambda: matrix_free_floor([ONE], [TWO], GAUSS, 1, 1, SOURCE), "second holds 1"),
-        (lambda: matrix_free_floor([ONE], [TWO, THREE], GAUSS, 0, 1, SOURCE), "rank is 0"),
+        (lambda: trace_bound(-1.0, GAUSS), "fisher_trace is -1.0"),
+        (lambda: tight_trace_bound(float("nan"), GAUSS), "fisher_trace is nan"),
+        (lambda: full_bound(np.eye(3), GAUSS), r"fisher has shape \(3, 3\)"),
+        (lambda: full_bound([[1.0, 2.0], [0.0, 1.0]], GAUSS), "fisher is not symmetric"),
+        (lambda: full_bound(np.diag([1.0, -1.0]), GAUSS), "fisher has the eigenvalue -1"),
+        (lambda: full_bound(np.diag([1.0, np.nan]), GAUSS), "fisher holds 1 entries"),
+        (lambda: full_bound("no", GAUSS), "fisher is no array"),
+        (lambda: full_bound_from_samples([np.eye(2)] * 3, GAUSS), "fishers holds 3"),
+        (lambda: full_bound_from_samples([-np.eye(2)] * 4, GAUSS), "fishers holds a negative"),
+        (lambda: full_bound_from_samples([np.eye(2)] * 4, GAUSS, confidence=1), "confidence is 1"),
+        (lambda: trace_bound_from_samples([1.0], GAUSS), "traces holds 1"),
+        (lambda: trace_bound_from_samples([1.0, -1.0], GAUSS), "traces holds -1"),
+        (lambda: matrix_free_bound([ONE], [ONE, TWO], GAUSS, 1, 1, SOURCE), "shares operators"),
+        (lambda: matrix_free_bound([], [ONE, TWO], GAUSS, 1, 1, SOURCE), "first is empty"),
+        (lambda: matrix_free_bound([ONE], [TWO], GAUSS, 1, 1, SOURCE), "second holds 1"),
+        (lambda: matrix_free_bound([ONE], [TWO, THREE], GAUSS, 0, 1, SOURCE), "rank is 0"),
         (
-            lambda: matrix_free_floor([lambda b: b[:1]], [TWO, THREE], GAUSS, 1, 1, SOURCE),
+            lambda: matrix_free_bound([lambda b: b[:1]], [TWO, THREE], GAUSS, 1, 1, SOURCE),
             "keep the shape",
         ),
     ],

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from leakbound.bounds import conversions, identification, matching, mixed_steps, rate_distortion
+from leakbound.bounds import conversions, identification, information, mixed_steps
 from leakbound.bounds.composition import subsampled, visible
 from leakbound.bounds.edgeworth import edgeworth
 from leakbound.bounds.from_scratch import averaged, exact, ncc, unbiased, unknown_scale
 from leakbound.bounds.law import least_root
-from leakbound.bounds.renyi import balle_gamma, guo_floor, renyi_gamma
+from leakbound.bounds.renyi import balle_gamma, guo_bound, renyi_gamma
 from leakbound.bounds.roots import edge, last_that
 
 NOISE = np.array([0.4, 1.0, 3.0])
@@ -27,11 +27,11 @@ LAWS = {
     "exact": (exact, {"dim": STEPS, "eta": ETA, "norm": GAMMA}),
     "unbiased": (unbiased, {"dim": STEPS, "eta": ETA, "norm": GAMMA}),
     "ncc": (ncc, {"dim": STEPS + 9, "ncc": GAMMA, "spread": KAPPA[2:]}),
-    "matching": (matching.auc, {"dim": STEPS, "cosine": GAMMA}),
+    "matching": (identification.auc, {"dim": STEPS, "cosine": GAMMA}),
     "renyi_gamma": (renyi_gamma, {"kappa": KAPPA, "steps": STEPS}),
     "balle_gamma": (balle_gamma, {"kappa": KAPPA, "order": STEPS + 1}),
-    "guo_floor": (
-        lambda noise, steps: guo_floor(noise, dim=4, diameters=1.0, steps=steps),
+    "guo_bound": (
+        lambda noise, steps: guo_bound(noise, dim=4, diameters=1.0, steps=steps),
         {"steps": STEPS},
     ),
     "averaged": (averaged, {"dim": STEPS[1:], "eta": ETA, "steps": STEPS, "sampling_rate": RATE}),
@@ -52,8 +52,11 @@ LAWS = {
         {"delta": KAPPA[:2], "steps": STEPS, "sampling_rate": RATE},
     ),
     "mu": (conversions.mu, {"steps": STEPS}),
-    "success": (rate_distortion.success, {"kappa": KAPPA}),
-    "gaussian_floor": (lambda bits: rate_distortion.gaussian_floor(bits, [4.0, 1.0, 0.3, 0.0]), {}),
+    "success": (information.fano, {"kappa": KAPPA}),
+    "gaussian_distortion": (
+        lambda bits: information.gaussian_distortion(bits, [4.0, 1.0, 0.3, 0.0]),
+        {},
+    ),
     "mixed visible": (
         lambda log: mixed_steps.visible_upper([(1.0, 0.1, 9), (2.0, 0.3, 4)], -log),
         {},

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from leakbound.bounds.matching import auc
+from leakbound.bounds.identification import auc
 
 
 def pairs(rng, dim, noise, cosine, count):

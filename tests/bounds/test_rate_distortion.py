@@ -8,20 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from leakbound.bounds.rate_distortion import gaussian_floor, shannon_lower_bound, success
+from leakbound.bounds.information import fano, gaussian_distortion, shannon_lower_bound
 
-# --- success ---
+# --- fano ---
 
 
 @pytest.mark.parametrize("count", [2, 10, 193])
 @pytest.mark.parametrize("right", [0.3, 0.6, 0.99])
-def test_success_is_attained_by_uniform_mistakes(count, right):
+def test_fano_is_attained_by_uniform_mistakes(count, right):
     """Who errs to every other candidate alike has exactly these bits."""
     if right < 1 / count:
         right = 1 - right
     wrong = (1 - right) / (count - 1)
     bits = math.log2(count) + right * math.log2(right) + (1 - right) * math.log2(wrong)
-    found = success(bits, kappa=1 / count)
+    found = fano(bits, kappa=1 / count)
     assert found == pytest.approx(right, abs=1e-7)
     assert found >= right - 1e-12
 
@@ -35,20 +35,20 @@ def test_no_guess_from_a_random_channel_exceeds_it(seed, count, sharpness):
     joint = prior[:, None] * channel
     bits = stats.entropy(joint.ravel(), np.outer(prior, joint.sum(0)).ravel(), base=2)
     best = joint.max(0).sum()
-    assert best <= success(bits, kappa=prior.max()) + 1e-12
+    assert best <= fano(bits, kappa=prior.max()) + 1e-12
 
 
-def test_success_limits():
-    assert success(0.0, kappa=0.25) == pytest.approx(0.25, abs=1e-6)
-    assert success([2.0, 2.1, np.inf], kappa=0.25).tolist() == [1.0, 1.0, 1.0]
-    assert success(1.999, kappa=0.25) < 1
-    weak = success(1.0, kappa=1e-6)  # the familiar form of Fano: (I + 1) / log2 M
+def test_fano_limits():
+    assert fano(0.0, kappa=0.25) == pytest.approx(0.25, abs=1e-6)
+    assert fano([2.0, 2.1, np.inf], kappa=0.25).tolist() == [1.0, 1.0, 1.0]
+    assert fano(1.999, kappa=0.25) < 1
+    weak = fano(1.0, kappa=1e-6)  # the familiar form of Fano: (I + 1) / log2 M
     assert weak < 2 / math.log2(1e6)
     for bad in ({"kappa": 0.0}, {"kappa": 1.0}):
         with pytest.raises(ValueError, match="kappa is"):
-            success(1.0, **bad)
+            fano(1.0, **bad)
     with pytest.raises(ValueError, match="information is -1"):
-        success(-1.0, kappa=0.5)
+        fano(-1.0, kappa=0.5)
 
 
 # --- the mean squared error ---
@@ -67,7 +67,7 @@ def test_tight_for_gaussians_seen_through_noise(noise):
     error = variance * scale**2 / (variance + scale**2)
     floor = shannon_lower_bound(bits, entropy=entropy([variance] * n), dimension=n)
     assert floor == pytest.approx(error, rel=1e-12)
-    assert gaussian_floor(bits, [variance] * n) == pytest.approx(error, rel=1e-12)
+    assert gaussian_distortion(bits, [variance] * n) == pytest.approx(error, rel=1e-12)
 
 
 @pytest.mark.parametrize("cells", [1, 2, 7, 256])
@@ -104,7 +104,7 @@ def test_reverse_water_filling(variances, bits):
     )
     if bits == 0:
         level = values.max()
-    found = gaussian_floor(bits, values)
+    found = gaussian_distortion(bits, values)
     assert found == pytest.approx(np.minimum(values, level).mean(), rel=1e-6)
     other = shannon_lower_bound(bits, entropy=entropy(values), dimension=len(values))
     assert other <= found * (1 + 1e-9)
@@ -113,10 +113,10 @@ def test_reverse_water_filling(variances, bits):
 
 
 def test_limits():
-    assert gaussian_floor(0.0, [3.0, 1.0, 0.0]) == pytest.approx(4 / 3)
-    assert gaussian_floor(5.0, [0.0, 0.0]) == 0.0
-    assert gaussian_floor(5.0, [0.0, 8.0]) == pytest.approx(4 * 2.0**-10)
-    assert gaussian_floor(1e5, [1.0]) == 0.0
+    assert gaussian_distortion(0.0, [3.0, 1.0, 0.0]) == pytest.approx(4 / 3)
+    assert gaussian_distortion(5.0, [0.0, 0.0]) == 0.0
+    assert gaussian_distortion(5.0, [0.0, 8.0]) == pytest.approx(4 * 2.0**-10)
+    assert gaussian_distortion(1e5, [1.0]) == 0.0
     assert shannon_lower_bound(np.inf, entropy=0.0, dimension=1) == 0.0
     assert shannon_lower_bound(1.0, entropy=-np.inf, dimension=1) == 0.0
 
@@ -127,10 +127,10 @@ def test_limits():
         (lambda: shannon_lower_bound(-1.0, entropy=0.0, dimension=1), "information is -1"),
         (lambda: shannon_lower_bound(1.0, entropy=np.inf, dimension=1), "entropy is inf"),
         (lambda: shannon_lower_bound(1.0, entropy=0.0, dimension=0), "dimension is 0"),
-        (lambda: gaussian_floor(-1.0, [1.0]), "information is -1"),
-        (lambda: gaussian_floor(1.0, [-1.0]), "variances is -1"),
-        (lambda: gaussian_floor(1.0, []), r"variances has shape \(0,\)"),
-        (lambda: gaussian_floor(1.0, [[1.0]]), r"variances has shape \(1, 1\)"),
+        (lambda: gaussian_distortion(-1.0, [1.0]), "information is -1"),
+        (lambda: gaussian_distortion(1.0, [-1.0]), "variances is -1"),
+        (lambda: gaussian_distortion(1.0, []), r"variances has shape \(0,\)"),
+        (lambda: gaussian_distortion(1.0, [[1.0]]), r"variances has shape \(1, 1\)"),
     ],
 )
 def test_bad_input_is_named(call, message):

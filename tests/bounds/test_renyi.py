@@ -10,8 +10,8 @@ from leakbound.bounds.identification import gaussian
 from leakbound.bounds.renyi import (
     balle_gamma,
     dfil,
-    fisher_floor,
-    guo_floor,
+    fisher_bound,
+    guo_bound,
     hannun_loss,
     renyi_gamma,
 )
@@ -30,7 +30,7 @@ def test_guo_floor_holds(noise):
     guess = wide / 2 + radius * (sent + noise * draw.standard_normal((SAMPLES, 3)))
     squares = ((guess - record) ** 2).mean(1)
     np.testing.assert_allclose(guess.mean(0), record, atol=5 * noise * radius / np.sqrt(SAMPLES))
-    floor = guo_floor(noise, dim=3, diameters=wide)
+    floor = guo_bound(noise, dim=3, diameters=wide)
     assert floor <= squares.mean() + 4 * squares.std() / np.sqrt(SAMPLES)
 
 
@@ -41,22 +41,22 @@ def test_guo_epsilon_is_that_of_replacing():
     shift = 2 / noise
     ratio = np.exp(2 * (shift * x - shift**2 / 2))
     assert ratio.mean() == pytest.approx(np.exp(4 / noise**2), rel=0.02)
-    floor = guo_floor(noise, dim=5, diameters=3.0)
+    floor = guo_bound(noise, dim=5, diameters=3.0)
     assert floor == pytest.approx(9 / 4 / (np.exp(4 / noise**2) - 1), rel=1e-12)
-    assert guo_floor(noise, dim=5, diameters=3.0, steps=4) == guo_floor(1.0, dim=5, diameters=3.0)
+    assert guo_bound(noise, dim=5, diameters=3.0, steps=4) == guo_bound(1.0, dim=5, diameters=3.0)
 
 
 def test_guo_says_nothing_of_biased_attackers():
     """A constant guess in the middle of the box beats the floor at large noise."""
     record = np.random.default_rng(2).random((SAMPLES, 4))
-    assert ((record - 0.5) ** 2).mean() < guo_floor(5.0, dim=4, diameters=1.0)
+    assert ((record - 0.5) ** 2).mean() < guo_bound(5.0, dim=4, diameters=1.0)
 
 
 def test_guo_limits():
-    assert guo_floor([0.0, 1e-3, np.inf], dim=2, diameters=1.0).tolist() == [0.0, 0.0, np.inf]
-    assert guo_floor([0.0, np.inf], dim=2, diameters=0.0).tolist() == [0.0, 0.0]
+    assert guo_bound([0.0, 1e-3, np.inf], dim=2, diameters=1.0).tolist() == [0.0, 0.0, np.inf]
+    assert guo_bound([0.0, np.inf], dim=2, diameters=0.0).tolist() == [0.0, 0.0]
     with pytest.raises(ValueError, match="diameters"):
-        guo_floor(1.0, dim=2, diameters=[1.0, 1.0, 1.0])
+        guo_bound(1.0, dim=2, diameters=[1.0, 1.0, 1.0])
 
 
 def test_fisher_floor_is_reached_by_least_squares():
@@ -67,16 +67,16 @@ def test_fisher_floor_is_reached_by_least_squares():
     sent = record @ jacobian.T + noise * draw.standard_normal((SAMPLES, 7))
     squares = ((sent @ np.linalg.pinv(jacobian).T - record) ** 2).mean(1)
     error = squares.std() / np.sqrt(SAMPLES)
-    assert squares.mean() == pytest.approx(fisher_floor(information), abs=4 * error)
+    assert squares.mean() == pytest.approx(fisher_bound(information), abs=4 * error)
     worse = np.linalg.pinv(jacobian[:5])  # unbiased, but with two answers thrown away
-    assert ((sent[:, :5] @ worse.T - record) ** 2).mean() > fisher_floor(information) + 4 * error
-    assert 1 / dfil(information) ** 2 <= fisher_floor(information)
+    assert ((sent[:, :5] @ worse.T - record) ** 2).mean() > fisher_bound(information) + 4 * error
+    assert 1 / dfil(information) ** 2 <= fisher_bound(information)
 
 
 def test_equality_of_both_floors():
     """One direction as good as the other: 1 / dfil^2 = N / tr(I) is reached as well."""
     information = 9.0 * np.eye(5)
-    assert fisher_floor(information) == pytest.approx(1 / 9)
+    assert fisher_bound(information) == pytest.approx(1 / 9)
     assert 1 / dfil(information) ** 2 == pytest.approx(5 / np.trace(information))
     assert hannun_loss(information) == pytest.approx(3.0)
 
@@ -92,7 +92,7 @@ def test_clipped_trap_on_its_tangent_space():
     sent = u + noise * draw.standard_normal((SAMPLES, n))
     guess = radius * (sent - (sent @ u)[:, None] * u)  # the part along the tangent
     squares = (guess**2).sum(1) / n
-    floor = fisher_floor(information)
+    floor = fisher_bound(information)
     assert floor == pytest.approx((n - 1) / n * (noise * radius) ** 2, rel=1e-9)
     assert squares.mean() == pytest.approx(floor, rel=0.01)
     assert 1 / dfil(information) ** 2 == pytest.approx(floor, rel=1e-9)
@@ -103,14 +103,14 @@ def test_information_adds_over_steps():
     jacobians = draw.standard_normal((3, 4, 4))
     parts = jacobians.swapaxes(1, 2) @ jacobians
     stacked = jacobians.reshape(12, 4)
-    assert fisher_floor(parts.sum(0)) == pytest.approx(fisher_floor(stacked.T @ stacked))
-    assert fisher_floor(parts).shape == (3,)
-    assert np.all(fisher_floor(parts.sum(0)) <= fisher_floor(parts))
+    assert fisher_bound(parts.sum(0)) == pytest.approx(fisher_bound(stacked.T @ stacked))
+    assert fisher_bound(parts).shape == (3,)
+    assert np.all(fisher_bound(parts.sum(0)) <= fisher_bound(parts))
     assert hannun_loss(parts.sum(0)) <= np.sqrt((hannun_loss(parts) ** 2).sum())
 
 
 def test_no_information():
-    assert fisher_floor(np.zeros((3, 3))) == 0  # no direction is released: nothing to floor
+    assert fisher_bound(np.zeros((3, 3))) == 0  # no direction is released: nothing to floor
     assert dfil(np.zeros((3, 3))) == hannun_loss(np.zeros((3, 3))) == 0
 
 
@@ -119,7 +119,7 @@ def test_no_information():
 )
 def test_refuses_what_is_no_information(wrong):
     with pytest.raises(ValueError, match="information"):
-        fisher_floor(wrong)
+        fisher_bound(wrong)
 
 
 @settings(max_examples=60, deadline=None)
@@ -157,7 +157,7 @@ def test_renyi_limits():
 
 
 def test_scopes():
-    for law in (guo_floor, fisher_floor, hannun_loss, dfil):
+    for law in (guo_bound, fisher_bound, hannun_loss, dfil):
         assert "unbiased" in law.scope.attackers
         assert "zero image" in law.scope.not_said
     assert balle_gamma.scope.covers == renyi_gamma.scope.covers == "all"

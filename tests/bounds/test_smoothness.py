@@ -198,4 +198,4 @@ def test_of_defenses_only_those_that_say_so_are_continuous():
         (noise, ()),
     ):
         assert not_smooth(task, IMAGE, LABEL, defenses.chain(link, noise)) == word
-    assert not_smooth(task, IMAGE, LABEL, defenses.chain(*defenses.dp_sgd(1.0, 1.0).links)) == ()
+    assert not_smooth(task, IMAGE, LABEL, defenses.chain(*defenses.DpSgd(1.0, 1.0).links)) == ()

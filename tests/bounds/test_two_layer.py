@@ -8,22 +8,20 @@ from torch.func import grad, jacrev
 
 from leakbound.bounds.activations import ACTIVATIONS
 from leakbound.bounds.two_layer import (
+    DEFENSES,
+    OrderSetting,
     TwoLayer,
-    bayes_floor,
+    bayes_bound,
+    conditions,
     energy,
     fisher,
     gradient,
     jacobian,
-    local_floor,
-    withheld_share,
-)
-from leakbound.bounds.two_layer_orders import (
-    DEFENSES,
-    Setting,
-    conditions,
+    local_bound,
     lower_order,
     mean_derivative,
     upper_order,
+    withheld_share,
 )
 
 TORCH = {
@@ -126,8 +124,8 @@ def test_floors_are_the_papers_formulas():
     network, x, y = _problem(batch=2, width=30)
     dense = _true_jacobian(network, x, y)
     noise = 1e-3
-    full = local_floor(network, x, y, noise_std=noise)
-    trace = local_floor(network, x, y, noise_std=noise, trace=True)
+    full = local_bound(network, x, y, noise_std=noise)
+    trace = local_bound(network, x, y, noise_std=noise, trace=True)
     exact = noise**2 / 2 * np.trace(np.linalg.inv(dense @ dense.T))
     assert full.value * 4 == pytest.approx(exact, rel=1e-8)
     assert trace.value * 4 == pytest.approx(noise**2 * 2 * 4**2 / (dense**2).sum(), rel=1e-8)
@@ -138,11 +136,11 @@ def test_floors_are_the_papers_formulas():
 def test_a_floor_is_capped_at_the_zero_guess():
     network, x, y = _problem()
     for norm_known in (False, True):
-        floor = local_floor(network, x, y, noise_std=1e6, norm_known=norm_known)
+        floor = local_bound(network, x, y, noise_std=1e6, norm_known=norm_known)
         assert floor.value == pytest.approx(1 / 4)  # |x_i| = 1, four inputs each
     few = np.zeros((9, 5), dtype=bool)
     few[0, 0] = True  # one number cannot tell eight
-    assert local_floor(network, x, y, noise_std=1.0, mask=few).value == pytest.approx(1 / 4)
+    assert local_bound(network, x, y, noise_std=1.0, mask=few).value == pytest.approx(1 / 4)
 
 
 def test_a_known_norm_leaves_the_directions_of_the_sphere():
@@ -155,9 +153,9 @@ def test_a_known_norm_leaves_the_directions_of_the_sphere():
 
     slope = jacrev(on_sphere)(torch.zeros(2).double()).reshape(-1, 2).numpy()
     expected = 1e-6 * np.trace(np.linalg.inv(slope.T @ slope))
-    floor = local_floor(network, x, y, noise_std=1e-3, norm_known=True)
+    floor = local_bound(network, x, y, noise_std=1e-3, norm_known=True)
     assert floor.value * 3 == pytest.approx(expected, rel=1e-8)
-    assert floor.value < local_floor(network, x, y, noise_std=1e-3).value
+    assert floor.value < local_bound(network, x, y, noise_std=1e-3).value
 
 
 def test_maximum_likelihood_attains_the_floor_at_little_noise():
@@ -170,7 +168,7 @@ def test_maximum_likelihood_attains_the_floor_at_little_noise():
             lambda guess, seen=seen: (gradient(network, guess[None], y) - seen).ravel(), x[0]
         )
         errors.append(((answer.x - x[0]) ** 2).mean())
-    floor = local_floor(network, x, y, noise_std=noise).value
+    floor = local_bound(network, x, y, noise_std=noise).value
     spread = np.std(errors) / 300**0.5
     assert abs(np.mean(errors) - floor) < 4 * spread
     assert spread < 0.06 * floor  # a floor wrong by a quarter would be seen
@@ -180,12 +178,12 @@ def test_dropped_units_are_a_narrower_network():
     network, x, y = _problem(width=20)
     units = np.arange(20) % 2 == 0
     small = TwoLayer(network.inner[units], network.outer[units], "gelu")
-    assert local_floor(network.kept(units), x, y, noise_std=0.01).value == pytest.approx(
-        local_floor(small, x, y, noise_std=0.01).value
+    assert local_bound(network.kept(units), x, y, noise_std=0.01).value == pytest.approx(
+        local_bound(small, x, y, noise_std=0.01).value
     )
     dense = _true_jacobian(small, x, y)
     exact = 1e-4 / 8 * np.trace(np.linalg.inv(dense @ dense.T))
-    assert local_floor(small, x, y, noise_std=0.01).value == pytest.approx(exact, rel=1e-8)
+    assert local_bound(small, x, y, noise_std=0.01).value == pytest.approx(exact, rel=1e-8)
 
 
 def test_no_attacker_beats_the_bayes_floor():
@@ -203,19 +201,19 @@ def test_no_attacker_beats_the_bayes_floor():
 
         errors.append(((optimize.least_squares(residual, np.zeros(3)).x - x) ** 2).mean())
     mean, spread = np.mean(errors), np.std(errors) / 400**0.5
-    floor = bayes_floor(network, y, np.random.default_rng(7), noise_std=noise, draws=200)
+    floor = bayes_bound(network, y, np.random.default_rng(7), noise_std=noise, draws=200)
     assert floor.covers == "all"
     assert 0.4 * mean < floor.value < mean + 3 * spread
-    wrong = bayes_floor(network, y, np.random.default_rng(7), noise_std=3 * noise, draws=200)
+    wrong = bayes_bound(network, y, np.random.default_rng(7), noise_std=3 * noise, draws=200)
     assert wrong.value > mean + 3 * spread
 
 
 def test_the_bayes_floor_never_exceeds_the_prior():
     network, _, y = _problem("softplus")
-    wide = bayes_floor(network, y, np.random.default_rng(0), noise_std=1e4)
+    wide = bayes_bound(network, y, np.random.default_rng(0), noise_std=1e4)
     assert wide.value == pytest.approx(1 / 4, rel=1e-3)
     assert wide.value <= 1 / 4
-    small = bayes_floor(network, y, np.random.default_rng(0), noise_std=1e-4)
+    small = bayes_bound(network, y, np.random.default_rng(0), noise_std=1e-4)
     assert small.value < 1e-4
 
 
@@ -223,8 +221,8 @@ def test_the_bayes_floor_never_exceeds_the_prior():
 def test_a_gradient_that_jumps_has_no_floor_for_all(activation):
     network, x, y = _problem(activation)
     with pytest.raises(ValueError, match="jumps"):
-        bayes_floor(network, y, np.random.default_rng(0), noise_std=1.0)
-    assert any("kink" in text for text in local_floor(network, x, y, noise_std=1.0).assumptions)
+        bayes_bound(network, y, np.random.default_rng(0), noise_std=1.0)
+    assert any("kink" in text for text in local_bound(network, x, y, noise_std=1.0).assumptions)
 
 
 def test_refuses():
@@ -242,7 +240,7 @@ def test_refuses():
         TwoLayer(np.ones((3, 2)), np.ones(3), "swish")
 
 
-SETTING = Setting(
+SETTING = OrderSetting(
     inputs=100,
     width=10_000,
     batch=2,
@@ -275,15 +273,15 @@ def test_orders_are_no_floors():
 
 
 def test_conditions():
-    few, wide = conditions(Setting(inputs=16, width=2000, batch=2))
+    few, wide = conditions(OrderSetting(inputs=16, width=2000, batch=2))
     assert few.holds  # 16^(1/4) = 2
     assert wide.right == pytest.approx(16 * 4 * 2 * np.pi)
     assert wide.holds
-    assert not conditions(Setting(inputs=15, width=2000, batch=2))[0].holds
-    assert not conditions(Setting(inputs=16, width=400, batch=2))[1].holds
-    near = Setting(inputs=16, width=2000, batch=2, smallest_singular_value=0.1)
+    assert not conditions(OrderSetting(inputs=15, width=2000, batch=2))[0].holds
+    assert not conditions(OrderSetting(inputs=16, width=400, batch=2))[1].holds
+    near = OrderSetting(inputs=16, width=2000, batch=2, smallest_singular_value=0.1)
     assert not conditions(near)[1].holds
-    thinned = upper_order("dropout", Setting(inputs=16, width=1600, batch=2, rate=0.9))
+    thinned = upper_order("dropout", OrderSetting(inputs=16, width=1600, batch=2, rate=0.9))
     assert not thinned.conditions[1].holds
 
 
@@ -329,6 +327,6 @@ def test_mean_derivatives_by_differentiation(activation):
 )
 def test_settings_refuse(wrong, message):
     with pytest.raises(ValueError, match=message):
-        Setting(**{"inputs": 4, "width": 4} | wrong)
+        OrderSetting(**{"inputs": 4, "width": 4} | wrong)
     with pytest.raises(ValueError, match="clip_norm"):
-        upper_order("dp_sgd", Setting(inputs=4, width=4))
+        upper_order("dp_sgd", OrderSetting(inputs=4, width=4))

@@ -9,14 +9,14 @@ from leakbound.bounds import (
     GaussianPrior,
     MixturePrior,
     UserPrior,
-    full_floor_from_samples,
-    tight_trace_floor,
+    full_bound_from_samples,
+    tight_trace_bound,
 )
 from leakbound.bounds.weiss_weinstein import (
     default_steps,
     direction_bounds,
     least_informed,
-    weiss_weinstein_floor,
+    weiss_weinstein_bound,
 )
 
 
@@ -191,15 +191,15 @@ def test_linear_models(seed):
     steps = default_steps(prior, 4, directions=directions, information=information)
     x = prior.draw(400, generator)
     seen = shares(release, x, directions, steps)
-    floor = weiss_weinstein_floor(seen, steps, prior, directions=directions)
+    floor = weiss_weinstein_bound(seen, steps, prior, directions=directions)
     assert 0.95 * error < 4 * floor.value <= error
-    few = weiss_weinstein_floor(seen[:16], steps, prior, directions=directions)
+    few = weiss_weinstein_bound(seen[:16], steps, prior, directions=directions)
     assert 0.7 * error < 4 * few.value <= 4 * floor.value
-    tight = [4 * tight_trace_floor(np.trace(fisher), prior).value, 4 * floor.value]
+    tight = [4 * tight_trace_bound(np.trace(fisher), prior).value, 4 * floor.value]
     assert tight[0] <= error
     assert tight[1] > 0.95 * tight[0]
     part = directions[:, :2]
-    less = weiss_weinstein_floor(seen[:, :2], steps[:2], prior, directions=part)
+    less = weiss_weinstein_bound(seen[:, :2], steps[:2], prior, directions=part)
     assert 0 < less.value < floor.value
 
 
@@ -208,7 +208,7 @@ def test_without_information_the_floor_is_the_priors_variance():
     steps = default_steps(prior, 9)
     ones = np.ones((4000, 2, 9))
     assert direction_bounds(ones[0], steps, prior.information).sum() == pytest.approx(5, rel=1e-3)
-    floor = weiss_weinstein_floor(ones, steps, prior)
+    floor = weiss_weinstein_bound(ones, steps, prior)
     assert 0.99 * 5 < 3 * floor.value <= 5
     assert floor.name == "weiss_weinstein"
     assert floor.covers == "all"
@@ -216,9 +216,9 @@ def test_without_information_the_floor_is_the_priors_variance():
     assert "1985" in floor.equation
     assert not any("smooth in x" in line for line in floor.assumptions)
     joint = prior.repeat(2)
-    twice = weiss_weinstein_floor(np.ones((4000, 4, 9)), default_steps(joint, 9), joint)
+    twice = weiss_weinstein_bound(np.ones((4000, 4, 9)), default_steps(joint, 9), joint)
     assert twice.value == pytest.approx(floor.value, rel=1e-6)
-    assert weiss_weinstein_floor(0 * ones, steps, prior).value == 0
+    assert weiss_weinstein_bound(0 * ones, steps, prior).value == 0
 
 
 class Kinks:
@@ -255,10 +255,10 @@ def test_kinks_break_cramer_rao_and_not_this_floor():
     attacked = errors.mean()
     upper = attacked + 3 * errors.std() / 60**0.5
     x = prior.draw(200, generator)
-    cramer_rao = full_floor_from_samples([np.array([[s]]) for s in release.slope(x)], prior)
+    cramer_rao = full_bound_from_samples([np.array([[s]]) for s in release.slope(x)], prior)
     assert cramer_rao.value > 10 * upper, "what the reviewer saw"
     steps = default_steps(prior, 14)
-    floor = weiss_weinstein_floor(shares(release, x, np.eye(1), steps), steps, prior)
+    floor = weiss_weinstein_bound(shares(release, x, np.eye(1), steps), steps, prior)
     assert 0.1 * attacked < floor.value < attacked
 
 
@@ -276,7 +276,7 @@ def test_the_sampled_floor_covers(count):
 
     def sampled(number):
         seen = shares(release, prior.draw(number, generator), np.eye(1), steps)
-        return weiss_weinstein_floor(seen, steps, prior).value
+        return weiss_weinstein_bound(seen, steps, prior).value
 
     mu = weights @ shares(release, x[:, None], np.eye(1), steps)[:, 0]
     best = direction_bounds(mu[None], steps, [1.0])[0]
@@ -302,7 +302,7 @@ def test_jumps_that_few_images_show(threshold):
     values = []
     for _ in range(100):
         seen = shares(release, prior.draw(32, generator), np.eye(8), steps)
-        values.append(weiss_weinstein_floor(seen, steps, prior).value)
+        values.append(weiss_weinstein_bound(seen, steps, prior).value)
     assert np.mean(np.array(values) > best) < 0.12
     assert max(values) < 1.4 * best
     assert np.mean(values) > 0.3 * best
@@ -314,8 +314,8 @@ def test_confidence_and_the_number_of_images():
     steps = default_steps(prior, 5)
     release = Jumps(generator, 0.0, 1.0)
     seen = shares(release, prior.draw(300, generator), np.eye(1), steps)
-    sure = weiss_weinstein_floor(seen, steps, prior, confidence=0.999)
-    likely = weiss_weinstein_floor(seen, steps, prior, confidence=0.9)
+    sure = weiss_weinstein_bound(seen, steps, prior, confidence=0.999)
+    likely = weiss_weinstein_bound(seen, steps, prior, confidence=0.9)
     assert sure.value < likely.value
     assert sure.standard_error == likely.standard_error > 0
 
@@ -328,14 +328,14 @@ SEEN = np.ones((4, 2, 3))
 @pytest.mark.parametrize(
     ("match", "call"),
     [
-        ("at least 4", lambda: weiss_weinstein_floor(SEEN[:3], STEPS, PRIOR)),
-        ("overlaps has", lambda: weiss_weinstein_floor(SEEN * 1.1, STEPS, PRIOR)),
-        ("do not fit", lambda: weiss_weinstein_floor(SEEN[:, :1], STEPS, PRIOR)),
-        ("NaN", lambda: weiss_weinstein_floor(SEEN * np.nan, STEPS, PRIOR)),
-        ("twice", lambda: weiss_weinstein_floor(SEEN, np.ones((2, 3)), PRIOR)),
-        ("steps has shape", lambda: weiss_weinstein_floor(SEEN, STEPS[:1], PRIOR)),
-        ("confidence", lambda: weiss_weinstein_floor(SEEN, STEPS, PRIOR, confidence=0.3)),
-        ("not Gaussian", lambda: weiss_weinstein_floor(SEEN, STEPS, FlatPrior(2, 1.0))),
+        ("at least 4", lambda: weiss_weinstein_bound(SEEN[:3], STEPS, PRIOR)),
+        ("overlaps has", lambda: weiss_weinstein_bound(SEEN * 1.1, STEPS, PRIOR)),
+        ("do not fit", lambda: weiss_weinstein_bound(SEEN[:, :1], STEPS, PRIOR)),
+        ("NaN", lambda: weiss_weinstein_bound(SEEN * np.nan, STEPS, PRIOR)),
+        ("twice", lambda: weiss_weinstein_bound(SEEN, np.ones((2, 3)), PRIOR)),
+        ("steps has shape", lambda: weiss_weinstein_bound(SEEN, STEPS[:1], PRIOR)),
+        ("confidence", lambda: weiss_weinstein_bound(SEEN, STEPS, PRIOR, confidence=0.3)),
+        ("not Gaussian", lambda: weiss_weinstein_bound(SEEN, STEPS, FlatPrior(2, 1.0))),
         ("not Gaussian", lambda: default_steps(UserPrior("wide", [1.0, 1.0], 3.0), 3)),
         (
             "not Gaussian",
@@ -343,7 +343,7 @@ SEEN = np.ones((4, 2, 3))
         ),
         (
             "directions",
-            lambda: weiss_weinstein_floor(SEEN, STEPS, PRIOR, directions=np.ones((2, 2))),
+            lambda: weiss_weinstein_bound(SEEN, STEPS, PRIOR, directions=np.ones((2, 2))),
         ),
         ("count is 1", lambda: default_steps(PRIOR, 1)),
         ("information is wrong", lambda: default_steps(PRIOR, 2, information=[1.0])),

@@ -308,7 +308,7 @@ def test_only_the_own_folder_is_removed(name, place, monkeypatch):
     """Whatever a name looks like: a process that is not here may live elsewhere."""
     monkeypatch.setattr(os, "getpid", lambda: 7)  # whatever this process's number is, it fits
     (place / name / "results").mkdir(parents=True)
-    with connection._a_folder() as folder:
+    with connection._temporary_folder() as folder:
         assert Path(folder).parent == place
         assert Path(folder).stat().st_mode & 0o77 == 0
     assert [p.name for p in place.iterdir()] == [name]
@@ -323,7 +323,7 @@ def test_sockets_have_names_that_fit(longer, number, place, monkeypatch):
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
     monkeypatch.setattr(os, "getpid", lambda: number)
-    with connection._a_folder() as folder:
+    with connection._temporary_folder() as folder:
         session = f"{folder}/session_2026-01-01_00-00-00_000000_{number}"
         assert len(os.fsencode(f"{session}/sockets/plasma_store")) <= 107
 
@@ -358,8 +358,9 @@ def test_a_cluster_of_others_stays_up(tmp_path):
     script.write_text(
         "import sys\n"
         "from leakbound.cluster import connection\n"
-        "connection._start_here = lambda ray, cpus, folder, common: ray.init(\n"
-        "    address='local', num_cpus=cpus, include_dashboard=False, _temp_dir=folder, **common)\n"
+        "connection._start_here = lambda ray, cpus, folder: ray.init(\n"
+        "    address='local', num_cpus=cpus, include_dashboard=False, _temp_dir=folder,\n"
+        "    log_to_driver=False, logging_level=50)\n"
         "with connection._loopback(), connection.connected(None, 2):\n"
         "    import ray\n"
         "    print(ray.get_runtime_context().gcs_address, flush=True)\n"

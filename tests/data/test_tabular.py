@@ -8,10 +8,10 @@ from sklearn import datasets
 
 from leakbound import models
 from leakbound.attacks import ConstantImage, GradientMatching, LinearInversion, dlg
-from leakbound.domains import column_errors
 from leakbound.data.raw import Options
 from leakbound.data.tabular import TABLES, Column, Table, as_images, load_table
-from leakbound.defenses import ClipExamples, GaussianNoise, chain
+from leakbound.defenses import ClipExamples, GaussianNoise, NoDefense, chain
+from leakbound.domains import column_errors
 from leakbound.metrics import evaluate
 from leakbound.pairing import pair
 from leakbound.protocol import play
@@ -58,7 +58,7 @@ def _see(name, size, seed, defense=None, **settings):
     order = torch.randperm(len(table.inputs), generator=stream(seed, "batch"))[:size]
     sources = [stream(seed, "defense", i) for i in range(2)]
     task = Task.of(model, classes=table.classes)
-    return table, play(task, [table.batch(order)], defense or chain(), sources)
+    return table, play(task, [table.batch(order)], defense or NoDefense(), sources)
 
 
 @pytest.mark.parametrize("name", sorted(TABLES))

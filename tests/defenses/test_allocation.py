@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import optimize
 
-from leakbound.bounds import GaussianPrior, tight_trace_floor
+from leakbound.bounds import GaussianPrior, tight_trace_bound
 from leakbound.defenses.allocation import (
     RULES,
     keep_by_rate,
@@ -149,7 +149,7 @@ def test_the_floor_is_reached_exactly(rule, floor):
     s, g2 = _problem(4)
     variance = with_floor(shape(s, g2, rule), s, floor, coordinates=12, prior_variance=0.1)
     prior = GaussianPrior.isotropic(np.zeros(12), 0.1)
-    found = tight_trace_floor(_trace(s, variance), prior).value
+    found = tight_trace_bound(_trace(s, variance), prior).value
     assert found == pytest.approx(floor, rel=1e-9)
     # and by hand: the harmonic sum of both informations a pixel
     assert 1 / (_trace(s, variance) / 12 + 10) == pytest.approx(floor, rel=1e-9)

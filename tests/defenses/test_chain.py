@@ -11,6 +11,7 @@ from leakbound.defenses import (
     Clip,
     ClipExamples,
     Defense,
+    DpSgd,
     GaussianMechanism,
     GaussianNoise,
     GradientDropout,
@@ -21,11 +22,11 @@ from leakbound.defenses import (
     LocalOptimalPruning,
     MagnitudePruning,
     Mean,
+    NoDefense,
     OptimalNoise,
     SecureAggregation,
     Sign,
     chain,
-    dp_sgd,
 )
 from leakbound.protocol import play
 from leakbound.random import stream
@@ -45,7 +46,7 @@ SUM, CLIP = SecureAggregation(2), Clip(0.5)
         ([LocalAggregation(), ClipExamples()], ["LocalAggregation(", "ClipExamples("]),
         ([CLIP, Mean()], ["Clip(clip_norm=0.5)", "Mean()"]),
         ([SUM, HIDE], ["HiddenDropout(rate=0.5)", "SecureAggregation(clients=2)"]),
-        ([dp_sgd(), dp_sgd()], ["ClipExamples(", "GaussianMechanism("]),
+        ([DpSgd(), DpSgd()], ["ClipExamples(", "GaussianMechanism("]),
         ([GaussianMechanism()], ["GaussianMechanism(", "plain gradient", "ClipExamples"]),
         ([NOISE, GaussianMechanism()], ["GaussianMechanism(", "GaussianNoise("]),
         (
@@ -66,17 +67,20 @@ def test_a_wrong_order_names_both_links(links, named):
 
 
 def test_a_chain_is_flat_and_says_what_it_is():
-    nested = chain(chain(CLIP, NOISE), chain(), SUM)
+    nested = chain(chain(CLIP, NOISE), NoDefense(), SUM)
     assert nested == Chain((CLIP, NOISE, SUM))
     assert repr(nested) == (
         "Clip(clip_norm=0.5) → GaussianNoise(noise_std=0.1) → SecureAggregation(clients=2)"
     )
-    assert repr(chain()) == "none"
+    assert repr(chain()) == repr(NoDefense()) == "none"
+    assert chain() == NoDefense() == chain(NoDefense())
+    assert hash(chain(DpSgd())) == hash(DpSgd())
+    assert DpSgd() == chain(*DpSgd().links) != DpSgd(2.0)
     assert (nested.cohort_size, nested.starts) == (2, Unit.CLIENT)
     assert nested.returns(Unit.CLIENT) is Unit.COHORT
     client, cohort = nested.sides
     assert (client.links, cohort.links) == ((CLIP, NOISE), (SUM,))
-    assert dp_sgd().starts is Unit.EXAMPLE
+    assert DpSgd().starts is Unit.EXAMPLE
 
 
 class _Peeks(Defense):
@@ -86,16 +90,16 @@ class _Peeks(Defense):
 @pytest.mark.parametrize(
     ("links", "guarantee"),
     [
-        ([dp_sgd()], DP),
-        ([dp_sgd(), Sign()], DP),
-        ([dp_sgd(), PRUNE], DP),
-        ([dp_sgd(), CLIP], DP),
-        ([dp_sgd(), DROP], DP),
-        ([dp_sgd(), SUM, Sign()], DP),
-        ([dp_sgd(), LAPLACE], DP),
+        ([DpSgd()], DP),
+        ([DpSgd(), Sign()], DP),
+        ([DpSgd(), PRUNE], DP),
+        ([DpSgd(), CLIP], DP),
+        ([DpSgd(), DROP], DP),
+        ([DpSgd(), SUM, Sign()], DP),
+        ([DpSgd(), LAPLACE], DP),
         ([ClipExamples(), Mean(), DROP, GaussianMechanism()], DP),
-        ([dp_sgd(), _Peeks()], LAW),
-        ([dp_sgd(), _Peeks(), Sign()], NONE),
+        ([DpSgd(), _Peeks()], LAW),
+        ([DpSgd(), _Peeks(), Sign()], NONE),
     ],
 )
 def test_differential_privacy_survives_post_processing_alone(links, guarantee):
@@ -183,7 +187,7 @@ def test_a_cohort_is_imitated_as_it_is_sent(task, batch):
 
 
 def test_local_training_cannot_be_mixed_with_example_rows():
-    for links in [(dp_sgd(1.0, 1.0), LocalAggregation(3)), (LocalAggregation(3), dp_sgd(1.0, 1.0))]:
+    for links in [(DpSgd(1.0, 1.0), LocalAggregation(3)), (LocalAggregation(3), DpSgd(1.0, 1.0))]:
         with pytest.raises(ValueError, match=r"LocalAggregation.*cannot be combined"):
             chain(*links)
 

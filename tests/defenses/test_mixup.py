@@ -12,7 +12,14 @@ from torch import nn
 
 from leakbound import data
 from leakbound.client import gradient, pure_gradient, simulate
-from leakbound.defenses import GaussianNoise, LocalAggregation, SecureAggregation, chain, dp_sgd
+from leakbound.defenses import (
+    DpSgd,
+    GaussianNoise,
+    LocalAggregation,
+    NoDefense,
+    SecureAggregation,
+    chain,
+)
 from leakbound.defenses.mixup import Mixup, mixed
 from leakbound.protocol import play, resolve, send
 from leakbound.random import normal, stream, uniform
@@ -178,7 +185,7 @@ def test_every_minibatch_is_mixed(task, batch):
     keys, rate = uniform((6,), stream(1)), 0.1
     ready = mixed(replace(task, plan=LocalPlan(3, rate, 2)), 0.7, keys)
     order = np.argsort(keys[:2].numpy())
-    sent = simulate(ready, batch.inputs, batch.labels, cohort=(6,), defense=chain())[0]
+    sent = simulate(ready, batch.inputs, batch.labels, cohort=(6,), defense=NoDefense())[0]
     total = torch.zeros_like(task.parameters)
     for a in (0, 2, 4):
         part = Batch(batch.inputs[a : a + 2], batch.labels[a : a + 2])
@@ -217,7 +224,7 @@ def test_the_servers_task_is_left_alone(task, batch):
 
 def test_guarantees():
     with pytest.raises(ValueError, match="Mixup"):
-        chain(Mixup(), dp_sgd())
+        chain(Mixup(), DpSgd())
     assert chain(Mixup(), GaussianNoise(0.1)).guarantee is Guarantee.NONE
     assert not Mixup().data_dependent_law
 

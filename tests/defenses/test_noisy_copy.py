@@ -1,4 +1,4 @@
-"""One noisy copy of each record: the same in all rounds, of the declared law, and no more leaks."""
+"""One noisy copy of each example: the same in all rounds, of the declared law, leaks no more."""
 
 import math
 from dataclasses import replace
@@ -15,6 +15,7 @@ from leakbound.client import gradient
 from leakbound.defenses import (
     Clip,
     ClipExamples,
+    DpSgd,
     GaussianNoise,
     GradientDropout,
     HiddenDropout,
@@ -22,11 +23,11 @@ from leakbound.defenses import (
     LocalOptimalNoise,
     LocalOptimalPruning,
     Mean,
+    NoDefense,
     NoisyCopy,
     SecureAggregation,
     Sign,
     chain,
-    dp_sgd,
 )
 from leakbound.protocol import play, resolve, send, step
 from leakbound.random import normal, secure, stream
@@ -96,7 +97,7 @@ def test_a_record_keeps_its_copy_in_other_company(wide, batch):
     narrow = Batch(batch.inputs.float(), batch.labels)
     third, more = defense.copies(narrow, wide, state, stream(2))
     assert third.dtype == torch.float32
-    assert len(more) == 12  # other values, so other records
+    assert len(more) == 12  # other values, so other examples
     back = Batch(narrow.inputs.double(), batch.labels)
     assert torch.equal(defense.copies(back, wide, more, stream(3))[0].float(), third)
 
@@ -225,10 +226,10 @@ def test_matching_finds_the_copy(task, batch):
 
 
 def test_it_goes_before_dp_sgd(wide, batch):
-    defense = chain(NoisyCopy(0.3), dp_sgd(0.1, 1e-9))
+    defense = chain(NoisyCopy(0.3), DpSgd(0.1, 1e-9))
     sent = send(wide, batch, defense, stream(0))
     copies = copies_of(wide, batch, NoisyCopy(0.3), stream(0))
-    clean = send(wide, Batch(copies, batch.labels), dp_sgd(0.1, 1e-9), stream(1))
+    clean = send(wide, Batch(copies, batch.labels), DpSgd(0.1, 1e-9), stream(1))
     torch.testing.assert_close(sent.rows, clean.rows, atol=1e-8, rtol=0)
     assert isinstance(sent.law, Unknown)
     assert defense.guarantee is Guarantee.NONE
@@ -242,7 +243,7 @@ def test_it_goes_with_changed_local_training(wide, batch, before, first):
     source = stream(0)
     prepared = before.prepare(wide, source)
     copies = copies_of(wide, batch, NoisyCopy(0.3), source)
-    wanted = send(prepared, Batch(copies, batch.labels), chain(), stream(1))
+    wanted = send(prepared, Batch(copies, batch.labels), NoDefense(), stream(1))
     torch.testing.assert_close(sent.rows, wanted.rows)
     assert isinstance(sent.law, Unknown)
 
@@ -265,14 +266,14 @@ def test_what_it_would_undo_is_refused(before):
 
 
 @pytest.mark.parametrize("after", [LocalOptimalNoise(0.1), LocalOptimalPruning(0.5)])
-def test_links_that_read_the_record_are_refused(after):
-    with pytest.raises(ValueError, match="reads the client's records"):
+def test_links_that_read_the_examples_are_refused(after):
+    with pytest.raises(ValueError, match="reads the client's examples"):
         chain(NoisyCopy(0.3), after)
 
 
 def test_a_bound_does_not_pass_through_it():
     with pytest.raises(ValueError, match="NoisyCopy"):
-        chain(ClipExamples(1.0), NoisyCopy(0.3), Mean(), *dp_sgd().links[2:])
+        chain(ClipExamples(1.0), NoisyCopy(0.3), Mean(), *DpSgd().links[2:])
 
 
 def test_the_server_cannot_run_it(wide, batch):

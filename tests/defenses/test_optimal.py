@@ -9,14 +9,14 @@ from scipy import stats
 from torch import nn
 from torch.func import functional_call, grad, jacrev
 
-from leakbound.bounds import GaussianPrior, tight_trace_floor
+from leakbound.bounds import GaussianPrior, tight_trace_bound
 from leakbound.defenses import (
     GaussianNoise,
     LocalOptimalNoise,
+    OptimalDpSgd,
     OptimalNoise,
     OptimalPruning,
     chain,
-    optimal_dp_sgd,
 )
 from leakbound.defenses.optimal import rounded_to
 from leakbound.defenses.public import expected
@@ -89,7 +89,7 @@ def test_the_error_floor_is_met(public):
     variance = _variance(OptimalNoise(error_floor=0.6 * spread), public, size=2)
     s = expected(public, 2, 64, None).s
     prior = GaussianPrior.isotropic([0.0] * 24, spread)
-    found = tight_trace_floor(float((s / variance).sum()), prior).value
+    found = tight_trace_bound(float((s / variance).sum()), prior).value
     assert found == pytest.approx(0.6 * spread, rel=1e-9)
     with pytest.raises(ValueError, match=f"above 0 and below {spread:.4g}"):
         OptimalNoise(error_floor=1.01 * spread).resolve(public, 2)
@@ -214,7 +214,7 @@ def test_clamped_coordinates_are_sent_without_noise():
     for sign in (1, -1):
         image = torch.tensor([[[[5.0 * sign, 0.3, -0.2]]]], dtype=torch.float64)
         found = [
-            send(task, Batch(image, label), optimal_dp_sgd(1.0, 2.0), stream(i, "draw", sign))
+            send(task, Batch(image, label), OptimalDpSgd(1.0, 2.0), stream(i, "draw", sign))
             for i in range(200)
         ]
         rows = torch.cat([u.rows for u in found])
@@ -224,7 +224,7 @@ def test_clamped_coordinates_are_sent_without_noise():
         assert all(float(u.law.variance[0]) == 0 for u in found)
         assert float(found[0].law.variance.mean().sqrt()) == pytest.approx(2.0)
     assert float(seen[1].min()) > 0 > float(seen[-1].max())
-    assert optimal_dp_sgd().guarantee is not Guarantee.DIFFERENTIAL_PRIVACY
+    assert OptimalDpSgd().guarantee is not Guarantee.DIFFERENTIAL_PRIVACY
     isotropic = [send(task, Batch(image, label), GaussianNoise(2.0), stream(i)) for i in range(200)]
     clamped = torch.cat([u.rows for u in isotropic])[:, 0] + 4  # as if -1 had been sent, not -5
     assert float(clamped.min()) < 0 < float(clamped.max())  # noise of that level would mix them

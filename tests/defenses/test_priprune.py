@@ -11,12 +11,13 @@ from torch.func import functional_call
 
 from leakbound.client import gradient
 from leakbound.defenses import (
+    DpSgd,
     GaussianNoise,
+    NoDefense,
     PriPrune,
     SecureAggregation,
     Withhold,
     chain,
-    dp_sgd,
 )
 from leakbound.defenses.priprune import TYPICAL, Belief, importance
 from leakbound.protocol import play, resolve, step
@@ -296,7 +297,7 @@ def test_the_first_round_starts_where_all_start(task, batch):
     start, _ = defense.begin(task, None, stream(0))
     assert torch.equal(start.parameters, task.parameters)
     sent, _ = step(task, batch, defense, stream(0))
-    plain, _ = step(task, batch, chain(), stream(0))
+    plain, _ = step(task, batch, NoDefense(), stream(0))
     assert torch.equal(sent.rows, plain.rows * sent.mask)
 
 
@@ -313,7 +314,7 @@ def test_same_draws_same_bits(task, batch):
 
 
 def test_all_that_it_keeps_after_noise_follows_from_the_noisy_rows(task, batch):
-    private = chain(*dp_sgd(0.5, 2.0).links, PriPrune(start=0.5))
+    private = chain(*DpSgd(0.5, 2.0).links, PriPrune(start=0.5))
     assert private.guarantee is Guarantee.DIFFERENTIAL_PRIVACY
     ready, alone = resolve(private, task, 6), PriPrune(start=0.5)
     state = own = None
@@ -321,7 +322,7 @@ def test_all_that_it_keeps_after_noise_follows_from_the_noisy_rows(task, batch):
         at = task.with_parameters(task.parameters * 0.9**turn)
         source, twin = stream(turn), stream(turn)
         begun, held = alone.begin(at, own, twin)  # its own draws come first
-        noisy, _ = step(begun, batch, resolve(dp_sgd(0.5, 2.0), task, 6), twin)
+        noisy, _ = step(begun, batch, resolve(DpSgd(0.5, 2.0), task, 6), twin)
         want, own = alone.transform(noisy, held, None, twin)
         sent, state = step(at, batch, ready, source, state)
         assert torch.equal(sent.rows, want.rows)

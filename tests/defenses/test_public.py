@@ -14,8 +14,8 @@ from leakbound.defenses import (
     GaussianNoise,
     OptimalNoise,
     OptimalPruning,
+    WhitenedDpSgd,
     chain,
-    whitened_dp_sgd,
 )
 from leakbound.defenses import public as module
 from leakbound.defenses.optimal import FixedNoise
@@ -258,7 +258,7 @@ def _again(defense, task, of):
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_masks_and_whitening_are_kept_likewise(task, few, every):
     public, wanted = replace(task, public=few), [i % every == 0 for i in range(1, 7)]
-    mask = _again(OptimalPruning(rate=0.5, refresh=every), public, lambda c: c.links[0].kept.mask)
+    mask = _again(OptimalPruning(rate=0.5, refresh=every), public, lambda c: c.links[0].chosen.mask)
     assert mask == wanted
 
     def root(ready):
@@ -267,7 +267,7 @@ def test_masks_and_whitening_are_kept_likewise(task, few, every):
         close(color.imitate(whiten.imitate(rows)), rows)  # both hold the same covariance
         return color.root.dense()
 
-    assert _again(whitened_dp_sgd(correlation="layers", refresh=every), public, root) == wanted
+    assert _again(WhitenedDpSgd(correlation="layers", refresh=every), public, root) == wanted
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_no_coordinate_gets_less_than_the_least_part(task, few, correlation, fac
         assert float(variance.min()) < 2 * module.LEAST  # the floor was needed
 
 
-@pytest.mark.parametrize("defense", [OptimalNoise, OptimalPruning, whitened_dp_sgd])
+@pytest.mark.parametrize("defense", [OptimalNoise, OptimalPruning, WhitenedDpSgd])
 def test_what_was_decided_for_another_batch_size_is_decided_anew(task, few, defense):
     public = replace(task, public=few)
     first = resolve(chain(defense(refresh=5)), public, 2).links

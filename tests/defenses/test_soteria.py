@@ -9,7 +9,7 @@ from torch import nn
 
 from leakbound.attacks.objectives import cosine
 from leakbound.client import gradient
-from leakbound.defenses import GaussianNoise, SecureAggregation, chain
+from leakbound.defenses import GaussianNoise, NoDefense, SecureAggregation, chain
 from leakbound.defenses.soteria import Soteria, defended_layer, distances, representation
 from leakbound.models import simple_convnet
 from leakbound.protocol import play, send
@@ -86,7 +86,10 @@ def test_no_other_set_of_features_moves_the_input_further(count):
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1.0])
 def test_exactly_that_many_columns_go(task, batch, rate):
-    sent, plain = send(task, batch, Soteria(rate), stream(0)), send(task, batch, chain(), stream(0))
+    sent, plain = (
+        send(task, batch, Soteria(rate), stream(0)),
+        send(task, batch, NoDefense(), stream(0)),
+    )
     gone = _columns(task, sent.mask[0], "5")
     order = np.argsort(-distances(task, batch.inputs, "5").sum(0).numpy(), kind="stable")
     assert gone == set(order[: int(rate * 48)])
@@ -154,14 +157,14 @@ def test_layers_are_found_by_place_and_name(task, batch):
 def test_layers_that_do_not_fit_are_refused():
     twice = nn.Linear(4, 4)
     task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 4), twice, nn.Tanh(), twice))
-    with pytest.raises(ValueError, match="used 2 times"):
+    with pytest.raises(ValueError, match="calls the layer '2' 2 times"):
         distances(task, torch.rand(1, 1, 2, 2), "2")
     with pytest.raises(ValueError, match="vector an example"):
         distances(Task.of(nn.Linear(2, 2)), torch.rand(1, 1, 2, 2), "")
 
 
 def test_it_runs_on_a_client_only(task, batch):
-    update = send(task, batch, chain(), stream(0))
+    update = send(task, batch, NoDefense(), stream(0))
     with pytest.raises(ValueError, match="context"):
         Soteria().transform(update, None, None, stream(0))
     with pytest.raises(ValueError, match="Soteria"):

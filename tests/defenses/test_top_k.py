@@ -7,14 +7,14 @@ import torch
 from leakbound import data
 from leakbound.client import gradient
 from leakbound.defenses import (
+    DpSgd,
     GaussianNoise,
     GradientDropout,
     MagnitudePruning,
     SecureAggregation,
+    TopK,
     chain,
-    dp_sgd,
 )
-from leakbound.defenses.top_k import TopK
 from leakbound.protocol import resolve, step
 from leakbound.random import bernoulli, normal, stream
 from leakbound.testing import check_defense
@@ -133,7 +133,7 @@ def test_what_an_earlier_link_withheld_is_kept_for_later():
 def test_guarantees():
     assert chain(TopK(0.5), GaussianNoise(0.1)).guarantee is Guarantee.NONE
     assert chain(TopK(0.5, False), GaussianNoise(0.1)).guarantee is Guarantee.RELEASE_LAW
-    assert chain(dp_sgd(1.0, 1.0), TopK(0.5)).guarantee is Guarantee.DIFFERENTIAL_PRIVACY
+    assert chain(DpSgd(1.0, 1.0), TopK(0.5)).guarantee is Guarantee.DIFFERENTIAL_PRIVACY
     with pytest.raises(ValueError, match="TopK"):
         chain(SecureAggregation(2), TopK(0.5))
 

@@ -13,6 +13,7 @@ from leakbound.defenses import (
     Clip,
     ClipExamples,
     Color,
+    DpSgd,
     GaussianMechanism,
     GaussianNoise,
     LocalOptimalNoise,
@@ -21,9 +22,8 @@ from leakbound.defenses import (
     OptimalNoise,
     SecureAggregation,
     Whiten,
+    WhitenedDpSgd,
     chain,
-    dp_sgd,
-    whitened_dp_sgd,
 )
 from leakbound.protocol import play, resolve, send
 from leakbound.random import normal, stream, uniform
@@ -48,7 +48,7 @@ def public(task):
 @pytest.fixture(params=KINDS, ids=str)
 def ready(request, public):
     """The chain for this model, and its public root S as a dense matrix."""
-    whole = resolve(whitened_dp_sgd(CLIP, SIGMA, **request.param), public, 6)
+    whole = resolve(WhitenedDpSgd(CLIP, SIGMA, **request.param), public, 6)
     size = len(public.parameters)
     root = whole.links[0].root.color(torch.eye(size, dtype=torch.float64)).T
     assert float(torch.linalg.svdvals(root).min()) > 0
@@ -75,7 +75,7 @@ def test_the_release_is_the_clipped_mean_and_noise_by_hand(public, batch, ready)
     norms = torch.linalg.solve(root, rows.T).norm(dim=0)
     assert float(norms.min()) < CLIP < float(norms.max())  # the clip binds for some, not for all
     close(whole.imitate(rows)[0], _by_hand(rows, root))
-    assert not torch.allclose(dp_sgd(CLIP).imitate(rows)[0], _by_hand(rows, root), rtol=1e-2)
+    assert not torch.allclose(DpSgd(CLIP).imitate(rows)[0], _by_hand(rows, root), rtol=1e-2)
     sent = send(public, batch, whole, stream(1))
     noise = SIGMA * CLIP / batch.size * normal((1, len(root)), stream(1), like=rows)[0]
     close(sent.rows[0], _by_hand(rows, root) + root @ noise)
@@ -175,7 +175,7 @@ def test_the_covariance_does_not_depend_on_the_private_batch(public):
     for i in range(2):
         images = uniform((3, 1, 3, 4), stream(i, "private"), like=public.parameters)
         private = Batch(images, torch.tensor([i, 0, 2]))
-        whole = whitened_dp_sgd(correlation="layers")
+        whole = WhitenedDpSgd(correlation="layers")
         played = play(public, [private], whole, [stream(i), stream(i, "server")])
         found.append((played.update.law.covariance.dense(), played.update.rows))
     assert torch.equal(found[0][0], found[1][0])
@@ -186,7 +186,7 @@ DP, LAW, NONE = Guarantee.DIFFERENTIAL_PRIVACY, Guarantee.RELEASE_LAW, Guarantee
 
 
 def test_what_is_promised(public):
-    whole = whitened_dp_sgd()
+    whole = WhitenedDpSgd()
     assert whole.guarantee is resolve(whole, public, 6).guarantee is DP
     links = whole.links
     assert chain(*links, Clip(1.0)).guarantee is DP  # post-processing
@@ -212,7 +212,7 @@ def test_what_is_promised(public):
 
 def test_it_runs_under_secure_aggregation(public, batch):
     """Each client whitens and clips; noise and color come on the sum."""
-    links = whitened_dp_sgd(CLIP, SIGMA).links
+    links = WhitenedDpSgd(CLIP, SIGMA).links
     whole = chain(*links[:3], SecureAggregation(2), *links[3:])
     assert whole.guarantee is DP
     other = Batch(batch.inputs.flip(0) / 2, batch.labels)
@@ -238,7 +238,7 @@ def test_noise_after_the_whitening_has_no_law_in_plain_coordinates(public, batch
 
 def test_what_is_refused(task, batch):
     with pytest.raises(NotApplicable, match="public data"):
-        send(task, batch, whitened_dp_sgd(), stream(0))
+        send(task, batch, WhitenedDpSgd(), stream(0))
     for bad, message in [
         ({"clip_norm": 0.0}, "clip_norm"),
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
@@ -248,7 +248,7 @@ def test_what_is_refused(task, batch):
         ({"images": 0}, "images"),
     ]:
         with pytest.raises(ValueError, match=message):
-            whitened_dp_sgd(**bad)
+            WhitenedDpSgd(**bad)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_what_is_whitened_is_colored_again(public, links, message):
 
 @pytest.mark.parametrize("correlation", ["none", "layers", "low_rank"])
 def test_a_sum_of_clients_has_the_sum_of_their_equal_laws(public, batch, correlation):
-    one = whitened_dp_sgd(CLIP, SIGMA, correlation=correlation)
+    one = WhitenedDpSgd(CLIP, SIGMA, correlation=correlation)
     single = play(public, [batch], one, [stream(0), stream(1)]).update.law
     three = play(public, [batch] * 3, chain(one, SecureAggregation(3)), [stream(0)] * 4).update.law
     assert isinstance(three, Gaussian)

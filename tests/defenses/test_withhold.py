@@ -12,17 +12,18 @@ from torch import nn
 from leakbound.client import respond
 from leakbound.defenses import (
     ClipExamples,
+    DpSgd,
     GaussianNoise,
     GradientDropout,
     Mean,
+    NoDefense,
     OptimalNoise,
     PriPrune,
     SecureAggregation,
     Withhold,
     chain,
-    dp_sgd,
 )
-from leakbound.defenses.withhold import _choose, _first
+from leakbound.defenses.withhold import choose, mask_of_largest
 from leakbound.protocol import resolve, step
 from leakbound.random import secure, stream
 from leakbound.types import Exact, Guarantee, LocalPlan, Task, Unit, Unknown, Update
@@ -208,12 +209,12 @@ def test_in_a_round_the_client_goes_on_from_its_own_weights(task, batch):
     defense, source = resolve(Withhold(rate=0.4), task, 6), stream(0)
     first, state = step(task, batch, defense, source)
     kept = state[0]
-    own = task.parameters - 0.1 * respond(task, batch, chain(), stream(0))[0].rows[0]
+    own = task.parameters - 0.1 * respond(task, batch, NoDefense(), stream(0))[0].rows[0]
     torch.testing.assert_close(kept.weights, own)
     after = task.with_parameters(task.parameters * 0.9)
     mixed = torch.where(first.mask[0], after.parameters, kept.weights)
     second, again = step(after, batch, defense, source, state)
-    moved = respond(after.with_parameters(mixed), batch, chain(), stream(0))[0].rows[0]
+    moved = respond(after.with_parameters(mixed), batch, NoDefense(), stream(0))[0].rows[0]
     torch.testing.assert_close(again[0].weights, mixed - 0.1 * moved)
     want = (after.parameters - again[0].weights) / 0.1
     torch.testing.assert_close(second.rows[0], want * second.mask[0])
@@ -242,7 +243,7 @@ def test_a_rate_of_zero_is_no_defense(task, batch):
         for scale in (1.0, 0.7):
             at = task.with_parameters(task.parameters * scale)
             sent, state = step(at, batch, ready, stream(0), state)
-            assert torch.equal(sent.rows, step(at, batch, chain(), stream(0))[0].rows)
+            assert torch.equal(sent.rows, step(at, batch, NoDefense(), stream(0))[0].rows)
             assert sent.mask.all()
 
 
@@ -283,14 +284,14 @@ def test_which_chains_are_refused():
 
 def test_what_is_promised_in_a_chain():
     private = Guarantee.DIFFERENTIAL_PRIVACY
-    assert chain(dp_sgd(1.0, 1.0), Withhold()).guarantee is private
+    assert chain(DpSgd(1.0, 1.0), Withhold()).guarantee is private
     assert Withhold().guarantee is Guarantee.NONE
     late = chain(Withhold(), GaussianNoise(0.1))
     assert late.guarantee is Guarantee.NONE  # what is late has no law
     now = chain(Withhold(pseudo=False), GaussianNoise(0.1))
     assert now.guarantee is Guarantee.RELEASE_LAW
     with pytest.raises(ValueError, match="bounds nothing"):
-        chain(ClipExamples(1.0), Mean(), Withhold(), *dp_sgd(1.0, 1.0).links[2:])
+        chain(ClipExamples(1.0), Mean(), Withhold(), *DpSgd(1.0, 1.0).links[2:])
 
 
 def test_with_other_links(task, batch):
@@ -335,7 +336,7 @@ def test_the_first_of_many_values(kind, case):
     for count in (1, len(values) // 3, len(values) // 2, len(values) - 1, len(values)):
         want = np.zeros(len(values), bool)
         want[order[:count]] = True
-        np.testing.assert_array_equal(_first(values, count), want)
+        np.testing.assert_array_equal(mask_of_largest(values, count), want)
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.float32, torch.float64])
@@ -343,5 +344,5 @@ def test_a_choice_by_bits_is_a_choice(kind):
     yes, no = (torch.randn(2, 999, generator=stream(0, "both"))).to(kind)
     yes[:3], no[1:4] = torch.tensor([-0.0, float("inf"), float("nan")]), float("-inf")
     mask, out = torch.rand(999, generator=stream(0, "mask")) < 0.3, torch.empty_like(yes)
-    _choose(mask, yes, no, out)
+    choose(mask, yes, no, out)
     assert out.numpy().tobytes() == torch.where(mask, yes, no).numpy().tobytes()

@@ -81,7 +81,7 @@ def test_a_forced_engine_is_the_same_attack(monkeypatch):
     task, answers = task_of(models.lenet), []
     batch = Batch(torch.rand(SHAPE, generator=stream(0, "x")), torch.tensor([1, 2]))
     sources = [stream(0, "defense")] * 2
-    seen = play(task, [batch], defenses.Defense(), sources).observation
+    seen = play(task, [batch], defenses.NoDefense(), sources).observation
     for word in ENGINES:
         monkeypatch.setenv("LEAKBOUND_ENGINE", word)
         answers.append(inverting_gradients(steps=3)(seen, stream(0, "attack")).inputs)

@@ -190,8 +190,8 @@ def test_the_first_snippet_of_the_docs_in_ordinary_training(quickstart):
 
 
 def test_dp_sgd_in_ordinary_training_names_the_ways_out(quickstart):
-    snippet = first_snippet().replace("chain(Clip(5.0), GaussianNoise(0.02))", "dp_sgd(1.0, 1.0)")
-    app = with_snippet("from leakbound.defenses import dp_sgd\n" + snippet)["app"]
+    snippet = first_snippet().replace("chain(Clip(5.0), GaussianNoise(0.02))", "DpSgd(1.0, 1.0)")
+    app = with_snippet("from leakbound.defenses import DpSgd\n" + snippet)["app"]
     ((_, reply), *_) = trained(app, quickstart, **{"num-server-rounds": 1})
     for words in (
         "needs every example's gradient of one local step, and the train function took 20",

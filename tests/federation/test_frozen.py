@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from leakbound import pruning
-from leakbound.defenses import Withhold, chain
+from leakbound.defenses import NoDefense, Withhold
 from leakbound.federation import FederatedPlan, train
 from leakbound.federation.seen import observe
 from leakbound.types import Task
@@ -24,7 +24,7 @@ def frozen():
 )
 def test_clients_train_what_is_trained(frozen, data, plain, scheme):
     """Against plain torch, whose optimizer has the trained parameters alone."""
-    plan = FederatedPlan(scheme, chain(), steps=3, learning_rate=0.3)
+    plan = FederatedPlan(scheme, NoDefense(), steps=3, learning_rate=0.3)
     for one in train(frozen, data, plan, rounds=2, seed=0):
         assert len(one.task.parameters) == 27
         for turn, batch in zip(one.turns, data, strict=True):

@@ -10,13 +10,14 @@ from torch import nn
 from leakbound import pruning
 from leakbound.defenses import (
     ClipExamples,
+    DpSgd,
     GaussianNoise,
     LocalAggregation,
+    NoDefense,
     PriPrune,
     SecureAggregation,
     Withhold,
     chain,
-    dp_sgd,
 )
 from leakbound.federation import AGGREGATIONS, FederatedPlan, train
 from leakbound.pruning import FedDST, PruneFL, density, layer_counts, prunable
@@ -107,7 +108,7 @@ def test_local_steps_on_minibatches_are_torchs(task, data, plain, scheme):
 
 
 @schemes
-@pytest.mark.parametrize("defense", [chain(), Withhold("mix", 0.3), PRIPRUNE])
+@pytest.mark.parametrize("defense", [NoDefense(), Withhold("mix", 0.3), PRIPRUNE])
 def test_every_scheme_prunes_for_good(convnet, data, scheme, defense):
     plan = FederatedPlan(scheme, defense, learning_rate=0.2)
     rounds = _run(convnet, data, plan, 12)
@@ -130,11 +131,11 @@ def test_every_scheme_prunes_for_good(convnet, data, scheme, defense):
             assert (turn.sent[0, gone] == 0).all()
             assert (turn.update.rows[0, gone] == 0).all()
             assert not turn.update.mask[0, gone].any()
-            assert (turn.kept is None) == (defense == chain())
+            assert (turn.kept is None) == (defense == NoDefense())
             if turn.kept is not None:
                 assert (turn.kept.weights[gone] == 0).all()
     rates = [turn.rate for one in rounds for turn in one.turns]
-    assert all(0 < rate < 0.9 for rate in rates) != (defense == chain())
+    assert all(0 < rate < 0.9 for rate in rates) != (defense == NoDefense())
     changed = [one.number for one in rounds if not torch.equal(one.task.kept, one.after.kept)]
     assert changed == ([4, 8, 12] if isinstance(scheme, PruneFL | FedDST) else [])
     assert density(convnet, rounds[-1].after.kept) == pytest.approx(0.6, abs=0.02)
@@ -190,7 +191,7 @@ def test_reports_are_masked_and_averaged_by_size(task, data, plain):
     assert (two.after.parameters[back] == 0).all()
 
 
-@pytest.mark.parametrize("defense", [chain(), Withhold(rate=0.3)], ids=["none", "withhold"])
+@pytest.mark.parametrize("defense", [NoDefense(), Withhold(rate=0.3)], ids=["none", "withhold"])
 @pytest.mark.parametrize("rule", AGGREGATIONS)
 def test_feddst_averages_over_all_masks(task, data, plain, defense, rule):
     asked.clear()
@@ -239,7 +240,7 @@ def test_those_who_take_part_are_drawn_without_replacement(task, plain):
     assert ((count - 200 * 3 / 7).abs() < 4 * (200 * 12 / 49) ** 0.5).all()
 
 
-@pytest.mark.parametrize("defense", [Withhold("random"), PRIPRUNE, dp_sgd()])
+@pytest.mark.parametrize("defense", [Withhold("random"), PRIPRUNE, DpSgd()])
 def test_a_seed_names_every_draw(task, data, defense):
     plan = FederatedPlan(pruning.Random(0.3), defense, clients=2, batch_size=2)
     ends = [
@@ -275,7 +276,7 @@ def test_the_systems_entropy(task, data):
     assert not torch.equal(one, two)
 
 
-@pytest.mark.parametrize("defense", [Withhold(rate=0.3), PRIPRUNE, chain()])
+@pytest.mark.parametrize("defense", [Withhold(rate=0.3), PRIPRUNE, NoDefense()])
 @pytest.mark.parametrize("scheme", [None, pruning.Magnitude(0.3)], ids=["dense", "pruned"])
 def test_secure_aggregation_is_the_mean_of_changes(task, plain, defense, scheme):
     data = plain.clients((4, 4, 4))
@@ -301,7 +302,7 @@ def test_what_comes_after_a_sum_runs(task, data):
 
 
 def test_dp_sgd_then_priprune(task, data):
-    plan = FederatedPlan(None, chain(*dp_sgd().links, PRIPRUNE), batch_size=2)
+    plan = FederatedPlan(None, chain(*DpSgd().links, PRIPRUNE), batch_size=2)
     rounds = _run(task, data, plan, 4)
     assert all(0 < turn.rate < 1 for turn in rounds[0].turns)
     assert rounds[-1].turns[0].kept.own.steps == 4
@@ -431,7 +432,7 @@ def test_public_images_choose_the_first_mask(task, data, plain):
 @pytest.mark.parametrize(
     ("defense", "settings"),
     [
-        (dp_sgd(1.0, 1.0), {}),
+        (DpSgd(1.0, 1.0), {}),
         (GaussianNoise(0.1), {}),
         (SecureAggregation(3), {"clients": 3, "aggregation": "unchanged"}),
     ],
@@ -443,7 +444,7 @@ def test_reports_in_the_clear_are_refused_where_something_is_promised(scheme, de
 
 
 def test_a_mask_from_a_clients_images_is_refused_under_differential_privacy(task, data):
-    plan = FederatedPlan(pruning.Snip(0.3), dp_sgd(1.0, 1.0))
+    plan = FederatedPlan(pruning.Snip(0.3), DpSgd(1.0, 1.0))
     with pytest.raises(ValueError, match="public is None"):
         train(task, data, plan, rounds=1, seed=0)
     list(train(task, data, plan, rounds=1, seed=0, public=data[1]))

@@ -5,7 +5,7 @@ import torch
 
 from leakbound import pruning
 from leakbound.client import gradient
-from leakbound.defenses import PriPrune, SecureAggregation, Withhold, chain
+from leakbound.defenses import NoDefense, PriPrune, SecureAggregation, Withhold, chain
 from leakbound.federation import FederatedPlan, observe, train
 from leakbound.types import ThreatModel, Unknown
 
@@ -16,7 +16,9 @@ def _run(task, data, plan, rounds=6, seed=0):
     return list(train(task, data, plan, rounds=rounds, seed=seed))
 
 
-@pytest.mark.parametrize("defense", [chain(), Withhold(rate=0.4), PriPrune(start=0.5, sharing=0.1)])
+@pytest.mark.parametrize(
+    "defense", [NoDefense(), Withhold(rate=0.4), PriPrune(start=0.5, sharing=0.1)]
+)
 @pytest.mark.parametrize("scheme", [None, pruning.Random(0.3), pruning.FedDST(0.3, every=2, end=9)])
 def test_the_pseudo_gradient_is_the_update_where_it_was_sent(task, data, defense, scheme):
     plan = FederatedPlan(scheme, defense, steps=2, learning_rate=0.3)
@@ -42,7 +44,7 @@ def test_the_pseudo_gradient_is_the_update_where_it_was_sent(task, data, defense
 
 def test_in_the_first_round_the_attacker_can_simulate_the_client(task, data):
     """Also where the client has a mask of its own, which is seen in what it sends."""
-    plan = FederatedPlan(pruning.FedDST(0.3, every=1, end=9), chain())
+    plan = FederatedPlan(pruning.FedDST(0.3, every=1, end=9), NoDefense())
     (one,) = _run(task, data, plan, 1)
     masks = []
     for turn in one.turns:

@@ -9,13 +9,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 
 from leakbound.defenses import (
+    DpSgd,
     GaussianNoise,
     LaplaceNoise,
     LocalOptimalNoise,
     NoisyCopy,
     OptimalNoise,
     Soteria,
-    dp_sgd,
 )
 from leakbound.flower import DefenseMod, InProcessGrid, Setup
 from leakbound.flower.messages import read, write
@@ -175,7 +175,7 @@ def test_a_bad_reply_of_the_train_function_is_named(name, flower, setup):
 
 
 def test_defenses_that_need_the_batch_say_so(flower, setup, batches):
-    for defense in (NoisyCopy(0.1), dp_sgd(1.0, 1.0), LocalOptimalNoise(0.1), Soteria()):
+    for defense in (NoisyCopy(0.1), DpSgd(1.0, 1.0), LocalOptimalNoise(0.1), Soteria()):
         app = flower.client_app([DefenseMod(defense, setup)], batches=batches, shown=False)
         reason = flower.ask(app).error.reason
         assert "leakbound.flower.tap(inputs, labels)" in reason
@@ -183,12 +183,12 @@ def test_defenses_that_need_the_batch_say_so(flower, setup, batches):
 
 
 def test_dp_sgd_over_several_steps_names_the_opacus_mod(flower, setup, batches):
-    app = flower.client_app([DefenseMod(dp_sgd(1.0, 1.0), setup)], batches=batches, steps=2)
+    app = flower.client_app([DefenseMod(DpSgd(1.0, 1.0), setup)], batches=batches, steps=2)
     assert "train one step on one batch of all examples, or use leakbound.opacus" in (
         flower.ask(app).error.reason
     )
     app = flower.client_app(
-        [DefenseMod(dp_sgd(1.0, 1.0), Setup(flower.Net, steps=4))], batches=batches
+        [DefenseMod(DpSgd(1.0, 1.0), Setup(flower.Net, steps=4))], batches=batches
     )
     assert "took 4" in flower.ask(app).error.reason
 

@@ -9,7 +9,7 @@ from leakbound import client
 from leakbound.captured.model import task_of
 from leakbound.captured.observe import TrainingInfo, understand
 from leakbound.client import example_gradients
-from leakbound.defenses import Clip, ClipExamples, GaussianNoise, Mean, chain, dp_sgd
+from leakbound.defenses import Clip, ClipExamples, DpSgd, GaussianNoise, Mean, chain
 from leakbound.flower import DefenseMod, LeakMeter, Setup
 from leakbound.flower.server import capture_of
 from leakbound.meter import Policy
@@ -35,7 +35,7 @@ def test_a_defense_edits_what_is_trained_alone(flower, digits, batches):
     model = half(flower)
     setup = Setup(model, classes=10)
     assert len(setup.task(setup.state(), {"lr": 0.5}).parameters) == 130
-    for defense in (chain(Clip(0.1), GaussianNoise(0.05)), dp_sgd(0.1, 0.5)):
+    for defense in (chain(Clip(0.1), GaussianNoise(0.05)), DpSgd(0.1, 0.5)):
         app = flower.client_app([DefenseMod(defense, setup, seed=0)], batches=batches, model=model)
         reply = flower.ask(app, model=model)
         assert not reply.has_error(), reply.error.reason

@@ -13,15 +13,15 @@ from leakbound.client import local_update
 from leakbound.defenses import (
     Clip,
     ClipExamples,
+    DpSgd,
     GaussianMechanism,
     GaussianNoise,
     Mean,
     NoisyCopy,
     SecureAggregation,
+    WhitenedDpSgd,
     Withhold,
     chain,
-    dp_sgd,
-    whitened_dp_sgd,
 )
 from leakbound.flower import DefenseMod, InProcessGrid, Setup, run
 from leakbound.flower.mods import computes_anew
@@ -32,11 +32,11 @@ from leakbound.types import Batch, ClientContext, Unit, Update
 GIVEN = {
     "clip": Clip(0.1),
     "clip_examples": chain(ClipExamples(1.0), Mean()),
-    "color": whitened_dp_sgd(),
+    "color": WhitenedDpSgd(),
     "gaussian_mechanism": chain(ClipExamples(1.0), Mean(), GaussianMechanism(0.7)),
-    "whiten": whitened_dp_sgd(correlation="low_rank", rank=2),
+    "whiten": WhitenedDpSgd(correlation="low_rank", rank=2),
 }
-NAMES = [name for name in registry.entries("defense") if name != "secure_aggregation"]
+NAMES = [name for name in registry.entries("defense") if name not in ("none", "secure_aggregation")]
 
 
 def build(name):
@@ -195,7 +195,7 @@ def test_other_messages_pass_untouched(level, flower, setup, batches):
 
 
 def test_three_lines_defend_a_whole_run(flower, batches):
-    app = flower.client_app([DefenseMod(dp_sgd(1.0, 1.1), Setup(flower.Net))], batches=batches)
+    app = flower.client_app([DefenseMod(DpSgd(1.0, 1.1), Setup(flower.Net))], batches=batches)
     results = []
     grid = run(flower.server_app(2, into=results), app, 3)
     assert list(results[0].train_metrics_clientapp) == [1, 2]

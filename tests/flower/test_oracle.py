@@ -6,7 +6,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from leakbound.defenses import ClipExamples, dp_sgd, whitened_dp_sgd
+from leakbound.defenses import ClipExamples, DpSgd, WhitenedDpSgd
 from leakbound.flower import DefenseMod, InProcessGrid, Setup, tap
 from leakbound.random import stream
 from leakbound.types import Batch, Unit, Update
@@ -56,7 +56,7 @@ def public():
 
 @pytest.mark.parametrize("name", ["dp_sgd", "whitened_dp_sgd"])
 def test_no_error_says_whether_a_pixel_overflows(name, public):
-    defense = (dp_sgd if name == "dp_sgd" else whitened_dp_sgd)(1.0, 100.0)
+    defense = (DpSgd if name == "dp_sgd" else WhitenedDpSgd)(1.0, 100.0)
     for pixel in (0.1, 0.9):
         assert not answer(defense, public, pixel, hostile(0.5)).has_error()
 

@@ -13,6 +13,7 @@ from flwr.clientapp.mod import (
 
 from leakbound.defenses import (
     Clip,
+    DpSgd,
     GaussianNoise,
     HiddenDropout,
     LocalAggregation,
@@ -22,7 +23,6 @@ from leakbound.defenses import (
     PriPrune,
     Sign,
     Withhold,
-    dp_sgd,
 )
 from leakbound.flower import DefenseMod, Setup, check_mods, protected
 
@@ -40,20 +40,20 @@ GOOD = {
     "no_law": (fixedclipping_mod, MagnitudePruning(0.5)),
     "size": (message_size_mod, GaussianNoise(0.1), message_size_mod),
     "secagg_outside": (secaggplus_mod, GaussianNoise(0.1)),
-    "post_processing": (Sign(), dp_sgd(1.0, 1.0)),
-    "late_weights": (Withhold(), dp_sgd(1.0, 1.0)),
+    "post_processing": (Sign(), DpSgd(1.0, 1.0)),
+    "late_weights": (Withhold(), DpSgd(1.0, 1.0)),
     "noise_outside": (GaussianNoise(0.1), Clip(1.0)),
     "clips_alone": (fixedclipping_mod, LOCAL),
 }
 BAD = {
     "fixed_outside": ((fixedclipping_mod, GaussianNoise(0.1)), "fixedclipping_mod changes"),
-    "adaptive_outside": ((adaptiveclipping_mod, dp_sgd()), "adaptiveclipping_mod changes"),
+    "adaptive_outside": ((adaptiveclipping_mod, DpSgd()), "adaptiveclipping_mod changes"),
     "local_outside": ((LOCAL, GaussianNoise(0.1)), "LocalDpMod changes"),
-    "anew_outside": ((dp_sgd(), Clip(1.0)), "would undo Clip"),
+    "anew_outside": ((DpSgd(), Clip(1.0)), "would undo Clip"),
     "copy_outside": ((NoisyCopy(0.1), GaussianNoise(0.1)), "would undo GaussianNoise"),
     "dropped_outside": ((HiddenDropout(), Sign()), "would undo Sign"),
     "steps_outside": ((LocalAggregation(), Sign()), "would undo Sign"),
-    "anew_around_clip": ((dp_sgd(), fixedclipping_mod), "would undo fixedclipping_mod"),
+    "anew_around_clip": ((DpSgd(), fixedclipping_mod), "would undo fixedclipping_mod"),
     "two_starts": ((Withhold(), PriPrune()), "both decide which weights"),
     "start_and_floor": ((Withhold(), OptimalNoise(error_floor=0.1)), "weights of its own"),
     "masked": ((GaussianNoise(0.1), secaggplus_mod), "would change masked vectors"),
@@ -84,7 +84,7 @@ def test_two_defenses_in_a_bad_order_answer_with_an_error(name, flower, batches)
 
 
 def test_two_defenses_in_a_good_order_run(flower, batches):
-    reply = flower.ask(flower.client_app(mods(flower, Sign(), dp_sgd()), batches=batches))
+    reply = flower.ask(flower.client_app(mods(flower, Sign(), DpSgd()), batches=batches))
     assert not reply.has_error(), reply.error.reason
     change = flower.weights(reply.content["arrays"]) - flower.weights(
         ArrayRecord(flower.Net().state_dict())

@@ -111,7 +111,7 @@ def test_the_simulation_engine_gives_the_same_updates_and_leaves_no_process(tmp_
         "FLWR_HOME": str(tmp_path / "flwr"),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_TMPDIR": str(ray),
-        "PYTHONPATH": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)]),
         "OMP_NUM_THREADS": "1",
     }
     try:

@@ -13,9 +13,9 @@ from leakbound.defenses import (
     OptimalNoise,
     OptimalPruning,
     PriPrune,
+    WhitenedDpSgd,
     Withhold,
     chain,
-    whitened_dp_sgd,
 )
 from leakbound.flower import DefenseMod, run
 from leakbound.flower.mods import computes_anew
@@ -37,7 +37,7 @@ KEEPING = {
     "correlated_noise": OptimalNoise(0.05, rule="energy", correlation="low_rank", refresh=2),
     "layered_noise": OptimalNoise(0.05, rule="energy", correlation="layers", refresh=2),
     "optimal_pruning": OptimalPruning(0.5, refresh=3),
-    "whitened": whitened_dp_sgd(refresh=2),
+    "whitened": WhitenedDpSgd(refresh=2),
 }
 
 

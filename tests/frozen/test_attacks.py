@@ -13,7 +13,7 @@ from leakbound.attacks.features.tensor import TensorMethod
 from leakbound.attacks.label_rules import LABEL_RULES, infer
 from leakbound.attacks.labels import infer_labels
 from leakbound.client import example_gradients
-from leakbound.defenses import GaussianNoise, HiddenDropout, Soteria, TopK, chain, dp_sgd
+from leakbound.defenses import DpSgd, GaussianNoise, HiddenDropout, NoDefense, Soteria, TopK, chain
 from leakbound.inspection import inspect
 from leakbound.pruning import Magnitude, Synflow
 from leakbound.random import stream
@@ -27,7 +27,7 @@ MALICIOUS = ThreatModel(server=Server.MALICIOUS)
 
 def observed(task, batch, defense=None, **more):
     sources = [stream(0, "client"), stream(0, "cohort")]
-    return lb.play(task, [batch], defense or chain(), sources, **more).observation
+    return lb.play(task, [batch], defense or NoDefense(), sources, **more).observation
 
 
 def one(batch):
@@ -86,7 +86,7 @@ def test_the_contract_of_a_search(make, batch, name):
 
 @pytest.mark.parametrize(
     "defense",
-    [dp_sgd(1.0, 0.5), TopK(0.9), chain(GaussianNoise(0.1)), HiddenDropout(0.5), Soteria(0.4)],
+    [DpSgd(1.0, 0.5), TopK(0.9), chain(GaussianNoise(0.1)), HiddenDropout(0.5), Soteria(0.4)],
     ids=repr,
 )
 @pytest.mark.parametrize("name", ["frozen backbone", "frozen first layer"])
@@ -105,7 +105,7 @@ def test_dp_sgd_clips_each_examples_gradient_of_the_trained_weights(task, batch)
     clip = 0.1
     rows = example_gradients(task, batch.inputs, batch.labels)
     wanted = (rows * (clip / rows.norm(dim=1, keepdim=True)).clamp_max(1)).mean(0)
-    update = observed(task, batch, dp_sgd(clip, 1e-9)).update
+    update = observed(task, batch, DpSgd(clip, 1e-9)).update
     torch.testing.assert_close(update.rows[0], wanted, rtol=1e-4, atol=1e-6)
 
 

@@ -16,19 +16,19 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from leakbound import data
-from leakbound.risk import TrainingSetting, calibrate
 from leakbound.bounds import composition, identification
-from leakbound.bounds.ladder import KnownNorm
+from leakbound.bounds.record_priors import KnownNorm
 from leakbound.defenses.whitening import Whiten
 from leakbound.opacus import (
     RiskEngine,
     SecureDPOptimizer,
     SecureGhostOptimizer,
     WhitenedDPOptimizer,
-    record,
 )
-from leakbound.opacus.sampling import SecureSampler
+from leakbound.opacus.batches import SecureSampler
+from leakbound.opacus.engine import refuse_misfit
 from leakbound.random import stream
+from leakbound.risk import Target, TrainingSetting, calibrate
 from leakbound.types import Batch, NotApplicable
 
 from .conftest import net
@@ -80,18 +80,18 @@ def test_a_training_keeps_the_risk_that_was_asked_for():
     train(*private, epochs=2)
     late = engine.risk()
     assert (early.steps, late.steps) == (10, 30)
-    assert early.upper < late.upper <= 0.05
-    assert late.upper > 0.0499  # least noise: calibration leaves nothing
-    assert late.upper == float(found.corridor.bound[0])
+    assert early.bound < late.bound <= 0.05
+    assert late.bound > 0.0499  # least noise: calibration leaves nothing
+    assert late.bound == float(found.corridor.bound[0])
     assert late.epsilon == found.epsilon
     assert "20 dB PSNR" in str(late)
     train(*private, epochs=1)
-    assert engine.risk().upper > 0.05  # one epoch too many, and it says so
+    assert engine.risk().bound > 0.05  # one epoch too many, and it says so
     blind = identification.log_kappa_sphere(dim=12, eta=0.01, norm=2.0)
     edge = composition.subsampled(
         found.noise_multiplier, sampling_rate=0.1, steps=40, log_kappa=blind
     )
-    assert engine.risk().upper == edge
+    assert engine.risk().bound == edge
 
 
 def test_visible_steps_need_more_noise():
@@ -112,8 +112,8 @@ def test_a_risk_in_eta_and_another_question():
     *private, _ = engine.make_private_with_risk(epochs=1, **asked, **made(engine))
     train(*private)
     assert (engine.risk().eta, engine.risk().psnr) == (0.01, None)
-    assert engine.risk(psnr=30).upper < engine.risk().upper
-    assert engine.risk(prior=Sphere(12, 4.0)).upper < engine.risk().upper
+    assert engine.risk(psnr=30).bound < engine.risk().bound
+    assert engine.risk(prior=Sphere(12, 4.0)).bound < engine.risk().bound
     wide = RiskEngine()
     wide.make_private_with_risk(epochs=1, input_range=2.0, **ASK, **made(wide))
     assert wide.risk().eta == pytest.approx(0.04)
@@ -331,18 +331,19 @@ def test_a_first_record_that_does_not_fit_is_refused_by_name():
         engine = RiskEngine()
         return engine.make_private_with_risk(**{"epochs": 1, **ASK, **made(engine), **more})
 
-    with pytest.raises(ValueError, match="dim is 10, but the first record of data_loader has 12"):
+    with pytest.raises(ValueError, match="dim is 10, but the first example of data_loader has 12"):
         ask(dim=10)
-    with pytest.raises(ValueError, match=r"input_range is 0\.3, but the first record"):
+    with pytest.raises(ValueError, match=r"input_range is 0\.3, but the first example"):
         ask(input_range=0.3)
     ask(input_range=0.3, target="mse<=0.01 with probability<=0.05")  # has no range
-    assert record.refuse_misfit(DataLoader(_Endless()), 10, ASK["target"], 0.1) is None
+    narrow = Target.parse(ASK["target"], input_range=0.1)
+    assert refuse_misfit(DataLoader(_Endless()), 10, narrow) is None
 
 
 def test_looking_at_the_first_record_moves_no_stream():
     states = torch.get_rng_state(), random.getstate()
     with pytest.raises(ValueError, match="dim is 10"):
-        record.refuse_misfit(DataLoader(_Augmented()), 10, ASK["target"], 1.0)
+        refuse_misfit(DataLoader(_Augmented()), 10, Target.parse(ASK["target"]))
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
 
@@ -400,7 +401,7 @@ def test_a_checkpoint_keeps_what_was_asked_for(tmp_path):
     again = RiskEngine()
     assert again.load_checkpoint(path=path, module=module)["epoch"] == 3
     assert again.risk(prior=SPHERE).plain() == engine.risk().plain()
-    assert again.risk().upper is None  # a prior is no plain value, and none is supposed
+    assert again.risk().bound is None  # a prior is no plain value, and none is supposed
 
 
 class _Code:

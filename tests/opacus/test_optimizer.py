@@ -13,7 +13,7 @@ from torch import nn
 import leakbound.random
 from leakbound.client import example_gradients
 from leakbound.covariance import Structured
-from leakbound.defenses import dp_sgd, whitened_dp_sgd
+from leakbound.defenses import DpSgd, WhitenedDpSgd
 from leakbound.defenses.whitening import Whiten
 from leakbound.opacus import (
     PublicRoot,
@@ -167,7 +167,7 @@ def test_the_library_and_opacus_send_the_same(rule, model, task, public, batch, 
 
     They differ by Opacus' 1e-6 in the clip factor alone: without it the updates are equal.
     """
-    chain = dp_sgd(CLIP, SIGMA) if rule is None else whitened_dp_sgd(CLIP, SIGMA, **rule)
+    chain = DpSgd(CLIP, SIGMA) if rule is None else WhitenedDpSgd(CLIP, SIGMA, **rule)
     ready = resolve(chain, task, batch.size)
     wanted = step(task, batch, ready, stream(9))[0].rows[0]
     kind = isotropic(model, public) if rule is None else whitened(model, public, 6, **rule)
@@ -177,7 +177,7 @@ def test_the_library_and_opacus_send_the_same(rule, model, task, public, batch, 
 
 
 def test_opacus_slack_moves_an_update_by_a_millionth(model, task, public, batch):
-    ready = resolve(whitened_dp_sgd(0.1, SIGMA), task, batch.size)
+    ready = resolve(WhitenedDpSgd(0.1, SIGMA), task, batch.size)
     wanted = step(task, batch, ready, stream(9))[0].rows[0]
     make = whitened(model, public, 6)
     found = one_step(make, model, batch, max_grad_norm=0.1, generator=stream(9))
@@ -188,7 +188,7 @@ def test_opacus_slack_moves_an_update_by_a_millionth(model, task, public, batch)
 @pytest.mark.parametrize("rule", [KINDS["energy"], KINDS["layers"]], ids=["energy", "layers"])
 def test_library_and_opacus_releases_have_one_law(rule, task, public, batch):
     """500 releases through Opacus: mean and covariance are those that the library declares."""
-    ready = resolve(whitened_dp_sgd(CLIP, SIGMA, **rule), task, batch.size)
+    ready = resolve(WhitenedDpSgd(CLIP, SIGMA, **rule), task, batch.size)
     update = step(task, batch, ready, stream(0))[0]
     mean = ready.imitate(example_gradients(task, batch.inputs, batch.labels))[0]
     law = update.law.covariance

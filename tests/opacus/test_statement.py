@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
-from leakbound.risk import TrainingSetting, corridor
-from leakbound.risk.corridor import epsilon
-from leakbound.bounds import identification, ladder
+from leakbound.bounds import identification, record_priors
 from leakbound.bounds import mixed_steps as mixed
 from leakbound.bounds.conversions import log_delta
 from leakbound.bounds.from_scratch import exact
 from leakbound.opacus import risk
+from leakbound.risk import TrainingSetting, corridor
+from leakbound.risk.corridor import epsilon
 
 ASK = {"dim": 16, "norm": 1.0, "eta": 0.5 / 16}
 
 
-class Sphere(ladder.KnownNorm):
+class Sphere(record_priors.KnownNorm):
     """A uniform direction, passed off as knowledge: its closed forms test the numbers."""
 
     informed = True
@@ -185,7 +185,7 @@ def test_steps_without_noise_are_read_off():
         assert found.epsilon == math.inf
         assert found.plain()["epsilon"] is None
     alone = risk([(0.0, 1.0, 1)], prior=SPHERE, **ASK)
-    assert (alone.lower, alone.upper) == (1.0, 1.0)
+    assert (alone.attained, alone.bound) == (1.0, 1.0)
 
 
 def test_before_the_first_step_there_is_a_guess_and_no_more():
@@ -196,19 +196,19 @@ def test_before_the_first_step_there_is_a_guess_and_no_more():
     assert "no step" in str(found)
 
 
-def test_a_prior_moves_the_upper_edge_alone():
+def test_a_prior_moves_the_success_bound_alone():
     images = np.random.default_rng(0).normal(0.2, 0.1, (80, 16)).clip(0, 1)
-    prior = ladder.GaussianImages.from_samples(images, components=4)
+    prior = record_priors.GaussianImages.from_samples(images, components=4)
     plain, sharp = risk(MIXED, prior=SPHERE, **ASK), risk(MIXED, prior=prior, **ASK)
-    assert sharp.upper > plain.bound
-    assert sharp.lower == plain.attained
+    assert sharp.bound > plain.bound
+    assert sharp.attained == plain.attained
     assert prior.name in str(sharp)
     assert "uniform" not in sharp.prior
     with pytest.raises(ValueError, match="prior is of 16 values"):
         risk(MIXED, prior=prior, **{**ASK, "dim": 20})
 
 
-@pytest.mark.parametrize("prior", [None, ladder.KnownNorm(16)])
+@pytest.mark.parametrize("prior", [None, record_priors.KnownNorm(16)])
 @pytest.mark.parametrize("history", [[], MIXED, [(1.0, 1.0, 1)]])
 def test_without_a_prior_that_knows_the_data_no_probability_is_stated(prior, history):
     """A linear estimator beat 0.001 "at most" in 4 % of trials, under a uniform direction."""
@@ -248,7 +248,7 @@ def test_what_a_person_and_a_program_read():
 def test_psnr_and_range_are_an_eta():
     a = risk(MIXED, dim=16, norm=1.0, psnr=15, input_range=2.0, prior=SPHERE)
     b = risk(MIXED, dim=16, norm=1.0, eta=4 / 10**1.5, prior=SPHERE)
-    assert (a.eta, a.lower, a.upper) == pytest.approx((b.eta, b.lower, b.upper))
+    assert (a.eta, a.attained, a.bound) == pytest.approx((b.eta, b.attained, b.bound))
 
 
 @pytest.mark.parametrize("kind", ["rdp", "prv", "gdp"])

@@ -12,7 +12,7 @@ import torch
 from scipy import integrate, stats
 from torch import nn
 
-from leakbound.bounds import FlatPrior, trace_floor
+from leakbound.bounds import FlatPrior, trace_bound
 from leakbound.defenses.allocation import (
     keep_by_utility,
     prune_order,
@@ -159,7 +159,7 @@ def test_a_uniform_prior_breaks_theorem_3_2():
     flat = FlatPrior(1, 1 / 12)
     literal = 1 / (1.0 + 0.0)  # m² / (tr J_F + m λ_max) with λ_max = 0
     assert literal > 1 / 12
-    assert trace_floor(1.0, flat).value == pytest.approx(1 / 12)
+    assert trace_bound(1.0, flat).value == pytest.approx(1 / 12)
     # The best attacker's error, by quadrature: the cap mends the absurdity, not the proof.
     phi, cdf = stats.norm.pdf, stats.norm.cdf
 
@@ -170,7 +170,7 @@ def test_a_uniform_prior_breaks_theorem_3_2():
 
     exact = 1 / 3 - integrate.quad(weighted, -6, 7)[0]
     assert exact == pytest.approx(0.077, abs=5e-4)
-    assert exact < trace_floor(1.0, flat).value
+    assert exact < trace_bound(1.0, flat).value
     assert flat.covers == "unbiased"
 
 

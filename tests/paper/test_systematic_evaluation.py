@@ -12,16 +12,16 @@ import torch
 from leakbound.attacks.features.errors import feature_errors
 from leakbound.attacks.features.tensor import TensorMethod
 from leakbound.bounds import two_layer as theory
-from leakbound.bounds.two_layer_orders import Setting, lower_order, upper_order
+from leakbound.bounds.two_layer import OrderSetting, lower_order, upper_order
 from leakbound.defenses import GaussianNoise
-from leakbound_reproductions.systematic_evaluation import trial
-from leakbound_reproductions.systematic_evaluation.sweep import interval, row, slope
-from leakbound_reproductions.systematic_evaluation.tensor_attack import FUNCTIONS, library, printed
-from leakbound_reproductions.systematic_evaluation.trial import Cell, draw, local_update, pruned
 from leakbound.models.two_layer import two_layer
 from leakbound.protocol import play
 from leakbound.random import normal, stream
 from leakbound.types import Batch, Task
+from leakbound_reproductions.systematic_evaluation import trial
+from leakbound_reproductions.systematic_evaluation.sweep import interval, row, slope
+from leakbound_reproductions.systematic_evaluation.tensor_attack import FUNCTIONS, library, printed
+from leakbound_reproductions.systematic_evaluation.trial import Cell, draw, local_update, pruned
 
 SMALL = Cell(inputs=10, width=4096, batch=1)
 
@@ -146,10 +146,10 @@ def test_theorem_3_2_the_floor_scales_as_its_order():
     for inputs, width, batch in ((10, 2048, 1), (40, 2048, 1), (10, 16_384, 1), (20, 8192, 2)):
         cell = Cell("softplus", inputs=inputs, width=width, batch=batch)
         problem = draw(cell, 0)
-        floor = theory.local_floor(
+        floor = theory.local_bound(
             problem.network, problem.inputs, problem.targets, noise_std=0.1, trace=True
         )
-        order = lower_order("noise", Setting(inputs, width, batch, noise_std=0.1)).value
+        order = lower_order("noise", OrderSetting(inputs, width, batch, noise_std=0.1)).value
         ratios.append((inputs * floor.value) ** 0.5 / order)
     assert max(ratios) / min(ratios) < 1.25
     assert 0.5 < min(ratios) < 2
@@ -204,7 +204,9 @@ def test_the_librarys_attack_on_a_model_is_the_one_measured_here():
 
 def test_table_1_and_its_errata():
     """B in Theorem B.6 (errata 2.2), the drop probability (2.9), the pruned energy (2.10)."""
-    setting = Setting(inputs=64, width=6400, batch=3, noise_std=1.0, rate=0.9, withheld_share=0.75)
+    setting = OrderSetting(
+        inputs=64, width=6400, batch=3, noise_std=1.0, rate=0.9, withheld_share=0.75
+    )
     assert upper_order("none", setting).value == pytest.approx(3 * 0.1)
     assert upper_order("dropout", setting).value == pytest.approx(3 * 0.1 / 0.1**0.5, rel=1e-3)
     assert lower_order("pruning", setting).value == pytest.approx(0.1 / 0.25**0.5)

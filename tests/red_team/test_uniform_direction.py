@@ -7,16 +7,16 @@ what the estimator reaches.
 
 import numpy as np
 import pytest
+from leakbound.audit.corridor_verdict import verdict_of
 from scipy import stats
 
 from leakbound import audit, data
-from leakbound.risk import TrainingSetting, calibrate, corridor
 from leakbound.audit.experiment import run_experiment
-from leakbound.audit.corridor_verdict import verdict_of
-from leakbound.bounds import ladder
+from leakbound.bounds import record_priors
 from leakbound.cli import main
 from leakbound.meter import Policy
 from leakbound.opacus import risk
+from leakbound.risk import TrainingSetting, calibrate, corridor
 
 ETA, LEAST = 0.01, 1e-4
 NOISES = (0.0374, 0.1, 0.3)
@@ -73,7 +73,7 @@ def test_the_attack_is_real(digits):
 @pytest.mark.parametrize("noise", NOISES)
 def test_what_is_stated_of_given_data_is_above_it(digits, noise):
     public, private = digits
-    prior = ladder.from_images(public)
+    prior = record_priors.from_images(public)
     edges = audit.corridor(
         TrainingSetting(noise, 784, np.linalg.norm(private, axis=1).min()),
         ETA,
@@ -83,7 +83,7 @@ def test_what_is_stated_of_given_data_is_above_it(digits, noise):
     assert edges.bound[0] >= least(*reached(public, private, noise))
 
 
-@pytest.mark.parametrize("prior", [None, ladder.KnownNorm(784, 4.2)])
+@pytest.mark.parametrize("prior", [None, record_priors.KnownNorm(784, 4.2)])
 def test_no_number_under_a_uniform_direction_protects(prior):
     found = calibrate(
         "psnr>=20 with probability<=0.001", TrainingSetting(1.0, 784, 4.2), prior=prior

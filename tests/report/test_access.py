@@ -9,16 +9,16 @@ import shutil
 import pytest
 from msgspec.structs import replace
 
-from leakbound_reproductions import pages
-from leakbound_reproductions.claim import Claim, Finding
-from leakbound_reproductions.outcome import Figure, Outcome
-from leakbound_reproductions.reproductions import REPRODUCTIONS
-from leakbound_reproductions.results import Results
 from leakbound.report import evidence, write
 from leakbound.report.compare import write_comparison
 from leakbound.report.evidence.schema import CorridorCurve, Epsilons
 from leakbound.report.evidence.training import ThresholdBounds, TrainingBounds
 from leakbound.report.folder import read
+from leakbound_reproductions import pages
+from leakbound_reproductions.claim import Claim, Finding
+from leakbound_reproductions.outcome import Figure, Outcome
+from leakbound_reproductions.reproductions import REPRODUCTIONS
+from leakbound_reproductions.results import Results
 
 pytestmark = pytest.mark.browser
 

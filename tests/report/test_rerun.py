@@ -11,9 +11,9 @@ import tyro
 from msgspec.structs import replace
 
 from leakbound import cli
-from leakbound.cli import shared
 from leakbound.audit.plan import Experiment, Plan, defense_name, plain
 from leakbound.audit.plan_file import parse
+from leakbound.cli import shared
 from leakbound.report import write
 from leakbound.report.rerun import ERROR_BOUND, PSNR, RISK, digest, reruns
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from leakbound.bounds import composition
+from leakbound.bounds.record_priors import GaussianImages, KnownNorm
+from leakbound.defenses import DpSgd
 from leakbound.risk import calibrate as module
 from leakbound.risk.calibrate import Calibration
 from leakbound.risk.corridor import TrainingSetting
 from leakbound.risk.kappa import BaselineMatches
-from leakbound.bounds import composition
-from leakbound.bounds.ladder import GaussianImages, KnownNorm
-from leakbound.defenses import dp_sgd
 
 
 def calibrate(*arguments, prior=None, **more):
@@ -161,7 +161,7 @@ def test_all_is_accepted_at_full_rate():
 def test_it_is_a_defense():
     found = calibrate(TARGET, TrainingSetting(1.0, dim=784, norm=9.0), clip_norm=2.0, examples=5000)
     assert isinstance(found, Calibration)
-    expected = dp_sgd(clip_norm=2.0, noise_multiplier=found.noise_multiplier)
+    expected = DpSgd(clip_norm=2.0, noise_multiplier=found.noise_multiplier)
     assert repr(found.defense()) == repr(expected)
     assert found.noise_std == 2 * found.noise_multiplier
     alone = 1 / (stats.norm.ppf(0.001) - stats.norm.ppf(1 / 5000))

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from leakbound.risk.corridor import SPHERE, TrainingSetting, corridor, epsilon
 from leakbound.bounds import conversions
-from leakbound.bounds.ladder import KnownNorm
+from leakbound.bounds.record_priors import KnownNorm
+from leakbound.risk.corridor import SPHERE, TrainingSetting, corridor, epsilon
 
 DIMS = (1, 2, 4, 16, 64, 784, 3072)
 NOISES = np.logspace(-2, np.log10(5), 7)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from leakbound.bounds.record_priors import seen
 from leakbound.risk.kappa import BaselineMatches, baseline_matches, refuse_matched
 from leakbound.risk.target import Target
-from leakbound.bounds.ladder import seen
 
 
 @settings(max_examples=60)

@@ -10,11 +10,11 @@ import pytest
 from scipy import stats
 
 from leakbound import audit
-from leakbound.risk import kappa
 from leakbound.audit.context import PlanContext
 from leakbound.audit.experiment import run_experiment
+from leakbound.bounds import record_priors
+from leakbound.risk import kappa
 from leakbound.risk.limits import RiskSpec
-from leakbound.bounds import ladder
 from leakbound.types import NotApplicable
 
 PLAN = {
@@ -158,7 +158,9 @@ def test_a_copy_of_a_gaussian():
     """Against draws: no guess from x + w comes near x more often than the bound says."""
     rng = np.random.default_rng(3)
     spread = np.array([0.5, 0.3, 0.1])
-    part = ladder.GaussianImages.from_samples(rng.normal(size=(20000, 3)) * spread, components=3)
+    part = record_priors.GaussianImages.from_samples(
+        rng.normal(size=(20000, 3)) * spread, components=3
+    )
     noise, eta = 0.15, 0.004
     images = rng.normal(size=(40000, 3)) * spread
     copies = images + noise * rng.normal(size=images.shape)
@@ -175,7 +177,7 @@ def test_a_copy_of_a_gaussian():
 
 def test_a_copy_from_a_gallery():
     rng = np.random.default_rng(4)
-    gallery = ladder.Gallery(rng.random((30, 5)) + 0.1)
+    gallery = record_priors.Gallery(rng.random((30, 5)) + 0.1)
     for noise in (0.05, 0.5, 5.0):
         drawn = rng.integers(30, size=4000)
         copies = gallery.images[drawn] + noise * rng.normal(size=(4000, 5))

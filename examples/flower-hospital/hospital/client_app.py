@@ -5,7 +5,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from hospital.task import CLIP_NORM, Net, accuracy, calibration, hospitals, images
-from leakbound.defenses import dp_sgd
+from leakbound.defenses import DpSgd
 from leakbound.flower import DefenseMod, Setup, protected, tap
 from leakbound.flower.meter import LeakMeter
 from leakbound.meter import Policy
@@ -18,7 +18,7 @@ def client_app(*, defended: bool = True, path: str | None = None) -> ClientApp:
     """
     setup = Setup(Net, learning_rate="lr", classes=10, public=images()[0])
     meter = LeakMeter(setup, Policy(on_leak="warn"), path=path)
-    noise = dp_sgd(clip_norm=CLIP_NORM, noise_multiplier=calibration().noise_multiplier)
+    noise = DpSgd(clip_norm=CLIP_NORM, noise_multiplier=calibration().noise_multiplier)
     # The first mod of the list is the outermost: the meter sees what really leaves.
     mods = [meter, DefenseMod(noise, setup)] if defended else [meter]
     app = ClientApp()

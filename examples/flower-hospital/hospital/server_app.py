@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import FedAvg
 from hospital.task import CLIP_NORM, Net, accuracy, calibration, images
 from leakbound import captured
 from leakbound.audit.plan import Spec
-from leakbound.defenses import Defense, dp_sgd
+from leakbound.defenses import Defense, DpSgd
 from leakbound.flower import Watched
 
 
@@ -25,7 +25,7 @@ def server_app(
     out = Path(out)
     app = ServerApp()
     noise = calibration().noise_multiplier
-    defense = dp_sgd(clip_norm=CLIP_NORM, noise_multiplier=noise) if defended else None
+    defense = DpSgd(clip_norm=CLIP_NORM, noise_multiplier=noise) if defended else None
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:

@@ -7,7 +7,7 @@ from torch import nn
 
 from leakbound import data
 from leakbound.audit import Calibration, Setting, calibrate
-from leakbound.bounds.ladder import from_images
+from leakbound.bounds.record_priors import from_images
 from leakbound.data.federated import dirichlet
 from leakbound.random import stream
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from threading import Lock
 from typing import Generic, TypeVar
@@ -18,11 +18,8 @@ LEAST = 2
 class RecentCache(Generic[T]):
     """What was computed for the latest keys; a key is held by identity where it has no equality.
 
-    A key whose tensors were overwritten since counts as another.
-
-    Args:
-        most_bytes: how much the tensors of all results and of their keys may take, shared ones
-            counted anew with each. The latest two stay anyway.
+    A key whose tensors were overwritten since counts as another. The tensors of all results and
+    keys take at most `most_bytes`; the latest two results stay anyway.
 
     Example:
         >>> kept = RecentCache[int]()
@@ -67,18 +64,18 @@ def tensors(value: object) -> Iterator[Tensor]:
     """All tensors in a tensor, module, dataclass, mapping or sequence of such."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, nn.Module):
-        yield from value.parameters()
-        yield from value.buffers()
+        return
+    parts: Iterable[object] = ()
+    if isinstance(value, nn.Module):
+        parts = (*value.parameters(), *value.buffers())
     elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from tensors(part)
+        parts = value.values()
     elif isinstance(value, list | tuple):
-        for part in value:
-            yield from tensors(part)
+        parts = value
     elif is_dataclass(value):
-        for field in fields(value):
-            yield from tensors(getattr(value, field.name))
+        parts = [getattr(value, field.name) for field in fields(value)]
+    for part in parts:
+        yield from tensors(part)
 
 
 def _version(tensor: Tensor) -> int:

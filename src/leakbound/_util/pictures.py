@@ -1,8 +1,7 @@
 """Small HTML for notebooks: pictures, tables and curves, inline, bounded in size, all text escaped.
 
-What stands here knows tensors, numbers and words, no type of this package: those call it from their
-`_repr_html_`. Nothing is loaded from anywhere; pictures are data URIs, and so they can neither ask
-for anything nor run anything. Text takes the page's color, lines are legible on light and dark.
+Pictures are data URIs: they load nothing and run nothing. Text takes the page's color; lines are
+legible on light and dark backgrounds.
 """
 
 from __future__ import annotations
@@ -105,9 +104,9 @@ def images(
     Args:
         pixels: of one channel (gray) or three (RGB), at least 2 x 2.
         captions: one for each image, or fewer.
-        input_range: what black and white are; values outside are clamped. None: 0 and 1 where all
-            values that are shown lie there, else their own least and largest, which is then said.
-        name: what one of them is called, in words for who cannot see it.
+        input_range: black and white; values outside are clamped. None: 0 and 1 where all values lie
+            there, else their own least and largest, which a note then states.
+        name: of one image, for screen readers.
 
     Example:
         >>> images(torch.zeros(2, 1, 8, 8)).count("<img")
@@ -132,16 +131,11 @@ def images(
         notes.append("gray: values that are not finite")
     if len(pixels) > MOST:
         notes.append(f"and {len(pixels) - MOST} more")
-    return _side_by_side(figures) + (note("; ".join(notes)) if notes else "")
+    return f"<div>{''.join(figures)}</div>" + (note("; ".join(notes)) if notes else "")
 
 
 def is_image(pixels: Tensor) -> bool:
-    """Whether a tensor is a batch of gray or color images of 2 x 2 pixels or more.
-
-    Example:
-        >>> is_image(torch.zeros(1, 3, 8, 8)), is_image(torch.zeros(1, 1, 1, 9))
-        (True, False)
-    """
+    """Whether a tensor is a batch of gray or color images of 2 x 2 pixels or more."""
     if pixels.ndim != 4 or len(pixels) == 0 or pixels.is_complex():
         return False
     return pixels.shape[1] in (1, 3) and min(pixels.shape[2:]) >= 2
@@ -198,10 +192,6 @@ def _figure(content: bytes, name: str, size: Sequence[int], caption: str) -> str
     )
 
 
-def _side_by_side(figures: Sequence[str]) -> str:
-    return f"<div>{''.join(figures)}</div>"
-
-
 def _uri(kind: str, content: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
 
@@ -215,14 +205,8 @@ def curves(
 ) -> str:
     """Lines over one axis as an inline picture; x is logarithmic where it spans a factor of 20.
 
-    Args:
-        xs: where the values stand, ascending or not.
-        lines: names and values, four lines at most; values that are not finite are left out.
-        x_name: what the axis below shows.
-        y_name: what the values are.
-
-    Returns:
-        An image with a legend below; text where fewer than two places are finite.
+    Values that are not finite are left out; text where fewer than two places remain. Of the lines
+    (names and values), four are shown at most.
 
     Example:
         >>> plot = curves([1, 2], [("a", [0.1, 0.2])], x_name="error", y_name="chance")
@@ -249,7 +233,10 @@ def _drawn(points: list[tuple[float, list[float]]], x_name: str, y_name: str) ->
     left, right, top, bottom = 48.0, 348.0, 12.0, 148.0
     low, high = points[0][0], points[-1][0]
     bend = math.log if low > 0 and high / low > 20 else float
-    ceiling = _round_up(max(max(values) for _, values in points))
+    most = max(max(values) for _, values in points)
+    unit = 10.0 ** math.floor(math.log10(most)) if most > 0 else 1.0
+    # the next number of the form 1, 2 or 5 times a power of ten
+    ceiling = next(m * unit for m in (1, 2, 5, 10) if m * unit >= most * (1 - 1e-9))
 
     def place(x: float, y: float) -> str:
         share = (bend(x) - bend(low)) / (bend(high) - bend(low))
@@ -280,14 +267,6 @@ def _drawn(points: list[tuple[float, list[float]]], x_name: str, y_name: str) ->
         f"font-family='sans-serif' font-size='11'><path d='{frame}' fill='none' stroke='{GRAY}'/>"
         f"{paths}{labels}</svg>"
     )
-
-
-def _round_up(value: float) -> float:
-    """The next number of the form 1, 2 or 5 times a power of ten."""
-    if value <= 0:
-        return 1.0
-    unit: float = 10.0 ** math.floor(math.log10(value))
-    return next(m * unit for m in (1, 2, 5, 10) if m * unit >= value * (1 - 1e-9))
 
 
 def _key(index: int, name: str) -> str:

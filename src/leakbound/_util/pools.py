@@ -17,9 +17,9 @@ Sides = int | tuple[int, int]
 
 
 def quick(model: nn.Module) -> AbstractContextManager[object]:
-    """While active, what `model` computes by max pools takes less time; nothing else changes.
+    """While active, the max pools of `model` take less time; nothing else changes.
 
-    For values: slopes pass through it too, but slower than without.
+    For values: derivatives pass through it too, but slower than without.
 
     Example:
         >>> model, x = nn.MaxPool2d(2), torch.arange(16.0).view(1, 1, 4, 4)

@@ -39,7 +39,7 @@ class ConstantImage(Attack):
         >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
         >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
         >>> task, sources = lb.Task.of(model, classes=3), [lb.stream(0, "a"), lb.stream(0, "b")]
-        >>> seen = lb.play(task, [batch], lb.defenses.Defense(), sources).observation
+        >>> seen = lb.play(task, [batch], lb.defenses.NoDefense(), sources).observation
         >>> ConstantImage(0.25)(seen, lb.stream(0, "attack")).inputs.unique()
         tensor([0.2500])
     """
@@ -74,7 +74,7 @@ class MeanImage(Attack):
         >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
         >>> task = lb.Task.of(model, classes=3, public=batch)
         >>> sources = [lb.stream(0, "client"), lb.stream(0, "server")]
-        >>> seen = lb.play(task, [batch], lb.defenses.Defense(), sources).observation
+        >>> seen = lb.play(task, [batch], lb.defenses.NoDefense(), sources).observation
         >>> answer = MeanImage()(seen, lb.stream(0, "attack"))
         >>> torch.equal(answer.inputs, batch.inputs)  # the mean of one public image
         True

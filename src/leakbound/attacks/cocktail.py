@@ -41,7 +41,7 @@ class CocktailPartyImages(Separation, Attack):
         >>> model = lb.models.mlp(input_shape=shape, classes=3, generator=lb.stream(0, "model"))
         >>> batch = lb.Batch(uniform((2, *shape), lb.stream(0, "batch")) ** 6, torch.arange(2))
         >>> task, sources = lb.Task.of(model), [lb.stream(0, name) for name in names]
-        >>> seen = lb.play(task, [batch], lb.defenses.Defense(), sources).observation
+        >>> seen = lb.play(task, [batch], lb.defenses.NoDefense(), sources).observation
         >>> answer = CocktailPartyImages()(seen, lb.stream(0, "attack"))
         >>> error = torch.cdist(answer.inputs.flatten(1), batch.inputs.flatten(1)).amin(0)
         >>> bool((error < 0.2 * batch.inputs.flatten(1).norm(dim=1)).all())

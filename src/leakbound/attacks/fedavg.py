@@ -54,7 +54,7 @@ class FedAvgMatching(GradientMatching):
         >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
         >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
         >>> task, sources = lb.Task.of(model, plan=lb.LocalPlan(5, 0.1)), [lb.stream(0)] * 2
-        >>> seen = lb.play(task, [batch], lb.defenses.Defense(), sources).observation
+        >>> seen = lb.play(task, [batch], lb.defenses.NoDefense(), sources).observation
         >>> attack = FedAvgMatching(candidates=(1, 5), trial=10)
         >>> attack.find_steps(seen, lb.stream(0, "attack"))
         5

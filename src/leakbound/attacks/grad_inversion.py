@@ -46,7 +46,7 @@ class GradInversion(Attack):
         >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
         >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
         >>> task, sources = lb.Task.of(model, classes=3), [lb.stream(0, "a"), lb.stream(0, "b")]
-        >>> seen = lb.play(task, [batch], lb.defenses.Defense(), sources).observation
+        >>> seen = lb.play(task, [batch], lb.defenses.NoDefense(), sources).observation
         >>> answer = GradInversion(steps=20, seeds=2)(seen, lb.stream(0, "attack"))
         >>> answer.inputs.shape, answer.objective < answer.trace[0]
         (torch.Size([1, 1, 4, 4]), True)

@@ -66,7 +66,7 @@ class RobbingTheFed(Attack):
 
     Example:
         >>> from leakbound import models
-        >>> from leakbound.defenses import chain
+        >>> from leakbound.defenses import NoDefense
         >>> from leakbound.protocol import play
         >>> from leakbound.random import stream, uniform
         >>> from leakbound.types import Batch, Server, ThreatModel
@@ -76,8 +76,9 @@ class RobbingTheFed(Attack):
         >>> task = Task.of(model, classes=3, public=images(200, "public"))
         >>> attack, threat = RobbingTheFed(bins=100), ThreatModel(server=Server.MALICIOUS)
         >>> batch, sources = images(2, "batch"), [stream(0, "client"), stream(0, "cohort")]
-        >>> seen = play(task, [batch], chain(), sources, threat=threat, attack=attack).observation
-        >>> error = torch.cdist(attack(seen, stream(0)).inputs.flatten(1), batch.inputs.flatten(1))
+        >>> played = play(task, [batch], NoDefense(), sources, threat=threat, attack=attack)
+        >>> found = attack(played.observation, stream(0)).inputs
+        >>> error = torch.cdist(found.flatten(1), batch.inputs.flatten(1))
         >>> bool((error.amin(0) < 1e-3).all())
         True
     """

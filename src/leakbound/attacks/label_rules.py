@@ -39,12 +39,12 @@ def infer(rule: str, observation: Observation, generator: torch.Generator) -> Te
 
     Example:
         >>> from leakbound.protocol import play
-        >>> from leakbound.defenses import chain
+        >>> from leakbound.defenses import NoDefense
         >>> from leakbound.random import stream
         >>> from leakbound.types import Batch, Task
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
         >>> batch = Batch(torch.ones(1, 1, 2, 2), torch.tensor([2]))
-        >>> seen = play(Task.of(model), [batch], chain(), [stream(0), stream(1)]).observation
+        >>> seen = play(Task.of(model), [batch], NoDefense(), [stream(0), stream(1)]).observation
         >>> infer("idlg", seen, stream(2))
         tensor([2])
     """

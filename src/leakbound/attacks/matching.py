@@ -85,7 +85,7 @@ class GradientMatching(Attack):
         >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
         >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
         >>> task, sources = lb.Task.of(model, classes=3), [lb.stream(0, "a"), lb.stream(0, "b")]
-        >>> seen = lb.play(task, [batch], lb.defenses.Defense(), sources).observation
+        >>> seen = lb.play(task, [batch], lb.defenses.NoDefense(), sources).observation
         >>> attack = GradientMatching(distance="euclidean", optimizer="lbfgs", steps=10)
         >>> answer = attack(seen, lb.stream(0, "attack"))
         >>> bool((answer.inputs - batch.inputs).abs().max() < 0.05)

@@ -44,7 +44,7 @@ def dlg(steps: int = 100, restarts: int = 3, learning_rate: float = 1.0) -> Atta
         ...     generator=lb.stream(0, "model"))
         >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
         >>> task, sources = lb.Task.of(model, classes=3), [lb.stream(0, "a"), lb.stream(0, "b")]
-        >>> seen = lb.play(task, [batch], lb.defenses.Defense(), sources).observation
+        >>> seen = lb.play(task, [batch], lb.defenses.NoDefense(), sources).observation
         >>> answer = dlg(steps=10, restarts=1)(seen, lb.stream(0, "attack"))
         >>> bool((answer.inputs - batch.inputs).abs().max() < 0.05)
         True
@@ -98,7 +98,7 @@ def inverting_gradients(
         >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
         >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
         >>> task, sources = lb.Task.of(model, classes=3), [lb.stream(0, "a"), lb.stream(0, "b")]
-        >>> seen = lb.play(task, [batch], lb.defenses.Defense(), sources).observation
+        >>> seen = lb.play(task, [batch], lb.defenses.NoDefense(), sources).observation
         >>> answer = inverting_gradients(steps=100)(seen, lb.stream(0, "attack"))
         >>> bool((answer.inputs - batch.inputs).abs().max() < 0.05)
         True

@@ -60,14 +60,14 @@ class SparseRecovery(Attack):
 
     Example:
         >>> from leakbound import models
-        >>> from leakbound.defenses import chain
+        >>> from leakbound.defenses import NoDefense
         >>> from leakbound.protocol import play
         >>> from leakbound.random import stream
         >>> from leakbound.types import Batch
         >>> model = models.mlp(input_shape=(1, 6, 6), classes=3, generator=stream(0, "model"))
         >>> batch = Batch(uniform((3, 1, 6, 6), stream(0, "batch")), torch.arange(3))
         >>> sources = [stream(0, "client"), stream(0, "cohort")]
-        >>> seen = play(Task.of(model, classes=3), [batch], chain(), sources).observation
+        >>> seen = play(Task.of(model, classes=3), [batch], NoDefense(), sources).observation
         >>> answer = SparseRecovery()(seen, stream(0, "attack"))
         >>> error = torch.cdist(answer.inputs.flatten(1), batch.inputs.flatten(1))
         >>> answer.problem, bool((error.amin(0) < 1e-3).all())

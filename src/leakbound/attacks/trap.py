@@ -122,10 +122,10 @@ class LinearTrap(Attack):
         >>> trap = LinearTrap("unbiased", features=4)
         >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
         >>> batch = Batch(torch.tensor([[[[0.1, 0.2], [0.3, 0.4]]]]), torch.tensor([0]))
-        >>> from leakbound.defenses import chain
+        >>> from leakbound.defenses import NoDefense
         >>> threat = ThreatModel(server=Server.MALICIOUS)
         >>> sources = [stream(0, "client"), stream(0, "cohort")]
-        >>> seen = play(task, [batch], chain(), sources, threat=threat, attack=trap).observation
+        >>> seen = play(task, [batch], NoDefense(), sources, threat=threat, attack=trap).observation
         >>> trap(seen, stream(0, "attack")).inputs.flatten()
         tensor([0.1000, 0.2000, 0.3000, 0.4000])
     """

@@ -176,15 +176,13 @@ def _defenses(row: Mapping[str, Any]) -> tuple[int, Iterator[tuple[Spec, ...]]]:
         if not options:
             raise ValueError('links is empty; name at least one link, or name = "none"')
         return math.prod(_count(option) for option in options), _chains(options)
-    if row.get("name") == "none":
-        _known_keys("defense 'none'", row, ["name"])
-        return 1, iter([()])
     option = _options("defense", row)
-    return _count(option), ((spec,) for spec in _specs(option))
+    return _count(option), _chains([option])
 
 
 def _chains(options: list[_Options]) -> Iterator[tuple[Spec, ...]]:
-    yield from product(*(_specs(option) for option in options))
+    for specs in product(*(_specs(option) for option in options)):
+        yield tuple(spec for spec in specs if spec.name != "none")
 
 
 def _attacks(row: Mapping[str, Any]) -> tuple[int, Iterator[Spec]]:

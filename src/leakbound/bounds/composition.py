@@ -18,10 +18,9 @@ from numpy.typing import ArrayLike
 from scipy import special, stats
 
 from leakbound.bounds.identification import log_blind
-from leakbound.bounds.kept import sealed
 from leakbound.bounds.law import (
     Array,
-    Law,
+    RiskLaw,
     Scope,
     groups,
     least_root,
@@ -31,10 +30,13 @@ from leakbound.bounds.law import (
     rate,
     whole,
 )
-from leakbound.bounds.privacy_loss import TAIL, curve
+from leakbound.bounds.privacy_loss import TAIL, curve, sealed
 from leakbound.bounds.roots import crossing, edge, last_that
 
-__all__ = ["subsampled", "visible"]
+__all__ = [
+    "subsampled",
+    "visible",
+]
 
 LEFT = 700.0
 """Sightings left out of the sum weigh exp(-LEFT) at most, exp(-TAIL) where there are many."""
@@ -48,7 +50,7 @@ TOGETHER = 2**20
 
 
 @dataclass(frozen=True)
-class Composed(Law):
+class Composed(RiskLaw):
     """gamma after several steps that sample the record, with its inverses."""
 
     def __call__(

@@ -25,10 +25,16 @@ from leakbound.bounds.law import (
     rate,
     whole,
 )
-from leakbound.bounds.privacy_loss import Curve, curve
+from leakbound.bounds.privacy_loss import LossCurve, curve
 from leakbound.bounds.roots import edge
 
-__all__ = ["delta", "epsilon", "log_delta", "mu", "noise_for"]
+__all__ = [
+    "delta",
+    "epsilon",
+    "log_delta",
+    "mu",
+    "noise_for",
+]
 
 FAR = 60.0
 """Logarithms of noise / sqrt(steps) that are searched reach from -FAR to FAR."""
@@ -228,7 +234,7 @@ def _full_epsilon(m: Array, level: Array) -> Array:
 class _Both:
     """The larger delta of the two directions."""
 
-    def __init__(self, curves: tuple[Curve, Curve]) -> None:
+    def __init__(self, curves: tuple[LossCurve, LossCurve]) -> None:
         self.curves = curves
 
     def __call__(self, level: Array) -> Array:

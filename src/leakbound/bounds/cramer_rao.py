@@ -34,7 +34,7 @@ _SHRINKAGES = (0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 0.6, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
-class Floor:
+class ErrorBound:
     """A lower bound on the mean squared error of every attacker that it covers.
 
     Attributes:
@@ -59,7 +59,7 @@ class Floor:
     standard_error: float | None = None
 
 
-def trace_floor(fisher_trace: float, prior: Prior) -> Floor:
+def trace_bound(fisher_trace: float, prior: Prior) -> ErrorBound:
     """The floor of Theorem 3.2, corrected: m^2 / (tr J_D + m lambda_max(J_P)), over m.
 
     Units: `fisher_trace` tr J_D over all inputs, 1 / input units squared; infinite without noise.
@@ -72,63 +72,63 @@ def trace_floor(fisher_trace: float, prior: Prior) -> Floor:
 
     Example:
         >>> from leakbound.bounds.priors import GaussianPrior
-        >>> trace_floor(6.0, GaussianPrior.isotropic([0.0, 0.0], 1.0)).value
+        >>> trace_bound(6.0, GaussianPrior.isotropic([0.0, 0.0], 1.0)).value
         0.25
     """
     largest = float(_diagonal(prior)[0].max())
     return _trace_floor("trace", fisher_trace, prior.rank * largest, prior, TRACE)
 
 
-def tight_trace_floor(fisher_trace: float, prior: Prior) -> Floor:
-    """The tighter trace floor, m^2 / (tr J_D + tr J_P), over m; else as `trace_floor`.
+def tight_trace_bound(fisher_trace: float, prior: Prior) -> ErrorBound:
+    """The tighter trace floor, m^2 / (tr J_D + tr J_P), over m; else as `trace_bound`.
 
     Source: paper A, proof of Theorem 3.2, without its last step.
 
     Example:
         >>> from leakbound.bounds.priors import UserPrior
-        >>> tight_trace_floor(3.0, UserPrior("uneven", [4.0, 1.0], 1.25)).value
+        >>> tight_trace_bound(3.0, UserPrior("uneven", [4.0, 1.0], 1.25)).value
         0.25
     """
     known = float(_diagonal(prior)[0].sum())
     return _trace_floor("tight_trace", fisher_trace, known, prior, TIGHT)
 
 
-def trace_floor_from_samples(
+def trace_bound_from_samples(
     traces: Any, prior: Prior, *, tight: bool = True, confidence: float = 0.99
-) -> Floor:
+) -> ErrorBound:
     """A trace floor at an upper confidence limit of the mean of tr J_F(x) over sampled images.
 
     Args:
         traces: (n,) of independent images of the prior, 1 / input units squared.
         prior: what the attacker knows.
-        tight: `tight_trace_floor`, else `trace_floor`.
-        confidence: as in `full_floor_from_samples`.
+        tight: `tight_trace_bound`, else `trace_bound`.
+        confidence: as in `full_bound_from_samples`.
 
     Raises:
         ValueError: fewer than two samples, negative or NaN ones, a confidence outside (0.5, 1).
 
-    Source: as `trace_floor`.
+    Source: as `trace_bound`.
 
     Example:
         >>> from leakbound.bounds.priors import GaussianPrior
-        >>> trace_floor_from_samples([2.0] * 3, GaussianPrior.isotropic([0, 0], 1.0)).value
+        >>> trace_bound_from_samples([2.0] * 3, GaussianPrior.isotropic([0, 0], 1.0)).value
         0.5
     """
     values = real("traces", traces, 1)
     if values.min() < 0:
         raise ValueError(f"traces holds {values.min():.6g}; a Fisher information is never negative")
     error, margin = _spread("traces", values[None], confidence)
-    floor = (tight_trace_floor if tight else trace_floor)(float(values.mean()) + margin, prior)
+    floor = (tight_trace_bound if tight else trace_bound)(float(values.mean()) + margin, prior)
     slope = (floor.value * prior.dimension / prior.rank) ** 2 / prior.dimension
     return _marked(floor, slope * error, confidence)
 
 
-def full_floor(fisher: Any, prior: Prior) -> Floor:
+def full_bound(fisher: Any, prior: Prior) -> ErrorBound:
     """The van Trees floor tr (J_D + J_P)^-1 / m, with its leak map.
 
     Shapes: `fisher` J_D (m, m), or (k, k) in the prior's basis; 1 / input units squared.
 
-    Assumptions: `fisher` is J_D; for an average of samples use `full_floor_from_samples`. The
+    Assumptions: `fisher` is J_D; for an average of samples use `full_bound_from_samples`. The
         floor is the best attacker's error in a linear-Gaussian model. Rounding errs downwards.
 
     Raises:
@@ -138,7 +138,7 @@ def full_floor(fisher: Any, prior: Prior) -> Floor:
 
     Example:
         >>> from leakbound.bounds.priors import UserPrior
-        >>> floor = full_floor([[1.0, 0.0], [0.0, 3.0]], UserPrior("uneven", [1.0, 1.0], 2.0))
+        >>> floor = full_bound([[1.0, 0.0], [0.0, 3.0]], UserPrior("uneven", [1.0, 1.0], 2.0))
         >>> round(floor.value, 9), floor.per_pixel.round(9).tolist()
         (0.375, [0.5, 0.25])
     """
@@ -160,7 +160,7 @@ def full_floor(fisher: Any, prior: Prior) -> Floor:
     return replace(floor, per_pixel=in_pixels**2 @ errors)
 
 
-def full_floor_from_samples(fishers: Any, prior: Prior, *, confidence: float = 0.99) -> Floor:
+def full_bound_from_samples(fishers: Any, prior: Prior, *, confidence: float = 0.99) -> ErrorBound:
     """The full floor from J_F(x) of sampled images, as a lower confidence limit.
 
     The inverse of a sample mean is too large on average. Instead, tr J^-1 >= 2 tr V - tr V J V for
@@ -169,7 +169,7 @@ def full_floor_from_samples(fishers: Any, prior: Prior, *, confidence: float = 0
     quantile of its standard error, at least 0.
 
     Args:
-        fishers: n >= 4, iterable, of independent images of the prior; each as in `full_floor`.
+        fishers: n >= 4, iterable, of independent images of the prior; each as in `full_bound`.
         prior: what the attacker knows.
         confidence: one-sided, by a t quantile: approximate for few samples with heavy tails.
 
@@ -180,7 +180,7 @@ def full_floor_from_samples(fishers: Any, prior: Prior, *, confidence: float = 0
 
     Example:
         >>> from leakbound.bounds.priors import FlatPrior
-        >>> round(full_floor_from_samples([np.eye(2)] * 8, FlatPrior(2, 9.0)).value, 6)
+        >>> round(full_bound_from_samples([np.eye(2)] * 8, FlatPrior(2, 9.0)).value, 6)
         1.0
     """
     samples = np.array([_projected("fishers", fisher, prior) for fisher in fishers])
@@ -197,7 +197,7 @@ def full_floor_from_samples(fishers: Any, prior: Prior, *, confidence: float = 0
     return _sampled("fishers", np.array(gains), prior, confidence)
 
 
-def matrix_free_floor(
+def matrix_free_bound(
     first: Sequence[Operator],
     second: Sequence[Operator],
     prior: Prior,
@@ -206,7 +206,7 @@ def matrix_free_floor(
     generator: np.random.Generator,
     *,
     confidence: float = 0.99,
-) -> Floor:
+) -> ErrorBound:
     """The full floor from products with J_F(x) alone, for m too large for matrices.
 
     `first` chooses V = (J_P + c I + low rank)^-1 by randomized Rayleigh-Ritz; `second` evaluates
@@ -220,18 +220,18 @@ def matrix_free_floor(
         rank: directions kept of J_D. Needs about 3 (rank + 5) products an image.
         probes: random vectors for each image.
         generator: draws the probes.
-        confidence: as in `full_floor_from_samples`.
+        confidence: as in `full_bound_from_samples`.
 
     Raises:
         ValueError: too few operators, one in both lists, a wrong shape, NaN.
 
-    Source: as `full_floor_from_samples`; Halko et al., SIAM Review 53, 2011; Hutchinson, 1990.
+    Source: as `full_bound_from_samples`; Halko et al., SIAM Review 53, 2011; Hutchinson, 1990.
 
     Example:
         >>> from leakbound.bounds.priors import GaussianPrior
         >>> prior, source = GaussianPrior.isotropic([0, 0], 1.0), np.random.default_rng(0)
         >>> one, two, three = (lambda block, k=k: k * block for k in (1.0, 1.0, 1.0))
-        >>> round(matrix_free_floor([one], [two, three], prior, 2, 4, source).value, 6)
+        >>> round(matrix_free_bound([one], [two, three], prior, 2, 4, source).value, 6)
         0.5
     """
     check.count(rank=rank, probes=probes)
@@ -252,28 +252,28 @@ def matrix_free_floor(
     return _sampled("second", np.array([gains]), prior, confidence)
 
 
-def _trace_floor(name: str, trace: float, information: float, prior: Prior, law: str) -> Floor:
+def _trace_floor(name: str, trace: float, information: float, prior: Prior, law: str) -> ErrorBound:
     if not trace >= 0:
         raise ValueError(f"fisher_trace is {trace!r}; give a number of at least 0")
     total = float(trace) + information
     return _floor(name, prior.rank**2 / total if total > 0 else np.inf, prior, law)
 
 
-def _floor(name: str, total: float, prior: Prior, law: str) -> Floor:
-    """A bound on the total error as a Floor: at least 0, at most the prior's variance, over m."""
+def _floor(name: str, total: float, prior: Prior, law: str) -> ErrorBound:
+    """A bound on the total error, at least 0 and at most the prior's variance, over m."""
     value = max(0.0, min(float(total), prior.variance)) / prior.dimension
     known, assumptions = prior.rests_on_prior, ASSUMPTIONS + prior.assumptions
-    return Floor(name, value, prior.name, known, assumptions, law, prior.covers)
+    return ErrorBound(name, value, prior.name, known, assumptions, law, prior.covers)
 
 
-def _sampled(name: str, gains: Array, prior: Prior, confidence: float) -> Floor:
+def _sampled(name: str, gains: Array, prior: Prior, confidence: float) -> ErrorBound:
     """The full floor from values (folds, n) of the variational bound, as a lower limit."""
     error, margin = _spread(name, gains, confidence)
     floor = _floor("full", float(gains.mean()) - margin, prior, VARIATIONAL)
     return _marked(floor, error / prior.dimension, confidence)
 
 
-def _marked(floor: Floor, error: float, confidence: float) -> Floor:
+def _marked(floor: ErrorBound, error: float, confidence: float) -> ErrorBound:
     sentence = f"J_D is sampled: a {confidence:.4g} confidence limit that takes its mean as normal"
     return replace(floor, assumptions=(*floor.assumptions, sentence), standard_error=error)
 

@@ -17,7 +17,7 @@ from scipy import special
 
 from leakbound.bounds.law import (
     Array,
-    Law,
+    RiskLaw,
     Scope,
     groups,
     one,
@@ -27,7 +27,10 @@ from leakbound.bounds.law import (
     whole,
 )
 
-__all__ = ["cumulants", "edgeworth"]
+__all__ = [
+    "cumulants",
+    "edgeworth",
+]
 
 REACH, NODES = 14.0, 20001
 SPAN = 40.0
@@ -39,7 +42,7 @@ WEIGHTS = {2: 6.0, 3: 24.0, 4: 120.0, 5: 72.0, 6: 144.0, 8: 1296.0}
 
 
 @dataclass(frozen=True)
-class Edgeworth(Law):
+class Edgeworth(RiskLaw):
     """The order-5 Edgeworth approximation of `composition.subsampled`: no bound."""
 
     def __call__(

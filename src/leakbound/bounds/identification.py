@@ -15,14 +15,29 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special, stats
 
-from leakbound.bounds.from_scratch.laws import exact
-from leakbound.bounds.law import Array, Law, Scope, between, non_negative, one, probability, whole
+from leakbound.bounds.from_scratch import exact
+from leakbound.bounds.law import (
+    Array,
+    RiskLaw,
+    Scope,
+    between,
+    non_negative,
+    one,
+    probability,
+    whole,
+)
 
-__all__ = ["gaussian", "glrt", "kappa_sphere", "log_kappa_sphere"]
+__all__ = [
+    "auc",
+    "gaussian",
+    "glrt",
+    "kappa_sphere",
+    "log_kappa_sphere",
+]
 
 
 @dataclass(frozen=True)
-class Gaussian(Law):
+class GaussianLaw(RiskLaw):
     """gamma = Phi(Phi^-1(kappa) + sqrt(steps) / noise): every attacker, every step full batch."""
 
     def __call__(
@@ -122,7 +137,7 @@ class Gaussian(Law):
 
 
 @dataclass(frozen=True)
-class Glrt(Law):
+class Glrt(RiskLaw):
     """Power of the presence test that knows no direction (a likelihood-ratio test over all)."""
 
     def __call__(self, noise_multiplier: ArrayLike, *, dim: ArrayLike, kappa: ArrayLike) -> Any:
@@ -184,7 +199,7 @@ def log_blind(kappa: ArrayLike | None, log_kappa: ArrayLike | None) -> Array:
     return between("log_kappa", log_kappa, -np.inf, 0)
 
 
-gaussian = Gaussian(
+gaussian = GaussianLaw(
     Scope(
         covers="all",
         attackers="all attackers, models and gradient maps with a per-record norm of at most the "
@@ -203,5 +218,49 @@ glrt = Glrt(
         known="the noise multiplier and the norm",
         not_said="a bound on reconstruction or identification",
         equation="Kaissis et al. 2023",
+    )
+)
+
+
+@dataclass(frozen=True)
+class Auc(RiskLaw):
+    """Area under the curve of the inner product of two noisy unit vectors."""
+
+    def __call__(
+        self, noise_multiplier: ArrayLike, *, dim: ArrayLike, cosine: ArrayLike = 0.0
+    ) -> Any:
+        """Phi((1 - cosine) / (noise sqrt(2 (2 + noise^2 N)))).
+
+        The inner product of two answers y of one record has mean 1, of two records whose directions
+        have the given cosine that cosine; its variance is noise^2 (2 + noise^2 N) for equal ones.
+
+        Shapes: all broadcast.
+
+        Args:
+            noise_multiplier: as everywhere.
+            dim: N.
+            cosine: of the angle between the two records, in [-1, 1]; 0 for orthogonal ones.
+
+        Source: docs/errata.md, "matching"; normal approximation of the inner product's law.
+
+        Example:
+            >>> round(auc(0.1, dim=3072), 3)
+            0.892
+        """
+        sigma, n = non_negative("noise_multiplier", noise_multiplier), whole("dim", dim)
+        near = between("cosine", cosine, -1, 1)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            z = (1 - near) / (sigma * np.sqrt(2 * (2 + sigma**2 * n)))
+        return one(np.where(near == 1, 0.5, special.ndtr(np.nan_to_num(z, nan=0.0, posinf=np.inf))))
+
+
+auc = Auc(
+    Scope(
+        covers="one",
+        attackers="the inner product of two answers of the linear trap",
+        prior="two records of equal norm at the given angle",
+        known="the noise multiplier",
+        not_said="that no other statistic tells more",
+        equation="docs/errata.md, matching",
     )
 )

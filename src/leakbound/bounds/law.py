@@ -47,7 +47,7 @@ class Scope:
 
 
 @dataclass(frozen=True)
-class Law:
+class RiskLaw:
     """A probability gamma as a function of the noise multiplier, with its scope and inverses.
 
     Attributes:

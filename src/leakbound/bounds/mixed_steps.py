@@ -17,7 +17,6 @@ from scipy import fft, optimize, special, stats
 
 from leakbound.bounds.conversions import log_delta
 from leakbound.bounds.from_scratch import exact
-from leakbound.bounds.kept import sealed
 from leakbound.bounds.law import Array, least_where, one
 from leakbound.bounds.privacy_loss import (
     COARSEST,
@@ -28,13 +27,14 @@ from leakbound.bounds.privacy_loss import (
     TAIL,
     UNIT,
     WIDEST,
-    Curve,
+    LossCurve,
     coarser,
     folded,
     hockey_stick,
     loss_range,
     one_step,
     raised,
+    sealed,
 )
 
 Part = tuple[float, float, int]
@@ -196,14 +196,14 @@ def _some_without_noise(parts: Sequence[Part], dim: int, eta: float, norm: float
     return 1 - none + none * float(exact(np.inf, dim=dim, eta=eta, norm=norm))
 
 
-def hidden_curve(parts: Sequence[Part], remove: bool = True) -> Curve | None:
+def hidden_curve(parts: Sequence[Part], remove: bool = True) -> LossCurve | None:
     """`_curve`, kept by its numbers for the next question."""
     kinds = tuple((float(noise), float(rate), int(steps)) for noise, rate, steps in parts)
     grid = RESOLUTION, COARSEST, POINTS, WIDEST, TAIL
     return KEPT.of(("kinds", kinds, remove, *grid), lambda: _curve(kinds, remove))
 
 
-def _curve(parts: tuple[Part, ...], remove: bool) -> Curve | None:
+def _curve(parts: tuple[Part, ...], remove: bool) -> LossCurve | None:
     """delta(epsilon) of all steps, never below the truth; None where no grid is fine enough.
 
     `bounds.privacy_loss.curve` for several kinds: one grid, the product of the spectra.
@@ -249,7 +249,7 @@ def _curve(parts: tuple[Part, ...], remove: bool) -> Curve | None:
     ]
     drift = 16 * UNIT * sum(t * size for t, size in zip(counts, sizes, strict=True))
     delta = sealed(hockey_stick(total, infinite, interval))
-    return Curve(first * interval + drift, interval, delta, slack)
+    return LossCurve(first * interval + drift, interval, delta, slack)
 
 
 def _window(laws: list[tuple[Array, int]], counts: list[int], interval: float) -> tuple[int, int]:

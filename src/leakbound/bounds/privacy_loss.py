@@ -7,13 +7,100 @@ transform. Cut tails count as an infinite loss, and what rounding may have moved
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy import fft, optimize, special
 
-from leakbound.bounds.kept import Kept, sealed
 from leakbound.bounds.law import Array
+
+T = TypeVar("T")
+ENTRY = 512
+"""Bytes that an entry counts for beside its arrays."""
+
+
+class ResultCache:
+    """Results by content: the least recently asked for goes first when memory runs out.
+
+    Guarantees: a result depends on its key alone, so that it is the same bits whether it was kept
+        or is made anew. Threads may ask at once; two that miss together both compute, and share
+        the first result. Each process has its own.
+
+    Args:
+        most_bytes: of all results together; a result that is larger alone is not kept.
+
+    Example:
+        >>> kept = ResultCache(10_000)
+        >>> kept.of(("square", 3), lambda: 9), kept.of(("square", 3), lambda: 0)
+        (9, 9)
+        >>> kept.hits, kept.misses
+        (1, 1)
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes, self.bytes = most_bytes, 0
+        self.hits, self.misses = 0, 0
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def of(self, key: Hashable, make: Callable[[], T], *, size: int | None = None) -> T:
+        """What `make` gives for the key; made once while it is kept.
+
+        Args:
+            key: every number that the result depends on.
+            make: computes it; it must not change what it gave away later.
+            size: bytes of the result; by default those of the arrays among its attributes.
+        """
+        with self._lock:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+                self.hits += 1
+                found: T = self._entries[key][0]
+                return found
+            self.misses += 1
+        made = make()
+        weight = ENTRY + (_bytes(made) if size is None else size)
+        with self._lock:
+            if key in self._entries:
+                first: T = self._entries[key][0]
+                return first
+            if weight <= self.most_bytes:
+                self._entries[key] = (made, weight)
+                self.bytes += weight
+                while self.bytes > self.most_bytes:
+                    _, (_, gone) = self._entries.popitem(last=False)
+                    self.bytes -= gone
+        return made
+
+    def clear(self) -> None:
+        """Forget all."""
+        with self._lock:
+            self._entries.clear()
+            self.bytes = 0
+
+
+def sealed(array: Array) -> Array:
+    """The array as one that nobody can write to, not even by its flags; give the only reference.
+
+    Example:
+        >>> sealed(np.zeros(2)).flags.writeable
+        False
+    """
+    whole = np.ascontiguousarray(array)
+    return np.frombuffer(whole.reshape(-1).data.toreadonly(), whole.dtype)
+
+
+def _bytes(thing: Any) -> int:
+    parts = thing if isinstance(thing, tuple) else tuple(getattr(thing, "__dict__", {}).values())
+    return sum(part.nbytes for part in (thing, *parts) if isinstance(part, np.ndarray))
+
 
 TAIL = 40.0
 """Cut tails weigh exp(-TAIL) at most, over all steps together; that much is added."""
@@ -32,12 +119,12 @@ FEW = 2048
 """Cells of one step's grid, at least, on which the window is searched."""
 ROUGH = 8.0
 """How much wider the cells of a rough curve are: a first guess, which a fine one then checks."""
-KEPT = Kept(2**27)
+KEPT = ResultCache(2**27)
 """Curves of this process, by the numbers that they depend on: 128 MiB at most."""
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
+class LossCurve:
     """delta(epsilon) = sup P(E) - e^epsilon Q(E) of all steps, on a grid, never below the truth.
 
     Attributes:
@@ -81,10 +168,10 @@ class Curve:
 
 def curve(
     noise: float, sampling_rate: float, steps: int, remove: bool = True, *, rough: bool = False
-) -> Curve | None:
+) -> LossCurve | None:
     """The curve of all steps; none where no grid of a sensible size is fine enough.
 
-    Kept by its numbers, so that asking again costs nothing.
+    ResultCache by its numbers, so that asking again costs nothing.
 
     Args:
         noise: noise multiplier, above 0 and finite.
@@ -104,7 +191,7 @@ def curve(
     return KEPT.of(("steps", *what, *grid), lambda: _composed(*what))
 
 
-def _composed(noise: float, q: float, steps: int, remove: bool, rough: bool) -> Curve | None:
+def _composed(noise: float, q: float, steps: int, remove: bool, rough: bool) -> LossCurve | None:
     if not 1 / WIDEST < noise < WIDEST:
         return None
     shift, wider = 1 / noise, ROUGH if rough else 1.0
@@ -129,7 +216,7 @@ def _composed(noise: float, q: float, steps: int, remove: bool, rough: bool) -> 
     size = 1 + max(abs(low), abs(high)) + shift**2 - np.log(q)
     drift = float(16 * UNIT * steps * size)
     delta = sealed(hockey_stick(total, beyond, interval))
-    return Curve(first * interval + drift, interval, delta, slack)
+    return LossCurve(first * interval + drift, interval, delta, slack)
 
 
 def loss_range(shift: float, q: float, steps: int, remove: bool) -> tuple[float, float]:

@@ -13,16 +13,23 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from leakbound.bounds.identification import log_blind
-from leakbound.bounds.law import Array, Law, Scope, non_negative, one, whole
+from leakbound.bounds.law import Array, RiskLaw, Scope, non_negative, one, whole
 
-__all__ = ["balle_gamma", "dfil", "fisher_floor", "guo_floor", "hannun_loss", "renyi_gamma"]
+__all__ = [
+    "balle_gamma",
+    "dfil",
+    "fisher_bound",
+    "guo_bound",
+    "hannun_loss",
+    "renyi_gamma",
+]
 
 RANK = 1e-12
 """Eigenvalues below this part of the largest count as 0: directions that are not released."""
 
 
 @dataclass(frozen=True)
-class Guo(Law):
+class Guo(RiskLaw):
     """Least mean squared error of an unbiased attacker, from the 2-Renyi divergence."""
 
     def __call__(
@@ -56,7 +63,7 @@ class Guo(Law):
         (replacing one record).
 
         Example:
-            >>> round(guo_floor(2.0, dim=4, diameters=1.0), 4)
+            >>> round(guo_bound(2.0, dim=4, diameters=1.0), 4)
             0.1455
         """
         sigma, count = non_negative("noise_multiplier", noise_multiplier), whole("steps", steps)
@@ -70,7 +77,7 @@ class Guo(Law):
 
 
 @dataclass(frozen=True)
-class FisherFloor(Law):
+class FisherFloor(RiskLaw):
     """Least mean squared error of an unbiased attacker at one record: tr(I^+) / N."""
 
     def __call__(self, information: ArrayLike) -> Any:
@@ -92,7 +99,7 @@ class FisherFloor(Law):
         Source: Hannun et al. 2021, Guo et al. 2022.
 
         Example:
-            >>> fisher_floor([[4.0, 0.0], [0.0, 1.0]])
+            >>> fisher_bound([[4.0, 0.0], [0.0, 1.0]])
             0.625
         """
         values = _spectrum(information)
@@ -102,7 +109,7 @@ class FisherFloor(Law):
 
 
 @dataclass(frozen=True)
-class FisherLoss(Law):
+class FisherLoss(RiskLaw):
     """What a release tells of one record: the root of the largest eigenvalue of I."""
 
     def __call__(self, information: ArrayLike) -> Any:
@@ -111,7 +118,7 @@ class FisherLoss(Law):
         Shapes: information (..., N, N); the answer (...).
 
         Raises:
-            ValueError: as `fisher_floor`.
+            ValueError: as `fisher_bound`.
 
         Source: Hannun et al. 2021.
 
@@ -123,8 +130,8 @@ class FisherLoss(Law):
 
 
 @dataclass(frozen=True)
-class Dfil(Law):
-    """The diagonal Fisher information loss: 1 / dfil^2 is a floor below `fisher_floor`."""
+class Dfil(RiskLaw):
+    """The diagonal Fisher information loss: 1 / dfil^2 is a floor below `fisher_bound`."""
 
     def __call__(self, information: ArrayLike) -> Any:
         """sqrt(tr(I) / N), or sqrt(N tr(I)) / r where only r directions are released.
@@ -132,7 +139,7 @@ class Dfil(Law):
         Shapes: information (..., N, N); the answer (...).
 
         Raises:
-            ValueError: as `fisher_floor`.
+            ValueError: as `fisher_bound`.
 
         Source: Guo et al. 2022.
 
@@ -146,7 +153,7 @@ class Dfil(Law):
 
 
 @dataclass(frozen=True)
-class Balle(Law):
+class Balle(RiskLaw):
     """gamma <= (kappa e^epsilon)^((order - 1) / order), from Renyi or pure privacy."""
 
     def __call__(
@@ -185,7 +192,7 @@ class Balle(Law):
 
 
 @dataclass(frozen=True)
-class GaussianRenyi(Law):
+class GaussianRenyi(RiskLaw):
     """`balle_gamma` of the Gaussian mechanism at its best order."""
 
     def __call__(
@@ -245,7 +252,7 @@ def _kept(values: Array) -> Array:
 _UNBIASED = "unbiased attackers only"
 _BIASED = "anything about attackers with a bias: a zero image, shrinkage, a prior, a network"
 
-guo_floor = Guo(
+guo_bound = Guo(
     Scope(
         covers="equivariant",
         attackers=_UNBIASED,
@@ -255,7 +262,7 @@ guo_floor = Guo(
         equation="Guo et al. 2022",
     )
 )
-fisher_floor = FisherFloor(
+fisher_bound = FisherFloor(
     Scope(
         covers="equivariant",
         attackers=_UNBIASED,
@@ -265,8 +272,8 @@ fisher_floor = FisherFloor(
         equation="Hannun et al. 2021; Guo et al. 2022",
     )
 )
-hannun_loss = FisherLoss(fisher_floor.scope)
-dfil = Dfil(fisher_floor.scope)
+hannun_loss = FisherLoss(fisher_bound.scope)
+dfil = Dfil(fisher_bound.scope)
 balle_gamma = Balle(
     Scope(
         covers="all",

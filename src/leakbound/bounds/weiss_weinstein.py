@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from leakbound import check
-from leakbound.bounds.cramer_rao import ASSUMPTIONS, Floor, _spread
+from leakbound.bounds.cramer_rao import ASSUMPTIONS, ErrorBound, _spread
 from leakbound.bounds.priors import SMOOTH, Array, Prior, real, symmetric
 
 EQUATION = (
@@ -40,14 +40,14 @@ _SCALES = (1.0, 0.7, 0.4, 0.2, 0.1)
 _CAUTION = 2.0
 
 
-def weiss_weinstein_floor(
+def weiss_weinstein_bound(
     overlaps: Any,
     steps: Any,
     prior: Prior,
     *,
     directions: Any = None,
     confidence: float = 0.99,
-) -> Floor:
+) -> ErrorBound:
     """The Weiss-Weinstein floor from overlaps at sampled images, as a lower confidence limit.
 
     One half of the images chooses a step and a factor c for each direction, the other evaluates the
@@ -77,7 +77,7 @@ def weiss_weinstein_floor(
         >>> from leakbound.bounds.priors import GaussianPrior
         >>> prior = GaussianPrior.isotropic([0.0, 0.0], 4.0)
         >>> steps = default_steps(prior, 6)
-        >>> blind = weiss_weinstein_floor(np.ones((400, 2, 6)), steps, prior)
+        >>> blind = weiss_weinstein_bound(np.ones((400, 2, 6)), steps, prior)
         >>> bool(3.9 < blind.value <= 4.0)
         True
     """
@@ -96,7 +96,7 @@ def weiss_weinstein_floor(
 def direction_bounds(means: Any, steps: Any, information: Any) -> Array:
     """The bound on E (u^T e)^2 for each direction from exact mean overlaps: its best step's.
 
-    Shapes: means E_x of the overlaps and steps, both (r, S) as in `weiss_weinstein_floor`;
+    Shapes: means E_x of the overlaps and steps, both (r, S) as in `weiss_weinstein_bound`;
         information (r,) u^T C^-1 u; the answer (r,), input units squared.
 
     Raises:
@@ -127,7 +127,7 @@ def default_steps(
         prior: a Gaussian one.
         count: S, at least 2. The grid spans 2^(S - 1); each step costs two releases an image.
         largest: of the steps, in standard deviations along each direction.
-        directions: as in `weiss_weinstein_floor`.
+        directions: as in `weiss_weinstein_bound`.
         information: (r,) an estimate of the whole u^T (J_D + C^-1) u from other images, for a
             deviation 1 / sqrt of it; None takes the prior's. Where the release is informative the
             best step is near 1.4 of these; jumps ask for smaller ones.
@@ -264,10 +264,10 @@ def _checked(overlaps: Any, grid: Array) -> Array:
     return shares
 
 
-def _floor(value: float, error: float, prior: Prior, confidence: float) -> Floor:
+def _floor(value: float, error: float, prior: Prior, confidence: float) -> ErrorBound:
     sentence = f"mu is sampled: a {confidence:.4g} confidence limit that takes its mean as normal"
     own = tuple(one for one in prior.assumptions if one != SMOOTH)
-    return Floor(
+    return ErrorBound(
         name="weiss_weinstein",
         value=value,
         prior=prior.name,

@@ -15,7 +15,7 @@ from leakbound.captured import label_proofs, proofs, rounding
 from leakbound.captured.capture import Capture
 from leakbound.captured.findings import Finding
 from leakbound.client import respond
-from leakbound.defenses import Chain, Defense, chain
+from leakbound.defenses import Chain, Defense, NoDefense, chain
 from leakbound.random import stream, uniform
 from leakbound.types import (
     Batch,
@@ -365,7 +365,7 @@ def as_chain(defense: Defense | None) -> Chain:
         )
     if isinstance(defense, Chain):
         return defense
-    return chain() if defense is None else chain(defense)
+    return NoDefense() if defense is None else chain(defense)
 
 
 def _server(task: Task) -> Server:

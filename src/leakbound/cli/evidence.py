@@ -18,7 +18,7 @@ from leakbound import check
 from leakbound._util.decibels import mse_of_psnr
 from leakbound._util.text import printable
 from leakbound.audit.run_file import versions
-from leakbound.bounds import ladder
+from leakbound.bounds import record_priors
 from leakbound.bounds.law import positive, probability, single
 from leakbound.cli import risk as commands_risk
 from leakbound.cli.shared import check_files, write_files
@@ -243,7 +243,7 @@ def _training(command: options.Evidence) -> TrainingBounds:
 def _curve(
     thresholds: Sequence[tuple[float, float]],
     setting: TrainingSetting,
-    prior: ladder.Rung | None,
+    prior: record_priors.RecordPrior | None,
     given: TrainingSettings,
 ) -> CorridorCurve:
     from leakbound.report.evidence.schema import CorridorCurve
@@ -264,7 +264,7 @@ def _parsed(given: Sequence[tuple[str, str]]) -> TrainingSettings:
         raise ValueError(f"training input_range is {settings.input_range}; give LOW,HIGH")
     check.one_of(["visible", "hidden"], participation=settings.participation)
     if settings.prior is not None:
-        check.one_of(["sphere", *ladder.KINDS], prior=settings.prior)
+        check.one_of(["sphere", *record_priors.KINDS], prior=settings.prior)
     return settings
 
 

@@ -14,7 +14,7 @@ from rich.progress import track
 from rich.table import Table
 
 from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
-from leakbound.bounds import ladder
+from leakbound.bounds import record_priors
 from leakbound.bounds.law import positive, probability
 from leakbound.cli.shared import check_files, write_files
 from leakbound.cli.terminal import console, errors, safe
@@ -275,7 +275,7 @@ def _write(
     found: dict[str, Any],
     setting: TrainingSetting,
     command: options.BoundOptions,
-    prior: ladder.Rung | None,
+    prior: record_priors.RecordPrior | None,
 ) -> list[str]:
     """The same numbers as JSON and two plots; returns their names."""
     content = json.dumps(found, indent=1, sort_keys=True, allow_nan=False).encode()
@@ -288,7 +288,7 @@ def _plots(
     found: dict[str, Any],
     setting: TrainingSetting,
     command: options.BoundOptions,
-    prior: ladder.Rung | None,
+    prior: record_priors.RecordPrior | None,
 ) -> list[bytes]:
     from leakbound.report.charts import corridor_png, surface_png
 

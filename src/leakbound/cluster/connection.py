@@ -30,49 +30,53 @@ MORTAL = {
 PREFIX = (
     107 - len("/") - 8 - len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 )
-"""Longest name before a folder's 8 random letters: of a socket's, no more than 107 bytes."""
-QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
+"""Longest name before a folder's 8 random letters: a socket's name has at most 107 bytes."""
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
 @contextmanager
 def connected(address: str | None, workers: int, *, shared: bool = True) -> Iterator[int]:
-    """A connection to Ray, and how many workers to start; a Ray of our own ends with it.
+    """A connection to Ray, and how many workers to start: 0 stands for one a CPU.
 
-    Args:
-        address: "auto" or host:port of a cluster; None starts a Ray on this machine.
-        workers: how many are wanted; 0 stands for one a CPU.
-        shared: whether a connection that this process already has will do.
+    Without an address it starts a Ray on this machine, which ends with it. `shared`: a connection
+    that this process already has will do.
 
     Raises:
         ValueError: no Ray is installed, answers, or can be started.
     """
-    ray = _library()
+    try:
+        with environment(QUIET):
+            import ray
+    except ImportError:
+        raise ValueError("engine is 'ray', which is not installed: leakbound[ray]") from None
+
+    library: Any = ray  # some of it has no types
+
+    def count() -> int:
+        return workers or max(1, int(library.cluster_resources().get("CPU", 1)))
+
     if ray.is_initialized():
         if not shared:
             raise ValueError("this process is connected to a Ray; call ray.shutdown() first")
-        yield workers or _cpus(ray)
+        yield count()
         return
-    with _signals_kept(), environment(QUIET), _a_folder() as folder:
+    with _signals_kept(), environment(QUIET), _temporary_folder() as folder:
         try:
-            with _quiet():
+            with warnings.catch_warnings(action="ignore"):  # Ray leaves files of its own open
                 _connect(ray, address, workers, folder)
-            yield workers or _cpus(ray)
+            yield count()
         finally:
-            with _quiet():
+            with warnings.catch_warnings(action="ignore"):
                 ray.shutdown()
                 _read_secret()
 
 
 def _connect(ray: Any, address: str | None, workers: int, folder: str) -> None:
-    common = {"log_to_driver": False, "logging_level": logging.CRITICAL}
     try:
         if address is None:
-            _start_here(ray, workers or os.cpu_count() or 1, folder, common)
+            _start_here(ray, workers or os.cpu_count() or 1, folder)
         else:
-            _attach(ray, address, common)
+            _attach(ray, address)
     except (ConnectionError, RuntimeError, TimeoutError, AssertionError) as error:
         where = "can be started here" if address is None else f"is at the address {address!r}"
         raise ValueError(
@@ -81,15 +85,7 @@ def _connect(ray: Any, address: str | None, workers: int, folder: str) -> None:
         ) from None
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No warnings: Ray leaves files of its own open, and tells of its future."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def _attach(ray: Any, address: str, common: dict[str, Any]) -> None:
+def _attach(ray: Any, address: str) -> None:
     from ray._private.services import canonicalize_bootstrap_address_or_die
 
     if address == "auto":
@@ -97,11 +93,11 @@ def _attach(ray: Any, address: str, common: dict[str, Any]) -> None:
             address = canonicalize_bootstrap_address_or_die(address)
     local = _reach(address) in ("localhost", "127.0.0.1", "::1")
     with _loopback() if local else nullcontext():
-        ray.init(address=address, **common)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
 
 
-def _start_here(ray: Any, cpus: int, folder: str, common: dict[str, Any]) -> None:
-    """A Ray on the loopback, which alone its processes listen on, for who has its secret."""
+def _start_here(ray: Any, cpus: int, folder: str) -> None:
+    """Start a Ray whose processes listen on the loopback alone and let in who has its secret."""
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     with _loopback(), environment(MORTAL | secret):
         if not _read_secret():
@@ -115,15 +111,13 @@ def _start_here(ray: Any, cpus: int, folder: str, common: dict[str, Any]) -> Non
             include_dashboard=False,
             object_store_memory=STORE,
             _temp_dir=folder,
-            **common,
+            log_to_driver=False,
+            logging_level=logging.CRITICAL,
         )
 
 
 def _read_secret() -> bool:
-    """Ray reads once whether there is a secret and which; let it read the environment again.
-
-    False where this Ray knows no secrets.
-    """
+    """Make Ray read its secret from the environment again; False where it knows no secrets."""
     import ray._raylet
 
     inner: Any = ray._raylet  # without types
@@ -148,21 +142,8 @@ def _loopback() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = before
 
 
-def _library() -> Any:
-    try:
-        with environment(QUIET):
-            import ray
-    except ImportError:
-        raise ValueError("engine is 'ray', which is not installed: leakbound[ray]") from None
-    return ray
-
-
 def _reach(address: str) -> str:
-    """The host of an address where Ray may answer; else Ray itself would try for minutes.
-
-    Raises:
-        ValueError: no address, or nothing there that speaks HTTP/2, as Ray's head does.
-    """
+    """The host of an address that speaks HTTP/2, as Ray's head does; Ray would try for minutes."""
     host, colon, port = address.rpartition(":")
     if not colon or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(
@@ -188,10 +169,6 @@ def _reach(address: str) -> str:
     return host
 
 
-def _cpus(ray: Any) -> int:
-    return max(1, int(ray.cluster_resources().get("CPU", 1)))
-
-
 @contextmanager
 def environment(values: dict[str, str]) -> Iterator[None]:
     """Environment variables for a while; processes that start meanwhile get them."""
@@ -201,19 +178,17 @@ def environment(values: dict[str, str]) -> Iterator[None]:
         yield
     finally:
         for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
+            os.environ.pop(name, None)
+            if value is not None:
                 os.environ[name] = value
 
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
     """Put signal handlers back that Ray sets for itself."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    here = threading.current_thread() is threading.main_thread()  # others may set none
+    numbers = (signal.SIGINT, signal.SIGTERM) if here else ()
+    kept = {number: signal.getsignal(number) for number in numbers}
     try:
         yield
     finally:
@@ -223,8 +198,8 @@ def _signals_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _a_folder() -> Iterator[str]:
-    """A folder of ours for Ray's sockets and logs; what a killed process left is not looked for."""
+def _temporary_folder() -> Iterator[str]:
+    """A folder of ours for Ray's sockets and logs; those of killed processes stay."""
     usual, prefix = tempfile.gettempdir(), f"leakbound-ray-{os.getpid()}-"
     place = usual if len(os.fsencode(usual)) + len(prefix) <= PREFIX else "/tmp"
     folder = tempfile.mkdtemp(prefix=prefix, dir=place)

@@ -52,8 +52,8 @@ def dispatch(
 ) -> Iterator[Result]:
     """Hand out units until each has one result; `lost` makes that of a unit no worker survives.
 
-    A worker that dies is charged to the unit that it was at; what waited behind it goes back. The
-    last of a unit's `TRIES` is alone.
+    A worker's death counts against the unit that it was at; what waited behind it goes back. The
+    last of a unit's `TRIES` runs alone.
 
     Guarantees: every unit once, whatever dies.
     """

@@ -23,40 +23,32 @@ def run(
     started: Callable[[Unit], None] = lambda unit: None,
     address: str | None = None,
 ) -> Generator[Result, None, None]:
-    """Run what is not done yet of a plan on a Ray cluster; as `leakbound.audit.run` else.
+    """Run what is not done yet of a plan on a Ray cluster; otherwise as `leakbound.audit.run`.
 
-    A unit whose worker dies is tried on another one; only what ends three workers, the last time
+    A unit whose worker dies is tried on another one; a unit that ends three workers, the last time
     with nothing else running, is recorded as failed. The workers end with the generator, and so
     does the Ray that it started; a cluster at an address, or one that this process is already
-    connected to, stays.
-
-    Args:
-        plan: what to run.
-        done: ids of units that need not run.
-        workers: how many, one CPU each; 0 takes all CPUs of the cluster.
-        pictures: whether results carry pictures of the data.
-        context: the plan's data, where it is loaded already.
-        started: called with a unit when it is handed out.
-        address: of a cluster that runs: "auto" or host:port of its head. None starts a Ray here.
+    connected to, stays. `workers` have one CPU each; 0 takes all CPUs of the cluster. `address` is
+    "auto" or host:port of a running cluster's head; None starts a Ray here.
 
     Raises:
         ValueError: no Ray at the address, no worker that can start, or a node whose versions,
             machine, data or code differ from this process's, which would change records.
     """
     finished = set(done)
-    units: list[Unit] = [*plan.trainings(), *plan.experiments()]
-    units = [unit for unit in units if unit.id not in finished]
-    context = context or PlanContext(plan.data)
-    if context.device.type != "cpu":
-        raise ValueError(f"device is {str(context.device)!r}, but workers on Ray compute on CPUs")
+    every: list[Unit] = [*plan.trainings(), *plan.experiments()]
+    units = [unit for unit in every if unit.id not in finished]
+    bench = context or PlanContext(plan.data)
+    if bench.device.type != "cpu":
+        raise ValueError(f"device is {str(bench.device)!r}, but workers on Ray compute on CPUs")
     if not units:
         return
     with connected(address, workers) as count:
         from leakbound.cluster.workers import Actors
 
-        pool = Actors(plan, context, pictures, min(count, len(units)))
+        pool = Actors(plan, bench, pictures, min(count, len(units)))
         try:
-            yield from dispatch(units, pool, started, partial(died, context=context))
+            yield from dispatch(units, pool, started, partial(died, context=bench))
         finally:
             pool.close()
 

@@ -101,8 +101,7 @@ class Actors:
         return Died(worker)
 
     def _check(self, node: str, found: dict[str, Any]) -> None:
-        differs = difference(self._facts, found)
-        if differs is not None:
+        if (differs := difference(self._facts, found)) is not None:
             what, where, here, there = differs
             raise ValueError(
                 f"node {node} has {what} ({where} is {there} there and {here} here), so its "
@@ -116,21 +115,18 @@ class Worker:
     def begin(
         self, plan: Plan, pictures: bool, path: list[str], folder: str
     ) -> tuple[str, dict[str, Any]]:
-        """Get ready for a plan; this node's name, and what records depend on here.
+        """Get ready for a plan; returns this node's name, and what records depend on here.
 
-        Args:
-            plan: what will be run.
-            pictures: whether results carry pictures.
-            path: where the driver finds modules; those folders that are here too are searched last.
-            folder: the driver's working directory, which relative names start from.
+        `path` is where the driver finds modules: folders that exist here too are searched last.
+        Relative names start from `folder`, the driver's working directory, where it exists here.
         """
         with suppress(ValueError):  # not the main thread
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         torch.set_num_threads(1)
         if Path(folder).is_dir():
             os.chdir(folder)
-        found = [str(Path(entry).absolute()) for entry in path if Path(entry).exists()]
-        sys.path += [entry for entry in found if entry not in sys.path]
+        here = [str(Path(entry).absolute()) for entry in path if Path(entry).exists()]
+        sys.path += [entry for entry in here if entry not in sys.path]
         self._bench, self._pictures = PlanContext(plan.data), pictures
         _import_code(plan)
         return _node_name(), facts(plan, self._bench)
@@ -143,9 +139,9 @@ class Worker:
 
 
 def _import_code(plan: Plan) -> None:
-    """`facts` tells the digests of what is imported."""
+    """Import the plan's own code: `facts` holds the digests of what is imported."""
     for name in named_code_of(plan):
-        with suppress(ValueError):  # what is not there is a difference of `facts`
+        with suppress(ValueError):  # what is missing shows as a difference of `facts`
             user_code.find("code", name)
 
 

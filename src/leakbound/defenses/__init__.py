@@ -1,24 +1,28 @@
 """Defenses: what a client (or the server on its behalf) does to an update before it is seen.
 
-Every name exported here is a defense of the audit, under its snake_case name.
+Every class exported here is a defense of the audit, under its snake_case name; `NoDefense` is
+"none".
 """
 
-from leakbound.defenses.base import Chain, Defense, chain
-from leakbound.defenses.dpsgd import dp_sgd
+from leakbound.defenses.base import Chain, Defense, NoDefense, chain
+from leakbound.defenses.dp_sgd import Clip, ClipExamples, DpSgd, GaussianMechanism, Mean
 from leakbound.defenses.mixup import Mixup
-from leakbound.defenses.noise import GaussianMechanism, GaussianNoise, LaplaceNoise
+from leakbound.defenses.noise import GaussianNoise, LaplaceNoise
 from leakbound.defenses.noisy_copy import NoisyCopy
-from leakbound.defenses.optimal import LocalOptimalNoise, OptimalNoise, optimal_dp_sgd
-from leakbound.defenses.optimal_pruning import LocalOptimalPruning, OptimalPruning
+from leakbound.defenses.optimal import (
+    LocalOptimalNoise,
+    LocalOptimalPruning,
+    OptimalDpSgd,
+    OptimalNoise,
+    OptimalPruning,
+)
 from leakbound.defenses.priprune import PriPrune
-from leakbound.defenses.pruning import GradientDropout, MagnitudePruning
-from leakbound.defenses.quantization import Quantization
-from leakbound.defenses.rows import Clip, ClipExamples, Mean, Sign
-from leakbound.defenses.secure import SecureAggregation
+from leakbound.defenses.quantization import Quantization, Sign
+from leakbound.defenses.secure_aggregation import SecureAggregation
 from leakbound.defenses.soteria import Soteria
-from leakbound.defenses.top_k import TopK
+from leakbound.defenses.sparsification import GradientDropout, MagnitudePruning, TopK
 from leakbound.defenses.training import HiddenDropout, LocalAggregation
-from leakbound.defenses.whitening import Color, Whiten, whitened_dp_sgd
+from leakbound.defenses.whitening import Color, Whiten, WhitenedDpSgd
 from leakbound.defenses.withhold import Withhold
 
 __all__ = [
@@ -27,6 +31,7 @@ __all__ = [
     "ClipExamples",
     "Color",
     "Defense",
+    "DpSgd",
     "GaussianMechanism",
     "GaussianNoise",
     "GradientDropout",
@@ -38,7 +43,9 @@ __all__ = [
     "MagnitudePruning",
     "Mean",
     "Mixup",
+    "NoDefense",
     "NoisyCopy",
+    "OptimalDpSgd",
     "OptimalNoise",
     "OptimalPruning",
     "PriPrune",
@@ -48,9 +55,7 @@ __all__ = [
     "Soteria",
     "TopK",
     "Whiten",
+    "WhitenedDpSgd",
     "Withhold",
     "chain",
-    "dp_sgd",
-    "optimal_dp_sgd",
-    "whitened_dp_sgd",
 ]

@@ -1,21 +1,21 @@
-"""What a defense is: a transformation of an update, composed by `chain`.
+"""What a defense is, and how several compose in a `Chain`, whose order is checked.
 
 A defense is a frozen dataclass. It may change the task before gradients exist (`prepare`) and the
-update afterwards (`transform`). What an attacker who knows it can do is part of it: `imitate` is
-its noise-free, differentiable part, `infer` what the update gives away of `prepare`.
+update afterwards (`transform`). It also says what an attacker who knows it can do: `imitate` is its
+noise-free, differentiable part, `infer` what the update leaks of `prepare`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from leakbound.covariance import LowRank, Structured
-from leakbound.defenses.order import check_order, check_pairs
 from leakbound.random import Source, stream
 from leakbound.types import (
     ClientContext,
@@ -30,14 +30,18 @@ from leakbound.types import (
 
 ANY_UNIT = frozenset(Unit)
 State = Any
+Context = ClientContext | None
+Sent = tuple[Update, State]
 
 
 @dataclass(frozen=True)
 class Defense:
-    """Base of all defenses; by itself it changes nothing.
+    """Base of all defenses.
 
     Class attributes:
         accepts: the units whose rows it can take.
+        guarantee: what it promises on its own.
+        cohort_size: how many clients' updates it takes to run it.
         keeps_law: a noise law declared before it is still known after it.
         law_survives_sums: its own noise law is still known after rows, or more such noise, are
             added.
@@ -46,12 +50,13 @@ class Defense:
         keeps_bound: rows that were bounded still are after it.
         uses_context: it reads the client's model and batch, so it is not post-processing.
         draws_mask: it draws which coordinates are sent; sums and noise after it hide the draw.
-        hides_draw: what it draws is not seen in the update, so no law is known with it.
+        masks_by_value: it withholds coordinates that are chosen from the client's batch.
+        hides_law: no law of what it sends is known, for instance as a draw is not seen in it.
         keeps_mask: its noise falls only on what a mask before it still sends.
         data_dependent_law: its noise or mask is chosen from the client's batch, and leaks it.
         plain_gradient: what it promises holds for the gradient of the task as it was sent, so no
             other link may change the local training.
-        law_of_rows: its private law follows from the rows that it gets, not from the examples.
+        law_of_rows: its data-dependent law follows from the rows that it gets, not from examples.
         replaces_examples: it computes the rows anew from other examples than the client's, so
             nothing may change rows before it, and nothing after it may read the client's examples.
         maps_basis: it changes the coordinates of rows; a later link that `unmaps_basis` the same
@@ -62,19 +67,22 @@ class Defense:
     """
 
     accepts: ClassVar[frozenset[Unit]] = ANY_UNIT
+    guarantee: ClassVar[Guarantee] = Guarantee.NONE
+    cohort_size: ClassVar[int] = 1
     keeps_law: ClassVar[bool] = True
+    law_survives_sums: ClassVar[bool] = True
     needs_bound: ClassVar[bool] = False
     gives_bound: ClassVar[bool] = False
     keeps_bound: ClassVar[bool] = True
     uses_context: ClassVar[bool] = False
-    law_survives_sums: ClassVar[bool] = True
     draws_mask: ClassVar[bool] = False
-    hides_draw: ClassVar[bool] = False
+    masks_by_value: ClassVar[bool] = False
+    hides_law: ClassVar[bool] = False
     keeps_mask: ClassVar[bool] = False
     data_dependent_law: ClassVar[bool] = False
     plain_gradient: ClassVar[bool] = False
-    replaces_examples: ClassVar[bool] = False
     law_of_rows: ClassVar[bool] = False
+    replaces_examples: ClassVar[bool] = False
     maps_basis: ClassVar[Hashable] = None
     unmaps_basis: ClassVar[Hashable] = None
     continuous: ClassVar[bool] = True
@@ -93,16 +101,6 @@ class Defense:
     def changes_start(self) -> bool:
         """Whether the client may start from other weights than those it was sent."""
         return type(self).begin is not Defense.begin
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """What this defense promises on its own."""
-        return Guarantee.NONE
-
-    @property
-    def cohort_size(self) -> int:
-        """How many clients' updates it takes to run it."""
-        return 1
 
     def returns(self, given: Unit) -> Unit:
         """The unit of the rows that come out."""
@@ -131,14 +129,12 @@ class Defense:
     def begin(self, task: Task, state: State, source: Source) -> tuple[Task, State]:
         """The task at the weights that the client starts from, and what it keeps.
 
-        Called at the start of a round, after `prepare`. A defense that withholds weights puts
-        those that the client kept in the place of those that the server sent.
+        Called at the start of a round, after `prepare`. A defense that withholds weights replaces
+        those that the server sent by those that the client kept.
         """
         return task, state
 
-    def transform(
-        self, update: Update, state: State, context: ClientContext | None, source: Source
-    ) -> tuple[Update, State]:
+    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
         """Change the update. `context` is None on the server's side."""
         return update, state
 
@@ -150,7 +146,10 @@ class Defense:
         return rows
 
     def noise_variance(self, task: Task, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """(P,) the variance that its private law would give a guess, differentiable; None: none."""
+        """(P,) the variance that its data-dependent law gives a candidate; None: no such law.
+
+        Differentiable in inputs and soft labels.
+        """
         return None
 
     def infer(self, task: Task, update: Update) -> Task:
@@ -162,42 +161,57 @@ class Defense:
         after = self.returns(update.unit)
         if after is not update.unit:
             update = update.summed(after)
-        if self.draws_mask:
-            update = update.masked(torch.ones_like(update.rows).bool(), by_value=False, drawn=True)
+        if self.draws_mask or self.masks_by_value:
+            every = torch.ones_like(update.rows).bool()
+            update = update.masked(every, by_value=self.masks_by_value, drawn=self.draws_mask)
         if not self.keeps_law:
             update = update.opaque(update.rows, f"{self!r} came after the noise")
         if self.guarantee is not Guarantee.NONE:
             noise = Gaussian(1.0) if self.law_survives_sums else Laplace(1.0)
-            update = update.noised(noise, _tiny_source(), keep_mask=self.keeps_mask)
-        if self.hides_draw:
-            update = replace(update, law=Unknown(f"what {self!r} drew is not seen"))
+            update = update.noised(noise, stream(0, "sketch"), keep_mask=self.keeps_mask)
+        if self.hides_law:
+            update = replace(update, law=Unknown(f"{self!r} hides it"))
         return update
 
     def __repr__(self) -> str:
-        return describe(self)
+        inner = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self))
+        return f"{type(self).__name__}({inner})"
 
 
-def _tiny_source() -> Source:
-    return stream(0, "sketch")
+@dataclass(frozen=True, repr=False, eq=False)
+class Resolved(Defense):
+    """What `resolve` made of a defense for one model; it declares what its settings declare.
+
+    Attributes:
+        settings: the defense that was resolved.
+        examples: the size of the batches that it was resolved for.
+        age: the rounds that it has served before this one.
+    """
+
+    settings: Any
+    examples: int = field(default=0, kw_only=True)
+    age: int = field(default=0, kw_only=True)
+
+    @classmethod
+    def reused(cls, previous: Defense | None, settings: Any, examples: int) -> Self | None:
+        """`previous` for one more round, where `settings.refresh` allows it; else None."""
+        if not isinstance(previous, cls) or previous.examples != examples:
+            return None
+        next_age = previous.age + 1
+        return replace(previous, age=next_age) if next_age < settings.refresh else None
+
+    def _sketch(self, update: Update) -> Update:
+        return self.settings._sketch(update)  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        return repr(self.settings)
 
 
-def tiny_covariance(update: Update, *, correlated: bool) -> Structured:
-    """Some covariance over the coordinates of a small update, for a `_sketch`."""
-    like = update.rows
-    width = like.shape[1]
-    basis = torch.full((width, 1), width**-0.5).to(like)
-    block = LowRank(0, width, basis, torch.ones(1).to(like))
-    scale = torch.arange(1, width + 1).to(like)
-    return Structured(scale, (block,) if correlated else ())
+for _name in Defense.__annotations__:  # every class attribute of a defense, and nothing else
+    setattr(Resolved, _name, property(attrgetter(f"settings.{_name}")))
 
 
-def describe(thing: Defense) -> str:
-    """`Name(field=value, ...)` of a frozen dataclass, for records and messages."""
-    inner = ", ".join(f"{f.name}={getattr(thing, f.name)!r}" for f in fields(thing))
-    return f"{type(thing).__name__}({inner})"
-
-
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Chain(Defense):
     """Several defenses in order; itself a defense. Build it with `chain`."""
 
@@ -212,7 +226,10 @@ class Chain(Defense):
             )
         nested = [link.links if isinstance(link, Chain) else (link,) for link in self.links]
         object.__setattr__(self, "links", tuple(link for part in nested for link in part))
-        check_order(self.links, self.starts)
+        _check_training(self.links, self.starts)
+        _check_units(self.links, self.starts)
+        _check_bounds(self.links)
+        _check_examples(self.links)
 
     @property
     def starts(self) -> Unit:
@@ -223,12 +240,12 @@ class Chain(Defense):
         return Unit.EXAMPLE if wants else Unit.CLIENT
 
     @property
-    def cohort_size(self) -> int:
+    def cohort_size(self) -> int:  # type: ignore[override]
         """The largest cohort that a link asks for."""
         return max((link.cohort_size for link in self.links), default=1)
 
     @property
-    def guarantee(self) -> Guarantee:
+    def guarantee(self) -> Guarantee:  # type: ignore[override]
         """The strongest promise that survives the other links.
 
         Differential privacy survives all but links that read the client's batch (before the noise
@@ -253,6 +270,11 @@ class Chain(Defense):
         return any(link.data_dependent_law for link in self.links)
 
     @property
+    def continuous(self) -> bool:  # type: ignore[override]
+        """Whether no link jumps."""
+        return all(link.continuous for link in self.links)
+
+    @property
     def sides(self) -> tuple[Chain, Chain]:
         """The links that run on each client, and those that run on the stacked rows of all."""
         at = next(
@@ -265,7 +287,7 @@ class Chain(Defense):
         """The chain of all resolved links."""
         before = previous.links if isinstance(previous, Chain) else (None,) * len(self.links)
         pairs = zip(self.links, before, strict=True)
-        return type(self)(tuple(link.resolve(task, examples, old) for link, old in pairs))
+        return Chain(tuple(link.resolve(task, examples, old) for link, old in pairs))
 
     def returns(self, given: Unit) -> Unit:
         """The unit after the last link."""
@@ -291,9 +313,7 @@ class Chain(Defense):
             after.append(own)
         return task, tuple(after)
 
-    def transform(
-        self, update: Update, state: State, context: ClientContext | None, source: Source
-    ) -> tuple[Update, State]:
+    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
         """All links' `transform`, in order."""
         after = []
         for link, own in zip(self.links, state or [None] * len(self.links), strict=True):
@@ -307,11 +327,6 @@ class Chain(Defense):
             rows = link.imitate(rows)
         return rows
 
-    @property
-    def continuous(self) -> bool:  # type: ignore[override]
-        """Whether no link jumps."""
-        return all(link.continuous for link in self.links)
-
     def infer(self, task: Task, update: Update) -> Task:
         """All links' `infer`, in order."""
         for link in self.links:
@@ -319,14 +334,18 @@ class Chain(Defense):
         return task
 
     def noise_variance(self, task: Task, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """That of the one link with a private law; None where there is none or more than one.
-
-        A law of the rows that a link gets (`law_of_rows`) is known here for the first link alone.
-        """
+        """That of the one link with a data-dependent law; None where there is not exactly one."""
+        # A law of the rows that a link gets (`law_of_rows`) is known for the first link alone.
         links = [k for i, k in enumerate(self.links) if not (k.law_of_rows and i)]
-        found = [link.noise_variance(task, inputs, labels) for link in links]
-        known = [variance for variance in found if variance is not None]
+        each = [link.noise_variance(task, inputs, labels) for link in links]
+        known = [variance for variance in each if variance is not None]
         return known[0] if len(known) == 1 else None
+
+    def __eq__(self, other: object) -> bool:
+        return self.links == other.links if isinstance(other, Chain) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.links)
 
     def __repr__(self) -> str:
         return " → ".join(repr(link) for link in self.links) if self.links else "none"
@@ -337,6 +356,22 @@ class _Part(Chain):
 
     def __post_init__(self) -> None:
         pass
+
+
+class NoDefense(Chain):
+    """The plain update.
+
+    Guarantees: none.
+
+    Source: the undefended client of federated averaging, McMahan et al. 2017.
+
+    Example:
+        >>> NoDefense().guarantee.value
+        'none'
+    """
+
+    def __init__(self) -> None:
+        super().__init__(())
 
 
 def chain(*links: Defense) -> Chain:
@@ -357,8 +392,18 @@ def chain(*links: Defense) -> Chain:
 returns one row per client; put ClipExamples(clip_norm=1.0) first
     """
     whole = Chain(links)
-    check_pairs(whole.links)
+    _check_basis(whole.links)
     return whole
+
+
+def tiny_covariance(update: Update, *, correlated: bool) -> Structured:
+    """Some covariance over the coordinates of a small update, for a `_sketch`."""
+    like = update.rows
+    width = like.shape[1]
+    basis = torch.full((width, 1), width**-0.5).to(like)
+    block = LowRank(0, width, basis, torch.ones(1).to(like))
+    scale = torch.arange(1, width + 1).to(like)
+    return Structured(scale, (block,) if correlated else ())
 
 
 def _sketched(whole: Chain) -> Update:
@@ -376,3 +421,114 @@ def _sketched(whole: Chain) -> Update:
     for link in together.links:
         update = link._sketch(update)
     return update
+
+
+def _check_training(links: tuple[Defense, ...], start: Unit) -> None:
+    """At most one link decides where the client starts, and none breaks another's promise."""
+    plain = next((link for link in links if link.plain_gradient), None)
+    starts = [link for link in links if link.changes_start]
+    if len(starts) > 1:
+        raise ValueError(
+            f"{starts[0]!r} and {starts[1]!r} both decide which weights the client keeps; leave "
+            "one out"
+        )
+    if starts and plain is not None:
+        raise ValueError(
+            f"{starts[0]!r} lets the client start from weights of its own, but what {plain!r} "
+            "promises holds for the weights that were sent; set its level in another way "
+            "(noise_std)"
+        )
+    for link in links:
+        if not link.changes_training:
+            continue
+        if start not in link.accepts:
+            raise ValueError(
+                f"{link!r} changes the local training of a whole client, but {_first(links)} one "
+                f"row per {start.noun}; they cannot be combined"
+            )
+        if plain is not None:
+            raise ValueError(
+                f"{link!r} changes the local training, but what {plain!r} promises holds for the "
+                "plain gradient alone; set its level in another way (noise_std)"
+            )
+
+
+def _first(links: tuple[Defense, ...]) -> str:
+    """Which link decided what the client's rows are, for a message."""
+    wants = next((repr(link) for link in links if Unit.CLIENT not in link.accepts), None)
+    return f"{wants} later in the chain asks for" if wants else "the client gives"
+
+
+def _check_units(links: tuple[Defense, ...], unit: Unit) -> None:
+    """Every link takes the rows that the link before it returns."""
+    before: Defense | None = None
+    for link in links:
+        if unit not in link.accepts:
+            wanted = " or ".join(u.noun for u in sorted(link.accepts))
+            source = f"{before!r} before it returns" if before else _first(links)
+            advice = (
+                f"put {link!r} first"
+                if min(link.accepts) < unit
+                else f"put a link that makes {wanted} rows before it"
+            )
+            raise ValueError(
+                f"{link!r} takes one row per {wanted}, but {source} one row per {unit.noun}; "
+                f"{advice}"
+            )
+        unit, before = link.returns(unit), link
+
+
+def _check_bounds(links: tuple[Defense, ...]) -> None:
+    """A link that needs bounded rows gets them."""
+    bounded = False
+    before: Defense | None = None  # where nothing bounds: which link undid it, or the last link
+    for link in links:
+        if link.needs_bound and not bounded:
+            source = f"{before!r} before it" if before else "the plain gradient"
+            raise ValueError(
+                f"{link!r} needs rows to which one example adds a bounded amount, but {source} "
+                "bounds nothing; put ClipExamples before it"
+            )
+        if link.gives_bound:
+            bounded = True
+        elif not (link.keeps_law and link.keeps_bound) or link.uses_context:
+            bounded, before = False, link
+        elif not bounded and before is None:
+            before = link
+
+
+def _check_examples(links: tuple[Defense, ...]) -> None:
+    """Nothing changes rows before a link that computes them anew, or reads the true examples."""
+    at = next((i for i, link in enumerate(links) if link.replaces_examples), None)
+    if at is None:
+        return
+    anew = links[at]
+    for link in links[:at]:
+        if not link.changes_training:
+            raise ValueError(
+                f"{anew!r} computes the rows anew and would undo {link!r}; put {anew!r} first"
+            )
+    for link in links[at + 1 :]:
+        if link.uses_context:
+            raise ValueError(
+                f"{link!r} reads the client's examples, which {anew!r} is to hide; leave one out"
+            )
+
+
+def _check_basis(links: tuple[Defense, ...]) -> None:
+    """Every link that changes the coordinates is undone by a later one, innermost first."""
+    waiting: list[Defense] = []
+    for link in links:
+        if link.unmaps_basis is not None and waiting:
+            opener = waiting.pop()
+            if opener.maps_basis != link.unmaps_basis:
+                raise ValueError(
+                    f"{link!r} does not undo {opener!r} before it; give both the same settings"
+                )
+        if link.maps_basis is not None:
+            waiting.append(link)
+    if waiting:
+        raise ValueError(
+            f"{waiting[-1]!r} leaves rows in other coordinates, and nothing undoes it; put Color "
+            "of the same settings after it"
+        )

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check
-from leakbound.defenses.base import Defense, State
+from leakbound.defenses.base import Context, Defense, Resolved, Sent, State
 from leakbound.random import Source, uniform
-from leakbound.types import ClientContext, LocalPlan, Loss, Task, Unit, Unknown, Update
+from leakbound.types import LocalPlan, Task, Unit, Unknown, Update
 
 REASON = "examples were mixed by a draw that is not seen"
 
@@ -20,23 +20,23 @@ REASON = "examples were mixed by a draw that is not seen"
 class Mixup(Defense):
     """Train on share · x_i + (1 - share) · x_j and the same mix of the labels, j = a random order.
 
-    One share and one order of the batch (of a minibatch, where there are such) a client and round,
-    as in the released mixup. The share is drawn from Beta(alpha, alpha), or fixed. As share s with
-    an order is the same set of mixes as 1 - s with the inverse order, a drawn share is taken as at
-    least 1/2: example i is mostly itself. Labels enter through the loss, share · loss(., y_i) +
-    (1 - share) · loss(., y_j), which for cross-entropy is the loss of the mixed label.
+    One share and one order of the batch (of a minibatch, where there are such) per client and
+    round, as in the released mixup. The share is drawn from Beta(alpha, alpha), or fixed. As share
+    s with an order is the same set of mixes as 1 - s with the inverse order, a drawn share is taken
+    as at least 1/2: example i is mostly itself. Labels enter through the loss, share · loss(., y_i)
+    + (1 - share) · loss(., y_j), which for cross-entropy is the loss of the mixed label.
 
-    What the knowing attacker does: the order and the share are not sent, but their law is known. He
-    expects (`infer`) each example to be mixed with the batch's mean, which no order changes, its
-    deviations from the mean shrunk by E[s² + (1 - s)²] / E[s]: what explains the mixes is then the
-    best linear guess of the examples. `mixed` is the task under a given draw, for an attacker who
-    tries draws: mixing is linear, and undone by the right one, but for s = 1/2.
+    What the knowing attacker does: the order and the share are not sent, but their distribution is
+    known. They expect (`infer`) each example to be mixed with the batch's mean, which no order
+    changes, its deviations from the mean shrunk by E[s² + (1 - s)²] / E[s]: what explains the mixes
+    is then the best linear estimate of the examples. `mixed` is the task under a given draw, for an
+    attacker who tries draws: mixing is linear, and the right draw undoes it, except at s = 1/2.
 
     Args:
-        alpha: of the Beta law of the share; 1 is uniform, small values hardly mix.
-        share: a fixed share of the own example, 1/2 to 1, in place of the law.
+        alpha: of the share's Beta distribution; 1 is uniform, small values hardly mix.
+        share: a fixed share of the own example, 1/2 to 1, in place of a drawn one.
 
-    Guarantees: none. Sums of pixels, labels and mean image of the batch are those of the batch.
+    Guarantees: none. The batch's sums of pixels, its labels and its mean image stay as they are.
 
     Raises:
         ValueError: a client with one example, or a minibatch of one: there is nothing to mix it
@@ -53,7 +53,7 @@ class Mixup(Defense):
 
     accepts = frozenset({Unit.CLIENT})
     keeps_law = False
-    hides_draw = True
+    hides_law = True
 
     alpha: float = 1.0
     share: float | None = None
@@ -79,47 +79,42 @@ class Mixup(Defense):
     def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
         """Refuse batches with nothing to mix; remember how long an order must be."""
         _check_mixable(self, task.plan, examples)
-        return FixedMixup(self.alpha, self.share, examples)
+        return FixedMixup(self, examples=examples)
 
     def prepare(self, task: Task, source: Source) -> Task:
         """Only what `resolve` returns knows how many examples there are to order."""
         raise ValueError(f"{self!r} does not know the batch's size; use resolve(task, examples)")
 
 
-@dataclass(frozen=True, repr=False)
-class FixedMixup(Mixup):
+@dataclass(frozen=True, repr=False, eq=False)
+class FixedMixup(Resolved):
     """`Mixup` for batches of at most `examples`."""
 
-    examples: int = 2
+    settings: Mixup
 
     def prepare(self, task: Task, source: Source) -> Task:
-        """Draw share and order, and hang them into a copy of the model and into the loss."""
-        keys = uniform((self.examples,), source, like=torch.zeros(0, dtype=torch.float64))
-        share = self.share
+        """Draw share and order, and put them into a copy of the model and into the loss."""
+        like = torch.zeros(0, dtype=torch.float64)
+        keys, share = uniform((self.examples,), source, like=like), self.settings.share
         if share is None:
             from scipy.special import betaincinv
 
-            level = uniform((1,), source, like=torch.zeros(0, dtype=torch.float64))
-            drawn = float(betaincinv(self.alpha, self.alpha, float(level)))
+            alpha = self.settings.alpha
+            drawn = float(betaincinv(alpha, alpha, float(uniform((1,), source, like=like))))
             share = max(drawn, 1 - drawn)
         return mixed(task, share, keys)
 
-    def transform(
-        self, update: Update, state: State, context: ClientContext | None, source: Source
-    ) -> tuple[Update, State]:
-        """Nothing more to do; the release is random, by a law that is not tracked."""
+    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+        """Nothing more to do; the release is random, and its distribution is not tracked."""
         plan = LocalPlan() if context is None else context.task.plan
         for examples in update.examples:
             _check_mixable(self, plan, examples)
         return replace(update, law=Unknown(REASON)), state
 
     def infer(self, task: Task, update: Update) -> Task:
-        """Mixing with the batch's mean, as far as the best linear guess would undo it."""
-        own, squares = self.moments
-        return _hung(task, _Average(squares / own), _Average(own))
-
-    def __repr__(self) -> str:
-        return repr(Mixup(self.alpha, self.share))
+        """Mixing with the batch's mean, as far as the best linear estimate would undo it."""
+        own, squares = self.settings.moments
+        return _mixing(task, _Average(squares / own), _Average(own))
 
 
 def mixed(task: Task, share: float, keys: Tensor) -> Task:
@@ -132,7 +127,7 @@ def mixed(task: Task, share: float, keys: Tensor) -> Task:
             argsort(keys[:B]).
     """
     rule = _Draw(share, keys)
-    return _hung(task, rule, rule)
+    return _mixing(task, rule, rule)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,18 +169,15 @@ class _MixInputs:
         return (own * first + other * second, *args[1:])
 
 
-def _hung(task: Task, inputs: _Draw | _Average, labels: _Draw | _Average) -> Task:
+def _mixing(task: Task, inputs: _Draw | _Average, labels: _Draw | _Average) -> Task:
     """The task whose model mixes its inputs by one rule and whose loss mixes labels by another."""
-    model = copy.deepcopy(task.model)
+    model, plain = copy.deepcopy(task.model), task.loss
     model.register_forward_pre_hook(_MixInputs(inputs))
-    return replace(task, model=model, loss=_mixed_loss(task.loss, labels))
 
+    def loss(outputs: Tensor, given: Tensor) -> Tensor:
+        return torch.stack([part * plain(outputs, own) for part, own in labels.parts(given)]).sum()
 
-def _mixed_loss(loss: Loss, rule: _Draw | _Average) -> Loss:
-    def of(outputs: Tensor, labels: Tensor) -> Tensor:
-        return torch.stack([part * loss(outputs, own) for part, own in rule.parts(labels)]).sum()
-
-    return of
+    return replace(task, model=model, loss=loss)
 
 
 def _check_mixable(link: Defense, plan: LocalPlan, examples: int) -> None:

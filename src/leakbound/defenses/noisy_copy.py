@@ -1,56 +1,54 @@
-"""Train on one noisy copy of each record: what is sent tells no more than the copy."""
+"""Train on one noisy copy of each example: the update leaks no more than the copy."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from leakbound import check
 from leakbound.client import rows as client_rows
-from leakbound.defenses.base import Defense, State
+from leakbound.defenses.base import Context, Defense, Sent, State
 from leakbound.random import Source, normal
-from leakbound.types import Batch, ClientContext, Exact, Task, Unit, Unknown, Update
+from leakbound.types import Batch, Exact, Task, Unit, Unknown, Update
 
-REASON = "noise was added to each record before the gradient: no law of the update itself is known"
+REASON = "noise was added to each example before the gradient: no law of the update itself is known"
 
 
 @dataclass(frozen=True, repr=False)
 class NoisyCopy(Defense):
-    """Train on one noisy copy of each record, drawn once, in all rounds.
+    """Train on one noisy copy of each example, drawn once, in all rounds.
 
-    A record x becomes x + w, w ~ N(0, noise_std² I), and only this copy is trained on. Whatever is
-    sent, in all rounds, is computed from the copies, so all attackers see at most x + w: with
-    noise_multiplier = noise_std / |X|, `bounds.from_scratch.exact` bounds every attacker on a
-    record of uniformly random direction, for any model, any number of local steps and any number of
-    rounds. Labels are trained on as they are, and that one record took part in two rounds is not
-    hidden: these are separate risks. The bound does not cover attackers who know what images look
-    like; a copy that the eye can read is no defense.
+    An example x becomes x + w, w ~ N(0, noise_std² I), and only this copy is trained on. Whatever
+    is sent, in all rounds, is computed from the copies, so all attackers see at most x + w: with
+    noise_multiplier = noise_std / |X|, `bounds.from_scratch.exact` bounds every attacker on an
+    example of uniformly random direction, for any model, any number of local steps and any number
+    of rounds. Labels are trained on as they are, and it is not hidden that one example took part in
+    two rounds: these are separate risks. The bound does not cover attackers who know what images
+    look like; a copy that the eye can read is no defense.
 
-    The copy is moved into the task's input range, as every record is (post-processing of x + w).
-    Copies live in the client's state, under a digest of the record's values: a record that is seen
-    again, in a later round or twice in one batch, has the same copy. Keep the state between rounds
-    (`protocol.step`): where it is lost, or a record comes back with other values (augmented,
-    encoded anew, edited), another copy is drawn, and k copies leak as noise_std / sqrt(k). So do
-    the copies of k clients that hold one record. The state holds all copies and never leaves the
-    client.
+    The copy is moved into the task's input range, as every example is (post-processing of x + w).
+    Copies are kept in the client's state, which never leaves it, under a digest of the example's
+    values: an example that is seen again, in a later round or twice in one batch, has the same
+    copy. Keep the state between rounds (`protocol.step`): where it is lost, or an example comes
+    back with other values (augmented, encoded anew, edited), another copy is drawn, and k copies
+    leak as noise_std / sqrt(k). So do the copies of k clients that hold one example.
 
     Matching attacks simulate it as it is: the client's plain gradient explains the update at the
     copy, so they find x + w, and nobody knows w. Clipping and noise go behind it, as in
-    chain(NoisyCopy(0.1), dp_sgd()). A chain refuses links before it that change the rows, which it
+    chain(NoisyCopy(0.1), DpSgd()). A chain refuses links before it that change the rows, which it
     would undo, and links that read the client's batch (LocalOptimalNoise, LocalOptimalPruning),
-    which would read the record and not the copy.
+    which would read the example and not the copy.
 
     Args:
         noise_std: in input units.
 
-    Guarantees: no differential privacy of the update, whose law given the data is not known (the
-    noise passes through the model); the law of the copies is. Of a chain with `dp_sgd` behind it
-    the same is said, which is too little: it errs to the safe side.
+    Guarantees: no differential privacy of the update, whose distribution given the data is not
+    known (the noise passes through the model); that of the copies is. A chain with `DpSgd` behind
+    it states the same, which is less than what holds.
 
     Raises:
         ValueError: rows that an earlier link masked, bounded or added noise to.
@@ -67,7 +65,7 @@ class NoisyCopy(Defense):
     keeps_bound = False
     uses_context = True
     replaces_examples = True
-    hides_draw = True
+    hides_law = True
 
     noise_std: float = 0.1
 
@@ -78,15 +76,15 @@ class NoisyCopy(Defense):
         """No copies yet."""
         return {}
 
-    def transform(
-        self, update: Update, state: State, context: ClientContext | None, source: Source
-    ) -> tuple[Update, State]:
-        """The client's rows again, from the copies; new records get theirs, in the batch's order.
+    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+        """The client's rows again, from the copies; new examples get theirs, in batch order.
 
         What the rows were before is not used.
         """
         if context is None:
-            raise ValueError(f"{self!r} draws copies of the client's records; run it on the client")
+            raise ValueError(
+                f"{self!r} draws copies of the client's examples; run it on the client"
+            )
         changed = update.mask is not None or update.bound is not None
         if changed or not isinstance(update.law, Exact | Unknown):
             raise ValueError(
@@ -94,31 +92,28 @@ class NoisyCopy(Defense):
                 f"earlier link did to the rows; put {self!r} first"
             )
         copies, state = self.copies(context.batch, context.task, state, source)
-        found = client_rows(context.task, copies, context.batch.labels, update.unit).detach()
-        return Update(found, update.unit, update.examples, Unknown(REASON)), state
+        rows = client_rows(context.task, copies, context.batch.labels, update.unit).detach()
+        return Update(rows, update.unit, update.examples, Unknown(REASON)), state
 
     def copies(
         self, batch: Batch, task: Task, state: Mapping[str, Tensor] | None, source: Source
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The copies (B, *S) of a batch's records, and all that are kept from now on."""
+        """The copies (B, *S) of a batch's examples, and all that are kept from now on."""
         kept = dict(state or {})
         low, high = task.input_range
-        found = []
-        for record in batch.inputs:
-            name = _digest(record)
+        copies = []
+        for example in batch.inputs:
+            name = _digest(example)
             if name not in kept:
-                noise = normal(record.shape, source, like=record)
-                kept[name] = (record + self.noise_std * noise).detach().clamp(low, high)
-            found.append(kept[name].to(record))
-        return torch.stack(found), kept
-
-    def _sketch(self, update: Update) -> Update:
-        return Update(update.rows, update.unit, update.examples, Unknown(REASON))
+                noise = normal(example.shape, source, like=example)
+                kept[name] = (example + self.noise_std * noise).detach().clamp(low, high)
+            copies.append(kept[name].to(example))
+        return torch.stack(copies), kept
 
 
-def _digest(record: Tensor) -> str:
-    """A name of a record's values, whatever their type and device."""
-    values = record.detach().to("cpu", torch.float64) + 0.0  # -0 is 0
-    named: Any = hashlib.sha256(repr(tuple(record.shape)).encode())
-    named.update(values.contiguous().numpy().tobytes())
-    return str(named.hexdigest())
+def _digest(example: Tensor) -> str:
+    """A name of an example's values, whatever their type and device."""
+    values = example.detach().to("cpu", torch.float64) + 0.0  # -0 is 0
+    digest = hashlib.sha256(repr(tuple(example.shape)).encode())
+    digest.update(values.contiguous().numpy().tobytes())
+    return digest.hexdigest()

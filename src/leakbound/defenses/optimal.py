@@ -1,4 +1,8 @@
-"""Paper A's optimal noise: its public form, its form for the client's own batch, and rounding."""
+"""Paper A's optimal noise and optimal pruning: public forms, and forms for the client's own batch.
+
+The public forms are resolved from the model and public data alone. The local forms, which the paper
+evaluates, read the client's batch, and their pattern of noise or zeros leaks it.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +13,53 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.covariance import Structured
-from leakbound.defenses.allocation import RULES, shape, with_floor, with_rms, with_utility
-from leakbound.defenses.base import Defense, State, tiny_covariance
-from leakbound.defenses.private import batch_sensitivity
-from leakbound.defenses.public import LEAST, PublicShape, expected, public_shape
-from leakbound.engines.sensitivity import default_directions, moved
-from leakbound.random import Source, normal, stream
-from leakbound.types import (
-    ClientContext,
-    Gaussian,
-    Guarantee,
-    NotApplicable,
-    Task,
-    Unit,
-    Unknown,
-    Update,
+from leakbound.defenses.allocation import (
+    RULES,
+    keep_by_rate,
+    keep_by_utility,
+    prune_order,
+    shape,
+    with_floor,
+    with_rms,
+    with_utility,
 )
+from leakbound.defenses.base import (
+    Chain,
+    Context,
+    Defense,
+    Resolved,
+    Sent,
+    State,
+    tiny_covariance,
+)
+from leakbound.defenses.public import LEAST, PublicShape, expected, public_shape
+from leakbound.engines.sensitivity import Sensitivity, default_directions, moved, sensitivity
+from leakbound.random import Source, bernoulli, normal, stream
+from leakbound.types import Gaussian, Guarantee, NotApplicable, Task, Unit, Unknown, Update
 
 FEWEST = 8
 """Public images that an error floor is decided from."""
+
+
+def _set_level(defense: Defense, default: float, levels: dict[str, float | None]) -> None:
+    """Refuse two of several fields that set one level; give the first its default without any."""
+    given = [name for name, value in levels.items() if value is not None]
+    if not given:
+        object.__setattr__(defense, next(iter(levels)), default)
+    elif len(given) > 1:
+        raise ValueError(
+            f"{given[0]} and {given[1]} are both given; they set the same level: give one"
+        )
+
+
+def _batch_sensitivity(
+    link: Defense, context: Context, source: Source, directions: int | None
+) -> Sensitivity:
+    """Sensitivity and gradient of the client's own batch: what the local forms leak."""
+    if context is None:
+        raise ValueError(f"{link!r} runs on a client, which has a batch; give its context")
+    batch = context.batch
+    return sensitivity(context.task, batch.inputs, batch.labels, source, directions=directions)
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,25 +81,17 @@ class _Noise(Defense):
     def __post_init__(self) -> None:
         check.one_of(RULES, rule=self.rule)
         check.count(refresh=self.refresh)
-        levels = {name: getattr(self, name) for name in self._levels()}
-        given = [name for name, value in levels.items() if value is not None]
-        if not given:
-            object.__setattr__(self, "noise_std", 0.01)
-        elif len(given) > 1:
-            raise ValueError(
-                f"{given[0]} and {given[1]} are both given; they set the same level: give one"
-            )
-        for name in given:
-            check.positive(**{name: levels[name]})
-        if self.clamp is not None:
-            check.positive(clamp=self.clamp)
+        levels = self._levels()
+        _set_level(self, 0.01, levels)
+        given = {**levels, "clamp": self.clamp}
+        check.positive(**{name: value for name, value in given.items() if value is not None})
 
-    def _levels(self) -> tuple[str, ...]:
-        return ("noise_std", "utility_std")
+    def _levels(self) -> dict[str, float | None]:
+        return {"noise_std": self.noise_std, "utility_std": self.utility_std}
 
     @property
-    def guarantee(self) -> Guarantee:
-        """A known release law; none where the update is rounded instead."""
+    def guarantee(self) -> Guarantee:  # type: ignore[override]
+        """A known noise distribution; none where the update is rounded instead."""
         return Guarantee.NONE if self.rounding else Guarantee.RELEASE_LAW
 
     def imitate(self, rows: Tensor) -> Tensor:
@@ -87,10 +111,9 @@ class _Noise(Defense):
                 f"the level of {self!r} is {level:.4g}; in {ratio.dtype} its variances would be 0 "
                 "or infinite: give one that this type can hold, or a task of another type"
             )
-        if self.utility_std is not None:
-            return with_utility(ratio, g2, self.utility_std)
-        assert self.noise_std is not None  # one of the two is set when the defense is built
-        return with_rms(ratio, self.noise_std)
+        return (
+            with_rms(ratio, level) if self.utility_std is None else with_utility(ratio, g2, level)
+        )
 
     def _release(self, update: Update, law: Gaussian, source: Source) -> Update:
         rows = self.imitate(update.rows)
@@ -119,9 +142,9 @@ def rounded_to(rows: Tensor, step: Tensor) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class OptimalNoise(_Noise):
-    """Gaussian noise, more of it where gradients tell much of the input and the loss needs little.
+    """Gaussian noise, more of it where gradients leak much of the input and the loss needs little.
 
-    How it is spread is decided from the model and public data alone, so it tells nothing of the
+    How it is spread is decided from the model and public data alone, so it leaks nothing of the
     client's. Give one of three levels (by default noise_std = 0.01).
 
     Args:
@@ -189,8 +212,8 @@ class OptimalNoise(_Noise):
         some = Gaussian(tiny_covariance(update, correlated=True))
         return self._release(update, some, stream(0, "sketch"))
 
-    def _levels(self) -> tuple[str, ...]:
-        return ("noise_std", "utility_std", "error_floor")
+    def _levels(self) -> dict[str, float | None]:
+        return {**super()._levels(), "error_floor": self.error_floor}
 
     def _settings(self) -> PublicShape:
         return PublicShape(
@@ -199,15 +222,18 @@ class OptimalNoise(_Noise):
 
     def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
         """Decide the covariance for this model, or keep that of an earlier round."""
-        if isinstance(previous, FixedNoise) and previous.serves(self, examples):
-            return replace(previous, age=previous.age + 1)
-        found = public_shape(self._settings(), task, examples)
-        if isinstance(found, Structured):
+        if again := FixedNoise.reused(previous, self, examples):
+            return again
+        return FixedNoise(self, self._covariance(task, examples), examples=examples)
+
+    def _covariance(self, task: Task, examples: int) -> Tensor | Structured:
+        spread = public_shape(self._settings(), task, examples)
+        if isinstance(spread, Structured):
             assert self.noise_std is not None  # checked when the defense was built
-            return FixedNoise(self, found * self.noise_std**2, examples=examples)
+            return spread * self.noise_std**2
         known = expected(task, examples, self.images, self.clamp)
         if self.error_floor is None:
-            return FixedNoise(self, self._scaled(found, known.g2), examples=examples)
+            return self._scaled(spread, known.g2)
         assert task.public is not None  # `expected` has used it
         pixels = task.public.inputs[: self.images].flatten(1)
         if len(pixels) < FEWEST:
@@ -215,50 +241,23 @@ class OptimalNoise(_Noise):
                 f"error_floor is decided from {len(pixels)} public images; give at least {FEWEST} "
                 "(the task's public data, and `images`)"
             )
-        variance = float(pixels.var(0, correction=0).mean())
-        covariance = with_floor(
-            found,
+        return with_floor(
+            spread,
             known.s,
             self.error_floor,
             coordinates=examples * pixels.shape[1],
-            prior_variance=variance,
+            prior_variance=float(pixels.var(0, correction=0).mean()),
         )
-        return FixedNoise(self, covariance, examples=examples)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class FixedNoise(Defense):
+class FixedNoise(Resolved):
     """`OptimalNoise` for one model: noise of a covariance that everyone knows."""
-
-    accepts = frozenset({Unit.CLIENT, Unit.COHORT})
-    keeps_law = False
-    keeps_mask = True
 
     settings: OptimalNoise
     covariance: Tensor | Structured
-    age: int = 0
-    examples: int = 0
 
-    def serves(self, settings: OptimalNoise, examples: int) -> bool:
-        """Whether it may be used for one more round of batches of that size."""
-        return self.examples == examples and self.age + 1 < settings.refresh
-
-    @property
-    def plain_gradient(self) -> bool:  # type: ignore[override]
-        """As the settings'."""
-        return self.settings.plain_gradient
-
-    def _sketch(self, update: Update) -> Update:
-        return self.settings._sketch(update)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """As the settings'."""
-        return self.settings.guarantee
-
-    def transform(
-        self, update: Update, state: State, context: ClientContext | None, source: Source
-    ) -> tuple[Update, State]:
+    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
         """Clamp where asked for, add the noise and declare it."""
         return self.settings._release(update, Gaussian(self.covariance), source), state
 
@@ -274,13 +273,10 @@ class FixedNoise(Defense):
             return rounded_to(rows, self.covariance.to(rows).sqrt())
         return rows
 
-    def __repr__(self) -> str:
-        return repr(self.settings)
-
 
 @dataclass(frozen=True, repr=False)
 class LocalOptimalNoise(_Noise):
-    """Optimal noise for this very batch: its variances depend on private data and give them away.
+    """Optimal noise for this very batch: its variances depend on private data and leak them.
 
     As the paper evaluates it. The noise pattern is an observation of its own, which no amount of
     noise covers: see docs/sharp_edges/private_noise.md, and `OptimalNoise` for the form without it.
@@ -318,23 +314,21 @@ class LocalOptimalNoise(_Noise):
         if self.directions is not None:
             check.count(directions=self.directions)
 
-    def transform(
-        self, update: Update, state: State, context: ClientContext | None, source: Source
-    ) -> tuple[Update, State]:
+    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
         """Estimate the batch's sensitivities, then add the noise; keep the variances a while."""
         age, covariance = state or (0, None)
         if covariance is None or age >= self.refresh:
-            found = batch_sensitivity(self, context, source, self.directions)
-            assert context is not None  # it was just asked for
-            age, covariance = 0, self._variances(found.values, found.gradient, context.task)
+            own = _batch_sensitivity(self, context, source, self.directions)
+            assert context is not None  # `_batch_sensitivity` has used it
+            age, covariance = 0, self._variances(own.values, own.gradient, context.task)
         law = Gaussian(covariance.detach(), private=True)
         return self._release(update, law, source), (age + 1, covariance)
 
     def noise_variance(self, task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
-        """What a guess would have got, along fixed directions: differentiable."""
+        """What a candidate would have got, along fixed directions: differentiable."""
         count = self.directions or default_directions("per_sample", len(inputs))
-        shape_of = (count, *inputs.shape)
-        directions = normal(shape_of, stream(0, "guess", "directions"), like=inputs)
+        fixed = stream(0, "guess", "directions")
+        directions = normal((count, *inputs.shape), fixed, like=inputs)
         gradient, changes = moved(task, inputs, labels, directions)
         return self._variances(changes.square().mean(0), gradient, task)
 
@@ -346,22 +340,195 @@ class LocalOptimalNoise(_Noise):
         return self._scaled(shape(s, g2, self.rule, spans), g2)
 
 
-def optimal_dp_sgd(clamp: float = 1.0, noise_std: float = 0.1) -> LocalOptimalNoise:
+class OptimalDpSgd(Chain):
     """Paper A's "Optimal DP-SGD": clamp every coordinate, then its local optimal noise.
 
     It is not differentially private for any epsilon: a clamped coordinate gets no noise, so its
-    sign is sent in the clear. For a proof take `whitened_dp_sgd`.
+    sign is sent in the clear. For a proof take `WhitenedDpSgd`.
 
     Args:
         clamp: every coordinate is clamped to [-clamp, clamp] first.
         noise_std: root mean square of the standard deviations, in gradient units.
 
-    Guarantees: as `LocalOptimalNoise`, a known release law; no differential privacy.
+    Guarantees: as `LocalOptimalNoise`, a known noise distribution; no differential privacy.
 
     Source: the earlier version of Chen, Gursoy and Lei, theorem 3; `docs/errata.md`, A11.
 
     Example:
-        >>> optimal_dp_sgd(clamp=0.5).guarantee.value
+        >>> OptimalDpSgd(clamp=0.5).guarantee.value
         'known release law'
     """
-    return LocalOptimalNoise(clamp=clamp, noise_std=noise_std)
+
+    def __init__(self, clamp: float = 1.0, noise_std: float = 0.1) -> None:
+        super().__init__((LocalOptimalNoise(clamp=clamp, noise_std=noise_std),))
+
+
+@dataclass(frozen=True, eq=False)
+class _SentCoordinates:
+    """Which coordinates (P,) are sent; `between` only with probability `chance`."""
+
+    mask: Tensor
+    between: int = 0
+    chance: float = 0.0
+
+    def draw(self, rows: Tensor, source: Source) -> Tensor:
+        mask = self.mask.expand_as(rows).clone()
+        if 0 < self.chance < 1:
+            like = torch.zeros((), device=rows.device)
+            mask[:, self.between] = bernoulli((len(rows),), self.chance, source, like=like)
+        elif self.chance == 1:
+            mask[:, self.between] = True
+        return mask
+
+
+@dataclass(frozen=True, repr=False)
+class _Pruning(Defense):
+    """What both forms share: how much is withheld."""
+
+    rate: float | None = None
+    utility_share: float | None = None
+    threshold: float | None = None
+    refresh: int = 1
+
+    def __post_init__(self) -> None:
+        check.count(refresh=self.refresh)
+        shares = {"rate": self.rate, "utility_share": self.utility_share}
+        _set_level(self, 0.7, {**shares, "threshold": self.threshold})
+        check.fraction(**{name: value for name, value in shares.items() if value is not None})
+        if self.threshold is not None:
+            check.positive(threshold=self.threshold)
+
+    @property
+    def draws_mask(self) -> bool:  # type: ignore[override]
+        """Whether the coordinate in between is drawn."""
+        return self.utility_share is not None
+
+    def _choose(self, s: Tensor, g2: Tensor) -> _SentCoordinates:
+        order = prune_order(s, g2)
+        if self.utility_share is not None:
+            return _SentCoordinates(*keep_by_utility(order, g2, self.utility_share))
+        if self.threshold is not None:
+            return _SentCoordinates(order <= self.threshold)
+        assert self.rate is not None  # one of the three is set when the defense is built
+        return _SentCoordinates(keep_by_rate(order, self.rate))
+
+
+@dataclass(frozen=True, repr=False)
+class OptimalPruning(_Pruning):
+    """Withhold the coordinates that leak most of the input for what they are worth to the loss.
+
+    Which ones is decided from the model and public data alone: k = E||dg_i/dx||² / E g_i² is
+    largest. Give one of three levels (by default rate = 0.7).
+
+    Args:
+        rate: the fraction of all coordinates that is withheld, exactly floor(rate · P).
+        utility_share: the part of the first-order utility E||g||² that is kept; the coordinate in
+            between is sent with the probability that meets it exactly.
+        threshold: withhold where k is above it.
+        refresh: use the same mask for so many rounds.
+        images: how many public images decide.
+
+    Guarantees: the mask is independent of the data. No privacy: what is sent is exact.
+
+    Raises:
+        NotApplicable: the task has no public data.
+
+    Source: Chen, Gursoy and Lei, theorem 3.6.
+
+    Example:
+        >>> import leakbound as lb
+        >>> images, source = torch.linspace(0, 1, 32).reshape(8, 1, 2, 2), lb.stream(0, "model")
+        >>> public, batch = [lb.Batch(x, torch.arange(len(x)) % 2) for x in (images, images[2:4])]
+        >>> model = lb.models.mlp(input_shape=(1, 2, 2), classes=2, hidden=(), generator=source)
+        >>> task = Task.of(model, public=public)
+        >>> played = lb.play(task, [batch], OptimalPruning(rate=0.3), [lb.stream(0)] * 2)
+        >>> int((played.update.rows == 0).sum())  # of 10 weights
+        3
+    """
+
+    accepts = frozenset({Unit.CLIENT, Unit.COHORT})
+
+    images: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.count(images=self.images)
+
+    def _sketch(self, update: Update) -> Update:
+        every = torch.ones_like(update.rows).bool()
+        return update.masked(every, by_value=False, drawn=self.draws_mask)
+
+    def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
+        """Decide the mask for this model, or keep that of an earlier round."""
+        if again := FixedPruning.reused(previous, self, examples):
+            return again
+        known = expected(task, examples, self.images, None)
+        return FixedPruning(self, self._choose(known.s, known.g2), examples=examples)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class FixedPruning(Resolved):
+    """`OptimalPruning` for one model: a mask that everyone knows."""
+
+    continuous = True
+
+    settings: OptimalPruning
+    chosen: _SentCoordinates
+
+    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+        """Apply the mask."""
+        drawn = self.draws_mask and 0 < self.chosen.chance < 1
+        mask = self.chosen.draw(update.rows, source)
+        return update.masked(mask, by_value=False, drawn=drawn), state
+
+    def imitate(self, rows: Tensor) -> Tensor:
+        """The rows where they may be sent."""
+        mask = self.chosen.mask.clone()
+        mask[self.chosen.between] |= self.chosen.chance > 0
+        return rows * mask
+
+
+@dataclass(frozen=True, repr=False)
+class LocalOptimalPruning(_Pruning):
+    """Optimal pruning for this very batch: the mask depends on private data and leaks them.
+
+    As the paper evaluates it: k' = ||dg_i/dx|| / |g_i| of the batch is largest.
+
+    Args:
+        rate: the fraction of all coordinates that is withheld, exactly floor(rate · P).
+        utility_share: the part of the batch's ||g||² that is kept.
+        threshold: withhold where k'² is above it.
+        refresh: use the mask of one batch for so many rounds.
+        directions: random directions for each example's sensitivity; None: 10 in the whole batch,
+            at least 2 each (`sensitivity.default_directions`).
+
+    Guarantees: none; which coordinates are withheld is itself seen by the server.
+
+    Source: Chen, Gursoy and Lei, algorithm 1, eq. 13; `docs/errata.md`, A13.
+
+    Example:
+        >>> LocalOptimalPruning(0.5).guarantee.value, LocalOptimalPruning(0.5).data_dependent_law
+        ('none', True)
+    """
+
+    accepts = frozenset({Unit.CLIENT})
+    keeps_law = False
+    uses_context = True
+    data_dependent_law = True
+    masks_by_value = True
+
+    directions: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.directions is not None:
+            check.count(directions=self.directions)
+
+    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+        """Estimate the batch's sensitivities and withhold by them."""
+        age, chosen = state or (0, None)
+        if chosen is None or age >= self.refresh:
+            own = _batch_sensitivity(self, context, source, self.directions)
+            age, chosen = 0, self._choose(own.values, own.gradient.square())
+        mask = chosen.draw(update.rows, source)
+        return update.masked(mask, by_value=True, drawn=self.draws_mask), (age + 1, chosen)

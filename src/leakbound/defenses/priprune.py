@@ -9,17 +9,9 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.defenses.withhold import (
-    BLOCK,
-    REASON,
-    ClientState,
-    _blocks,
-    _bytes,
-    _choose,
-    _Withholding,
-)
+from leakbound.defenses.withhold import BLOCK, ClientState, Withholding, as_bytes, blocks, choose
 from leakbound.random import Source, uniform
-from leakbound.types import Task, Unknown, Update
+from leakbound.types import Task
 
 FORMS = ("log", "linear")
 TYPICAL = 0.114
@@ -55,7 +47,7 @@ class Belief:
 
 
 @dataclass(frozen=True, repr=False)
-class PriPrune(_Withholding):
+class PriPrune(Withholding):
     """Learn for every weight the probability alpha that it is withheld; keep what is withheld.
 
     In a round the client draws a mask (share with probability 1 - alpha), starts from the server's
@@ -130,10 +122,6 @@ class PriPrune(_Withholding):
         first = torch.full_like(zero, self.start).logit()
         return replace(super().init(task), own=Belief(first, zero, zero))
 
-    def _sketch(self, update: Update) -> Update:
-        sent = self._masked(update, torch.ones_like(update.rows[0]).bool())
-        return replace(sent, law=Unknown(REASON))
-
     @torch.no_grad()
     def _start(
         self, kept: ClientState, server: Tensor, source: Source
@@ -143,14 +131,14 @@ class PriPrune(_Withholding):
         weights, sent, least = kept.weights, kept.sent, torch.finfo(server.dtype).tiny
         if weights is not None and sent is not None:
             start = torch.empty_like(server)
-        for part in _blocks(((0, len(server)),)):  # the same draws as all at once
+        for part in blocks(((0, len(server)),)):  # the same draws as all at once
             draw = uniform(server[part].shape, source, like=server)
             torch.logit(draw.clamp_min_(least), out=noise[part])
             if weights is not None and sent is not None:
                 last = self.compose == "last"
                 own = ~sent[part] if last else noise[part] <= belief.logits[part]
                 own.logical_and_(kept.exists[part])
-                _choose(own, weights[part], server[part], start[part])
+                choose(own, weights[part], server[part], start[part])
         return replace(kept, own=replace(belief, noise=noise)), start
 
     @torch.no_grad()
@@ -162,13 +150,13 @@ class PriPrune(_Withholding):
         for _ in range(self.mask_steps):
             belief = self._step(belief, change, kept, layers)
         share = torch.empty_like(kept.exists)
-        for part in _blocks(((0, len(share)),)):
+        for part in blocks(((0, len(share)),)):
             gone = torch.gt(belief.logits[part], 0, out=share[part])
             gone.logical_and_(kept.exists[part]).logical_not_()
         return share, replace(kept, own=replace(belief, noise=None))
 
     def _step(
-        self, belief: Belief, change: Tensor, kept: ClientState, layers: list[_Layer]
+        self, belief: Belief, change: Tensor, kept: ClientState, layers: list[_LayerShare]
     ) -> Belief:
         """One step of Adam on the logits, where a weight exists."""
         beta1, beta2, tiny = ADAM
@@ -186,7 +174,7 @@ class PriPrune(_Withholding):
         floor = (tiny * size).clamp_min(torch.finfo(size.dtype).tiny)  # slopes are tiny
         edge = torch.logit(torch.tensor(1 - EDGE)).item()
         spare = change.new_empty(2, BLOCK)
-        for part in _blocks(kept.spans):
+        for part in blocks(kept.spans):
             size, move = spare[:, : part.stop - part.start]
             torch.mul(second[part], unbias[1], out=size).sqrt_().add_(floor)
             torch.mul(first[part], unbias[0] * self.mask_rate, out=move).div_(size)
@@ -208,7 +196,7 @@ class PriPrune(_Withholding):
         return total
 
     def _slopes(
-        self, belief: Belief, change: Tensor, kept: ClientState, layers: list[_Layer]
+        self, belief: Belief, change: Tensor, kept: ClientState, layers: list[_LayerShare]
     ) -> Iterator[tuple[slice, Tensor]]:
         """The slope in blocks that stay in the processor's cache: memory is most of the cost.
 
@@ -217,7 +205,7 @@ class PriPrune(_Withholding):
         price = self.sharing or self.privacy / (TYPICAL * max(1, sum(one.count for one in layers)))
         spare, one = change.new_empty(4, BLOCK), change.new_ones(())
         for layer in layers:
-            for part in _blocks((layer.span,)):
+            for part in blocks((layer.span,)):
                 total, alpha, against, share = spare[:, : part.stop - part.start]
                 torch.sigmoid(belief.logits[part], out=alpha)
                 torch.sub(one, alpha, out=against)  # d log alpha / d a; times alpha: d alpha / d a
@@ -229,7 +217,7 @@ class PriPrune(_Withholding):
                 if belief.noise is not None and kept.weights is not None:
                     self._learn(belief, change, kept, part, (total, alpha, share))
                 if not layer.whole:
-                    total.mul_(_bytes(kept.exists[part]))
+                    total.mul_(as_bytes(kept.exists[part]))
                 yield part, total
 
     def _learn(
@@ -254,7 +242,7 @@ class PriPrune(_Withholding):
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _LayerShare:
     """A layer's weights: how many exist, and their shares of the importance.
 
     `each` is a layer's factor on |g|, `even` what every weight has where all gradients are zero.
@@ -277,10 +265,10 @@ class _Layer:
         else:
             torch.abs(change[part], out=out).mul_(self.each)
         if not self.whole:
-            out.mul_(_bytes(kept.exists[part]))
+            out.mul_(as_bytes(kept.exists[part]))
 
 
-def _layers(change: Tensor, kept: ClientState) -> list[_Layer]:
+def _layers(change: Tensor, kept: ClientState) -> list[_LayerShare]:
     counts = [int(kept.exists[slice(*span)].count_nonzero()) for span in kept.spans]
     total = max(1, sum(counts))
     found = []
@@ -288,19 +276,19 @@ def _layers(change: Tensor, kept: ClientState) -> list[_Layer]:
         whole = count == span[1] - span[0]
         norm = sum(_size(change[b], None if whole else kept.exists[b]) for b in _sums(span))
         each, even = (count / total / norm, 0.0) if norm > 0 else (0.0, 1 / total)
-        found.append(_Layer(span, count, each, even))
+        found.append(_LayerShare(span, count, each, even))
     return found
 
 
 def _sums(span: tuple[int, int]) -> Iterator[slice]:
-    return _blocks((span,), SUMMED)
+    return blocks((span,), SUMMED)
 
 
 def _size(change: Tensor, exists: Tensor | None) -> float:
     """The sum of |g| over what exists."""
     size = change.abs()
     if exists is not None:
-        size.mul_(_bytes(exists))
+        size.mul_(as_bytes(exists))
     return float(size.sum(dtype=torch.float64))
 
 

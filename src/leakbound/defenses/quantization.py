@@ -1,4 +1,4 @@
-"""Quantization: send every coordinate as one of a few evenly spaced levels."""
+"""Quantization: send every coordinate as its sign, or as one of a few evenly spaced levels."""
 
 from __future__ import annotations
 
@@ -9,14 +9,41 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.client import local_update
-from leakbound.defenses.base import Defense, State
+from leakbound.defenses.base import Context, Defense, Resolved, Sent, State
 from leakbound.random import Source, uniform
-from leakbound.types import ClientContext, Task, Unit, Unknown, Update
+from leakbound.types import Task, Unit, Unknown, Update
 
 MOST_BITS = 24
 COARSE = 4
 """Bits up to which matching attacks compare with the plain gradient."""
 REASON = "values were rounded at random, by a law that depends on them"
+
+
+@dataclass(frozen=True, repr=False)
+class Sign(Defense):
+    """Send only the sign of every coordinate (signSGD).
+
+    Guarantees: none. Every released coordinate is -1, 0 or 1.
+
+    Source: Bernstein et al. 2018.
+
+    Example:
+        >>> update = Update(torch.tensor([[0.3, -4.0, 0.0]]), Unit.CLIENT, (1,))
+        >>> Sign().transform(update, None, None, torch.Generator())[0].rows
+        tensor([[ 1., -1.,  0.]])
+    """
+
+    accepts = frozenset({Unit.CLIENT, Unit.COHORT})
+    keeps_law = False
+
+    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+        """Take signs."""
+        return update.opaque(update.rows.sign(), f"{self!r} came after the noise"), state
+
+    def imitate(self, rows: Tensor) -> Tensor:
+        """A smooth sign, g / sqrt(g² + s²) with s the mean |g|: attackers need its slope."""
+        smooth = rows.detach().abs().mean(1, keepdim=True).clamp_min(1e-12)
+        return rows / (rows.square() + smooth.square()).sqrt()
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,18 +55,18 @@ class Quantization(Defense):
     L = 2^(bits-1) - 1; the maximum is that of every tensor (`scope="tensor"`) or of the whole row
     (`scope="global"`).
 
-    To the nearest level, the release is a function of the data alone. Stochastic rounding takes the
-    level below with probability 1 - f and the one above with probability f, where f is how far
-    between them the value lies: unbiased, with variance f (1 - f) step². No release law is declared
-    for it: the noise is bounded, has two values, and both depend on the gradient.
+    Rounding to the nearest level makes the release a function of the data alone. Stochastic
+    rounding takes the level below with probability 1 - f and the one above with probability f,
+    where f is how far between them the value lies: unbiased, with variance f (1 - f) step². No
+    noise distribution is declared for it: it has two values, and both depend on the gradient.
 
     What the knowing attacker does: the step shows in the values, and with it that each coordinate
-    is off by at most step / 2 (stochastic: by less than step). Of rounding to the nearest he
-    simulates it, on his guess's own grid, with the slope of the plain gradient (straight-through),
-    so that the true input matches without a rest. On 4 bits or less he does not: far from the
-    truth the slope of the simulation points there less well than that of the plain gradient.
-    Stochastic rounding he compares with its mean, the plain gradient, or (`noise_variance`) weighs
-    by the variance that his guess would have got.
+    is off by at most step / 2 (stochastic: by less than step). They simulate rounding to the
+    nearest on the candidate's own grid, with the slope of the plain gradient (straight-through), so
+    that the true input matches exactly. At 4 bits or less they do not: far from the truth the slope
+    of the simulation points there less well than that of the plain gradient. Stochastic rounding is
+    compared with its mean, the plain gradient, or (`noise_variance`) weighed by the variance that
+    the candidate would have got.
 
     Args:
         bits: 2 to 24; one bit has no level but the signs, see `Sign`.
@@ -61,6 +88,7 @@ class Quantization(Defense):
 
     accepts = frozenset({Unit.CLIENT, Unit.COHORT})
     keeps_law = False
+    law_of_rows = True
 
     bits: int = 8
     stochastic: bool = False
@@ -75,7 +103,7 @@ class Quantization(Defense):
         check.one_of(["tensor", "global"], scope=self.scope)
 
     @property
-    def hides_draw(self) -> bool:  # type: ignore[override]
+    def hides_law(self) -> bool:  # type: ignore[override]
         """Whether the rounding is drawn."""
         return self.stochastic
 
@@ -86,38 +114,21 @@ class Quantization(Defense):
 
     def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
         """Take the places of the model's tensors."""
-        width = len(task.parameters)
-        whole = ((0, width),)
+        whole = ((0, len(task.parameters)),)
         spans = tuple((a, b) for *_, a, b in task.layout) if self.scope == "tensor" else whole
         return FixedQuantization(self, spans)
 
-    def transform(
-        self, update: Update, state: State, context: ClientContext | None, source: Source
-    ) -> tuple[Update, State]:
+    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
         """Only what `resolve` returns knows the tensors."""
         raise ValueError(f"{self!r} does not know the model's tensors; use resolve(task, examples)")
 
 
-@dataclass(frozen=True, repr=False)
-class FixedQuantization(Defense):
+@dataclass(frozen=True, repr=False, eq=False)
+class FixedQuantization(Resolved):
     """`Quantization` for one model, whose tensors lie at `spans` within a row."""
-
-    accepts = Quantization.accepts
-    keeps_law = False
-    law_of_rows = True
 
     settings: Quantization
     spans: tuple[tuple[int, int], ...]
-
-    @property
-    def hides_draw(self) -> bool:  # type: ignore[override]
-        """As the settings."""
-        return self.settings.hides_draw
-
-    @property
-    def data_dependent_law(self) -> bool:  # type: ignore[override]
-        """As the settings."""
-        return self.settings.data_dependent_law
 
     def steps(self, rows: Tensor) -> Tensor:
         """(R, P) the step between levels at every coordinate, float64; 0 where a tensor is zero."""
@@ -128,9 +139,7 @@ class FixedQuantization(Defense):
             parts.append((largest / half).expand(-1, b - a))
         return torch.cat(parts, 1)
 
-    def transform(
-        self, update: Update, state: State, context: ClientContext | None, source: Source
-    ) -> tuple[Update, State]:
+    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
         """Round every row."""
         reason = f"{self!r} came after the noise"
         if not self.settings.stochastic:
@@ -147,7 +156,7 @@ class FixedQuantization(Defense):
         return rows + (self._rounded(plain, None) - plain)
 
     def noise_variance(self, task: Task, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """Stochastic: f (1 - f) step² of the guess's own gradient, differentiable."""
+        """Stochastic: f (1 - f) step² of the candidate's own gradient, differentiable."""
         if not self.settings.stochastic:
             return None
         rows = local_update(task, inputs, labels)[None]
@@ -162,9 +171,6 @@ class FixedQuantization(Defense):
         places = rows.double() / _safe(step)
         whole = places.round() if draw is None else (places + draw).floor()
         return (whole.clamp(-half, half) * step).to(rows)
-
-    def __repr__(self) -> str:
-        return repr(self.settings)
 
 
 def _safe(step: Tensor) -> Tensor:

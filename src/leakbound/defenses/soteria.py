@@ -1,22 +1,21 @@
-"""Soteria: withhold the columns of one linear layer's gradient that say most of the input."""
+"""Soteria: withhold the columns of one linear layer's gradient that leak most of the input."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.func import jvp, vmap
 
 from leakbound import check
-from leakbound.client import forward
-from leakbound.defenses.base import Defense, State
+from leakbound.client import layer_inputs
+from leakbound.defenses.base import Context, Defense, Sent, State
 from leakbound.random import Source
 from leakbound.task import weight_names
-from leakbound.types import ClientContext, NotApplicable, Task, Unit, Update
+from leakbound.types import NotApplicable, Task, Unit, Update
 
 TOGETHER = 2**22
 """Numbers in the inputs that one vectorized pass may move at once."""
@@ -24,7 +23,7 @@ TOGETHER = 2**22
 
 @dataclass(frozen=True, repr=False)
 class Soteria(Defense):
-    """Withhold the columns of a linear layer's weight gradient for the most telling features.
+    """Withhold the columns of a linear layer's weight gradient for the features that leak most.
 
     Let r be the input of the defended layer (the data representation) for an example x. Of all
     changes of r in a given number of entries, zeroing entry i moves the input whose representation
@@ -35,8 +34,8 @@ class Soteria(Defense):
     other layers are sent as they are. Features that are 0 are withheld last, for their columns are
     0 anyway.
 
-    What the knowing attacker does: withheld columns are zero (and told as the mask), so he leaves
-    them out of the match; the convolutions before the layer still tell the whole input.
+    What the knowing attacker does: withheld columns are zero (and known as the mask), so they leave
+    them out of the match; the convolutions before the layer still leak the whole input.
 
     Args:
         rate: the fraction of the layer's input features.
@@ -63,6 +62,7 @@ class Soteria(Defense):
     keeps_law = False
     uses_context = True
     data_dependent_law = True
+    masks_by_value = True
 
     rate: float = 0.4
     layer: str | None = None
@@ -70,12 +70,7 @@ class Soteria(Defense):
     def __post_init__(self) -> None:
         check.fraction(rate=self.rate)
 
-    def _sketch(self, update: Update) -> Update:
-        return update.masked(torch.ones_like(update.rows).bool(), by_value=True)
-
-    def transform(
-        self, update: Update, state: State, context: ClientContext | None, source: Source
-    ) -> tuple[Update, State]:
+    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
         """Rank the batch's features and withhold the columns of the first."""
         if context is None:
             raise ValueError(f"{self!r} runs on a client, which has a batch; give its context")
@@ -126,20 +121,13 @@ def representation(task: Task, inputs: Tensor, layer: str) -> Tensor:
     Raises:
         ValueError: the layer is not used once, or its input is not one vector an example.
     """
-    caught: list[Tensor] = []
-    model = copy.deepcopy(task.model)
-
-    def catch(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-        caught.append(given[0])
-
-    model.get_submodule(layer).register_forward_pre_hook(catch)
-    forward(replace(task, model=model), inputs)
-    if len(caught) != 1 or caught[0].ndim != 2:
-        found = f"{len(caught)} times" if len(caught) != 1 else f"on {tuple(caught[0].shape)}"
+    entering = layer_inputs(task, inputs, [layer])[layer]
+    if entering.ndim != 2:
         raise ValueError(
-            f"layer {layer!r} is used {found}; give one that is used once, on one vector an example"
+            f"layer {layer!r} is used on {tuple(entering.shape)}; give one that is used once, on "
+            "one vector an example"
         )
-    return caught[0]
+    return entering
 
 
 def distances(task: Task, inputs: Tensor, layer: str) -> Tensor:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from leakbound import check
-from leakbound.defenses.base import Defense, State
+from leakbound.defenses.base import Context, Defense, Sent, State
 from leakbound.random import SecureSource, Source, bernoulli
-from leakbound.types import ClientContext, LocalPlan, Task, Unit, Unknown, Update
+from leakbound.types import LocalPlan, Task, Unit, Unknown, Update
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,15 +66,15 @@ class _Mask(nn.Module):
 class HiddenDropout(Defense):
     """Drop each hidden unit (channel) with probability `rate` for the whole round.
 
-    One draw a client and round, the same for all its examples: the client trains a narrower net,
-    whose kept units are scaled by 1 / (1 - rate). Units are the inputs of every linear layer and
-    every convolution without groups, but not of the model's first layer.
+    One draw per client and round, the same for all its examples: the client trains a narrower
+    network, whose kept units are scaled by 1 / (1 - rate). Units are the inputs of every linear
+    layer and every convolution without groups, but not of the model's first layer.
 
     Args:
         rate: the probability that a unit is dropped, below 1.
 
     Guarantees: none. Dropped units leave columns of exact zeros in the update, from which the
-    attacker who knows the defense reads the draw (`infer`).
+    attacker who knows the defense infers the draw (`infer`).
 
     Source: Liu et al. 2025, section 3.2 (dropout; errata 2.9: `rate` is the drop probability).
 
@@ -91,7 +91,7 @@ class HiddenDropout(Defense):
 
     accepts = frozenset({Unit.CLIENT})
     keeps_law = False
-    hides_draw = True
+    hides_law = True
 
     rate: float = 0.5
 
@@ -101,25 +101,19 @@ class HiddenDropout(Defense):
             raise ValueError("rate is 1; nothing would be left to train: give a rate below 1")
 
     def prepare(self, task: Task, source: Source) -> Task:
-        """Draw the dropped units and hang them into a copy of the model."""
+        """Draw the dropped units and mask them in a copy of the model."""
         masks = {
             name: bernoulli((width,), 1 - self.rate, source).double() / (1 - self.rate)
             for name, width, _ in _hidden_layers(task.model)
         }
         return _with_masks(task, masks)
 
-    def transform(
-        self, update: Update, state: State, context: ClientContext | None, source: Source
-    ) -> tuple[Update, State]:
-        """Nothing more to do; the release is random, by a law that is not tracked."""
+    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+        """Nothing more to do; the release is random, and its distribution is not tracked."""
         return replace(update, law=Unknown("hidden units were dropped at random")), state
 
     def infer(self, task: Task, update: Update) -> Task:
-        """Units whose outgoing weights got exactly zero gradient are taken as dropped.
-
-        Where none is, although so many units would hardly all be kept, something covers the zeros
-        (noise, a sum of clients) and nothing is learned.
-        """
+        """Units whose outgoing weights got exactly zero gradient are taken as dropped."""
         if len(update.rows) > 1 or update.unit is not Unit.CLIENT:
             return task
         weights = task.unflatten(update.rows[0])
@@ -132,6 +126,7 @@ class HiddenDropout(Defense):
             units, dropped = units + len(alive), dropped + int((~alive).sum())
             if bool(alive.any()):
                 masks[name] = alive.double() / (1 - self.rate)
+        # So many units would hardly all be kept: noise, or a sum of clients, covers the zeros.
         covered = dropped == 0 and (1 - self.rate) ** units < 1e-3
         return task if covered else _with_masks(task, masks)
 

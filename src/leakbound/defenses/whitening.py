@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from torch import Tensor
 
 from leakbound import check
 from leakbound.covariance import Structured
-from leakbound.defenses.base import Chain, Defense, State, chain, tiny_covariance
-from leakbound.defenses.dpsgd import dp_sgd
+from leakbound.defenses.base import (
+    Chain,
+    Context,
+    Defense,
+    Resolved,
+    Sent,
+    State,
+    tiny_covariance,
+)
+from leakbound.defenses.dp_sgd import DpSgd
 from leakbound.defenses.public import PublicShape, public_shape
 from leakbound.random import Source
-from leakbound.types import ClientContext, Task, Update
+from leakbound.types import Task, Update
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,7 +50,7 @@ class Whiten(Defense):
     3.5.
 
     Example:
-        >>> from leakbound.defenses import ClipExamples, GaussianMechanism, Mean
+        >>> from leakbound.defenses import ClipExamples, GaussianMechanism, Mean, chain
         >>> chain(Whiten(), ClipExamples(), Mean(), GaussianMechanism(), Color()).guarantee.value
         'differential privacy'
     """
@@ -78,11 +86,11 @@ class Whiten(Defense):
 
     def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
         """Decide the covariance for this model, or keep that of an earlier round."""
-        if isinstance(previous, FixedMap) and previous.serves(self, examples):
-            return replace(previous, age=previous.age + 1)
-        found = public_shape(self._settings(), task, examples)
-        root = Structured.of(found) if isinstance(found, Tensor) else found
-        return FixedMap(self, root, whiten=True, examples=examples)
+        if again := FixedMap.reused(previous, self, examples):
+            return again
+        shape = public_shape(self._settings(), task, examples)
+        root = Structured.of(shape) if isinstance(shape, Tensor) else shape
+        return FixedMap(self, root, examples=examples)
 
 
 @dataclass(frozen=True, repr=False)
@@ -121,69 +129,26 @@ class Color(Whiten):
         """Its settings: it undoes `Whiten` of the same ones."""
         return self._values()
 
-    def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
-        """Decide the covariance for this model."""
-        return replace(super().resolve(task, examples, previous), whiten=False)  # type: ignore[call-arg]
-
 
 @dataclass(frozen=True, repr=False, eq=False)
-class FixedMap(Defense):
+class FixedMap(Resolved):
     """`Whiten` or `Color` for one model."""
 
     continuous = True
-    keeps_bound = False
 
     settings: Whiten
     root: Structured
-    whiten: bool
-    age: int = 0
-    examples: int = 0
 
-    @property
-    def keeps_law(self) -> bool:  # type: ignore[override]
-        """White noise that is colored has a known law."""
-        return not self.whiten
-
-    @property
-    def maps_basis(self) -> Hashable:  # type: ignore[override]
-        """As the settings'."""
-        return self.settings.maps_basis
-
-    @property
-    def unmaps_basis(self) -> Hashable:  # type: ignore[override]
-        """As the settings'."""
-        return self.settings.unmaps_basis
-
-    def serves(self, settings: Whiten, examples: int) -> bool:
-        """Whether it may be used for one more round of batches of that size."""
-        return self.examples == examples and self.age + 1 < settings.refresh
-
-    def _sketch(self, update: Update) -> Update:
-        return self.settings._sketch(update)
-
-    def transform(
-        self, update: Update, state: State, context: ClientContext | None, source: Source
-    ) -> tuple[Update, State]:
+    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
         """Map every row."""
-        return update.mapped(self.root, whiten=self.whiten), state
+        return update.mapped(self.root, whiten=self.maps_basis is not None), state
 
     def imitate(self, rows: Tensor) -> Tensor:
         """The same map."""
-        return self.root.whiten(rows) if self.whiten else self.root.color(rows)
-
-    def __repr__(self) -> str:
-        return repr(self.settings)
+        return self.root.color(rows) if self.maps_basis is None else self.root.whiten(rows)
 
 
-def whitened_dp_sgd(
-    clip_norm: float = 1.0,
-    noise_multiplier: float = 1.0,
-    rule: str = "energy",
-    correlation: str = "none",
-    rank: int = 16,
-    images: int = 64,
-    refresh: int = 1,
-) -> Chain:
+class WhitenedDpSgd(Chain):
     """DP-SGD whose noise has a public covariance: whiten each example's gradient, clip, add noise.
 
     Args:
@@ -197,15 +162,25 @@ def whitened_dp_sgd(
         refresh: use the same covariance for so many rounds.
 
     Guarantees: the Gaussian mechanism with that multiplier, for adding or removing one example, as
-    `dp_sgd`: the covariance is public, whitening is linear, and coloring is post-processing
+    `DpSgd`: the covariance is public, whitening is linear, and coloring is post-processing
     (docs/whitened_dp.md has the proof).
 
     Source: Abadi et al. 2016, algorithm 1; the covariance from Chen, Gursoy and Lei, theorem 3.5.
 
     Example:
-        >>> whitened_dp_sgd(noise_multiplier=2.0).guarantee.value
+        >>> WhitenedDpSgd(noise_multiplier=2.0).guarantee.value
         'differential privacy'
     """
-    inner = dp_sgd(clip_norm, noise_multiplier)
-    outer = (rule, correlation, rank, images, refresh)
-    return chain(Whiten(*outer), inner, Color(*outer))
+
+    def __init__(
+        self,
+        clip_norm: float = 1.0,
+        noise_multiplier: float = 1.0,
+        rule: str = "energy",
+        correlation: str = "none",
+        rank: int = 16,
+        images: int = 64,
+        refresh: int = 1,
+    ) -> None:
+        outer = (rule, correlation, rank, images, refresh)
+        super().__init__((Whiten(*outer), DpSgd(clip_norm, noise_multiplier), Color(*outer)))

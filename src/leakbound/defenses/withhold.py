@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from leakbound import check
-from leakbound.defenses.base import Defense, State
+from leakbound.defenses.base import Context, Defense, State
+from leakbound.defenses.sparsification import LATE
 from leakbound.random import Source, uniform
-from leakbound.types import ClientContext, Exact, Task, Unit, Unknown, Update
+from leakbound.tensors import weight_spans
+from leakbound.types import Exact, Task, Unit, Unknown, Update
 
 RULES = ("largest", "random", "mix")
-REASON = "it holds what earlier rounds withheld"
 BLOCK = 2**16
 """Weights that are worked on together: a few such arrays stay in the processor's cache."""
 SAMPLE = 2**14
@@ -52,19 +53,21 @@ class ClientState:
     own: Any = None
 
 
-class _Withholding(Defense):
+class Withholding(Defense):
     """A defense that sends some weights and keeps the others for the client's next round."""
 
     accepts = frozenset({Unit.CLIENT})
     keeps_law = False
     keeps_bound = False
     data_dependent_law = True
+    masks_by_value = True
+    hides_law = True
     pseudo = True
 
     def init(self, task: Task) -> ClientState:
         """Nothing kept yet."""
         spans = _spans(task)
-        return ClientState(spans, _exists(task, spans), pruned=task.kept)
+        return ClientState(spans, _existing(task, spans), pruned=task.kept)
 
     def begin(self, task: Task, state: State, source: Source) -> tuple[Task, ClientState]:
         """Put the client's own weights in the place of the server's where it withheld them.
@@ -80,9 +83,9 @@ class _Withholding(Defense):
             )
         server, own = task.parameters, kept.weights
         if task.kept is not kept.pruned:
-            exists = _exists(task, kept.spans)
+            exists = _existing(task, kept.spans)
             if own is not None and not torch.equal(kept.exists, exists):
-                # what it did not have in its last round, it knows no better
+                # what the model did not have in the last round has only the server's value
                 own = torch.where(kept.exists, own, server)
             kept = replace(kept, exists=exists, weights=own, pruned=task.kept)
         kept, start = self._start(kept, server, source)
@@ -96,8 +99,13 @@ class _Withholding(Defense):
     ) -> tuple[ClientState, Tensor]:
         raise NotImplementedError
 
+    def _mask(
+        self, change: Tensor, kept: ClientState, source: Source
+    ) -> tuple[Tensor, ClientState]:
+        raise NotImplementedError
+
     def transform(
-        self, update: Update, state: State, context: ClientContext | None, source: Source
+        self, update: Update, state: State, context: Context, source: Source
     ) -> tuple[Update, ClientState]:
         """Send (server's weights - own weights) / rate where the mask says so; keep the rest."""
         kept: ClientState = state
@@ -111,9 +119,14 @@ class _Withholding(Defense):
             if late:
                 update = update.opaque(update.rows, f"{self!r} came after the noise")
         rows, weights = self._trained(change, kept, mask, late)
-        sent = replace(self._told(update), rows=rows[None], mask=mask[None])
+        # `masked` on no coordinates gives the law after the mask; `rows` are masked already.
+        before = None if update.mask is None else update.mask[:, :0]
+        none = replace(update, rows=update.rows[:, :0], mask=before)
+        by_value, drawn = self.masks_by_value, self.draws_mask
+        sent = none.masked(torch.ones_like(none.rows).bool(), by_value=by_value, drawn=drawn)
+        sent = replace(sent, rows=rows[None], mask=mask[None])
         if late and isinstance(sent.law, Exact):
-            sent = replace(sent, law=Unknown(REASON))
+            sent = replace(sent, law=Unknown(LATE))
         return sent, replace(kept, weights=weights, sent=mask, server=None, start=None)
 
     @torch.no_grad()
@@ -125,33 +138,19 @@ class _Withholding(Defense):
         start, server = kept.start, kept.server
         if start is not None and self.pseudo:
             weights = torch.empty_like(start)
-        for part in _blocks(((0, len(change)),)):
+        for part in blocks(((0, len(change)),)):
             own = change[part]
             if start is not None and weights is not None:
                 torch.add(start[part], own, alpha=-kept.rate, out=weights[part])
             if late and start is not None and server is not None:
                 own = torch.sub(server[part], start[part], out=rows[part])
                 own.div_(kept.rate).add_(change[part])
-            torch.mul(own, _bytes(mask[part]), out=rows[part])
+            torch.mul(own, as_bytes(mask[part]), out=rows[part])
         return rows, weights
-
-    def _told(self, update: Update) -> Update:
-        """What masking does to all but rows and mask: it is masked on no coordinates."""
-        mask = None if update.mask is None else update.mask[:, :0]
-        none = replace(update, rows=update.rows[:, :0], mask=mask)
-        return self._masked(none, torch.ones_like(none.rows[0]).bool())
-
-    def _mask(
-        self, change: Tensor, kept: ClientState, source: Source
-    ) -> tuple[Tensor, ClientState]:
-        raise NotImplementedError
-
-    def _masked(self, update: Update, mask: Tensor) -> Update:
-        return update.masked(mask[None], by_value=True)
 
 
 @dataclass(frozen=True, repr=False)
-class Withhold(_Withholding):
+class Withhold(Withholding):
     """Withhold the fraction `rate` of the weights of every layer and send zeros in their place.
 
     Which ones: those whose loss gradient (the change over the local steps) is `"largest"` in
@@ -163,10 +162,9 @@ class Withhold(_Withholding):
     next round (pseudo-pruning); else it drops them and goes on from the server's.
 
     The mask is seen as zeros. Where it was chosen by value it is a release of its own: in every
-    layer all withheld gradients are at least as large as all that are sent. What is withheld is
-    only late with `pseudo`: once such a weight is sent, its change holds the gradients of all
-    rounds since it was last sent. See `docs/pruned_learning.md` for what both are worth to an
-    attacker.
+    layer all withheld gradients are at least as large as all that are sent. With `pseudo`, what is
+    withheld is only late: once such a weight is sent, its change holds the gradients of all rounds
+    since it was last sent. `docs/pruned_learning.md` says what both are worth to an attacker.
 
     Args:
         rule: "largest", "random" or "mix".
@@ -207,14 +205,17 @@ class Withhold(_Withholding):
         """The mask is chosen from the batch unless it is random."""
         return self.rule != "random"
 
+    masks_by_value = data_dependent_law
+
     @property
     def draws_mask(self) -> bool:  # type: ignore[override]
-        """Whether the mask is random alone."""
-        return self.rule == "random"
+        """Whether some of the mask is random."""
+        return self.rule != "largest"
 
-    def _sketch(self, update: Update) -> Update:
-        sent = self._masked(update, torch.ones_like(update.rows[0]).bool())
-        return replace(sent, law=Unknown(REASON)) if self.pseudo else sent
+    @property
+    def hides_law(self) -> bool:  # type: ignore[override]
+        """Whether it sends what earlier rounds withheld."""
+        return self.pseudo
 
     def _start(
         self, kept: ClientState, server: Tensor, source: Source
@@ -223,9 +224,9 @@ class Withhold(_Withholding):
             return kept, server
         start = torch.empty_like(server)
         with torch.no_grad():
-            for part in _blocks(((0, len(server)),)):
+            for part in blocks(((0, len(server)),)):
                 own = kept.sent[part].logical_not().logical_and_(kept.exists[part])
-                _choose(own, kept.weights[part], server[part], start[part])
+                choose(own, kept.weights[part], server[part], start[part])
         return kept, start
 
     def _mask(
@@ -243,38 +244,27 @@ class Withhold(_Withholding):
             size = change[start:stop].abs()
             if count < len(size):
                 size.masked_fill_(exists.logical_not(), -1.0)
-            gone[start:stop] = _first(size, top)
+            gone[start:stop] = mask_of_largest(size, top)
             if draw is not None:
                 left = exists & ~gone[start:stop]
                 order = torch.where(left, draw[start:stop].to(left.device), -1.0)
-                gone[start:stop] |= _first(order, total - top)
+                gone[start:stop] |= mask_of_largest(order, total - top)
         return gone.logical_not_(), kept
-
-    def _masked(self, update: Update, mask: Tensor) -> Update:
-        by_value = self.rule != "random"
-        return update.masked(mask[None], by_value=by_value, drawn=self.rule != "largest")
 
 
 def _spans(task: Task) -> tuple[tuple[int, int], ...]:
-    """(start, stop) of every tensor of weights: 2 or more dimensions, no biases, no norms."""
-    found = []
-    for name, shape, start, stop in task.layout:
-        owner, _, own = name.rpartition(".")
-        scales = isinstance(task.model.get_submodule(owner), nn.LayerNorm | nn.RMSNorm)
-        if len(shape) > 1 and own != "bias" and not scales:
-            found.append((start, stop))
-    return tuple(found)
+    return tuple((start, stop) for _, start, stop in weight_spans(task))
 
 
-def _exists(task: Task, spans: tuple[tuple[int, int], ...]) -> Tensor:
+def _existing(task: Task, spans: tuple[tuple[int, int], ...]) -> Tensor:
     """(P,) the weights that lie in the spans and that pruning left in the model."""
-    found = torch.zeros_like(task.parameters, dtype=torch.bool)
+    exists = torch.zeros_like(task.parameters, dtype=torch.bool)
     for start, stop in spans:
-        found[start:stop] = True
-    return found if task.kept is None else found & task.kept
+        exists[start:stop] = True
+    return exists if task.kept is None else exists & task.kept
 
 
-def _blocks(spans: tuple[tuple[int, int], ...], size: int = BLOCK) -> Iterator[slice]:
+def blocks(spans: tuple[tuple[int, int], ...], size: int = BLOCK) -> Iterator[slice]:
     """The spans in slices of `size`, the last of each shorter.
 
     `BLOCK` is a multiple of all that torch computes at once, so that the bits are those of the
@@ -285,20 +275,20 @@ def _blocks(spans: tuple[tuple[int, int], ...], size: int = BLOCK) -> Iterator[s
             yield slice(at, min(at + size, stop))
 
 
-def _bytes(mask: Tensor) -> Tensor:
+def as_bytes(mask: Tensor) -> Tensor:
     """The same memory as 0 and 1, of which torch makes floats faster than of booleans."""
     return mask.view(torch.uint8)
 
 
-def _choose(mask: Tensor, yes: Tensor, no: Tensor, out: Tensor) -> None:
+def choose(mask: Tensor, yes: Tensor, no: Tensor, out: Tensor) -> None:
     """`torch.where` on a block, by bits: no branch, which a random mask makes slow."""
     whole = WHOLE[out.element_size()]
     bits, other = out.view(whole), no.view(whole)
     torch.bitwise_xor(yes.view(whole), other, out=bits)
-    bits.mul_(_bytes(mask).to(whole)).bitwise_xor_(other)
+    bits.mul_(as_bytes(mask).to(whole)).bitwise_xor_(other)
 
 
-def _first(values: Tensor, count: int) -> Tensor:
+def mask_of_largest(values: Tensor, count: int) -> Tensor:
     """Mask of the `count` largest values; of equal ones, the first."""
     if count == 0:
         return torch.zeros_like(values, dtype=torch.bool)
@@ -309,7 +299,7 @@ def _first(values: Tensor, count: int) -> Tensor:
         least = float(values.kthvalue(place + 1).values)
     mask = values > least
     missing = count - int(mask.count_nonzero())
-    for part in _blocks(((0, len(values)),)):
+    for part in blocks(((0, len(values)),)):
         if missing == 0:
             break
         equal = (values[part] == least).nonzero().squeeze(1)[:missing]
@@ -332,7 +322,7 @@ def _ranked(values: NDArray[Any], place: int) -> float:
     at, room = place * SAMPLE // size, SAMPLE // 50
     low, high = sample[max(0, at - room)], sample[min(SAMPLE - 1, at + room)]
     below, near = 0, []
-    for part in _blocks(((0, size),)):
+    for part in blocks(((0, size),)):
         block = values[part]
         below += int((block < low).sum())
         near.append(block[(block >= low) & (block <= high)])

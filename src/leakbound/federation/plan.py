@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.defenses.base import Chain, Defense, chain
-from leakbound.defenses.training import LocalAggregation
+from leakbound.defenses import Chain, Defense, LocalAggregation, NoDefense, chain
 from leakbound.defenses.withhold import ClientState
 from leakbound.pruning import Pruning, prunable
 from leakbound.types import Batch, Guarantee, Task, Unit, Update
@@ -42,7 +41,7 @@ class FederatedPlan:
     """
 
     pruning: Pruning | None = None
-    defense: Defense = field(default_factory=chain)
+    defense: Defense = field(default_factory=NoDefense)
     clients: int = 0
     batch_size: int = 0
     steps: int = 1
@@ -72,7 +71,9 @@ class FederatedPlan:
 
     def _check_defense(self) -> None:
         if not isinstance(self.defense, Defense):
-            raise ValueError(f"defense is {self.defense!r}; give a defense, or chain() for none")
+            raise ValueError(
+                f"defense is {self.defense!r}; give a defense, or NoDefense() for none"
+            )
         whole = chain(self.defense)
         if self.pruning is not None and self.pruning.adapts and self.covers:
             raise ValueError(

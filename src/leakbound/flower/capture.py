@@ -38,10 +38,9 @@ def capture_app(
     """Run the app in a folder and keep what the server sees of some rounds; returns the files.
 
     This runs the app's code: the components that its pyproject.toml names under
-    `[tool.flwr.app.components]` are imported, and `on_progress` names each before. The app runs in
-    this process with `clients` clients one after the other, and is stopped once the last wanted
-    round's replies are there. Nothing of the app is changed, and its folder is not written to. The
-    files name the class and the input shape of the module whose weights are sent.
+    `[tool.flwr.app.components]` are imported. The app runs in this process, one client after the
+    other, and is stopped once the last wanted round's replies are there. Its folder is not written
+    to. The files name the class and the input shape of the module whose weights are sent.
 
     Args:
         folder: of the app, with its pyproject.toml.
@@ -49,7 +48,7 @@ def capture_app(
         rounds: which, from 1.
         clients: how many clients there are.
         run_config: values over those of `[tool.flwr.app.config]`.
-        on_progress: is given a sentence at every step.
+        on_progress: is given a sentence at every step, and before each import.
 
     Raises:
         ValueError: no Flower app in the folder, a `run_config` of keys that it does not have, code
@@ -71,7 +70,7 @@ def capture_app(
     with _importing(place):
         server = _component(place, about, "serverapp", ServerApp, say)
         client = _component(place, about, "clientapp", ClientApp, say)
-        grid = _CapturingGrid(client, clients, config, wanted, Path(out), say)
+        grid = _CapturingGrid(wanted, Path(out), say, client, clients, run_config=config)
         hook = register_module_forward_pre_hook(grid.called)
         try:
             server(grid, Context(1, 1, {}, RecordDict(), config))
@@ -99,16 +98,8 @@ class _Enough(BaseException):
 class _CapturingGrid(InProcessGrid):
     """A grid that writes the replies of wanted rounds, and then stops the app."""
 
-    def __init__(
-        self,
-        client_app: ClientApp,
-        clients: int,
-        run_config: Mapping[str, Any],
-        wanted: tuple[int, ...],
-        out: Path,
-        say: Say,
-    ) -> None:
-        super().__init__(client_app, clients, run_config=run_config, on_exchange=self._keep)
+    def __init__(self, wanted: tuple[int, ...], out: Path, say: Say, *app: Any, **given: Any):
+        super().__init__(*app, **given, on_exchange=self._keep)
         self.round, self.seen, self.written = 0, set[int](), list[Path]()
         self._wanted, self._out, self._say = wanted, out, say
         self.problem: str | None = None

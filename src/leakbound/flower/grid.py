@@ -22,18 +22,16 @@ FIRST_NODE = 2
 class InProcessGrid(Grid):
     """A Grid that calls the ClientApp directly, one client after the other.
 
-    ServerApp, ClientApp, strategies and mods run unchanged. Messages are handed over as copies, as
-    the network would; an exception of the ClientApp becomes an error reply and a line of the log,
-    as in Flower's own engines. Each client's `context.state` lives as long as the grid.
+    ServerApp, ClientApp, strategies and mods run unchanged. Messages are handed over as copies; an
+    exception of the ClientApp becomes an error reply and a line of the log, as in Flower's own
+    engines. Each client's `context.state` lives as long as the grid.
 
     Args:
-        client_app: of the app.
-        clients: how many there are; each finds `partition-id` and `num-partitions` in its
-            `node_config`, as in Flower's simulation.
+        clients: how many; each has `partition-id` and `num-partitions` in its `node_config`, as in
+            Flower's simulation.
         run_config: what `context.run_config` holds.
         node_config: more of each client's `node_config`, by its number.
         on_exchange: called at every exchange, with what an honest-but-curious server sees.
-        run_id: the number of the run.
 
     Example:
         >>> app = ClientApp()
@@ -69,7 +67,7 @@ class InProcessGrid(Grid):
             self.contexts[node] = Context(run_id, node, own, RecordDict(), dict(run_config or {}))
 
     def set_run(self, run: Any) -> None:
-        """Nothing to do: the run is this process."""
+        """Do nothing: the run is this process."""
 
     @property
     def run(self) -> Any:
@@ -131,11 +129,9 @@ def run(
     clients: int,
     *,
     run_config: Mapping[str, Any] | None = None,
-    node_config: Callable[[int], Mapping[str, Any]] | None = None,
-    on_exchange: Exchange | None = None,
+    **settings: Any,
 ) -> InProcessGrid:
     """Run a whole app in this process; returns the grid. Arguments as of `InProcessGrid`."""
-    more: dict[str, Any] = {"node_config": node_config, "on_exchange": on_exchange}
-    grid = InProcessGrid(client_app, clients, run_config=run_config, **more)
+    grid = InProcessGrid(client_app, clients, run_config=run_config, **settings)
     server_app(grid, Context(1, 1, {}, RecordDict(), dict(run_config or {})))
     return grid

@@ -17,7 +17,7 @@ from torch import Tensor
 from leakbound import check
 from leakbound._util import files
 from leakbound.assess.record import UNDECIDED
-from leakbound.defenses.base import Defense, chain
+from leakbound.defenses.base import Defense, NoDefense, chain
 from leakbound.flower.compat import error_reply
 from leakbound.flower.messages import (
     REPLY,
@@ -30,7 +30,7 @@ from leakbound.flower.messages import (
 )
 from leakbound.flower.nesting import Inside, Tap, collecting, listening, unbroken
 from leakbound.flower.setup import Setup, refuse_thawed, settings
-from leakbound.inspection import Finding, inspect
+from leakbound.inspection import LayerFinding, inspect
 from leakbound.meter import Decision, Policy, Reading, measure
 from leakbound.meter.reading import EXPERIMENT
 from leakbound.protocol import resolve
@@ -55,29 +55,26 @@ class LeakMeter:
     "leakbound.meter" (warnings and refusals at WARNING, the rest at INFO) and, where a path is
     given, to a file on the client: not into the reply.
 
-    A refusal is an error reply that says `REFUSED`. That a client refuses depends on its data
-    (unless the model's marks were the reason) and so leaks something; so does its silence under
-    `on_refuse="send nothing useful"`, which a server sees that looks at single replies, as weights
-    that did not change. Without public images in the setup, the model is inspected again after
-    training, on random images of the tapped shape: that decision uses nothing else of the data.
+    A refusal is an error reply that says `REFUSED`. A refusal depends on the client's data (unless
+    the model's marks were the reason) and so leaks something; so does silence under
+    `on_refuse="send nothing useful"`: a server that looks at single replies sees weights that did
+    not change. Without public images in the setup, the model is inspected again after training, on
+    random images of the tapped shape: that decision uses nothing else of the data.
 
     A measurement that fails under differential privacy counts as undecided, since a server could
     make it fail on some data and not on other. Without, `BROKEN` is answered, or what the policy's
     `on_refuse` says.
 
-    The meter knows what a `DefenseMod` inside did, and its noise distribution. The train function
-    has to call `leakbound.flower.tap(inputs, labels)`, once a local step.
+    The train function has to call `leakbound.flower.tap(inputs, labels)`, once a local step.
 
     Args:
         setup: what is trained, and how.
         policy: the client's rules.
-        release: put `Reading.release()` into the reply's metrics (into the text of a refusal):
-            knowingly given away.
-        defense: what the train function itself does to the update, such as DP-SGD by Opacus; taken
-            at your word. None where mods do all.
+        release: put `Reading.release()` into the reply's metrics (into the text of a refusal).
+        defense: what the train function itself does to the update, such as DP-SGD by Opacus; not
+            verified. None where mods do all.
         every: measure in every so many rounds; the model is inspected in each.
         path: a JSON Lines file on the client that gets every reading, readable by its owner only.
-            A file that is there must be one of such readings.
         log: where to write.
 
     Raises:
@@ -162,7 +159,7 @@ class LeakMeter:
         reply: Message,
         tapped: Tap,
         inside: Inside,
-        findings: Sequence[Finding],
+        findings: Sequence[LayerFinding],
     ) -> tuple[Reading | None, Decision]:
         """The reading of the weights in the reply; None where it fails on a private update."""
         batch = _distinct(tapped)
@@ -174,7 +171,7 @@ class LeakMeter:
         if defense is None and self.defense is not None:
             defense = resolve(self.defense, task, batch.size)
             law = Unknown("the train function makes the noise, and the meter does not see its law")
-        defense = defense or chain()
+        defense = defense or NoDefense()
         after = self._read(only_arrays(reply.content, REPLY)[1], REPLY)
         # the learning rate is public: it does not depend on this stream
         rate = defense.prepare(task, stream(0, "plan")).plan.learning_rate

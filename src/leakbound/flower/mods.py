@@ -61,22 +61,19 @@ class DefenseMod:
     what leaves (noise, clipping, pruning, withholding) edit what your training made, after any
     number of local steps. Links that need other examples or another training (noisy copies, mixup,
     dropped units, local steps) compute the update anew from the batches that your train loop gave
-    `tap`, and replace yours: this takes one tapped batch, or one a step of the Setup's plan. Links
-    that need every example's gradient (DP-SGD) take one step on one tapped batch, and refuse a
-    training of several; docs/flower.md has the table.
+    `tap`: one batch, or one a step of the Setup's plan. Links that need every example's gradient
+    (DP-SGD) take one step on one tapped batch; docs/flower.md has the table.
 
     Buffers, such as running statistics of batch norms, would leave undefended: the server's are
-    sent back unchanged. Metrics leave as you wrote them, and so does the number of examples.
-    Evaluate and query messages pass untouched.
-
-    What goes wrong becomes an error reply that names the problem; what a text could reveal of the
-    client's data stays in the client's log. Errors of your own train function pass through.
+    sent back unchanged. Metrics and the number of examples leave as you wrote them. Evaluate and
+    query messages pass untouched. Errors become error replies; texts that could reveal the client's
+    data stay in the client's log.
 
     Args:
         defense: a chain or a single defense, its client's part alone.
         setup: what is trained, and how.
-        seed: for experiments only: names every draw, and marks the replies' metrics with
-            `leakbound-experiment-only`. By default noise comes from the operating system's entropy.
+        seed: for experiments only: names every draw, and adds `leakbound-experiment-only` to the
+            replies' metrics. By default noise comes from the operating system's entropy.
 
     Guarantees: those of the defense, for the weights.
 

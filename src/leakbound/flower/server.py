@@ -40,16 +40,16 @@ def _passed_on(name: str) -> Any:
 class Watched(Strategy):
     """A strategy that does what another does, and keeps what the server sees of some rounds.
 
-    It changes nothing: the same clients are asked, the same replies are aggregated. What it keeps
-    is what any server could keep: the weights that it sent, and those that each client answered.
+    It keeps what any server could keep: the weights that it sent, and those that each client
+    answered.
 
     Args:
         strategy: the strategy of your app.
         rounds: which rounds to keep, from 1.
         out: a folder to write them to, as `leakbound capture` does; None: in memory alone.
         on_round: is called with the round's number and its captures once they are there.
-        learning_rate: of the clients' SGD; by default the server's configuration is searched for
-            "lr" and "learning-rate".
+        learning_rate: of the clients' SGD; by default "lr" or "learning-rate" in the server's
+            configuration.
 
     Attributes:
         captures: what was seen so far, for `leakbound.captured`.
@@ -137,13 +137,12 @@ class WatchedSum(SumStrategy):
     """A strategy of `flwr.server` that keeps the sums that SecAgg+ shows the server.
 
     SecAgg+ gives the server the average of the clients' weights, weighted by their numbers of
-    examples. For one local step that is one step on all their examples: as a captured update it is
-    one client with all examples, in which no attack can tell whose image is whose. For several
-    local steps this is an approximation.
+    examples. For one local step that is one client's step on all examples, in which no attack can
+    tell whose image is whose; for several local steps this is an approximation.
 
     Args:
         strategy: the strategy that the `LegacyContext` would get.
-        rounds: which rounds to keep, from 1.
+        rounds: which to keep, from 1.
         learning_rate: of the clients' SGD.
         out: a folder to write them to; None: in memory alone.
 

@@ -20,18 +20,16 @@ from leakbound.types import Batch, LocalPlan, Loss, Task
 class Setup:
     """The training that mods defend or measure.
 
-    Parameters that `model` returns frozen (`requires_grad` False) are constants: messages need not
-    hold them, no mod changes them, and a train function that changes them is refused.
-
-    Batch norms stay as `model` returns them: in training mode they take the batch's statistics, as
-    in the usual train loop; return `Net().eval()` if you train with frozen ones. A mod that
-    computes the update itself trains without dropout: it cannot see which units your loop dropped.
+    Parameters that `model` returns frozen are constants: messages need not hold them, no mod
+    changes them, and a train function that changes them is refused. Batch norms stay as `model`
+    returns them: return `Net().eval()` if you train with frozen statistics. A mod that computes the
+    update itself trains without dropout: it cannot see which units your loop dropped.
 
     Args:
         model: makes the model, as `Net`; its weights do not matter, and torch's global generator
             is put back.
-        learning_rate: of the local SGD, or the key under which it is found: in the configuration
-            that the server sends with a message, else in the app's run configuration.
+        learning_rate: of the local SGD, or its key in the configuration that the server sends with
+            a message, or in the app's run configuration.
         loss: of the model's outputs and the labels, a mean over the batch.
         input_range: the box that every input lies in, as the model is fed.
         classes: how many, to check labels; None does not check.
@@ -99,12 +97,7 @@ class Setup:
         return float(value)
 
     def task(self, named: Mapping[str, Tensor], config: Mapping[str, Any]) -> Task:
-        """The task at the weights that the server sent.
-
-        Args:
-            named: all trained parameters; frozen ones and buffers that are not sent are the
-                model's own.
-            config: where to look a named learning rate up.
+        """The task at the weights that the server sent; what `named` lacks is the model's own.
 
         Raises:
             ValueError: parameters are missing, are not finite, or are shared between layers.

@@ -18,16 +18,11 @@ from leakbound.defenses.base import Chain
 
 
 def save(records: RecordDict, key: str, owner: str, value: Any) -> None:
-    """Put a value under a key: its tensors as arrays, the rest as one text.
-
-    Args:
-        records: `context.state`, which never leaves the node.
-        key: the name it is found under.
-        owner: whose it is; `load` refuses another's.
-        value: numbers, texts, tensors, tuples, dictionaries and dataclasses of these.
+    """Put a value under a key: its tensors as arrays, the rest as text. `load` checks the owner.
 
     Raises:
-        ValueError: something else in it.
+        ValueError: a value of other things than numbers, texts, tensors, tuples, dictionaries and
+            dataclasses of these.
     """
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_plain(value, tensors))

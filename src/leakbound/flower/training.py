@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from queue import SimpleQueue
@@ -35,8 +34,7 @@ from leakbound.protocol import step
 from leakbound.types import Unit as Rows
 from leakbound.types import Update
 
-WEIGHTS, TURN, DEFENSE, SENT, KEPT = "weights", "turn", "defense", "sent", "kept"
-WHY = "why"
+WEIGHTS, TURN, DEFENSE, SENT, KEPT, WHY = "weights", "turn", "defense", "sent", "kept", "why"
 PATIENCE = 120.0
 """Seconds for the clients of a simulation to be there."""
 GRACE = 30.0
@@ -54,16 +52,8 @@ def run(
 ) -> Generator[Result, None, None]:
     """Run a plan's trainings on Flower's simulation engine; otherwise as `leakbound.audit.run`.
 
-    One client a node, `workers` of them at a time, in a Ray on this machine's loopback that ends
-    with the generator.
-
-    Args:
-        plan: what to run.
-        done: ids of units that need not run; all of the plan's experiments are among them.
-        workers: client processes, each with one torch thread.
-        pictures: as of `leakbound.audit.run`; trainings have none.
-        context: the plan's data, where it is loaded already.
-        started: called with a training when it starts.
+    One client a node, `workers` of them at a time (processes with one torch thread each), in a Ray
+    on this machine's loopback that ends with the generator. All of the plan's cells are done.
 
     Raises:
         ValueError: experiments not done, which Flower does not run; or a simulation that
@@ -85,50 +75,39 @@ def run(
     with environment({"PYTHONPATH": path}), connected(None, workers, shared=False):
         simulation = threading.Thread(target=_simulate, args=(units, bench, flow), daemon=True)
         simulation.start()
+        left = len(units)
         try:
-            yield from _results(flow, len(units), started)
+            while left:
+                event = flow.events.get()
+                if isinstance(event, Result):
+                    left -= 1
+                    yield event
+                elif isinstance(event, TrainingUnit):
+                    started(event)
+                else:
+                    raise ValueError(f"Flower's simulation ended: {event or 'it gave no reason'}")
         finally:
             flow.stop.set()
             simulation.join(GRACE)
-
-
-def _results(flow: Flow, count: int, started: Callable[[Unit], None]) -> Iterator[Result]:
-    while count:
-        event = flow.events.get()
-        if isinstance(event, Result):
-            count -= 1
-            yield event
-        elif isinstance(event, TrainingUnit):
-            started(event)
-        else:
-            raise ValueError(f"Flower's simulation ended: {event or 'it gave no reason'}")
 
 
 def _simulate(units: Sequence[TrainingUnit], bench: PlanContext, flow: Flow) -> None:
     """Flower's engine, which takes the Ray that is there; its log keeps to errors."""
     from flwr.simulation import run_simulation
 
-    with _silent():
-        try:
-            run_simulation(
-                server_app(units, bench, flow),
-                client_app(units, bench.dataset.fingerprint),
-                max(unit.utility.clients for unit in units),
-                backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
-            )
-        except BaseException as error:  # it ends this thread; the other one raises it
-            flow.events.put(error)
-        else:
-            flow.events.put(None)
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
     logger = logging.getLogger("flwr")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        run_simulation(
+            server_app(units, bench, flow),
+            client_app(units, bench.dataset.fingerprint),
+            max(unit.utility.clients for unit in units),
+            backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+        )
+        flow.events.put(None)
+    except BaseException as error:  # it ends this thread; the other one raises it
+        flow.events.put(error)
     finally:
         logger.setLevel(before)
 
@@ -153,9 +132,7 @@ class Flow:
 def client_app(units: Iterable[TrainingUnit], fingerprint: str) -> ClientApp:
     """An app whose clients take their turns in the given trainings.
 
-    Args:
-        units: the trainings that a server may ask for.
-        fingerprint: of the data that the server has; a client with other data refuses.
+    A client refuses where its data have another fingerprint than the server's.
     """
     app, known = ClientApp(), {unit.id: unit for unit in units}
 
@@ -210,11 +187,7 @@ class GridClients:
         self._nodes = nodes
 
     def __call__(self, opening: Opening) -> list[Update]:
-        """Send the opening to every client and wait for all of them.
-
-        Raises:
-            ValueError: what a client says went wrong.
-        """
+        """Send the opening to every client and wait for all; raises what a client says is wrong."""
         nodes = self._nodes[: len(opening.parts)]
         messages = [
             Message(self._content(opening, i), node, "train", group_id=str(opening.number))
@@ -237,12 +210,8 @@ class GridClients:
     def _content(self, opening: Opening, client: int) -> RecordDict:
         weights, parts = opening.task.parameters.numpy(), opening.parts[client].numpy()
         turn: Any = {"unit": self._unit.id, "round": opening.number, "client": client}
-        content = RecordDict(
-            {
-                WEIGHTS: ArrayRecord({"weights": Array(weights), "images": Array(parts)}),
-                TURN: ConfigRecord(turn),
-            }
-        )
+        arrays = ArrayRecord({"weights": Array(weights), "images": Array(parts)})
+        content = RecordDict({WEIGHTS: arrays, TURN: ConfigRecord(turn)})
         state.save(content, DEFENSE, self._unit.id, opening.defense.links)
         return content
 

@@ -1,16 +1,17 @@
-"""Signatures of a model that a malicious server has prepared to read its clients' images.
+"""Marks of a model that a malicious server has prepared to read its clients' images.
 
-Planted layers that are known from the literature leave marks in the weights, in the loss, and in
-which units real images switch on. `inspect` looks for these marks before a client trains. Nothing
-found is not safety: whoever knows the marks can avoid them (`BLIND_SPOTS`).
+Malicious layers that are known from the literature leave marks in the weights, in the loss, and in
+which units real images switch on. `inspect` looks for these marks before a client trains. Finding
+none is no proof of safety: whoever knows the marks can avoid them (`BLIND_SPOTS`).
 """
 
 from __future__ import annotations
 
-from leakbound.inspection.finding import MANY, Finding
 from leakbound.inspection.layers import evened, head_of, layers
 from leakbound.inspection.trials import on_probes, tried
 from leakbound.inspection.weights import (
+    MANY,
+    LayerFinding,
     balanced_signs,
     equal_columns,
     parallel,
@@ -24,7 +25,7 @@ __all__ = [
     "KINDS",
     "MANY",
     "NOT_SAFE",
-    "Finding",
+    "LayerFinding",
     "evened",
     "inspect",
     "parallel",
@@ -52,8 +53,8 @@ NOT_SAFE = "Nothing was found. That is not safety: a server that knows these mar
 
 def inspect(
     task: Task, probes: Batch | None = None, *, input_shape: tuple[int, ...] | None = None
-) -> tuple[Finding, ...]:
-    """The marks of a planted model that were found; none is no proof of safety.
+) -> tuple[LayerFinding, ...]:
+    """The marks of malicious layers; none is no proof of safety.
 
     Args:
         task: the model as the server sent it.
@@ -84,11 +85,11 @@ def inspect(
 
 def statistics(
     task: Task, probes: Batch | None = None, *, input_shape: tuple[int, ...] | None = None
-) -> tuple[Finding, ...]:
+) -> tuple[LayerFinding, ...]:
     """Every statistic that `inspect` judges, marked or not: for margins and calibration."""
     images = probes or task.public
     inputs = None if images is None else images.inputs[:MOST_PROBES].to(task.parameters)
-    found: list[Finding] = []
+    found: list[LayerFinding] = []
     every = layers(task)
     head = head_of(every)
     for layer in every:

@@ -1,17 +1,16 @@
-"""Marks that show when a planted model is tried: on real images, or on random ones."""
+"""Marks that show when a malicious model runs on images: real ones, or random ones."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from leakbound import client
-from leakbound.inspection.finding import MANY, Finding
 from leakbound.inspection.layers import Layer, evened, layers
-from leakbound.inspection.weights import parallel
+from leakbound.inspection.weights import MANY, LayerFinding, parallel
 from leakbound.random import normal, stream, uniform
 from leakbound.types import NotApplicable, Task
 
@@ -20,7 +19,7 @@ RARE, MOSTLY, FEWEST_UNITS = 0.25, 0.9, 16
 FEW_IMAGES = 4
 
 
-def on_probes(task: Task, layers: list[Layer], inputs: Tensor) -> list[Finding]:
+def on_probes(task: Task, layers: list[Layer], inputs: Tensor) -> list[LayerFinding]:
     """What real images make of linear layers that see them."""
     found, flat = [], inputs.flatten(1)
     fits = [la for la in layers if la.linear and la.rows.shape[1] == flat.shape[1]]
@@ -41,10 +40,10 @@ def on_probes(task: Task, layers: list[Layer], inputs: Tensor) -> list[Finding]:
     return found
 
 
-def _same_answers(layer: Layer, seen: Tensor, rates: Tensor) -> Finding:
-    """Units that say the same of all probes (n, k), up to scale and level, wherever they point.
+def _same_answers(layer: Layer, seen: Tensor, rates: Tensor) -> LayerFinding:
+    """Units with the same outputs (n, k) on all probes, up to scale and level.
 
-    Units that are on for hardly any image, or for nearly all, are left out: they tell none apart.
+    Units that are on for hardly any image, or for nearly all, tell no images apart: left out.
     """
     used = ((rates >= 0.01) & (rates <= 0.99)).nonzero()[:, 0]
     centered = (seen - seen.mean(0))[:, used]
@@ -53,12 +52,12 @@ def _same_answers(layer: Layer, seen: Tensor, rates: Tensor) -> Finding:
         f"{len(members)} of {len(layer.rows)} units of {layer.name!r} say the same of "
         f"{len(seen)} probe images, up to scale"
     )
-    return Finding(
+    return LayerFinding(
         layer.name, "imprint on probes", float(len(members)), 2 * MANY, words, tuple(members)
     )
 
 
-def _rarely_active(layer: Layer, rates: Tensor) -> Finding:
+def _rarely_active(layer: Layer, rates: Tensor) -> LayerFinding:
     """The share of units that are on for few images, and yet for some.
 
     The mirror image of a fresh unit is as likely as itself, so half of the units are on for more
@@ -71,10 +70,10 @@ def _rarely_active(layer: Layer, rates: Tensor) -> Finding:
         "but for a quarter of them at most"
     )
     share = float(rare.double().mean()) if enough else 0.0
-    return Finding(layer.name, "rarely active", share, MOSTLY, words)
+    return LayerFinding(layer.name, "rarely active", share, MOSTLY, words)
 
 
-def tried(task: Task, inputs: Tensor | None, shape: tuple[int, ...]) -> list[Finding]:
+def tried(task: Task, inputs: Tensor | None, shape: tuple[int, ...]) -> list[LayerFinding]:
     """What a small batch shows: outputs whose loss does not look at labels, and gains."""
     low, high = task.input_range
     if task.label_range is None:
@@ -91,7 +90,7 @@ def tried(task: Task, inputs: Tensor | None, shape: tuple[int, ...]) -> list[Fin
     return gains if output.ndim != 2 else [_label_blind(task, output, labels), *gains]
 
 
-def _label_blind(task: Task, output: Tensor, labels: Tensor) -> Finding:
+def _label_blind(task: Task, output: Tensor, labels: Tensor) -> LayerFinding:
     """Outputs whose derivative of the loss is one constant, whatever outputs and labels are."""
     slopes = []
     for draw in range(2):
@@ -106,47 +105,43 @@ def _label_blind(task: Task, output: Tensor, labels: Tensor) -> Finding:
     constant = (every - every.mean(0)).abs().amax(0) <= 1e-6 * size
     count = int((constant & (size > 0)).sum())
     words = f"the loss weighs {count} of {output.shape[1]} outputs the same whatever the labels are"
-    return Finding("loss", "linear trap", float(count), 1.0, words)
+    return LayerFinding("loss", "linear trap", float(count), 1.0, words)
 
 
-def _gains(task: Task, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[Finding]]:
+def _gains(task: Task, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[LayerFinding]]:
     """The outputs; and how much the loss moves with each layer's outputs, over the model's own."""
     seen: dict[str, Tensor] = {}
     handles = []
 
-    def note(name: str) -> Any:
-        def hook(_: nn.Module, __: Any, output: Tensor) -> None:
-            seen[name] = output
+    def keep(name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
+        seen[name] = output
 
-        return hook
-
-    names = [layer.name for layer in layers(task)]
     modules = dict(task.model.named_modules())
     values = {
         name: value.detach().requires_grad_()
         for name, value in task.unflatten(task.parameters).items()
     }
     try:
-        handles = [modules[name].register_forward_hook(note(name)) for name in names]
+        for layer in layers(task):
+            handles.append(modules[layer.name].register_forward_hook(partial(keep, layer.name)))
         with torch.enable_grad():
             output = client.call(task, {**task.buffers, **values}, inputs)
             loss = task.loss(output, labels)
     finally:
         for handle in handles:
             handle.remove()
-    order = list(seen)
-    wanted = [output, *(seen[name] for name in order)]
+    wanted = [output, *seen.values()]
     slopes = _slopes(loss, wanted)
     if not bool(slopes[0].any()):  # the loss is saturated on these images
         push = normal(output.shape, stream(0, "inspection", "push"), like=output)
         slopes = _slopes((output * push).sum(), wanted)
     base = float(slopes[0].double().norm())
     found = []
-    for name, slope in zip(order, slopes[1:], strict=True):
+    for name, slope in zip(seen, slopes[1:], strict=True):
         gain = float(slope.double().norm()) / base
         gain = gain if math.isfinite(gain) else math.inf
         words = f"what {name!r} says is amplified {gain:.3g} times on its way to the loss"
-        found.append(Finding(name, "huge gain", gain, LOUD, words))
+        found.append(LayerFinding(name, "huge gain", gain, LOUD, words))
     return output.detach(), found
 
 

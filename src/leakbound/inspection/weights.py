@@ -1,4 +1,4 @@
-"""Marks in the weights of a planted model. All are blind to the size of a unit's weights.
+"""Marks of malicious layers in their weights. None depends on the size of a unit's weights.
 
 A net of ReLU units is the same function where a unit's weights are scaled by c and those that
 leave it by 1 / c, so a server may choose any c that the numbers can hold.
@@ -7,18 +7,46 @@ leave it by 1 / c, so a server may choose any c that the numbers can hold.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from scipy import stats
 from torch import Tensor
 
-from leakbound.inspection.finding import MANY, Finding
 from leakbound.inspection.layers import Layer, balanced, evened
 
+MANY = 4.0
+"""So many units that are alike are a mark."""
 PARALLEL, EQUAL_COLUMNS = 0.99, 0.999
 FEW_WEIGHTS, FEWEST_SIGNS, BALANCED = 8.0, 32, 0.22
 UNLIKELY = 12.0
 CENTERS, CHUNK = 4096, 256
+
+
+@dataclass(frozen=True)
+class LayerFinding:
+    """One statistic of one layer; a mark of a malicious model where it reaches its threshold.
+
+    Attributes:
+        layer: name of the layer; "loss" for the loss.
+        kind: one of `KINDS`.
+        strength: the statistic; `words` says what it counts. Larger is more suspicious.
+        threshold: from where on it is a mark.
+        words: what was seen, in a sentence.
+        rows: the units concerned.
+    """
+
+    layer: str
+    kind: str
+    strength: float
+    threshold: float
+    words: str
+    rows: tuple[int, ...] = ()
+
+    @property
+    def marked(self) -> bool:
+        """Whether the statistic reaches its threshold."""
+        return self.strength >= self.threshold
 
 
 def parallel(rows: Tensor, least: float = PARALLEL, spread: float = FEW_WEIGHTS) -> list[int]:
@@ -26,8 +54,8 @@ def parallel(rows: Tensor, least: float = PARALLEL, spread: float = FEW_WEIGHTS)
 
     Rows whose weight lies on fewer than `spread` entries are left out: two of these are parallel by
     chance. Under weights of random direction in `spread` = 8 dimensions, two rows have a cosine of
-    0.99 with probability 2e-7. Of more than `CENTERS` rows so many, evenly spaced, are tried as the
-    middle of a set. How large a row is does not matter.
+    0.99 with probability 2e-7. At most `CENTERS` rows, evenly spaced, are tried as the middle of a
+    set. The size of a row does not matter.
     """
     even, most = evened(rows)
     wide = even.square().sum(1).square() / even.pow(4).sum(1).clamp_min(1) >= spread
@@ -43,7 +71,7 @@ def parallel(rows: Tensor, least: float = PARALLEL, spread: float = FEW_WEIGHTS)
     return [int(i) for i in index[unit @ best >= least]]
 
 
-def parallel_rows(layer: Layer) -> Finding:
+def parallel_rows(layer: Layer) -> LayerFinding:
     """Units that measure one and the same thing of what enters, whatever their size."""
     members = parallel(layer.rows)
     if layer.entering is not None:
@@ -52,9 +80,9 @@ def parallel_rows(layer: Layer) -> Finding:
     kind = "imprint" if graded else "near-duplicate rows"
     words = (
         f"{len(members)} of {len(layer.rows)} units of {layer.name!r} measure one and the same "
-        "thing of the input" + (" with graded thresholds" if graded else "")
+        f"thing of the input{' with graded thresholds' if graded else ''}"
     )
-    return Finding(layer.name, kind, float(len(members)), MANY, words, tuple(members))
+    return LayerFinding(layer.name, kind, float(len(members)), MANY, words, tuple(members))
 
 
 def _graded(layer: Layer, members: list[int]) -> bool:
@@ -67,7 +95,7 @@ def _graded(layer: Layer, members: list[int]) -> bool:
     return int((levels.diff() > apart).sum()) + 1 >= MANY
 
 
-def equal_columns(layer: Layer) -> Finding:
+def equal_columns(layer: Layer) -> LayerFinding:
     """Units of the layer before that all weigh alike in every output."""
     classes = len(layer.rows)
     members = parallel(evened(layer.rows)[0].T, EQUAL_COLUMNS, 3.0) if classes >= 8 else []
@@ -75,10 +103,10 @@ def equal_columns(layer: Layer) -> Finding:
         f"{len(members)} of {layer.rows.shape[1]} units have the same outgoing weights in "
         f"{layer.name!r}, up to scale"
     )
-    return Finding(layer.name, "equal columns", float(len(members)), 2 * MANY, words)
+    return LayerFinding(layer.name, "equal columns", float(len(members)), 2 * MANY, words)
 
 
-def balanced_signs(layer: Layer) -> Finding:
+def balanced_signs(layer: Layer) -> LayerFinding:
     """Rows with as many negative as positive weights, too often for chance.
 
     A row of n weights of independent random signs has (negative - positive) / sqrt(n) inside
@@ -91,16 +119,14 @@ def balanced_signs(layer: Layer) -> Finding:
     strength, hits = 0.0, 0
     if len(count):
         gap = (rows > 0).sum(1) - (rows < 0).sum(1)
-        reach = BALANCED * count.double().sqrt()
-        balanced = gap.abs() <= reach
+        hits = int((gap.abs() <= BALANCED * count.double().sqrt()).sum())
         chance = _chance_of_balance(count)
-        hits = int(balanced.sum())
         strength = -float(stats.binom.logsf(hits - 1, len(count), chance)) / math.log(10)
     words = (
         f"{hits} of {len(count)} units of {layer.name!r} have as many negative as positive "
         f"weights, by chance so many with probability 1e-{max(0.0, strength):.0f}"
     )
-    return Finding(layer.name, "trap weights", max(0.0, strength), UNLIKELY, words)
+    return LayerFinding(layer.name, "trap weights", max(0.0, strength), UNLIKELY, words)
 
 
 def _chance_of_balance(count: Tensor) -> float:
@@ -108,14 +134,13 @@ def _chance_of_balance(count: Tensor) -> float:
     sizes, often = torch.unique(count, return_counts=True)
     n = sizes.double().numpy()
     reach = BALANCED * n**0.5
-    inside = stats.binom.cdf((n + reach) // 2, n, 0.5) - stats.binom.cdf(
-        -((reach - n) // 2) - 1, n, 0.5
-    )
+    most, least = (n + reach) // 2, -((reach - n) // 2)
+    inside = stats.binom.cdf(most, n, 0.5) - stats.binom.cdf(least - 1, n, 0.5)
     return float((inside * often.numpy()).sum() / often.sum())
 
 
-def zeroed(layer: Layer) -> Finding:
-    """Units that nothing enters, or inputs that go nowhere, though pruning did not take them."""
+def zeroed(layer: Layer) -> LayerFinding:
+    """Units without inputs, or inputs that go nowhere, though pruning did not remove them."""
     zero = (layer.rows == 0) & layer.kept
     dead = 0
     if not bool((layer.rows == 0).all()):
@@ -125,4 +150,4 @@ def zeroed(layer: Layer) -> Finding:
         f"{dead} units or inputs of {layer.name!r} are cut off by zero weights (a pruned model "
         "shows this too: tell the task what pruning kept)"
     )
-    return Finding(layer.name, "zeroed paths", float(dead), 1.0, words)
+    return LayerFinding(layer.name, "zeroed paths", float(dead), 1.0, words)

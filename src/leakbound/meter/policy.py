@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from leakbound import check
 from leakbound.assess.record import EXPOSED, UNDECIDED, Verdict
 from leakbound.attacks.base import Attack
-from leakbound.inspection import KINDS, Finding
+from leakbound.inspection import KINDS, LayerFinding
 from leakbound.types import ThreatModel
 
 ACTIONS = ("ignore", "warn", "refuse")
@@ -82,12 +82,16 @@ class Policy:
         if not isinstance(self.attacks, tuple):
             raise ValueError(f"attacks is a {type(self.attacks).__name__}; give a tuple of attacks")
 
-    def before(self, findings: Sequence[Finding]) -> Decision:
+    def before(self, findings: Sequence[LayerFinding]) -> Decision:
         """What to do about the model that the server sent, before anything is trained."""
         return _strictest(self._rules(findings))
 
     def decide(
-        self, verdict: Verdict, findings: Sequence[Finding], words: str, doubt: str | None = None
+        self,
+        verdict: Verdict,
+        findings: Sequence[LayerFinding],
+        words: str,
+        doubt: str | None = None,
     ) -> Decision:
         """What to do about an update; `words` say what the verdict rests on, `doubt` against it."""
         rules = self._rules(findings)
@@ -99,7 +103,7 @@ class Policy:
             rules.append((self.on_undecided, f"undecided: {words}"))
         return _strictest(rules)
 
-    def _rules(self, findings: Sequence[Finding]) -> list[tuple[str, str]]:
+    def _rules(self, findings: Sequence[LayerFinding]) -> list[tuple[str, str]]:
         marks = [finding for finding in findings if finding.kind not in self.accepted]
         return [(self.on_planted, _of(finding)) for finding in marks]
 
@@ -117,7 +121,7 @@ class Decision:
         return self.action == REFUSE
 
 
-def _of(finding: Finding) -> str:
+def _of(finding: LayerFinding) -> str:
     return f"the server's model looks planted ({finding.kind}): {finding.words}"
 
 

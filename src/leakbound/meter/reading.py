@@ -19,9 +19,9 @@ from leakbound.assess.verdict import verdict
 from leakbound.attacks import infer_labels
 from leakbound.attacks.base import Attack
 from leakbound.client import gradient
-from leakbound.defenses import Chain, chain
+from leakbound.defenses import Chain, NoDefense
 from leakbound.domains import of_shape
-from leakbound.inspection import NOT_SAFE, Finding, inspect
+from leakbound.inspection import NOT_SAFE, LayerFinding, inspect
 from leakbound.meter.attacks import cheap_attacks
 from leakbound.meter.policy import Decision, Policy
 from leakbound.risk import limits
@@ -73,7 +73,7 @@ class Reading:
     outcomes: tuple[AttackOutcome, ...]
     baseline: Values
     labels: float | None
-    findings: tuple[Finding, ...]
+    findings: tuple[LayerFinding, ...]
     bounds: tuple[Bound, ...]
     notes: tuple[str, ...]
     seconds: float
@@ -112,7 +112,7 @@ def measure(
     batch: Batch | None = None,
     defense: Chain | None = None,
     policy: Policy | None = None,
-    findings: Sequence[Finding] | None = None,
+    findings: Sequence[LayerFinding] | None = None,
     input_shape: tuple[int, ...] | None = None,
     buffers: bool = False,
     seeded: bool = False,
@@ -145,9 +145,8 @@ def measure(
         >>> net = models.mlp(input_shape=(1, 6, 6), classes=3, generator=stream(0, "model"))
         >>> task = Task.of(net, classes=3)
         >>> batch = Batch(uniform((1, 1, 6, 6), stream(0, "batch")), torch.tensor([2]))
-        >>> reading = measure(
-        ...     task, send(task, batch, chain(), stream(0, "noise")), batch=batch, source=stream(0)
-        ... )
+        >>> update = send(task, batch, NoDefense(), stream(0, "noise"))
+        >>> reading = measure(task, update, batch=batch, source=stream(0))
         >>> reading.verdict, reading.decision.action, reading.labels
         ('exposed', 'warn', 1.0)
     """
@@ -157,7 +156,7 @@ def measure(
         raise ValueError("batch and input_shape are None; give the shape of one image, (C, H, W)")
     if batch is not None:
         check.within("inputs", batch.inputs, task.input_range)
-    case = _Case(task, update, batch, shape, defense or chain(), policy or Policy(), source)
+    case = _Case(task, update, batch, shape, defense or NoDefense(), policy or Policy(), source)
     case = replace(case, buffers=buffers, seeded=seeded)
     if findings is None:
         findings = inspect(task, input_shape=shape)
@@ -178,7 +177,7 @@ class _Case:
     buffers: bool = False
     seeded: bool = False
 
-    def read(self, findings: tuple[Finding, ...], began: float) -> Reading:
+    def read(self, findings: tuple[LayerFinding, ...], began: float) -> Reading:
         """Attack, bound, judge and decide."""
         policy, seen = self.policy, self.view()
         criterion = Criterion.of_psnr(policy.psnr, of_shape(self.shape, self.task.input_range))

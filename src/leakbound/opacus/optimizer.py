@@ -23,12 +23,11 @@ EXPERIMENT = "EXPERIMENT ONLY: seeded noise, which anybody with the seed can sub
 class SecureNoise:
     """Gaussian noise from the operating system's entropy, added in float64 and put on a grid.
 
-    The grid is 2^-24 to 2^-25 of the noise, so that each released number has many draws behind it;
-    all that follows is post-processing (docs/sharp_edges/floating_point_noise.md). Seeded noise is
-    left as it is drawn.
+    The grid is 2^-24 to 2^-25 of the noise, so that each released number has many draws behind it
+    (docs/sharp_edges/floating_point_noise.md). Seeded noise is left as it is drawn.
 
-    Mixed into an Opacus optimizer before its own class. With a `generator` the noise can be
-    replayed, and the optimizer says *experiment only* wherever it is shown.
+    With a `generator` the noise can be replayed, and the optimizer says *experiment only* wherever
+    it is shown. Mixed into an Opacus optimizer before its own class.
     """
 
     generator: torch.Generator | None
@@ -36,7 +35,7 @@ class SecureNoise:
     max_grad_norm: float
     params: list[Any]
 
-    def __init__(
+    def __init__(  # Opacus takes and ignores any other keyword, such as one with a typing error
         self,
         optimizer: torch.optim.Optimizer,
         *,
@@ -77,14 +76,14 @@ class SecureNoise:
         self._noised(self.params, None)
 
     def _noised(self, params: Sequence[Any], root: Structured | None) -> None:
-        """p.grad = S (p.summed_grad + noise) over all parameters as one vector; S None: I."""
+        """p.grad = S (p.summed_grad + noise) over all parameters as one vector; None: S = I."""
         for p in params:
             _check_processed_flag(p.summed_grad)
         total = torch.cat([p.summed_grad.reshape(-1).double() for p in params])
         std = self.noise_std
         if std > 0:
             source: Source = secure() if self.generator is None else self.generator
-            # one flat draw, as the library's own defenses make it: the same stream, the same noise
+            # one flat draw, as the library's defenses make it: the same noise of the same stream
             total += normal((1, len(total)), source, like=total)[0] * std
         if std > 0 and not self.experiment_only:
             total = on_grid(total, std)
@@ -103,10 +102,10 @@ class SecureNoise:
 
 
 class SecureDPOptimizer(SecureNoise, DPOptimizer):  # type: ignore[misc]
-    """Opacus' `DPOptimizer` with secure noise; all else is Opacus' own.
+    """Opacus' `DPOptimizer` with secure noise.
 
-    But for an example whose gradient is not finite: it adds nothing, where Opacus lets it turn the
-    whole release into NaN, which no noise hides.
+    An example whose gradient is not finite adds nothing; Opacus lets it turn the whole release into
+    NaN, which no noise hides. All else is Opacus' own.
 
     Args:
         optimizer: the torch optimizer to wrap.
@@ -161,21 +160,18 @@ class SecureGhostOptimizer(SecureNoise, DPOptimizerFastGradientClipping):  # typ
 class WhitenedDPOptimizer(SecureDPOptimizer):
     """DP-SGD whose noise has a public covariance S Sᵀ: whiten, clip, sum, add noise, color.
 
-    Every example's gradient g becomes S⁻¹ g over the flat vector of trained parameters, is clipped
-    in that norm, and white noise goes on the sum before S is applied. `p.summed_grad` holds the sum
-    in whitened coordinates.
+    Every example's gradient g becomes S⁻¹ g over the flat vector of trained parameters and is
+    clipped in that norm. White noise goes on the sum, and then S is applied. `p.summed_grad` holds
+    the sum in whitened coordinates.
 
     Args:
-        optimizer, noise_multiplier, max_grad_norm, expected_batch_size, loss_reduction, generator:
-            as `SecureDPOptimizer`; `max_grad_norm` bounds the whitened norm.
+        optimizer: as of `SecureDPOptimizer`, and so are its settings; `max_grad_norm` bounds the
+            whitened norm.
         shape: where S comes from, and the model's parameters in order. S is computed anew every
             `shape.settings.refresh` steps, never inside a batch that is split in parts.
 
     Guarantees: one step is the Gaussian mechanism with that multiplier for adding or removing one
     example, as of `DPOptimizer`: an accountant sees no difference (docs/whitened_dp.md).
-
-    Clip factors are Opacus', min(1, C / (norm + slack)) with its slack of 1e-6. An example whose
-    gradient is not finite adds nothing.
 
     Raises:
         NotApplicable: parameters of the optimizer that the shape does not know.
@@ -196,9 +192,8 @@ class WhitenedDPOptimizer(SecureDPOptimizer):
                 "PublicRoot.of the module whose parameters the optimizer has"
             )
         self._trained = self._which()
-        self._ordered: list[Any] = [
-            p for p, on in zip(shape.parameters, self._trained, strict=True) if on
-        ]
+        pairs = zip(shape.parameters, self._trained, strict=True)
+        self._ordered: list[Any] = [p for p, is_trained in pairs if is_trained]
         self.root = shape.now(self._trained)
 
     def _which(self) -> list[bool]:
@@ -216,7 +211,9 @@ class WhitenedDPOptimizer(SecureDPOptimizer):
         for p in params:
             _check_processed_flag(p.grad_sample)
         if params[0].summed_grad is None:  # the first part of a batch
-            self._refresh()
+            if self._age >= self.shape.settings.refresh:
+                self.root, self._age = self.shape.now(self._trained), 0
+            self._age += 1
         samples = [self._get_flat_grad_sample(p) for p in params]
         parts = torch.split(self._clipped_sum(samples), [p.numel() for p in params])
         for p, part in zip(params, parts, strict=True):
@@ -227,11 +224,6 @@ class WhitenedDPOptimizer(SecureDPOptimizer):
     def add_noise(self) -> None:
         """S (whitened sum + white noise), into `p.grad`."""
         self._noised(self._ordered, self.root)
-
-    def _refresh(self) -> None:
-        if self._age >= self.shape.settings.refresh:
-            self.root, self._age = self.shape.now(self._trained), 0
-        self._age += 1
 
     def _clipped_sum(self, samples: list[Tensor]) -> Tensor:
         """(P,) sum of the whitened, clipped gradients of all examples, some at a time."""

@@ -20,7 +20,7 @@ Spans = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, eq=False)
 class PublicRoot:
-    """What `Whiten` makes of a model at its current weights; private data have no part in it.
+    """What `Whiten` makes of a model at its current weights, without private data.
 
     The weights in training are a private release already, and the images are public: computing S
     anew from both is post-processing, and the next step composes with it.
@@ -51,7 +51,6 @@ class PublicRoot:
 
         Raises:
             NotApplicable: a module that Opacus has put its hooks on.
-            ValueError: no batch size of at least 1.
 
         Example:
             >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
@@ -73,29 +72,22 @@ class PublicRoot:
         return PublicRoot(settings or Whiten(), task, examples, own)
 
     def now(self, which: Sequence[bool]) -> Structured:
-        """S at the current weights, over the parameters that are trained, with mean variance 1.
+        """S at the current weights, over those of `parameters` that `which` says are still trained.
 
-        Args:
-            which: for each of `parameters`, whether it still is trained.
+        Its mean variance is 1.
         """
         weights = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         task = self.task.with_parameters(weights)
-        found = self.settings.resolve(task, self.examples)
-        if not isinstance(found, FixedMap):
-            raise TypeError(f"{self.settings!r} was not resolved to a fixed map")
+        fixed = self.settings.resolve(task, self.examples)
+        assert isinstance(fixed, FixedMap)
         layout = zip(which, self.task.layout, strict=True)
-        return restricted(found.root, [(a, b) for keep, (_, _, a, b) in layout if keep])
+        return restricted(fixed.root, [(a, b) for keep, (_, _, a, b) in layout if keep])
 
 
 def restricted(root: Structured, spans: Spans) -> Structured:
-    """The covariance of some coordinates alone, scaled to mean variance 1; all of them: unchanged.
+    """The covariance of some spans (start, stop) of coordinates, scaled to mean variance 1.
 
-    Args:
-        root: over all coordinates.
-        spans: (start, stop) of what stays, in order; a Kronecker block stays or goes as a whole.
-
-    Raises:
-        ValueError: nothing stays, or a span cuts a Kronecker block.
+    Of all of them it is unchanged. A Kronecker block stays or goes as a whole.
 
     Example:
         >>> root = Structured.of(torch.tensor([1.0, 2.0, 3.0]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 import warnings
 from collections.abc import Sequence
@@ -10,19 +9,20 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, cast
 
 from leakbound import check
+from leakbound._util.pictures import facts
 from leakbound.bounds import identification
 from leakbound.bounds import mixed_steps as mixed
-from leakbound.bounds.ladder import Rung
 from leakbound.bounds.law import Scope, positive, probability, single
 from leakbound.bounds.mixed_steps import Part
+from leakbound.bounds.record_priors import RecordPrior
 from leakbound.risk import Target, TrainingSetting
 from leakbound.risk.calibrate import under
 from leakbound.risk.corridor import Participation, success_bound
 from leakbound.risk.corridor import epsilon as homogeneous_epsilon
 
 SEES = {
-    "hidden": "no attacker sees which steps hold a record",
-    "visible": "the attacker sees which steps hold a record",
+    "hidden": "no attacker sees which steps hold an example",
+    "visible": "the attacker sees which steps hold an example",
 }
 SEEDED = (
     "EXPERIMENT ONLY: the noise came from a seeded generator, and whoever has the seed subtracts it"
@@ -42,23 +42,23 @@ class Accountant(Protocol):
 class Statement:
     """The risk after some steps from both sides, and epsilon.
 
-    Without a prior that knows the data there is no probability that holds for all attackers: how
-    often they succeed without the training is then not known, only how much the training adds.
+    Without a prior that knows the data, no probability holds for all attackers: their success
+    without the training is then unknown, and the statement says only what the training adds.
 
     Attributes:
         history: (noise multiplier, sampling rate, steps) of each kind of step, merged.
-        dim, norm: of the records that it holds for: number of values, least norm.
-        eta: mean squared error below which a record counts as rebuilt, input units squared.
+        dim, norm: of the examples that it holds for: number of values, least norm.
+        eta: mean squared error up to which an example counts as reconstructed, input units squared.
         psnr: the same in dB, where it was given so.
-        participation: whether the attacker sees which steps hold a record.
-        lower: success of the best attack on the linear trap: attained.
-        upper: success that no attacker exceeds, on average over the prior; None without one.
-        log_kappa: natural logarithm of the blind success behind it; None without a prior.
+        participation: whether the attacker sees which steps hold the example.
+        attained: success of the best attack on the linear trap.
+        bound: success that no attacker exceeds, on average over the prior; None without one.
+        log_kappa: natural logarithm of the prior-only success behind it; None without a prior.
         rises: (a, b) pairs: what is guessed with probability a without the training is
             reconstructed with probability b at most.
-        epsilon, delta: of all steps, adding or removing one record; infinite without noise.
-        prior: for which records the upper edge holds; None if none was given.
-        lower_scope, upper_scope: whom each edge covers and what it does not say.
+        epsilon, delta: of all steps, adding or removing one example; infinite without noise.
+        prior: for which examples the upper bound holds; None if none was given.
+        attained_scope, bound_scope: whom each side covers and what it does not say.
         experiment_only: the noise can be replayed.
     """
 
@@ -68,15 +68,15 @@ class Statement:
     eta: float
     psnr: float | None
     participation: Participation
-    lower: float
-    upper: float | None
+    attained: float
+    bound: float | None
     log_kappa: float | None
     rises: tuple[tuple[float, float], ...]
     epsilon: float
     delta: float
     prior: str | None
-    lower_scope: Scope
-    upper_scope: Scope
+    attained_scope: Scope
+    bound_scope: Scope
     experiment_only: bool = False
 
     @property
@@ -86,68 +86,61 @@ class Statement:
 
     def plain(self) -> dict[str, Any]:
         """All of it as JSON values; what is infinite is None."""
-        found = {key: getattr(self, key) for key in self.__dataclass_fields__}
-        found["history"] = [list(part) for part in self.history]
-        found["rises"] = [list(pair) for pair in self.rises]
+        values = asdict(self) | {"steps": self.steps, "words": str(self)}
+        values |= {"history": list(map(list, self.history)), "rises": list(map(list, self.rises))}
         for key in ("epsilon", "log_kappa"):
-            finite = found[key] is not None and math.isfinite(found[key])
-            found[key] = found[key] if finite else None
-        for key in ("lower_scope", "upper_scope"):
-            found[key] = asdict(found[key])
-        return {**found, "steps": self.steps, "words": str(self)}
+            if values[key] is not None and not math.isfinite(values[key]):
+                values[key] = None
+        return values
 
     def __str__(self) -> str:
         goal = f"an MSE of {self.eta:.4g} or less"
         if self.psnr is not None:
             goal = f"{self.psnr:g} dB PSNR or better"
         privacy = f"{self.epsilon:.3g}" if math.isfinite(self.epsilon) else "infinite"
-        begin = f"After {_words(self.history)}, "
-        attained = (
-            f"One attack, on examples of {self.dim} values and norm {self.norm:.4g}, attains "
-            f"{_attained(self.lower)}"
+        attacker = (
+            f"After {_words(self.history)}, an attacker who picks the model reconstructs an "
+            f"example to {goal} with "
         )
-        private = f"Epsilon is {privacy} at delta {self.delta:g}"
-        where = f"This holds where {SEES[self.participation]}"
-        if self.upper is None or self.log_kappa is None:
-            begin += (
-                f"an attacker who picks the model reconstructs an example to {goal} with a "
-                f"probability that depends on what they guess without the training: "
+        if self.bound is None or self.log_kappa is None:
+            attacker += (
+                "a probability that depends on what they guess without the training: "
                 f"{_rises(self.rises)}"
             )
             prior = "No prior was given (prior=), so nothing is called protected"
         else:
-            begin += (
-                f"an attacker who picks the model reconstructs an example to {goal} with "
-                f"probability {self.upper:.3g} at most, and without the training with "
+            attacker += (
+                f"probability {self.bound:.3g} at most, and without the training with "
                 f"{_tiny(self.log_kappa)}"
             )
             prior = f"The first number is an average over the prior ({self.prior})"
-        note = f"{SEEDED}. " if self.experiment_only else ""
-        return f"{note}{begin}. {attained}. {private}. {prior}. {where}."
+        sentences = [
+            attacker,
+            f"One attack, on examples of {self.dim} values and norm {self.norm:.4g}, attains "
+            f"{_attained(self.attained)}",
+            f"Epsilon is {privacy} at delta {self.delta:g}",
+            prior,
+            f"This holds where {SEES[self.participation]}",
+        ]
+        return ". ".join([SEEDED, *sentences] if self.experiment_only else sentences) + "."
 
     def _repr_html_(self) -> str:
-        rows = {
-            "steps": _words(self.history),
-            "reconstructed means": f"MSE of {self.eta:.4g} or less"
-            + ("" if self.psnr is None else f" ({self.psnr:g} dB PSNR)"),
-            "no attacker exceeds": "not stated: no prior was given"
-            if self.upper is None
-            else f"{self.upper:.3g}",
-            "what a guess reaches rises to": _rises(self.rises),
-            "one attack attains": _attained(self.lower),
-            "a guess that sees nothing": "not known"
-            if self.log_kappa is None
-            else _tiny(self.log_kappa),
-            "epsilon": f"{self.epsilon:.3g} at delta {self.delta:g}",
-            "examples": f"{self.dim} values, norm {self.norm:.4g}; {self.prior or 'no prior'}",
-            "attacker": SEES[self.participation],
-        }
-        body = "".join(
-            f"<tr><th>{html.escape(key)}</th><td>{html.escape(value)}</td></tr>"
-            for key, value in rows.items()
+        decibels = "" if self.psnr is None else f" ({self.psnr:g} dB PSNR)"
+        upper = "not stated: no prior was given" if self.bound is None else f"{self.bound:.3g}"
+        table = facts(
+            {
+                "steps": _words(self.history),
+                "reconstructed means": f"MSE of {self.eta:.4g} or less{decibels}",
+                "no attacker exceeds": upper,
+                "a guess without the training rises to": _rises(self.rises),
+                "one attack attains": _attained(self.attained),
+                "prior-only baseline": _tiny(self.log_kappa),
+                "epsilon": f"{self.epsilon:.3g} at delta {self.delta:g}",
+                "examples": f"{self.dim} values, norm {self.norm:.4g}; {self.prior or 'no prior'}",
+                "attacker": SEES[self.participation],
+            }.items()
         )
-        note = f"<p><strong>{html.escape(SEEDED)}</strong></p>" if self.experiment_only else ""
-        return f"{note}<table>{body}</table>"
+        return f"<p><strong>{SEEDED}</strong></p>{table}" if self.experiment_only else table
 
 
 def risk(
@@ -159,31 +152,31 @@ def risk(
     eta: float | None = None,
     input_range: float = 1.0,
     participation: Participation = "hidden",
-    prior: Rung | None = None,
+    prior: RecordPrior | None = None,
     delta: float = 1e-5,
     experiment_only: bool = False,
     shaped: bool = False,
 ) -> Statement:
     """The risk that an example is reconstructed, after the steps of an accountant.
 
-    Steps of one setting: `risk.corridor`. Of several: the privacy losses are composed on one grid
-    (`bounds.mixed_steps`), and the attack weighs steps by their noise. Errors go to more risk
-    above, less below.
+    Steps of one setting: `audit.corridor`. Of several: the privacy losses are composed on one grid
+    (`bounds.mixed_steps`), and the attack weighs steps by their noise. Numerical errors go to more
+    risk in the upper bound, and to less in the attained success.
 
     Args:
         history: an Opacus accountant, or its history [(noise multiplier, sampling rate, steps)].
-        dim: number of values of one record.
-        norm: the least among the records.
+        dim: number of values of one example.
+        norm: the least among the examples.
         psnr: in dB, for inputs of range `input_range`; or
         eta: a mean squared error, input units squared.
         input_range: width of the range of an input.
-        participation: "hidden" where no attacker sees which batch holds a record, as epsilon in
+        participation: "hidden" where no attacker sees which batch holds an example, as epsilon in
             Opacus has it; "visible" where one does.
-        prior: of the records, for the upper edge, such as `ladder.from_images(public)`. Without one
-            the statement says only how much the training adds to what an attacker guesses.
+        prior: of the examples, for the upper bound, as `record_priors.from_images(public)`. Without
+            one the statement says only what the training adds to an attacker's guess.
         delta: at which epsilon is stated.
         experiment_only: the noise was seeded; the statement then says so.
-        shaped: the noise had a public shape: whether the attack below attains as much is unknown.
+        shaped: the noise had a public shape: whether the attack attains as much is unknown.
 
     Assumptions: Poisson sampling; noise that the attacker cannot replay.
 
@@ -194,20 +187,38 @@ def risk(
 
     Example:
         >>> found = risk([(1.0, 0.01, 1000)], dim=784, norm=9.2, psnr=20)
-        >>> round(found.epsilon, 2), found.upper
+        >>> round(found.epsilon, 2), found.bound
         (1.83, None)
         >>> [f"{before:g} to {after:.2g}" for before, after in found.rises]
         ['0.01 to 0.029', '0.001 to 0.0041', '0.0001 to 0.00055']
     """
     goal = _target(psnr, eta, input_range)
     check.one_of(SEES, participation=participation)
+    single("delta", probability("delta", delta))
+    if prior is not None and prior.dim != dim:
+        raise ValueError(f"prior is of {prior.dim} values an example, but dim is {dim}")
     parts = tuple(_read(history))
     setting = TrainingSetting(1.0, dim, norm, participation=participation)
-    one = under(prior, setting, goal.eta)
-    scope = one.attained_scope
-    if shaped:
-        scope = replace(scope, not_said=scope.not_said + SHAPED)
-    lower, upper, privacy = _edges(parts, setting, goal.eta, prior, delta)
+    if len(parts) == 1:
+        noise, rate, steps = parts[0]
+        setting = replace(setting, noise_multiplier=noise, sampling_rate=rate, steps=steps)
+    edges = under(prior, setting, goal.eta)
+    log_kappa = float(edges.log_kappa[0])
+    if len(parts) == 1:
+        lower, upper = float(edges.attained[0]), float(edges.bound[0])
+        privacy = homogeneous_epsilon(setting, delta)
+    elif parts:
+        visible = participation == "visible"
+        least = mixed.visible_lower if visible else mixed.hidden_lower
+        lower = least(mixed.merged(parts, more=False), dim=dim, eta=goal.eta, norm=norm)
+        upper = _upper(parts, setting, log_kappa)
+        if prior is None:
+            lower = min(lower, upper)  # both round outwards: they cross by rounding alone
+        privacy = mixed.epsilon(mixed.merged(parts), delta, visible=visible)
+    else:
+        lower = float(identification.kappa_sphere(dim=dim, eta=goal.eta, norm=norm))
+        upper, privacy = math.exp(log_kappa), 0.0
+    scope = edges.attained_scope
     return Statement(
         history=parts,
         dim=dim,
@@ -215,55 +226,28 @@ def risk(
         eta=goal.eta,
         psnr=psnr,
         participation=participation,
-        lower=lower,
-        upper=upper if one.informed else None,
-        log_kappa=float(one.log_kappa[0]) if one.informed else None,
-        rises=tuple((kappa, _most(parts, setting, math.log(kappa))) for kappa in RISES),
+        attained=lower,
+        bound=upper if edges.informed else None,
+        log_kappa=log_kappa if edges.informed else None,
+        rises=tuple((kappa, _upper(parts, setting, math.log(kappa))) for kappa in RISES),
         epsilon=privacy,
         delta=delta,
         prior=None if prior is None else prior.name,
-        lower_scope=scope,
-        upper_scope=one.bound_scope,
+        attained_scope=replace(scope, not_said=scope.not_said + SHAPED) if shaped else scope,
+        bound_scope=edges.bound_scope,
         experiment_only=experiment_only,
     )
 
 
-def _most(parts: tuple[Part, ...], setting: TrainingSetting, log_kappa: float) -> float:
-    """The success that no attacker exceeds, from the logarithm of the blind one."""
+def _upper(parts: tuple[Part, ...], setting: TrainingSetting, log_kappa: float) -> float:
+    """The success that no attacker exceeds, from the logarithm of the prior-only one."""
     if not parts:
         return math.exp(log_kappa)
     if len(parts) == 1:
-        noise, rate, steps = parts[0]
-        setting = replace(setting, noise_multiplier=noise, sampling_rate=rate, steps=steps)
         return float(success_bound(setting, log_kappa))
     visible = setting.participation == "visible"
     most = mixed.visible_upper if visible else mixed.hidden_upper
     return float(most(mixed.merged(parts), log_kappa))
-
-
-def _edges(
-    parts: tuple[Part, ...], setting: TrainingSetting, eta: float, prior: Rung | None, delta: float
-) -> tuple[float, float, float]:
-    """Lower edge, upper edge, epsilon."""
-    single("delta", probability("delta", delta))
-    if prior is not None and prior.dim != setting.dim:
-        raise ValueError(f"prior is of {prior.dim} values a record, but dim is {setting.dim}")
-    dim, norm, visible = setting.dim, setting.norm, setting.participation == "visible"
-    if len(parts) == 1:
-        noise, rate, steps = parts[0]
-        setting = replace(setting, noise_multiplier=noise, sampling_rate=rate, steps=steps)
-        edges = under(prior, setting, eta)
-        return float(edges.attained[0]), float(edges.bound[0]), homogeneous_epsilon(setting, delta)
-    log_kappa = float(under(prior, setting, eta).log_kappa[0])
-    if not parts:
-        blind = float(identification.kappa_sphere(dim=dim, eta=eta, norm=norm))
-        return blind, math.exp(log_kappa), 0.0
-    least = mixed.visible_lower if visible else mixed.hidden_lower
-    lower = least(mixed.merged(parts, more=False), dim=dim, eta=eta, norm=norm)
-    upper = _most(parts, setting, log_kappa)
-    if prior is None:
-        lower = min(lower, upper)  # both round outwards: they cross by rounding alone
-    return lower, upper, mixed.epsilon(mixed.merged(parts), delta, visible=visible)
 
 
 def _target(psnr: float | None, eta: float | None, input_range: float) -> Target:
@@ -275,7 +259,7 @@ def _target(psnr: float | None, eta: float | None, input_range: float) -> Target
 
 
 def _read(history: Accountant | Sequence[Sequence[float]]) -> list[Part]:
-    """Kinds of steps, each once; the order of steps makes no difference to any edge."""
+    """Kinds of steps, each once; the order of steps does not matter."""
     rows = cast(Sequence[Any], getattr(history, "history", history))
     mechanism = getattr(history, "mechanism", None)
     if mechanism is not None and mechanism() == "gdp":
@@ -284,7 +268,7 @@ def _read(history: Accountant | Sequence[Sequence[float]]) -> list[Part]:
             "alone",
             stacklevel=3,
         )
-    found: dict[tuple[float, float], int] = {}
+    counts: dict[tuple[float, float], int] = {}
     for row in rows:
         if not hasattr(row, "__len__") or len(row) != 3:
             raise ValueError(
@@ -300,35 +284,31 @@ def _read(history: Accountant | Sequence[Sequence[float]]) -> list[Part]:
             )
         if int(steps) != steps or steps < 1:
             raise ValueError(f"history holds {steps} steps; give a whole number of at least 1")
-        found[noise, rate] = found.get((noise, rate), 0) + int(steps)
-    return [(noise, rate, steps) for (noise, rate), steps in found.items()]
+        counts[noise, rate] = counts.get((noise, rate), 0) + int(steps)
+    return [(noise, rate, steps) for (noise, rate), steps in counts.items()]
 
 
 def _words(history: tuple[Part, ...]) -> str:
-    total = sum(count for *_, count in history)
     if not history:
         return "no step"
-    noises, rates = sorted({n for n, *_ in history}), sorted({q for _, q, _ in history})
-    return (
-        f"{total:,} step{'s' * (total != 1)} (noise multiplier {_span(noises)}, sampling rate "
-        f"{_span(rates)})"
+    noises, rates, counts = zip(*history, strict=True)
+    noise, rate = (
+        " to ".join(f"{v:.4g}" for v in sorted({min(all_), max(all_)})) for all_ in (noises, rates)
     )
-
-
-def _span(values: list[float]) -> str:
-    ends = f"{values[0]:.4g}"
-    return ends if len(values) == 1 else f"{ends} to {values[-1]:.4g}"
+    total = sum(counts)
+    return f"{total:,} step{'s' * (total != 1)} (noise multiplier {noise}, sampling rate {rate})"
 
 
 def _rises(pairs: Sequence[tuple[float, float]]) -> str:
-    each = [f"{before:.2%} to at most {after:.3g}" for before, after in pairs]
-    return ", ".join(each)
+    return ", ".join(f"{before:.2%} to at most {after:.3g}" for before, after in pairs)
 
 
 def _attained(chance: float) -> str:
     return f"{chance:.3g}" if chance > 0 else "less than 1e-300"
 
 
-def _tiny(log: float) -> str:
+def _tiny(log: float | None) -> str:
+    if log is None:
+        return "not known"
     power = log / math.log(10)
     return f"{math.exp(log):.3g}" if power > -300 else f"1e{power:.0f}" if power > -1e9 else "0"

@@ -14,8 +14,8 @@ from leakbound import check
 from leakbound._util import pictures
 from leakbound.assess.record import Verdict
 from leakbound.bounds import composition, identification
-from leakbound.bounds.ladder import Rung
 from leakbound.bounds.law import positive, probability
+from leakbound.bounds.record_priors import RecordPrior
 from leakbound.bounds.roots import FAR, edge
 from leakbound.risk.corridor import (
     MOST_STEPS,
@@ -137,9 +137,9 @@ class Calibration:
                 "noise_multiplier is 0: the example is sampled so rarely that the target needs no "
                 "noise; give a larger sampling_rate, more steps or a smaller probability"
             )
-        from leakbound.defenses import dp_sgd
+        from leakbound.defenses import DpSgd
 
-        return dp_sgd(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
+        return DpSgd(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
 
     def _repr_html_(self) -> str:
         """The target, the setting that meets it, and what it means."""
@@ -179,7 +179,7 @@ def calibrate(
     noise_std: float | None = None,
     delta: float = 1e-5,
     input_range: float = 1.0,
-    prior: Rung | None,
+    prior: RecordPrior | None,
     matches: BaselineMatches | None = None,
     examples: int | None = None,
 ) -> Calibration:
@@ -195,7 +195,7 @@ def calibrate(
         noise_std: noise standard deviation on the sum, where the clip norm is solved for.
         delta: at which epsilon is reported.
         input_range: width of the range of an input, for a target in words that names a PSNR.
-        prior: of the examples, for the upper bound, such as `ladder.from_images(public)`. None is a
+        prior: of the examples, for the upper bound, such as `record_priors.from_images(public)`. None is a
             uniform direction, which knows nothing about the data: the answer then holds for no
             attacker who does, and its verdict is never "protected".
         matches: what guesses without an update match in the data; too much refuses the target.
@@ -360,7 +360,7 @@ def _rounded(value: float, *, up: bool) -> float:
     return short if (short >= value) == up or short == value else turned
 
 
-def under(prior: Rung | None, setting: TrainingSetting, eta: ArrayLike) -> Corridor:
+def under(prior: RecordPrior | None, setting: TrainingSetting, eta: ArrayLike) -> Corridor:
     """The corridor, its upper bound under a prior; None is a uniform direction."""
     if prior is None:
         return corridor(setting, eta)
@@ -370,7 +370,10 @@ def under(prior: Rung | None, setting: TrainingSetting, eta: ArrayLike) -> Corri
 
 
 def _log_baseline(
-    target: Target, setting: TrainingSetting, prior: Rung | None, matches: BaselineMatches | None
+    target: Target,
+    setting: TrainingSetting,
+    prior: RecordPrior | None,
+    matches: BaselineMatches | None,
 ) -> float:
     """The logarithm of the baseline success; refuses a target that it reaches."""
     if target.eta * setting.dim >= setting.norm**2:
@@ -400,7 +403,7 @@ def _clipped(found: TrainingSetting, noise_std: float) -> tuple[TrainingSetting,
     return replace(found, noise_multiplier=noise_std / clip), clip
 
 
-def _log_kappa(target: Target, setting: TrainingSetting, prior: Rung | None) -> float:
+def _log_kappa(target: Target, setting: TrainingSetting, prior: RecordPrior | None) -> float:
     """The logarithm of the baseline success, with its error moved against us."""
     if prior is not None:
         found = float(np.asarray(prior.log_kappa(np.array([target.eta])))[0])
@@ -411,7 +414,7 @@ def _log_kappa(target: Target, setting: TrainingSetting, prior: Rung | None) -> 
     return min(0.0, found + abs(found) * KAPPA_ERROR)
 
 
-def _name(prior: Rung | None) -> str:
+def _name(prior: RecordPrior | None) -> str:
     return UNIFORM if prior is None else prior.name
 
 

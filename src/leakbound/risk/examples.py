@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leakbound.bounds import ladder
+from leakbound.bounds import record_priors
 from leakbound.bounds.law import positive, whole
 from leakbound.risk.kappa import BaselineMatches, baseline_matches
 from leakbound.risk.target import Target
@@ -156,7 +156,7 @@ class Examples:
         """What guesses without an update match of the data; None without data."""
         return None if self.images is None else baseline_matches(self.images, eta)
 
-    def prior(self, name: str | None = None) -> ladder.Rung | None:
+    def prior(self, name: str | None = None) -> record_priors.RecordPrior | None:
         """The prior by name, "mixture" by default where there are data.
 
         None stands for a uniform direction ("sphere"), which knows nothing about the data.
@@ -170,7 +170,7 @@ class Examples:
             raise ValueError(f"prior is {name!r}, which is taken from examples; give --data")
         kind = name or "mixture"
         try:
-            return ladder.from_images(self.images, kind)
+            return record_priors.from_images(self.images, kind)
         except ValueError as error:
             raise ValueError(
                 f"prior {kind!r} cannot be taken from the data: {error}; give more data, or "

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from leakbound.bounds import identification, ladder
-from leakbound.bounds.ladder import Rung, alike
-from leakbound.bounds.ladder.rung import pictures
+from leakbound.bounds import identification, record_priors
 from leakbound.bounds.law import positive, single
+from leakbound.bounds.record_priors import RecordPrior, flat_images, largest_match_rate
 from leakbound.risk.target import Target
 from leakbound.types import Batch, NotApplicable
 
@@ -62,11 +61,11 @@ def baseline_matches(images: ArrayLike, eta: float) -> BaselineMatches:
         >>> round(found.constant, 3), found.value, found.mean, found.example
         (0.667, 0.025, 0.0, 0.5)
     """
-    flat = pictures(images)
+    flat = flat_images(images)
     level = float(single("eta", positive("eta", eta))) * (1 + TIE)
     middle, variance = flat.mean(1), flat.var(1)
     mean = float((np.square(flat - flat.mean(0)).mean(1) <= level).mean())
-    example, inside = alike(flat, level), variance <= level
+    example, inside = largest_match_rate(flat, level), variance <= level
     if not inside.any():
         return BaselineMatches(len(flat), 0.0, float(middle.mean()), mean, example)
     half = np.sqrt(level - variance[inside])
@@ -100,7 +99,7 @@ def refuse_matched(found: BaselineMatches, target: Target) -> None:
 
 def of_public(
     public: Batch | None, kind: str, components: int, labels_known: bool, eta: float
-) -> tuple[Rung, float]:
+) -> tuple[RecordPrior, float]:
     """A prior taken from public examples, and log kappa under it at an MSE of eta.
 
     A known label is no part of the release, so guesses may differ by class. A model of images may
@@ -110,9 +109,10 @@ def of_public(
     Raises:
         NotApplicable: too few public examples, or none that a prior can be taken from.
     """
-    if public is None or public.size < ladder.FEWEST:
+    if public is None or public.size < record_priors.MIN_EXAMPLES:
         raise NotApplicable(
-            f"the probability needs {ladder.FEWEST} public examples to take a prior from"
+            f"the probability needs {record_priors.MIN_EXAMPLES} public examples to take a prior "
+            "from"
         )
     flat = public.inputs.flatten(1).double().cpu().numpy()
     labels = public.labels.cpu().numpy()
@@ -122,23 +122,27 @@ def of_public(
     except ValueError as error:  # such as a class of one public example
         raise NotApplicable(f"no prior can be taken from the public examples: {error}") from None
     groups = [flat[labels == y] for y in np.unique(labels)] if labels_known else [flat]
-    known = float(np.asarray(ladder.Seen(prior, [*groups]).log_kappa(np.array([eta])))[0])
-    if isinstance(prior, ladder.Gallery) and labels_known:
+    known = float(
+        np.asarray(
+            record_priors.EmpiricallyBoundedPrior(prior, [*groups]).log_kappa(np.array([eta]))
+        )[0]
+    )
+    if isinstance(prior, record_priors.Gallery) and labels_known:
         shares = [len(group) / len(flat) for group in groups]
-        each = [np.asarray(ladder.Gallery(g).log_kappa(np.array([eta])))[0] for g in groups]
+        each = [np.asarray(record_priors.Gallery(g).log_kappa(np.array([eta])))[0] for g in groups]
         known = max(known, float(np.log(np.dot(shares, np.exp(each)))))
     return prior, min(0.0, known)
 
 
-def _fitted(kind: str, flat: NDArray[Any], labels: NDArray[Any], components: int) -> Rung:
+def _fitted(kind: str, flat: NDArray[Any], labels: NDArray[Any], components: int) -> RecordPrior:
     if kind == "gaussian":
-        return ladder.GaussianImages.from_samples(flat, components=components)
+        return record_priors.GaussianImages.from_samples(flat, components=components)
     if kind == "mixture":
-        return ladder.Mixture.from_samples(flat, labels=labels, components=components)
-    return ladder.Gallery(flat)
+        return record_priors.Mixture.from_samples(flat, labels=labels, components=components)
+    return record_priors.Gallery(flat)
 
 
-def after_copy(noise_std: float, prior: Rung, *, eta: float, baseline: float) -> float:
+def after_copy(noise_std: float, prior: RecordPrior, *, eta: float, baseline: float) -> float:
     """Log of the most probability with which one guess from x + w comes within eta of x.
 
     Gaussians: given the copy and the part it is of, x is Gaussian with a covariance that does not
@@ -146,14 +150,14 @@ def after_copy(noise_std: float, prior: Rung, *, eta: float, baseline: float) ->
     middle than the farthest, in units of noise.
     """
     levels = np.array([eta])
-    if isinstance(prior, ladder.Mixture):
+    if isinstance(prior, record_priors.Mixture):
         square = noise_std**2
         left: Callable[[Any], Any] = lambda v: v * (square / (v + square))  # noqa: E731
         parts = [
             replace(part, variances=left(part.variances), rest=left(part.rest))
             for part in prior.parts
         ]
-        return float(np.asarray(ladder.Mixture(parts, prior.weights).log_kappa(levels))[0])
-    assert isinstance(prior, ladder.Gallery)  # there is no other
+        return float(np.asarray(record_priors.Mixture(parts, prior.weights).log_kappa(levels))[0])
+    assert isinstance(prior, record_priors.Gallery)  # there is no other
     farthest = float(np.linalg.norm(prior.images - prior.images.mean(0), axis=1).max())
     return float(identification.gaussian.log(noise_std / farthest, log_kappa=baseline))

@@ -20,20 +20,20 @@ from leakbound._util.decibels import psnr_of_mse
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.record import Bound, short
 from leakbound.bounds import (
-    Floor,
+    ErrorBound,
     Prior,
-    full_floor,
-    full_floor_from_samples,
+    full_bound,
+    full_bound_from_samples,
     identification,
-    trace_floor_from_samples,
+    trace_bound_from_samples,
 )
-from leakbound.bounds.by_class import ByClass
-from leakbound.bounds.fisher import Channel, fisher_matrix, fisher_trace, strange_power
-from leakbound.bounds.ladder import KINDS
 from leakbound.bounds.law import Scope
-from leakbound.bounds.overlap import overlaps
+from leakbound.bounds.record_priors import KINDS
 from leakbound.bounds.smoothness import not_smooth
-from leakbound.bounds.weiss_weinstein import default_steps, least_informed, weiss_weinstein_floor
+from leakbound.bounds.weiss_weinstein import default_steps, least_informed, weiss_weinstein_bound
+from leakbound.channel import ClassPriors
+from leakbound.channel.fisher import Channel, fisher_matrix, fisher_trace, strange_power
+from leakbound.channel.overlap import overlaps
 from leakbound.client import batch_norms
 from leakbound.defenses import Chain, GaussianMechanism, NoisyCopy
 from leakbound.risk import kappa
@@ -210,7 +210,7 @@ def error_bound(released: Released, spec: ErrorBoundSpec, source: torch.Generato
         raise NotApplicable("a lower bound on the error needs the labels, which are not known")
     labels = released.batch.labels
 
-    def make() -> Floor | str:
+    def make() -> ErrorBound | str:
         try:
             return _floor(released, spec, labels, source)
         except NotApplicable as error:
@@ -268,7 +268,7 @@ def leak_map(released: Released, spec: ErrorBoundSpec) -> Tensor | None:
         return None
     try:
         information = fisher_matrix(_channel(released), truth, _basis(prior))
-        left = full_floor(information, prior).per_pixel
+        left = full_bound(information, prior).per_pixel
     except (NotApplicable, ValueError):  # a picture less, and no other part of the record changes
         return None
     if left is None:
@@ -342,7 +342,7 @@ def _multiplier(defense: Chain) -> float:
 
 def _floor(
     released: Released, spec: ErrorBoundSpec, labels: Tensor, source: torch.Generator
-) -> Floor:
+) -> ErrorBound:
     channel, by_class = _channel(released), _by_class(spec, released)
     prior = by_class.prior(labels)
     least = MANY + PILOT if spec.kind == "weiss_weinstein" else 4
@@ -350,18 +350,18 @@ def _floor(
     basis = _basis(prior)
     if spec.kind == "full":
         fishers = [fisher_matrix(channel, b, basis) for b in drawn]
-        return _proved(full_floor_from_samples(fishers, prior), channel, drawn[0])
+        return _proved(full_bound_from_samples(fishers, prior), channel, drawn[0])
     if spec.kind == "weiss_weinstein":
         return _without_smoothness(channel, prior, drawn, basis)
     traces = [
         fisher_trace(channel, b, source, directions=spec.directions, basis=basis) for b in drawn
     ]
-    return _proved(trace_floor_from_samples(traces, prior), channel, drawn[0])
+    return _proved(trace_bound_from_samples(traces, prior), channel, drawn[0])
 
 
 def _without_smoothness(
     channel: Channel, prior: Prior, drawn: list[Batch], basis: Tensor | None
-) -> Floor:
+) -> ErrorBound:
     """The Weiss-Weinstein bound, along the directions that a few pilot draws reveal least of."""
     pilot, rest = drawn[:PILOT], drawn[PILOT:]
     fisher = np.mean([fisher_matrix(channel, b, basis) for b in pilot], axis=0)
@@ -369,12 +369,12 @@ def _without_smoothness(
     steps = default_steps(prior, STEPS, directions=directions, information=known)
     frame = torch.as_tensor(directions)
     frame = frame if basis is None else basis @ frame
-    return weiss_weinstein_floor(
+    return weiss_weinstein_bound(
         overlaps(channel, rest, frame, steps), steps, prior, directions=directions
     )
 
 
-def _proved(floor: Floor, channel: Channel, batch: Batch) -> Floor:
+def _proved(floor: ErrorBound, channel: Channel, batch: Batch) -> ErrorBound:
     """The bound, marked where its proof does not apply: jumps, noise with random directions."""
     assert isinstance(channel.law, Gaussian)  # checked when the channel was built
     found = not_smooth(channel.task, batch.inputs, batch.labels, channel.defense)
@@ -406,10 +406,10 @@ def _channel(released: Released) -> Channel:
     return channel
 
 
-def _by_class(spec: ErrorBoundSpec, released: Released) -> ByClass:
-    made: ByClass = released.once(
+def _by_class(spec: ErrorBoundSpec, released: Released) -> ClassPriors:
+    made: ClassPriors = released.once(
         ("prior", spec.prior, spec.components),
-        lambda: ByClass(released.public, spec.prior, spec.components),
+        lambda: ClassPriors(released.public, spec.prior, spec.components),
     )
     return made
 

@@ -2,6 +2,16 @@
 
 from leakbound.tensors.archive import of_bytes
 from leakbound.tensors.files import read, write
-from leakbound.tensors.layout import Named, bare, by_name, flat, unnamed
+from leakbound.tensors.layout import Named, bare, by_name, flat, unnamed, weight_spans
 
-__all__ = ["Named", "bare", "by_name", "flat", "of_bytes", "read", "unnamed", "write"]
+__all__ = [
+    "Named",
+    "bare",
+    "by_name",
+    "flat",
+    "of_bytes",
+    "read",
+    "unnamed",
+    "weight_spans",
+    "write",
+]

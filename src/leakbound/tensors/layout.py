@@ -75,6 +75,24 @@ in the model; is it of another model or version?
     return torch.cat(parts)
 
 
+def weight_spans(task: Task) -> tuple[tuple[str, int, int], ...]:
+    """(name, start, stop) of every tensor of layer weights within the flat vector of parameters.
+
+    Weights have two or more dimensions; biases and what scales a norm are none.
+
+    Example:
+        >>> weight_spans(Task.of(nn.Sequential(nn.Flatten(), nn.Linear(2, 1))))
+        (('1.weight', 0, 2),)
+    """
+    rows = []
+    for name, shape, start, stop in task.layout:
+        owner, _, own = name.rpartition(".")
+        scales = isinstance(task.model.get_submodule(owner), nn.LayerNorm | nn.RMSNorm)
+        if len(shape) >= 2 and own != "bias" and not scales:
+            rows.append((name, start, stop))
+    return tuple(rows)
+
+
 def bare(named: Named) -> dict[str, Tensor]:
     """The tensors without the prefixes that wrappers put before every name.
 

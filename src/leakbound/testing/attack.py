@@ -15,7 +15,7 @@ from scipy import stats
 from torch import Tensor
 
 from leakbound.attacks import Attack
-from leakbound.defenses import chain
+from leakbound.defenses import NoDefense
 from leakbound.pairing import pair
 from leakbound.protocol import play
 from leakbound.random import normal, permutation, stream
@@ -115,7 +115,7 @@ def _observed(attack: Attack, task: Task, batch: Batch) -> Observation:
     """What a malicious server sees of an undefended client; it plants if the attack does."""
     threat = ThreatModel(server=Server.MALICIOUS)
     sources = [stream(0, "contract", "observe", i) for i in range(2)]
-    return play(task, [batch], chain(), sources, threat=threat, attack=attack).observation
+    return play(task, [batch], NoDefense(), sources, threat=threat, attack=attack).observation
 
 
 def _check_answer(answer: Reconstruction, observation: Observation, name: str) -> None:

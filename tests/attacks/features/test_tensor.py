@@ -23,6 +23,7 @@ from leakbound.defenses import (
     HiddenDropout,
     LocalAggregation,
     MagnitudePruning,
+    NoDefense,
     SecureAggregation,
     chain,
 )
@@ -73,7 +74,7 @@ def observe(vectors, activation, width, seed, defense=None):
     targets = normal((count,), stream(seed, "targets"), like=WIDE).sign()
     batch = Batch(vectors.view(count, 1, 1, n), targets)
     sources = [stream(seed, "round", i) for i in range(2)]
-    return play(theory(activation, n, width, seed), [batch], defense or chain(), sources)
+    return play(theory(activation, n, width, seed), [batch], defense or NoDefense(), sources)
 
 
 def error(activation, n, width, count, seed, defense=None, method=TensorMethod()):  # noqa: B008
@@ -139,7 +140,7 @@ def test_more_examples_are_harder(activation):
 def test_clipping_changes_nothing(activation):
     """Claim 2-2."""
     vectors, answers = unit_vectors(2, 12, 0), []
-    for defense in (chain(), Clip(1e-3)):
+    for defense in (NoDefense(), Clip(1e-3)):
         seen = observe(vectors, activation, 2000, 0, defense).observation
         answers.append(TensorMethod().find(seen, stream(0, "find")).vectors)
     torch.testing.assert_close(answers[0], answers[1], atol=1e-6, rtol=0)
@@ -231,14 +232,14 @@ def round_of(digits, count, seed, *, defense=None, method=TensorMethod(), **sett
     order = torch.randperm(len(digits.inputs), generator=stream(seed, "order"))
     if settings.pop("same", False):
         order = order[digits.labels[order] == digits.labels[order[0]]]
-    order, clients = order[:count], (defense or chain()).cohort_size
+    order, clients = order[:count], (defense or NoDefense()).cohort_size
     given = {"features": 32, "width": 4096, **settings}
     model = headed(input_shape=(1, 28, 28), classes=10, generator=stream(seed, "model"), **given)
     batches = [Batch(digits.inputs[part], digits.labels[part]) for part in order.chunk(clients)]
     sources = [stream(seed, "round", i) for i in range(clients + 1)]
     task = Task.of(model, classes=10)
     seen = play(
-        task, batches, defense or chain(), sources, threat=MALICIOUS, attack=method
+        task, batches, defense or NoDefense(), sources, threat=MALICIOUS, attack=method
     ).observation
     entered = layer_inputs(seen_task(seen), "inner", digits.inputs[order]).detach()
     return seen, entered
@@ -323,7 +324,7 @@ def test_photographs():
     task = Task.of(model.double(), classes=10)
     batch = Batch(crops, torch.tensor([1, 3, 3, 7]))
     sources = [stream(0, "photographs", i) for i in range(2)]
-    seen = play(task, [batch], chain(), sources, threat=MALICIOUS, attack=method).observation
+    seen = play(task, [batch], NoDefense(), sources, threat=MALICIOUS, attack=method).observation
     found = method.find(seen, stream(0, "find"))
     assert feature_errors(found.vectors, crops.flatten(1)).max() < 1e-6
 
@@ -336,7 +337,7 @@ def test_an_honest_server_has_planted_nothing(digits):
     task = small_task()
     batch = small_batch(task)
     sources = [stream(0, i) for i in range(2)]
-    seen = play(task, [batch], chain(), sources, attack=method).observation
+    seen = play(task, [batch], NoDefense(), sources, attack=method).observation
     with pytest.raises(NotApplicable, match=r"Gaussian|biases"):
         method.find(seen, stream(0))
 

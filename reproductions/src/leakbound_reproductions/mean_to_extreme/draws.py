@@ -16,7 +16,7 @@ from leakbound.attacks import LinearTrap
 from leakbound.attacks.trap_estimators import most_often, unbiased
 from leakbound.audit.plan import DataSpec, ModelSpec
 from leakbound.bounds import from_scratch, identification
-from leakbound.defenses import dp_sgd
+from leakbound.defenses import DpSgd
 from leakbound.protocol import play
 from leakbound.random import normal, permutation, stream
 from leakbound.types import Batch, Server, Task, ThreatModel
@@ -77,7 +77,7 @@ def rows(draws: int) -> dict[str, list[float]]:
         for number in range(draws):
             batch, norm = digit(number, bench)
             attack = LinearTrap("unbiased", rows=count, norm=norm, features=784)
-            privacy = dp_sgd(clip_norm=SPREAD * norm, noise_multiplier=noise)
+            privacy = DpSgd(clip_norm=SPREAD * norm, noise_multiplier=noise)
             guess = reading(task, batch, attack, privacy, "rows", count, number)
             error = float((guess - batch.inputs.flatten().double()).square().sum())
             own.append(error / (784 * (noise * norm) ** 2))
@@ -98,7 +98,7 @@ def sightings(records: int) -> dict[str, list[float]]:
         for number in range(records):
             batch, norm = digit(number, bench)
             attack = LinearTrap("unbiased", rows=1, norm=norm, features=784)
-            privacy = dp_sgd(clip_norm=1.0, noise_multiplier=noise)
+            privacy = DpSgd(clip_norm=1.0, noise_multiplier=noise)
             seen = [
                 reading(task, batch, attack, privacy, "sightings", times, number, i)
                 for i in range(times)

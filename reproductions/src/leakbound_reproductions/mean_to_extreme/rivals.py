@@ -10,7 +10,7 @@ from leakbound import audit, metrics
 from leakbound.attacks import LinearTrap, dlg, inverting_gradients
 from leakbound.attacks.base import Attack
 from leakbound.audit.plan import DataSpec, ModelSpec
-from leakbound.defenses import dp_sgd
+from leakbound.defenses import DpSgd
 from leakbound.pairing import pair
 from leakbound.protocol import Round, play
 from leakbound.random import stream
@@ -101,7 +101,7 @@ def _play(
     return play(
         bench.task(ModelSpec("mlp"), number),
         bench.batches(1, 1, number),
-        dp_sgd(clip_norm=clip, noise_multiplier=noise),
+        DpSgd(clip_norm=clip, noise_multiplier=noise),
         sources,
         threat=ThreatModel(server=Server.MALICIOUS if planted else Server.HONEST),
         attack=attack,

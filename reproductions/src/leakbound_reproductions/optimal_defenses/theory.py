@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy import optimize
 from torch import nn
 
-from leakbound.bounds import GaussianPrior, trace_floor
+from leakbound.bounds import GaussianPrior, trace_bound
 from leakbound.defenses.allocation import keep_by_utility, prune_order, shape, with_utility
 from leakbound.engines.sensitivity import sensitivity
 from leakbound.random import stream
@@ -55,7 +55,7 @@ def _floor(seed: int, draws: int) -> dict[str, float]:
     y = x @ jacobian.T + VARIANCE**0.5 * source.standard_normal((draws, WEIGHTS))
     precision = jacobian.T @ jacobian / VARIANCE + np.eye(INPUTS)
     guess = np.linalg.solve(precision, jacobian.T @ y.T / VARIANCE).T
-    floor = trace_floor(
+    floor = trace_bound(
         float((jacobian**2).sum() / VARIANCE), GaussianPrior(np.zeros(INPUTS), np.ones(INPUTS))
     ).value
     ratio = ((guess - x) ** 2).mean(1) / floor

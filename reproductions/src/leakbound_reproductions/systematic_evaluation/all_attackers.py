@@ -54,7 +54,7 @@ def _one(activation: str, noise_std: float, seeds: int) -> Compared:
         guess = library(sent, seen, inner, activation, 1, source).vectors
         errors.append(float((guess - x).square().sum()))
         draws = np.random.default_rng(stream(seed, "floor", repr(noise_std)).initial_seed())
-        bound = two_layer.bayes_floor(network, y, draws, noise_std=noise_std, draws=DRAWS)
+        bound = two_layer.bayes_bound(network, y, draws, noise_std=noise_std, draws=DRAWS)
         floors.append(INPUTS * bound.value)
     gap = interval(np.array(errors) - np.array(floors))
     error, floor = float(np.mean(errors)) ** 0.5, float(np.mean(floors)) ** 0.5

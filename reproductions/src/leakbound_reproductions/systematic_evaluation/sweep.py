@@ -10,7 +10,7 @@ from scipy import stats
 
 from leakbound.bounds import two_layer
 from leakbound.bounds.priors import Array
-from leakbound.bounds.two_layer_orders import Setting, lower_order, upper_order
+from leakbound.bounds.two_layer import OrderSetting, lower_order, upper_order
 from leakbound.random import stream
 from leakbound_reproductions.systematic_evaluation.trial import (
     Cell,
@@ -179,7 +179,7 @@ def _orders(cell: Cell) -> tuple[float | None, float | None, bool]:
     name = TABLE.get(cell.defense, cell.defense)
     if cell.noise_std and name in ("none", "clipping"):
         name = "noise" if name == "none" else "dp_sgd"
-    setting = Setting(
+    setting = OrderSetting(
         inputs=cell.inputs,
         width=cell.width,
         batch=cell.batch,

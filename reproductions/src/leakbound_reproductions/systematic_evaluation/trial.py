@@ -188,7 +188,7 @@ def floor(sent: Sent, cell: Cell) -> float | None:
     if cell.noise_std == 0 or "steps" in cell.defense:
         return None
     problem = sent.problem
-    found = two_layer.local_floor(
+    found = two_layer.local_bound(
         problem.network,
         problem.inputs,
         problem.targets,

@@ -34,8 +34,6 @@ from leakbound.types import (
     Update,
 )
 
-__all__ = ["Channel", "batches", "fisher_matrix", "fisher_operator", "fisher_trace"]
-
 Array = NDArray[np.float64]
 CHUNK_BYTES = 1 << 28
 MOST_BYTES = 1 << 31

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from leakbound.bounds.fisher import CHUNK_BYTES, Array, Channel
+from leakbound.channel.fisher import CHUNK_BYTES, Array, Channel
 from leakbound.types import Batch, NotApplicable
 
 

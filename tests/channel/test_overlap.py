@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from leakbound.bounds import GaussianPrior, full_floor
-from leakbound.bounds import overlap as module
-from leakbound.bounds.fisher import Channel, fisher_matrix
-from leakbound.bounds.overlap import overlaps
-from leakbound.bounds.weiss_weinstein import default_steps, least_informed, weiss_weinstein_floor
+from leakbound.bounds import GaussianPrior, full_bound
+from leakbound.bounds.weiss_weinstein import default_steps, least_informed, weiss_weinstein_bound
+from leakbound.channel import overlap as module
+from leakbound.channel.fisher import Channel, fisher_matrix
+from leakbound.channel.overlap import overlaps
 from leakbound.client import simulate
 from leakbound.defenses import GaussianNoise, LocalOptimalNoise, OptimalNoise, OptimalPruning, chain
 from leakbound.models import mlp
@@ -122,8 +122,8 @@ def test_the_floor_of_a_network(activation):
     steps = default_steps(prior, 4, directions=directions, information=information)
     drawn = drawn_from(prior, 64, (1, 3, 3), 2)
     seen = overlaps(channel, drawn, torch.as_tensor(directions), steps)
-    floor = weiss_weinstein_floor(seen, steps, prior, directions=directions)
+    floor = weiss_weinstein_bound(seen, steps, prior, directions=directions)
     assert 0 < floor.value < prior.variance / 9
     if activation == "tanh":
-        smooth = full_floor(fisher, prior).value
+        smooth = full_bound(fisher, prior).value
         assert 0.85 * smooth < floor.value < 1.02 * smooth

@@ -6,22 +6,24 @@ import numpy as np
 import pytest
 import torch
 
-from leakbound.bounds import GaussianPrior, fisher, full_floor, tight_trace_floor, trace_floor
-from leakbound.bounds.fisher import Channel, batches, fisher_matrix, fisher_operator, fisher_trace
+from leakbound.bounds import GaussianPrior, full_bound, tight_trace_bound, trace_bound
+from leakbound.channel import fisher
+from leakbound.channel.fisher import Channel, batches, fisher_matrix, fisher_operator, fisher_trace
 from leakbound.client import gradient, pure_simulate, simulate
 from leakbound.defenses import (
     Clip,
     Defense,
+    DpSgd,
     GaussianNoise,
     LaplaceNoise,
     LocalAggregation,
     LocalOptimalNoise,
     LocalOptimalPruning,
+    NoDefense,
     OptimalNoise,
     OptimalPruning,
+    WhitenedDpSgd,
     chain,
-    dp_sgd,
-    whitened_dp_sgd,
 )
 from leakbound.protocol import resolve, send
 from leakbound.random import normal, stream
@@ -63,8 +65,8 @@ PUBLIC = [
     OptimalNoise(0.1),
     OptimalNoise(0.1, rule="energy", correlation="layers"),
     OptimalNoise(0.1, rule="energy", correlation="low_rank", rank=3),
-    dp_sgd(0.2, 1.0),
-    whitened_dp_sgd(0.2, 1.0, correlation="layers"),
+    DpSgd(0.2, 1.0),
+    WhitenedDpSgd(0.2, 1.0, correlation="layers"),
     chain(OptimalPruning(0.5), OptimalNoise(0.1)),
     chain(Clip(0.1), GaussianNoise(0.1)),
 ]
@@ -137,7 +139,7 @@ def test_a_private_law_informs_through_its_pattern(task, batch, rule):
 
 def test_what_has_no_gaussian_law_is_refused(task, batch):
     cases = {
-        "no Gaussian noise": chain(),
+        "no Gaussian noise": NoDefense(),
         "no Gaussian noise ": chain(LocalOptimalPruning(0.5)),
         "no Gaussian": LaplaceNoise(0.1),
         "came after the noise": chain(GaussianNoise(0.1), Clip(1.0)),
@@ -154,7 +156,7 @@ def test_batches_of_public_images(task):
 
 
 def test_one_example_rows_match_the_client(task, batch):
-    ready = resolve(dp_sgd(0.2, 1.0), task, 2)
+    ready = resolve(DpSgd(0.2, 1.0), task, 2)
     for defense in (None, ready):
         ours = pure_simulate(task, batch.inputs, batch.labels, defense)
         theirs = simulate(task, batch.inputs, batch.labels, cohort=(2,), defense=defense)
@@ -197,13 +199,13 @@ def test_a_linear_gaussian_release_end_to_end(noise):
     a, s = mixing.numpy(), np.diag(variance.numpy())
     posterior = prior - prior @ a.T @ np.linalg.inv(a @ prior @ a.T + s) @ a @ prior
     exact = np.trace(posterior) / 6
-    floor = full_floor(information, known)
+    floor = full_bound(information, known)
     assert floor.value == pytest.approx(exact, rel=1e-6)
     np.testing.assert_allclose(floor.per_pixel, np.diag(posterior), rtol=1e-6)
     trace = fisher_trace(channel, batch, stream(5), directions=4000)
     assert trace == pytest.approx(np.trace(information), rel=0.05)
-    assert trace_floor(np.trace(information), known).value <= exact
-    assert tight_trace_floor(np.trace(information), known).value <= exact
+    assert trace_bound(np.trace(information), known).value <= exact
+    assert tight_trace_bound(np.trace(information), known).value <= exact
     # the best attacker, played on the defense's own releases
     rng = np.random.default_rng(0)
     truth = rng.multivariate_normal(np.zeros(6), prior, 4000)
@@ -240,7 +242,7 @@ class _Each(Defense):
 
 def test_what_is_no_plain_gradient_is_told_apart(task, batch):
     noise = GaussianNoise(0.1)
-    for defense in (chain(LocalAggregation(2), noise), dp_sgd(noise_multiplier=0.1)):
+    for defense in (chain(LocalAggregation(2), noise), DpSgd(noise_multiplier=0.1)):
         ready = resolve(defense, task, batch.size)
         own = ready.prepare(task, stream(0, "own"))
         assert not fisher._is_gradient(Channel(own, ready, Gaussian(0.01)))

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from leakbound import check
-from leakbound.defenses.base import Defense, State
+from leakbound.defenses.base import Context, Defense, Sent, State
 from leakbound.random import Source
-from leakbound.types import ClientContext, Unit, Update
+from leakbound.types import Unit, Update
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,7 +39,7 @@ class SecureAggregation(Defense):
         check.count(clients=self.clients)
 
     @property
-    def cohort_size(self) -> int:
+    def cohort_size(self) -> int:  # type: ignore[override]
         """The number of clients."""
         return self.clients
 
@@ -47,9 +47,7 @@ class SecureAggregation(Defense):
         """One row per cohort."""
         return Unit.COHORT
 
-    def transform(
-        self, update: Update, state: State, context: ClientContext | None, source: Source
-    ) -> tuple[Update, State]:
+    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
         """Sum the clients' rows."""
         return update.summed(Unit.COHORT), state
 

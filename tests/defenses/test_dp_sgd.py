@@ -9,7 +9,7 @@ from scipy import stats
 from torch import nn
 
 from leakbound.client import example_gradients
-from leakbound.defenses import ClipExamples, Mean, SecureAggregation, chain, dp_sgd
+from leakbound.defenses import ClipExamples, DpSgd, Mean, SecureAggregation, chain
 from leakbound.protocol import play, send
 from leakbound.random import stream
 from leakbound.types import Batch, Gaussian, Guarantee, Unit, Update
@@ -39,12 +39,12 @@ def test_the_noise_free_part_is_opacus(mlp, task, batch):
     norms = plain.norm(dim=1)
     assert bool((norms > CLIP).any())
     assert bool((norms < CLIP).any())
-    defense = dp_sgd(CLIP, 1.0)
+    defense = DpSgd(CLIP, 1.0)
     wanted = _opacus(mlp, batch, 0.0)
     # Opacus divides by norm + 1e-6.
     torch.testing.assert_close(defense.imitate(plain)[0], wanted, rtol=2e-6, atol=1e-6)
-    assert not torch.allclose(dp_sgd(1.02 * CLIP, 1.0).imitate(plain)[0], wanted, rtol=1e-3)
-    quiet = send(task, batch, dp_sgd(CLIP, 1e-9), stream(0)).rows[0]
+    assert not torch.allclose(DpSgd(1.02 * CLIP, 1.0).imitate(plain)[0], wanted, rtol=1e-3)
+    quiet = send(task, batch, DpSgd(CLIP, 1e-9), stream(0)).rows[0]
     torch.testing.assert_close(quiet, wanted, rtol=2e-6, atol=1e-6)
 
 
@@ -56,7 +56,7 @@ def _noise_energy(draws, std):
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_the_noise_is_multiplier_times_clip_over_the_batch_size(mlp, task, batch):
-    defense, std = dp_sgd(CLIP, 0.7), 0.7 * CLIP / batch.size
+    defense, std = DpSgd(CLIP, 0.7), 0.7 * CLIP / batch.size
     center = defense.imitate(example_gradients(task, batch.inputs, batch.labels))[0]
     sent = [send(task, batch, defense, stream(0, "noise", i)) for i in range(50)]
     draws = torch.cat([update.rows[0] - center for update in sent])
@@ -98,7 +98,7 @@ def test_the_bound_follows_the_mean(task, batch):
 
 def test_secure_aggregation_adds_the_clients_noise(task, batch):
     parts = [Batch(batch.inputs[i : i + 2], batch.labels[i : i + 2]) for i in (0, 2, 4)]
-    defense = chain(dp_sgd(CLIP, 0.7), SecureAggregation(3))
+    defense = chain(DpSgd(CLIP, 0.7), SecureAggregation(3))
     sources = [stream(0, "client", i) for i in range(4)]
     update = play(task, parts, defense, sources).update
     assert defense.guarantee is Guarantee.DIFFERENTIAL_PRIVACY

@@ -4,11 +4,17 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from leakbound.risk.corridor import TrainingSetting, corridor
 from leakbound.bounds import identification
-from leakbound.bounds.ladder import Estimate, Gallery, GaussianImages, KnownNorm, Mixture
-from leakbound.bounds.ladder.blend import Part
-from leakbound.bounds.ladder.rung import answer
+from leakbound.bounds.record_priors import (
+    Estimate,
+    Gallery,
+    GaussianImages,
+    KnownNorm,
+    Mixture,
+    answer,
+)
+from leakbound.bounds.record_priors import GaussianPart as Part
+from leakbound.risk.corridor import TrainingSetting, corridor
 
 DIM = 12
 ETA = 0.15

@@ -22,7 +22,7 @@ NAMES = {
 
 
 @dataclass(frozen=True, eq=False)
-class ByClass:
+class ClassPriors:
     """For examples of known labels: each one's prior is fitted to the public ones of its class.
 
     One prior for all classes would give a bound that the mean image of a class beats.
@@ -37,7 +37,7 @@ class ByClass:
     Example:
         >>> generator = torch.Generator().manual_seed(0)
         >>> public = Batch(torch.rand(40, 1, 2, 2, generator=generator), torch.arange(40) % 2)
-        >>> prior = ByClass(public, "isotropic").prior(torch.tensor([1, 0, 1]))
+        >>> prior = ClassPriors(public, "isotropic").prior(torch.tensor([1, 0, 1]))
         >>> prior.dimension, prior.name
         (12, '3 independent examples, one isotropic Gaussian a class, labels known')
     """

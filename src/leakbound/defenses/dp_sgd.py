@@ -1,4 +1,4 @@
-"""Defenses on whole rows: clipping, averaging, signs."""
+"""DP-SGD and its links: clip every example's gradient, average, add Gaussian noise."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.defenses.base import Defense, State
+from leakbound.defenses.base import Chain, Context, Defense, Sent, State
 from leakbound.random import Source
-from leakbound.types import ClientContext, Unit, Update
+from leakbound.types import Gaussian, Guarantee, Unit, Update
 
 
 def clip_rows(rows: Tensor, clip_norm: float) -> Tensor:
@@ -47,9 +47,7 @@ class Clip(Defense):
     def __post_init__(self) -> None:
         check.positive(clip_norm=self.clip_norm)
 
-    def transform(
-        self, update: Update, state: State, context: ClientContext | None, source: Source
-    ) -> tuple[Update, State]:
+    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
         """Clip every row."""
         rows = clip_rows(update.rows, self.clip_norm)
         return update.opaque(rows, f"{self!r} came after the noise"), state
@@ -67,8 +65,7 @@ class ClipExamples(Defense):
         clip_norm: the largest L2 norm of one example's gradient, in gradient units.
 
     Guarantees: adding or removing one example changes the sum of the rows by at most `clip_norm`
-    in L2 norm. An example whose gradient is not finite adds nothing: an error in its place would
-    tell of the example, and a server can choose weights for which some overflow.
+    in L2 norm. An example whose gradient is not finite adds nothing.
 
     Raises:
         ValueError: rows of 16 bits, in which a norm is too coarse for the guarantee.
@@ -93,9 +90,7 @@ class ClipExamples(Defense):
     def __post_init__(self) -> None:
         check.positive(clip_norm=self.clip_norm)
 
-    def transform(
-        self, update: Update, state: State, context: ClientContext | None, source: Source
-    ) -> tuple[Update, State]:
+    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
         """Clip every row and declare the bound."""
         rows = update.rows
         if rows.dtype not in (torch.float32, torch.float64):
@@ -103,6 +98,7 @@ class ClipExamples(Defense):
                 f"{self!r} got gradients of type {rows.dtype}, in which norms are too coarse for "
                 "its guarantee; train in float32"
             )
+        # A server can choose weights for which some examples overflow: an error would leak which.
         if not bool(rows.sum().isfinite()):  # one entry that is not finite makes the sum so
             rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, 0.0)
         rows = clip_rows(rows, self.clip_norm)
@@ -139,9 +135,7 @@ class Mean(Defense):
         """One row per client."""
         return Unit.CLIENT
 
-    def transform(
-        self, update: Update, state: State, context: ClientContext | None, source: Source
-    ) -> tuple[Update, State]:
+    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
         """Sum, then divide by the number of rows; the law and the bound follow."""
         return update.summed(Unit.CLIENT).scaled(1 / len(update.rows)), state
 
@@ -151,29 +145,63 @@ class Mean(Defense):
 
 
 @dataclass(frozen=True, repr=False)
-class Sign(Defense):
-    """Send only the sign of every coordinate (signSGD).
+class GaussianMechanism(Defense):
+    """Add N(0, (noise_multiplier · bound)² I), where `bound` is what one example can add to a row.
 
-    Guarantees: none. Every released coordinate is -1, 0 or 1.
+    Needs a link before it that bounds every example's part (`ClipExamples`).
 
-    Source: Bernstein et al. 2018.
+    Args:
+        noise_multiplier: noise standard deviation over the most that one example adds.
+
+    Guarantees: one release is the Gaussian mechanism with noise multiplier `noise_multiplier` for
+    adding or removing one example: (epsilon, delta)-differentially private as dp-accounting's
+    Gaussian event of that multiplier says. The batch size is public and stays the divisor of a
+    mean, so a removed example counts as a gradient of zero; replacing one by another moves the mean
+    by up to twice the bound.
+
+    Source: Abadi et al. 2016, algorithm 1; Dwork and Roth 2014, appendix A.
 
     Example:
-        >>> update = Update(torch.tensor([[0.3, -4.0, 0.0]]), Unit.CLIENT, (1,))
-        >>> Sign().transform(update, None, None, torch.Generator())[0].rows
-        tensor([[ 1., -1.,  0.]])
+        >>> from leakbound.defenses import chain
+        >>> chain(ClipExamples(1.0), Mean(), GaussianMechanism(2.0)).guarantee.value
+        'differential privacy'
     """
 
-    accepts = frozenset({Unit.CLIENT, Unit.COHORT})
-    keeps_law = False
+    guarantee = Guarantee.DIFFERENTIAL_PRIVACY
+    needs_bound = True
 
-    def transform(
-        self, update: Update, state: State, context: ClientContext | None, source: Source
-    ) -> tuple[Update, State]:
-        """Take signs."""
-        return update.opaque(update.rows.sign(), f"{self!r} came after the noise"), state
+    noise_multiplier: float = 1.0
 
-    def imitate(self, rows: Tensor) -> Tensor:
-        """A smooth sign, g / sqrt(g² + s²) with s the mean |g|: attackers need its slope."""
-        smooth = rows.detach().abs().mean(1, keepdim=True).clamp_min(1e-12)
-        return rows / (rows.square() + smooth.square()).sqrt()
+    def __post_init__(self) -> None:
+        check.positive(noise_multiplier=self.noise_multiplier)
+
+    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+        """Add noise scaled to what one example can add."""
+        if update.bound is None:
+            raise ValueError(
+                f"{self!r} got an update whose examples are not bounded; put ClipExamples before it"
+            )
+        std = self.noise_multiplier * update.bound
+        return update.noised(Gaussian(std * std), source), state
+
+
+class DpSgd(Chain):
+    """Clip every example's gradient, average, add Gaussian noise: one step of DP-SGD.
+
+    Args:
+        clip_norm: L2 bound of every example's gradient.
+        noise_multiplier: noise standard deviation over the most that one example adds. The noise on
+            the batch mean has standard deviation noise_multiplier · clip_norm / batch size.
+
+    Guarantees: the Gaussian mechanism with that multiplier, for adding or removing one example.
+
+    Source: Abadi et al. 2016, algorithm 1.
+
+    Example:
+        >>> DpSgd(clip_norm=2.0, noise_multiplier=0.5)
+        ClipExamples(clip_norm=2.0) → Mean() → GaussianMechanism(noise_multiplier=0.5)
+    """
+
+    def __init__(self, clip_norm: float = 1.0, noise_multiplier: float = 1.0) -> None:
+        links = ClipExamples(clip_norm), Mean(), GaussianMechanism(noise_multiplier)
+        super().__init__(links)

@@ -1,4 +1,4 @@
-"""Kept curves: the same bits as new ones, by content, in bounded memory, nobody can write to."""
+"""Curves that are kept: the same bits as new ones, by content, in bounded memory, read only."""
 
 import threading
 
@@ -7,8 +7,7 @@ import pytest
 
 from leakbound.bounds import conversions, mixed_steps, privacy_loss
 from leakbound.bounds.composition import subsampled
-from leakbound.bounds.kept import ENTRY, Kept, sealed
-from leakbound.bounds.privacy_loss import KEPT, curve
+from leakbound.bounds.privacy_loss import ENTRY, KEPT, ResultCache, curve, sealed
 
 LOG_KAPPA = np.log([1e-8, 1e-3, 0.3])
 PARTS = [(1.0, 0.05, 20), (2.0, 0.1, 30)]
@@ -80,7 +79,7 @@ def test_nobody_can_write_to_what_is_kept():
 
 def test_memory_is_bounded():
     """The least recently asked for goes; what is too large alone is not kept."""
-    kept = Kept(3 * (ENTRY + 800))
+    kept = ResultCache(3 * (ENTRY + 800))
     made = []
 
     def ask(name, length=100):
@@ -110,7 +109,7 @@ def test_curves_count_their_bytes():
 
 
 def test_threads_share_one_result():
-    kept, start = Kept(10_000), threading.Barrier(8)
+    kept, start = ResultCache(10_000), threading.Barrier(8)
     got = []
 
     def ask():
@@ -129,7 +128,7 @@ def test_threads_share_one_result():
 
 
 def test_an_error_is_not_kept():
-    kept = Kept(10_000)
+    kept = ResultCache(10_000)
     with pytest.raises(ZeroDivisionError):
         kept.of("a", lambda: 1 / 0)
     assert kept.of("a", lambda: 2) == 2

@@ -1,0 +1,645 @@
+"""How well a record is rebuilt from scratch out of a linear trap's noisy gradient.
+
+The trap f(X) = W X sends, in every row, X scaled to the clip norm. `exact` is gamma*, the best that
+any estimator does; `unbiased` is paper C's law, which covers unbiased estimators only; `ncc` the
+law of the correlation. `effective_noise`, `averaged` and `unknown_scale` lead from a real setting
+to these.
+All of it is one concept: laws of one answer, and what leads to that answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special, stats
+
+from leakbound import check
+from leakbound.bounds.cone import log_cone
+from leakbound.bounds.law import (
+    Array,
+    RiskLaw,
+    Scope,
+    between,
+    groups,
+    inward,
+    least_root,
+    non_negative,
+    one,
+    positive,
+    probability,
+    rate,
+    whole,
+)
+
+__all__ = [
+    "averaged",
+    "effective_noise",
+    "exact",
+    "ncc",
+    "rows_needed",
+    "separation",
+    "unbiased",
+    "unknown_scale",
+]
+
+SMALLEST, LARGEST = 1e-160, 1e12
+"""Noise multipliers between which the inverses search."""
+DEPTH = 745.0
+"""Search range of the inverses in log odds of e = N eta / |X|^2."""
+
+
+@dataclass(frozen=True)
+class UnbiasedLaw(RiskLaw):
+    """Law of the unbiased estimator: P(MSE <= eta) = P(N/2, N eta / (2 tau^2)), tau = noise |X|."""
+
+    def __call__(
+        self, noise_multiplier: ArrayLike, *, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0
+    ) -> Any:
+        """Probability that the unbiased estimator's MSE is at most eta.
+
+        Shapes: all broadcast. Units: `eta` MSE in input units squared, `norm` |X| in input units.
+
+        Raises:
+            ValueError: eta or norm of 0 or below, a dim that is no whole number, NaN.
+
+        Source: paper C, Theorem IV.5 and Corollary IV.6.
+
+        Example:
+            >>> round(unbiased(0.1, dim=784, eta=0.01), 3)
+            0.507
+        """
+        sigma, n, eta, r = _arguments(noise_multiplier, dim, eta, norm)
+        with np.errstate(all="ignore"):
+            scaled = (np.sqrt(eta) / r / sigma) ** 2 * n / 2
+        sure = (sigma == 0) | (eta == np.inf)
+        return one(special.gammainc(n / 2, np.where(sure, np.inf, scaled)))
+
+    def eta_at(
+        self,
+        noise_multiplier: ArrayLike,
+        *,
+        dim: ArrayLike,
+        gamma: ArrayLike,
+        norm: ArrayLike = 1.0,
+    ) -> Any:
+        """The MSE that is reached with probability gamma.
+
+        Source: paper C, Corollary IV.6.
+
+        Example:
+            >>> round(unbiased.eta_at(0.1, dim=784, gamma=0.5), 6)
+            0.009991
+        """
+        sigma, n = non_negative("noise_multiplier", noise_multiplier), whole("dim", dim)
+        r, gamma = positive("norm", norm), probability("gamma", gamma)
+        with np.errstate(over="ignore"):
+            return one((sigma * r * np.sqrt(special.gammaincinv(n / 2, gamma) * 2 / n)) ** 2)
+
+    def noise_for(
+        self, gamma: ArrayLike, *, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0
+    ) -> Any:
+        """The noise multiplier at which eta is reached with probability gamma.
+
+        Source: paper C, Corollary IV.9.
+
+        Example:
+            >>> round(unbiased.noise_for(0.1, dim=1, eta=1.0), 3)
+            7.958
+        """
+        gamma, n = probability("gamma", gamma), whole("dim", dim)
+        eta, r = positive("eta", eta), positive("norm", norm)
+        with np.errstate(divide="ignore", over="ignore"):
+            return one(np.sqrt(eta) / r * np.sqrt(n / 2 / special.gammaincinv(n / 2, gamma)))
+
+
+@dataclass(frozen=True)
+class ExactLaw(RiskLaw):
+    """gamma*: the best that any estimator does with the trap's answer, uniform direction."""
+
+    def __call__(
+        self, noise_multiplier: ArrayLike, *, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0
+    ) -> Any:
+        """Probability that the best estimator of X, |X| known, has an MSE of at most eta.
+
+        With sin^2 theta = e = N eta / |X|^2, the best guess |X| cos(theta) y / |y| succeeds exactly
+        if y lies within theta of X; e >= 1 gives 1, as the zero image then always succeeds. The
+        relative error is below 1e-8 in tails of any depth (`log` for those below 1e-308).
+
+        Shapes: all broadcast. Units: `eta` MSE in input units squared, `norm` |X| in input units.
+
+        Raises:
+            ValueError: eta or norm of 0 or below, a dim that is no whole number, NaN.
+
+        Source: docs/errata.md, "gamma*"; it corrects paper C, Corollary IV.3 and IV.6.
+
+        Example:
+            >>> round(exact(0.5, dim=16, eta=0.5 / 16), 4)
+            0.0683
+        """
+        logs = self.log(noise_multiplier, dim=dim, eta=eta, norm=norm)
+        return one(np.exp(np.asarray(logs)))
+
+    def log(
+        self, noise_multiplier: ArrayLike, *, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0
+    ) -> Any:
+        """The natural logarithm of the same.
+
+        Example:
+            >>> round(exact.log(0.05, dim=3072, eta=0.037 / 3072), 3)
+            -4077.52
+        """
+        sigma, n, eta, r = _arguments(noise_multiplier, dim, eta, norm)
+        return one(_log_gamma(sigma, n, _relative_error(n, eta, r)))
+
+    def eta_at(
+        self,
+        noise_multiplier: ArrayLike,
+        *,
+        dim: ArrayLike,
+        gamma: ArrayLike,
+        norm: ArrayLike = 1.0,
+    ) -> Any:
+        """The largest MSE that the best estimator reaches with probability gamma at most.
+
+        It is the last number below |X|^2 / N, where the zero image takes over, if gamma is above
+        the limit Phi(1 / noise multiplier) there, and 0 for N = 1 if not (a guess of the sign is
+        all that counts).
+
+        Example:
+            >>> eta = exact.eta_at(0.0037, dim=3072, gamma=1e-3)
+            >>> round(3072 * eta, 3), round(exact(0.0037, dim=3072, eta=eta), 6)
+            (0.037, 0.001)
+        """
+        sigma, n = non_negative("noise_multiplier", noise_multiplier), whole("dim", dim)
+        r, gamma = positive("norm", norm), probability("gamma", gamma)
+        sigma, n, r, gamma = np.broadcast_arrays(sigma, n, r, gamma)
+        target = np.log(gamma)
+        high = np.full(sigma.shape, DEPTH)
+        odds = -least_root(lambda x: _log_cone_at(sigma, n, -x) - target, -high, high)
+        e = special.expit(odds)
+        e = np.where(_log_cone_at(sigma, n, -high) > target, 0.0, e)
+        with np.errstate(over="ignore", under="ignore"):
+            found = e * r * r / n
+        return one(
+            inward(
+                lambda x: (
+                    (x == 0) | (np.exp(_log_gamma(sigma, n, _relative_error(n, x, r))) <= gamma)
+                ),
+                found,
+                -1,
+            )
+        )
+
+    def noise_for(
+        self, gamma: ArrayLike, *, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0
+    ) -> Any:
+        """The least noise multiplier with which no estimator reaches eta more often than gamma.
+
+        Raises:
+            ValueError: no finite noise does: gamma is at most the chance of a blind guess.
+
+        Example:
+            >>> round(exact.noise_for(1e-3, dim=3072, eta=0.037 / 3072), 6)
+            0.003687
+        """
+        gamma, n = probability("gamma", gamma), whole("dim", dim)
+        eta, r = positive("eta", eta, infinite=True), positive("norm", norm)
+        gamma, n, eta, r = np.broadcast_arrays(gamma, n, eta, r)
+        e, target = _relative_error(n, eta, r), np.log(gamma)
+        blind = _log_gamma(np.full(e.shape, LARGEST), n, e)
+        if np.any(blind >= target):
+            worst = np.argmax((blind - target).ravel())
+            raise ValueError(
+                f"gamma is {gamma.flat[worst]:g}, but a guess that sees nothing reaches eta = "
+                f"{eta.flat[worst]:g} with probability {np.exp(blind.flat[worst]):.3g}: no finite "
+                "noise helps; give a smaller eta or a larger gamma"
+            )
+        logs = least_root(
+            lambda x: _log_gamma(np.exp(x), n, e) - target,
+            np.full(e.shape, np.log(SMALLEST)),
+            np.full(e.shape, np.log(LARGEST)),
+        )
+        return one(inward(lambda s: np.exp(_log_gamma(s, n, e)) <= gamma, np.exp(logs), 1))
+
+
+def _arguments(
+    noise_multiplier: ArrayLike, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike
+) -> tuple[Array, Array, Array, Array]:
+    found = (
+        non_negative("noise_multiplier", noise_multiplier),
+        whole("dim", dim),
+        positive("eta", eta, infinite=True),
+        positive("norm", norm),
+    )
+    a, b, c, d = np.broadcast_arrays(*found)
+    return a, b, c, d
+
+
+def _relative_error(n: Array, eta: Array, r: Array) -> Array:
+    """Relative error N eta / |X|^2, the squared sine of the angle that succeeds."""
+    with np.errstate(over="ignore", under="ignore"):
+        return np.asarray(n * (eta / r / r))
+
+
+def _log_gamma(sigma: Array, n: Array, e: Array) -> Array:
+    inside = np.where(e < 1, e, 0.5)
+    with np.errstate(divide="ignore", over="ignore"):
+        found = log_cone(1 / sigma, np.sqrt((1 - inside) / inside), n)
+    return np.where((e >= 1) | (sigma == 0), 0.0, found)
+
+
+def _log_cone_at(sigma: Array, n: Array, odds: Array) -> Array:
+    """Log gamma* at log odds of e; cot^2 theta = (1 - e) / e = exp(-odds)."""
+    with np.errstate(divide="ignore"):
+        return log_cone(1 / sigma, np.exp(-odds / 2), n)
+
+
+unbiased = UnbiasedLaw(
+    Scope(
+        covers="equivariant",
+        attackers="unbiased and translation-equivariant estimators of the linear trap",
+        prior="every fixed record",
+        known="the scales, the noise multiplier, the clip norm",
+        not_said="that no attacker does better: the zero image, shrinkage and gamma* do",
+        equation="paper C, Corollaries IV.6-IV.9 (H4-H7)",
+    )
+)
+exact = ExactLaw(
+    Scope(
+        covers="trap",
+        attackers="all estimators of the linear trap's noisy answer",
+        prior="direction uniform on the sphere; so every attacker fails this often on some "
+        "direction",
+        known="the record's norm and the noise multiplier",
+        not_said="a bound for one given image, for image priors or galleries, or for a server that "
+        "chooses another gradient map",
+        equation="gamma*, docs/errata.md (corrects paper C, Corollaries IV.3 and IV.6)",
+    )
+)
+
+
+FLAT = 28.0
+"""Search range of `ncc_at` in artanh of the correlation: beyond it rounds to 1."""
+
+
+@dataclass(frozen=True)
+class NccLaw(RiskLaw):
+    """Normalized cross-correlation of the unbiased estimate with the truth."""
+
+    def __call__(
+        self, noise_multiplier: ArrayLike, *, dim: ArrayLike, ncc: ArrayLike, spread: ArrayLike = 1
+    ) -> Any:
+        """Probability that the correlation over pixels is at least `ncc`, exactly.
+
+        Centering leaves dim - 1 coordinates, in which it is the cosine of an angle: the integral of
+        `exact` again, with the record's centered part for its norm.
+
+        Shapes: all broadcast.
+
+        Args:
+            noise_multiplier: as everywhere.
+            dim: number of pixels, at least 2.
+            ncc: correlation in (-1, 1).
+            spread: |X - mean of X| / |X|, in (0, 1]; 1 where the pixels' mean is zero.
+
+        Source: this project; paper C has the population value only (`population`).
+
+        Example:
+            >>> round(ncc(0.05, dim=784, ncc=0.6), 3)
+            0.197
+        """
+        sigma, n = non_negative("noise_multiplier", noise_multiplier), whole("dim", dim, 2)
+        level, part = _correlation(ncc), rate("spread", spread)
+        with np.errstate(divide="ignore"):
+            cotangent = level / np.sqrt((1 - level) * (1 + level))
+            return one(np.exp(log_cone(part / sigma, cotangent, n - 1)))
+
+    def population(
+        self, noise_multiplier: ArrayLike, *, dim: ArrayLike, spread: ArrayLike = 1.0
+    ) -> Any:
+        """The correlation of infinitely many pixels: at most 1 / sqrt(1 + N noise^2).
+
+        Source: paper C, Theorem on NCC.
+
+        Example:
+            >>> round(ncc.population(0.05, dim=784), 4)
+            0.5812
+        """
+        sigma, n = non_negative("noise_multiplier", noise_multiplier), whole("dim", dim)
+        part = rate("spread", spread)
+        with np.errstate(over="ignore"):
+            return one(1 / np.sqrt(1 + n * (sigma / part) ** 2))
+
+    def noise_for(
+        self, gamma: ArrayLike, *, dim: ArrayLike, ncc: ArrayLike, spread: ArrayLike = 1.0
+    ) -> Any:
+        """The least noise multiplier with which `ncc` is reached with probability gamma at most.
+
+        Raises:
+            ValueError: no finite noise does.
+
+        Example:
+            >>> round(ncc.noise_for(0.01, dim=784, ncc=0.5), 4)
+            0.0734
+        """
+        gamma, n = probability("gamma", gamma), whole("dim", dim, 2)
+        level, part = _correlation(ncc), rate("spread", spread)
+        gamma, n, level, part = np.broadcast_arrays(gamma, n, level, part)
+        cotangent = level / np.sqrt((1 - level) * (1 + level))
+        if np.any(log_cone(0.0, cotangent, n - 1) >= np.log(gamma)):
+            raise ValueError(
+                "gamma is at most the chance that pure noise has this correlation: no finite noise "
+                "helps; give a larger gamma or ncc"
+            )
+        logs = least_root(
+            lambda x: log_cone(part * np.exp(-x), cotangent, n - 1) - np.log(gamma),
+            np.full(gamma.shape, np.log(SMALLEST)),
+            np.full(gamma.shape, np.log(LARGEST)),
+        )
+
+        def fits(s: Array) -> Array:
+            return np.asarray(np.exp(log_cone(part / s, cotangent, n - 1)) <= gamma)
+
+        return one(inward(fits, np.exp(logs), 1))
+
+    def ncc_at(
+        self,
+        noise_multiplier: ArrayLike,
+        *,
+        dim: ArrayLike,
+        gamma: ArrayLike,
+        spread: ArrayLike = 1.0,
+    ) -> Any:
+        """The correlation that is reached with probability gamma.
+
+        Example:
+            >>> round(ncc.ncc_at(0.05, dim=784, gamma=0.5), 2)
+            0.58
+        """
+        sigma, n = non_negative("noise_multiplier", noise_multiplier), whole("dim", dim, 2)
+        gamma, part = probability("gamma", gamma), rate("spread", spread)
+        sigma, n, gamma, part = np.broadcast_arrays(sigma, n, gamma, part)
+        with np.errstate(divide="ignore"):
+            a = part / sigma
+        # a correlation of tanh(x) has a cotangent of sinh(x)
+        edge = np.full(gamma.shape, FLAT)
+        found = least_root(lambda x: log_cone(a, np.sinh(x), n - 1) - np.log(gamma), -edge, edge)
+        return one(np.tanh(found))
+
+
+def _correlation(value: ArrayLike) -> Array:
+    return between("ncc", value, -1, 1, closed=False)
+
+
+ncc = NccLaw(
+    Scope(
+        covers="one",
+        attackers="the unbiased estimate of the linear trap",
+        prior="every fixed record of the given spread",
+        known="the noise multiplier",
+        not_said="what other estimators reach",
+        equation="this project; population value: paper C (H12)",
+    )
+)
+
+
+Participation = Literal["visible", "hidden"]
+TRIES, ZOOMS = 64, 4
+"""Radii that `unknown_scale` tries at a time, and how often it looks closer around the best."""
+DUST = 1e-17
+"""Mass of numbers of sightings that is left out of a sum, towards less risk."""
+
+
+def rows_needed(clip_norm: ArrayLike, *, norm: ArrayLike) -> Any:
+    """The least number M of trap rows that reaches the floor on the noise: ceil((C / |X|)^2).
+
+    Source: paper C, Theorem IV.1, corrected (docs/errata.md, 3.1: the ratio is squared).
+
+    Example:
+        >>> rows_needed(5.0, norm=1.0)
+        25.0
+    """
+    return one(np.ceil((positive("clip_norm", clip_norm) / positive("norm", norm)) ** 2))
+
+
+def effective_noise(
+    noise_multiplier: ArrayLike,
+    *,
+    clip_norm: ArrayLike,
+    norm: ArrayLike,
+    rows: ArrayLike = 1,
+    rest_norm: ArrayLike = 0.0,
+    rho: ArrayLike = 1.0,
+) -> Any:
+    """The noise multiplier that the laws take, in a setting with few rows, a norm sink or a batch.
+
+    The trap's M rows hold X each; clipping to C scales all of (rows, rest). What is left is
+    noise * sqrt(rho max(C^2, M |X|^2 + rest^2) / (M |X|^2)), at least `noise_multiplier`.
+
+    Shapes: all broadcast.
+
+    Args:
+        noise_multiplier: noise standard deviation / C.
+        clip_norm: C.
+        norm: |X| as the trap's layer sees it.
+        rows: M.
+        rest_norm: gradient norm of all other parameters before clipping (a norm sink); a trainable
+            bias in the trap's layer makes it sqrt(M).
+        rho: factor of the variance by which other records of the batch are removed; `separation`.
+
+    Source: paper C, Theorem IV.1; docs/errata.md, C2 and C5.
+
+    Example:
+        >>> effective_noise(0.1, clip_norm=5.0, norm=1.0, rows=25)
+        0.1
+        >>> effective_noise(0.1, clip_norm=5.0, norm=1.0, rows=1)
+        0.5
+    """
+    sigma, rows = non_negative("noise_multiplier", noise_multiplier), whole("rows", rows)
+    c, r = positive("clip_norm", clip_norm), positive("norm", norm)
+    rest, rho = non_negative("rest_norm", rest_norm), positive("rho", rho)
+    if np.any(rho < 1):
+        raise ValueError(f"rho is {float(np.min(rho)):g}; separating records never gains: give 1")
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        root = np.sqrt(rows)
+        grown = sigma * np.sqrt(rho) * np.maximum(c / r / root, np.hypot(1.0, rest / r / root))
+    return one(np.where(sigma == 0, 0.0, grown))
+
+
+def separation(mixing: ArrayLike) -> Any:
+    """The factor rho (B,) of unbiased separation of B records that M rows mix by a known matrix.
+
+    Row j of the trap sends sum_i mixing[i, j] X_i plus noise; alone, record i is read with a
+    variance of noise^2 / |a_i|^2, in company with rho_i = |a_i|^2 [(A A^T)^-1]_ii times that.
+    A prior on the records can do better.
+
+    Shapes: (B, M) with M >= B and independent rows.
+
+    Raises:
+        ValueError: rows that depend on each other, or fewer columns than rows.
+
+    Source: docs/errata.md, "batches"; least squares.
+
+    Example:
+        >>> separation([[1.0, 0.0], [0.0, 2.0]])
+        array([1., 1.])
+    """
+    a = between("mixing", mixing, -np.inf, np.inf, closed=False)
+    if a.ndim != 2 or 0 in a.shape:
+        raise ValueError(f"mixing has shape {a.shape}; give a matrix (records, rows)")
+    triangle = np.linalg.qr(a.T)[1]
+    if a.shape[0] > a.shape[1] or np.linalg.matrix_rank(a) < a.shape[0]:
+        raise ValueError(
+            f"mixing of shape {a.shape} does not tell the records apart; give at least as many "
+            "independent rows of the trap as records"
+        )
+    inverse = np.linalg.inv(triangle)  # (A A^T)^-1 = inverse inverse^T
+    return np.maximum(1.0, (a**2).sum(1) * (inverse**2).sum(1))
+
+
+def averaged(
+    noise_multiplier: ArrayLike,
+    *,
+    dim: int,
+    eta: ArrayLike,
+    steps: ArrayLike,
+    sampling_rate: ArrayLike = 1.0,
+    norm: ArrayLike = 1.0,
+    participation: Participation = "visible",
+    law: ExactLaw | UnbiasedLaw = exact,
+) -> Any:
+    """Probability of success after several steps that each sample the record at a rate.
+
+    visible: the attacker knows the k ~ Binom(steps, rate) steps that hold the record and averages
+    those, noise / sqrt(k). hidden: it adds up all steps, noise * sqrt(steps) / k. With `exact`, k =
+    0 leaves a blind guess; the unbiased estimator has nothing to say then, and is told k, by which
+    it divides. One record's gradient alone, others removed, so this is an attained lower edge. For
+    fixed sightings k call the law with noise / sqrt(k).
+
+    Shapes: all numbers broadcast; each pair of rate and steps is summed at once.
+
+    Raises:
+        ValueError: as the law; sampling_rate outside (0, 1], steps that are no whole number.
+
+    Source: paper C, section IV-C, corrected; docs/errata.md, C4 and "gamma*".
+
+    Example:
+        >>> round(averaged(0.5, dim=16, eta=0.5 / 16, steps=10, sampling_rate=0.1), 4)
+        0.0976
+    """
+    check.one_of(("visible", "hidden"), participation=participation)
+    sigma, n, e, r, count, q = np.broadcast_arrays(
+        non_negative("noise_multiplier", noise_multiplier),
+        whole("dim", dim),
+        positive("eta", eta, infinite=True),
+        positive("norm", norm),
+        whole("steps", steps),
+        rate("sampling_rate", sampling_rate),
+    )
+    found = np.empty(sigma.shape)
+    for here, (number, some) in groups(count, q):
+        own = sigma[here], n[here], e[here], r[here]
+        found[here] = _mean_over_sightings(int(number), some, participation, law, *own)
+    return one(found)
+
+
+def _mean_over_sightings(
+    count: int,
+    q: float,
+    participation: Participation,
+    law: ExactLaw | UnbiasedLaw,
+    sigma: Array,
+    n: Array,
+    e: Array,
+    r: Array,
+) -> Array:
+    """The law at what k sightings leave of the noise, (n,), averaged over k."""
+    k, mass = (v[:, None] for v in _sightings(count, q))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        noise = sigma / np.sqrt(k) if participation == "visible" else sigma * (np.sqrt(count) / k)
+    noise = np.where(k == 0, np.inf, noise)
+    return np.asarray(np.minimum(1.0, (mass * law(noise, dim=n, eta=e, norm=r)).sum(0)))
+
+
+def unknown_scale(
+    noise_multiplier: ArrayLike,
+    *,
+    dim: ArrayLike,
+    eta: ArrayLike,
+    norms: ArrayLike,
+    weights: ArrayLike | None = None,
+) -> Any:
+    """Success of the attacker who knows the distribution of |X| and not |X| itself.
+
+    y = X / |X| + noise tells nothing of |X|: he guesses a y / |y| with the one radius a that
+    succeeds most often over `norms`. It is attained, so a lower edge; the upper one, with |X| told,
+    is the mean of `exact` over the norms.
+
+    Shapes: `norms` and `weights` (n,); all others broadcast, each a search of its own.
+
+    Raises:
+        ValueError: weights that are negative or sum to 0, norms of 0.
+
+    Source: docs/errata.md, "unknown scale".
+
+    Example:
+        >>> known = exact(0.1, dim=16, eta=0.01)
+        >>> bool(unknown_scale(0.1, dim=16, eta=0.01, norms=[1.0]) <= known + 1e-12)
+        True
+    """
+    r = np.atleast_1d(positive("norms", norms))
+    w = np.ones(r.shape) if weights is None else np.asarray(non_negative("weights", weights))
+    if w.shape != r.shape or w.sum() <= 0:
+        raise ValueError(f"weights has shape {w.shape}; give one for each of {len(r)} norms")
+    w, top = w / w.sum(), r.max()
+    r = r / top
+    sigma, n, e = np.broadcast_arrays(
+        non_negative("noise_multiplier", noise_multiplier),
+        whole("dim", dim),
+        positive("eta", eta),
+    )
+    cases = zip(sigma.flat, n.flat, e.flat, strict=True)
+    found = [_best_radius(float(a), float(b), b * float(c) / top / top, r, w) for a, b, c in cases]
+    return one(np.reshape(np.array(found), sigma.shape))
+
+
+def _best_radius(sigma: float, n: float, error: float, r: Array, w: Array) -> float:
+    """The most success of any one radius, against norms r of weights w."""
+    inverse = np.inf if sigma == 0 else 1 / sigma
+
+    def success(radius: Array) -> Array:
+        return np.asarray(np.exp(_log_hit(inverse, n, radius[:, None], r, error)) @ w)
+
+    # each norm's own best radius, and a grid between them; then closer around the best of all
+    own = np.sqrt(np.maximum(0.0, 1 - error / r**2)) * r
+    tries = np.unique(np.concatenate([np.arange(1, TRIES + 1) / TRIES, own[own > 0]]))
+    found = float((w * (r**2 <= error)).sum())
+    for _ in range(ZOOMS):
+        hits = success(tries)
+        found, at = max(found, float(hits.max())), int(hits.argmax())
+        edges = tries[max(0, at - 1)], tries[min(len(tries) - 1, at + 1)]
+        tries = np.linspace(*edges, TRIES)
+    return min(1.0, found)
+
+
+def _log_hit(inverse: float, n: float, radius: Array, r: Array, error: float) -> Array:
+    """Log P(|radius y / |y| - X|^2 <= error) for each |X| = r."""
+    gap = (error - (radius - r) ** 2) / (2 * radius * r)  # 1 less the cosine that is needed
+    found = np.where(gap >= 2, 0.0, -np.inf)
+    near = (gap > 0) & (gap < 2)
+    some = gap[near]
+    found[near] = log_cone(inverse, (1 - some) / np.sqrt(some * (2 - some)), n)
+    return found
+
+
+def _sightings(steps: int, q: float) -> tuple[Array, Array]:
+    """Numbers of sightings and their probabilities; what is left out is below 1e-17 in all."""
+    if q == 1:
+        return np.array([float(steps)]), np.array([1.0])
+    law = stats.binom(steps, q)
+    low, high = law.ppf(DUST), steps - stats.binom(steps, 1 - q).ppf(DUST)
+    k = np.arange(max(0.0, low), min(steps, high) + 1)
+    return k, law.pmf(k)

@@ -1,0 +1,859 @@
+"""The prior ladder: what an attacker reaches, and what none exceeds, the more it knows of images.
+
+Each rung is a prior of the records. `success` is attained by that prior's posterior attack on the
+linear trap's answer y = X / |X| + noise_multiplier * xi, so a lower edge; `log_kappa` bounds the
+blind success from above and makes the upper edge, `corridor(..., log_kappa=rung.log_kappa)`. In
+both, records come from the rung's prior, which names no norm to the attacker but that it holds.
+They are one concept: each prior has the same attack and the same bound, and builds on the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special, stats
+
+from leakbound import check
+from leakbound.bounds.from_scratch import exact
+from leakbound.bounds.identification import gaussian, log_kappa_sphere
+from leakbound.bounds.law import (
+    Array,
+    Scope,
+    between,
+    least_where,
+    non_negative,
+    one,
+    positive,
+    single,
+    whole,
+)
+
+__all__ = [
+    "EmpiricallyBoundedPrior",
+    "Estimate",
+    "Gallery",
+    "GaussianImages",
+    "KINDS",
+    "KnownNorm",
+    "MIN_EXAMPLES",
+    "Mixture",
+    "RecordPrior",
+    "from_images",
+    "largest_match_rate",
+]
+
+CONFIDENCE = 0.95
+CHUNK = 256
+"""Records that are drawn and attacked at a time: bounds the memory."""
+PURE_NOISE = 1e100
+"""Stands for an infinite noise multiplier where an answer is drawn."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A probability that was estimated from draws.
+
+    Attributes:
+        value: the estimate.
+        low, high: 95 % confidence interval, both sides; equal to the value where it is computed.
+        n: number of draws; 0 where it is computed.
+    """
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+    @classmethod
+    def of_counts(cls, hits: int, n: int) -> Estimate:
+        """Clopper-Pearson interval of `hits` out of n.
+
+        Example:
+            >>> Estimate.of_counts(0, 100).high < 0.037
+            True
+        """
+        tail = (1 - CONFIDENCE) / 2
+        low = float(stats.beta.ppf(tail, hits, n - hits + 1)) if hits else 0.0
+        high = float(stats.beta.isf(tail, hits + 1, n - hits)) if hits < n else 1.0
+        return cls(hits / n, low, high, n)
+
+    @classmethod
+    def of_chances(cls, values: Array) -> Estimate:
+        """Mean of chances in [0, 1], with the empirical Bernstein interval (Maurer, Pontil 2009).
+
+        Shapes: (n,) with n of at least 2.
+
+        Example:
+            >>> Estimate.of_chances(np.full(1000, 0.5)).high < 0.52
+            True
+        """
+        n, mean = len(values), float(values.mean())
+        log = np.log(4 / (1 - CONFIDENCE))
+        wide = float(np.sqrt(2 * values.var(ddof=1) * log / n) + 7 * log / (3 * (n - 1)))
+        return cls(mean, max(0.0, mean - wide), min(1.0, mean + wide), n)
+
+
+class RecordPrior(Protocol):
+    """A prior of the records, with its attack and its blind success."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        ...
+
+    @property
+    def dim(self) -> int:
+        """N."""
+        ...
+
+    @property
+    def informed(self) -> bool:
+        """Whether it knows the data: what does not bounds no attacker who does."""
+        ...
+
+    @property
+    def lower_scope(self) -> Scope:
+        """What `success` covers."""
+        ...
+
+    @property
+    def upper_scope(self) -> Scope:
+        """What the edge from `log_kappa` covers."""
+        ...
+
+    def sample(self, count: int, generator: np.random.Generator) -> Array:
+        """Records (count, N) of the prior."""
+        ...
+
+    def attack(self, answers: Array, noise_multiplier: float, *, eta: float) -> Array:
+        """Guesses (n, N) of the records behind answers (n, N)."""
+        ...
+
+    def success(
+        self, noise_multiplier: float, *, eta: float, draws: int, generator: np.random.Generator
+    ) -> Estimate:
+        """How often the attack comes within an MSE of eta of records of the prior."""
+        ...
+
+    def log_kappa(self, eta: ArrayLike) -> Any:
+        """Upper bound on the logarithm of the most mass of the prior within an MSE of eta."""
+        ...
+
+
+def answer(records: Array, noise_multiplier: float, generator: np.random.Generator) -> Array:
+    """What the linear trap's server sees of records (n, N): directions plus noise.
+
+    Example:
+        >>> answer(np.array([[3.0, 4.0]]), 0.0, np.random.default_rng(0))
+        array([[0.6, 0.8]])
+    """
+    noise = min(noise_multiplier, PURE_NOISE) * generator.standard_normal(records.shape)
+    return np.asarray(records / np.linalg.norm(records, axis=1, keepdims=True) + noise)
+
+
+def counted(
+    rung: RecordPrior, noise: float, *, eta: float, draws: int, generator: np.random.Generator
+) -> Estimate:
+    """Success of a rung's attack on records of its own prior, by counting."""
+    noise, eta, draws = setting(noise, eta, draws)
+    hits = 0
+    for start in range(0, draws, CHUNK):
+        records = rung.sample(min(CHUNK, draws - start), generator)
+        guesses = rung.attack(answer(records, noise, generator), noise, eta=eta)
+        hits += int((((guesses - records) ** 2).mean(1) <= eta).sum())
+    return Estimate.of_counts(hits, draws)
+
+
+def setting(noise: float, eta: float, draws: int, least: int = 1) -> tuple[float, float, int]:
+    """The checked arguments of `success`, all single numbers."""
+    return (
+        single("noise_multiplier", non_negative("noise_multiplier", noise)),
+        single("eta", positive("eta", eta)),
+        int(single("draws", whole("draws", draws, least))),
+    )
+
+
+def flat_images(images: ArrayLike) -> Array:
+    """Images as finite rows (n, N), whatever their shape, in float64."""
+    array = between("images", images, -np.inf, np.inf, closed=False)
+    if array.ndim < 2 or 0 in array.shape:
+        raise ValueError(f"images has shape {array.shape}; give (images, values)")
+    return array.reshape(len(array), -1)
+
+
+def edges(prior: str, attack: str, kappa: str) -> tuple[Scope, Scope]:
+    """The scopes of a rung's lower and upper edge."""
+    lower = Scope(
+        covers="attained",
+        attackers=f"one attack on the linear trap's answer: {attack}",
+        prior=prior,
+        known="this prior and the noise multiplier",
+        not_said="that no attacker does better; what it reaches where records follow another prior",
+        equation="docs/risk.md, the ladder of priors",
+    )
+    upper = Scope(
+        covers="all",
+        attackers=gaussian.scope.attackers,
+        prior=f"averaged over {prior}; blind success: {kappa}",
+        known="this prior, and everything but the record and the noise",
+        not_said="a bound for one given record, or for an attacker with a sharper prior or told "
+        "more of the record, such as its norm where that varies",
+        equation=gaussian.scope.equation,
+    )
+    return lower, upper
+
+
+@dataclass(frozen=True)
+class KnownNorm:
+    """The norm and no more: direction uniform on the sphere. Both edges are computed, not drawn.
+
+    Args:
+        dim: N.
+        norm: |X|, input units.
+
+    Raises:
+        ValueError: a dim that is no whole number, a norm of 0 or below.
+
+    Source: docs/errata.md, "gamma*".
+
+    Example:
+        >>> rung = KnownNorm(16)
+        >>> round(rung.success(0.5, eta=0.5 / 16).value, 4)
+        0.0683
+    """
+
+    dim: int
+    norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        single("dim", whole("dim", self.dim))
+        single("norm", positive("norm", self.norm))
+
+    @property
+    def informed(self) -> bool:
+        """False: a norm says nothing about what the data look like."""
+        return False
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return "known norm"
+
+    @property
+    def lower_scope(self) -> Scope:
+        """What `success` covers: here all estimators of the trap's answer."""
+        return exact.scope
+
+    @property
+    def upper_scope(self) -> Scope:
+        """What the edge from `log_kappa` covers."""
+        return edges("a direction uniform on the sphere of the norm", "", "a cap's share")[1]
+
+    def sample(self, count: int, generator: np.random.Generator) -> Array:
+        """Records (count, N) of uniform direction."""
+        drawn = generator.standard_normal((count, self.dim))
+        return np.asarray(self.norm * drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
+
+    def attack(self, answers: Array, noise_multiplier: float, *, eta: float) -> Array:
+        """The answer's direction at the radius |X| cos(theta); sin^2 theta = N eta / |X|^2."""
+        radius = np.sqrt(np.maximum(0.0, self.norm**2 - self.dim * eta))
+        return np.asarray(radius * answers / np.linalg.norm(answers, axis=1, keepdims=True))
+
+    def success(
+        self,
+        noise_multiplier: float,
+        *,
+        eta: float,
+        draws: int = 0,
+        generator: np.random.Generator | None = None,
+    ) -> Estimate:
+        """gamma*, which needs no draws."""
+        value = float(exact(noise_multiplier, dim=self.dim, eta=eta, norm=self.norm))
+        return Estimate(value, value, value, 0)
+
+    def log_kappa(self, eta: ArrayLike) -> Any:
+        """Exact: the share of the sphere in the largest cap within eta.
+
+        Example:
+            >>> round(float(np.exp(KnownNorm(2).log_kappa(0.25))), 4)
+            0.25
+        """
+        return one(np.asarray(log_kappa_sphere(dim=self.dim, eta=eta, norm=self.norm)))
+
+
+NORMS = 33
+"""Norms that the attack weighs for each part, over REACH standard deviations of |X|^2."""
+REACH = 3.5
+ROUNDING = 1e-9
+"""Of the sums behind the blind success, relative: added, as that has to be an upper bound."""
+FLOOR = 1e-12
+"""The least variance of any direction, relative to the largest: keeps sums finite."""
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianPart:
+    """A Gaussian with k leading directions and one variance for the rest.
+
+    Attributes:
+        mean: (N,).
+        basis: (N, k), orthonormal columns.
+        variances: (k,), input units squared.
+        rest: the variance in each of the other N - k directions.
+    """
+
+    mean: Array
+    basis: Array
+    variances: Array
+    rest: float
+
+    @classmethod
+    def from_samples(cls, rows: Array, components: int) -> GaussianPart:
+        """Moments of rows (n, N): principal components, and the mean variance of the rest."""
+        mean, (n, dim) = rows.mean(0), rows.shape
+        _, values, directions = np.linalg.svd(rows - mean, full_matrices=False)
+        spectrum = values**2 / n
+        k = min(components, dim, len(spectrum))
+        rest = float(spectrum[k:].sum() / (dim - k)) if dim > k else 0.0
+        least = max(FLOOR * float(spectrum[0]), 1e-200)
+        return cls(mean, directions[:k].T, np.maximum(spectrum[:k], least), max(rest, least))
+
+    @property
+    def spectrum(self) -> Array:
+        """All N variances."""
+        return np.append(self.variances, np.full(self._others, self.rest))
+
+    @property
+    def norms(self) -> Array:
+        """(NORMS,) norms that a record of it may have."""
+        projected = self.mean @ self.basis
+        level = self.mean @ self.mean + self.spectrum.sum()
+        off = self.mean @ self.mean - projected @ projected
+        across = self.variances @ projected**2 + self.rest * off
+        spread = np.sqrt(2 * (self.spectrum**2).sum() + 4 * across)
+        low = np.sqrt(max(level - REACH * spread, level / 100))
+        return np.linspace(low, np.sqrt(level + REACH * spread), NORMS)
+
+    @property
+    def _others(self) -> int:
+        return len(self.mean) - len(self.variances)
+
+    def sample(self, count: int, generator: np.random.Generator) -> Array:
+        """Draws (count, N)."""
+        normal = generator.standard_normal((count, len(self.mean)))
+        root = np.sqrt(self.rest)
+        longer = (normal @ self.basis) * (np.sqrt(self.variances) - root)
+        return np.asarray(self.mean + root * normal + longer @ self.basis.T)
+
+    def posterior(self, answers: Array, noise: float) -> tuple[Array, Array, Array]:
+        """Log likelihood (n,), mean (n, N) and total variance (n,) given answers, over `norms`.
+
+        At norm r, r y = X + noise r xi is Gaussian; r itself has a flat prior over `norms`, and
+        its likelihood the factor r^N of the change of scale.
+        """
+        r = self.norms[:, None]
+        added = (noise * r) ** 2
+        inside, middle = answers @ self.basis, self.mean @ self.basis
+        off = r[None] * inside[:, None] - middle  # (n, norms, k)
+        whole_square = (answers**2).sum(1)[:, None] * r.T**2 + self.mean @ self.mean
+        whole_square = whole_square - 2 * r.T * (answers @ self.mean)[:, None]
+        beyond = np.maximum(0.0, whole_square - (off**2).sum(2))
+        wide, rest = self.variances + added, self.rest + added[:, 0]
+        log = -(off**2 / wide).sum(2) - np.log(wide).sum(1) - beyond / rest
+        log = log / 2 - self._others * np.log(rest) / 2 + len(self.mean) * np.log(r.T)
+        weight = special.softmax(log, 1)
+        kept = (weight[..., None] * (off * (self.variances / wide))).sum(1)
+        gain = self.rest / rest
+        across, steady = (weight * gain * r.T).sum(1)[:, None], (weight * gain).sum(1)[:, None]
+        orthogonal = across * answers - steady * self.mean
+        mean = self.mean + orthogonal + (kept - orthogonal @ self.basis) @ self.basis.T
+        left = (self.variances * added / wide).sum(1) + self._others * gain * added[:, 0]
+        return special.logsumexp(log, 1), mean, weight @ left
+
+    def log_ball(self, square: Array) -> Array:
+        """Chernoff bound on log P(|X - z|^2 <= square), any z: min over t of log E exp(t (s - Q)).
+
+        The density is symmetric and unimodal about the mean, so by Anderson's inequality no ball
+        holds more than the one at the mean; there Q = |X - mean|^2 is a sum of variance * chi^2_1,
+        and every t >= 0 gives a bound, so rounding of the best one costs no validity.
+
+        Shapes: (n,).
+        """
+        spectrum = self.spectrum
+        far = np.full(square.shape, 600.0)
+
+        def past(x: Array) -> Array:  # where the derivative in t has become positive
+            shrunk = spectrum / (1 + 2 * np.exp(x)[:, None] * spectrum)
+            return np.asarray(shrunk.sum(1) <= square)
+
+        t = np.exp(least_where(past, -far, far))
+        with np.errstate(over="ignore"):
+            found = t * square - np.log1p(2 * t[:, None] * spectrum).sum(1) / 2
+        return np.where(square >= spectrum.sum(), 0.0, np.minimum(0.0, found))
+
+
+class Mixture:
+    """A mixture of Gaussian images: `from_samples` fits one part to each class or cluster.
+
+    Args:
+        parts: the Gaussians.
+        weights: (parts,), up to a factor.
+
+    Raises:
+        ValueError: no part, weights that are 0 or below or of another number.
+
+    Source: this project; Anderson 1955 for the blind success.
+    """
+
+    said = "images from a mixture of {} Gaussians"
+
+    def __init__(self, parts: list[GaussianPart], weights: ArrayLike) -> None:
+        w = positive("weights", weights)
+        if not parts or w.shape != (len(parts),):
+            raise ValueError(f"weights has shape {w.shape}; give one for each of {len(parts)}")
+        self.parts, self.weights = tuple(parts), w / w.sum()
+
+    @classmethod
+    def from_samples(
+        cls,
+        images: ArrayLike,
+        labels: ArrayLike | None = None,
+        *,
+        components: int,
+        clusters: int = 10,
+        seed: int = 0,
+    ) -> Self:
+        """One Gaussian for each label, or for each cluster that k-means finds.
+
+        Shapes: `images` (n, ...), `labels` (n,).
+
+        Args:
+            images: samples of the prior, public data.
+            labels: their classes; without them, scikit-learn's k-means groups the images.
+            components: leading directions of each part; the rest share one variance.
+            clusters: number of groups where there are no labels.
+            seed: of k-means.
+
+        Raises:
+            ValueError: a class of fewer than 2 images, or images that are all equal.
+        """
+        rows, k = flat_images(images), int(single("components", whole("components", components)))
+        groups = _clusters(rows, clusters, seed) if labels is None else np.asarray(labels)
+        if groups.shape != (len(rows),):
+            raise ValueError(f"labels has shape {groups.shape}; give one for each of {len(rows)}")
+        names, counts = np.unique(groups, return_counts=True)
+        if counts.min() < 2:
+            raise ValueError(f"class {names[counts.argmin()]} has 1 image; give 2 or more of each")
+        return cls([_fit(rows[groups == name], k) for name in names], counts)
+
+    @property
+    def informed(self) -> bool:
+        """True: it is taken from data."""
+        return True
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"mixture of {len(self.parts)} Gaussians"
+
+    @property
+    def dim(self) -> int:
+        """N."""
+        return len(self.parts[0].mean)
+
+    @property
+    def lower_scope(self) -> Scope:
+        """What `success` covers."""
+        return self._edges[0]
+
+    @property
+    def upper_scope(self) -> Scope:
+        """What the edge from `log_kappa` covers."""
+        return self._edges[1]
+
+    @property
+    def _edges(self) -> tuple[Scope, Scope]:
+        prior = self.said.format(len(self.parts))
+        attack = "the mean of the approximate posterior over norms, or of its likeliest part"
+        return edges(prior, attack, "Chernoff's bound on the ball at each Gaussian's mean, summed")
+
+    def sample(self, count: int, generator: np.random.Generator) -> Array:
+        """Records (count, N) of the prior."""
+        which = generator.choice(len(self.parts), count, p=self.weights)
+        rows = np.empty((count, self.dim))
+        for i, part in enumerate(self.parts):
+            rows[which == i] = part.sample(int((which == i).sum()), generator)
+        return rows
+
+    def attack(self, answers: Array, noise_multiplier: float, *, eta: float) -> Array:
+        """The posterior mean if its expected MSE is within eta, or else that of the likeliest part.
+
+        Shapes: answers (n, N), guesses the same.
+        """
+        noise = min(noise_multiplier, PURE_NOISE)
+        found = [part.posterior(answers, noise) for part in self.parts]
+        log, means, left = (np.stack([f[i] for f in found], 1) for i in range(3))
+        weight = special.softmax(log + np.log(self.weights), 1)
+        middle = (weight[..., None] * means).sum(1)
+        apart = ((means - middle[:, None]) ** 2).sum(2)
+        error = (weight * (left + apart)).sum(1)
+        likeliest = means[np.arange(len(means)), weight.argmax(1)]
+        return np.asarray(np.where((error <= self.dim * eta)[:, None], middle, likeliest))
+
+    def success(
+        self, noise_multiplier: float, *, eta: float, draws: int, generator: np.random.Generator
+    ) -> Estimate:
+        """How often the attack comes within an MSE of eta of records of the prior.
+
+        Raises:
+            ValueError: eta of 0 or below, draws that are no whole number.
+        """
+        return counted(self, noise_multiplier, eta=eta, draws=draws, generator=generator)
+
+    def log_kappa(self, eta: ArrayLike) -> Any:
+        """Upper bound on the logarithm of the most mass within an MSE of eta of any point.
+
+        The most of a sum is at most the sum of each part's most.
+
+        Shapes: any.
+        """
+        levels = positive("eta", eta, infinite=True)
+        square = self.dim * levels.ravel()
+        each = np.stack([part.log_ball(square) for part in self.parts], 1)
+        total = special.logsumexp(each, axis=1, b=self.weights)
+        return one(np.asarray(np.minimum(0.0, total + ROUNDING).reshape(levels.shape)))
+
+
+class GaussianImages(Mixture):
+    """Images are Gaussian: one mean and one covariance.
+
+    Example:
+        >>> images = np.random.default_rng(0).normal(size=(500, 8)) + 1
+        >>> rung = GaussianImages.from_samples(images, components=4)
+        >>> round(float(np.exp(rung.log_kappa(0.1))), 3)
+        0.004
+    """
+
+    said = "Gaussian images: a mean, leading directions, one variance for the rest"
+
+    def __init__(self, part: GaussianPart) -> None:
+        super().__init__([part], [1.0])
+
+    @classmethod
+    def from_samples(cls, images: ArrayLike, *, components: int) -> Self:  # type: ignore[override]
+        """Mean and `components` leading directions of images (n, ...); the rest share a variance.
+
+        Raises:
+            ValueError: fewer than 2 images, or images that are all equal.
+        """
+        rows = flat_images(images)
+        return cls(_fit(rows, int(single("components", whole("components", components)))))
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return "Gaussian images"
+
+
+def _fit(rows: Array, components: int) -> GaussianPart:
+    if len(rows) < 2 or not np.ptp(rows, axis=0).any():
+        raise ValueError(f"images: these {len(rows)} have no variance; give different ones")
+    return GaussianPart.from_samples(rows, components)
+
+
+def _clusters(rows: Array, clusters: int, seed: int) -> Array:
+    from sklearn.cluster import KMeans
+
+    count = int(single("clusters", whole("clusters", clusters)))
+    if count > len(rows):
+        raise ValueError(f"clusters is {count}; give at most the number of images, {len(rows)}")
+    return np.asarray(KMeans(count, n_init=3, random_state=seed).fit_predict(rows))
+
+
+LIKELY = 4
+"""The most likely records that the attack tries as its guess, besides the two means."""
+SLACK = 1e-9
+"""Rounding of squared distances, relative to the squared norms they come from, and of sums."""
+_LOWER, _UPPER = edges(
+    "the gallery, by its weights",
+    "the guess, of the likeliest records and the means of posterior and prior, whose ball holds "
+    "most posterior",
+    "the most mass within twice the radius of a record",
+)
+
+
+class Gallery:
+    """The record is one of the images, with known weights.
+
+    Shapes: `images` (n, ...), `weights` (n,).
+
+    Args:
+        images: the candidates, input units.
+        weights: how likely each is, up to a factor; equal by default.
+
+    Raises:
+        ValueError: an image of norm 0, weights that are negative or of another length.
+
+    Source: this project; docs/risk.md, "the ladder of priors".
+
+    Example:
+        >>> rung = Gallery(np.eye(4))
+        >>> found = rung.success(0.2, eta=0.1, draws=200, generator=np.random.default_rng(0))
+        >>> found.value > 0.99, round(float(np.exp(rung.log_kappa(0.1))), 3)
+        (True, 0.25)
+    """
+
+    def __init__(self, images: ArrayLike, weights: ArrayLike | None = None) -> None:
+        rows = flat_images(images)
+        w = np.ones(len(rows)) if weights is None else non_negative("weights", weights)
+        if w.shape != (len(rows),) or not 0 < w.sum() < np.inf:
+            raise ValueError(
+                f"weights has shape {w.shape} and sum {w.sum():g}; give a finite one for each of "
+                f"{len(rows)} images, not all 0"
+            )
+        rows, w = rows[w > 0], w[w > 0]
+        norms = np.linalg.norm(rows, axis=1)
+        if np.any(norms == 0):
+            raise ValueError("images holds one of norm 0, which has no direction; leave it out")
+        self.images, self.weights = rows, w / w.sum()
+        self._mean = self.weights @ rows
+        self._directions, self._squares = rows / norms[:, None], norms**2
+
+    @property
+    def informed(self) -> bool:
+        """True: it is taken from data."""
+        return True
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"gallery of {len(self.images)} images"
+
+    @property
+    def dim(self) -> int:
+        """N."""
+        return int(self.images.shape[1])
+
+    @property
+    def lower_scope(self) -> Scope:
+        """What `success` covers."""
+        return _LOWER
+
+    @property
+    def upper_scope(self) -> Scope:
+        """What the edge from `log_kappa` covers."""
+        return _UPPER
+
+    def sample(self, count: int, generator: np.random.Generator) -> Array:
+        """Records (count, N) of the gallery."""
+        return np.asarray(self.images[generator.choice(len(self.images), count, p=self.weights)])
+
+    def attack(self, answers: Array, noise_multiplier: float, *, eta: float) -> Array:
+        """The guess whose ball holds most posterior mass, of some."""
+        return self._best(answers, noise_multiplier, eta)[0]
+
+    def success(
+        self, noise_multiplier: float, *, eta: float, draws: int, generator: np.random.Generator
+    ) -> Estimate:
+        """Mean posterior mass within eta of the guess: its expectation is the success.
+
+        Shapes: numbers. Units: `eta` MSE in input units squared.
+
+        Raises:
+            ValueError: eta of 0 or below, fewer than 2 draws.
+        """
+        noise, eta, draws = setting(noise_multiplier, eta, draws, 2)
+        found = []
+        for start in range(0, draws, CHUNK):
+            records = self.sample(min(CHUNK, draws - start), generator)
+            found.append(self._best(answer(records, noise, generator), noise, eta)[1])
+        return Estimate.of_chances(np.concatenate(found))
+
+    def log_kappa(self, eta: ArrayLike) -> Any:
+        """Upper bound on the logarithm of the most weight within an MSE of eta of any point.
+
+        A ball that holds a record lies in the ball of twice the radius about that record.
+
+        Shapes: any.
+        """
+        levels = positive("eta", eta, infinite=True)
+        reach, most = 4 * self.dim * np.atleast_1d(levels).ravel(), np.zeros(levels.size)
+        for start in range(0, len(self.images), CHUNK):
+            part = slice(start, start + CHUNK)
+            far = self._distances(self.images[part], self._squares[part])
+            for i, radius in enumerate(reach):
+                most[i] = max(most[i], ((far <= radius) @ self.weights).max())
+        return one(np.log(np.minimum(1.0, most * (1 + SLACK))).reshape(levels.shape))
+
+    def posterior(self, answers: Array, noise_multiplier: float) -> Array:
+        """Weight (n, images) of each image, given answers (n, N)."""
+        cosines = answers @ self._directions.T
+        cosines -= cosines.max(1, keepdims=True)
+        with np.errstate(over="ignore"):
+            scaled = cosines / max(noise_multiplier, 1e-150) / max(noise_multiplier, 1e-150)
+        return np.asarray(special.softmax(scaled + np.log(self.weights), 1))
+
+    def _best(self, answers: Array, noise: float, eta: float) -> tuple[Array, Array]:
+        """Guesses (n, N) and the posterior mass (n,) within eta of each."""
+        chance, rows = self.posterior(answers, noise), np.arange(len(answers))
+        likely = np.argsort(-chance, 1)[:, :LIKELY]
+        blind = np.broadcast_to(self._mean, answers.shape)
+        tries = [
+            blind,
+            chance @ self.images,
+            *(self.images[likely[:, i]] for i in range(likely.shape[1])),
+        ]
+        mass = []
+        for guess in tries:
+            far = self._distances(guess, (guess**2).sum(1), -SLACK)
+            mass.append((chance * (far <= self.dim * eta)).sum(1))
+        best = np.argmax(mass, 0)
+        return np.stack(tries)[best, rows], np.minimum(1.0, np.stack(mass)[best, rows])
+
+    def _distances(self, points: Array, squares: Array, slack: float = SLACK) -> Array:
+        """Squared distances (n, images), low by their rounding, or high for a negative slack."""
+        total = squares[:, None] + self._squares
+        return np.asarray(total * (1 - slack) - 2 * points @ self.images.T)
+
+
+KINDS = ("mixture", "gaussian", "gallery")
+"""Priors that are taken from images."""
+MIN_EXAMPLES = 64
+"""Examples that a prior is taken from at least."""
+MOST, TOGETHER = 5000, 512
+"""Images that are compared with each other, and how many at once."""
+
+
+class EmpiricallyBoundedPrior:
+    """A rung whose blind success is at least the largest share that one of some images reaches.
+
+    A model that was fitted to images can hold near ones for far rarer than they are: an attacker
+    with one such image, sent as a blind guess, would then beat the edge.
+
+    Args:
+        rung: the prior.
+        groups: images (n, ...) of each group that the attacker can tell apart without the update,
+            such as the classes where labels are known; each weighs by its size.
+
+    Source: this project.
+
+    Example:
+        >>> from leakbound.bounds.record_priors import KnownNorm
+        >>> rung = EmpiricallyBoundedPrior(KnownNorm(2), [[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]])
+        >>> round(float(np.exp(rung.log_kappa(1e-3))), 3)
+        0.5
+    """
+
+    def __init__(self, rung: RecordPrior, groups: list[ArrayLike]) -> None:
+        self.rung, self.groups = rung, [flat_images(images) for images in groups]
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.rung.name}, no rarer than seen"
+
+    @property
+    def informed(self) -> bool:
+        """True: it has seen data."""
+        return True
+
+    @property
+    def dim(self) -> int:
+        """N."""
+        return self.rung.dim
+
+    @property
+    def lower_scope(self) -> Scope:
+        """What `success` covers."""
+        return self.rung.lower_scope
+
+    @property
+    def upper_scope(self) -> Scope:
+        """What the edge from `log_kappa` covers."""
+        return self.rung.upper_scope
+
+    def sample(self, count: int, generator: np.random.Generator) -> Array:
+        """Records (count, N) of the prior."""
+        return self.rung.sample(count, generator)
+
+    def attack(self, answers: Array, noise_multiplier: float, *, eta: float) -> Array:
+        """The rung's."""
+        return self.rung.attack(answers, noise_multiplier, eta=eta)
+
+    def success(
+        self, noise_multiplier: float, *, eta: float, draws: int, generator: np.random.Generator
+    ) -> Estimate:
+        """The rung's."""
+        return self.rung.success(noise_multiplier, eta=eta, draws=draws, generator=generator)
+
+    def log_kappa(self, eta: ArrayLike) -> Any:
+        """Logarithm of the rung's bound or of what was seen, whichever is more.
+
+        Shapes: any.
+        """
+        levels = positive("eta", eta, infinite=True)
+        total = sum(len(group) for group in self.groups)
+        seen = [
+            sum(len(g) / total * largest_match_rate(g, float(level)) for g in self.groups)
+            for level in levels.ravel()
+        ]
+        with np.errstate(divide="ignore"):
+            found = np.maximum(np.asarray(self.rung.log_kappa(levels)).ravel(), np.log(seen))
+        return one(np.minimum(0.0, found).reshape(levels.shape))
+
+
+def from_images(
+    images: ArrayLike, kind: str = "mixture", *, components: int = 32
+) -> EmpiricallyBoundedPrior:
+    """A prior taken from public images, never trusted below what these reach of one another.
+
+    Shapes: `images` (n, ...); the trailing sizes are one record's values.
+
+    Args:
+        images: public ones, of the same kind as the private ones.
+        kind: "mixture" (Gaussians), "gaussian" (one of them) or "gallery" (the images themselves).
+        components: leading directions of the Gaussians.
+
+    Raises:
+        ValueError: an unknown kind, fewer than 64 images, or images that are all equal.
+
+    Source: this project.
+
+    Example:
+        >>> public = np.random.default_rng(0).random((100, 4))
+        >>> from_images(public, "gaussian", components=2).name
+        'Gaussian images, no rarer than seen'
+    """
+    check.one_of(KINDS, kind=kind)
+    flat = flat_images(images)
+    if len(flat) < MIN_EXAMPLES:
+        raise ValueError(
+            f"images holds {len(flat)} examples; a prior takes at least {MIN_EXAMPLES}"
+        )
+    if kind == "gallery":
+        return EmpiricallyBoundedPrior(Gallery(flat), [flat])
+    fit = GaussianImages if kind == "gaussian" else Mixture
+    return EmpiricallyBoundedPrior(fit.from_samples(flat, components=components), [flat])
+
+
+def largest_match_rate(images: ArrayLike, eta: float) -> float:
+    """The largest share of the other images within an MSE of eta of one; of 5,000 at most.
+
+    Shapes: (n, ...).
+
+    Example:
+        >>> largest_match_rate([[0.0], [0.1], [1.0]], 0.02)
+        0.5
+    """
+    flat = flat_images(images)
+    few = flat[:: -(-len(flat) // MOST)]
+    if len(few) < 2:
+        return 0.0
+    squares, most = np.square(few).mean(1), 0
+    for start in range(0, len(few), TOGETHER):
+        part = slice(start, start + TOGETHER)
+        apart = squares[part, None] + squares - 2 * few[part] @ few.T / few.shape[1]
+        most = max(most, int((apart <= eta + 1e-14).sum(1).max()) - 1)
+    return most / (len(few) - 1)

@@ -1,0 +1,27 @@
+"""What one client sends, as a noisy channel: the numbers that bounds in `leakbound.bounds` take.
+
+Fisher information, overlaps of releases a step apart, and priors from public examples: tensors in,
+numbers out.
+"""
+
+from leakbound.channel.class_priors import ClassPriors
+from leakbound.channel.fisher import (
+    Channel,
+    batches,
+    fisher_matrix,
+    fisher_operator,
+    fisher_trace,
+    strange_power,
+)
+from leakbound.channel.overlap import overlaps
+
+__all__ = [
+    "Channel",
+    "ClassPriors",
+    "batches",
+    "fisher_matrix",
+    "fisher_operator",
+    "fisher_trace",
+    "overlaps",
+    "strange_power",
+]

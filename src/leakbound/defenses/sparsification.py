@@ -1,0 +1,177 @@
+"""Defenses that send some coordinates of an update: pruning, dropout, and top-k with a memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from leakbound import check
+from leakbound.defenses.base import Context, Defense, Sent, State
+from leakbound.random import Source, bernoulli
+from leakbound.types import Exact, Task, Unit, Unknown, Update
+
+LATE = "it holds what earlier rounds withheld"
+
+
+def smallest(values: Tensor, rate: float) -> Tensor:
+    """Boolean mask of the floor(rate * n) smallest entries of a vector; of equal ones, the first.
+
+    Example:
+        >>> smallest(torch.tensor([3.0, 0.0, 0.0, 1.0]), 0.5).tolist()
+        [False, True, True, False]
+    """
+    count = math.floor(rate * len(values) + 1e-9)  # 0.29 * 100 < 29 in floats
+    mask = torch.zeros_like(values, dtype=torch.bool)
+    mask[torch.sort(values, stable=True).indices[:count]] = True
+    return mask
+
+
+@dataclass(frozen=True, repr=False)
+class MagnitudePruning(Defense):
+    """Withhold the fraction `rate` of coordinates that are smallest in magnitude.
+
+    Exactly floor(rate · n) of n coordinates go; of equal magnitudes those with the lower index.
+
+    Args:
+        rate: the fraction of coordinates that is withheld.
+        scope: "tensor" (that fraction of every tensor, as GradAttack) or "global" (of the whole
+            update).
+
+    Guarantees: exactly that many coordinates are withheld. No privacy: which ones are withheld is
+    itself visible to the server and depends on the data.
+
+    Source: Liu et al. 2025, GradPrune; Zhu et al. 2019, section 5.2.
+
+    Example:
+        >>> update = Update(torch.tensor([[3.0, -1.0, 2.0, 0.5]]), Unit.CLIENT, (1,))
+        >>> prune = MagnitudePruning(0.5, "global")
+        >>> prune.transform(update, None, None, torch.Generator())[0].rows.tolist()
+        [[3.0, -0.0, 2.0, 0.0]]
+    """
+
+    accepts = frozenset({Unit.CLIENT, Unit.COHORT})
+    keeps_law = False
+    data_dependent_law = True
+    masks_by_value = True
+
+    rate: float = 0.7
+    scope: str = "tensor"
+
+    def __post_init__(self) -> None:
+        check.fraction(rate=self.rate)
+        check.one_of(["tensor", "global"], scope=self.scope)
+
+    def init(self, task: Task) -> State:
+        """The tensors' places within a row, so that no client context is needed later."""
+        return tuple((start, stop) for _, _, start, stop in task.layout)
+
+    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+        """Prune every row on its own."""
+        if self.scope == "tensor" and state is None:
+            raise ValueError("scope is 'tensor', but the state from init(task) was not given")
+        spans = state if self.scope == "tensor" else ((0, update.rows.shape[1]),)
+        mask = torch.ones_like(update.rows, dtype=torch.bool)
+        for row, keep in zip(update.rows, mask, strict=True):
+            for start, stop in spans:
+                keep[start:stop] &= ~smallest(row[start:stop].abs(), self.rate)
+        return update.masked(mask, by_value=True), state
+
+
+@dataclass(frozen=True, repr=False)
+class GradientDropout(Defense):
+    """Withhold each coordinate with probability `rate`, independent of the data; no rescaling.
+
+    Args:
+        rate: the probability that a coordinate is withheld.
+
+    Guarantees: the mask is independent of the data. No privacy.
+
+    Source: Liu et al. 2025, GradDropout.
+
+    Example:
+        >>> from leakbound.random import stream
+        >>> update = Update(torch.ones(1, 100), Unit.CLIENT, (1,))
+        >>> sent, _ = GradientDropout(0.5).transform(update, None, None, stream(0))
+        >>> sent.rows.unique()
+        tensor([0., 1.])
+    """
+
+    draws_mask = True
+
+    rate: float = 0.5
+
+    def __post_init__(self) -> None:
+        check.fraction(rate=self.rate)
+
+    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+        """Draw the mask and apply it."""
+        keep = bernoulli(update.rows.shape, 1 - self.rate, source, like=update.rows)
+        return update.masked(keep, by_value=False, drawn=True), state
+
+
+@dataclass(frozen=True, repr=False)
+class TopK(Defense):
+    """Withhold the fraction `rate` of coordinates that are smallest, and send them later.
+
+    The client adds to its update what it withheld before (its memory m), sends all but the
+    floor(rate · P) smallest coordinates of the sum, and keeps the rest: u = g + m, y = top(u),
+    m' = u - y. The first round is magnitude pruning of the whole update; without `error_feedback`
+    every round is. Memory is in gradient units: sent weights are the same where the server's step
+    does not change between rounds.
+
+    The mask is known, so a matching attack leaves withheld coordinates out. From the second round
+    on the release also holds gradients of earlier weights and batches, in a part that the attacker
+    does not know, and no noise distribution is declared. But what is withheld is only late: T
+    releases sum up to the T gradients but for the memory that is left, and whoever sees all rounds
+    of a client (or sends it the same weights again and again) gets the mean gradient up to
+    ||m|| / T. As ||m'|| <= sqrt(r) (G + ||m||) at rate r and gradients of norm up to G, the memory
+    stays below 2 sqrt(r) / (1 - r) G. Fewer coordinates a round buy time, not privacy.
+
+    Args:
+        rate: the fraction of coordinates that is withheld.
+        error_feedback: keep what is withheld for later rounds.
+
+    Guarantees: exactly floor(rate · P) coordinates are withheld. No privacy.
+
+    Source: Stich et al. 2018, "Sparsified SGD with memory", algorithm 1; Karimireddy et al. 2019,
+    lemma 3 (the memory's bound).
+
+    Example:
+        >>> top, update = TopK(0.5), Update(torch.tensor([[1.0, 0.6]]), Unit.CLIENT, (1,))
+        >>> first, memory = top.transform(update, None, None, torch.Generator())
+        >>> second, memory = top.transform(update, memory, None, torch.Generator())
+        >>> first.rows.tolist(), [round(v, 1) for v in second.rows[0].tolist()]
+        ([[1.0, 0.0]], [0.0, 1.2])
+    """
+
+    accepts = frozenset({Unit.CLIENT})
+    keeps_law = False
+    data_dependent_law = True
+    masks_by_value = True
+
+    rate: float = 0.9
+    error_feedback: bool = True
+
+    def __post_init__(self) -> None:
+        check.fraction(rate=self.rate)
+
+    @property
+    def hides_law(self) -> bool:  # type: ignore[override]
+        """Whether it sends what earlier rounds withheld."""
+        return self.error_feedback
+
+    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+        """Add the memory, send the largest, keep the rest; `state` is the memory (R, P)."""
+        total = update.rows if state is None else update.rows + state
+        keep = torch.stack([~smallest(row.abs(), self.rate) for row in total])
+        if update.mask is not None:
+            keep = keep & update.mask
+        held = update if state is None else update.opaque(total, f"{self!r} came after the noise")
+        sent = held.masked(keep, by_value=True)
+        late = state is not None and bool((state != 0).any())
+        if late and isinstance(sent.law, Exact):
+            sent = replace(sent, law=Unknown(LATE))
+        return sent, total - sent.rows if self.error_feedback else None

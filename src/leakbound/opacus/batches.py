@@ -1,0 +1,128 @@
+"""Batches by Poisson sampling: drawn by the operating system's entropy, and empty at times.
+
+A batch that can be replayed hides no example. A batch that holds none must still be followed by a
+step of noise: PyTorch's expanded weights ("ew") refuse empty batches, and so does its vmap
+("functorch") in convolutions. A training that stops there reveals that a batch was empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from opacus.data_loader import DPDataLoader  # type: ignore[import-untyped]
+from opacus.grad_sample import (  # type: ignore[import-untyped]
+    AbstractGradSampleModule,
+    GradSampleModule,
+    GradSampleModuleExpandedWeights,
+)
+from opacus.utils.uniform_sampler import UniformWithReplacementSampler  # type: ignore[import-untyped]
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import DataLoader
+
+from leakbound.random import secure
+
+
+class SecureSampler(UniformWithReplacementSampler):  # type: ignore[misc]
+    """Every example is in a batch with probability `sample_rate`, by 52-bit uniforms of the system.
+
+    Opacus' sampler draws float32 uniforms of PyTorch's global generator: whoever knows its seed
+    knows the batches, and amplification by sampling is lost.
+
+    Example:
+        >>> batches = list(SecureSampler(num_samples=1000, sample_rate=0.5, steps=3))
+        >>> len(batches), all(300 < len(batch) < 700 for batch in batches)
+        (3, True)
+    """
+
+    def __iter__(self) -> Iterator[list[int]]:
+        source = secure()
+        for _ in range(self.steps):
+            mask = source.uniform(self.num_samples) < self.sample_rate
+            yield torch.nonzero(mask).reshape(-1).tolist()
+
+
+def resampled(loader: DataLoader[Any], *, steps: int, seeded: bool) -> DataLoader[Any]:
+    """Opacus' loader with `steps` batches an epoch at a rate of 1 / steps, and a secure sampler.
+
+    Opacus makes int(1 / (1 / steps)) batches, which rounding turns into 92 for 93. `seeded` keeps
+    Opacus' sampler and the loader's generator, for experiments only.
+
+    Raises:
+        ValueError: a loader that is not Opacus' own.
+    """
+    if not isinstance(loader, DPDataLoader):
+        raise ValueError(f"loader is a {type(loader).__name__}; give Opacus' DPDataLoader")
+    kind = UniformWithReplacementSampler if seeded else SecureSampler
+    sampler = kind(
+        num_samples=len(loader.dataset),
+        sample_rate=loader.sample_rate,
+        generator=loader.generator if seeded else None,
+        steps=steps,
+    )
+    # torch forbids exchanging a sampler, as its batches may be on their way; none are yet
+    object.__setattr__(loader, "batch_sampler", sampler)
+    result: DataLoader[Any] = loader
+    return result
+
+
+class _EmptyBatches:
+    """A wrapper that empty batches bypass: no example has a gradient."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """As Opacus'; of an empty batch the plain outputs, which lead back to no parameter."""
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        along = 0 if self.batch_first else 1
+        if not inputs or inputs[0].dim() <= along or inputs[0].shape[along]:
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        with torch.no_grad():
+            outputs = self._module(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            return outputs
+        for parameter in self.parameters():
+            if parameter.requires_grad and getattr(parameter, "grad_sample", None) is None:
+                parameter.grad_sample = parameter.new_zeros((0, *parameter.shape))
+        return tree_map(_as_leaf, outputs)
+
+
+class Hooked(_EmptyBatches, GradSampleModule):  # type: ignore[misc]
+    """Opacus' module of "hooks" and "functorch"."""
+
+
+class Expanded(_EmptyBatches, GradSampleModuleExpandedWeights):  # type: ignore[misc]
+    """Opacus' module of "ew"."""
+
+
+KINDS = {"hooks": Hooked, "functorch": Hooked, "ew": Expanded}
+"""By `grad_sample_mode`. Ghost clipping takes empty batches as it is."""
+
+
+def wrapped(module: nn.Module, mode: str, **settings: Any) -> AbstractGradSampleModule:
+    """What gives every example's gradient, and takes empty batches too.
+
+    Args:
+        module: the plain model, or one that this wrapped before with the same settings.
+        mode: a key of `KINDS`.
+        settings: `batch_first` and `loss_reduction` of Opacus' modules.
+
+    Raises:
+        ValueError: a module that was wrapped otherwise.
+    """
+    kind = KINDS[mode]
+    if not isinstance(module, AbstractGradSampleModule):
+        forced = {"force_functorch": True} if mode == "functorch" else {}
+        return kind(module, **settings, **forced)
+    if type(module) is kind and all(getattr(module, k) == v for k, v in settings.items()):
+        return module
+    raise ValueError(
+        f"module is a {type(module).__name__} already, not one for grad_sample_mode {mode!r} with "
+        f"{settings}; give the plain model"
+    )
+
+
+def _as_leaf(value: Any) -> Any:
+    """A user's loop calls backward on an empty batch's loss, too: it ends here."""
+    floating = isinstance(value, Tensor) and value.is_floating_point()
+    return value.requires_grad_() if floating else value
