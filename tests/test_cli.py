@@ -17,7 +17,7 @@ import pytest
 from leakbound import cli
 from leakbound._util.text import printable
 from leakbound.cli import audit as audit_command
-from leakbound.cli import main, shared, terminal
+from leakbound.cli import listing, main, shared, terminal
 
 PLAN = """
 seeds = [0, 1]

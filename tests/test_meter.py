@@ -283,7 +283,7 @@ def test_what_is_released_and_what_is_kept(digits):
     assert reading.release()["released-best-db"] == round(reading.best_db)
     told = json.loads(encode({"schema": 1, **reading.record()}))
     assert told["verdict"] == EXPOSED
-    assert told["attacks"][0]["attack"] == "LinearInversion"
+    assert told["outcomes"][0]["attack"] == "LinearInversion"
     assert not any(isinstance(v, torch.Tensor) for v in dataclasses.asdict(reading).values())
 
 

@@ -38,8 +38,8 @@ def runs(folder: Path) -> int:
 
 def test_what_a_run_leaves(tiny, done):
     lines = (done / "records.jsonl").read_text().splitlines()
-    assert [json.loads(line)["cell"] for line in lines] == [cell.id for cell in tiny.experiments()]
-    units = [json.loads(line)["unit"] for line in (done / "utility.jsonl").read_text().splitlines()]
+    assert [json.loads(line)["experiment"] for line in lines] == [cell.id for cell in tiny.experiments()]
+    units = [json.loads(line)["training"] for line in (done / "utility.jsonl").read_text().splitlines()]
     assert units == [unit.id for unit in tiny.trainings()]
     assert runs(done) == 6
     for path in [done, *done.rglob("*")]:
@@ -56,7 +56,7 @@ def test_again_changes_nothing(tiny, done):
     outcome = audit.audit(tiny, done)
     assert content(done) == before
     assert runs(done) == 6
-    assert (outcome.cells, outcome.failed) == (4, 0)
+    assert (outcome.experiments, outcome.failed) == (4, 0)
     assert sum(outcome.counts.values()) == 4
     assert set(outcome.counts) <= {"exposed", "undecided"}
 
@@ -66,7 +66,7 @@ def test_damaged_lines_and_missing_pictures_run_again(tiny, done):
     path = done / "records.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + lines[1][9:] + lines[2] + lines[3][:-4] + b"\0\0\0")
-    (done / "pictures" / json.loads(lines[0]).pictures["truth"]).unlink()
+    (done / "pictures" / json.loads(lines[0])["pictures"]["truth"]).unlink()
     part = f".records.jsonl.{'0' * 16}.leakbound-part"
     for place in (done, done / "pictures"):
         (place / part).write_text("left by a kill")
@@ -137,7 +137,7 @@ def test_what_is_not_compared_in_run_json_is_written_anew(tiny, done):
     about = json.loads((done / "run.json").read_text())
     (done / "run.json").unlink()
     del about["written_by"]
-    text = json.dumps(about, indent=1).replace('"cells": 4', '"cells": NaN')
+    text = json.dumps(about, indent=1).replace('"experiments": 4', '"experiments": NaN')
     files.write(done / "run.json", text.encode())
     with pytest.raises(ValueError, match="NaN"):
         report.write(done)
@@ -310,9 +310,9 @@ def test_an_image_is_never_private_and_public(table, tmp_path):
     bench = audit.PlanContext(plan.data)
     images = [one.tobytes() for one in bench.dataset.inputs.numpy()]
     kept = {part: {images[i] for i in rows} for part, rows in bench.splits.items()}
-    assert not kept.data_dependent & kept["public"]
-    assert not (kept.data_dependent | kept["public"]) & kept["test"]
-    assert len(bench.splits.data_dependent) == 36
+    assert not kept["private"] & kept["public"]
+    assert not (kept["private"] | kept["public"]) & kept["test"]
+    assert len(bench.splits["private"]) == 36
     assert set.union(*kept.values()) == set(images)
     with pytest.warns(UserWarning, match=f"{bench.copies} of 60 images are copies"):
         audit.audit(plan, tmp_path / "run")

@@ -36,7 +36,7 @@ def test_what_the_recorder_writes_is_found_and_loaded(tmp_path):
     ]
     assert [row[:2] for row in updates_in(tmp_path)] == [(1, 0), (1, 1), (2, 0), (2, 1)]
     found = load_all(tmp_path, round=2)
-    assert [c.about.client for c in found] == ["0", "1"]
+    assert [c.about["client"] for c in found] == ["0", "1"]
     assert all(c.kind == "weights" and c.number("examples") == 4 for c in found)
     assert all(torch.equal(c.before["w"], BEFORE["w"]) for c in found)
     assert len(load_all(tmp_path / "round-0001")) == 2

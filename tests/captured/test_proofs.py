@@ -226,7 +226,7 @@ def test_a_certificate_is_an_exposure(digits, tmp_path):
     first = main.index("<img")
     assert "Exposed for certain</h2>" in main[:first]
     assert "banner" not in main[:first], "the input is the first thing on the page"
-    assert "1 captured update gives the client" in main[:first]
+    assert "1 captured update reveals the client" in main[:first]
     assert attacked(after, before, truth=batch).records[0].verdict == "exposed"
 
 
@@ -320,7 +320,7 @@ def test_declared_noise_that_was_not_added_bounds_nothing(noise, digits):
     before, after, _ = trained(mlp(), some(digits, 1))
     outcome = attacked(
         after, before, examples=1, steps=1, learning_rate=RATE, public="mnist5k", psnr=30.0,
-        defense=defenses.dp_sgd(clip_norm=1.0, noise_multiplier=noise),
+        defense=defenses.DpSgd(clip_norm=1.0, noise_multiplier=noise),
     )  # fmt: skip
     (record,) = outcome.records
     assert "of the declared noise's energy: that noise was not added" in of(outcome)[1]

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from leakbound import captured, data, models
+from leakbound.assess.record import Assessment, decode
 from leakbound.audit import run_file
 from leakbound.captured import TrainingInfo, load
 from leakbound.captured.assess import Explained, explained
@@ -59,7 +60,7 @@ def test_one_step_on_one_image_gives_the_image_away_with_a_certificate(digits):
     before, after = trained(mlp(), batch)
     found = captured.attack(after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR)
     (record,), found_at = found.records, named(found)
-    assert record.metrics is None
+    assert record.metrics == {}
     assert record.verdict == "exposed (certified)"
     assert record.capture.explained.direction > 1 - 1e-6
     assert record.capture.explained.scale == pytest.approx(RATE, rel=1e-3)
@@ -331,7 +332,7 @@ def test_the_folder_holds_records_that_a_report_reads_with_and_without_truth(dig
         )  # fmt: skip
         page = found.page.read_text(encoding="utf-8")
         lines = (out / "records.jsonl").read_text().splitlines()
-        assert [json.loads(line) for line in lines] == list(found.records)
+        assert [decode(line.encode(), Assessment) for line in lines] == list(found.records)
         about = json.loads((out / "run.json").read_text())
         assert about["machine"] == run_file.machine()
         assert "Captured update</h2>" in page

@@ -172,7 +172,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             participation: "hidden" where no attacker sees which batch holds an example, as epsilon
                 in Opacus has it; "visible" where one does, such as a server that picks clients.
             prior: of the examples, taken from public ones: `record_priors.from_images(public)`.
-            reach: what prior-only guesses reach in the data.
+            matches: what prior-only guesses match in the data.
             delta: at which epsilon is stated.
             rest: all other arguments of `make_private`.
 

@@ -97,7 +97,7 @@ class PanelGroup:
 
 
 @dataclass(frozen=True)
-class LossCurve:
+class TrainingCurve:
     """One model's training under one defense: means over the seeds that ran.
 
     `losses` holds the rounds that all seeds have, with None where a loss is no number.
@@ -282,7 +282,7 @@ def tradeoffs(
     return panels
 
 
-def loss_curves(trainings: Iterable[Training], names: Names) -> list[LossCurve]:
+def loss_curves(trainings: Iterable[Training], names: Names) -> list[TrainingCurve]:
     """One row for each model, optimizer and defense whose trainings keep a curve."""
     found = grouped(
         ((names.model(t), names.defense(t), t.optimizer), dict(t.curve))
@@ -296,11 +296,11 @@ def loss_curves(trainings: Iterable[Training], names: Names) -> list[LossCurve]:
             r: None if None in values else fmean(v for v in values if v is not None)
             for r, values in by_round.items()
         }
-        rows.append(LossCurve(*key, losses, len(own)))
+        rows.append(TrainingCurve(*key, losses, len(own)))
     return [row for row in rows if row.losses]
 
 
-def drawn_losses(rows: Sequence[LossCurve], names: Names) -> list[str]:
+def drawn_losses(rows: Sequence[TrainingCurve], names: Names) -> list[str]:
     """Up to ten defenses to draw: none first, then the two ends of every defense's strengths."""
     labels = {row.defense for row in rows}
     by_name = grouped((s.name, label) for label, s in names.settings.items() if label in labels)
@@ -316,7 +316,7 @@ def drawn_losses(rows: Sequence[LossCurve], names: Names) -> list[str]:
     return [label for label in names.settings if label in kept]
 
 
-def loss_panels(rows: Sequence[LossCurve], labels: Sequence[str]) -> list[Panel]:
+def loss_panels(rows: Sequence[TrainingCurve], labels: Sequence[str]) -> list[Panel]:
     """Training loss by round: one panel a model and optimizer, one line a defense in `labels`."""
     found: list[Panel] = []
     for model, optimizer in dict.fromkeys((row.model, row.optimizer) for row in rows):
@@ -327,7 +327,7 @@ def loss_panels(rows: Sequence[LossCurve], labels: Sequence[str]) -> list[Panel]
     return found
 
 
-def _losses(name: str, lines: Mapping[int, LossCurve], prefix: str) -> Panel:
+def _losses(name: str, lines: Mapping[int, TrainingCurve], prefix: str) -> Panel:
     # Twice the largest loss before training: what diverges must not flatten the rest.
     starts = [abs(row.losses[min(row.losses)] or 0.0) for row in lines.values()]
     top = min(2 * max(starts), _BEYOND) or 1.0

@@ -195,9 +195,9 @@ def calibrate(
         noise_std: noise standard deviation on the sum, where the clip norm is solved for.
         delta: at which epsilon is reported.
         input_range: width of the range of an input, for a target in words that names a PSNR.
-        prior: of the examples, for the upper bound, such as `record_priors.from_images(public)`. None is a
-            uniform direction, which knows nothing about the data: the answer then holds for no
-            attacker who does, and its verdict is never "protected".
+        prior: of the examples, for the upper bound, such as `record_priors.from_images(public)`.
+            None is a uniform direction, which knows nothing about the data: the answer then holds
+            for no attacker who does, and its verdict is never "protected".
         matches: what guesses without an update match in the data; too much refuses the target.
         examples: for the comparison with identification among this many.
 
