@@ -391,7 +391,7 @@ def test_a_delta_called_a_gradient_makes_no_class_certain(digits):
     delta = {k: after[k] - before[k] for k in before}
     found, notes, _ = of(attacked(delta, before, kind="gradient"))
     assert "for certain" not in found["labels"].how
-    assert not found["labels"]["sure"]
+    assert not found["labels"].sure
     assert "more than there are examples: no class is certain" in notes
     assert "--kind delta" in notes
     found, notes, _ = of(attacked(delta, before, kind="delta"))
