@@ -28,8 +28,8 @@ import torch
 from figures.table import machine
 
 from leakbound import client, registry
+from leakbound.engines.base import kernels
 from leakbound.engines.choose import choose
-from leakbound.engines.forced import kernels
 from leakbound.random import normal, stream
 from leakbound.types import Task
 

@@ -47,10 +47,9 @@ IN_CYCLES = {
     *(f"attacks.{name}" for name in ("exact", "lockstep", "matching", "search")),
 }
 SHARED_CLASS_NAMES = """
-    Attack Batch Capture Cell Chain Chance Comparison Convolution Elementwise Entry Estimate
-    Finding Head Kept Layer Linear MaxPool Mean Measured Outcome Part Pixels
-    Plan Point Pointwise Prior Progress Reading Records Reproduce Row Section Setting Share Smooth
-    Step Study Unknown Verdict _Layer _Reader _Refused
+    Attack Batch Capture Cell Chance Comparison Entry Estimate Finding Mean Measured Outcome
+    Part Prior Progress Reading Records Reproduce Row Section Setting Share Study Verdict
+    _Reader _Refused
 """
 
 
@@ -285,10 +284,30 @@ def _over_budget(text, tree):
             if len(plain) > MOST_METHODS.get(node.name, 8):
                 yield f"{node.name} has {len(plain)} public methods"
     classes = _public(tree.body, ast.ClassDef)
-    methods = [m for c in classes for m in _public(c.body, FUNCTIONS)]
+    known = _classes() | {c.name: c for c in classes}
+    methods = [
+        m for c in classes for m in _public(c.body, FUNCTIONS) if m.name not in _inherited(c, known)
+    ]
     for node in [*_public(tree.body, FUNCTIONS), *classes, *methods]:
         if not ast.get_docstring(node):
             yield f"{node.name} has no docstring"
+
+
+@cache
+def _classes():
+    return {
+        n.name: n for tree in _trees().values() for n in tree.body if isinstance(n, ast.ClassDef)
+    }
+
+
+def _inherited(node, known):
+    """The methods that a class's bases document: overriding ones need no words of their own."""
+    names = {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases}
+    found = set()
+    for base in (known[name] for name in names if name in known):
+        own = {m.name for m in _public(base.body, FUNCTIONS) if ast.get_docstring(m)}
+        found |= own | _inherited(base, known)
+    return found
 
 
 def _lines(function):
@@ -316,12 +335,17 @@ def _class(count, decorator):
     return f"'d'\nclass A:\n    'd'\n{body}"
 
 
+_BASE = "'d'\nclass A:\n    'd'\n    def g(self): 'd'\n"
+
+
 def test_a_planted_excess_is_caught():
     for text, count in (
         ("'d'\ndef f():\n    'd'\n" + "    pass\n" * 59, 0),
         ("'d'\ndef _f():\n    'd'\n" + "    pass\n" * 60, 1),
         ("pass", 1),
         ("'d'\ndef f(): pass\nclass A:\n    def g(self): pass\n    def _h(self): pass", 3),
+        (_BASE + "class B(A):\n    'd'\n    def g(self): pass", 0),
+        (_BASE + "class B(A):\n    'd'\n    def h(self): pass", 1),
         (_class(8, "@staticmethod"), 0),
         (_class(9, "@staticmethod"), 1),
         (_class(9, "@cached_property"), 0),

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from leakbound import client, models
-from leakbound.engines import bundle, bundle_layers, choose
+from leakbound.engines import bundle, choose
 from leakbound.engines.base import aligned
 from leakbound.types import Task
 
@@ -132,7 +132,7 @@ def _errors(found, wanted):
 
 
 def _chain(task, shape):
-    found = bundle.chain(task, 1 + len(shape))
+    found = bundle.chain(task, shape)
     assert found is not None
     return found
 
@@ -301,19 +301,19 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_chain(name):
-    assert bundle.chain(Task.of(REFUSED[name]()), 4) is None
+    assert bundle.chain(Task.of(REFUSED[name]()), (1, 4, 4)) is None
 
 
 def test_another_loss_is_no_chain():
     model = _images()
-    assert bundle.chain(Task.of(model), 4) is not None
+    assert bundle.chain(Task.of(model), (1, 4, 4)) is not None
     other = Task.of(model, loss=lambda outputs, labels: functional.cross_entropy(outputs, labels))
-    assert bundle.chain(other, 4) is None
+    assert bundle.chain(other, (1, 4, 4)) is None
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (1, 1, 4, 4)], ids=["without channels", "volumes"])
 def test_inputs_that_are_neither_images_nor_features(shape):
-    assert bundle.chain(Task.of(_images()), 1 + len(shape)) is None
+    assert bundle.chain(Task.of(_images()), shape) is None
 
 
 def test_chains_of_one_name_differ_in_weights_alone():
@@ -337,7 +337,7 @@ def test_ties_go_to_the_entry_that_torch_takes(values, kernel):
         "normal": torch.randn(shape, generator=source),
         "signs": torch.randint(2, shape, generator=source) * 0.0 * -1.0,
     }[values]
-    pool = bundle_layers.MaxPool(kernel)
+    pool = bundle.BundledMaxPool(kernel)
     found = pool.forward(images)
     wanted, where = functional.max_pool2d(
         images.flatten(0, 2)[:, None], kernel, return_indices=True
@@ -373,10 +373,10 @@ def test_nothing_is_traced():
 
 def test_a_module_that_does_something_else_is_no_chain():
     plain = nn.Sequential(nn.Flatten(), nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 3))
-    assert bundle.chain(Task.of(plain), 4) is not None
+    assert bundle.chain(Task.of(plain), (3, 2, 2)) is not None
     hooked = Task.of(plain)
     hooked.model[1].register_full_backward_pre_hook(lambda module, grads: None)
-    assert bundle.chain(hooked, 4) is None
+    assert bundle.chain(hooked, (3, 2, 2)) is None
     changed = Task.of(plain)
     changed.model[1].forward = lambda x: 3 * nn.functional.linear(x, plain[1].weight)
-    assert bundle.chain(changed, 4) is None
+    assert bundle.chain(changed, (3, 2, 2)) is None

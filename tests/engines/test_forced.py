@@ -8,8 +8,8 @@ from leakbound.attacks import inverting_gradients
 from leakbound.audit import run_file
 from leakbound.engines import choose as choosing
 from leakbound.engines import convolutions, several, single
+from leakbound.engines.base import ENGINES, kernels
 from leakbound.engines.choose import choose
-from leakbound.engines.forced import ENGINES, kernels
 from leakbound.random import stream
 from leakbound.types import LocalPlan, Task
 
@@ -31,7 +31,7 @@ def rules_of(task):
     engine = choose(task, 1, SHAPE).engine([task], 1)
     x, labels = torch.rand(1, *SHAPE), torch.tensor([[0, 1]])
     engine.pull(engine.gradient(x, labels).clone())
-    kinds = convolutions.Convolution, convolutions.Columns, convolutions.Changing
+    kinds = convolutions.ConvolutionRule, convolutions.ColumnsRule, convolutions.ChangingRule
     return {type(rule).__name__ for rule in engine.rules if isinstance(rule, kinds)}
 
 
@@ -44,7 +44,7 @@ def test_the_instruction_set_alone_decides(monkeypatch, capability, taken):
     machine(monkeypatch, capability)
     assert kernels() == taken
     assert run_file.machine()["engine"] == taken
-    packs = {"Packed", "Columns"} & rules_of(task_of())
+    packs = {"PackedRule", "ColumnsRule"} & rules_of(task_of())
     assert bool(packs) == (taken == "packed")
 
 

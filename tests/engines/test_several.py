@@ -201,9 +201,9 @@ def test_it_says_where_autograd_is_needed():
 
 
 WRONG = {
-    "linear": (rules.Linear, "_curve", "mlp"),
-    "group": (norms.GroupNorm, "_curve", "group-first"),
-    "stale": (norms.FixedNorm, "renew", "batch-first"),
+    "linear": (rules.LinearRule, "_curve", "mlp"),
+    "group": (norms.GroupNormRule, "_curve", "group-first"),
+    "stale": (norms.FixedNormRule, "renew", "batch-first"),
 }
 
 

@@ -235,7 +235,7 @@ def test_a_step_is_seven_forwards(judge, name, size):
     build, shape, options = COUNTED[name]
     model = build(input_shape=shape, classes=10, generator=torch.Generator(), **options)
     task = Task.of(model)
-    engine = single.Single(task, single.Plan(single.steps_of(task, shape)))
+    engine = single.Single(task, single.layers_of(task, shape))
     inputs, labels = torch.rand(1, size, *shape), torch.zeros(1, size, dtype=torch.long)
     with torch.no_grad():
         forward = judge.products(lambda: client.forward(task, inputs[0]))
@@ -247,5 +247,5 @@ def test_a_wrong_rule_is_found_out(monkeypatch):
     from leakbound.engines import rules
 
     task, shape = _task("mlp")
-    monkeypatch.setattr(rules.Elementwise, "moved", rules.Elementwise.backward)
+    monkeypatch.setattr(rules.ActivationRule, "moved", rules.ActivationRule.backward)
     assert single.plan(replace(task), (1, *shape)) is None

@@ -6,8 +6,7 @@ from torch import nn
 
 from leakbound import pruning
 from leakbound.defenses import NoDefense, Withhold
-from leakbound.federation import FederatedPlan, train
-from leakbound.federation.seen import observe
+from leakbound.federation import FederatedPlan, observe, train
 from leakbound.types import Task
 
 

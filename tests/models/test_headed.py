@@ -7,7 +7,8 @@ from torch.func import functional_call, jvp, vmap
 
 from leakbound import data
 from leakbound.client import example_gradients, gradient
-from leakbound.models.headed import BACKBONES, headed
+from leakbound.models import headed
+from leakbound.models.networks import BACKBONES
 from leakbound.types import Task
 
 

@@ -6,7 +6,7 @@ from scipy import stats
 
 from leakbound.bounds import two_layer as theory
 from leakbound.client import example_gradients, gradient
-from leakbound.models.two_layer import two_layer
+from leakbound.models import two_layer
 from leakbound.types import Task
 
 SHAPE = (1, 4, 5)

@@ -14,7 +14,7 @@ from leakbound.attacks.features.tensor import TensorMethod
 from leakbound.bounds import two_layer as theory
 from leakbound.bounds.two_layer import OrderSetting, lower_order, upper_order
 from leakbound.defenses import GaussianNoise
-from leakbound.models.two_layer import two_layer
+from leakbound.models import two_layer
 from leakbound.protocol import play
 from leakbound.random import normal, stream
 from leakbound.types import Batch, Task

@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 from torch.func import grad, jvp, vmap
 
 from leakbound import client, models
-from leakbound.engines import chain, lanes
+from leakbound.engines import plain_chain
 from leakbound.engines import sensitivity as estimate
 from leakbound.engines.sensitivity import along, example_changes, example_gradients, moved
 from leakbound.random import normal, stream
@@ -76,17 +76,17 @@ def task(request):
 @pytest.mark.parametrize("soft", [False, True])
 def test_they_are_those_of_torch_func(task, soft):
     x, y = _batch(task, soft)
-    assert chain.plan(task, x) is not None
+    assert plain_chain.plan(task, x) is not None
     ways = normal(x.shape, stream(0, "ways"), like=x)
     _exact(example_gradients(task, x, y), client.example_gradients(task, x, y))
-    _exact(example_changes(task, x, y, ways), lanes.changes(task, x, y, ways))
+    _exact(example_changes(task, x, y, ways), estimate.pair_changes(task, x, y, ways))
 
 
 def test_plain_chains_do_without_torch_func(task, monkeypatch):
     x, y = _batch(task)
     for name in ("client.example_gradients", "client.pure_gradient", "client.input_jvp"):
         monkeypatch.setattr(f"leakbound.{name}", lambda *_: pytest.fail("the plain path"))
-    monkeypatch.setattr(lanes, "changes", lambda *_: pytest.fail("the plain path"))
+    monkeypatch.setattr(estimate, "pair_changes", lambda *_: pytest.fail("the plain path"))
     example_gradients(task, x, y), example_changes(task, x, y, x), moved(task, x, y, x[None])
 
 
@@ -109,7 +109,7 @@ def test_other_models_and_losses_take_the_plain_path(loss):
     for task in (odd, replace(_task(BUILDS["mlp"]), loss=loss)):
         ways = normal(x.shape, stream(0, "ways"), like=x)
         _exact(example_gradients(task, x, y), client.example_gradients(task, x, y))
-        _exact(example_changes(task, x, y, ways), lanes.changes(task, x, y, ways))
+        _exact(example_changes(task, x, y, ways), estimate.pair_changes(task, x, y, ways))
         _exact(moved(task, x, y, ways[None])[1], along(task, x, y, ways[None]))
 
 
@@ -137,7 +137,7 @@ def test_slopes_pass_in_all_of_pytorchs_ways(monkeypatch):
     task = _task(BUILDS["pools"])
     x, y = _batch(task)
     ways = normal((2, *x.shape), stream(0, "ways"), like=x)
-    monkeypatch.setattr(estimate, "Passes", lambda *_: pytest.fail("it has no slopes"))
+    monkeypatch.setattr(estimate, "ChainPasses", lambda *_: pytest.fail("it has no slopes"))
 
     def of(images):
         gradient, changes = moved(task, images, y, ways)

@@ -6,9 +6,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from leakbound import client, models
-from leakbound.engines import chain, lanes, products, steps
-from leakbound.engines.passes import Passes
-from leakbound.engines.sensitivity import sensitivity
+from leakbound.engines import directions, plain_chain, weight_changes
+from leakbound.engines.plain_chain import ChainPasses
+from leakbound.engines.sensitivity import powers, sensitivity
 from leakbound.random import normal, stream
 from leakbound.types import Task
 
@@ -69,10 +69,10 @@ def _absolute(output, labels):
 
 
 def _agrees(small, task, x, y):
-    layers = chain.plan(task, x)
+    layers = plain_chain.plan(task, x)
     assert layers is not None
     drawn = normal((3, *x.shape), stream(6), like=x)
-    point = chain.Point.at(task, layers, x, y)
+    point = plain_chain.ChainPoint.at(task, layers, x, y)
     jacobian = small.jacobian(task, x, y).flatten(2) * len(x)  # of each example's own loss
     moved = torch.einsum("pbn,kbn->kbp", jacobian, drawn.flatten(2))
     power = point.power(drawn)
@@ -98,14 +98,14 @@ def test_soft_and_ignored_labels(small):
     soft = torch.softmax(normal((3, 3), stream(4), like=x), 1)
     _agrees(small, _task(CHAINS["pools"]), x, soft)
     task, ignored = _task(CHAINS["pools"]), torch.tensor([0, -100, 2])
-    point = chain.Point.at(task, chain.plan(task, x), x, ignored)
+    point = plain_chain.ChainPoint.at(task, plain_chain.plan(task, x), x, ignored)
     close(point.gradient() / 3, client.gradient(task, x, ignored))
 
 
 @pytest.mark.parametrize("grouped", [0, 2**30])
-def test_weight_changes_of_lanes_by_groups_or_one_by_one(small, monkeypatch, grouped):
-    monkeypatch.setattr(products, "_GROUPED", grouped)
-    monkeypatch.setattr(products, "_TOGETHER", 2 * 8 * 4 * 6)
+def test_weight_changes_of_pairs_by_groups_or_one_by_one(small, monkeypatch, grouped):
+    monkeypatch.setattr(weight_changes, "_GROUPED", grouped)
+    monkeypatch.setattr(weight_changes, "_TOGETHER", 2 * 8 * 4 * 6)
     _agrees(small, _task(CHAINS["many_channels"]), *small.batch(3))
     _agrees(small, _task(CHAINS["many_channels"]), *small.batch(1))
 
@@ -113,9 +113,9 @@ def test_weight_changes_of_lanes_by_groups_or_one_by_one(small, monkeypatch, gro
 @pytest.mark.parametrize(
     ("directions", "examples", "step"), [(3, 5, 2), (7, 1, 3), (4, 2, 4), (2, 3, 100), (1, 4, 1)]
 )
-def test_the_parts_cover_every_lane_once(directions, examples, step):
+def test_the_parts_cover_every_pair_once(directions, examples, step):
     seen = torch.zeros(directions, examples)
-    for ways, part in products._parts(directions, examples, step):
+    for ways, part in weight_changes._parts(directions, examples, step):
         seen[ways, part] += 1
         assert 1 <= seen[ways, part].numel() <= step
     assert (seen == 1).all()
@@ -124,14 +124,18 @@ def test_the_parts_cover_every_lane_once(directions, examples, step):
 @pytest.mark.parametrize("estimator", ["exact", "per_sample"])
 def test_the_engines_agree(small, every, estimator):
     task, (x, y) = small.build(every), small.batch(3)
-    layers = chain.plan(task, x)
+    layers = plain_chain.plan(task, x)
     assert (layers is not None) == (every in ("mlp", "pooled", "strided", "in_place"))
     if layers is None:
         return
-    which = lanes.Pixels(x) if estimator == "exact" else lanes.Draws(x, stream(1), 3)
-    again = lanes.Pixels(x) if estimator == "exact" else lanes.Draws(x, stream(1), 3)
-    fast, gradient = Passes(task, layers, x, y, 5).over_lanes(which)
-    slow, own = lanes.over_lanes(task, x, y, again, chunk=5)
+    which, again = (
+        directions.UnitDirections(x)
+        if estimator == "exact"
+        else directions.RandomDirections(x, stream(1), 3)
+        for _ in range(2)
+    )
+    fast, gradient = ChainPasses(task, layers, x, y, 5).powers(which)
+    slow, own = powers(task, x, y, again, chunk=5)
     close(fast.total, slow.total)
     close(fast.norm, slow.norm)
     close(gradient, own)
@@ -186,31 +190,37 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_models_are_refused(small, name):
     x, _ = small.batch(2)
-    assert chain.plan(_task(REFUSED[name]), x) is None
+    assert plain_chain.plan(_task(REFUSED[name]), x) is None
 
 
 def test_images_that_a_convolution_would_take_for_channels_are_refused():
-    task = _task(lambda: nn.Sequential(nn.Conv2d(2, 2, 3), nn.Flatten(), nn.Linear(16, 3)))
-    assert chain.plan(task, torch.zeros(2, 6, 6)) is None
-    assert chain.plan(task, torch.zeros(2, 2, 6, 6)) is not None
+    task = _task(lambda: nn.Sequential(nn.Conv2d(2, 2, 3), nn.Flatten(), nn.Linear(32, 3)))
+    assert plain_chain.plan(task, torch.zeros(2, 6, 6)) is None
+    assert plain_chain.plan(task, torch.zeros(2, 2, 6, 6)) is not None
 
 
 def test_pools_go_before_activations_only_where_these_keep_order():
     order = [
-        type(m).__name__ for _, m in chain.plan(_task(CHAINS["pools"]), torch.zeros(1, 1, 6, 6))
+        type(m).__name__
+        for _, m in plain_chain.plan(_task(CHAINS["pools"]), torch.zeros(1, 1, 6, 6))
     ]
     assert order[1:5] == ["MaxPool2d", "Tanh", "SiLU", "AvgPool2d"]
     bent = nn.Sequential(
         nn.Conv2d(1, 1, 3), nn.GELU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 3)
     )
-    order = [type(m).__name__ for _, m in chain.plan(_task(lambda: bent), torch.zeros(1, 1, 6, 6))]
+    order = [
+        type(m).__name__ for _, m in plain_chain.plan(_task(lambda: bent), torch.zeros(1, 1, 6, 6))
+    ]
     assert order[1:3] == ["GELU", "MaxPool2d"]
 
 
-@pytest.mark.parametrize("kind", steps.POINTWISE, ids=lambda kind: kind.__name__)
-def test_slopes_and_bends_of_activations(kind):
+KNOWN = (nn.ReLU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.ELU, nn.GELU, nn.SiLU)
+
+
+@pytest.mark.parametrize("kind", KNOWN, ids=lambda kind: kind.__name__)
+def test_slopes_and_second_derivatives_of_activations(kind):
     x = torch.linspace(-3, 3, 11, dtype=torch.float64)[None]
-    out, step = steps.take(kind(), x, {})
+    out, step = plain_chain.take(kind(), x, {})
     close(out, kind()(x))
     ways = torch.ones(1, 1, 11, dtype=torch.float64)
     value, change = torch.func.jvp(kind(), (x,), (ways[0],))
@@ -239,7 +249,7 @@ def test_several_blocks_of_examples_and_directions(small):
 def test_directions_drawn_in_several_groups_give_the_gradient_once(small, monkeypatch):
     task, (x, y) = _task(CHAINS["pools"]), small.batch(5)
     want = sensitivity(task, x, y, stream(2), directions=4)
-    monkeypatch.setattr(lanes, "BYTES", 0)
+    monkeypatch.setattr(directions, "BYTES", 0)
     found = sensitivity(task, x, y, stream(2), directions=4, chunk=2)
     close(found.values, want.values)
     close(found.gradient, want.gradient)
@@ -250,7 +260,9 @@ def test_directions_drawn_in_several_groups_give_the_gradient_once(small, monkey
     [("per_sample", 1, 0), ("per_sample", 3, 0), ("with_forward", 1, 4), ("batch", 2, 0)],
 )
 def test_counted_operations_are_the_floor(monkeypatch, estimator, directions, forward):
-    monkeypatch.setattr(products, "_GROUPED", 0)  # the counter takes groups for more than they are
+    monkeypatch.setattr(
+        weight_changes, "_GROUPED", 0
+    )  # the counter takes groups for more than they are
     model = models.simple_convnet(input_shape=(1, 28, 28), classes=10, generator=stream(0, "model"))
     task, source = Task.of(model), stream(1)
     x, y = torch.rand(2, 1, 28, 28, generator=source), torch.tensor([1, 2])

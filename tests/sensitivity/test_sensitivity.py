@@ -9,8 +9,8 @@ from torch import nn
 
 from leakbound import client, models
 from leakbound.data import load
-from leakbound.engines import lanes, taps
-from leakbound.engines.sensitivity import along, sensitivity
+from leakbound.engines import taps
+from leakbound.engines.sensitivity import along, pair_changes, sensitivity
 from leakbound.random import normal, secure, stream
 from leakbound.types import Task
 
@@ -266,7 +266,7 @@ def test_both_engines_agree_on_a_real_network_and_real_digits():
     x, y = digits.inputs, digits.labels
     assert taps.plan(task, x, y) is not None
     found = sensitivity(task, x, y, stream(2), directions=1)
-    moved = lanes.changes(task, x, y, normal(x.shape, stream(2), like=x))
+    moved = pair_changes(task, x, y, normal(x.shape, stream(2), like=x))
     wanted = moved.square().sum(0) / len(x) ** 2
     assert float((found.values - wanted).norm() / wanted.norm()) < 1e-5
     close(found.gradient, client.gradient(task, x, y), rtol=1e-4, atol=1e-7)
@@ -290,7 +290,7 @@ def test_the_built_in_models_take_the_fast_engine(build, settings):
     x, y = normal((2, 1, 8, 8), stream(1), like=task.parameters), torch.tensor([0, 2])
     assert taps.plan(task, x, y) is not None
     found = sensitivity(task, x, y, stream(2), directions=1)
-    moved = lanes.changes(task, x, y, normal(x.shape, stream(2), like=x))
+    moved = pair_changes(task, x, y, normal(x.shape, stream(2), like=x))
     close(found.values, moved.square().sum(0) / 4)
     close(found.gradient, client.gradient(task, x, y))
 

@@ -6,10 +6,10 @@ from torch.func import jacrev
 
 from leakbound import client, models
 from leakbound.data import load
-from leakbound.engines import products
-from leakbound.engines.passes import Passes
-from leakbound.engines.products import Forward
+from leakbound.engines import weight_changes
+from leakbound.engines.plain_chain import ChainPasses
 from leakbound.engines.sensitivity import sensitivity
+from leakbound.engines.weight_changes import Forward
 from leakbound.random import normal, stream
 from leakbound.types import Task
 
@@ -92,13 +92,13 @@ def test_unbiased_and_its_error_is_the_empirical_one(small):
 
 
 def test_a_wrong_share_is_rejected(small, monkeypatch):
-    right = Passes.forward_only
+    right = ChainPasses.forward_only
 
     def wrong(self, source, directions, forward):
         found = right(self, source, directions, forward)
         return {n: Forward(f.mean, 1.0, f.squares, f.fourths) for n, f in found.items()}
 
-    monkeypatch.setattr(Passes, "forward_only", wrong)
+    monkeypatch.setattr(ChainPasses, "forward_only", wrong)
     values, _, exact = small.draws(250, estimator="with_forward", directions=2, forward=4)
     assert small.worst_z(values, exact) > 8
 
@@ -181,7 +181,7 @@ def test_the_error_is_the_variance_of_the_quadratic_forms():
     fourths = share**2 * squares.square().sum(0)
     forward = Forward(squares.mean(0), share, share * squares.sum(0), fourths)
     many = a.expand(count, 2), da[:k], d.expand(count, 3), dd
-    power = products._outer_power(*many, forward).plus(forward.power(many[2]))
+    power = weight_changes._outer_power(*many, forward).plus(forward.power(many[2]))
     z = moves_d[:, None] * a[None, :, None]  # (3, 2, 4): along v the change is (z + w) v
     w = d[:, None, None] * moves_a[None]
 

@@ -15,7 +15,7 @@ from leakbound._util import files
 from leakbound.assess.record import SCHEMA
 from leakbound.audit.context import PlanContext, code, fingerprint
 from leakbound.audit.plan import Plan, plain
-from leakbound.engines.forced import kernels
+from leakbound.engines.base import kernels
 
 OWN = ("leakbound", "torch", "numpy", "scipy", "torchmetrics", "pillow")
 BUILT_IN = frozenset({"mnist5k", "digits", "photos"})

@@ -1,10 +1,13 @@
-"""Activations with their first two derivatives, by name, in numpy."""
+"""Activations with their first two derivatives, by name, in numpy.
+
+`engines.activations` is the table that engines use; bounds run without PyTorch. A test compares
+the two.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +16,11 @@ from scipy import special
 Array = NDArray[Any]  # of float64
 
 
-@dataclass(frozen=True)
-class Activation:
-    """A function with its first two derivatives; `smooth` where it has no kink.
+class Differentiated(NamedTuple):
+    """A function with its derivatives.
 
     Attributes:
-        parts: z -> (s, s', s''), elementwise; s'' is 0 at a kink.
+        parts: z -> (s, s', s''), elementwise; s'' is 0 where s' jumps.
         smooth: whether s' is continuous.
     """
 
@@ -55,17 +57,13 @@ def _gelu(z: Array) -> tuple[Array, Array, Array]:
     return z * below, below + z * density, density * (2 - z**2)
 
 
-def _cubic(z: Array) -> tuple[Array, Array, Array]:
-    return z**3 + z**2, 3 * z**2 + 2 * z, 6 * z + 2
-
-
 ACTIVATIONS = {
-    "relu": Activation(_leaky(0.0), smooth=False),
-    "leaky_relu": Activation(_leaky(0.01), smooth=False),
-    "tanh": Activation(_tanh),
-    "sigmoid": Activation(_sigmoid),
-    "softplus": Activation(_softplus),
-    "gelu": Activation(_gelu),
-    "cubic": Activation(_cubic),
+    "relu": Differentiated(_leaky(0.0), smooth=False),
+    "leaky_relu": Differentiated(_leaky(0.01), smooth=False),
+    "tanh": Differentiated(_tanh),
+    "sigmoid": Differentiated(_sigmoid),
+    "softplus": Differentiated(_softplus),
+    "gelu": Differentiated(_gelu),
+    "cubic": Differentiated(lambda z: (z**3 + z**2, 3 * z**2 + 2 * z, 6 * z + 2)),
 }
 """Activations by name; "cubic" is z^3 + z^2, the paper's example; leaky_relu has slope 0.01."""

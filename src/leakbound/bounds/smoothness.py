@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from leakbound.client import pure_simulate
+from leakbound.engines import activations
 from leakbound.types import Release, Task
 
 _GROUPS = {
@@ -22,11 +23,10 @@ _GROUPS = {
         "add addbmm addcmul addmm addmv baddbmm bmm convolution convolution_backward cumsum "
         "dot mean mkldnn_convolution mm mul mv neg outer rsub square sub sum"
     ),
-    "functions with derivatives of every order": (
-        "atan cos cosh erf erfc exp exp2 expm1 gelu gelu_backward log_sigmoid_backward "
-        "log_sigmoid_forward logaddexp logsumexp mish sigmoid sigmoid_backward silu "
-        "silu_backward sin sinh softplus softplus_backward tanh tanh_backward _softmax "
-        "_softmax_backward_data _safe_softmax _log_softmax _log_softmax_backward_data"
+    "functions with derivatives of every order, besides activations": (
+        "atan cos cosh erf erfc exp exp2 expm1 log_sigmoid_backward log_sigmoid_forward logaddexp "
+        "logsumexp mish sin sinh _softmax _softmax_backward_data _safe_softmax _log_softmax "
+        "_log_softmax_backward_data"
     ),
     "losses": (
         "binary_cross_entropy_with_logits mse_loss mse_loss_backward nll_loss_backward "
@@ -55,7 +55,11 @@ _GROUPS = {
         "view where zero zeros_like"
     ),
 }
-SMOOTH = frozenset(word for words in _GROUPS.values() for word in words.split())
+_NAMES = [kind.operator for kind in activations.KINDS if kind.operator]
+SMOOTH = frozenset(
+    [word for words in _GROUPS.values() for word in words.split()]
+    + [name + way for name in _NAMES for way in ("", "_backward")]
+)
 """Operators through which a smooth function stays smooth, some with `_ALLOWED` as a condition."""
 
 

@@ -1,4 +1,4 @@
-"""What an attack step needs of a model: its gradient, and the pull of a cotangent on the inputs.
+"""What an attack step needs of a model, and which kernels this machine computes it with.
 
 The exact step of gradient matching is the product of a vector v with the Jacobian of the gradient.
 As <g(x), v> is the slope of the loss along v in the weights, its gradient in x is one forward-mode
@@ -10,9 +10,19 @@ Source: Pearlmutter 1994, "Fast exact multiplication by the Hessian".
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
+
+from leakbound import check
+
+LINE = 16
+"""Numbers to a line of 64 bytes, at least."""
+VARIABLE = "LEAKBOUND_ENGINE"
+ENGINES = ("packed", "plain", "autograd")
+"""Convolutions with their weights packed once, by PyTorch's own kernels, or no engine at all."""
 
 
 class Pulled(NamedTuple):
@@ -61,5 +71,22 @@ def aligned(rows: int, like: Tensor) -> Tensor:
     return like.new_empty(rows, -(-size // LINE) * LINE)[:, :size]
 
 
-LINE = 16
-"""Numbers to a line of 64 bytes, at least."""
+def kernels() -> str:
+    """One of `ENGINES`: that of the variable `LEAKBOUND_ENGINE`, else the quickest measured.
+
+    Packed weights (oneDNN) pay with AVX-512: .5 to .7 of autograd's double backward. With AVX2 they
+    took 1.2 to 14 times as long as autograd, and PyTorch's own kernels .3 to 1.0 (docs/engines.md).
+    So bits depend on the machine's type, and on nothing else.
+
+    Raises:
+        ValueError: the variable names no engine.
+
+    Example:
+        >>> kernels() in ENGINES
+        True
+    """
+    given = os.environ.get(VARIABLE, "")
+    if given:
+        check.one_of(ENGINES, **{VARIABLE: given})
+        return given
+    return "packed" if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else "plain"

@@ -4,42 +4,84 @@ Small networks leave a processor idle between kernels: alone, a step of a digit'
 times as long as its matrix products. A bundle runs the four passes of the R-operator for all
 cells at once, on products of matrices alone.
 
-Assumptions: a chain of linear layers, convolutions without groups or dilation, non-overlapping
-pools, elementwise functions and one flatten; cross-entropy.
+Assumptions: nested `nn.Sequential`s of linear layers, convolutions without groups or dilation,
+non-overlapping pools, elementwise functions and one flatten; cross-entropy.
 
 Guarantees: on one torch thread a cell's bits do not depend on how many others share its bundle, nor
-on its place.
+on its place: products of matrices of one shape that start at aligned places do not, elementwise
+functions not over whole steps of a kernel, and nothing is summed over cells (tested for each kind
+of layer).
+
+Images are (N, C, B, H, W), so that a convolution of a cell's whole batch is one product of
+matrices, and features (N, B, F).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from threading import Lock
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from leakbound.engines import bundle_layers as kinds
-from leakbound.engines import pointwise
-from leakbound.engines.base import Pulled, aligned
+from leakbound.engines.activations import Activation
+from leakbound.engines.base import LINE, Pulled, aligned
 from leakbound.engines.loss import CrossEntropy, cross_entropy
+from leakbound.engines.reader import (
+    Kind,
+    Layer,
+    Shape,
+    Unreadable,
+    plain_weights,
+    pools_first,
+    sequence,
+    without,
+)
 from leakbound.task import Task
 
-Build = Callable[[Tensor], kinds.Layer]
-"""A layer from the flat parameters (N, P) of all cells."""
+Pair = Sequence[int]
+WHOLE = 64
+"""Numbers in which a kernel's steps end: shorter rests take another path, with other bits."""
 
-_KNOWN: WeakKeyDictionary[nn.Module, dict[int, Chain | None]] = WeakKeyDictionary()
-_WORK: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], int]] = WeakKeyDictionary()
+
+class BundledLayer:
+    """One step of the four passes; each call remembers what the next one needs."""
+
+    def forward(self, a: Tensor) -> Tensor:
+        """The output."""
+        raise NotImplementedError
+
+    def gradients(self, d: Tensor, into: Tensor) -> None:
+        """From the output's deltas, the gradients of the layer's own weights, into (N, P)."""
+
+    def back(self, d: Tensor) -> Tensor:
+        """The input's deltas; of those that `gradients` was given, if the layer has weights."""
+        raise NotImplementedError
+
+    def tangent(self, da: Tensor | None, v: Tensor) -> Tensor | None:
+        """How the output moves with the input along `da` and with the weights along v (N, P)."""
+        raise NotImplementedError
+
+    def input_grad_tangent(self, dd: Tensor) -> Tensor:
+        """How the input's deltas move with the output's along `dd` and with the last tangents."""
+        return self.back(dd)
+
+
+Build = Callable[[Tensor], BundledLayer]
+"""A layer from the flat parameters (N, P) of all cells."""
+_KNOWN: WeakKeyDictionary[nn.Module, dict[Shape, BundlePlan | None]] = WeakKeyDictionary()
+_WORK: WeakKeyDictionary[nn.Module, dict[Shape, int]] = WeakKeyDictionary()
 _COUNTS = Lock()
 """PyTorch's counter sees the modules of every thread."""
 
 
 @dataclass(frozen=True, eq=False)
-class Chain:
+class BundlePlan:
     """What a bundle knows of a model.
 
     Attributes:
@@ -53,16 +95,18 @@ class Chain:
     linear: bool
 
 
-def chain(task: Task, dimensions: int) -> Chain | None:
-    """The chain of a model on inputs of so many dimensions; None where it is something else."""
-    known = _KNOWN.setdefault(task.model, {})
-    if dimensions not in known:
-        known[dimensions] = _chain(task, dimensions)
-    found = known[dimensions]
-    return found if task.loss is nn.functional.cross_entropy else None
+def chain(task: Task, shape: Shape) -> BundlePlan | None:
+    """The chain of a model for examples of a shape (*S); None where it is something else."""
+    known, key = _KNOWN.setdefault(task.model, {}), tuple(shape)
+    if key not in known:
+        try:
+            known[key] = _plan(task, key)
+        except Unreadable:
+            known[key] = None
+    return known[key] if task.loss is nn.functional.cross_entropy else None
 
 
-def work(task: Task, shape: tuple[int, ...]) -> int:
+def work(task: Task, shape: Shape) -> int:
     """Floating-point operations of a forward pass at inputs (B, *S), as PyTorch counts them."""
     known = _WORK.setdefault(task.model, {})
     if shape not in known:
@@ -82,23 +126,20 @@ class Bundle:
         kept: (N, P) bool, False for weights that the model does not have; None: all are there.
     """
 
-    def __init__(self, found: Chain, parameters: Tensor, kept: Tensor | None = None) -> None:
+    def __init__(self, found: BundlePlan, parameters: Tensor, kept: Tensor | None = None) -> None:
         self.cells = len(parameters)
         self.kept = kept
         self.layers = [build(parameters) for build in found.builds]
         self.found = aligned(self.cells, parameters)
 
+    @torch.no_grad()
     def gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """The gradients (N, P) for inputs (N, B, *S) and labels (N, B) or (N, B, K)."""
-        with torch.no_grad():
-            return self._gradient(inputs.detach(), labels.detach())
-
-    def _gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        inputs, labels = inputs.detach(), labels.detach()
         a = inputs.transpose(1, 2) if inputs.ndim == 5 else inputs
         for layer in self.layers:
             a = layer.forward(a)
-        self.size = a.shape[1]
-        self.loss: CrossEntropy = cross_entropy(a.flatten(0, 1), labels.flatten(0, 1), self.size)
+        self.loss: CrossEntropy = cross_entropy(a.flatten(0, 1), labels.flatten(0, 1), a.shape[1])
         found, d = self.found, self.loss.deltas.view(a.shape)
         for place, layer in reversed(list(enumerate(self.layers))):
             layer.gradients(d, found)
@@ -106,12 +147,10 @@ class Bundle:
                 d = layer.back(d)
         return found if self.kept is None else found.mul_(self.kept)
 
+    @torch.no_grad()
     def pull(self, cotangent: Tensor) -> Pulled:
         """The slopes of sum_n <gradient_n, cotangent_n> at the last inputs."""
-        with torch.no_grad():
-            return self._pull(cotangent.detach())
-
-    def _pull(self, v: Tensor) -> Pulled:
+        v = cotangent.detach()
         if self.kept is not None:
             v = torch.mul(v, self.kept, out=aligned(self.cells, v))
         moved: Tensor | None = None
@@ -121,109 +160,388 @@ class Bundle:
         change, slopes = self.loss.moved(moved.flatten(0, 1))
         dd = change.view(moved.shape)
         for layer in reversed(self.layers):
-            dd = layer.curl(dd)
+            dd = layer.input_grad_tangent(dd)
         dd = dd.transpose(1, 2).clone(memory_format=torch.contiguous_format) if dd.ndim == 5 else dd
         soft = None if slopes is None else slopes.view(moved.shape)
         return Pulled(dd, soft)
 
 
-def _chain(task: Task, dimensions: int) -> Chain | None:
-    model = task.model
-    tied = sum(1 for _ in model.named_parameters(remove_duplicate=False)) != len(task.layout)
-    if tied or task.frozen or dimensions not in (2, 4):
-        return None
-    modules = list(_modules(model))
-    if any(_altered(module) for module in model.modules()):
-        return None
-    builds: list[Build] = []
-    start, images = 0, dimensions == 4
-    for module in _pools_first(modules):
-        if isinstance(module, nn.Flatten):
-            if (module.start_dim, module.end_dim) != (1, -1):
-                return None
-            if images:
-                builds.append(lambda _: kinds.Flatten())
-            images = False
-            continue
-        build = _build(module, start, images)
-        if build is None:
+def _plan(task: Task, shape: Shape) -> BundlePlan:
+    if task.frozen or len(shape) not in (1, 3):
+        raise Unreadable("bundles take images or features, and train all weights")
+    layers = sequence(task, shape)
+    if len(layers[-1].after) != 1:
+        raise Unreadable("the model's output is no row of class scores")
+    builds = [_build(task, layer) for layer in pools_first(without(layers, Kind.IDENTITY))]
+    modules = [task.model.get_submodule(layer.name) for layer in layers]
+    linear = not any(layer.kind is Kind.CONVOLUTION for layer in layers)
+    return BundlePlan(tuple(filter(None, builds)), "; ".join(map(repr, modules)), linear)
+
+
+def _build(task: Task, layer: Layer) -> Build | None:
+    """None where nothing is to be computed."""
+    kind, options, images = layer.kind, layer.options, len(layer.before) == 3
+    if kind is Kind.ACTIVATION:
+        return lambda _: BundledActivation(options["function"])
+    if kind is Kind.FLATTEN and options["whole"]:
+        return (lambda _: BundledFlatten()) if images else None
+    if kind is Kind.LINEAR and len(layer.before) == 1:
+        return lambda flat: BundledLinear(flat, *_place(task, layer))
+    if kind is Kind.CONVOLUTION and plain_weights(task.model.get_submodule(layer.name)):
+        stride, padding, dilation, _ = options["options"]
+        if dilation == [1, 1]:
+            kernel = task.model.get_parameter(str(layer.weights[0])).shape[2:]
+            place = _place(task, layer)
+            return lambda flat: BundledConvolution(flat, *place, kernel, stride, padding)
+    if kind in (Kind.MAX_POOL, Kind.AVERAGE_POOL):
+        kernel, stride, padding, *more = options["options"]
+        largest = kind is Kind.MAX_POOL
+        pool: Callable[[Pair], BundledLayer] = BundledMaxPool if largest else BundledMeanPool
+        plain = [[1, 1], False] if largest else [False, more[1], None]
+        if stride == kernel and padding == [0, 0] and more == plain:
+            return lambda _: pool(kernel)
+    raise Unreadable(f"{layer.name} is {kind.value}, which bundles do not have in this form")
+
+
+def _place(task: Task, layer: Layer) -> tuple[int, Pair, bool]:
+    """Where a layer's weights start, their shape as a matrix (O, I), whether a bias follows."""
+    name, bias = layer.weights
+    shape, start = next((shape, start) for own, shape, start, _ in task.layout if own == name)
+    return start, (shape[0], math.prod(shape[1:])), bias is not None
+
+
+class _Weighted(BundledLayer):
+    """Weights (O, I) with a bias (O) from `start` on, in flat parameters (N, P)."""
+
+    def __init__(self, parameters: Tensor, start: int, shape: Pair, bias: bool) -> None:
+        self.shape, self.start = shape, start
+        self.middle = start + shape[0] * shape[1]
+        self.stop = self.middle + (shape[0] if bias else 0)
+        self.weight, self.bias = self.parts(parameters)
+        self.pushed: Tensor | None = None
+        self.kept: dict[str, Tensor] = {}
+
+    def buffer(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Memory for a result of that name, the same in every step."""
+        found = self.kept.get(name)
+        if found is None or found.shape != tuple(shape):
+            found = self.kept[name] = rows(shape, like).zero_()
+        return found
+
+    def parts(self, flat: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Views of the weight (N, O, I) and the bias (N, O) in (N, P)."""
+        weight = flat[:, self.start : self.middle].view(len(flat), *self.shape)
+        bias = flat[:, self.middle : self.stop] if self.stop > self.middle else None
+        return weight, bias
+
+
+class BundledLinear(_Weighted):
+    """A linear layer on features (N, B, I)."""
+
+    def forward(self, a: Tensor) -> Tensor:
+        self.a = lined(a)
+        return product(self.a, self.weight.mT, _row(self.bias), self._out("value"))
+
+    def gradients(self, d: Tensor, into: Tensor) -> None:
+        self.d = lined(d)
+        weight, bias = self.parts(into)
+        if d.shape[1] == 1:
+            torch.mul(d.mT, self.a, out=weight)
+        else:
+            weight.baddbmm_(self.d.mT, self.a, beta=0)
+        if bias is not None:
+            torch.sum(d, 1, out=bias)
+
+    def back(self, d: Tensor) -> Tensor:
+        return product(self.d, self.weight, None, self.buffer("back", self.a.shape, d))
+
+    def tangent(self, da: Tensor | None, v: Tensor) -> Tensor:
+        self.pushed, bias = self.parts(v)  # W da + V a + b'
+        moved = product(self.a, self.pushed.mT, _row(bias), self._out("moved"))
+        return moved if da is None else more(moved, lined(da), self.weight.mT)
+
+    def input_grad_tangent(self, dd: Tensor) -> Tensor:
+        assert self.pushed is not None  # a tangent came before
+        into = self.buffer("back moved", self.a.shape, dd)  # W' dd + V' d
+        return more(product(lined(dd), self.weight, None, into), self.d, self.pushed)
+
+    def _out(self, name: str) -> Tensor:
+        return self.buffer(name, (*self.a.shape[:2], self.shape[0]), self.a)
+
+
+class BundledConvolution(_Weighted):
+    """A convolution as products of matrices over the windows that it sees."""
+
+    def __init__(
+        self,
+        parameters: Tensor,
+        start: int,
+        shape: Pair,
+        bias: bool,
+        kernel: Pair,
+        stride: Pair,
+        padding: Pair,
+    ) -> None:
+        super().__init__(parameters, start, shape, bias)
+        self.kernel, self.stride, self.padding = kernel, stride, padding
+
+    def forward(self, a: Tensor) -> Tensor:
+        self.given = a.shape
+        self.sides = tuple(
+            (side + 2 * pad - kernel) // stride + 1
+            for side, pad, kernel, stride in zip(
+                a.shape[3:], self.padding, self.kernel, self.stride, strict=True
+            )
+        )
+        self.seen = self._windows(a, "a")
+        value = product(self.weight, self.seen, _column(self.bias), self._out("value"))
+        return self._image(value)
+
+    def gradients(self, d: Tensor, into: Tensor) -> None:
+        self.d = lined(d.reshape(len(d), self.shape[0], -1))
+        weight, bias = self.parts(into)
+        weight.baddbmm_(self.d, self.seen.mT, beta=0)
+        if bias is not None:
+            torch.sum(self.d, 2, out=bias)
+
+    def back(self, d: Tensor) -> Tensor:
+        return self._folded(product(self.weight.mT, self.d, None, self._in("columns")), "d")
+
+    def tangent(self, da: Tensor | None, v: Tensor) -> Tensor:
+        self.pushed, bias = self.parts(v)
+        moved = product(self.pushed, self.seen, _column(bias), self._out("moved"))
+        if da is not None:
+            more(moved, self.weight, self._windows(da, "da"))
+        return self._image(moved)
+
+    def input_grad_tangent(self, dd: Tensor) -> Tensor:
+        assert self.pushed is not None  # a tangent came before
+        dd = lined(dd.reshape(len(dd), self.shape[0], -1))
+        columns = product(self.weight.mT, dd, None, self._in("columns"))
+        return self._folded(more(columns, self.pushed.mT, self.d), "dd")
+
+    def _out(self, name: str) -> Tensor:
+        return self.buffer(name, (len(self.seen), self.shape[0], self.seen.shape[2]), self.seen)
+
+    def _in(self, name: str) -> Tensor:
+        return self.buffer(name, self.seen.shape, self.seen)
+
+    def _image(self, flat: Tensor) -> Tensor:
+        return flat.view(len(flat), self.shape[0], self.given[2], *self.sides)
+
+    def _border(self) -> Shape:
+        number, channels, size, *sides = self.given
+        high, wide = (side + 2 * pad for side, pad in zip(sides, self.padding, strict=True))
+        return (number, channels, size, high, wide)
+
+    def _inside(self, bordered: Tensor) -> Tensor:
+        (high, wide), (top, left) = self.given[3:], self.padding
+        return bordered[..., top : top + high, left : left + wide]
+
+    def _windows(self, a: Tensor, name: str) -> Tensor:
+        """What each output sees, (N, C k k, B h w), in a buffer of that name."""
+        number, channels, size = self.given[:3]
+        bordered = self.buffer("border of " + name, self._border(), a)
+        self._inside(bordered).copy_(a)
+        n, c, b, down, right = bordered.stride()
+        view = bordered.as_strided(
+            (number, channels, *self.kernel, size, *self.sides),
+            (n, c, down, right, b, down * self.stride[0], right * self.stride[1]),
+        )
+        found = self.buffer(name, view.shape, a).copy_(view)
+        return found.view(number, self.shape[1], -1)
+
+    def _folded(self, columns: Tensor, name: str) -> Tensor:
+        """The sum of windows (N, C k k, B h w) at their places, in a buffer of that name."""
+        number, channels, size = self.given[:3]
+        columns = columns.view(number, channels, *self.kernel, size, *self.sides)
+        total = self.buffer(name, self._border(), columns).zero_()
+        (high, wide), (down, right) = self.sides, self.stride
+        for i in range(self.kernel[0]):
+            for j in range(self.kernel[1]):
+                part = total[..., i : i + down * high : down, j : j + right * wide : right]
+                part += columns[:, :, i, j]
+        return self._inside(total)
+
+
+class BundledActivation(BundledLayer):
+    """An activation, in any layout."""
+
+    def __init__(self, function: Activation) -> None:
+        self.function = function
+
+    def forward(self, a: Tensor) -> Tensor:
+        whole = a.is_contiguous() and a[0].numel() % WHOLE == 0
+        if whole or not self.function.curved:
+            value, self.saved = self.function.value(a)
+            return value
+        size = a[0].numel()
+        padded = a.new_zeros(len(a), -(-size // WHOLE) * WHOLE)
+        padded[:, :size].view(a.shape).copy_(a)
+        value, saved = self.function.value(padded)
+        self.saved = tuple(part[:, :size].view(a.shape) for part in saved)
+        return value[:, :size].view(a.shape)
+
+    def back(self, d: Tensor) -> Tensor:
+        self.d = d
+        return self.function.times_slope(self.saved, d)
+
+    def tangent(self, da: Tensor | None, v: Tensor) -> Tensor | None:
+        self.da = da
+        return None if da is None else self.function.times_slope(self.saved, da)
+
+    def input_grad_tangent(self, dd: Tensor) -> Tensor:
+        moved = self.function.times_slope(self.saved, dd)  # f' dd + f'' da d
+        if self.function.curved and self.da is not None:
+            moved.addcmul_(self.function.second(self.saved), self.da * self.d)
+        return moved
+
+
+class BundledMaxPool(BundledLayer):
+    """Non-overlapping max pools; of equal entries the first is the largest."""
+
+    def __init__(self, kernel: Pair) -> None:
+        self.kernel = kernel
+
+    def forward(self, a: Tensor) -> Tensor:
+        """The largest of every window: along its rows first, as one reads."""
+        self.given, (down, right) = a.shape, self.kernel
+        high, wide = a.shape[3] // down, a.shape[4] // right
+        inner = a[..., : high * down, : wide * right]
+        best, column = _largest([inner[..., j::right] for j in range(right)])
+        best, row, column = _of_rows(best, column, down)
+        rows = torch.arange(high, device=a.device)[:, None] * (down * a.shape[4])
+        start = rows + torch.arange(wide, device=a.device) * right
+        self.where = (start + column).add_(row, alpha=a.shape[4]).flatten(3)
+        return best
+
+    def back(self, d: Tensor) -> Tensor:
+        full = d.new_zeros(*self.given[:3], self.given[3] * self.given[4])
+        return full.scatter_(3, self.where, d.flatten(3)).view(self.given)
+
+    def tangent(self, da: Tensor | None, v: Tensor) -> Tensor | None:
+        if da is None:
             return None
-        builds.append(build)
-        start += sum(p.numel() for p in module.parameters())
-    weighted = start == len(task.parameters) and not images
-    if not weighted or not builds:
-        return None
-    linear = not any(isinstance(module, nn.Conv2d) for module in modules)
-    return Chain(tuple(builds), "; ".join(map(repr, modules)), linear)
+        high, wide = (side // k for side, k in zip(self.given[3:], self.kernel, strict=True))
+        return da.flatten(3).gather(3, self.where).view(*self.given[:3], high, wide)
 
 
-def _altered(module: nn.Module) -> bool:
-    """Whether it does something beside what its class does."""
-    before = module._forward_pre_hooks or module._backward_pre_hooks
-    after = module._forward_hooks or module._backward_hooks
-    return bool(before or after) or "forward" in vars(module)
+class BundledMeanPool(BundledLayer):
+    """Non-overlapping average pools."""
+
+    def __init__(self, kernel: Pair) -> None:
+        self.kernel = kernel
+
+    def forward(self, a: Tensor) -> Tensor:
+        self.given = a.shape
+        parts = [a[place] for place in self._places()]
+        total = parts[0] + parts[1] if len(parts) > 1 else parts[0].clone()
+        for part in parts[2:]:
+            total += part
+        return total.div_(len(parts))
+
+    def _places(self) -> list[Any]:
+        down, right = self.kernel
+        high, wide = self.given[3] // down * down, self.given[4] // right * right
+        return [
+            (..., slice(i, high, down), slice(j, wide, right))
+            for i in range(down)
+            for j in range(right)
+        ]
+
+    def back(self, d: Tensor) -> Tensor:
+        full, share = d.new_zeros(self.given), d / (self.kernel[0] * self.kernel[1])
+        for place in self._places():
+            full[place] = share
+        return full
+
+    def tangent(self, da: Tensor | None, v: Tensor) -> Tensor | None:
+        return None if da is None else self.forward(da)
 
 
-def _modules(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules of nested `Sequential`s, in turn."""
-    if type(model) is not nn.Sequential:
-        yield model
-        return
-    for child in model:
-        yield from _modules(child)
+class BundledFlatten(BundledLayer):
+    """From images (N, C, B, H, W) to features (N, B, C H W)."""
+
+    def forward(self, a: Tensor) -> Tensor:
+        self.given = a.shape
+        return a.transpose(1, 2).flatten(2)
+
+    def back(self, d: Tensor) -> Tensor:
+        number, channels, size, *sides = self.given
+        return d.reshape(number, size, channels, *sides).transpose(1, 2)
+
+    def tangent(self, da: Tensor | None, v: Tensor) -> Tensor | None:
+        return None if da is None else da.transpose(1, 2).flatten(2)
 
 
-def _pools_first(modules: Sequence[nn.Module]) -> list[nn.Module]:
-    """Max pools before the monotone functions they follow: the same values, from fewer entries."""
-    order = [m for m in modules if type(m) is not nn.Identity]
-    for place, (one, after) in enumerate(pairwise(list(order))):
-        function = pointwise.of_module(one)
-        if function is not None and function.monotone and isinstance(after, nn.MaxPool2d):
-            order[place], order[place + 1] = after, one
-    return order
+def _largest(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The largest of several tensors, and which is the first to have it."""
+    best, which = parts[0], torch.zeros_like(parts[0], dtype=torch.bool)
+    for number, part in enumerate(parts[1:], start=1):
+        higher = part > best
+        which = higher if number == 1 else torch.where(higher, number, which)
+        best = torch.maximum(best, part)
+    return best, which
 
 
-def _build(module: nn.Module, start: int, images: bool) -> Build | None:
-    function = pointwise.of_module(module)
-    if function is not None:
-        return lambda _: kinds.Elementwise(function)
-    if type(module) is nn.Linear and not images:
-        shape, bias = (module.out_features, module.in_features), module.bias is not None
-        return lambda flat: kinds.Linear(flat, start, shape, bias)
-    if not images:
-        return None
-    if type(module) is nn.Conv2d:
-        return _convolution(module, start)
-    return _pool(module)
+def _of_rows(best: Tensor, column: Tensor, down: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest of each `down` rows, its row, and the column that the row's largest has."""
+    rows = [best[..., i::down, :] for i in range(down)]
+    columns = [column[..., i::down, :] for i in range(down)]
+    found, row = _largest(rows)
+    chosen = columns[0]
+    for number in range(1, down):
+        chosen = torch.where(row == number if down > 2 else row, columns[number], chosen)
+    return found, row, chosen
 
 
-def _convolution(module: nn.Conv2d, start: int) -> Build | None:
-    plain = (
-        module.groups == 1 and module.padding_mode == "zeros" and _pair(module.dilation) == (1, 1)
-    )
-    if not plain or isinstance(module.padding, str):
-        return None
-    channels, bias = (module.in_channels, module.out_channels), module.bias is not None
-    kernel, stride, padding = map(_pair, (module.kernel_size, module.stride, module.padding))
-    return lambda flat: kinds.Convolution(flat, start, channels, kernel, bias, stride, padding)
+def _column(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias[:, :, None]
 
 
-def _pool(module: nn.Module) -> Build | None:
-    kind: type[kinds.MaxPool] | type[kinds.MeanPool]
-    if type(module) is nn.MaxPool2d:
-        kind, plain = kinds.MaxPool, _pair(module.dilation) == (1, 1) and not module.return_indices
-    elif type(module) is nn.AvgPool2d:
-        kind, plain = kinds.MeanPool, module.divisor_override is None
-    else:
-        return None
-    own = _pair(module.kernel_size)
-    whole = _pair(module.stride) == own and _pair(module.padding) == (0, 0)
-    return (lambda _: kind(own)) if plain and whole and not module.ceil_mode else None
+def _row(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias[:, None]
 
 
-def _pair(value: object) -> tuple[int, int]:
-    if isinstance(value, tuple):
-        first, second = value
-        return int(first), int(second)
-    assert isinstance(value, int)  # torch takes nothing else
-    return value, value
+# BLAS takes other paths for other places in memory, and for single columns of one matrix alone:
+# here each cell starts on a line of memory, and columns are multiplied one cell at a time. Results
+# go to memory that is kept: new memory of this size costs as much as the products.
+
+
+def product(left: Tensor, right: Tensor, added: Tensor | None, into: Tensor) -> Tensor:
+    """`added` plus products (N, m, n) of (N, m, k) and (N, k, n), all at aligned places.
+
+    Example:
+        >>> product(torch.ones(2, 1, 3), torch.ones(2, 3, 1), None, torch.empty(2, 1, 1)).flatten()
+        tensor([3., 3.])
+    """
+    if into.shape[2] == 1:
+        for own, matrix, column in zip(into, left, right, strict=True):
+            torch.mv(matrix, column[:, 0], out=own[:, 0])
+        return into if added is None else into.add_(added)
+    if added is None:
+        return torch.bmm(left, right, out=into)
+    return torch.baddbmm(added, left, right, out=into)
+
+
+def more(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Another product on top of a total (N, m, n), in place."""
+    if total.shape[2] != 1:
+        return total.baddbmm_(left, right)
+    for own, matrix, column in zip(total, left, right, strict=True):
+        own[:, 0].addmv_(matrix, column[:, 0])
+    return total
+
+
+def rows(shape: Sequence[int], like: Tensor) -> Tensor:
+    """Empty memory of a shape (N, ...) in which each cell starts at an aligned place."""
+    size = math.prod(shape[1:])
+    return like.new_empty(shape[0], -(-size // LINE) * LINE)[:, :size].view(*shape)
+
+
+def lined(a: Tensor) -> Tensor:
+    """The same numbers, where each cell starts at an aligned place."""
+    apart = len(a) == 1 or a.stride(0) % LINE == 0
+    if apart and a.storage_offset() % LINE == 0 and a[0].is_contiguous():
+        return a
+    return rows(a.shape, a).copy_(a)

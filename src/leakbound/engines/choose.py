@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from leakbound.engines import bundle, single
-from leakbound.engines.base import Engine, aligned
-from leakbound.engines.forced import kernels
+from leakbound.engines.base import Engine, aligned, kernels
+from leakbound.engines.reader import Layers
 from leakbound.task import Task
 
 __all__ = ["Choice", "choose"]
@@ -43,8 +43,8 @@ class Choice:
         plan: the model as a single engine takes it.
     """
 
-    chain: bundle.Chain | None
-    plan: single.Plan | None
+    chain: bundle.BundlePlan | None
+    plan: Layers | None
 
     def engine(self, tasks: Sequence[Task], rows: int) -> Engine:
         """An engine for several tasks of one model, with so many rows each.
@@ -75,7 +75,7 @@ def choose(task: Task, rows: int, shape: tuple[int, ...], many: bool = False) ->
     """
     if kernels() == "autograd":
         return None
-    chain = bundle.chain(task, len(shape))
+    chain = bundle.chain(task, shape[1:])
     small = shape[0] <= SMALL and len(task.parameters) <= LARGEST
     if chain is not None and (
         rows > 1 or (small and (chain.linear or (many and bundle.work(task, shape) <= LIGHT)))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leakbound.engines.forced import kernels
+from leakbound.engines.base import kernels
 from leakbound.engines.rules import Given, Rule, paired, there
 
 _ATEN = torch.ops.aten
@@ -24,20 +24,19 @@ def convolution(given: Given, options: tuple[Any, ...]) -> Rule:
     """The rule for a convolution; `options` are stride, padding, dilation and groups.
 
     Which one depends on the weights' shape, type and device, on whether they are trained, on
-    `forced.kernels`, and on nothing else.
+    `base.kernels`, and on nothing else.
     """
     weight = there(given.weights[0])
-    if given.frozen:
-        return FrozenConvolution(given, options)
-    if weight.device.type != "cpu" or options[3] > 1 or kernels() != "packed":
-        return Convolution(given, options)
+    on_cpu = weight.device.type == "cpu"
+    if given.frozen or not on_cpu or options[3] > 1 or kernels() != "packed":
+        return ConvolutionRule(given, options)
     if weight[0].numel() <= _SMALL:
-        return Columns(given, options)
+        return ColumnsRule(given, options)
     if given.curved:
-        return Changing(given, options)
+        return ChangingRule(given, options)
     if weight.dtype == torch.float32 and _packs():
-        return Packed(given, options)
-    return Convolution(given, options)
+        return PackedRule(given, options)
+    return ConvolutionRule(given, options)
 
 
 def _packs() -> bool:
@@ -94,26 +93,26 @@ class Patches:
         return rows.view(self.shape[0], *self.sides, -1).permute(0, 3, 1, 2)
 
 
-class Convolution(Rule):
+class ConvolutionRule(Rule):
     """A convolution; `options` are stride, padding, dilation and groups."""
 
     def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
         super().__init__(given)
-        self.weight, self.bias = given.weights
+        self.weight, self.bias = there(given.weights[0]), given.weights[1]
         self.gradients = given.gradients
         *how, groups = options
         self.how = (*how, False, [0] * len(how[0]), groups)
-        on_cpu = there(self.weight).device.type == "cpu"
-        self.last = given.curved and on_cpu and kernels() == "packed"
+        on_cpu, trained = self.weight.device.type == "cpu", not given.frozen
+        self.last = given.curved and trained and on_cpu and kernels() == "packed"
 
     def forward(self, x: Tensor) -> Tensor:
-        """The convolution."""
         self.x = x = x.contiguous(memory_format=torch.channels_last) if self.last else x
         result: Tensor = _ATEN.convolution.default(x, self.weight, self.bias, *self.how)
         return result
 
     def backward(self, delta: Tensor) -> Tensor | None:
-        """The transposed convolution of the delta; gradients as PyTorch's."""
+        if self.frozen:
+            return super().backward(delta)
         self.delta = delta
         weight, bias = self.gradients
         back, first, second = self._back(delta, self.weight, [self.moving, True, bias is not None])
@@ -123,21 +122,25 @@ class Convolution(Rule):
         result: Tensor | None = back
         return result
 
+    def pulled(self, delta: Tensor) -> Tensor:
+        back: Tensor = self._back(delta, self.weight, [True, False, False])[0]
+        return back
+
     def tangent(self, x: Tensor | None) -> Tensor | None:
-        """W * x' + V * x + c, V and c the weights' direction."""
+        own = None if x is None else _ATEN.convolution.default(x, self.weight, None, *self.how)
+        if self.frozen:
+            return own
         self.change = x if self.curved else None
         change: Tensor = _ATEN.convolution.default(self.x, *self.directions, *self.how)
-        if x is not None:
-            change += _ATEN.convolution.default(x, self.weight, None, *self.how)
-        return change
+        return change if own is None else change.add_(own)
 
     def moved(self, delta: Tensor) -> Tensor:
-        """The transposed convolutions of the change with W and of the delta with V."""
+        if self.frozen:
+            return self.pulled(delta)
         if self.curved:
             self._curve(delta)
-        mask = [True, False, False]
-        change: Tensor = self._back(delta, self.weight, mask)[0]
-        change += self._back(self.delta, self.directions[0], mask)[0]
+        change = self.pulled(delta)
+        change += self._back(self.delta, self.directions[0], [True, False, False])[0]
         return change
 
     def _curve(self, delta: Tensor) -> None:
@@ -153,36 +156,7 @@ class Convolution(Rule):
         return _ATEN.convolution_backward.default(delta, self.x, weight, sizes, *self.how, mask)
 
 
-class FrozenConvolution(Rule):
-    """A convolution that is not trained."""
-
-    def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
-        super().__init__(given)
-        self.weight, self.bias = given.weights
-        *how, groups = options
-        self.how = (*how, False, [0] * len(how[0]), groups)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The convolution."""
-        self.x = x
-        result: Tensor = _ATEN.convolution.default(x, self.weight, self.bias, *self.how)
-        return result
-
-    def tangent(self, x: Tensor | None) -> Tensor | None:
-        """W * x'."""
-        if x is None:
-            return None
-        change: Tensor = _ATEN.convolution.default(x, self.weight, None, *self.how)
-        return change
-
-    def pulled(self, delta: Tensor) -> Tensor:
-        """The transposed convolution of the delta."""
-        given = (delta, self.x, self.weight, None, *self.how, [True, False, False])
-        back: Tensor = _ATEN.convolution_backward.default(*given)[0]
-        return back
-
-
-class Columns(Rule):
+class ColumnsRule(Rule):
     """A convolution as a product with the patches of its input, which are laid out once.
 
     Its values lie with the channels last.
@@ -197,13 +171,11 @@ class Columns(Rule):
         self.gradient = there(gradient).flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The convolution."""
         self.patches.see(x.shape)
         self.columns = self.patches.of(x)
         return self.patches.values(_product(self.columns, self.weight, self.bias))
 
     def backward(self, delta: Tensor) -> Tensor | None:
-        """The patches of the deltas, added up; the gradients are products."""
         self.rows = self.patches.rows(delta)
         # the long sums over places are several times faster this way around
         self.gradient.copy_(self.columns.mm(self.rows).t())
@@ -214,7 +186,6 @@ class Columns(Rule):
         return self.patches.added(self.weight.t().mm(self.rows.t()))
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
-        """As `Convolution`."""
         direction, shift = self.directions
         change = _product(self.columns, there(direction).flatten(1), shift)
         columns = None if x is None else self.patches.of(x)
@@ -224,7 +195,6 @@ class Columns(Rule):
         return self.patches.values(change)
 
     def moved(self, delta: Tensor) -> Tensor:
-        """As `Convolution`."""
         rows = self.patches.rows(delta)
         if self.curved:
             self._curve(rows)
@@ -241,36 +211,32 @@ class Columns(Rule):
             torch.sum(rows, 0, out=self.bias_gradient)
 
 
-class Changing(Rule):
+class ChangingRule(Rule):
     """`Columns` or `Convolution`, by the shape of what enters: for weights that change."""
 
     def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
         super().__init__(given)
         self.inner = there(given.weights[0])[0].numel()
-        self.columns, self.kernels = Columns(given, options), Convolution(given, options)
+        self.columns, self.kernels = ColumnsRule(given, options), ConvolutionRule(given, options)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The convolution."""
         places = math.prod(self.columns.patches.see(x.shape))
         few = _few(x, self.inner, places)
         self.rule: Rule = self.columns if few else self.kernels
         return self.rule.forward(x)
 
     def backward(self, delta: Tensor) -> Tensor | None:
-        """As `Convolution`."""
         return self.rule.backward(delta)
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
-        """As `Convolution`."""
         self.rule.directions = self.directions
         return self.rule.tangent(x)
 
     def moved(self, delta: Tensor) -> Tensor:
-        """As `Convolution`."""
         return self.rule.moved(delta)
 
 
-class Packed(Convolution):
+class PackedRule(ConvolutionRule):
     """As `Convolution`, with the fixed weights in the processor's own layout from the start.
 
     Values lie with the channels last. Where there are few of them against the weights, products
@@ -280,7 +246,7 @@ class Packed(Convolution):
     def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
         super().__init__(given, options)
         stride, padding, dilation, groups = options
-        weight = there(self.weight)
+        weight = self.weight
         self.patches = Patches(weight.shape[2:], options)
         self.options = (padding, stride, dilation, groups)
         self.packed = _pack(weight, self.options)
@@ -294,17 +260,15 @@ class Packed(Convolution):
                 self.packed_back = _pack(turned, self.options_back)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The convolution."""
         self.x = x = x.contiguous(memory_format=torch.channels_last)
         places = math.prod(self.patches.see(x.shape))
-        inner = there(self.weight)[0].numel()
+        inner = self.weight[0].numel()
         self.few = _few(x, inner, places)
         if self.few:
             self.columns = self.patches.of(x)
         return _run(x, self.packed, self.bias, self.options)
 
     def backward(self, delta: Tensor) -> Tensor | None:
-        """As `Convolution`."""
         weight, bias = self.gradients
         if self.few:
             self.rows = self.patches.rows(delta)
@@ -320,7 +284,6 @@ class Packed(Convolution):
         return self._fixed(delta) if self.moving else None
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
-        """As `Convolution`."""
         direction, shift = self.directions
         if self.few:
             rows = _product(self.columns, there(direction).flatten(1), shift)
@@ -332,7 +295,6 @@ class Packed(Convolution):
         return change
 
     def moved(self, delta: Tensor) -> Tensor:
-        """As `Convolution`."""
         change = self._fixed(delta)
         direction = there(self.directions[0])
         if self.few:
@@ -342,14 +304,12 @@ class Packed(Convolution):
         return change
 
     def _fixed(self, delta: Tensor) -> Tensor:
-        """The transposed convolution with the fixed weights."""
         if self.packed_back is not None:
             return _run(delta, self.packed_back, None, self.options_back)
         if self.few:
             rows = self.patches.rows(delta)
-            return self.patches.added(rows.mm(there(self.weight).flatten(1)).t())
-        back: Tensor = self._back(delta, self.weight, [True, False, False])[0]
-        return back
+            return self.patches.added(rows.mm(self.weight.flatten(1)).t())
+        return self.pulled(delta)
 
 
 def _few(x: Tensor, inner: int, places: int) -> bool:

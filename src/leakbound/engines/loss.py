@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from leakbound.types import Loss
 
 
-class Head(Protocol):
+class LossHead(Protocol):
     """One loss at given logits and labels.
 
     Attributes:
@@ -28,7 +28,7 @@ class Head(Protocol):
         ...
 
 
-def head(loss: Loss, logits: Tensor, labels: Tensor) -> Head:
+def head(loss: Loss, logits: Tensor, labels: Tensor) -> LossHead:
     """The head for logits (B, K) and the labels that `loss` takes.
 
     Example:
@@ -122,3 +122,37 @@ class _Traced:
         else:
             changes = tuple(torch.zeros_like(own) for own in wanted)
         return changes[0], changes[1] if soft else None
+
+
+def example_deltas(loss: Loss, output: Tensor, labels: Tensor) -> Tensor:
+    """The derivative (n, K) of every example's own loss by its output."""
+    if _classes_alone(loss, output, labels):
+        return torch.softmax(output, 1) - nn.functional.one_hot(labels.long(), output.shape[1])
+    return _by_autograd(loss, output, labels)[1].detach()
+
+
+def example_delta_changes(loss: Loss, output: Tensor, labels: Tensor, moved: Tensor) -> Tensor:
+    """The change (k, n, K) of `example_deltas` when the output changes by `moved`."""
+    if _classes_alone(loss, output, labels):
+        chances = torch.softmax(output, 1)
+        weighed = chances * moved
+        return weighed - chances * weighed.sum(-1, keepdim=True)
+    leaf, delta = _by_autograd(loss, output, labels)
+    if not delta.requires_grad:
+        return torch.zeros_like(moved)
+    # the second derivative is symmetric, and no example's loss depends on another's output
+    each = [torch.autograd.grad(delta, leaf, way, retain_graph=True)[0] for way in moved]
+    return torch.stack(each)
+
+
+def _classes_alone(loss: Loss, output: Tensor, labels: Tensor) -> bool:
+    """Cross-entropy of class numbers, none of them ignored."""
+    whole = labels.ndim == 1 and not labels.is_floating_point() and output.ndim == 2
+    return loss is nn.functional.cross_entropy and whole and bool((labels >= 0).all())
+
+
+def _by_autograd(loss: Loss, output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        leaf = output.detach().requires_grad_()
+        total = loss(leaf, labels) * len(output)
+        return leaf, torch.autograd.grad(total, leaf, create_graph=True)[0]

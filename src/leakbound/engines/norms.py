@@ -10,7 +10,7 @@ from leakbound.engines.rules import Given, Rule, there
 _ATEN = torch.ops.aten
 
 
-class FixedNorm(Rule):
+class FixedNormRule(Rule):
     """Batch norm in eval mode: every channel scaled and shifted."""
 
     def __init__(self, given: Given, eps: float) -> None:
@@ -25,16 +25,13 @@ class FixedNorm(Rule):
         self.renew()
 
     def renew(self) -> None:
-        """The scale."""
         self.scale = self.rate if self.weight is None else self.rate * channels(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scale x + shift."""
         self.x = x
         return self._norm(x, self.weight, self.bias)
 
     def backward(self, delta: Tensor) -> Tensor | None:
-        """By the scale; gradients as PyTorch's."""
         self.delta = delta
         mask = [self.moving, self.weight is not None, self.bias is not None]
         given = (self.weight, self.mean, self.variance, None, None, False, self.eps, mask)
@@ -46,7 +43,6 @@ class FixedNorm(Rule):
         return back if self.moving else None
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
-        """By the scale, and the standardized x by the scale's direction."""
         weight, bias = self.directions
         self.change = x if self.curved else None
         moves = weight is not None or bias is not None
@@ -57,7 +53,6 @@ class FixedNorm(Rule):
         return change if x is None else torch.addcmul(change, x, self.scale)
 
     def moved(self, delta: Tensor) -> Tensor:
-        """By the scale, and the delta by the scale's direction; the gradients' changes."""
         if self.curved:
             self._curve(delta)
         change = delta * self.scale
@@ -83,8 +78,8 @@ class FixedNorm(Rule):
         return value
 
 
-class GroupNorm(Rule):
-    """Group norm of images, on PyTorch's kernels; see `Standardized` for the other cases."""
+class GroupNormRule(Rule):
+    """Group norm of images, on PyTorch's kernels; see `StandardizedRule` for the other cases."""
 
     def __init__(self, given: Given, groups: int, eps: float) -> None:
         super().__init__(given)
@@ -94,7 +89,6 @@ class GroupNorm(Rule):
         self.back: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The standardized groups, scaled and shifted."""
         last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
         self.layout = torch.channels_last if last else torch.contiguous_format
         self.x = x = x.contiguous(memory_format=self.layout)
@@ -103,7 +97,6 @@ class GroupNorm(Rule):
         return value
 
     def backward(self, delta: Tensor) -> Tensor | None:
-        """The projection of the scaled delta; gradients as PyTorch's."""
         self.delta = delta
         mask = [self.moving, self.weight is not None, self.bias is not None]
         parts = self._pulled(delta, self.weight, mask)
@@ -114,7 +107,6 @@ class GroupNorm(Rule):
         return self.back
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
-        """The projection of x', scaled, and the groups by the scale's direction."""
         weight, bias = self.directions or (None, None)
         moves = weight is not None
         own = self._norm(weight, bias)[0] if moves else None
@@ -130,7 +122,6 @@ class GroupNorm(Rule):
         return own.addcmul_(self.hat_change, there(scale))
 
     def moved(self, delta: Tensor) -> Tensor:
-        """The projection of the scaled delta's change, and the projection's own change."""
         if self.curved:
             self._curve(delta)
         weight = self.directions[0] if self.directions else None
@@ -171,7 +162,6 @@ class GroupNorm(Rule):
         return tuple(part if wanted else None for part, wanted in zip(parts, mask, strict=True))
 
     def _shared(self, one: Tensor, other: Tensor, weight: Tensor | None) -> Tensor:
-        """The groups' rates times their means of the (weighted) product, as (B, C, 1, 1)."""
         size, count, places, groups = self.sizes
         totals = (one * other).sum((2, 3))
         totals = totals if weight is None else totals * weight
@@ -180,7 +170,7 @@ class GroupNorm(Rule):
         return rates.expand(-1, -1, count // groups).reshape(size, count, 1, 1)
 
 
-class Standardized(Rule):
+class StandardizedRule(Rule):
     """Group norm and layer norm: rows of mean 0 and variance 1, then scaled and shifted.
 
     Args:
@@ -197,7 +187,6 @@ class Standardized(Rule):
         self.gradients = given.gradients
 
     def forward(self, x: Tensor) -> Tensor:
-        """The standardized rows, scaled and shifted."""
         self.before = x.shape
         rows = x.reshape(len(x), self.rows, -1)
         variance, mean = torch.var_mean(rows, 2, correction=0, keepdim=True)
@@ -206,7 +195,6 @@ class Standardized(Rule):
         return self._scaled(self.hat.view(x.shape), self.weight, self.bias)
 
     def backward(self, delta: Tensor) -> Tensor | None:
-        """The projection of the scaled delta; gradients as sums over what shares a weight."""
         self.delta = delta
         weight, bias = self.gradients
         if bias is not None:
@@ -222,7 +210,6 @@ class Standardized(Rule):
         return self.back.view(delta.shape)
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
-        """The projection of x', scaled, and the rows by the scale's direction."""
         weight, bias = (self._wide(own) for own in self.directions)
         self.changes = x is not None
         change = None
@@ -236,7 +223,6 @@ class Standardized(Rule):
         return change if bias is None or change is None else change + bias
 
     def moved(self, delta: Tensor) -> Tensor:
-        """The projection of the scaled delta's change, and the projection's own change."""
         if self.curved:
             self._curve(delta)
         scaled = delta if self.weight is None else delta * self.weight
@@ -262,7 +248,6 @@ class Standardized(Rule):
             weight.copy_(self._summed(product).view(weight.shape))
 
     def _projected(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """What standardizing makes of a change of the rows (it is symmetric), and <hat, change>."""
         along = (self.hat * rows).mean(2, keepdim=True)
         change = rows - rows.mean(2, keepdim=True)
         return change.addcmul_(self.hat, along, value=-1).mul_(self.rate), along
@@ -271,7 +256,6 @@ class Standardized(Rule):
         return None if own is None else own.view(self.shape)
 
     def _summed(self, value: Tensor) -> Tensor:
-        """Over the examples and all that shares a weight."""
         ones = [0, *(1 + at for at, side in enumerate(self.shape) if side == 1)]
         return value.sum(ones)
 

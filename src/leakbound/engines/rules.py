@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leakbound.engines.pointwise import Pointwise
+from leakbound.engines.activations import Activation
 
 _ATEN = torch.ops.aten
 
@@ -56,7 +56,7 @@ class Rule:
     """
 
     def __init__(self, given: Given) -> None:
-        self.moving, self.curved = given.moving, given.curved
+        self.moving, self.curved, self.frozen = given.moving, given.curved, given.frozen
         self.directions: Sequence[Tensor | None] = ()
 
     def renew(self) -> None:
@@ -86,129 +86,111 @@ class Rule:
         raise NotImplementedError
 
 
-class Identity(Rule):
+class IdentityRule(Rule):
     """Identity, and dropout in eval mode."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input."""
         return x
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
-        """The input's."""
         return x
 
     def pulled(self, delta: Tensor) -> Tensor:
-        """The output's."""
         return delta
 
 
-class Plus(Identity):
+class SumRule(IdentityRule):
     """The sum of two values, whose deltas are the sum's."""
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
-        """The sum."""
         return x if other is None else x + other
 
     def tangent(self, x: Tensor | None, other: Tensor | None = None) -> Tensor | None:
-        """The sum of those that there are."""
         if x is None or other is None:
             return other if x is None else x
         return x + other
 
 
-class Reshape(Rule):
+class StraightRule(Rule):
+    """A layer without weights whose value `of` is linear in its input."""
+
+    def of(self, x: Tensor) -> Tensor:
+        """The linear map."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.x = x
+        return self.of(x)
+
+    def tangent(self, x: Tensor | None) -> Tensor | None:
+        return None if x is None else self.of(x)
+
+
+class ReshapeRule(StraightRule):
     """Another shape of every example."""
 
-    def __init__(self, given: Given, shape: tuple[int, ...]) -> None:
+    def __init__(self, given: Given, shape: tuple[int, ...], whole: bool = True) -> None:
         super().__init__(given)
         self.shape = shape
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The examples in the new shape."""
-        self.before = x.shape
+    def of(self, x: Tensor) -> Tensor:
         return x.reshape(len(x), *self.shape)
 
-    def tangent(self, x: Tensor | None) -> Tensor | None:
-        """Likewise."""
-        return None if x is None else x.reshape(len(x), *self.shape)
-
     def pulled(self, delta: Tensor) -> Tensor:
-        """Back in the old one."""
-        return delta.reshape(self.before)
+        return delta.reshape(self.x.shape)
 
 
-class Mean(Rule):
+class MeanRule(StraightRule):
     """The mean over some dimensions."""
 
     def __init__(self, given: Given, dims: tuple[int, ...], keep: bool) -> None:
         super().__init__(given)
         self.dims, self.keep = dims, keep
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The mean."""
-        self.before = x.shape
+    def of(self, x: Tensor) -> Tensor:
         return x.mean(self.dims, keepdim=self.keep)
 
-    def tangent(self, x: Tensor | None) -> Tensor | None:
-        """Likewise."""
-        return None if x is None else x.mean(self.dims, keepdim=self.keep)
-
     def pulled(self, delta: Tensor) -> Tensor:
-        """Equal shares."""
         count = 1
         for dim in sorted(self.dims):
-            count *= self.before[dim]
+            count *= self.x.shape[dim]
             delta = delta if self.keep else delta.unsqueeze(dim)
-        return (delta / count).expand(self.before)
+        return (delta / count).expand(self.x.shape)
 
 
-class AveragePool(Rule):
+class AveragePoolRule(StraightRule):
     """Average pooling: `options` as for `nn.functional.avg_pool2d`."""
 
     def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
         super().__init__(given)
         self.options = options
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The averages."""
-        self.x = x
+    def of(self, x: Tensor) -> Tensor:
         return nn.functional.avg_pool2d(x, *self.options)
 
-    def tangent(self, x: Tensor | None) -> Tensor | None:
-        """Likewise."""
-        return None if x is None else nn.functional.avg_pool2d(x, *self.options)
-
     def pulled(self, delta: Tensor) -> Tensor:
-        """Shares of the delta."""
         result: Tensor = _ATEN.avg_pool2d_backward.default(delta, self.x, *self.options)
         return result
 
 
-class AdaptiveAveragePool(Rule):
+class AdaptivePoolRule(StraightRule):
     """Averages on a grid of the given size."""
 
     def __init__(self, given: Given, size: tuple[int, int]) -> None:
         super().__init__(given)
         self.size = size
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The averages."""
-        self.x = x
+    def of(self, x: Tensor) -> Tensor:
         return nn.functional.adaptive_avg_pool2d(x, self.size)
 
-    def tangent(self, x: Tensor | None) -> Tensor | None:
-        """Likewise."""
-        return None if x is None else nn.functional.adaptive_avg_pool2d(x, self.size)
-
     def pulled(self, delta: Tensor) -> Tensor:
-        """Shares of the delta."""
         if self.size == (1, 1):
             return (delta / self.x[0, 0].numel()).expand(self.x.shape)
         result: Tensor = _ATEN._adaptive_avg_pool2d_backward.default(delta, self.x)
         return result
 
 
-class MaxPool(Rule):
+class MaxPoolRule(Rule):
     """Max pooling; the places of the maxima are found once."""
 
     def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
@@ -217,7 +199,6 @@ class MaxPool(Rule):
         self.x: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The maxima."""
         value, self.places = _ATEN.max_pool2d_with_indices.default(x, *self.options)
         if self.x is None or self.x.shape != x.shape or self.x.stride() != x.stride():
             self.back, self.back_change = torch.empty_like(x), torch.empty_like(x)
@@ -226,7 +207,6 @@ class MaxPool(Rule):
         return result
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
-        """The changes at the places of the maxima."""
         if x is None:
             return None
         places = self.places
@@ -236,11 +216,9 @@ class MaxPool(Rule):
         return rows.gather(1, order.flatten(1, 2)).view(order.shape).permute(0, 3, 1, 2)
 
     def backward(self, delta: Tensor) -> Tensor | None:
-        """Each delta at the place of its maximum."""
         return self._put(delta, self.back) if self.moving else None
 
     def moved(self, delta: Tensor) -> Tensor:
-        """Likewise."""
         return self._put(delta, self.back_change)
 
     def _put(self, delta: Tensor, place: Tensor) -> Tensor:
@@ -251,72 +229,69 @@ class MaxPool(Rule):
         return result
 
 
-class Elementwise(Rule):
+class ActivationRule(Rule):
     """A function of every element."""
 
-    def __init__(self, given: Given, function: Pointwise) -> None:
+    def __init__(self, given: Given, function: Activation) -> None:
         super().__init__(given)
         self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
-        """The function."""
-        value, self.saved = self.function.start(x)
+        value, self.saved = self.function.value(x)
         return value
 
     def backward(self, delta: Tensor) -> Tensor | None:
-        """By the slope."""
         if not self.moving:
             return None
         self.delta = delta
-        return self.function.times(self.saved, delta)
+        return self.function.times_slope(self.saved, delta)
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
-        """By the slope."""
         self.x = x
-        return None if x is None else self.function.times(self.saved, x)
+        return None if x is None else self.function.times_slope(self.saved, x)
 
     def moved(self, delta: Tensor) -> Tensor:
-        """By the slope, and the slope's own change on the delta."""
-        plain = self.function.times(self.saved, delta)
+        plain = self.function.times_slope(self.saved, delta)
         if self.x is None or not self.function.curved:
             return plain
-        return plain.addcmul_(self.function.bend(self.saved) * self.x, self.delta)
+        return plain.addcmul_(self.function.second(self.saved) * self.x, self.delta)
 
 
-class Linear(Rule):
+class LinearRule(Rule):
     """A fully connected layer on (B, inputs)."""
 
     def __init__(self, given: Given) -> None:
         super().__init__(given)
-        self.weight, self.bias = given.weights
+        self.weight, self.bias = there(given.weights[0]), given.weights[1]
         self.gradients = given.gradients
 
     def forward(self, x: Tensor) -> Tensor:
-        """The product x W^T + b."""
         self.x = x
-        return nn.functional.linear(x, there(self.weight), self.bias)
+        return nn.functional.linear(x, self.weight, self.bias)
 
     def backward(self, delta: Tensor) -> Tensor | None:
-        """The delta times W; the gradients are delta^T x and the delta's sum."""
-        self.delta = delta
-        weight, bias = self.gradients
-        torch.mm(delta.t(), self.x, out=there(weight))
-        if bias is not None:
-            torch.sum(delta, 0, out=bias)
-        return delta.mm(there(self.weight)) if self.moving else None
+        if not self.frozen:  # the gradients are delta^T x and the delta's sum
+            self.delta = delta
+            weight, bias = self.gradients
+            torch.mm(delta.t(), self.x, out=there(weight))
+            if bias is not None:
+                torch.sum(delta, 0, out=bias)
+        return delta.mm(self.weight) if self.moving else None
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
-        """The sum x' W^T + x V^T + c, V and c the weights' direction."""
+        if self.frozen:
+            return None if x is None else nn.functional.linear(x, self.weight)
         direction, shift = self.directions
         self.change = x if self.curved else None
         change = nn.functional.linear(self.x, there(direction), shift)
-        return change if x is None else change.addmm_(x, there(self.weight).t())
+        return change if x is None else change.addmm_(x, self.weight.t())
 
     def moved(self, delta: Tensor) -> Tensor:
-        """The sum delta' W + delta V; the gradients change by delta'^T x + delta^T x'."""
+        if self.frozen:
+            return delta.mm(self.weight)
         if self.curved:
             self._curve(delta)
-        change = delta.mm(there(self.weight))
+        change = delta.mm(self.weight)
         return change.addmm_(self.delta, there(self.directions[0]))
 
     def _curve(self, delta: Tensor) -> None:
@@ -325,31 +300,6 @@ class Linear(Rule):
         torch.mm(rows.t(), values, out=there(weight))
         if bias is not None:
             torch.sum(delta, 0, out=bias)
-
-
-class FrozenLinear(Rule):
-    """A fully connected layer on (B, inputs) that is not trained."""
-
-    def __init__(self, given: Given) -> None:
-        super().__init__(given)
-        self.weight, self.bias = given.weights
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The product x W^T + b."""
-        return nn.functional.linear(x, there(self.weight), self.bias)
-
-    def tangent(self, x: Tensor | None) -> Tensor | None:
-        """The product x' W^T."""
-        return None if x is None else nn.functional.linear(x, there(self.weight))
-
-    def pulled(self, delta: Tensor) -> Tensor:
-        """The delta times W."""
-        return delta.mm(there(self.weight))
-
-
-def linear(given: Given) -> Rule:
-    """The rule for a fully connected layer."""
-    return FrozenLinear(given) if given.frozen else Linear(given)
 
 
 def paired(

@@ -1,4 +1,13 @@
-"""How much every coordinate of a client's gradient tells of its inputs: s_i = ||d g_i / d x||^2."""
+"""How much every coordinate of a client's gradient reveals of its inputs: s_i = ||d g_i / d x||^2.
+
+`sensitivity` estimates it for all parameters at once; `along` gives the changes of the gradient
+along given directions, differentiable for an attack that plans with them, and `moved` the gradient
+too, faster where nothing is to be differentiated; `example_changes` those of every example's own
+gradient along its own direction, and `example_gradients` these gradients, without slopes.
+
+Plain chains of layers take the engine of `plain_chain`; other models that of `taps` for sums of
+squares, else `torch.func`.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +17,18 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.func import vmap
+from torch.func import grad, jvp, vmap
 
 from leakbound import check, client
-from leakbound.engines import chain
-from leakbound.engines.dual import parted
-from leakbound.engines.examples import a_mean
-from leakbound.engines.examples import changes as example_changes
-from leakbound.engines.examples import gradients as example_gradients
-from leakbound.engines.lanes import Draws, Lanes, Pixels, fitting, over_lanes
-from leakbound.engines.passes import Passes
-from leakbound.engines.products import Forward
-from leakbound.engines.squares import Power
+from leakbound.engines import plain_chain, taps
+from leakbound.engines.directions import (
+    ExampleDirections,
+    RandomDirections,
+    UnitDirections,
+    fitting,
+)
+from leakbound.engines.plain_chain import ChainPasses, ChainPoint
+from leakbound.engines.weight_changes import Forward, Power, power_of
 from leakbound.random import Source, normal
 from leakbound.types import NotApplicable, Task
 
@@ -35,8 +44,8 @@ __all__ = [
 ]
 
 ESTIMATORS = ("exact", "batch", "per_sample", "with_forward")
-"""What `sensitivity` knows: the oracle, the paper's estimator, ours, and ours with more directions
-that pass forward only."""
+"""What `sensitivity` knows: every input by itself, the paper's estimator, ours, and ours with more
+directions that pass forward only."""
 
 DIRECTIONS = {"batch": 10, "per_sample": 10, "with_forward": 4}
 """Directions for one example by default: the paper's; the others rank coordinates at least as well
@@ -58,14 +67,6 @@ def default_directions(estimator: str, examples: int) -> int:
         return DIRECTIONS["batch"]
     least = 2 if estimator == "per_sample" else 1
     return max(least, math.ceil(DIRECTIONS[estimator] / max(1, examples)))
-
-
-@dataclass(frozen=True)
-class _How:
-    estimator: str
-    directions: int
-    forward: int
-    chunk: int | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,36 +161,131 @@ def sensitivity(
         check.count(directions=directions)
     if forward is not None:
         check.count(forward=forward)
-    how = _How(estimator, directions, forward or 4 * directions, chunk)
-    found = _estimate(task, inputs.detach(), labels, source, how)
+    inputs = inputs.detach()
+    parts = _plain(task, inputs, labels)
+    fast = ChainPasses(task, parts, inputs, labels, chunk) if parts else None
+    if estimator == "batch":
+        found = _batch(task, fast, inputs, labels, source, directions, chunk)
+    elif task.coupled:
+        raise NotApplicable(
+            "batch norm in training mode couples the examples, so that no one has a sensitivity of "
+            "its own; take the estimator 'batch'"
+        )
+    elif estimator == "exact":
+        units = UnitDirections(inputs)
+        power, gradient = fast.powers(units) if fast else powers(task, inputs, labels, units, chunk)
+        values = power.total / len(inputs) ** 2
+        found = Sensitivity(values, gradient, torch.zeros_like(values), 0.0, "exact", 0)
+    else:
+        more = None
+        if estimator == "with_forward" and fast:
+            more = fast.forward_only(source, directions, forward or 4 * directions)
+        found = _drawn(task, fast, inputs, labels, source, directions, chunk, more)
     return found if task.kept is None else found.of(task.kept)
 
 
-def _estimate(task: Task, inputs: Tensor, labels: Tensor, source: Source, how: _How) -> Sensitivity:
-    size, layers = len(inputs), chain.plan(task, inputs) if a_mean(task, labels) else None
-    fast = Passes(task, layers, inputs, labels, how.chunk) if layers else None
-    if how.estimator == "batch":
-        return _batch(task, fast, inputs, labels, source, how)
-    _refuse_coupled(task)
-
-    def summed(lanes: Lanes, more: Mapping[str, Forward] | None = None) -> tuple[Power, Tensor]:
-        if fast:
-            return fast.over_lanes(lanes, more)
-        return over_lanes(task, inputs, labels, lanes, chunk=how.chunk)
-
-    if how.estimator == "exact":
-        power, gradient = summed(Pixels(inputs))
-        values = power.total / size**2
-        return Sensitivity(values, gradient, torch.zeros_like(values), 0.0, "exact", 0)
-    name, more, k = "per_sample", None, how.directions
-    if how.estimator == "with_forward" and fast:
-        name, more = "with_forward", fast.forward_only(source, k, how.forward)
-    power, gradient = summed(Draws(inputs, source, k), more)
+def _drawn(
+    task: Task,
+    fast: ChainPasses | None,
+    inputs: Tensor,
+    labels: Tensor,
+    source: Source,
+    k: int,
+    chunk: int | None,
+    more: Mapping[str, Forward] | None,
+) -> Sensitivity:
+    drawn, size = RandomDirections(inputs, source, k), len(inputs)
+    if fast:
+        power, gradient = fast.powers(drawn, more)
+    else:
+        power, gradient = powers(task, inputs, labels, drawn, chunk)
     # a draw is q = ||.||^2 chi2_1: its variance 2 ||.||^4 is two thirds of its mean square
     error = power.norm * (math.sqrt(2 / 3) / (k * size**2))
     values = power.total / (k * size**2)
     values = torch.where(values > 0, values, error)  # only `with_forward` can be below 0
+    name = "per_sample" if more is None else "with_forward"
     return Sensitivity(values, gradient, error, _relative(values, error), name, k)
+
+
+def _batch(
+    task: Task,
+    fast: ChainPasses | None,
+    inputs: Tensor,
+    labels: Tensor,
+    source: Source,
+    directions: int,
+    step: int | None,
+) -> Sensitivity:
+    if step is None:
+        step = fitting(_elements(task, inputs), inputs, limit=2**25)
+    total = torch.zeros_like(task.parameters)
+    for start in range(0, directions, step):
+        count = min(step, directions - start)
+        drawn = torch.stack([normal(inputs.shape, source, like=inputs) for _ in range(count)])
+        moved = fast.along(drawn) if fast else along(task, inputs, labels, drawn).detach()
+        total = total + moved.square().sum(0)
+    values, spread = total / directions, math.sqrt(2 / directions)
+    gradient = fast.gradient() if fast else client.gradient(task, inputs, labels).detach()
+    relative = spread if bool((values > 0).any()) else 0.0
+    return Sensitivity(values, gradient, values * spread, relative, "batch", directions)
+
+
+def _relative(values: Tensor, error: Tensor) -> float:
+    norm = torch.linalg.vector_norm
+    variance = float(norm(error, dtype=torch.float64)) ** 2
+    squares = float(norm(values, dtype=torch.float64)) ** 2 - variance  # E values^2 - variance
+    return math.sqrt(variance / squares) if squares > 0 else 0.0
+
+
+def powers(
+    task: Task, inputs: Tensor, labels: Tensor, pairs: ExampleDirections, chunk: int | None
+) -> tuple[Power, Tensor]:
+    """The sums over all pairs of the squared changes of each example's own gradient, (P,) each.
+
+    With them the batch's gradient (P,), which is nearly free on the way.
+    """
+    found, size = taps.plan(task, inputs, labels), len(inputs)
+    wide = found.elements if found else _elements(task, inputs[:1])
+    sums: Power | None = None
+    gradient: Tensor | None = None
+    left, covered = size if pairs.leading else 0, pairs.leading
+    for places, tangents in pairs.rounds(chunk or fitting(wide, inputs)):
+        x, y, fresh = inputs[places], labels[places], min(left, len(places))
+        fast = taps.powers(task, found, x, y, tangents, fresh) if found else None
+        if fast:
+            part, first = fast
+            if first is not None:
+                gradient = first / size if gradient is None else gradient + first / size
+        else:
+            part, covered = power_of(pair_changes(task, x, y, tangents)), covered and not fresh
+        sums, left = part if sums is None else sums.plus(part), left - fresh
+    if gradient is None or not covered:
+        gradient = client.gradient(task, inputs, labels).detach()
+    assert sums is not None  # a batch holds at least one example
+    return sums, gradient
+
+
+def _elements(task: Task, inputs: Tensor) -> int:
+    """About how many numbers `torch.func` needs for one direction of these inputs."""
+    return 4 * len(task.parameters) + 64 * inputs.numel()
+
+
+def pair_changes(task: Task, inputs: Tensor, labels: Tensor, tangents: Tensor) -> Tensor:
+    """As `example_changes`, for whatever `torch.func` can differentiate."""
+
+    def pair(image: Tensor, label: Tensor, tangent: Tensor) -> Tensor:
+        def own(x: Tensor) -> Tensor:
+            def loss(flat: Tensor) -> Tensor:
+                return task.loss(client.forward(task, x[None], flat), label[None])
+
+            found: Tensor = grad(loss)(task.parameters)
+            return found
+
+        moved: Tensor = jvp(own, (image,), (tangent,))[1]
+        return moved
+
+    each: Tensor = vmap(pair)(inputs, labels, tangents)
+    return each.detach()
 
 
 def along(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> Tensor:
@@ -212,24 +308,24 @@ def moved(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> tup
     """The gradient (P,) and its changes (k, P) as `along` gives them, up to rounding.
 
     Differentiable as `along` is; where no one asks for slopes, plain chains of layers take the
-    engine of `chain`.
+    engine of `plain_chain`.
 
     Shapes:
         inputs (B, *S); labels (B,) or (B, K); directions (k, B, *S).
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
-        >>> x, ways = torch.ones(1, 1, 2, 2), torch.ones(3, 1, 1, 2, 2)
-        >>> [part.shape for part in moved(Task.of(model), x, torch.tensor([0]), ways)]
+        >>> x, directions = torch.ones(1, 1, 2, 2), torch.ones(3, 1, 1, 2, 2)
+        >>> [part.shape for part in moved(Task.of(model), x, torch.tensor([0]), directions)]
         [torch.Size([10]), torch.Size([3, 10])]
     """
-    values = not _traced(inputs, labels, directions, task.parameters)
-    layers = chain.plan(task, inputs) if values and a_mean(task, labels) else None
-    if layers is None:
+    traced = _traced(inputs, labels, directions, task.parameters)
+    parts = None if traced else _plain(task, inputs, labels)
+    if parts is None:
         changes = along(task, inputs, labels, directions)
         return client.pure_gradient(task, inputs, labels), changes
     with torch.no_grad():
-        passes = Passes(task, layers, inputs, labels, None)
+        passes = ChainPasses(task, parts, inputs, labels, None)
         changes, gradient = passes.along(directions), passes.gradient()
     if task.kept is not None:
         return gradient * task.kept, changes * task.kept
@@ -242,43 +338,47 @@ def _traced(*tensors: Tensor) -> bool:
         return True
     floating = [t for t in tensors if t.is_floating_point()]
     back = torch.is_grad_enabled() and any(t.requires_grad for t in floating)
-    return back or any(parted(t)[1] is not None for t in floating)
+    return back or any(taps.parted(t)[1] is not None for t in floating)
 
 
-def _refuse_coupled(task: Task) -> None:
-    if task.coupled:
-        raise NotApplicable(
-            "batch norm in training mode couples the examples, so that no one has a sensitivity of "
-            "its own; take the estimator 'batch'"
-        )
+@torch.no_grad()
+def example_gradients(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
+    """As `client.example_gradients`, (B, P), but without slopes of its own.
+
+    Shapes:
+        inputs (B, *S); labels (B,) class numbers, or (B, K) probabilities.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+        >>> example_gradients(Task.of(model), torch.ones(3, 4), torch.tensor([0, 1, 1])).shape
+        torch.Size([3, 10])
+    """
+    parts = _plain(task, inputs, labels)
+    if parts is None:
+        return client.example_gradients(task, inputs, labels).detach()
+    found = ChainPoint.at(task, parts, inputs.detach(), labels).each()
+    return found if task.kept is None else found * task.kept
 
 
-def _relative(values: Tensor, error: Tensor) -> float:
-    norm = torch.linalg.vector_norm
-    variance = float(norm(error, dtype=torch.float64)) ** 2
-    squares = float(norm(values, dtype=torch.float64)) ** 2 - variance  # E values^2 - variance
-    return math.sqrt(variance / squares) if squares > 0 else 0.0
+@torch.no_grad()
+def example_changes(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> Tensor:
+    """Change (B, P) of every example's own gradient along its own direction (B, *S).
+
+    Of a pruned model's missing weights too, as if they were there.
+    """
+    parts = _plain(task, inputs, labels)
+    if parts is None:
+        return pair_changes(task, inputs, labels, directions)
+    return ChainPoint.at(task, parts, inputs.detach(), labels).each(directions)
 
 
-def _batch(
-    task: Task,
-    fast: Passes | None,
-    inputs: Tensor,
-    labels: Tensor,
-    source: Source,
-    how: _How,
-) -> Sensitivity:
-    step = how.chunk
-    if step is None:
-        step = fitting(4 * len(task.parameters) + 64 * inputs.numel(), inputs, limit=2**25)
-    total, directions = torch.zeros_like(task.parameters), how.directions
-    for start in range(0, directions, step):
-        count = min(step, directions - start)
-        drawn = torch.stack([normal(inputs.shape, source, like=inputs) for _ in range(count)])
-        moved = fast.along(drawn) if fast else along(task, inputs, labels, drawn).detach()
-        total = total + moved.square().sum(0)
-    values, spread = total / directions, math.sqrt(2 / directions)
-    gradient = fast.gradient() if fast else client.gradient(task, inputs, labels).detach()
-    error = values * spread
-    relative = spread if bool((values > 0).any()) else 0.0
-    return Sensitivity(values, gradient, error, relative, "batch", directions)
+def _plain(task: Task, inputs: Tensor, labels: Tensor) -> plain_chain.Parts | None:
+    """The plain chain of a task whose loss is known to be the mean of the examples' own.
+
+    A user's loss may weigh examples by the whole batch, as PyTorch's does with class weights.
+    """
+    named = not labels.is_floating_point()
+    ignored = named and bool((labels < 0).any())
+    if task.loss is not torch.nn.functional.cross_entropy or ignored:
+        return None
+    return plain_chain.plan(task, inputs)

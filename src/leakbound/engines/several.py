@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from leakbound import client
 from leakbound.engines import single
-from leakbound.engines.base import Engine, Pulled
+from leakbound.engines.base import Engine, Pulled, kernels
 from leakbound.engines.choose import Choice
-from leakbound.engines.forced import kernels
+from leakbound.engines.reader import Layers
 from leakbound.random import normal
 from leakbound.types import LocalPlan, Task
 
@@ -82,7 +82,7 @@ class Several:
 
     cells = 1
 
-    def __init__(self, task: Task, plan: single.Plan) -> None:
+    def __init__(self, task: Task, plan: Layers) -> None:
         self.task, self.rate = task, task.plan.learning_rate
         self.start = task.parameters.detach()
         self.steps = [single.Single(task, plan)]
@@ -130,7 +130,7 @@ class Several:
         return Pulled(slopes, soft)
 
 
-def _agrees(task: Task, plan: single.Plan, shape: tuple[int, ...]) -> bool:
+def _agrees(task: Task, plan: Layers, shape: tuple[int, ...]) -> bool:
     """Whether slopes in the weights are autograd's, in float64 and in the task's own type."""
     try:
         plain = replace(task, public=None, loss=single.waves, kept=None, plan=LocalPlan())
@@ -143,7 +143,7 @@ def _agrees(task: Task, plan: single.Plan, shape: tuple[int, ...]) -> bool:
         return False
 
 
-def _close(task: Task, plan: single.Plan, shape: tuple[int, ...], within: float) -> bool:
+def _close(task: Task, plan: Layers, shape: tuple[int, ...], within: float) -> bool:
     """At weights of no one's, written over others; a random cotangent."""
     source = torch.Generator().manual_seed(1)
     weights = single.weights_of_no_one(task)

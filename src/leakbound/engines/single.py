@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,37 +11,49 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import client
-from leakbound.engines import graph
-from leakbound.engines.base import Pulled
-from leakbound.engines.forced import kernels
-from leakbound.engines.loss import Head, head
+from leakbound.engines import norms, rules
+from leakbound.engines.base import Pulled, kernels
+from leakbound.engines.convolutions import convolution
+from leakbound.engines.loss import LossHead, head
+from leakbound.engines.reader import Kind, Layers, Shape, Unreadable, pools_first, read
 from leakbound.engines.rules import Given, Rule
 from leakbound.random import normal
 from leakbound.types import Task
 
-_KNOWN: WeakKeyDictionary[nn.Module, dict[Any, Plan | None]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[nn.Module, dict[Any, Layers | None]] = WeakKeyDictionary()
 EXACT = (1e-7, 1e-7)
 ROUNDED = (1e-2, 0.2)
 """What gradient and pull may be off autograd's, of its length: in float64, and in the task's own
 type, whose kernels differ, whose rounding grows in deep networks, and whose pools may tie."""
+RULES: Mapping[Kind, Callable[..., Rule]] = {
+    Kind.IDENTITY: rules.IdentityRule,
+    Kind.DROPOUT: rules.IdentityRule,
+    Kind.SUM: rules.SumRule,
+    Kind.RESHAPE: rules.ReshapeRule,
+    Kind.FLATTEN: rules.ReshapeRule,
+    Kind.MEAN: rules.MeanRule,
+    Kind.AVERAGE_POOL: rules.AveragePoolRule,
+    Kind.ADAPTIVE_POOL: rules.AdaptivePoolRule,
+    Kind.MAX_POOL: rules.MaxPoolRule,
+    Kind.ACTIVATION: rules.ActivationRule,
+    Kind.LINEAR: rules.LinearRule,
+    Kind.CONVOLUTION: convolution,
+    Kind.BATCH_NORM: norms.FixedNormRule,
+    Kind.GROUP_NORM: norms.GroupNormRule,
+    Kind.STANDARDIZED: norms.StandardizedRule,
+}
+"""The rules of all kinds of layers, by what they are given and their options."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What the engine knows of a model: its steps, each an example's own business."""
-
-    steps: tuple[graph.Step, ...]
-
-
-def plan(task: Task, input_shape: tuple[int, ...]) -> Plan | None:
-    """The steps of the task's model for inputs (B, *S); None where autograd is needed.
+def plan(task: Task, input_shape: Shape) -> Layers | None:
+    """The layers of the task's model for inputs (B, *S); None where autograd is needed.
 
     A plan was compared once with autograd, at random inputs, in float64 and in the task's type. The
     answer is kept for as long as the model lives.
 
     Example:
         >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
-        >>> len(plan(task, (1, 1, 2, 2)).steps), plan(Task.of(nn.Bilinear(4, 4, 2)), (1, 4))
+        >>> len(plan(task, (1, 1, 2, 2))), plan(Task.of(nn.Bilinear(4, 4, 2)), (1, 4))
         (2, None)
     """
     known = _KNOWN.setdefault(task.model, {})
@@ -78,30 +90,30 @@ class Single:
 
     cells = 1
 
-    def __init__(self, task: Task, plan: Plan, row: Tensor | None = None) -> None:
-        self.task, self.steps = task, plan.steps
+    def __init__(self, task: Task, plan: Layers, row: Tensor | None = None) -> None:
+        self.task, self.layers = task, plan
         tensors = task.tensors(task.parameters.detach())
         curved = row is not None
         self.row = torch.zeros_like(task.parameters, requires_grad=False) if row is None else row
         places = task.unflatten(self.row)
         self.rules: list[Rule] = []
         self.frozen: list[dict[str, Tensor]] = []
-        for step in self.steps:
-            own = [name for name in step.weights if name is not None and step.owns]
+        for layer in self.layers:
+            own = [name for name in layer.weights if name is not None and layer.owns]
             # what is frozen of a layer that is trained moves by zero; its gradient no one reads
             still = {name: torch.zeros_like(tensors[name]) for name in own if name not in places}
             unread = {name: torch.empty_like(value) for name, value in still.items()}
             self.frozen.append(still)
             given = Given(
-                _chosen(step.weights, tensors),
-                _chosen(step.buffers, task.buffers),
-                _chosen(step.weights, {**places, **unread}),
-                step.moving,
+                _chosen(layer.weights, tensors),
+                _chosen(layer.buffers, task.buffers),
+                _chosen(layer.weights, {**places, **unread}),
+                layer.moving,
                 curved,
             )
-            self.rules.append(step.make(given))
+            self.rules.append(RULES[layer.kind](given, **layer.options))
         self.kept = None if task.kept is None else task.kept.to(task.parameters.dtype)
-        self.head: Head | None = None
+        self.head: LossHead | None = None
 
     @torch.no_grad()
     def renew(self) -> None:
@@ -112,19 +124,19 @@ class Single:
     @torch.no_grad()
     def gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """The batch-mean loss's gradient (1, P) at inputs (1, B, *S): see `base.Engine`."""
-        values: list[Any] = [None] * (self.steps[-1].output + 1)
+        values: list[Any] = [None] * (self.layers[-1].output + 1)
         values[0] = inputs[0].detach()
-        for step, rule in zip(self.steps, self.rules, strict=True):
-            values[step.output] = rule.forward(*[values[s] for s in step.sources])
-        output = self.steps[-1].output
+        for layer, rule in zip(self.layers, self.rules, strict=True):
+            values[layer.output] = rule.forward(*[values[s] for s in layer.sources])
+        output = self.layers[-1].output
         self.head = head(self.task.loss, values[output], labels[0].detach())
         deltas: list[Any] = [None] * len(values)
         deltas[output] = self.head.deltas
-        for step, rule in zip(reversed(self.steps), reversed(self.rules), strict=True):
-            if step.moving or step.owns:
-                back = rule.backward(deltas[step.output])
+        for layer, rule in zip(reversed(self.layers), reversed(self.rules), strict=True):
+            if layer.moving or layer.owns:
+                back = rule.backward(deltas[layer.output])
                 if back is not None:
-                    _spread(deltas, step.sources, back)
+                    _spread(deltas, layer.sources, back)
         if self.kept is not None:
             self.row.mul_(self.kept)
         return self.row[None]
@@ -143,16 +155,16 @@ class Single:
             raise ValueError("pull was called before gradient; there are no inputs to pull on yet")
         row = cotangent[0] if self.kept is None else cotangent[0] * self.kept
         parts = self.task.unflatten(row)
-        tangents: list[Any] = [None] * (self.steps[-1].output + 1)
-        for step, rule, still in zip(self.steps, self.rules, self.frozen, strict=True):
-            if step.weights:
-                rule.directions = _chosen(step.weights, {**parts, **still} if still else parts)
-            tangents[step.output] = rule.tangent(*[tangents[s] for s in step.sources])
-        output = self.steps[-1].output
+        tangents: list[Any] = [None] * (self.layers[-1].output + 1)
+        for layer, rule, still in zip(self.layers, self.rules, self.frozen, strict=True):
+            if layer.weights:
+                rule.directions = _chosen(layer.weights, {**parts, **still} if still else parts)
+            tangents[layer.output] = rule.tangent(*[tangents[s] for s in layer.sources])
+        output = self.layers[-1].output
         deltas: list[Any] = [None] * len(tangents)
         deltas[output], labels = self.head.moved(tangents[output])
-        for step, rule in zip(reversed(self.steps), reversed(self.rules), strict=True):
-            _spread(deltas, step.sources, rule.moved(deltas[step.output]))
+        for layer, rule in zip(reversed(self.layers), reversed(self.rules), strict=True):
+            _spread(deltas, layer.sources, rule.moved(deltas[layer.output]))
         inputs = deltas[0].clone(memory_format=torch.contiguous_format)
         return Pulled(inputs[None], None if labels is None else labels[None])
 
@@ -170,31 +182,29 @@ def _spread(deltas: list[Any], sources: tuple[int, ...], back: Tensor) -> None:
         deltas[source] = back if before is None else before + back
 
 
-def steps_of(task: Task, shape: tuple[int, ...]) -> tuple[graph.Step, ...]:
-    """The steps of the task's model for inputs of the given shape, not compared with autograd.
+def layers_of(task: Task, shape: Shape) -> Layers:
+    """The layers of the task's model for inputs (B, *shape), not compared with autograd.
 
     Raises:
-        graph.Unknown: the model has a part that the rules do not cover, or a trained weight that
+        Unreadable: the model has a part that the rules do not cover, or a trained weight that
             is not the business of exactly one of its layers.
     """
-    parameters = [name for name, _ in task.model.named_parameters(remove_duplicate=False)]
-    if task.coupled:
-        raise graph.Unknown("the examples see each other")
-    steps = graph.read(task.model, task.parameters.new_zeros(2, *shape))
-    own = set(parameters)
-    used = [name for step in steps for name in step.weights if name in own]
-    if sorted(used) != sorted(parameters) or len(parameters) != len(task.layout):
-        raise graph.Unknown("a weight has no layer of its own")
-    return steps
+    layers = read(task, shape)
+    for layer in layers:
+        if layer.kind is Kind.LINEAR and len(layer.before) != 1:
+            raise Unreadable(f"{layer.name} is a linear layer on values of several dimensions")
+        if layer.kind is Kind.FLATTEN and not layer.options["whole"]:
+            raise Unreadable(f"{layer.name} leaves some dimensions apart")
+    return pools_first(layers)
 
 
-def _plan(task: Task, shape: tuple[int, ...]) -> Plan | None:
+def _plan(task: Task, shape: Shape) -> Layers | None:
     try:
         plain = replace(
             task, public=None, loss=waves, parameters=weights_of_no_one(task), kept=None
         )
         double = plain.to(task.parameters.device, torch.float64)
-        found = Plan(steps_of(double, shape))
+        found = layers_of(double, shape)
         right = _agrees(double, found, shape, EXACT) and _agrees(plain, found, shape, ROUNDED)
         return found if right else None
     except (torch.OutOfMemoryError, MemoryError):  # says nothing of the model
@@ -204,7 +214,7 @@ def _plan(task: Task, shape: tuple[int, ...]) -> Plan | None:
 
 
 def weights_of_no_one(task: Task) -> Tensor:
-    """Weights of no one's: what is found out of a model must not depend on who asks first."""
+    """Weights of no one's: what is inferred of a model must not depend on who asks first."""
     source, parts = torch.Generator().manual_seed(0), list[Tensor]()
     for _, shape, _, _ in task.layout:
         drawn = normal(shape, source, like=task.parameters)
@@ -219,7 +229,7 @@ def waves(outputs: Tensor, _: Tensor) -> Tensor:
     return torch.sin(outputs).mean()
 
 
-def _agrees(task: Task, found: Plan, shape: tuple[int, ...], within: tuple[float, float]) -> bool:
+def _agrees(task: Task, found: Layers, shape: Shape, within: tuple[float, float]) -> bool:
     """Whether gradient and pull are autograd's, at random inputs and a random cotangent."""
     source = torch.Generator().manual_seed(0)
     inputs = normal((1, *shape), source, like=task.parameters)

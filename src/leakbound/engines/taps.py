@@ -1,12 +1,13 @@
-"""The fast engine: one forward and one backward pass with tangents, and no weight gradients.
+"""The engine of examples' own changes for any model whose layers can be tapped.
 
 Every layer with parameters is tapped: its input and its output are recorded, the loss is
-differentiated with respect to the outputs only, and forward-mode tangents ride along. Examples
-stay apart in the batch dimension ("lanes"), so that each can have its own direction.
+differentiated with respect to the outputs only, and forward-mode tangents ride along: one forward
+and one backward pass, and no weight gradients. Each pair of an example and a direction is a row of
+the batch.
 
-The engine is used only where `plan` finds that it is right: every parameter belongs to one layer
-without children, which is called once, on one tensor with the examples in front, and is used
-nowhere else. A model that is not so takes the generic path.
+No layer is read, only watched: the engine is used where `plan` finds that every parameter belongs
+to one layer without children, which is called once, on one tensor with the examples in front, and
+is used nowhere else. A model that is not so takes `torch.func`.
 """
 
 from __future__ import annotations
@@ -22,35 +23,35 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
+from torch.nn.grad import conv2d_input
+from torch.overrides import TorchFunctionMode
 
 from leakbound import client
-from leakbound.engines.dual import joined, parted
-from leakbound.engines.linear import ConstantWeights
-from leakbound.engines.squares import (
+from leakbound.engines.weight_changes import (
     Power,
     Tapped,
-    lane_elements,
-    layer_gradient,
-    layer_powers,
+    tapped_elements,
+    tapped_gradient,
+    tapped_powers,
 )
 from leakbound.types import Task
 
-_KNOWN: WeakKeyDictionary[nn.Module, dict[Any, Plan | None]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[nn.Module, dict[Any, TapPlan | None]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
-class Plan:
+class TapPlan:
     """What the engine knows of a model.
 
     Attributes:
         layers: the names of the layers to tap.
-        lane_elements: about how many numbers one lane takes.
+        elements: about how many numbers one pair takes.
         twice: the backward pass must itself be differentiable, as some layers (group norm) have
             no tangent in their fast one.
     """
 
     layers: tuple[str, ...]
-    lane_elements: int
+    elements: int
     twice: bool = False
 
 
@@ -76,7 +77,7 @@ class _Record:
         return self.seen[1][0]
 
 
-def plan(task: Task, inputs: Tensor, labels: Tensor) -> Plan | None:
+def plan(task: Task, inputs: Tensor, labels: Tensor) -> TapPlan | None:
     """The layers to tap for inputs (B, *S), or None where the generic path is needed.
 
     The answer is kept for as long as the task's model lives.
@@ -89,15 +90,15 @@ def plan(task: Task, inputs: Tensor, labels: Tensor) -> Plan | None:
 
 
 def powers(
-    task: Task, found: Plan, inputs: Tensor, labels: Tensor, tangents: Tensor, fresh: int
+    task: Task, found: TapPlan, inputs: Tensor, labels: Tensor, tangents: Tensor, fresh: int
 ) -> tuple[Power, Tensor | None] | None:
-    """Sums over the lanes of the squared changes of each lane's own gradient.
+    """Sums over pairs of the squared changes of each example's own gradient.
 
     Shapes:
         inputs, tangents (N, *S); labels (N, ...); the results (P,).
 
     Returns:
-        The sums, and the sum of the gradients of the first `fresh` lanes, if any; None where the
+        The sums, and the sum of the gradients of the first `fresh` pairs, if any; None where the
         model behaved unlike its plan.
     """
     try:
@@ -112,11 +113,11 @@ def powers(
     for name, tapped in taps.items():
         module, prefix = task.model.get_submodule(name), f"{name}." if name else ""
         own = _own(tensors, prefix)
-        for key, power in layer_powers(module, tapped, own).items():
+        for key, power in tapped_powers(module, tapped, own).items():
             sums[prefix + key] = power
         if fresh:
             first = Tapped(*(t[:fresh] for t in (tapped.a, tapped.da, tapped.d, tapped.dd)))
-            for key, value in layer_gradient(module, first, own).items():
+            for key, value in tapped_gradient(module, first, own).items():
                 gradients[prefix + key] = value
 
     def flat(parts: dict[str, Tensor]) -> Tensor:
@@ -132,7 +133,7 @@ def _own(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _run(
-    task: Task, found: Plan, inputs: Tensor, labels: Tensor, tangents: Tensor
+    task: Task, found: TapPlan, inputs: Tensor, labels: Tensor, tangents: Tensor
 ) -> dict[str, Tapped] | None:
     tensors = task.tensors(task.parameters.detach())
     with torch.enable_grad(), forward_ad.dual_level():
@@ -146,7 +147,7 @@ def _run(
         deltas = torch.autograd.grad(
             loss,
             outs,
-            torch.full_like(loss, len(inputs)),  # every lane's own loss, not their mean
+            torch.full_like(loss, len(inputs)),  # every pair's own loss, not their mean
             create_graph=found.twice,
             materialize_grads=True,
         )
@@ -162,11 +163,11 @@ def _parted(dual: Tensor) -> tuple[Tensor, Tensor]:
     return primal, torch.zeros_like(primal) if tangent is None else tangent.detach()
 
 
-def _fits(record: _Record, lanes: int) -> bool:
+def _fits(record: _Record, rows: int) -> bool:
     return (
         record.usable
         and record.out.requires_grad
-        and all(t.ndim > 1 and len(t) == lanes for t, _ in record.seen)
+        and all(t.ndim > 1 and len(t) == rows for t, _ in record.seen)
     )
 
 
@@ -196,7 +197,7 @@ def _recorded(model: nn.Module, names: tuple[str, ...]) -> Iterator[dict[str, _R
             handle.remove()
 
 
-def _plan(task: Task, image: Tensor, label: Tensor) -> Plan | None:
+def _plan(task: Task, image: Tensor, label: Tensor) -> TapPlan | None:
     model = task.model
     if sum(1 for _ in model.named_parameters(remove_duplicate=False)) != len(task.layout):
         return None
@@ -214,9 +215,9 @@ def _plan(task: Task, image: Tensor, label: Tensor) -> Plan | None:
     records = _trial(task, names, image, 2)
     if records is None or _trial(task, names, image, 3) is None:
         return None
-    sizes = [lane_elements(owners[name], r.a[:1], r.out[:1]) for name, r in records.items()]
+    sizes = [tapped_elements(owners[name], r.a[:1], r.out[:1]) for name, r in records.items()]
     for twice in (False, True):
-        found = Plan(names, sum(sizes), twice)
+        found = TapPlan(names, sum(sizes), twice)
         try:
             if _run(task, found, image, label, torch.ones_like(image)):
                 return found
@@ -225,18 +226,16 @@ def _plan(task: Task, image: Tensor, label: Tensor) -> Plan | None:
     return None
 
 
-def _trial(
-    task: Task, names: tuple[str, ...], one: Tensor, lanes: int
-) -> dict[str, _Record] | None:
+def _trial(task: Task, names: tuple[str, ...], one: Tensor, rows: int) -> dict[str, _Record] | None:
     with torch.enable_grad():
         leaves = {
             name: value.detach().requires_grad_()
             for name, value in task.unflatten(task.parameters).items()
         }
-        moving = one.repeat(lanes, *[1] * (one.ndim - 1)).requires_grad_()
+        moving = one.repeat(rows, *[1] * (one.ndim - 1)).requires_grad_()
         with _recorded(task.model, names) as records:
             output = client.call(task, {**task.buffers, **leaves}, moving)
-        if not all(_fits(record, lanes) for record in records.values()):
+        if not all(_fits(record, rows) for record in records.values()):
             return None
         uses = _uses(output)
         for name, record in records.items():
@@ -264,3 +263,100 @@ def _uses(output: Tensor) -> Counter[int]:
                 met.add(after)
                 todo.append(after)
     return uses
+
+
+class ConstantWeights(TorchFunctionMode):
+    """While active, linear maps and 2-d convolutions treat their weights as constants.
+
+    PyTorch's own forward-mode rules also push a zero change of the weights through the layer, which
+    makes three products where two are due. Only calls on weights that neither require a gradient
+    nor carry a tangent are replaced, and plain cross-entropy; values and derivatives are those of
+    PyTorch up to rounding.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is nn.functional.linear and len(args) in (2, 3) and not kwargs:
+            x, weight, bias = (*args, None)[:3]
+            if _constant(weight) and _constant(bias):
+                return _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+        if func is nn.functional.conv2d and len(args) == 7 and not kwargs:
+            x, weight, bias, stride, padding, dilation, groups = args
+            known = not isinstance(padding, str) and x.ndim == 4
+            if known and _constant(weight) and _constant(bias):
+                how = (stride, padding, dilation, groups)
+                return _Conv.apply(x, weight, bias, how)  # type: ignore[no-untyped-call]
+        if func is nn.functional.cross_entropy and len(args) == 2 and not kwargs:
+            x, labels = args
+            whole = labels.ndim == 1 and not labels.is_floating_point()
+            if x.ndim == 2 and whole and bool((labels >= 0).all()):
+                # PyTorch's own tangent of this takes as long as a layer
+                return -torch.log_softmax(x, 1).gather(1, labels[:, None]).mean()
+        return func(*args, **(kwargs or {}))
+
+
+def _constant(weight: Tensor | None) -> bool:
+    if weight is None:
+        return True
+    return not weight.requires_grad and parted(weight)[1] is None
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.weight = weight
+        return nn.functional.linear(x, weight, bias)
+
+    @staticmethod
+    def jvp(ctx: Any, x: Tensor, *_: Any) -> Tensor:
+        return nn.functional.linear(x, ctx.weight)
+
+    @staticmethod
+    def backward(ctx: Any, *deltas: Tensor) -> Any:
+        plain, moved = parted(deltas[0])
+        return (
+            joined(plain @ ctx.weight, None if moved is None else moved @ ctx.weight),
+            None,
+            None,
+        )
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: Any) -> Tensor:
+        ctx.weight, ctx.how, ctx.shape = weight, how, x.shape
+        return nn.functional.conv2d(x, weight, bias, *how)
+
+    @staticmethod
+    def jvp(ctx: Any, x: Tensor, *_: Any) -> Tensor:
+        return nn.functional.conv2d(x, ctx.weight, None, *ctx.how)
+
+    @staticmethod
+    def backward(ctx: Any, *deltas: Tensor) -> Any:
+        def pulled(delta: Tensor) -> Tensor:
+            back: Tensor = conv2d_input(  # type: ignore[no-untyped-call]
+                ctx.shape, ctx.weight, delta, *ctx.how
+            )
+            return back
+
+        plain, moved = parted(deltas[0])
+        back = joined(pulled(plain), None if moved is None else pulled(moved))
+        return back, None, None, None
+
+
+# PyTorch's own two functions are not typed.
+
+
+def joined(plain: Tensor, moved: Tensor | None) -> Tensor:
+    """A tensor with its tangent, which may be None."""
+    if moved is None:
+        return plain
+    dual: Tensor = forward_ad.make_dual(plain, moved)  # type: ignore[no-untyped-call]
+    return dual
+
+
+def parted(dual: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The tensor itself and its tangent, None where it carries none."""
+    plain, moved = forward_ad.unpack_dual(dual)  # type: ignore[no-untyped-call]
+    return plain, moved

@@ -1,7 +1,12 @@
 """Federated training of a pruned model: clients send weights, a server averages and prunes."""
 
-from leakbound.federation.plan import AGGREGATIONS, FederatedPlan, FederatedRound, Turn
-from leakbound.federation.rounds import train
-from leakbound.federation.seen import observe
+from leakbound.federation.training import (
+    AGGREGATIONS,
+    ClientTurn,
+    FederatedPlan,
+    FederatedRound,
+    observe,
+    train,
+)
 
-__all__ = ["AGGREGATIONS", "FederatedPlan", "FederatedRound", "Turn", "observe", "train"]
+__all__ = ["AGGREGATIONS", "ClientTurn", "FederatedPlan", "FederatedRound", "observe", "train"]

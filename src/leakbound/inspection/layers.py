@@ -11,7 +11,7 @@ from leakbound.types import Task
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class LayerRows:
     """Weights (k, d) of one layer, a row a unit; its bias (k,); which weights are not pruned.
 
     `below`: of a linear layer, how many units the linear layer before it has. `entering`: (d,) the
@@ -27,12 +27,12 @@ class Layer:
     entering: Tensor | None
 
 
-def layers(task: Task) -> list[Layer]:
+def layers(task: Task) -> list[LayerRows]:
     """The linear layers and convolutions of the model, in the order of its modules."""
     parts = task.tensors(task.parameters.detach())
     there = torch.ones_like(task.parameters, dtype=torch.bool) if task.kept is None else task.kept
     kept = task.unflatten(there)
-    found: list[Layer] = []
+    found: list[LayerRows] = []
     below: int | None = None
     size: Tensor | None = None
     for name, module in task.model.named_modules():
@@ -44,7 +44,7 @@ def layers(task: Task) -> list[Layer]:
             under = below if linear else None
             entering = _repeated(size, rows.shape[1])
             here = kept.get(key, torch.ones_like(parts[key], dtype=torch.bool)).flatten(1)
-            found.append(Layer(name, rows, bias, here, linear, under, entering))
+            found.append(LayerRows(name, rows, bias, here, linear, under, entering))
             size = _sizes(rows if entering is None else balanced(rows, entering))
             below = len(rows) if linear else below
     return found
@@ -85,7 +85,7 @@ def evened(rows: Tensor) -> tuple[Tensor, Tensor]:
     return even, most.masked_fill(~usable, 0)
 
 
-def head_of(layers: list[Layer]) -> str | None:
+def head_of(layers: list[LayerRows]) -> str | None:
     """The output layer, whose rows no activation follows; None in a model of one layer."""
     linear = [layer.name for layer in layers if layer.linear]
     return linear[-1] if len(layers) > 1 and linear else None

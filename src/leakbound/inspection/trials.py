@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import client
-from leakbound.inspection.layers import Layer, evened, layers
+from leakbound.inspection.layers import LayerRows, evened, layers
 from leakbound.inspection.weights import MANY, LayerFinding, parallel
 from leakbound.random import normal, stream, uniform
 from leakbound.types import NotApplicable, Task
@@ -19,7 +19,7 @@ RARE, MOSTLY, FEWEST_UNITS = 0.25, 0.9, 16
 FEW_IMAGES = 4
 
 
-def on_probes(task: Task, layers: list[Layer], inputs: Tensor) -> list[LayerFinding]:
+def on_probes(task: Task, layers: list[LayerRows], inputs: Tensor) -> list[LayerFinding]:
     """What real images make of linear layers that see them."""
     found, flat = [], inputs.flatten(1)
     fits = [la for la in layers if la.linear and la.rows.shape[1] == flat.shape[1]]
@@ -40,7 +40,7 @@ def on_probes(task: Task, layers: list[Layer], inputs: Tensor) -> list[LayerFind
     return found
 
 
-def _same_answers(layer: Layer, seen: Tensor, rates: Tensor) -> LayerFinding:
+def _same_answers(layer: LayerRows, seen: Tensor, rates: Tensor) -> LayerFinding:
     """Units with the same outputs (n, k) on all probes, up to scale and level.
 
     Units that are on for hardly any image, or for nearly all, tell no images apart: left out.
@@ -57,7 +57,7 @@ def _same_answers(layer: Layer, seen: Tensor, rates: Tensor) -> LayerFinding:
     )
 
 
-def _rarely_active(layer: Layer, rates: Tensor) -> LayerFinding:
+def _rarely_active(layer: LayerRows, rates: Tensor) -> LayerFinding:
     """The share of units that are on for few images, and yet for some.
 
     The mirror image of a fresh unit is as likely as itself, so half of the units are on for more

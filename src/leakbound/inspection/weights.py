@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from leakbound.inspection.layers import Layer, balanced, evened
+from leakbound.inspection.layers import LayerRows, balanced, evened
 
 MANY = 4.0
 """So many units that are alike are a mark."""
@@ -71,7 +71,7 @@ def parallel(rows: Tensor, least: float = PARALLEL, spread: float = FEW_WEIGHTS)
     return [int(i) for i in index[unit @ best >= least]]
 
 
-def parallel_rows(layer: Layer) -> LayerFinding:
+def parallel_rows(layer: LayerRows) -> LayerFinding:
     """Units that measure one and the same thing of what enters, whatever their size."""
     members = parallel(layer.rows)
     if layer.entering is not None:
@@ -85,7 +85,7 @@ def parallel_rows(layer: Layer) -> LayerFinding:
     return LayerFinding(layer.name, kind, float(len(members)), MANY, words, tuple(members))
 
 
-def _graded(layer: Layer, members: list[int]) -> bool:
+def _graded(layer: LayerRows, members: list[int]) -> bool:
     """Whether parallel rows switch on at different levels, `MANY` at least."""
     if layer.bias is None or len(members) < 2:
         return False
@@ -95,7 +95,7 @@ def _graded(layer: Layer, members: list[int]) -> bool:
     return int((levels.diff() > apart).sum()) + 1 >= MANY
 
 
-def equal_columns(layer: Layer) -> LayerFinding:
+def equal_columns(layer: LayerRows) -> LayerFinding:
     """Units of the layer before that all weigh alike in every output."""
     classes = len(layer.rows)
     members = parallel(evened(layer.rows)[0].T, EQUAL_COLUMNS, 3.0) if classes >= 8 else []
@@ -106,7 +106,7 @@ def equal_columns(layer: Layer) -> LayerFinding:
     return LayerFinding(layer.name, "equal columns", float(len(members)), 2 * MANY, words)
 
 
-def balanced_signs(layer: Layer) -> LayerFinding:
+def balanced_signs(layer: LayerRows) -> LayerFinding:
     """Rows with as many negative as positive weights, too often for chance.
 
     A row of n weights of independent random signs has (negative - positive) / sqrt(n) inside
@@ -139,7 +139,7 @@ def _chance_of_balance(count: Tensor) -> float:
     return float((inside * often.numpy()).sum() / often.sum())
 
 
-def zeroed(layer: Layer) -> LayerFinding:
+def zeroed(layer: LayerRows) -> LayerFinding:
     """Units without inputs, or inputs that go nowhere, though pruning did not remove them."""
     zero = (layer.rows == 0) & layer.kept
     dead = 0

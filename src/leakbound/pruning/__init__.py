@@ -2,7 +2,7 @@
 
 A scheme gives masks (P,) of weights for `Task.pruned`; the federation decides when to ask. Only
 weights of layers go: biases and what scales a norm always stay. Pruning is no defense: the masks of
-`FedDST` and the reports of `PruneFL` tell of the clients' data.
+`FedDST` and the reports of `PruneFL` leak the clients' data.
 """
 
 from leakbound.pruning.adaptive import FedDST, PruneFL
@@ -14,8 +14,7 @@ from leakbound.pruning.base import (
     named_masks,
     prunable,
 )
-from leakbound.pruning.one_shot import Grasp, Magnitude, OneShot, Random, Snip
-from leakbound.pruning.synflow import Synflow
+from leakbound.pruning.one_shot import Grasp, Magnitude, OneShot, Random, Snip, Synflow
 
 __all__ = [
     "FedDST",

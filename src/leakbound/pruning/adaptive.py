@@ -18,7 +18,7 @@ from leakbound.pruning.base import (
     keep_largest,
     old_mask,
     prunable,
-    tensors,
+    spans,
     top,
 )
 from leakbound.random import Source, uniform
@@ -35,9 +35,9 @@ class PruneFL(Pruning):
     are out by g²/t: the mean squared gradient over the weight's time. Starts with the largest
     weights of every layer; the paper's training of one client before that is left out.
 
-    Private: what a client reports in an adjusting round is its squared gradient of ALL weights,
-    pruned ones too. It is a release of its own, of |g| exactly, beside the update: whatever
-    protects the update must cover it as well.
+    Leakage: in an adjusting round a client reports its squared gradient of ALL weights, pruned ones
+    too. That releases |g| exactly, beside the update: whatever protects the update must cover it as
+    well.
 
     Args:
         rate: the fraction that goes; see `rule`.
@@ -89,7 +89,7 @@ class PruneFL(Pruning):
         return full_gradient(task, batch).square() if self.adjusts(round_) else None
 
     def server_mask(self, task: Task, report: Tensor | None, round_: int) -> Tensor:
-        """See `Pruning.server_mask`."""
+        """The mask of most squared gradient per time; see `Pruning.server_mask`."""
         if not self.adjusts(round_):
             return old_mask(task)
         if report is None or report.shape != task.parameters.shape:
@@ -121,7 +121,7 @@ class PruneFL(Pruning):
         part = self.candidates
         if self.half_life is not None:
             part *= 0.5 ** (round_ / self.half_life)
-        for _, start, stop in tensors(task):
+        for _, start, stop in spans(task):
             used = mask[start:stop].clone()
             count = int(used.sum())
             sizes = task.parameters[start:stop].abs()
@@ -130,7 +130,7 @@ class PruneFL(Pruning):
 
     def _times(self, task: Task) -> Tensor:
         """Seconds (P,) of every weight; of what is not prunable, 0."""
-        rows = tensors(task)
+        rows = spans(task)
         each = (5.56e-6,) * len(rows) if self.times is None else self.times
         if len(each) != len(rows):
             raise ValueError(
@@ -178,7 +178,7 @@ class FedDST(Pruning):
     smallest weights and takes as many with the largest gradient, at the weights that it gets, among
     those that are then out. The server keeps each layer's largest averaged weights.
 
-    Private: a client's mask tells where its gradient is large. It is seen in what it sends.
+    Leakage: a client's mask, which is seen in what it sends, shows where its gradient is large.
 
     Args:
         rate: the fraction that goes, over all layers.
@@ -219,7 +219,7 @@ class FedDST(Pruning):
         part = self.alpha / 2 * (1 + math.cos(math.pi * round_ / self.end))
         slopes = full_gradient(task, batch).abs()
         check.finite("the client's gradient", slopes)
-        for _, start, stop in tensors(task):
+        for _, start, stop in spans(task):
             used = mask[start:stop].clone()
             moved = gone(part, int(used.sum()))
             stays = top(task.parameters[start:stop].abs(), used, int(used.sum()) - moved)
@@ -227,7 +227,7 @@ class FedDST(Pruning):
         return mask
 
     def server_mask(self, task: Task, report: Tensor | None, round_: int) -> Tensor:
-        """See `Pruning.server_mask`."""
+        """Each layer's largest averaged weights; see `Pruning.server_mask`."""
         old = old_mask(task)
         if not self.adjusts(round_):
             return old
@@ -252,8 +252,8 @@ def erk(task: Task, rate: float) -> tuple[int, ...]:
         (25, 15)
     """
     shapes = {name: shape for name, shape, _, _ in task.layout}
-    sizes = [stop - start for _, start, stop in tensors(task)]
-    sums = [sum(shapes[name]) for name, _, _ in tensors(task)]
+    sizes = [stop - start for _, start, stop in spans(task)]
+    sums = [sum(shapes[name]) for name, _, _ in spans(task)]
     left = sum(sizes) - gone(rate, sum(sizes))
     counts, free = list(sizes), set(range(len(sizes)))
     while True:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from leakbound import check, client
 from leakbound.random import Source
+from leakbound.tensors import weight_spans
 from leakbound.types import Batch, Task
 
 SCOPES = ("global", "layer")
@@ -41,7 +42,7 @@ class Pruning(ABC):
     server chooses the new mask (`server_mask`). A weight that comes back starts at 0.
 
     Class attributes:
-        reads_data: the first mask is chosen from images, and tells of them.
+        reads_data: the first mask is chosen from images, and leaks them.
         adapts: clients choose masks or send reports along the training, beside their update.
 
     Args:
@@ -67,8 +68,7 @@ class Pruning(ABC):
 
         Args:
             task: the model at its first weights.
-            batch: public data or one client's, where the scheme reads any; the mask then tells of
-                it.
+            batch: public data or one client's, where the scheme reads any; the mask then leaks it.
             source: for random choices.
         """
         if task.kept is not None:
@@ -108,44 +108,35 @@ def prunable(task: Task) -> Tensor:
     """Which weights may go, (P,) bool: tensors of 2 or more dimensions, no biases, no norms.
 
     Example:
-        >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(2, 1)))
+        >>> task = Task.of(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(2, 1)))
         >>> prunable(task).tolist()
         [True, True, False]
     """
     mask = torch.zeros_like(task.parameters, dtype=torch.bool)
-    for _, start, stop in tensors(task):
+    for _, start, stop in spans(task):
         mask[start:stop] = True
     return mask
 
 
-def tensors(task: Task) -> tuple[tuple[str, int, int], ...]:
-    """(name, start, stop) of every prunable tensor within the flat parameter vector.
-
-    Raises:
-        ValueError: the model has none.
-    """
-    rows = []
-    for name, shape, start, stop in task.layout:
-        owner, _, own = name.rpartition(".")
-        scales = isinstance(task.model.get_submodule(owner), nn.LayerNorm | nn.RMSNorm)
-        if len(shape) >= 2 and own != "bias" and not scales:
-            rows.append((name, start, stop))
+def spans(task: Task) -> tuple[tuple[str, int, int], ...]:
+    """(name, start, stop) of every prunable tensor within the flat parameter vector."""
+    rows = weight_spans(task)
     if not rows:
         raise ValueError("the model has no weights of 2 or more dimensions; nothing can be pruned")
-    return tuple(rows)
+    return rows
 
 
 def layer_counts(task: Task, mask: Tensor) -> tuple[LayerCount, ...]:
     """What a mask (P,) keeps of every prunable tensor, in the model's order.
 
     Example:
-        >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(2, 2)))
+        >>> task = Task.of(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(2, 2)))
         >>> mask = torch.tensor([True, False, True, True, True, True])
         >>> layer_counts(task, mask)
         (LayerCount(name='1.weight', kept=3, total=4),)
     """
-    fits(task, mask)
-    return tuple(LayerCount(name, int(mask[a:b].sum()), b - a) for name, a, b in tensors(task))
+    _check_fits(task, mask)
+    return tuple(LayerCount(name, int(mask[a:b].sum()), b - a) for name, a, b in spans(task))
 
 
 def density(task: Task, mask: Tensor) -> float:
@@ -160,27 +151,24 @@ def named_masks(task: Task, mask: Tensor) -> dict[str, Tensor]:
     They fit the module that the task was made of, for instance for torch's own pruning of it.
 
     Example:
-        >>> from leakbound.pruning import Magnitude
-        >>> from leakbound.random import stream
         >>> from torch.nn.utils import prune
-        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
-        >>> task = Task.of(model)
-        >>> mask = Magnitude(rate=0.5).start(task, None, stream(0))
-        >>> for name, kept in named_masks(task, mask).items():
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+        >>> mask = torch.arange(10) > 3
+        >>> for name, kept in named_masks(Task.of(model), mask).items():
         ...     layer, _, own = name.rpartition(".")
         ...     _ = prune.custom_from_mask(model.get_submodule(layer), own, kept)
         >>> name, int((model[1].weight == 0).sum())
         ('1.weight', 4)
     """
-    fits(task, mask)
+    _check_fits(task, mask)
     named = task.unflatten(mask)
-    return {name: named[name].clone() for name, _, _ in tensors(task)}
+    return {name: named[name].clone() for name, _, _ in spans(task)}
 
 
 def keep_largest(task: Task, scores: Tensor, rate: float, scope: str) -> Tensor:
     """All but the fraction `rate` of the prunable weights with the lowest scores (P,)."""
     if scope == "layer":
-        return keep_counts(task, scores, [b - a - gone(rate, b - a) for _, a, b in tensors(task)])
+        return keep_counts(task, scores, [b - a - gone(rate, b - a) for _, a, b in spans(task)])
     among = prunable(task)
     total = int(among.sum())
     return ~among | top(scores, among, total - gone(rate, total))
@@ -189,7 +177,7 @@ def keep_largest(task: Task, scores: Tensor, rate: float, scope: str) -> Tensor:
 def keep_counts(task: Task, scores: Tensor, counts: Sequence[int]) -> Tensor:
     """So many of every prunable tensor, those with the highest scores (P,), and all else."""
     mask = torch.ones_like(scores, dtype=torch.bool)
-    for (_, start, stop), count in zip(tensors(task), counts, strict=True):
+    for (_, start, stop), count in zip(spans(task), counts, strict=True):
         mask[start:stop] = top(scores[start:stop], mask[start:stop], count)
     return mask
 
@@ -239,8 +227,7 @@ def old_mask(task: Task) -> Tensor:
     return task.kept
 
 
-def fits(task: Task, mask: Tensor) -> None:
-    """The mask is one of this model."""
+def _check_fits(task: Task, mask: Tensor) -> None:
     if mask.shape != task.parameters.shape or mask.dtype != torch.bool:
         raise ValueError(
             f"mask has shape {tuple(mask.shape)} and type {mask.dtype}; this model takes "
@@ -249,11 +236,7 @@ def fits(task: Task, mask: Tensor) -> None:
 
 
 def intact(task: Task, mask: Tensor) -> Tensor:
-    """The mask, if it leaves every layer some weight.
-
-    Raises:
-        ValueError: it does not; nothing would pass that layer.
-    """
+    """The mask; a ValueError where it leaves some layer no weight, so that nothing passes it."""
     for layer in layer_counts(task, mask):
         if layer.kept == 0:
             raise ValueError(

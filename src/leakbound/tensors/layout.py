@@ -100,10 +100,17 @@ def bare(named: Named) -> dict[str, Tensor]:
         >>> list(bare({"module._orig_mod.0.weight": torch.ones(1)}))
         ['0.weight']
     """
-    own = {str(key): value for key, value in named.items()}
-    while prefix := next((p for p in _WRAPPERS if all(k.startswith(p) for k in own) and own), None):
-        own = {key.removeprefix(prefix): value for key, value in own.items()}
+    *_, own = _unwrapped(named)
     return own
+
+
+def _unwrapped(named: Named) -> Iterator[dict[str, Tensor]]:
+    """The tensors as they are named, and again after each prefix that all names share."""
+    own = {str(key): value for key, value in named.items()}
+    yield own
+    while prefix := next((p for p in _WRAPPERS if own and all(k.startswith(p) for k in own)), None):
+        own = {key.removeprefix(prefix): value for key, value in own.items()}
+        yield own
 
 
 def unnamed(key: str) -> bool:
@@ -117,9 +124,9 @@ def unnamed(key: str) -> bool:
 
 
 def by_name(task: Task, named: Named, *, what: str) -> dict[str, Tensor]:
-    """The tensors under the names of the task's model: unwrapped, unlisted, of shared weights one.
+    """The tensors under the names of the task's model: no wrapper's prefix, shared weights once.
 
-    Args and errors are those of `flat`, but whether all tensors are there is not checked.
+    Arguments and errors are those of `flat`, but whether all tensors are there is not checked.
 
     Example:
         >>> task = Task.of(nn.Linear(1, 1))
@@ -135,8 +142,7 @@ def by_name(task: Task, named: Named, *, what: str) -> dict[str, Tensor]:
             f"{what}: {odd[0]} is a {type(own[odd[0]]).__name__}; give torch tensors by name"
         )
     wanted = {name for name, *_ in task.layout}
-    if not wanted & set(own):
-        own = _unwrapped(own, wanted)
+    own = next((some for some in _unwrapped(own) if wanted & set(some)), own)
     if not wanted & set(own) and all(map(unnamed, own)):
         return _by_position(task, own, what)
     first = _first_names(task.model)
@@ -150,17 +156,6 @@ def by_name(task: Task, named: Named, *, what: str) -> dict[str, Tensor]:
                     "is it of another model?"
                 )
     return own
-
-
-def _unwrapped(own: dict[str, Tensor], wanted: set[str]) -> dict[str, Tensor]:
-    bare = own
-    while True:
-        prefix = next((p for p in _WRAPPERS if all(k.startswith(p) for k in bare)), None)
-        if prefix is None:
-            return own
-        bare = {key.removeprefix(prefix): value for key, value in bare.items()}
-        if wanted & set(bare):
-            return bare
 
 
 def _problems(task: Task, own: dict[str, Tensor]) -> Iterator[str]:
@@ -199,31 +194,21 @@ def _first_names(model: nn.Module) -> dict[str, str]:
 
 
 def _by_position(task: Task, own: dict[str, Tensor], what: str) -> dict[str, Tensor]:
-    values = [own[key] for key in sorted(own, key=_place)]
+    """Tensors of a list without names, by the first order of the model's own that they fit."""
+    values = [own[key] for key in sorted(own, key=lambda key: int(key.removeprefix("arr_")))]
     first = _first_names(task.model)
     whole, now = (list(_state_names(task.model, statistics=kept)) for kept in (True, False))
     plain: _Names = [(name, tuple(shape)) for name, shape, _, _ in task.layout]
     for names in (whole, now, plain, [row for row in now if row[1] is not None]):
-        if _agree(values, names):
-            return {
-                first.get(n, n): v for (n, s), v in zip(names, values, strict=True) if s is not None
-            }
+        pairs = list(zip(names, values, strict=False))
+        fit = all(shape is None or tuple(value.shape) == shape for (_, shape), value in pairs)
+        if fit and len(names) == len(values):
+            return {first.get(n, n): v for (n, shape), v in pairs if shape is not None}
     shapes = ", ".join(str(tuple(v.shape)) for v in values[:_SHOWN])
     wanted = ", ".join(f"{name} {shape}" for name, shape in plain[:_SHOWN])
     raise ValueError(
         f"{what} is a list of {len(values)} tensors without names ({shapes}), which is not the "
         f"order of the model's {len(plain)} ({wanted}); save the tensors by name"
-    )
-
-
-def _place(key: str) -> int:
-    return int(key.removeprefix("arr_"))
-
-
-def _agree(values: list[Tensor], names: _Names) -> bool:
-    return len(values) == len(names) and all(
-        shape is None or tuple(value.shape) == shape
-        for value, (_, shape) in zip(values, names, strict=True)
     )
 
 

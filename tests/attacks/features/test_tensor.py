@@ -27,7 +27,7 @@ from leakbound.defenses import (
     SecureAggregation,
     chain,
 )
-from leakbound.models.headed import headed
+from leakbound.models import headed
 from leakbound.protocol import play
 from leakbound.random import normal, stream
 from leakbound.testing.common import small_batch, small_task

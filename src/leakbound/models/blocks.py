@@ -1,12 +1,16 @@
-"""What the builders share: the check of their arguments, activations and norms by name."""
+"""What the builders share: the check of their arguments, activations and norms, initial weights."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from itertools import chain
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from leakbound import check
+from leakbound.random import uniform
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -18,9 +22,13 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 """Activations by name; LeakyReLU's slope is PyTorch's default 0.01. None works in place."""
 
 NORMS = ("batch", "batch_training", "group", "none")
+_WEIGHTED = (nn.Linear, nn.Conv2d)
+_WITH_RESET = (nn.GroupNorm, nn.BatchNorm2d)
 
 
-def shape(input_shape: tuple[int, int, int], classes: int, smallest: int = 1) -> tuple[int, ...]:
+def checked_shape(
+    input_shape: tuple[int, int, int], classes: int, smallest: int = 1
+) -> tuple[int, ...]:
     """`input_shape` as (C, H, W), after a check of it and of `classes`.
 
     Raises:
@@ -62,3 +70,38 @@ def norm(name: str, channels: int) -> nn.Module:
     if groups == channels > 1:
         groups //= 2
     return nn.GroupNorm(groups, channels) if name == "group" else nn.Identity()
+
+
+def initialized(
+    build: Callable[[], nn.Module], generator: torch.Generator, *, bound: float | None = None
+) -> nn.Module:
+    """The module that `build` describes, in eval mode, its weights drawn from `generator`.
+
+    Linear and convolution weights and biases are uniform in +-`bound`, which is 1/sqrt(fan_in)
+    where it is None (PyTorch's default: kaiming_uniform with a = sqrt(5)). Norms start as the
+    identity. Global random state is neither read nor written.
+
+    Example:
+        >>> a = initialized(lambda: nn.Linear(4, 2), torch.Generator().manual_seed(0))
+        >>> bool(a.weight.abs().max() <= 0.5), a.training
+        (True, False)
+    """
+    with torch.device("meta"):
+        empty = build()
+    model = empty.to_empty(device="cpu")
+    for module in model.modules():
+        if isinstance(module, _WEIGHTED):
+            limit = module.weight[0].numel() ** -0.5 if bound is None else bound
+            for parameter in module.parameters():
+                _fill(parameter, limit, generator)
+        elif isinstance(module, _WITH_RESET):
+            module.reset_parameters()
+        elif any(True for _ in chain(module.parameters(recurse=False), module.buffers(False))):
+            raise TypeError(f"{type(module).__name__} has tensors but no initial weights here")
+    return model.eval()
+
+
+@torch.no_grad()
+def _fill(parameter: Tensor, limit: float, generator: torch.Generator) -> None:
+    draw = uniform(parameter.shape, generator, like=parameter)
+    parameter.copy_((2 * draw - 1) * limit)

@@ -1,0 +1,232 @@
+"""The one table of activations: values, derivatives, order and smoothness, for tensors.
+
+Bounds compute on arrays without loading PyTorch: `bounds.activations` holds the same functions for
+numpy, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Kernel = Callable[..., Tensor]
+_relu_backward: Kernel = torch.ops.aten.threshold_backward.default
+_leaky_relu_backward: Kernel = torch.ops.aten.leaky_relu_backward.default
+_clamp_backward: Kernel = torch.ops.aten.hardtanh_backward.default
+_gelu_backward: Kernel = torch.ops.aten.gelu_backward.default
+
+
+class Activation:
+    """A function f of every element, in any memory layout.
+
+    Attributes:
+        curved: whether f'' is not zero everywhere that f' is continuous.
+        operator: what PyTorch's tracing calls it, where all its derivatives are continuous.
+        order: whether it keeps the order of elements: "exactly", "up to rounding", or None where
+            it may not.
+    """
+
+    curved = True
+    operator: str | None = None
+    order: str | None = None
+
+    def value(self, u: Tensor) -> tuple[Tensor, Any]:
+        """f(u), and what the derivatives take as `saved`."""
+        raise NotImplementedError
+
+    def times_slope(self, saved: Any, t: Tensor) -> Tensor:
+        """f'(u) t, in new memory."""
+        slope: Tensor = saved[0]
+        return slope * t
+
+    def second(self, saved: Any) -> Tensor:
+        """f''(u)."""
+        return torch.zeros_like(saved)
+
+
+@dataclass(frozen=True)
+class Rectifier(Activation):
+    """u where it is above 0, and `slope` u elsewhere: ReLU at slope 0, LeakyReLU else."""
+
+    slope: float = 0.0
+    curved = False
+
+    @property
+    def order(self) -> str | None:  # type: ignore[override]
+        """None where a negative slope makes it fall and rise."""
+        return "exactly" if self.slope >= 0 else None
+
+    def value(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        value = torch.relu(u) if self.slope == 0 else functional.leaky_relu(u, self.slope)
+        return value, value if self.slope >= 0 else u  # the value has the sign of u
+
+    def times_slope(self, saved: Tensor, t: Tensor) -> Tensor:
+        if self.slope == 0:
+            return _relu_backward(t, saved, 0)
+        return _leaky_relu_backward(t, saved, self.slope, False)
+
+
+@dataclass(frozen=True)
+class Clamp(Activation):
+    """u cut off at `low` and `high`: Hardtanh, ReLU6."""
+
+    low: float = -1.0
+    high: float = 1.0
+    curved = False
+    order = "exactly"
+
+    def value(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        return functional.hardtanh(u, self.low, self.high), u
+
+    def times_slope(self, saved: Tensor, t: Tensor) -> Tensor:
+        return _clamp_backward(t, saved, self.low, self.high)
+
+
+class Sigmoid(Activation):
+    """1 / (1 + exp(-u)); f' = f (1 - f), f'' = f' (1 - 2 f)."""
+
+    operator = "sigmoid"
+    order = "up to rounding"
+
+    def value(self, u: Tensor) -> tuple[Tensor, Any]:
+        value = torch.sigmoid(u)
+        return value, (torch.addcmul(value, value, value, value=-1), value)
+
+    def second(self, saved: tuple[Tensor, ...]) -> Tensor:
+        slope, value = saved
+        return torch.addcmul(slope, slope, value, value=-2)
+
+
+class Tanh(Activation):
+    """The hyperbolic tangent; f' = 1 - f^2, f'' = -2 f f'."""
+
+    operator = "tanh"
+    order = "up to rounding"
+
+    def value(self, u: Tensor) -> tuple[Tensor, Any]:
+        value = torch.tanh(u)
+        return value, ((value * value).neg_().add_(1), value)
+
+    def second(self, saved: tuple[Tensor, ...]) -> Tensor:
+        slope, value = saved
+        return (slope * value).mul_(-2)
+
+
+@dataclass(frozen=True)
+class Gelu(Activation):
+    """u times the normal law's distribution function at u, or its tanh approximation."""
+
+    approximate: str = "none"
+    operator = "gelu"
+
+    def value(self, u: Tensor) -> tuple[Tensor, Any]:
+        value = functional.gelu(u, approximate=self.approximate)
+        return value, (_gelu_backward(torch.ones_like(u), u, approximate=self.approximate), u)
+
+    def second(self, saved: tuple[Tensor, Tensor]) -> Tensor:
+        u = saved[1]
+        if self.approximate == "none":  # phi(u) (2 - u^2), phi the normal density
+            density = (u * u).mul_(-0.5).exp_().mul_((2 * math.pi) ** -0.5)
+            return density * (2 - u * u)
+        scale, cubic = (2 / math.pi) ** 0.5, 0.044715
+        inner = torch.tanh(scale * (u + cubic * u**3))
+        first, second = scale * (1 + 3 * cubic * u * u), 6 * scale * cubic * u
+        slope = 1 - inner * inner
+        result: Tensor = slope * (first + 0.5 * u * (second - 2 * inner * first * first))
+        return result
+
+
+class Silu(Activation):
+    """u s, s the sigmoid of u; f' = s (1 + u (1 - s)), f'' = s (1 - s) (2 + u (1 - 2 s))."""
+
+    operator = "silu"
+
+    def value(self, u: Tensor) -> tuple[Tensor, Any]:
+        s = torch.sigmoid(u)
+        return u * s, (s * (1 + u * (1 - s)), u, s)
+
+    def second(self, saved: tuple[Tensor, ...]) -> Tensor:
+        _, u, s = saved
+        return s * (1 - s) * (2 + u * (1 - 2 * s))
+
+
+@dataclass(frozen=True)
+class Softplus(Activation):
+    """log(1 + exp(beta u)) / beta, and u where beta u is above the threshold.
+
+    f' is the sigmoid of beta u, f'' = beta f' (1 - f').
+    """
+
+    beta: float = 1.0
+    threshold: float = 20.0
+    operator = "softplus"
+    order = "up to rounding"
+
+    def value(self, u: Tensor) -> tuple[Tensor, Any]:
+        value = functional.softplus(u, self.beta, self.threshold)
+        straight = self.beta * u > self.threshold
+        slope = torch.sigmoid(self.beta * u).masked_fill_(straight, 1.0)
+        return value, (slope, straight)
+
+    def second(self, saved: tuple[Tensor, ...]) -> Tensor:
+        slope, straight = saved
+        return (self.beta * slope * (1 - slope)).masked_fill_(straight, 0.0)
+
+
+@dataclass(frozen=True)
+class Elu(Activation):
+    """u above 0, alpha (exp(u) - 1) elsewhere: f'' jumps at 0."""
+
+    alpha: float = 1.0
+
+    def value(self, u: Tensor) -> tuple[Tensor, Any]:
+        falling = u <= 0
+        part = self.alpha * torch.exp(u.clamp_max(0))
+        return functional.elu(u, self.alpha), (torch.where(falling, part, 1.0), falling)
+
+    def second(self, saved: tuple[Tensor, ...]) -> Tensor:
+        slope, falling = saved
+        return slope * falling
+
+
+KINDS = (Rectifier, Clamp, Sigmoid, Tanh, Gelu, Silu, Softplus, Elu)
+_OF_MODULES: dict[type[nn.Module], tuple[Callable[..., Activation], str]] = {
+    nn.ReLU: (Rectifier, ""),
+    nn.ReLU6: (lambda: Clamp(0.0, 6.0), ""),
+    nn.LeakyReLU: (Rectifier, "negative_slope"),
+    nn.Hardtanh: (Clamp, "min_val max_val"),
+    nn.Sigmoid: (Sigmoid, ""),
+    nn.Tanh: (Tanh, ""),
+    nn.GELU: (Gelu, "approximate"),
+    nn.SiLU: (Silu, ""),
+    nn.Softplus: (Softplus, "beta threshold"),
+    nn.ELU: (Elu, "alpha"),
+}
+OF_CALLS: dict[Any, Callable[..., Activation]] = {
+    functional.relu: lambda inplace=False: Rectifier(),
+    functional.relu6: lambda inplace=False: Clamp(0.0, 6.0),
+    functional.leaky_relu: lambda negative_slope=0.01, inplace=False: Rectifier(negative_slope),
+    functional.gelu: lambda approximate="none": Gelu(approximate),
+    functional.silu: lambda inplace=False: Silu(),
+    **dict.fromkeys((torch.relu, "relu"), Rectifier),
+    **dict.fromkeys((functional.sigmoid, torch.sigmoid, "sigmoid"), Sigmoid),
+    **dict.fromkeys((functional.tanh, torch.tanh, "tanh"), Tanh),
+}
+"""From functions, and methods of tensors, by what follows their first argument."""
+
+
+def of_module(module: nn.Module) -> Activation | None:
+    """The function of an activation module; None where the table has no such module.
+
+    Example:
+        >>> of_module(nn.LeakyReLU(0.2)), of_module(nn.PReLU())
+        (Rectifier(slope=0.2), None)
+    """
+    make, options = _OF_MODULES.get(type(module), (None, ""))
+    return make(*(getattr(module, name) for name in options.split())) if make else None

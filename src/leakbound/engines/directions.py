@@ -1,0 +1,98 @@
+"""Which examples move along which directions, and how many of these pairs go together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from leakbound.random import Source, normal
+
+BYTES = 2**26
+
+
+class ExampleDirections:
+    """Pairs of an example and a direction, in two orders: flat, and with each example's together.
+
+    Attributes:
+        leading: whether the first pairs of the flat order are the batch in order.
+    """
+
+    leading = False
+
+    def rounds(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """At most `step` pairs at once: the examples' places (n,) and the directions (n, *S)."""
+        raise NotImplementedError
+
+    def blocks(self, step: int) -> Iterator[tuple[slice, Iterator[Tensor]]]:
+        """Examples that go together, and their directions (k, n, *S), at most `step` pairs at once.
+
+        Every example comes with its first block.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class RandomDirections(ExampleDirections):
+    """One Gaussian direction for each example and repetition."""
+
+    inputs: Tensor
+    source: Source
+    repetitions: int
+    leading = True
+
+    def rounds(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        size = len(self.inputs)
+        places = torch.arange(size, device=self.inputs.device)
+        for drawn in self._drawn(max(1, step // size)):
+            which, directions = places.repeat(len(drawn)), drawn.flatten(0, 1)
+            for at in range(0, len(which), step):
+                yield which[at : at + step], directions[at : at + step]
+
+    def blocks(self, step: int) -> Iterator[tuple[slice, Iterator[Tensor]]]:
+        # drawn for the whole batch, as many as stay small
+        size = len(self.inputs)
+        few = min(step, size)
+        together = max(fitting(self.inputs.numel(), self.inputs, BYTES // 8), step // few)
+        for drawn in self._drawn(together):
+            for start in range(0, size, few):
+                part = slice(start, min(start + few, size))
+                yield part, iter(torch.split(drawn[:, part], max(1, step // few)))
+
+    def _drawn(self, together: int) -> Iterator[Tensor]:
+        for start in range(0, self.repetitions, together):
+            count = min(together, self.repetitions - start)
+            each = [normal(self.inputs.shape, self.source, like=self.inputs) for _ in range(count)]
+            yield torch.stack(each)
+
+
+@dataclass(frozen=True, eq=False)
+class UnitDirections(ExampleDirections):
+    """Every entry of every example by itself."""
+
+    inputs: Tensor
+
+    def rounds(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        each = self.inputs[0].numel()
+        for start in range(0, self.inputs.numel(), step):
+            stop = min(start + step, self.inputs.numel())
+            part = torch.arange(start, stop, device=self.inputs.device)
+            yield part // each, self._units(part % each)
+
+    def blocks(self, step: int) -> Iterator[tuple[slice, Iterator[Tensor]]]:
+        entries = torch.arange(self.inputs[0].numel(), device=self.inputs.device)
+        for at in range(len(self.inputs)):
+            each = (self._units(part)[:, None] for part in torch.split(entries, step))
+            yield slice(at, at + 1), each
+
+    def _units(self, entries: Tensor) -> Tensor:
+        shape = self.inputs.shape[1:]
+        units = self.inputs.new_zeros(len(entries), shape.numel())
+        return units.scatter_(1, entries[:, None], 1.0).view(-1, *shape)
+
+
+def fitting(elements: int, like: Tensor, limit: int = BYTES) -> int:
+    """How many pairs of so many numbers fit the limit in bytes; at least 1."""
+    return max(1, limit // (elements * like.element_size()))

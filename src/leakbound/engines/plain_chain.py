@@ -1,0 +1,486 @@
+"""The engine of examples' own gradients for plain chains of layers: each passes the model once.
+
+However many directions an example has, its own forward and backward pass are made once, and only
+the changes along the directions pass through the layers again. Kernels are chosen by hand: no
+differentiation engine, max pools with the channels last, activations after the pools, and one
+grouped convolution for the weight changes of several pairs of an example and a direction.
+
+The engine is used only where `plan` finds that it is right. Other models take the taps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from typing import Any, TypeGuard
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from leakbound.engines import activations, weight_changes
+from leakbound.engines.activations import Clamp, Rectifier
+from leakbound.engines.directions import BYTES, ExampleDirections, RandomDirections, fitting
+from leakbound.engines.loss import example_delta_changes, example_deltas
+from leakbound.engines.reader import (
+    Kind,
+    Layer,
+    Unreadable,
+    plain_weights,
+    pools_first,
+    sequence,
+    without,
+)
+from leakbound.engines.weight_changes import Forward, Power, convolution_adjoints
+from leakbound.random import Source
+from leakbound.task import weight_names
+from leakbound.types import Task
+
+_STRAIGHT = (Kind.FLATTEN, Kind.MAX_POOL, Kind.AVERAGE_POOL, Kind.ADAPTIVE_POOL)
+_SIZES: WeakKeyDictionary[nn.Module, dict[Any, int]] = WeakKeyDictionary()
+_CACHED = 2**24
+
+Parts = tuple[tuple[str, nn.Module], ...]
+"""The model's modules in order, with the prefixes of their parameters' names."""
+
+
+def plan(task: Task, inputs: Tensor) -> Parts | None:
+    """The parts of the task's model for inputs (B, *S); None where the engine is not right."""
+    try:
+        layers = without(sequence(task, tuple(inputs.shape[1:])), Kind.IDENTITY, Kind.DROPOUT)
+        for layer in layers:
+            _support(task, layer)
+    except Unreadable:
+        return None
+    if len(layers[-1].after) != 1 or not any(layer.owns for layer in layers):
+        return None
+    order = [layer.name for layer in pools_first(layers, exactly=False)]
+    return tuple((f"{name}." if name else "", task.model.get_submodule(name)) for name in order)
+
+
+def _support(task: Task, layer: Layer) -> None:
+    """Refuse what the engine does not compute."""
+    kind, function = layer.kind, layer.options.get("function")
+    if kind in (Kind.LINEAR, Kind.CONVOLUTION):
+        known = plain_weights(task.model.get_submodule(layer.name))
+    elif isinstance(function, Rectifier):
+        known = function.slope >= 0
+    else:
+        known = kind in _STRAIGHT or (function is not None and not isinstance(function, Clamp))
+    if not known:
+        raise Unreadable(f"{layer.name} is {kind.value}, which this engine does not compute")
+
+
+class ChainStep:
+    """One layer at given examples (n, ...): its tangent, its adjoint and that one's change.
+
+    It knows what it saw there, however many directions pass through it afterwards. Tangents and
+    changes of deltas have the directions in front: (k, n, ...).
+    """
+
+    curved = False
+    """Whether `pull_moved` needs to know how the input moves."""
+
+    def push(self, moved: Tensor) -> Tensor:
+        """Change (k, n, ...) of the layer's output when its input changes by `moved`."""
+        raise NotImplementedError
+
+    def pull(self, delta: Tensor) -> Tensor:
+        """The loss's derivative by the input, (n, ...), from that by the output."""
+        raise NotImplementedError
+
+    def pull_moved(self, delta: Tensor, change: Tensor, moved: Tensor | None) -> Tensor:
+        """Change (k, n, ...) of `pull(delta)` when delta changes by `change`, the input by `moved`.
+
+        `moved` may be None where the step is not `curved`.
+        """
+        return _apart(change, self.pull)
+
+
+class WeightedStep(ChainStep):
+    """A Linear or Conv2d: linear in its input, so that nothing bends."""
+
+    def __init__(self, module: nn.Linear | nn.Conv2d, own: Mapping[str, Tensor], x: Tensor) -> None:
+        self.module, self.weight, self.seen = module, own["weight"], x
+
+    def of(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The layer's output."""
+        if isinstance(self.module, nn.Linear):
+            return nn.functional.linear(x, self.weight, bias)
+        module = self.module
+        how = (module.stride, module.padding, module.dilation)
+        return nn.functional.conv2d(x, self.weight, bias, *how)  # type: ignore[arg-type]
+
+    def push(self, moved: Tensor) -> Tensor:
+        return _apart(moved, self.of)
+
+    def pull(self, delta: Tensor) -> Tensor:
+        if isinstance(self.module, nn.Linear):
+            return delta @ self.weight
+        return convolution_adjoints(self.module, delta, self.seen[:1], self.weight, inputs=True)
+
+
+class ActivationStep(ChainStep):
+    """An activation: its slope at every unit, and its second derivative where it has one."""
+
+    def __init__(self, slope: Tensor, second: Tensor | None) -> None:
+        self.slope, self.second, self.curved = slope, second, second is not None
+
+    def push(self, moved: Tensor) -> Tensor:
+        return moved * self.slope
+
+    def pull(self, delta: Tensor) -> Tensor:
+        return delta * self.slope
+
+    def pull_moved(self, delta: Tensor, change: Tensor, moved: Tensor | None) -> Tensor:
+        change = change * self.slope
+        if self.second is None or moved is None:
+            return change
+        return change.addcmul_(delta * self.second, moved)
+
+
+class PoolStep(ChainStep):
+    """A max pool: which unit of every window was the largest."""
+
+    def __init__(self, places: Tensor, sides: torch.Size, overlapping: bool) -> None:
+        self.places, self.sides, self.overlapping = places, sides, overlapping
+
+    def push(self, moved: Tensor) -> Tensor:
+        places = self.places.flatten(2)
+        found = moved.flatten(-2).gather(-1, places.expand(len(moved), *places.shape))
+        return found.view(len(moved), *self.places.shape)
+
+    def pull(self, delta: Tensor) -> Tensor:
+        return self.pull_moved(delta, delta[None], None)[0]
+
+    def pull_moved(self, delta: Tensor, change: Tensor, moved: Tensor | None) -> Tensor:
+        change, places = change.flatten(-2), self.places.flatten(2)
+        wide = change.new_zeros(*change.shape[:-1], self.sides[0] * self.sides[1])
+        places = places.expand(change.shape)
+        if self.overlapping:
+            wide.scatter_add_(-1, places, change)
+        else:
+            wide.scatter_(-1, places, change)
+        return wide.view(*wide.shape[:-1], *self.sides)
+
+
+class StraightStep(ChainStep):
+    """A layer without weights that is linear in its input: a flattening, a mean pool."""
+
+    def __init__(self, module: nn.Module, shape: torch.Size) -> None:
+        self.module, self.shape = module, shape
+
+    def push(self, moved: Tensor) -> Tensor:
+        return _apart(moved, self.module)
+
+    def pull(self, delta: Tensor) -> Tensor:
+        if isinstance(self.module, nn.Flatten):
+            return delta.reshape(len(delta), *self.shape)
+        with torch.enable_grad():
+            base = delta.new_zeros(len(delta), *self.shape).requires_grad_()
+            return torch.autograd.grad(self.module(base), base, delta)[0]
+
+
+def take(module: nn.Module, x: Tensor, own: Mapping[str, Tensor]) -> tuple[Tensor, ChainStep]:
+    """The layer's output for inputs (n, ...) and its step there; `own` are its parameters."""
+    if isinstance(module, nn.Linear | nn.Conv2d):
+        step = WeightedStep(module, own, x)
+        return step.of(x, own.get("bias")), step
+    if isinstance(module, nn.MaxPool2d):
+        return _pooled(module, x)
+    function = activations.of_module(module)
+    if function is None:
+        return module(x), StraightStep(module, x.shape[1:])
+    if isinstance(function, Rectifier):
+        slope = torch.where(x > 0, torch.ones_like(x), function.slope)
+        return x * slope, ActivationStep(slope, None)
+    # not by the table's formulas, which round differently: these bits are autograd's
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        plain = module(x.clone())  # it may work in place
+        slope = torch.autograd.grad(plain.sum(), x, create_graph=True)[0]
+        second = torch.autograd.grad(slope.sum(), x)[0]
+    return plain.detach(), ActivationStep(slope.detach(), second)
+
+
+def _pooled(module: nn.MaxPool2d, x: Tensor) -> tuple[Tensor, ChainStep]:
+    on_cpu = x.device.type == "cpu"
+    # PyTorch's own pool on the CPU is an order faster with the channels last
+    x = x.contiguous(memory_format=torch.channels_last) if on_cpu else x
+    how = (module.kernel_size, module.stride, module.padding, module.dilation, module.ceil_mode)
+    best, places = nn.functional.max_pool2d(x, *how, return_indices=True)
+    sizes = (module.kernel_size, module.stride, module.dilation)
+    kernel, stride, dilation = (s if isinstance(s, tuple) else (s, s) for s in sizes)
+    apart = dilation == (1, 1) and all(s >= k for s, k in zip(stride, kernel, strict=True))
+    return best.contiguous(), PoolStep(places.contiguous(), x.shape[2:], not apart)
+
+
+def _apart(moved: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
+    """The layer on (k, n, ...) as on k n examples."""
+    flat = layer(moved.flatten(0, 1))
+    return flat.view(*moved.shape[:2], *flat.shape[1:])
+
+
+@dataclass(frozen=True, eq=False)
+class ChainPoint:
+    """A chain at n examples: all that does not depend on a direction.
+
+    Attributes:
+        names: the prefix of every step's parameters.
+        made: the steps in order.
+        output: (n, K).
+        labels: (n,) or (n, K).
+    """
+
+    task: Task
+    names: tuple[str, ...]
+    made: tuple[ChainStep, ...]
+    output: Tensor
+    labels: Tensor
+
+    @staticmethod
+    def at(task: Task, parts: Parts, inputs: Tensor, labels: Tensor) -> ChainPoint:
+        """Pass the examples (n, *S) forward."""
+        tensors = task.tensors(task.parameters.detach())
+        made, out = [], inputs
+        for name, module in parts:
+            out, step = take(module, out, _own(tensors, name, module))
+            made.append(step)
+        return ChainPoint(task, tuple(name for name, _ in parts), tuple(made), out, labels)
+
+    @cached_property
+    def deltas(self) -> tuple[Tensor, ...]:
+        """The derivative of each example's own loss by the outputs of the steps.
+
+        From the first step with trained weights on; of those before no one asks.
+        """
+        delta = example_deltas(self.task.loss, self.output, self.labels)
+        deltas = [delta]
+        for step in reversed(self.made[self._first + 1 :]):
+            delta = step.pull(delta)
+            deltas.append(delta)
+        return tuple(reversed(deltas))
+
+    @cached_property
+    def _first(self) -> int:
+        return next(at for at, step in enumerate(self.made) if _trains(step))
+
+    def inputs_moved(self, directions: Tensor) -> dict[str, Tensor]:
+        """The changes (k, n, D) of what enters the plain Linear layers, along (k, n, *S)."""
+        pairs, found, moved = list(zip(self.names, self.made, strict=True)), {}, directions
+        outer = [_trains(s) and weight_changes.is_outer(s.module, s.seen) for s in self.made]
+        for at, (name, step) in enumerate(pairs):
+            if outer[at]:
+                found[name] = moved
+                if not any(outer[at + 1 :]):
+                    break
+            moved = step.push(moved)
+        return found
+
+    def gradient(self) -> Tensor:
+        """The sum (P,) of the examples' gradients."""
+        parts = {}
+        for name, step, delta in self._weighted():
+            for part, value in weight_changes.gradient(step.module, step.seen, delta).items():
+                parts[name + part] = value
+        return self._joined(parts)
+
+    def each(self, directions: Tensor | None = None) -> Tensor:
+        """Every example's own gradient (n, P), or its change along its own direction (n, *S)."""
+        found: list[tuple[str, dict[str, Tensor]]] = []
+        if directions is None:
+            for name, step, delta in self._weighted():
+                own = weight_changes.each_gradient(step.module, step.seen, delta)
+                found.append((name, own))
+        else:
+            for name, step, delta, moved, change in self._moved(directions[None]):
+                own = weight_changes.each_change(step.module, step.seen, moved, delta, change)
+                found.append((name, own))
+        parts = {name + part: value for name, own in found for part, value in own.items()}
+        return torch.cat([parts[name].flatten(1) for name, *_ in self.task.layout], 1)
+
+    def power(self, directions: Tensor, more: Mapping[str, Forward] | None = None) -> Power:
+        """The sums (P,) over directions (k, n, *S) of each example's own squared changes.
+
+        `more` is what further directions say of Linear inputs, by prefix: see
+        `weight_changes.powers`.
+        """
+        total, norm, more = {}, {}, more or {}
+        for name, step, delta, moved, change in self._moved(directions):
+            given = (step.seen, moved, delta, change, more.get(name))
+            for part, power in weight_changes.powers(step.module, *given).items():
+                total[name + part], norm[name + part] = power
+        return Power(self._joined(total), self._joined(norm))
+
+    def power_of(self, more: Mapping[str, Forward]) -> Power:
+        """What the further directions add to `power`, (P,); 0 for all but Linear weights."""
+        shapes = {name: shape for name, shape, *_ in self.task.layout}
+        total = {name: self.output.new_zeros(shape) for name, shape in shapes.items()}
+        norm = dict(total)
+        for name, _, delta in self._weighted():
+            if name in more:
+                part = f"{name}weight"
+                total[part], norm[part] = more[name].power(delta)
+        return Power(self._joined(total), self._joined(norm))
+
+    def along(self, directions: Tensor) -> Tensor:
+        """The change (k, P) of the sum of the gradients when all examples move at once."""
+        parts = {}
+        for name, step, delta, moved, change in self._moved(directions):
+            found = weight_changes.changes(step.module, step.seen, moved, delta, change)
+            for part, value in found.items():
+                parts[name + part] = value.flatten(1)
+        return torch.cat([parts[name] for name, *_ in self.task.layout], 1)
+
+    def _weighted(self) -> Iterator[tuple[str, WeightedStep, Tensor]]:
+        for at, (name, step) in enumerate(zip(self.names, self.made, strict=True)):
+            if _trains(step):
+                yield name, step, self.deltas[at - self._first]
+
+    def _moved(
+        self, directions: Tensor
+    ) -> Iterator[tuple[str, WeightedStep, Tensor, Tensor, Tensor]]:
+        """From the last weighted step to the first: name, step, delta, and both changes."""
+        seen: list[Tensor | None] = []
+        moved = directions
+        for step in self.made:
+            seen.append(moved if step.curved or _trains(step) else None)
+            moved = step.push(moved)
+        change = example_delta_changes(self.task.loss, self.output, self.labels, moved)
+        for at in reversed(range(self._first, len(self.made))):
+            step, delta, before = self.made[at], self.deltas[at - self._first], seen.pop()
+            if _trains(step):
+                assert before is not None  # it was kept above
+                yield self.names[at], step, delta, before, change
+            if at > self._first:
+                change = step.pull_moved(delta, change, before)
+
+    def _joined(self, parts: dict[str, Tensor]) -> Tensor:
+        return torch.cat([parts[name].reshape(-1) for name, *_ in self.task.layout])
+
+
+def _own(tensors: Mapping[str, Tensor], name: str, module: nn.Module) -> dict[str, Tensor]:
+    return {part: tensors[name + part] for part in weight_names(module) if name + part in tensors}
+
+
+def _trains(step: ChainStep) -> TypeGuard[WeightedStep]:
+    """Whether it has weights of the gradient; frozen ones are buffers of a task's model."""
+    return isinstance(step, WeightedStep) and any(True for _ in step.module.parameters())
+
+
+@dataclass(frozen=True, eq=False)
+class ChainPasses:
+    """A batch (B, ...) and a plain chain to send it through, some examples at a time.
+
+    Attributes:
+        chunk: how many pairs of an example and a direction go together; None: as many as a limit
+            of memory allows.
+    """
+
+    task: Task
+    parts: Parts
+    inputs: Tensor
+    labels: Tensor
+    chunk: int | None
+    _last: dict[tuple[int, int], ChainPoint] = field(default_factory=dict)
+
+    def point(self, part: slice) -> ChainPoint:
+        """The chain at some examples; the last one is kept."""
+        key = (part.start, part.stop)
+        if key not in self._last:
+            self._last.clear()
+            x, y = self.inputs[part], self.labels[part]
+            self._last[key] = ChainPoint.at(self.task, self.parts, x, y)
+        return self._last[key]
+
+    def step(self, limit: int = BYTES) -> int:
+        """How many pairs go together, by the limit in bytes."""
+        wide = elements(self.task, self.parts, self.inputs[:1])
+        return self.chunk or fitting(wide, self.inputs, limit)
+
+    def powers(
+        self, pairs: ExampleDirections, more: Mapping[str, Forward] | None = None
+    ) -> tuple[Power, Tensor]:
+        """As `sensitivity.powers`, with what further directions say of Linear inputs, by prefix."""
+        parts: list[Power] = []
+        gradient, left = torch.zeros_like(self.task.parameters), 0
+        for part, directions in pairs.blocks(self.step()):
+            point = self.point(part)
+            own = {name: forward.of(part) for name, forward in (more or {}).items()}
+            if part.start == left:  # not met before
+                gradient, left = gradient + point.gradient(), part.stop
+                parts += [point.power_of(own)] if own else []
+            for few in directions:
+                parts = [reduce(Power.plus, [*parts, point.power(few, own)])]
+        return parts[0], gradient / len(self.inputs)
+
+    def forward_only(self, source: Source, directions: int, forward: int) -> dict[str, Forward]:
+        """What `forward` directions of every example say of the inputs of plain Linear layers.
+
+        `directions` is how many full ones they will join. A Linear on the image itself needs none:
+        its input moves as the image does.
+        """
+        squares: dict[str, Tensor] = {}
+        fourths: dict[str, Tensor] = {}
+        size = len(self.inputs)
+        for part, drawn in RandomDirections(self.inputs, source, forward).blocks(
+            self.step(_CACHED)
+        ):
+            for few in drawn:
+                for name, moved in self.point(part).inputs_moved(few).items():
+                    if name not in squares:
+                        squares[name] = moved.new_zeros(size, moved.shape[-1])
+                        fourths[name] = squares[name].clone()
+                    square = moved.square()
+                    squares[name][part] += square.sum(0)
+                    fourths[name][part] += square.square_().sum(0)
+        share = directions / (directions + forward)
+        found = {
+            name: Forward(sums / forward, share, share * sums, share**2 * fourths[name])
+            for name, sums in squares.items()
+        }
+        plain = next((at for at in self.parts if not isinstance(at[1], nn.Flatten)), None)
+        if plain is not None and isinstance(plain[1], nn.Linear) and plain[0] in found:
+            ones = torch.ones_like(squares[plain[0]])  # its input is the flattened image itself
+            found[plain[0]] = Forward(ones, 0.0, directions * ones, 0 * ones)
+        return found
+
+    def along(self, directions: Tensor) -> Tensor:
+        """The change (k, P) of the batch's gradient along directions (k, B, *S)."""
+        total = directions.new_zeros(len(directions), len(self.task.parameters))
+        few = self.step()
+        for part in self._slices():
+            step = max(1, few // (part.stop - part.start))
+            for at in range(0, len(directions), step):
+                total[at : at + step] += self.point(part).along(directions[at : at + step, part])
+        return total / len(self.inputs)
+
+    def gradient(self) -> Tensor:
+        """The batch's gradient (P,)."""
+        total = torch.zeros_like(self.task.parameters)
+        for part in self._slices():
+            total += self.point(part).gradient()
+        return total / len(self.inputs)
+
+    def _slices(self) -> list[slice]:
+        few, size = self.step(), len(self.inputs)
+        return [slice(at, min(at + few, size)) for at in range(0, size, few)]
+
+
+def elements(task: Task, parts: Parts, one: Tensor) -> int:
+    """About how many numbers one direction of one example (1, *S) needs, its own passes included.
+
+    The answer is kept for as long as the task's model lives.
+    """
+    known = _SIZES.setdefault(task.model, {})
+    key = (one.shape, one.dtype, one.device)
+    if key not in known:
+        tensors, kept, largest = task.tensors(task.parameters.detach()), one.numel(), 0
+        for name, module in parts:
+            out, step = take(module, one, _own(tensors, name, module))
+            largest = max(largest, one.numel() + out.numel())
+            kept += 2 * out.numel() + one.numel() * (step.curved or _trains(step))
+            one = out
+        known[key] = kept + 2 * largest
+    return known[key]
