@@ -35,7 +35,7 @@ def cells(plan: Mapping[str, Any]) -> list[Result]:
     """A plan's results, in its order: defenses, then attacks, then seeds."""
     parsed = parse({"seeds": list(range(SEEDS)), "floor": {"kind": "none"}} | dict(plan))
     found = {result.id: result for result in run(parsed, workers=1)}
-    return [found[cell.id] for cell in parsed.cells()]
+    return [found[cell.id] for cell in parsed.experiments()]
 
 
 def picture(result: Result, name: str) -> np.ndarray:
