@@ -3,15 +3,15 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup audit proof test test-slow check bench bench-setup bench-all notebooks docs clean
+.PHONY: setup audit proof test test-slow test-reproductions check bench bench-setup bench-all notebooks docs clean
 .DEFAULT_GOAL := audit
 
 setup: .venv/.installed
 
-.venv/.installed: pyproject.toml constraints.txt
+.venv/.installed: pyproject.toml reproductions/pyproject.toml constraints.txt
 	@echo "installing leakbound and its pinned dependencies into .venv (a few minutes, once)"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]' -e ./reproductions
 	@touch $@
 
 audit: setup
@@ -24,8 +24,11 @@ proof: audit
 test: setup
 	$(BIN)/python -m pytest -n auto -m "not slow"
 
+test-reproductions: setup
+	$(BIN)/python -m pytest -n auto -m "not slow" reproductions
+
 test-slow: setup
-	$(BIN)/python -m pytest -n auto -m slow
+	$(BIN)/python -m pytest -n auto -m slow tests src reproductions
 
 check: setup
 	$(BIN)/ruff check .

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import fft, special
-
 from leakbound.audit.calibrate import calibrate
 from leakbound.audit.corridor import Setting
+from scipy import fft, special
+
 from leakbound.bounds import composition, conversions, from_scratch
 from leakbound.bounds.edgeworth import cumulants, edgeworth
 from leakbound.bounds.identification import gaussian

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from leakbound.audit.pictures import GAP
 from matplotlib.figure import Figure
 from PIL import Image
 
 from leakbound.audit import Result, parse, run
-from leakbound.audit.pictures import GAP
 
 FOLDER = Path(__file__).parent.parent / "docs" / "images" / "gallery"
 SEEDS = 8
@@ -35,7 +35,7 @@ def cells(plan: Mapping[str, Any]) -> list[Result]:
     """A plan's results, in its order: defenses, then attacks, then seeds."""
     parsed = parse({"seeds": list(range(SEEDS)), "floor": {"kind": "none"}} | dict(plan))
     found = {result.id: result for result in run(parsed, workers=1)}
-    return [found[cell.id] for cell in parsed.cells()]
+    return [found[cell.id] for cell in parsed.experiments()]
 
 
 def picture(result: Result, name: str) -> np.ndarray:

@@ -85,7 +85,7 @@ def steps(device: str, rounds: int, peak: float, lengths: tuple[int, int]) -> No
 def plan_time(device: str, plan: Plan, few: int, more: int) -> None:
     """Cells a minute of the plan: each attack and batch size run briefly, undefended."""
     bench = Bench(plan.data, device)
-    cells = Counter((cell.attack, cell.batch_size) for cell in plan.cells())
+    cells = Counter((cell.attack, cell.batch_size) for cell in plan.experiments())
     print("| attack | batch | ms a step | s a cell | cells |")
     print("|---|--:|--:|--:|--:|")
     total = 0.0
@@ -105,7 +105,7 @@ def _cell(plan: Plan, bench: Bench, attack: Spec, size: int, length: int) -> flo
     one = dataclasses.replace(
         plan, attacks=(short,), batch_sizes=(size,), seeds=plan.seeds[:1], defenses=((),)
     )
-    (cell,) = one.cells()
+    (cell,) = one.experiments()
     began = time.perf_counter()
     result = audit.run_cell(cell, bench, pictures=False)
     _wait(bench.device.type)

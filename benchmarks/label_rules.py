@@ -15,9 +15,9 @@ import sys
 
 import numpy as np
 import torch
+from leakbound.audit.bench import Bench
 
 from leakbound.attacks.label_rules import LABEL_RULES, infer, label_accuracy
-from leakbound.audit.bench import Bench
 from leakbound.audit.plan import DataSpec, ModelSpec
 from leakbound.defenses import LocalAggregation, NoDefense
 from leakbound.protocol import play

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-
 from leakbound.audit.bench import Bench
+
 from leakbound.audit.plan import DataSpec, ModelSpec
 from leakbound.bounds import (
     GaussianPrior,

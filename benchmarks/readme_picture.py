@@ -35,7 +35,7 @@ def main() -> None:
         }
     )
     results = {result.id: result for result in run(plan, workers=2)}
-    ordered = [results[cell.id] for cell in plan.cells()]
+    ordered = [results[cell.id] for cell in plan.experiments()]
     figure = Figure(figsize=(9.2, 8.2), dpi=100, facecolor="white")
     axes = figure.subplots(len(ROWS) + 1, COLUMNS)
     for i, line in enumerate(axes):

@@ -10,9 +10,9 @@ import statistics
 import time
 
 import numpy as np
-
 from leakbound.audit.calibrate import calibrate
 from leakbound.audit.corridor import Setting
+
 from leakbound.bounds import composition, from_scratch
 from leakbound.bounds.privacy_loss import KEPT
 

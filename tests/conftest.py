@@ -53,9 +53,9 @@ def _no_internals(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line a row, whatever the terminal."""
-    from leakbound import commands
+    from leakbound.cli import terminal
 
-    for console in (commands.console, commands.errors):
+    for console in (terminal.console, terminal.errors):
         monkeypatch.setattr(console, "_width", 300)
         monkeypatch.setattr(console, "_height", 50)
 

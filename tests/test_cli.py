@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from leakbound import cli, commands, terminal
+from leakbound import cli
 from leakbound._util.text import printable
-from leakbound.cli import main
+from leakbound.cli import audit as audit_command
+from leakbound.cli import listing, main, shared, terminal
 
 PLAN = """
 seeds = [0, 1]
@@ -100,7 +101,7 @@ def test_list(capsys, monkeypatch):
     assert names["models"]["mlp"]["parameters"][0]["default"] == [128]
     assert all(row["summary"] for rows in found.values() for row in rows)
     for width in (40, 80):
-        monkeypatch.setattr(commands.console, "width", width)
+        monkeypatch.setattr(terminal.console, "width", width)
         assert call("list") == 0
         lines = capsys.readouterr().out.splitlines()
         assert max(map(len, lines)) <= width
@@ -109,7 +110,7 @@ def test_list(capsys, monkeypatch):
 
 @pytest.mark.parametrize(("kind", "name"), [("trace", "tight_trace"), ("full", "full")])
 def test_a_floor_that_is_not_proved_says_nothing_of_attackers(capsys, kind, name, monkeypatch):
-    monkeypatch.setattr(commands.console, "width", 400)
+    monkeypatch.setattr(terminal.console, "width", 400)
     given = ["attack", "--data", "digits", "--attack", "linear_inversion", "--floor", kind]
     given += ["--defense", "gaussian_noise,noise_std=0.1", "--model"]
     assert call(*given, "mlp") == 0  # of ReLUs
@@ -135,7 +136,7 @@ def test_other_errors_of_torch_stay_errors(monkeypatch):
     def broken(*_):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr(commands, "listing", broken)
+    monkeypatch.setattr(listing, "listing", broken)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         main(["list"])
 
@@ -226,11 +227,11 @@ def test_ctrl_c_and_a_reader_that_leaves(plan, tmp_path, capsys, monkeypatch):
         return raiser
 
     with monkeypatch.context() as patch:
-        patch.setattr(commands.audits, "audit", stop(KeyboardInterrupt()))
+        patch.setattr(audit_command.audits, "audit", stop(KeyboardInterrupt()))
         assert call("audit", plan, "--out", tmp_path / "run") == 130
     assert capsys.readouterr().err.endswith("run the same command again to go on\n")
     with monkeypatch.context() as patch:
-        patch.setattr(commands, "listing", stop(KeyboardInterrupt()))
+        patch.setattr(listing, "listing", stop(KeyboardInterrupt()))
         assert call("list") == 130
     assert capsys.readouterr().err == "leakbound: stopped\n"
 
@@ -334,10 +335,10 @@ def on_terminal(arguments: list[str], columns: int) -> str:
 
 
 def test_workers():
-    assert commands.workers_of(3) == 3
-    assert commands.workers_of(0) >= 1
+    assert shared.workers_of(3) == 3
+    assert shared.workers_of(0) >= 1
     with pytest.raises(ValueError, match="workers is -1"):
-        commands.workers_of(-1)
+        shared.workers_of(-1)
     assert cli.USAGE == 2
 
 

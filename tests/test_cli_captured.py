@@ -195,7 +195,7 @@ def test_bad_input_is_one_line_and_exit_code_2(name, place, capsys):
 
 def test_names_of_attacks_are_whole_on_a_narrow_screen(place, capsys, monkeypatch):
     save(place)
-    monkeypatch.setattr("leakbound.commands_captured.console.width", 80)
+    monkeypatch.setattr("leakbound.cli.captured.console.width", 80)
     more = ("--attack", "linear_inversion", "inverting_gradients_large_steps,steps=1")
     for truth in ((), ("--truth", "truth.npz")):
         assert call(*given("after.safetensors", *more, *truth)) == 0
@@ -236,7 +236,7 @@ def test_a_run_config_that_is_no_pairs_is_refused(text, tmp_path, capsys):
 
 
 def test_a_run_config_is_read_as_toml():
-    from leakbound.commands_captured import _run_config
+    from leakbound.cli.captured import _run_config
 
     found = _run_config("a=1 b=0.5 c=true d=word e='x'")
     assert found == {"a": 1, "b": 0.5, "c": True, "d": "word", "e": "x"}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import shutil
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from leakbound.cli import main
 
@@ -28,41 +28,32 @@ def call(*arguments):
 
 @pytest.fixture
 def two(tmp_path):
-    first = made_up.floored(tmp_path / "one", seeds=3)
+    first = made_up.bounded(tmp_path / "one", seeds=3)
     return first, shutil.copytree(first, tmp_path / "two")
-
-
-def change(folder, edit):
-    lines = (folder / "records.jsonl").read_text().splitlines()
-    records = [edit(json.loads(line)) for line in lines]
-    (folder / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
 
 
 def test_identical_runs(capsys, two):
     assert call(*two) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "records.jsonl and utility.jsonl: byte-identical in both runs" in text
-    assert "No verdict changed: 7 combinations in both runs." in text
+    assert "No verdict changed: 7 configurations in both runs." in text
     assert "14 settings in both; 14 with the same PSNR in every pair" in text
     assert (two[1] / "compare.html").exists()
 
 
 def test_changes_and_warnings(capsys, two, tmp_path):
-    def edit(record):
-        record["threat"]["labels_known"] = False
-        record["metrics"]["psnr"] = [
-            v + 9 + 0.1 * record["seed"] for v in record["metrics"]["psnr"]
-        ]
-        if record["defense"]["name"] == "adaptive_noise":
-            record["verdict"] = "exposed"
-        return record
+    def edit(a):
+        psnr = tuple(v + 9 + 0.1 * a.seed for v in a.psnr)
+        found = {"threat": replace(a.threat, labels_known=False)}
+        found["metrics"] = a.metrics | {"psnr": psnr}
+        return found | {"verdict": "exposed"} if a.defense.name == "adaptive_noise" else found
 
-    change(two[1], edit)
+    made_up.changed(two[1], edit)
     out = tmp_path / "a page.html"
     assert call(*two, "--out", out) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "not fair: The threat models differ: A honest server, labels told" in text
-    assert "1 of 7 combinations changed verdict: 1 less safe in B." in text
+    assert "not fair: The threat models differ: A honest server, labels known" in text
+    assert "1 of 7 configurations changed verdict: 1 less safe in B." in text
     assert "adaptive_noise │ mlp (hidden=[128]) │ 2 │ undecided │ exposed" in text
     assert "+9.1 dB" in text
     assert "2 more on the page" in text
@@ -71,14 +62,14 @@ def test_changes_and_warnings(capsys, two, tmp_path):
 
 
 def test_hostile_names_do_no_harm_on_a_terminal(capsys, two):
-    def edit(record):
-        record["defense"]["name"] += "[bold]\x1b[2J"
-        record["metrics"]["psnr"] = [v + record["seed"] % 2 for v in record["metrics"]["psnr"]]
-        return record
+    def edit(a, more=0):
+        name = a.defense.name.removesuffix("[bold]\x1b[2J") + "[bold]\x1b[2J"
+        psnr = tuple(v + a.seed % 2 + more for v in a.psnr)
+        return {"defense": replace(a.defense, name=name), "metrics": a.metrics | {"psnr": psnr}}
 
     for folder in two:
-        change(folder, edit)
-    change(two[1], lambda r: r | {"metrics": {"psnr": [v + 5 for v in r["metrics"]["psnr"]]}})
+        made_up.changed(folder, edit)
+    made_up.changed(two[1], lambda a: edit(a, 5))
     assert call(*two) == 0
     text = capsys.readouterr().out
     assert "\x1b[2J" not in text

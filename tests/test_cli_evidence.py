@@ -12,10 +12,10 @@ import pytest
 from scipy import optimize, stats
 
 from leakbound import audit
-from leakbound.audit import Setting, corridor, parse
-from leakbound.audit.corridor import epsilon
+from leakbound.audit import parse
 from leakbound.cli import main
 from leakbound.report import evidence
+from leakbound.risk.corridor import TrainingSetting, corridor, epsilon
 
 PLAN = {
     "name": "tiny",
@@ -58,7 +58,7 @@ def test_a_run_becomes_a_page_a_value_and_a_plan(run, tmp_path, capsys):
     (subject,) = content(tmp_path / "out")["subjects"]
     assert {one["accepted_by"] for one in subject["thresholds"]} == {said}
     (claim,) = subject["differential_privacy"]
-    of = {key: epsilon(Setting(noise, dim=1), 1e-5)
+    of = {key: epsilon(TrainingSetting(noise, dim=1), 1e-5)
           for key, noise in (("add_remove", 0.5), ("replace", 0.25))}  # fmt: skip
     assert claim["epsilons"] == {"delta": 1e-5, **of}
     captured = capsys.readouterr()
@@ -105,13 +105,13 @@ def test_a_training_is_bounded_and_not_measured(tmp_path):
     (subject,) = content(tmp_path)["subjects"]
     assert subject["measured"]["says"] == "No attack was run: nothing here is measured."
     assert subject["measured"]["attacks"] == subject["strongest"] == subject["utility"] == []
-    setting = Setting(1.1, dim=64, norm=3.0, steps=20, sampling_rate=0.1)
+    setting = TrainingSetting(1.1, dim=64, norm=3.0, steps=20, sampling_rate=0.1)
     edges = corridor(setting, [10**-1.5, 10**-2.0])
     rows = subject["bounded"]["bounds"]
     upper = [row["value"] for row in rows if row["covers_all"]]
     lower = [row["value"] for row in rows if not row["covers_all"]]
-    assert upper == pytest.approx(edges.upper.tolist())
-    assert lower == pytest.approx(edges.lower.tolist())
+    assert upper == pytest.approx(edges.bound.tolist())
+    assert lower == pytest.approx(edges.attained.tolist())
     (claim,) = subject["differential_privacy"]
     for shift, key in ((1, "add_remove"), (2, "replace")):
         assert claim["epsilons"][key] == pytest.approx(seen(shift / 1.1, 20, 0.1), rel=1e-4)
@@ -119,11 +119,11 @@ def test_a_training_is_bounded_and_not_measured(tmp_path):
     assert items["randomness"]["status"] == "not stated"
     assert "20 steps" in items["composition"]["value"]
     stated = {item["name"]: item for item in subject["declared"]["items"]}
-    assert stated["training_steps"]["from"] == "--training"
-    assert stated["training_participation"]["from"].startswith("default")
+    assert stated["training_steps"]["source"] == "--training"
+    assert stated["training_participation"]["source"].startswith("default")
     assert {one["origin"] for one in subject["thresholds"]} == {"--training"}
     text = (tmp_path / "evidence.html").read_text()
-    assert "which nobody ran here" in text
+    assert "that nobody ran here" in text
     figure = text[text.index('<figure class="curve"') :]
     labels = re.findall(r"<text[^>]*>([^<]+)</text>", figure[: figure.index("</figure>")])
     assert "1e−12" in labels
@@ -150,7 +150,7 @@ def test_a_prior_that_knows_nothing_of_the_data_is_said_on_top_and_protects_noth
         assert (words in notices) == any(words in one for one in subject["notices"]) == bool(more)
 
 
-def test_data_give_norms_and_what_is_alike(tmp_path):
+def test_data_give_norms_and_what_one_image_matches(tmp_path):
     given = ("noise_multiplier=0", "data=digits", "psnr=20")
     assert call("--training", *given, "--out", tmp_path) == 0
     (subject,) = content(tmp_path)["subjects"]
@@ -159,7 +159,7 @@ def test_data_give_norms_and_what_is_alike(tmp_path):
     assert "epsilon infinite" in (tmp_path / "evidence.html").read_text()
     assert subject["provenance"]["data"]["source"] == "digits"
     theorem = subject["bounded"]["theorems"][0]
-    assert any("one blind guess reaches" in text for text in theorem["assumptions"])
+    assert any("one fixed image matches" in text for text in theorem["assumptions"])
 
 
 BAD = [

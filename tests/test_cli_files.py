@@ -52,7 +52,7 @@ def base(tmp_path_factory):
     (place / "plan.toml").write_text(PLAN, encoding="utf-8")
     audit.audit(audit.load(place / "plan.toml"), place / "run")
     torch.manual_seed(0)
-    before = audit.Bench(audit.load(place / "plan.toml").data)
+    before = audit.PlanContext(audit.load(place / "plan.toml").data)
     task = before.task(audit.load(place / "plan.toml").models[0], 0)
     state = {name: value.clone() for name, value in task.model.state_dict().items()}
     save_file(state, place / "before.safetensors")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from leakbound.audit import Setting, calibrate
 from leakbound.cli import main
+from leakbound.risk import TrainingSetting, calibrate
 
 TARGET = "psnr>=20 with probability<=0.001"
 KNOWN = ("--dim", 784, "--norm", 9)
@@ -37,19 +37,19 @@ def parsed(capsys, *arguments):
 def test_calibrate_shows_answer_and_scope(capsys):
     assert call("calibrate", "--target", TARGET, "--data", "mnist5k", "--prior", "sphere") == 0
     text = said(capsys)
-    found = calibrate(TARGET, Setting(1.0, dim=784, norm=4.225793), prior=None)
+    found = calibrate(TARGET, TrainingSetting(1.0, dim=784, norm=4.225793), prior=None)
     assert f"noise_multiplier = {found.noise_multiplier:.6g}" in text
     for words in (
         "1 step at rate 1 (visible participation)",
         "least norm 4.226 of mnist5k",
         f"epsilon {found.epsilon:.4g} at delta 1e-05",
-        "no attacker exceeds (upper edge)",
-        "attained on a linear trap (lower edge)",
-        "noise against naming 1 of 5000 records │ 2.22",
+        "upper bound: no attacker exceeds",
+        "attained on a linear trap",
+        "noise against naming 1 of 5000 examples │ 2.22",
         "% less)",
         "prior: direction uniform on a sphere",
-        "upper edge covers all attackers",
-        "lower edge covers the best attack on the linear trap",
+        "upper bound: covers all attackers",
+        "attained: covers the best attack on the linear trap",
         "it does not say: ",
     ):
         assert words in text, words
@@ -67,7 +67,7 @@ def test_calibrate_shows_answer_and_scope(capsys):
 def test_every_solve(capsys, solve, more, key):
     found, _ = parsed(capsys, "calibrate", "--target", TARGET, *KNOWN, "--solve", solve, *more)
     assert found["solved"] == solve
-    assert found["lower"] <= found["upper"] <= 0.001
+    assert found["attained"] <= found["bound"] <= 0.001
     assert found["target"] == {"eta": 0.01, "gamma": 0.001, "psnr": 20, "words": str_target()}
     call("calibrate", "--target", TARGET, *KNOWN, "--solve", solve, *more)
     value = (found["setting"] | {"clip_norm": found["clip_norm"]})[key]
@@ -83,9 +83,9 @@ def test_visible_epsilon_is_the_larger(capsys):
     hidden, _ = parsed(capsys, *arguments, "--participation", "hidden")
     seen, _ = parsed(capsys, *arguments)
     assert seen["epsilon"] > hidden["epsilon"]
-    assert "who see which steps" in seen["upper_scope"]["attackers"]
-    for row in (*hidden["thresholds"], *seen["thresholds"]):
-        assert row["lower"] <= row["upper"]
+    assert "who see which steps" in seen["bound_scope"]["attackers"]
+    for row in (*hidden["criterion"], *seen["criterion"]):
+        assert row["attained"] <= row["bound"]
 
 
 def test_bound_table_and_files(capsys, tmp_path):
@@ -103,19 +103,19 @@ def test_bound_table_and_files(capsys, tmp_path):
     kept = json.loads((out / "bound.json").read_text())
     assert kept.pop("written_by").startswith("leakbound, sha256 ")
     assert found == kept
-    rows = found["thresholds"]
+    rows = found["criterion"]
     assert [row["psnr"] for row in rows] == sorted(row["psnr"] for row in rows)
     assert [row["verdict"] for row in rows] == [_verdict(row, 0.01, False) for row in rows]
-    assert min(row["upper"] for row in rows) < 0.01
+    assert min(row["bound"] for row in rows) < 0.01
     assert "accepted probability: 0.01" in text
     assert "written: bound.json, corridor.png, surface.png into" in text
 
 
 def _verdict(row, accepted, informed=True):
-    blind = max(10.0 ** row["log10_blind"], row["alike"] or 0.0)
-    if row["lower"] > max(accepted, blind):
+    blind = max(10.0 ** row["log10_baseline"], row["matched"] or 0.0)
+    if row["attained"] > max(accepted, blind):
         return "exposed"
-    return "protected" if informed and max(row["upper"], blind) <= accepted else "undecided"
+    return "protected" if informed and max(row["bound"], blind) <= accepted else "undecided"
 
 
 def test_what_a_guess_reaches_is_not_exposed_by_the_update(capsys):
@@ -123,8 +123,8 @@ def test_what_a_guess_reaches_is_not_exposed_by_the_update(capsys):
     given = ("--norm", 2.5298, "--dim", 64, "--psnr", 5, 30)
     for noise, words in ((0, ["undecided", "exposed"]), (5.0, ["undecided", "undecided"])):
         found, _ = parsed(capsys, "bound", "--noise-multiplier", noise, *given)
-        rows = found["thresholds"]
-        assert rows[0]["lower"] == rows[0]["upper"] == 1.0
+        rows = found["criterion"]
+        assert rows[0]["attained"] == rows[0]["bound"] == 1.0
         assert [row["verdict"] for row in rows] == words
 
 
@@ -152,7 +152,7 @@ def test_json_stays_json_with_out(capsys, tmp_path):
         capsys, "bound", "--noise-multiplier", 0, *KNOWN, "--psnr", 20, "--out", tmp_path
     )
     assert found["epsilon"] is None
-    assert [row["verdict"] for row in found["thresholds"]] == ["exposed"]
+    assert [row["verdict"] for row in found["criterion"]] == ["exposed"]
     assert "written: bound.json, corridor.png into" in errors
     json.loads((tmp_path / "bound.json").read_text())
 
@@ -163,9 +163,9 @@ def test_priors_from_data(capsys, prior):
         capsys, "bound", "--noise-multiplier", 0.5, "--data", "digits", "--prior", prior
     )
     assert prior in found["prior"].lower() or "Gaussian" in found["prior"]
-    assert found["prior"] in found["upper_scope"]["prior"]
-    assert "sphere" in found["lower_scope"]["prior"]
-    for row in found["thresholds"]:  # two priors: the attained edge is never called protected
+    assert found["prior"] in found["bound_scope"]["prior"]
+    assert "sphere" in found["attained_scope"]["prior"]
+    for row in found["criterion"]:  # two priors: the attained edge is never called protected
         assert row["verdict"] == _verdict(row, 0.001)
 
 
@@ -259,14 +259,14 @@ def test_given_data_a_uniform_direction_protects_nothing(capsys):
     given = ("--noise-multiplier", 1.1, "--data", "mnist5k", "--steps", 1000)
     given += ("--sampling-rate", 0.01, "--psnr", 15, 25, 30)
     blank, _ = parsed(capsys, "bound", *given, "--prior", "sphere")
-    rows = blank["thresholds"]
-    assert rows[1]["upper"] < 1e-100
+    rows = blank["criterion"]
+    assert rows[1]["bound"] < 1e-100
     assert {row["verdict"] for row in rows} == {"undecided"}
     found, _ = parsed(capsys, "bound", *given)
-    rows = found["thresholds"]
+    rows = found["criterion"]
     # at 15 dB the zero image is what is "attained" of the smallest record: no update tells it
-    assert rows[0]["lower"] == pytest.approx(1)
-    assert 0.99 > rows[0]["upper"] > rows[0]["alike"] > 0.001
+    assert rows[0]["attained"] == pytest.approx(1)
+    assert 0.99 > rows[0]["bound"] > rows[0]["matched"] > 0.001
     assert [row["verdict"] for row in rows] == ["undecided", "undecided", "protected"]
     assert call("bound", *given, "--prior", "mixture") == 0
     assert "attained on average over another: direction uniform on a sphere" in said(capsys)
@@ -286,7 +286,7 @@ def test_calibrate_ends_with_the_word_of_bound(capsys, prior, word):
         prior,
     )
     beside, _ = parsed(capsys, "bound", *given, "--data", "mnist5k")
-    assert beside["thresholds"][0]["verdict"] == word
+    assert beside["criterion"][0]["verdict"] == word
     assert call("calibrate", *what) == 0
     assert f"what `leakbound bound` says about this answer: {word}" in said(capsys)
 

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from leakbound import audit, cli
-from leakbound.commands_train import Mean, table
+from leakbound.cli.train import Mean, table
 
 PLAN = """
 name = "costs <b>"

@@ -10,7 +10,7 @@ import pytest
 
 from leakbound import cli, registry
 from leakbound.audit import parse
-from leakbound.commands import spec_of
+from leakbound.cli.shared import spec_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -140,7 +140,7 @@ def test_python_runs(code, elsewhere, capsys):
 
 @pytest.mark.parametrize("code", list(blocks("toml")))
 def test_plans_parse(code):
-    assert parse(tomllib.loads(code)).cells()
+    assert parse(tomllib.loads(code)).experiments()
 
 
 @pytest.mark.parametrize("words", list(commands()))

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from leakbound import audit, cli, evaluate, metrics
 from leakbound._util.files import encode
-from leakbound.audit.bench import check_plan
+from leakbound.audit.context import check_plan
 from leakbound.audit.plan import plain
 from leakbound.lpips import Lpips
 from leakbound.pairing import Paired
@@ -223,21 +223,21 @@ TABLE = {
     "data": {"source": "digits", "size": 32, "limit": 200},
     "models": [{"name": "mlp", "hidden": [16]}],
     "attacks": [{"name": "linear_inversion"}],
-    "floor": {"kind": "none"},
+    "error_bound": {"kind": "none"},
 }
 
 
 def test_a_plan_without_a_file_is_what_it_was():
     """Names and hashes computed before LPIPS was there: old folders go on."""
     plan = audit.parse(TABLE)
-    assert plan.cells()[0].id == "0a58ec0a6d76b55c"
+    assert plan.experiments()[0].id == "0a58ec0a6d76b55c"
     assert plan.hash == "6386b7b311235a86"
     assert plan == audit.parse(TABLE | {"metrics": {}})
     assert "lpips_weights" not in plain(plan)
     named = audit.parse(TABLE | {"metrics": {"lpips_weights": "a.safetensors"}})
     other = audit.parse(TABLE | {"metrics": {"lpips_weights": "b.safetensors"}})
     plans = (plan, named, other)
-    assert len({p.hash for p in plans}) == len({p.cells()[0].id for p in plans}) == 3
+    assert len({p.hash for p in plans}) == len({p.experiments()[0].id for p in plans}) == 3
     assert plain(named)["lpips_weights"] == "a.safetensors"
 
 
@@ -265,7 +265,7 @@ def test_records_hold_it_and_nothing_else_changes(files, tmp_path):
     run = json.loads((folders[1] / "run.json").read_text())
     assert run["data"]["weights"] == {str(path): hashlib.sha256(path.read_bytes()).hexdigest()}
     for plain_record, record in zip(*read, strict=True):
-        (value,) = record["metrics"].pop("lpips")
+        (value,) = record.metrics.pop("lpips")
         assert value > 0
         assert plain_record.pop("cell") != record.pop("cell")
         assert encode(plain_record) == encode(record)
@@ -283,7 +283,7 @@ def test_a_plan_is_refused_before_any_cell(files, tmp_path):
     ):
         plan = audit.parse(table | {"metrics": {"lpips_weights": str(path)}})
         with pytest.raises(ValueError, match=words) as caught:
-            check_plan(plan, audit.Bench(plan.data))
+            check_plan(plan, audit.PlanContext(plan.data))
         assert repr(str(path)) in str(caught.value)
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 import leakbound as lb
 from leakbound._util import pictures
-from leakbound.audit import Outcome, Result, Setting, calibrate, corridor, parse, run
+from leakbound.risk import Outcome, Result, TrainingSetting, calibrate, corridor, parse, run
 
 TAGS = {"div", "strong", "small", "em", "br", "span", "img"}
 TAGS |= {"table", "thead", "tbody", "tr", "th", "td"}
@@ -256,11 +256,11 @@ def test_an_outcome_counts_its_verdicts():
 
 
 def test_a_corridor_shows_both_edges_and_whom_they_cover():
-    edges = corridor(Setting(0.5, dim=16), np.linspace(0.1, 0.9, 40) / 16)
+    edges = corridor(TrainingSetting(0.5, dim=16), np.linspace(0.1, 0.9, 40) / 16)
     page = safe(edges._repr_html_())
     svg = decoded(page, "image/svg+xml")[0].decode()
     assert [len(line) for line in points(svg)] == [40, 40]
-    for scope in (edges.lower_scope, edges.upper_scope):
+    for scope in (edges.attained_scope, edges.bound_scope):
         assert pictures.text(scope.attackers) in page
         assert pictures.text(scope.not_said) in page
     lower, upper = points(svg)
@@ -268,26 +268,29 @@ def test_a_corridor_shows_both_edges_and_whom_they_cover():
 
 
 def test_a_corridor_at_one_threshold_is_a_table():
-    page = corridor(Setting(0.5, dim=16), [0.5 / 16])._repr_html_()
+    page = corridor(TrainingSetting(0.5, dim=16), [0.5 / 16])._repr_html_()
     assert not decoded(page, "image/svg+xml")
     assert "0.0683" in page
     assert "0.12" in page
 
 
 def test_a_blind_success_below_any_float_is_a_power():
-    page = corridor(Setting(0.5, dim=50_000), [1e-9])._repr_html_()
+    page = corridor(TrainingSetting(0.5, dim=50_000), [1e-9])._repr_html_()
     assert re.search(r"10\^-\d{4}", page)
 
 
 def test_a_calibration_says_what_it_means():
     found = calibrate(
-        "mse<=0.0006 with probability<=0.001", Setting(1.0, dim=784), clip_norm=2, prior=None
+        "mse<=0.0006 with probability<=0.001",
+        TrainingSetting(1.0, dim=784),
+        clip_norm=2,
+        prior=None,
     )
     page = safe(found._repr_html_())
     assert "noise multiplier (solved for)" in page
     assert f"{found.noise_multiplier:g}" in page
     assert f"{found.epsilon:.3g} at delta 1e-05" in page
-    assert pictures.text(found.edges.upper_scope.attackers) in page
+    assert pictures.text(found.corridor.bound_scope.attackers) in page
 
 
 def cell(**change):
@@ -306,13 +309,13 @@ def test_a_cell_shows_truth_guess_and_numbers():
     page = safe(result._repr_html_())
     assert len(pixels(page)) == 2
     assert f"{result.record['metrics']['psnr'][0]:.3g}" in page
-    assert result.record["verdict"] in page
+    assert result.record.verdict in page
 
 
 def test_a_cell_without_an_answer_says_why():
     result = cell(models=[{"name": "two_layer"}], attacks=[{"name": "trap_weights"}])
-    assert result.record["status"] == "not_applicable"
-    assert pictures.text(result.record["reason"]) in safe(result._repr_html_())
+    assert result.record.status == "not_applicable"
+    assert pictures.text(result.record.reason) in safe(result._repr_html_())
 
 
 def test_a_training_shows_its_numbers():
@@ -330,7 +333,7 @@ def test_the_browser_draws_all_and_says_nothing(tmp_path, played):
         played,
         lb.Reconstruction(torch.rand(3, 3, 9, 9), problem=HOSTILE),
         Outcome(Path(HOSTILE), 3, 1, {HOSTILE: 2}),
-        corridor(Setting(0.5, dim=16), np.linspace(0.1, 0.9, 40) / 16),
+        corridor(TrainingSetting(0.5, dim=16), np.linspace(0.1, 0.9, 40) / 16),
     ]
     body = "".join(thing._repr_html_() for thing in things)
     page_file = tmp_path / "page.html"

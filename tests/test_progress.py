@@ -6,12 +6,12 @@ import time
 import pytest
 from rich.console import Console
 
-from leakbound import audit, commands, progress
+from leakbound import audit
 from leakbound.audit import estimate, parse
-from leakbound.audit.bench import Bench
+from leakbound.audit.context import PlanContext
 from leakbound.audit.estimate import Clock, Estimate
-from leakbound.cli import main
-from leakbound.progress import Bar
+from leakbound.cli import main, progress, shared
+from leakbound.cli.progress import Bar
 
 PLAN = {
     "data": {"source": "digits", "limit": 60},
@@ -58,8 +58,8 @@ def test_the_time_left_follows_from_what_is_done_where_nobody_says_it():
 def test_an_estimate_counts_steps_and_measures_a_gradient(monkeypatch):
     monkeypatch.setattr(estimate, "_gradient", lambda bench, model, size, seed: 0.1 * size)
     plan = parse(PLAN)
-    found = estimate.estimate(plan.cells(), Bench(plan.data), 0)
-    by_cell = {(c.attack.name, c.batch_size): found.seconds[c.id] for c in plan.cells()}
+    found = estimate.estimate(plan.experiments(), PlanContext(plan.data), 0)
+    by_cell = {(c.attack.name, c.batch_size): found.seconds[c.id] for c in plan.experiments()}
     assert by_cell == {
         ("linear_inversion", 1): estimate.OVERHEAD,
         ("linear_inversion", 2): estimate.OVERHEAD,
@@ -109,4 +109,4 @@ def test_a_long_audit_says_so_before_it_starts(tmp_path, capsys, monkeypatch):
         assert ("100,000,000 steps of searches were counted" in words) == long
         assert ("by an estimate" in words) == long
         assert not long or re.search(r"this takes about \d+ h \d\d min by an estimate", words)
-    assert commands.LONG == 600
+    assert shared.LONG == 600

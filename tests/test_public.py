@@ -149,7 +149,7 @@ EVERY_TABLE = {
     "models": [{"name": "mlp"}],
     "attacks": [{"name": "linear_inversion"}],
     "defenses": [{"name": "none"}, {"links": [{"name": "sign"}]}],
-    **{key: {} for key in ("data", "threat", "thresholds", "utility", "floor", "risk", "metrics")},
+    **{key: {} for key in ("data", "threat", "criterion", "utility", "floor", "risk", "metrics")},
 }
 
 
@@ -188,7 +188,7 @@ def _record_fields():
             "models": [{"name": "mlp", "hidden": [8]}],
             "defenses": [{"name": "dp_sgd"}],
             "attacks": [{"name": "linear_inversion"}],
-            "floor": {"images": 2, "components": 4},
+            "error_bound": {"images": 2, "components": 4},
             "utility": {"rounds": 1, "clients": 1, "repeats": 1},
         }
     )
@@ -318,7 +318,7 @@ def test_what_a_page_uses_is_public(page):
         ("import leakbound as lb\nlb.data.load('digits')", True),
         ("from leakbound.defenses.base import Defense", True),
         ("from leakbound.bounds import composition as c\nc.subsampled.log(1)", True),
-        ("from leakbound.audit.cells import run_utility", False),
+        ("from leakbound.audit.experiment import run_training", False),
         ("from leakbound import bounds\nbounds.identification.log_blind(None, 0)", False),
         ("import leakbound.report.evidence\nleakbound.report.evidence.page({})", False),
     ],

@@ -150,7 +150,7 @@ def test_a_page_says_how_to_run_it(entry, hooks, monkeypatch):
         cli.main(shlex.split(line)[1:])
     assert end.value.code == 0
     plan = {"models": [{"name": "mlp"}], "attacks": [{"name": "mean_image"}]}
-    assert parse({"defenses": [{"name": "none"}]} | plan | tomllib.loads(table)).cells()
+    assert parse({"defenses": [{"name": "none"}]} | plan | tomllib.loads(table)).experiments()
     code = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
     made: dict[str, object] = {}
     exec(compile(code, entry.name, "exec"), made)

@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from leakbound import check
+from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
 from leakbound.pairing import Paired, squared_distances
 
 __all__ = [
@@ -88,35 +87,6 @@ def psnr(paired: Paired, *, data_range: float) -> Values:
     floor = 10 ** (-PSNR_CAP / 10)
     ratios = [error / data_range**2 for error in _errors(paired, data_range)]
     return [-10 * math.log10(max(ratio, floor)) for ratio in ratios]
-
-
-def mse_of_psnr(psnr: Any, data_range: float) -> Any:
-    """The mean squared error R^2 / 10^(PSNR / 10) of a PSNR in dB, in squared input units.
-
-    Shapes: a number or a numpy array; the answer the same.
-
-    Args:
-        psnr: in dB.
-        data_range: R, high - low in input units.
-
-    Example:
-        >>> mse_of_psnr(20.0, data_range=1.0)
-        0.01
-    """
-    return data_range**2 / 10 ** (psnr / 10)
-
-
-def psnr_of_mse(mse: Any, data_range: float) -> Any:
-    """The PSNR 10 log10(R^2 / MSE) in dB: the inverse of `mse_of_psnr`; infinite for an MSE of 0.
-
-    Example:
-        >>> psnr_of_mse(0.01, data_range=1.0), psnr_of_mse(0.0, data_range=1.0)
-        (20.0, inf)
-    """
-    if isinstance(mse, np.ndarray):
-        with np.errstate(divide="ignore"):
-            return 10 * np.log10(data_range**2 / mse)
-    return 10 * math.log10(data_range**2 / mse) if mse > 0 else math.inf
 
 
 def ssim(paired: Paired, *, data_range: float) -> Values:

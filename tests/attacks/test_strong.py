@@ -54,10 +54,10 @@ def test_features_are_in_the_answer_and_in_the_record(scene):
         "batch_sizes": [2],
     }
     (result,) = [r for r in run(parse(plan), pictures=False) if "cell" in r.record]
-    known = result.record["features"]
-    assert known["layer"] == answer.layer
-    assert known["span"] < 1e-3
-    assert len(known["errors"]) == 2
+    known = result.record.features
+    assert known.layer == answer.layer
+    assert known.span < 1e-3
+    assert len(known.errors) == 2
 
 
 def test_a_malicious_server_plants_the_head_that_the_tensor_method_reads(scene):

@@ -37,9 +37,9 @@ def test_no_bound_covers_an_attacker_who_is_told_them(known):
         "threat": {"statistics_known": known},
     }
     (result,) = [r for r in run(parse(plan), pictures=False) if "cell" in r.record]
-    assert result.record["status"] == "ok", result.record["reason"]
-    assert bool(result.record["bounds"]) is not known
-    assert ("no bound covers" in (result.record["bounds_note"] or "")) is known
+    assert result.record.status == "ok", result.record.reason
+    assert bool(result.record.bounds) is not known
+    assert ("no bound covers" in (result.record.bounds_note or "")) is known
 
 
 @pytest.mark.parametrize("defense", [Mixup(), NoisyCopy(1.0)])

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from leakbound import audit
-from leakbound._util.files import encode
+from leakbound.assess.record import encode
 from leakbound.attacks import BestOf
 from leakbound.attacks.matching import attack as matching
 from leakbound.attacks.matching.loop import WIDTH
 from leakbound.audit import bundles as bundles_module
-from leakbound.audit import cells as cells_module
-from leakbound.audit.bundles import bundles, run_cells
-from leakbound.audit.plan import Cell
+from leakbound.audit import experiment as experiments
+from leakbound.audit.bundles import bundles, run_experiments
+from leakbound.audit.plan import Experiment
 from leakbound.types import NotApplicable
 
 
@@ -47,13 +47,13 @@ def few(table):
     table["defenses"] = table["defenses"][:2]
     table["defenses"][1]["noise_std"] = [0.001, 0.1]
     plan = audit.parse(table)
-    assert len(plan.cells()) == 9
+    assert len(plan.experiments()) == 9
     return plan
 
 
 def _alone(plan):
-    bench = audit.Bench(plan.data)
-    return {cell.id: audit.run_cell(cell, bench) for cell in plan.cells()}
+    bench = audit.PlanContext(plan.data)
+    return {cell.id: audit.run_experiment(cell, bench) for cell in plan.experiments()}
 
 
 def _same(found, wanted):
@@ -74,9 +74,9 @@ def test_records_are_those_of_each_cell_alone(table):
     plan = audit.parse(table)
     found = _collected(audit.run(plan))
     _same(found, _alone(plan))
-    statuses = Counter(result.record["status"] for result in found.values())
+    statuses = Counter(result.record.status for result in found.values())
     assert set(statuses) == {"ok", "not_applicable"}
-    problems = {str(result.record["problem"])[:17] for result in found.values()}
+    problems = {str(result.record.problem)[:17] for result in found.values()}
     assert "gradient vanished" in problems
 
 
@@ -89,14 +89,14 @@ def test_two_workers_give_the_same_records_of_a_large_plan(table):
     table["utility"] = {"rounds": 2, "repeats": 1}
     plan = audit.parse(table)
     found = _collected(audit.run(plan, workers=2))
-    cells = {cell.id for cell in plan.cells()}
-    assert set(found) - cells == {unit.id for unit in plan.utility_cells()}
+    cells = {cell.id for cell in plan.experiments()}
+    assert set(found) - cells == {unit.id for unit in plan.trainings()}
     _same({id: result for id, result in found.items() if id in cells}, _alone(plan))
 
 
 @pytest.mark.parametrize("done", [(0,), (1, 2, 5), (0, 1, 2, 3, 4, 5, 6, 7)], ids=str)
 def test_a_resumed_run_gives_the_same_records(few, done):
-    ids = [few.cells()[place].id for place in done]
+    ids = [few.experiments()[place].id for place in done]
     wanted = {id: result for id, result in _alone(few).items() if id not in ids}
     _same(_collected(audit.run(few, done=ids)), wanted)
 
@@ -106,7 +106,7 @@ def test_cells_are_started_before_their_results_come(few):
     for result in audit.run(few, started=lambda unit: events.append(("started", unit.id))):
         events.append(("done", result.id))
     assert Counter(kind for kind, _ in events) == {"started": 9, "done": 9}
-    for cell in few.cells():
+    for cell in few.experiments():
         assert events.index(("started", cell.id)) < events.index(("done", cell.id))
 
 
@@ -117,9 +117,9 @@ def test_cells_are_started_before_their_results_come(few):
 )
 @pytest.mark.parametrize("stage", ["attack", "round", "verdict"])
 def test_one_that_throws_leaves_the_others_alone(few, monkeypatch, error, status, stage):
-    wanted, victim = _alone(few), few.cells()[4]
+    wanted, victim = _alone(few), few.experiments()[4]
     if stage == "attack":
-        begin, source = matching.begin, cells_module.source_of(victim).initial_seed()
+        begin, source = matching.begin, experiments.source_of(victim).initial_seed()
 
         def search(settings, objective, generator, **more):
             # its stream is shared with the other defenses: those of its seed all throw
@@ -128,24 +128,24 @@ def test_one_that_throws_leaves_the_others_alone(few, monkeypatch, error, status
             return begin(settings, objective, generator, **more)
 
         monkeypatch.setattr(matching, "begin", search)
-        victims = {cell.id for cell in few.cells() if cell.seed == victim.seed}
+        victims = {cell.id for cell in few.experiments() if cell.seed == victim.seed}
     else:
-        name = "play_cell" if stage == "round" else "_judge"
-        function, place = getattr(cells_module, name), 0 if stage == "round" else 1
+        name = "play_round" if stage == "round" else "_judge"
+        function, place = getattr(experiments, name), 0 if stage == "round" else 1
 
         def wrapped(*given):
             if given[place].id == victim.id:
                 raise error
             return function(*given)
 
-        monkeypatch.setattr(cells_module, name, wrapped)
+        monkeypatch.setattr(experiments, name, wrapped)
         victims = {victim.id}
     found = _collected(audit.run(few))
     others = {id: result for id, result in found.items() if id not in victims}
     _same(others, {id: result for id, result in wanted.items() if id not in victims})
     for id in victims:
-        assert found[id].record["status"] == status
-        assert found[id].record["reason"] in ("not this", "RuntimeError: crash")
+        assert found[id].record.status == status
+        assert found[id].record.reason in ("not this", "RuntimeError: crash")
     assert len(found) == len(wanted)
 
 
@@ -153,7 +153,7 @@ def test_ctrl_c_is_no_failed_cell(few, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cells_module, "play_cell", stop)
+    monkeypatch.setattr(experiments, "play_round", stop)
     with pytest.raises(KeyboardInterrupt):
         list(audit.run(few))
 
@@ -170,7 +170,7 @@ def test_a_model_that_cannot_be_built_fails_alone(table, user_module):
     table["defenses"], table["batch_sizes"] = table["defenses"][:1], [1]
     plan = audit.parse(table)
     found = _collected(audit.run(plan))
-    statuses = {(c.model.name == broken, found[c.id].record["status"]) for c in plan.cells()}
+    statuses = {(c.model.name == broken, found[c.id].record.status) for c in plan.experiments()}
     assert statuses == {(True, "failed"), (False, "ok")}
 
 
@@ -178,7 +178,7 @@ def test_threads_are_put_back(few):
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        run_cells(few.cells(), audit.Bench(few.data))
+        run_experiments(few.experiments(), audit.PlanContext(few.data))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
@@ -189,18 +189,18 @@ def test_what_goes_together(table):
     table["utility"], table["seeds"] = {"rounds": 1, "repeats": 2}, [0, 1, 2]
     table["attacks"].append({"name": "inverting_gradients", "steps": 4})
     plan = audit.parse(table)
-    units = [*plan.utility_cells(), *plan.cells()]
-    found = bundles(units, audit.Bench(plan.data))
+    units = [*plan.trainings(), *plan.experiments()]
+    found = bundles(units, audit.PlanContext(plan.data))
     together = [unit for bundle in found for unit in bundle]
     assert Counter(unit.id for unit in together) == Counter(unit.id for unit in units)
     for bundle in found:
         kinds = {
-            (unit.attack, unit.model, unit.batch_size) if isinstance(unit, Cell) else unit.id
+            (unit.attack, unit.model, unit.batch_size) if isinstance(unit, Experiment) else unit.id
             for unit in bundle
         }
         assert len(kinds) == 1
         assert len(bundle) <= WIDTH
-        alone = not isinstance(bundle[0], Cell) or bundle[0].attack.name == "linear_inversion"
+        alone = not isinstance(bundle[0], Experiment) or bundle[0].attack.name == "linear_inversion"
         assert len(bundle) == 1 or not alone
     place = {unit.id: number for number, unit in enumerate(units)}
     firsts = [place[bundle[0].id] for bundle in found]
@@ -214,23 +214,23 @@ def test_what_goes_together(table):
     ids=str,
 )
 def test_few_cells_are_spread_over_all_workers(few, workers, sizes):
-    found = bundles(few.cells(), audit.Bench(few.data), workers)
+    found = bundles(few.experiments(), audit.PlanContext(few.data), workers)
     assert [len(bundle) for bundle in found] == sizes
 
 
 def test_large_models_go_alone(few, monkeypatch):
-    bench = audit.Bench(few.data)
+    bench = audit.PlanContext(few.data)
     size = bench.size(few.models[0])
     monkeypatch.setattr(bundles_module, "LARGEST", size)
-    assert len(bundles(few.cells(), bench)) == 2
+    assert len(bundles(few.experiments(), bench)) == 2
     monkeypatch.setattr(bundles_module, "LARGEST", size - 1)
-    assert [len(bundle) for bundle in bundles(few.cells(), bench)] == [1] * 9
+    assert [len(bundle) for bundle in bundles(few.experiments(), bench)] == [1] * 9
 
 
 def test_one_cell_alone_needs_no_company(few, monkeypatch):
-    monkeypatch.setattr(cells_module, "judged", None)
-    cell, bench = few.cells()[0], audit.Bench(few.data)
-    assert run_cells([cell], bench)[0].record["status"] == "ok"
+    monkeypatch.setattr(bundles_module, "_both", None)
+    cell, bench = few.experiments()[0], audit.PlanContext(few.data)
+    assert run_experiments([cell], bench)[0].record.status == "ok"
 
 
 def test_an_attack_that_loses_answers_does_not_end_the_audit(few, monkeypatch):
@@ -238,5 +238,5 @@ def test_an_attack_that_loses_answers_does_not_end_the_audit(few, monkeypatch):
     found = _collected(audit.run(few))
     assert len(found) == 9
     for result in found.values():
-        assert result.record["status"] == "failed"
-        assert result.record["reason"] == "many returned 0 answers to 1"
+        assert result.record.status == "failed"
+        assert result.record.reason == "many returned 0 answers to 1"

@@ -7,7 +7,7 @@ import torch
 
 from leakbound import audit
 from leakbound._util import files
-from leakbound.audit.bench import usable
+from leakbound.audit.context import usable
 from leakbound.audit.plan import DataSpec
 from leakbound.cli import main
 
@@ -27,7 +27,7 @@ def test_the_command_says_so_too(capsys, tmp_path):
 
 
 def test_everything_handed_out_is_on_the_device():
-    bench = audit.Bench(DataSpec("digits"))
+    bench = audit.PlanContext(DataSpec("digits"))
     bench.device = torch.device("meta")
     (batch,) = bench.batches(3, 1, seed=0)
     for own in (batch, bench.public, bench.batch(torch.tensor([1, 2]))):

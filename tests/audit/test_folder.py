@@ -12,8 +12,8 @@ from filelock import FileLock
 
 from leakbound import audit, report
 from leakbound._util import files
-from leakbound.audit import cells as cells_module
-from leakbound.audit import records, run_file
+from leakbound.audit import experiment as experiments
+from leakbound.audit import journal, run_file
 from leakbound.report.folder import read
 
 
@@ -38,9 +38,13 @@ def runs(folder: Path) -> int:
 
 def test_what_a_run_leaves(tiny, done):
     lines = (done / "records.jsonl").read_text().splitlines()
-    assert [json.loads(line)["cell"] for line in lines] == [cell.id for cell in tiny.cells()]
-    units = [json.loads(line)["unit"] for line in (done / "utility.jsonl").read_text().splitlines()]
-    assert units == [unit.id for unit in tiny.utility_cells()]
+    assert [json.loads(line)["experiment"] for line in lines] == [
+        cell.id for cell in tiny.experiments()
+    ]
+    units = [
+        json.loads(line)["training"] for line in (done / "utility.jsonl").read_text().splitlines()
+    ]
+    assert units == [unit.id for unit in tiny.trainings()]
     assert runs(done) == 6
     for path in [done, *done.rglob("*")]:
         wanted = 0o700 if path.is_dir() else 0o600
@@ -56,7 +60,7 @@ def test_again_changes_nothing(tiny, done):
     outcome = audit.audit(tiny, done)
     assert content(done) == before
     assert runs(done) == 6
-    assert (outcome.cells, outcome.failed) == (4, 0)
+    assert (outcome.experiments, outcome.failed) == (4, 0)
     assert sum(outcome.counts.values()) == 4
     assert set(outcome.counts) <= {"exposed", "undecided"}
 
@@ -137,7 +141,7 @@ def test_what_is_not_compared_in_run_json_is_written_anew(tiny, done):
     about = json.loads((done / "run.json").read_text())
     (done / "run.json").unlink()
     del about["written_by"]
-    text = json.dumps(about, indent=1).replace('"cells": 4', '"cells": NaN')
+    text = json.dumps(about, indent=1).replace('"experiments": 4', '"experiments": NaN')
     files.write(done / "run.json", text.encode())
     with pytest.raises(ValueError, match="NaN"):
         report.write(done)
@@ -258,7 +262,7 @@ def test_a_full_disk_keeps_what_was_recorded(tiny, done, tmp_path, monkeypatch):
                 audit.audit(tiny, folder)
         kept = runs(folder) if (folder / "timings.jsonl").exists() else 0
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(records.warnings, "warn", lambda *_, **__: None)
+            patch.setattr(journal.warnings, "warn", lambda *_, **__: None)
             audit.audit(tiny, folder)
         assert content(folder) == content(done)
         assert runs(folder) <= 6
@@ -270,7 +274,7 @@ def test_an_os_error_of_a_cell_or_of_the_screen_is_not_the_folders(tiny, tmp_pat
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(cells_module, "play_cell", broken)
+        patch.setattr(experiments, "play_round", broken)
         outcome = audit.audit(tiny, tmp_path / "a")
     assert outcome.failed == 4
     assert outcome.counts == {"failed": 4}
@@ -307,7 +311,7 @@ def test_an_image_is_never_private_and_public(table, tmp_path):
     np.savez(tmp_path / "data.npz", inputs=inputs, labels=np.arange(60) % 30 % 3)
     table["data"] = {"source": f"npz:{tmp_path / 'data.npz'}"}
     plan = audit.parse(table | {"utility": {"rounds": 0}})
-    bench = audit.Bench(plan.data)
+    bench = audit.PlanContext(plan.data)
     images = [one.tobytes() for one in bench.dataset.inputs.numpy()]
     kept = {part: {images[i] for i in rows} for part, rows in bench.splits.items()}
     assert not kept["private"] & kept["public"]

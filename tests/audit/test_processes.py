@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from leakbound import audit
-from leakbound.audit import cells as cells_module
-from leakbound.audit.cells import DIED
+from leakbound.audit import experiment as experiments
+from leakbound.audit.experiment import DIED
 
 LONG = 600
 """Seconds until something hangs: a loaded machine takes long, too."""
@@ -248,7 +248,7 @@ def test_a_unit_whose_worker_was_killed_is_no_result(times, table, tmp_path, use
         killer.join()
     if times == 3:
         (record,) = map(json.loads, (tmp_path / "run" / "records.jsonl").read_bytes().splitlines())
-        assert (record["status"], record["reason"]) == ("failed", DIED)
+        assert (record.status, record.reason) == ("failed", DIED)
         assert audit.audit(plan, tmp_path / "run").failed == 0
     assert outcome(tmp_path / "run") == outcome(tmp_path / "undisturbed")
 
@@ -258,7 +258,7 @@ def test_a_lack_of_memory_is_no_result_either(tiny, tmp_path, monkeypatch):
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(cells_module, "play_cell", full)
+        patch.setattr(experiments, "play_round", full)
         assert audit.audit(tiny, tmp_path / "run").failed == 4
     assert audit.audit(tiny, tmp_path / "run").failed == 0
 
@@ -288,12 +288,12 @@ def test_a_process_that_dies_costs_its_own_cells_only(table, tmp_path, user_modu
     result = audit.audit(plan, tmp_path / "run", workers=2)
     assert result.failed == 2
     rows = [json.loads(r) for r in (tmp_path / "run" / "records.jsonl").read_bytes().splitlines()]
-    assert [row["status"] for row in rows] == ["ok", "failed"]
-    assert rows[1]["reason"] == DIED
-    assert rows[1]["verdict"] == "undecided"
+    assert [row.status for row in rows] == ["ok", "failed"]
+    assert rows[1].reason == DIED
+    assert rows[1].verdict == "undecided"
     again = [json.loads(t) for t in (tmp_path / "run" / "utility.jsonl").read_bytes().splitlines()]
-    assert [row["status"] for row in again] == ["ok", "failed"]
-    alone = audit.run_cell(plan.cells()[0], audit.Bench(plan.data)).record
+    assert [row.status for row in again] == ["ok", "failed"]
+    alone = audit.run_experiment(plan.experiments()[0], audit.PlanContext(plan.data)).record
     assert rows[0] == alone
 
 
@@ -329,7 +329,7 @@ def test_a_data_set_that_changes_while_the_audit_runs(table, tmp_path):
     write()
     table["data"]["source"] = f"npz:{file}"
     plan = audit.parse(table | {"utility": {"rounds": 0}})
-    bench = audit.Bench(plan.data)
+    bench = audit.PlanContext(plan.data)
     assert bench.dataset.classes == 4
     write()
     with pytest.raises(ValueError, match="changed while the audit ran"):

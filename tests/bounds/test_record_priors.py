@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from leakbound.audit.corridor import Setting, corridor
 from leakbound.bounds import identification
 from leakbound.bounds.record_priors import (
     Estimate,
@@ -15,6 +14,7 @@ from leakbound.bounds.record_priors import (
     answer,
 )
 from leakbound.bounds.record_priors import GaussianPart as Part
+from leakbound.risk.corridor import TrainingSetting, corridor
 
 DIM = 12
 ETA = 0.15
@@ -225,19 +225,19 @@ def test_intervals_cover():
 def test_rungs_feed_the_corridor(rungs):
     eta = np.array([0.05, ETA])
     for rung in rungs:
-        upper = corridor(Setting(0.5, dim=DIM), eta, log_kappa=rung.log_kappa).upper
+        upper = corridor(TrainingSetting(0.5, dim=DIM), eta, log_kappa=rung.log_kappa).upper
         direct = identification.gaussian(0.5, log_kappa=rung.log_kappa(eta))
         np.testing.assert_allclose(upper, direct, rtol=1e-3)
 
 
 def test_scopes_say_what_both_edges_cover(rungs):
     for rung in rungs:
-        assert rung.upper_scope.covers == "all"
-        assert "sharper prior" in rung.upper_scope.not_said
+        assert rung.bound_scope.covers == "all"
+        assert "sharper prior" in rung.bound_scope.not_said
         assert rung.name
         assert rung.dim == DIM
-    assert {rung.lower_scope.covers for rung in rungs[1:]} == {"attained"}
-    assert rungs[0].lower_scope.covers == "trap"
+    assert {rung.attained_scope.covers for rung in rungs[1:]} == {"attained"}
+    assert rungs[0].attained_scope.covers == "trap"
 
 
 def test_blind_success_grows_and_has_limits(rungs):

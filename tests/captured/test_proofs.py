@@ -60,8 +60,8 @@ def attacked(update, before, build=mlp, kind="weights", attacks=LINEAR, **told):
 
 def of(outcome):
     """Findings by name, notes as one text, and the certificate."""
-    own = outcome.records[0]["capture"]
-    return {f["name"]: f for f in own["findings"]}, " ".join(own["notes"]), own["certificate"]
+    own = outcome.records[0].capture
+    return {f.name: f for f in own.findings}, " ".join(own.notes), own.certificate
 
 
 @pytest.mark.parametrize("deviation", [0.3081, 0.5])
@@ -88,7 +88,7 @@ def test_an_image_that_is_hardly_cut_off_is_not_certified(digits):
     before, _, gradient = trained(mlp(), bright)
     outcome = attacked(gradient, before, kind="gradient")
     _, notes, proof = of(outcome)
-    assert outcome.records[0]["capture"]["explained"]["direction"] > 0.999
+    assert outcome.records[0].capture.explained.direction > 0.999
     assert proof is None
     assert "from 0 to 1.01, outside of input_range" in notes
 
@@ -131,7 +131,7 @@ def certified(model, inputs, labels, after=lambda update: update, optimizer=None
     except ValueError:  # the number of examples has to be given
         return None, None
     error = None if found.best is None else float((found.best.inputs - inputs).abs().max())
-    return found.records[0]["capture"]["certificate"], error
+    return found.records[0].capture.certificate, error
 
 
 @pytest.mark.parametrize("kind", ["relu", "linear", "tanh"])
@@ -219,23 +219,23 @@ def test_a_certificate_is_an_exposure(digits, tmp_path):
     batch = some(digits, 1)
     before, after, _ = trained(mlp(), batch)
     found = attacked(after, before, out=tmp_path / "run")
-    assert found.records[0]["verdict"] == "exposed (certified)"
+    assert found.records[0].verdict == "exposed (certified)"
     assert found.counts == {"exposed (certified)": 1}
     page = found.page.read_text("utf-8")
     main = page[page.index("<main") :]
     first = main.index("<img")
     assert "Exposed for certain</h2>" in main[:first]
     assert "banner" not in main[:first], "the input is the first thing on the page"
-    assert "1 captured update gives the client" in main[:first]
-    assert attacked(after, before, truth=batch).records[0]["verdict"] == "exposed"
+    assert "1 captured update reveals the client" in main[:first]
+    assert attacked(after, before, truth=batch).records[0].verdict == "exposed"
 
 
 def test_a_truth_that_contradicts_a_certificate_is_no_verdict(digits):
     before, after, _ = trained(mlp(), some(digits, 1))
     other = Batch(digits.inputs[20:21], digits.labels[20:21])
     (record,) = attacked(after, before, truth=other).records
-    assert record["status"] == "failed"
-    assert "a certificate says that the reconstruction is the input, and the" in record["reason"]
+    assert record.status == "failed"
+    assert "a certificate says that the reconstruction is the input, and the" in record.reason
 
 
 def test_several_steps_are_certified_where_their_replay_explains_them(digits):
@@ -265,8 +265,8 @@ def test_rounding_to_half_precision_makes_no_examples(kind, name, digits):
     )
     assert "has the rank of at least" not in notes
     found, notes, _ = of(attacked(half(sent), own, kind="weights" if "after" in kind else kind))
-    assert found["batch size"]["value"] == "1"
-    assert found["labels"]["value"] == str(int(some(digits, 1).labels))
+    assert found["batch size"].value == "1"
+    assert found["labels"].value == str(int(some(digits, 1).labels))
 
 
 @pytest.mark.parametrize("count", [2, 4, 16])
@@ -274,9 +274,9 @@ def test_the_rank_in_float16_still_counts_several_examples(count, digits):
     before, _, gradient = trained(mlp(), some(digits, count))
     half = {k: v.half() for k, v in gradient.items()}
     found, _, _ = of(attacked(half, before, kind="gradient"))
-    assert found["batch size"]["value"] == str(count)
+    assert found["batch size"].value == str(count)
     wide = {k: v.float() for k, v in half.items()}  # as mixed precision leaves it
-    assert of(attacked(wide, before, kind="gradient"))[0]["batch size"]["value"] == str(count)
+    assert of(attacked(wide, before, kind="gradient"))[0]["batch size"].value == str(count)
 
 
 OTHERS = {
@@ -291,7 +291,7 @@ def test_a_true_batch_size_is_taken_from_any_optimizer(name, digits):
     before, after, _ = trained(mlp(), some(digits, 4), **OTHERS[name])
     outcome = attacked(after, before, examples=4, learning_rate=RATE, steps=1)
     _, notes, _ = of(outcome)
-    assert outcome.records[0]["batch_size"] == 4
+    assert outcome.records[0].batch_size == 4
     assert "float16 or mixed precision, Adam, weight decay or undeclared noise would" in notes
 
 
@@ -300,34 +300,34 @@ def test_a_batch_size_under_the_rank_is_noted(digits):
     outcome = attacked(after, before, examples=3)
     words = "batch size 3 was told, but the gradient of the layer '1' has the rank of at least 4"
     assert words in of(outcome)[1]
-    assert outcome.records[0]["batch_size"] == 3
+    assert outcome.records[0].batch_size == 3
 
 
 def test_what_ranks_say_is_said_with_its_assumption(digits):
     before, after, _ = trained(mlp(), some(digits, 2))
-    assert "if the client ran plain SGD" in of(attacked(after, before))[0]["batch size"]["how"]
+    assert "if the client ran plain SGD" in of(attacked(after, before))[0]["batch size"].how
     before, after, _ = trained(mlp(), some(digits, 1), weight_decay=1e-3)
     with pytest.raises(ValueError, match="if the client ran plain SGD in full precision"):
         attacked(after, before)
     before, after, _ = trained(mlp(), some(digits, 1), steps=3, momentum=0.9, lr=3e-4)
     steps = of(attacked(after, before, learning_rate=3e-4))[0]["local steps"]
-    assert not steps["sure"]
-    assert "if the client ran plain SGD" in steps["how"]
+    assert not steps.sure
+    assert "if the client ran plain SGD" in steps.how
 
 
 @pytest.mark.parametrize("noise", [2.0, 20.0])
 def test_declared_noise_that_was_not_added_bounds_nothing(noise, digits):
     before, after, _ = trained(mlp(), some(digits, 1))
     outcome = attacked(
-        after, before, examples=1, steps=1, learning_rate=RATE, public="mnist5k", threshold=30.0,
+        after, before, examples=1, steps=1, learning_rate=RATE, public="mnist5k", psnr=30.0,
         defense=defenses.DpSgd(clip_norm=1.0, noise_multiplier=noise),
     )  # fmt: skip
     (record,) = outcome.records
     assert "of the declared noise's energy: that noise was not added" in of(outcome)[1]
-    assert record["bounds"] == []
-    assert "was not added" in record["bounds_note"]
-    assert record["verdict"] == "undecided"
-    assert record["release"]["noise_share"] is None
+    assert record.bounds == []
+    assert "was not added" in record.bounds_note
+    assert record.verdict == "undecided"
+    assert record.release.noise_share is None
 
 
 def test_without_the_rate_honest_noise_is_not_called_missing(digits):
@@ -338,8 +338,8 @@ def test_without_the_rate_honest_noise_is_not_called_missing(digits):
     for rate in (RATE, None):
         outcome = attacked(noisy, before, learning_rate=rate, **noise)
         assert "was not added" not in of(outcome)[1]
-    assert "cannot be held against it" in of(outcome)[0]["learning rate"]["how"]
-    assert outcome.records[0]["release"]["noise_share"] is None
+    assert "cannot be held against it" in of(outcome)[0]["learning rate"].how
+    assert outcome.records[0].release.noise_share is None
     assert "was not added" in of(attacked(after, before, learning_rate=RATE, **noise))[1]
 
 
@@ -390,19 +390,19 @@ def test_a_delta_called_a_gradient_makes_no_class_certain(digits):
     before, after, _ = trained(mlp(), some(digits, 1))
     delta = {k: after[k] - before[k] for k in before}
     found, notes, _ = of(attacked(delta, before, kind="gradient"))
-    assert "for certain" not in found["labels"]["how"]
-    assert not found["labels"]["sure"]
+    assert "for certain" not in found["labels"].how
+    assert not found["labels"].sure
     assert "more than there are examples: no class is certain" in notes
     assert "--kind delta" in notes
     found, notes, _ = of(attacked(delta, before, kind="delta"))
-    assert "for certain" in found["labels"]["how"]
+    assert "for certain" in found["labels"].how
     assert "no class is certain" not in notes
 
 
 def test_weights_of_another_start_make_no_class_certain(digits):
     _, after, _ = trained(convolutions(), some(digits, 1))
     found, notes, _ = of(attacked(after, None, lambda: convolutions(9), examples=200))
-    assert "for certain" not in found["labels"]["how"]
+    assert "for certain" not in found["labels"].how
     assert "cross-entropy's to 0: no class is certain" in notes
     assert "--before" in notes
 
@@ -418,14 +418,14 @@ def test_told_labels_that_the_update_contradicts_are_noted(digits):
 
 def test_an_empty_defense_is_no_declared_noise(digits):
     before, after, _ = trained(mlp(), some(digits, 1))
-    found, _, _ = of(attacked(after, before, defense=defenses.NoDefense()))
-    assert "declared noise" not in found["learning rate"]["how"]
+    found, _, _ = of(attacked(after, before, defense=defenses.chain()))
+    assert "declared noise" not in found["learning rate"].how
 
 
 def test_one_attack_may_be_named_alone(digits):
     before, after, _ = trained(mlp(), some(digits, 1))
     outcome = attacked(after, before, attacks="linear_inversion")
-    assert [r["attack"]["name"] for r in outcome.records] == LINEAR
+    assert [r.attack.name for r in outcome.records] == LINEAR
 
 
 def test_the_page_of_several_updates_without_truth_claims_no_truth(digits, tmp_path):

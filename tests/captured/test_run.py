@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from leakbound import captured, data, models
+from leakbound.assess.record import Assessment, decode
 from leakbound.audit import run_file
-from leakbound.captured import Told, load
-from leakbound.captured.records import Explained, explained
+from leakbound.captured import TrainingInfo, load
+from leakbound.captured.assess import Explained, explained
 from leakbound.defenses import Clip, ClipExamples, GaussianMechanism, Mean, SecureAggregation, chain
 from leakbound.random import stream
 from leakbound.types import Batch, Gaussian, Reconstruction
@@ -59,11 +60,11 @@ def test_one_step_on_one_image_gives_the_image_away_with_a_certificate(digits):
     before, after = trained(mlp(), batch)
     found = captured.attack(after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR)
     (record,), found_at = found.records, named(found)
-    assert record["metrics"] is None
-    assert record["verdict"] == "exposed (certified)"
-    assert record["capture"]["explained"]["direction"] > 1 - 1e-6
-    assert record["capture"]["explained"]["scale"] == pytest.approx(RATE, rel=1e-3)
-    assert "outer product" in record["capture"]["certificate"]
+    assert record.metrics == {}
+    assert record.verdict == "exposed (certified)"
+    assert record.capture.explained.direction > 1 - 1e-6
+    assert record.capture.explained.scale == pytest.approx(RATE, rel=1e-3)
+    assert "outer product" in record.capture.certificate
     assert (found_at["batch size"].value, found_at["batch size"].sure) == ("1", False)
     assert (found_at["labels"].value, found_at["labels"].sure) == (str(int(batch.labels)), True)
     assert torch.allclose(found.best.inputs, batch.inputs, atol=1e-4)
@@ -97,8 +98,8 @@ def test_the_truth_makes_it_a_measured_record(digits):
     found = captured.attack(
         after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR, truth=batch
     )
-    assert found.records[0]["metrics"]["psnr"][0] > 60
-    assert found.records[0]["verdict"] == "exposed"
+    assert found.records[0].metrics["psnr"][0] > 60
+    assert found.records[0].verdict == "exposed"
 
 
 @pytest.mark.parametrize("steps", [1, 3, 12])
@@ -109,7 +110,7 @@ def test_local_steps_on_one_image_are_counted_by_replaying_them(steps, digits):
     )
     told = named(found)["local steps"]
     assert (told.value, told.sure) == (str(steps), True)
-    assert found.records[0]["capture"]["explained"]["share"] > 1 - 1e-6
+    assert found.records[0].capture.explained.share > 1 - 1e-6
 
 
 def test_a_wrong_rate_does_not_pass_for_a_replay(digits):
@@ -178,9 +179,9 @@ def test_an_attack_that_does_not_apply_says_why(digits):
     found = captured.attack(
         after, convnet(), before=before, input_shape=SHAPE, attacks=[*LINEAR, "robbing_the_fed"]
     )
-    assert [r["status"] for r in found.records] == ["not_applicable"] * 2
-    assert "no linear layer" in found.records[0]["reason"]
-    assert "the server is honest" in found.records[1]["reason"]
+    assert [r.status for r in found.records] == ["not_applicable"] * 2
+    assert "no linear layer" in found.records[0].reason
+    assert "the server is honest" in found.records[1].reason
     assert found.best is None
 
 
@@ -209,14 +210,14 @@ def test_declared_noise_gives_law_bounds_and_an_honest_share(noise, known, digit
     seen = found.understood[0].observation
     assert isinstance(seen.update.law, Gaussian)
     assert seen.update.law.covariance == pytest.approx(noise**2)
-    names = [bound["name"] for bound in record["bounds"]]
+    names = [bound.name for bound in record.bounds]
     assert names == ["tight_trace", "probability"]
-    assert record["defense"]["guarantee"] == "differential privacy"
-    assert (record["release"]["law"], record["release"]["unit"]) == ("Gaussian", "client")
-    share = record["capture"]["explained"]["share"]
-    assert share == pytest.approx(1 - record["release"]["noise_share"], abs=0.02) or not known
+    assert record.defense.guarantee == "differential privacy"
+    assert (record.release.law, record.release.unit) == ("Gaussian", "client")
+    share = record.capture.explained.share
+    assert share == pytest.approx(1 - record.release.noise_share, abs=0.02) or not known
     assert known or share < 0.1
-    assert record["capture"]["certificate"] is None
+    assert record.capture.certificate is None
 
 
 def test_under_a_declared_defense_nothing_is_certified(digits):
@@ -225,8 +226,8 @@ def test_under_a_declared_defense_nothing_is_certified(digits):
         after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR, examples=1,
         defense=Clip(1e6),
     )  # fmt: skip
-    assert found.records[0]["status"] == "ok"
-    assert found.records[0]["capture"]["certificate"] is None
+    assert found.records[0].status == "ok"
+    assert found.records[0].capture.certificate is None
 
 
 def test_a_defense_of_several_clients_is_refused(digits):
@@ -244,8 +245,8 @@ def test_dropout_is_switched_off_and_said_so(digits):
 
     before, after = trained(build().eval(), some(digits, 1))
     found = captured.attack(after, build(), before=before, input_shape=SHAPE, attacks=LINEAR)
-    assert any("dropout" in note for note in found.records[0]["capture"]["notes"])
-    assert found.records[0]["capture"]["explained"]["direction"] > 0.999
+    assert any("dropout" in note for note in found.records[0].capture.notes)
+    assert found.records[0].capture.explained.direction > 0.999
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
@@ -264,7 +265,7 @@ def test_batch_norm_stays_in_its_mode_at_the_captured_statistics(training, digit
         after, build(), before=before, input_shape=SHAPE, learning_rate=RATE, steps=1,
         attacks=LINEAR, labels=batch.labels,
     )  # fmt: skip
-    notes = " ".join(found.records[0]["capture"]["notes"])
+    notes = " ".join(found.records[0].capture.notes)
     assert ("examples of a batch see each other" in notes) == training
     right = explained(found.understood[0], Reconstruction(batch.inputs, batch.labels))
     assert right.share > 1 - 1e-5
@@ -331,7 +332,7 @@ def test_the_folder_holds_records_that_a_report_reads_with_and_without_truth(dig
         )  # fmt: skip
         page = found.page.read_text(encoding="utf-8")
         lines = (out / "records.jsonl").read_text().splitlines()
-        assert [json.loads(line) for line in lines] == list(found.records)
+        assert [decode(line.encode(), Assessment) for line in lines] == list(found.records)
         about = json.loads((out / "run.json").read_text())
         assert about["machine"] == run_file.machine()
         assert "Captured update</h2>" in page
@@ -376,7 +377,7 @@ def test_the_same_capture_gives_the_same_records(digits):
 
 def test_told_refuses_counts_that_are_none():
     with pytest.raises(ValueError, match="steps is 0"):
-        Told(steps=0)
+        TrainingInfo(steps=0)
 
 
 @pytest.mark.slow
@@ -384,7 +385,7 @@ def test_a_convolution_network_gives_one_image_away_above_20_decibels(digits):
     batch = some(digits, 1, first=7)
     before, after = trained(convnet(), batch)
     found = captured.attack(after, convnet(), before=before, input_shape=SHAPE, truth=batch)
-    best = max(r["metrics"]["psnr"][0] for r in found.records if r["status"] == "ok")
+    best = max(r.metrics["psnr"][0] for r in found.records if r.status == "ok")
     assert best > 20
 
 
@@ -397,5 +398,5 @@ def test_one_epoch_of_minibatches_gives_some_images_away_and_not_all(digits):
         examples=32, batch_size=8, attacks=["linear_inversion", "fed_avg_matching"],
     )  # fmt: skip
     assert named(found)["local steps"].value == "4"
-    values = found.records[0]["metrics"]["psnr"]
+    values = found.records[0].metrics["psnr"]
     assert 1 <= sum(v >= 20 for v in values) < 32

@@ -10,7 +10,7 @@ from torch import nn
 
 from leakbound import data
 from leakbound.audit.plan import Spec
-from leakbound.captured import Settings, Told, findings, load
+from leakbound.captured import Settings, TrainingInfo, findings, load
 from leakbound.captured.observe import found_steps
 from leakbound.captured.run import attack_all
 
@@ -40,7 +40,7 @@ def clients():
     return model, found
 
 
-def run(clients, *, told=None, **settings):
+def run(clients, *, known=None, **settings):
     """The outcome, and what was told as the attacks went on."""
     model, captures = clients
     events = []
@@ -48,7 +48,7 @@ def run(clients, *, told=None, **settings):
         captures,
         model,
         Settings(SHAPE, **settings),
-        told=told or Told(examples=16, learning_rate=RATE),
+        known=known or TrainingInfo(examples=16, learning_rate=RATE),
         watch=lambda done, total, what, left: events.append((what, left)),
         understood=lambda case: events.append(("understood", None)),
     )
@@ -82,8 +82,8 @@ def test_the_search_for_local_steps_comes_after_the_first_attacks_and_ends(clien
 
 def test_what_is_told_is_not_searched_for(clients, monkeypatch):
     monkeypatch.setattr(findings, "searched_steps", None)
-    told = Told(examples=16, learning_rate=RATE, steps=4, batch_size=8)
-    outcome, _ = run(clients, told=told, seconds=6.0)
+    told = TrainingInfo(examples=16, learning_rate=RATE, steps=4, batch_size=8)
+    outcome, _ = run(clients, known=told, seconds=6.0)
     assert all(u.observation.task.plan.steps == 4 for u in outcome.understood)
 
 
@@ -91,9 +91,9 @@ def test_time_ends_searches_where_they_are_and_the_rest_has_no_record(clients):
     began = time.monotonic()
     outcome, events = run(clients, seconds=6.0, search=0.0)
     assert time.monotonic() - began < 60  # of searches that take ten minutes
-    ran = [r for r in outcome.records if r["attack"]["name"] != "linear_inversion"]
+    ran = [r for r in outcome.records if r.attack.name != "linear_inversion"]
     assert ran
-    cut = [r for r in ran if "stopped early, after" in (r["problem"] or "")]
+    cut = [r for r in ran if "stopped early, after" in (r.problem or "")]
     assert cut or outcome.unended
     assert len(outcome.records) + outcome.unended == 9
     left = [left for what, left in events if what.startswith("inverting")]
@@ -126,13 +126,13 @@ def test_an_interrupt_keeps_what_the_search_has_found(clients, tmp_path):
             captures[:1],
             model,
             Settings(SHAPE, attacks=(Spec("inverting_gradients"),), search=0.0),
-            told=Told(examples=16, learning_rate=RATE),
+            known=TrainingInfo(examples=16, learning_rate=RATE),
             out=out,
             watch=interrupt,
         )
     assert signal.getsignal(signal.SIGINT) is before
     record = json.loads((out / "records.jsonl").read_bytes())
-    assert record["problem"].startswith("stopped early, after")
+    assert record.problem.startswith("stopped early, after")
     assert (out / "report.html").exists()
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from leakbound.audit.cells import Result
 from leakbound.audit.engine import TRIES
+from leakbound.audit.experiment import Result
 from leakbound.cluster.dispatch import Died, Done, Ready, dispatch
 
 

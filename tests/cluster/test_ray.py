@@ -132,7 +132,7 @@ def test_a_worker_killed_in_mid_run_changes_no_byte(user_module, tmp_path):
     assert outcome(out) == outcome(tmp_path / "local")
     runs = runs_of(out)
     assert set(runs.values()) == {1}
-    assert len(runs) == len(plan.cells()) + len(plan.utility_cells()) == 48 + 8
+    assert len(runs) == len(plan.experiments()) + len(plan.trainings()) == 48 + 8
 
 
 @pytest.mark.slow
@@ -146,10 +146,12 @@ def test_a_unit_that_no_worker_survives_is_recorded_as_failed(user_module, tmp_p
     result = audit.audit(plan, tmp_path / "run", workers=2, run=cluster.engine())
     assert result.failed == 1
     rows = [json.loads(r) for r in (tmp_path / "run" / "records.jsonl").read_bytes().splitlines()]
-    assert [row["status"] for row in rows] == ["ok", "failed"]
-    assert rows[1]["reason"] == "its process died (out of memory, or a crash)"
-    assert rows[1]["verdict"] == "undecided"
-    assert rows[0] == audit.run_cell(plan.cells()[0], audit.Bench(plan.data)).record
+    assert [row.status for row in rows] == ["ok", "failed"]
+    assert rows[1].reason == "its process died (out of memory, or a crash)"
+    assert rows[1].verdict == "undecided"
+    assert (
+        rows[0] == audit.run_experiment(plan.experiments()[0], audit.PlanContext(plan.data)).record
+    )
 
 
 COMMAND = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); \
@@ -422,8 +424,8 @@ def test_an_address_where_something_else_answers(answer, monkeypatch):
 
 
 def test_a_gpu_is_refused():
-    class Bench:
+    class PlanContext:
         device = type("Device", (), {"type": "cuda"})()
 
     with pytest.raises(ValueError, match="on CPUs"):
-        list(cluster.run(audit.parse(TABLE), bench=Bench()))
+        list(cluster.run(audit.parse(TABLE), bench=PlanContext()))

@@ -126,7 +126,7 @@ def test_a_constant_feature_goes_first():
 
 
 def test_the_knowing_attacker_leaves_the_columns_out(task, batch):
-    """Told, the true input matches exactly; not told, zeroed columns look like a poor match."""
+    """Known, the true input matches exactly; unknown, zeroed columns look like a poor match."""
     seen = {}
     for known in (True, False):
         threat = ThreatModel(defense_known=known)

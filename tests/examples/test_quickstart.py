@@ -95,7 +95,7 @@ def test_capture_and_attack(tmp_path, quickstart):
         steps=1,
         attacks=[Spec("inverting_gradients", (("steps", 3),))],
     )
-    assert outcome.records[0]["status"] == "ok"
+    assert outcome.records[0].status == "ok"
     labels = quickstart.task.load_images()[0][1]
     assert outcome.answers[0].labels.tolist() == [int(labels[0])]
 
@@ -176,7 +176,7 @@ def with_snippet(snippet):
 def test_the_first_snippet_of_the_docs_in_ordinary_training(quickstart):
     """As a reader of the page has it: nobody refuses, and what leaves is defended."""
     space = with_snippet(first_snippet())
-    clip, noise = space["defense"].links
+    clip, noise = space.defense.links
     torch.manual_seed(0)
     replies = trained(space["app"], quickstart)
     assert len(replies) == 4
@@ -241,5 +241,5 @@ def test_the_commands_of_the_readme_rebuild_an_image(tmp_path, quickstart):
         attacks=[Spec("inverting_gradients", settings)],
         out=tmp_path / "report",
     )
-    assert outcome.records[0]["metrics"]["psnr"][0] > 16
+    assert outcome.records[0].metrics["psnr"][0] > 16
     assert (tmp_path / "report" / "report.html").is_file()

@@ -7,7 +7,7 @@ from flwr.app import ArrayRecord
 
 from leakbound import client
 from leakbound.captured.model import task_of
-from leakbound.captured.observe import Told, understand
+from leakbound.captured.observe import TrainingInfo, understand
 from leakbound.client import example_gradients
 from leakbound.defenses import Clip, ClipExamples, DpSgd, GaussianNoise, Mean, chain
 from leakbound.flower import DefenseMod, LeakMeter, Setup
@@ -88,7 +88,7 @@ def test_messages_of_the_trained_parameters_alone(flower, digits, batches):
         capture = capture_of(1, asked, reply)
         seen_task, notes = task_of(model(), capture, input_shape=(1, 8, 8), classes=10)
         assert "2 of 2 frozen tensors" in notes[0]
-        told = Told(examples=4, steps=1)
+        told = TrainingInfo(examples=4, steps=1)
         row = understand(capture, seen_task, told, input_shape=(1, 8, 8)).observation.update.rows[0]
         plain = client.gradient(task, *batches(0, 1)[0])
         cosine = float(torch.nn.functional.cosine_similarity(row, plain, 0))
@@ -114,4 +114,4 @@ def test_the_meter_measures_what_is_trained(flower, digits, batches, tmp_path):
     assert not flower.ask(app, model=model).has_error()
     reading = json.loads(path.read_text())
     assert reading["action"] == "send"
-    assert reading["verdict"] == "undecided"
+    assert reading.verdict == "undecided"

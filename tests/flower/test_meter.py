@@ -23,7 +23,7 @@ from leakbound.types import Batch
 
 PRIVATE = chain(ClipExamples(1.0), Mean(), GaussianMechanism(5.0))
 STRICT = Policy(on_leak="refuse")
-ACCEPTED = Policy(threshold_db=25.0, on_leak="refuse", on_undecided="refuse", probability=0.05)
+ACCEPTED = Policy(psnr=25.0, on_leak="refuse", on_undecided="refuse", probability=0.05)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_noise_of_a_seed_is_no_protection(outside, flower, setup, one, caplog, t
 
 def test_the_law_of_a_mods_noise_is_known(flower, setup, one, caplog, tmp_path):
     """The floor needs the covariance that the mod inside declared."""
-    policy = Policy(threshold_db=17.0, on_undecided="refuse")
+    policy = Policy(psnr=17.0, on_undecided="refuse")
     noise = DefenseMod(GaussianNoise(1.0), setup)
     with caplog.at_level(logging.INFO, "leakbound.meter"):
         reply = flower.ask(flower.client_app([LeakMeter(setup, policy), noise], batches=one))

@@ -52,12 +52,12 @@ TABLE = {
 
 def parsed(**changes):
     plan = audit.parse(TABLE | changes)
-    return plan, {cell.id for cell in plan.cells()}
+    return plan, {cell.id for cell in plan.experiments()}
 
 
 def through_messages(plan, bench, on_exchange=None):
     """All results of a plan's trainings, by an app in this process."""
-    units, flow = plan.utility_cells(), training.Flow()
+    units, flow = plan.trainings(), training.Flow()
     grid.run(
         training.server_app(units, bench, flow),
         training.client_app(units, bench.dataset.fingerprint),
@@ -80,17 +80,19 @@ def local():
 def test_messages_give_the_same_records(local):
     """With what clients keep, resolved defenses and sums of the cohort: byte for byte."""
     plan, _ = parsed()
-    results = through_messages(plan, audit.Bench(plan.data))
+    results = through_messages(plan, audit.PlanContext(plan.data))
     assert {r.id: encode(r.record) for r in results} == local
-    assert all(r.record["status"] == "ok" for r in results)
-    assert len({r.record["training_loss"] for r in results}) == len(DEFENSES), "each acts"
+    assert all(r.record.status == "ok" for r in results)
+    assert len({r.record.training_loss for r in results}) == len(DEFENSES), "each acts"
 
 
 def test_the_server_is_sent_the_update_alone():
     """Neither the client's state, nor its noise, nor its images are in a reply."""
     plan, _ = parsed(defenses=[{"name": "pri_prune"}])
     seen = []
-    through_messages(plan, audit.Bench(plan.data), lambda asked, reply: seen.append(reply.content))
+    through_messages(
+        plan, audit.PlanContext(plan.data), lambda asked, reply: seen.append(reply.content)
+    )
     assert len(seen) == 6 * 3
     for content in seen:
         assert set(content) == {training.SENT, training.TURN}
@@ -104,9 +106,9 @@ def test_a_training_that_fails_fails_alike():
     bad["utility"] = TABLE["utility"] | {"batch_size": 1}  # nothing to mix
     plan, done = parsed(**bad)
     here = {r.id: r.record for r in audit.run(plan, done)}
-    results = through_messages(plan, audit.Bench(plan.data))
+    results = through_messages(plan, audit.PlanContext(plan.data))
     assert {r.id: r.record for r in results} == here
-    assert sorted(r["status"] for r in here.values()) == ["failed", "ok"]
+    assert sorted(r.status for r in here.values()) == ["failed", "ok"]
 
 
 class Backwards(grid.InProcessGrid):
@@ -118,7 +120,7 @@ class Backwards(grid.InProcessGrid):
 
 def test_updates_are_in_the_order_of_the_clients_whoever_answers_first():
     plan, _ = parsed(defenses=[DEFENSES[4]])
-    (unit,), bench = plan.utility_cells(), audit.Bench(plan.data)
+    (unit,), bench = plan.trainings(), audit.PlanContext(plan.data)
     app = training.client_app([unit], bench.dataset.fingerprint)
     there = training.GridClients(Backwards(app, 3), unit, training.Flow())
     here, ages = utility._Here(unit, bench), []
@@ -144,20 +146,20 @@ def test_what_goes_wrong_on_a_client_is_the_reason(monkeypatch):
 
     monkeypatch.setattr(training, "step", failing)
     monkeypatch.setattr(utility, "step", failing)
-    (result,) = through_messages(plan, audit.Bench(plan.data))
+    (result,) = through_messages(plan, audit.PlanContext(plan.data))
     (wanted,) = audit.run(plan, done)
     assert result.record == wanted.record
-    assert result.record["reason"] == "TypeError: no such thing at 0x"
+    assert result.record.reason == "TypeError: no such thing at 0x"
     monkeypatch.setattr(training, "step", real)
 
 
 def test_a_client_with_other_data_refuses():
     plan, _ = parsed(defenses=[{"name": "none"}])
-    units, flow = plan.utility_cells(), training.Flow()
-    bench = audit.Bench(plan.data)
+    units, flow = plan.trainings(), training.Flow()
+    bench = audit.PlanContext(plan.data)
     grid.run(training.server_app(units, bench, flow), training.client_app(units, "0" * 64), 3)
     assert flow.events.get() == units[0]
-    reason = flow.events.get().record["reason"]
+    reason = flow.events.get().record.reason
     assert reason == "data source 'digits' is not the server's on this node"
 
 
@@ -165,10 +167,10 @@ def test_cells_and_gpus_are_refused():
     plan, done = parsed()
     with pytest.raises(ValueError, match="trainings alone"):
         next(training.run(plan))
-    bench = type("Bench", (), {"device": type("Device", (), {"type": "cuda"})()})()
+    bench = type("PlanContext", (), {"device": type("Device", (), {"type": "cuda"})()})()
     with pytest.raises(ValueError, match="on CPUs"):
         next(training.run(plan, done, bench=bench))
-    everything = {*done, *(unit.id for unit in plan.utility_cells())}
+    everything = {*done, *(unit.id for unit in plan.trainings())}
     assert list(training.run(plan, everything)) == []
 
 
@@ -194,7 +196,7 @@ def test_the_simulation_engine_gives_the_same_records(local):
     assert children() <= before
 
     long = audit.parse(TABLE | {"utility": TABLE["utility"] | {"rounds": 100_000}})
-    flow = training.run(long, {cell.id for cell in long.cells()}, workers=1)
+    flow = training.run(long, {cell.id for cell in long.experiments()}, workers=1)
     given = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
     timer = threading.Timer(25, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
@@ -213,4 +215,4 @@ def test_the_simulation_engine_gives_the_same_records(local):
 def test_records_hold_a_curve(local):
     for line in local.values():
         record = json.loads(line)
-        assert [number for number, _ in record["curve"]] == [0, 5, 6]
+        assert [number for number, _ in record.curve] == [0, 5, 6]

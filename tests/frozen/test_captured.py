@@ -9,7 +9,7 @@ import torch
 from leakbound import client, tensors
 from leakbound.captured import attack, load
 from leakbound.captured.model import task_of
-from leakbound.captured.observe import Told, understand
+from leakbound.captured.observe import TrainingInfo, understand
 from leakbound.types import LocalPlan, Task
 
 SHAPE, RATE = (1, 6, 6), 0.1
@@ -32,7 +32,7 @@ def own(model, state):
 
 def read(capture, model, examples=4):
     task, notes = task_of(model, capture, input_shape=SHAPE, classes=3)
-    told = Told(examples=examples, learning_rate=RATE, steps=1)
+    told = TrainingInfo(examples=examples, learning_rate=RATE, steps=1)
     understood = understand(capture, task, told, input_shape=SHAPE)
     return understood.observation, (*notes, *understood.notes)
 
@@ -133,16 +133,16 @@ def test_an_adapter_is_attacked_by_what_it_sends(make_model, batch):
         learning_rate=RATE, steps=1,
         attacks=["linear_inversion", "inverting_gradients"],
     )  # fmt: skip
-    assert [r["model"]["size"] for r in found.records] == [142, 142]
+    assert [r.model.size for r in found.records] == [142, 142]
     for record in found.records:
-        assert record["status"] == "not_applicable"
-        assert "is frozen" in record["reason"]
-    assert "give the labels" in found.records[1]["reason"]
+        assert record.status == "not_applicable"
+        assert "is frozen" in record.reason
+    assert "give the labels" in found.records[1].reason
     found = attack(
         own(model, end), model, before=start, kind="weights", input_shape=SHAPE, steps=1,
         labels=batch.labels, learning_rate=RATE, attacks=["inverting_gradients"],
     )  # fmt: skip
-    assert found.records[0]["status"] == "ok"
+    assert found.records[0].status == "ok"
 
 
 def test_several_steps_of_an_adapter(make_model, batch):
@@ -151,7 +151,7 @@ def test_several_steps_of_an_adapter(make_model, batch):
         own(model, trained_on(model, batch, 3)), dict(model.state_dict()), kind="weights"
     )
     task, _ = task_of(model, capture, input_shape=SHAPE, classes=3)
-    told = Told(examples=4, learning_rate=RATE, steps=3)
+    told = TrainingInfo(examples=4, learning_rate=RATE, steps=3)
     seen = understand(capture, task, told, input_shape=SHAPE).observation
     task = replace(Task.of(model), plan=LocalPlan(3, RATE))
     wanted = client.local_update(task, batch.inputs, batch.labels)

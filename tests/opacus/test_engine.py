@@ -16,7 +16,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from leakbound import data
-from leakbound.audit import Setting, Target, calibrate
 from leakbound.bounds import composition, identification
 from leakbound.bounds.record_priors import KnownNorm
 from leakbound.defenses.whitening import Whiten
@@ -29,6 +28,7 @@ from leakbound.opacus import (
 from leakbound.opacus.batches import SecureSampler
 from leakbound.opacus.engine import refuse_misfit
 from leakbound.random import stream
+from leakbound.risk import Target, TrainingSetting, calibrate
 from leakbound.types import Batch, NotApplicable
 
 from .conftest import net
@@ -72,7 +72,7 @@ def train(module, optimizer, private, epochs=1, criterion=None):
 def test_a_training_keeps_the_risk_that_was_asked_for():
     engine = RiskEngine()
     *private, found = engine.make_private_with_risk(epochs=3, **ASK, **made(engine))
-    wanted = Setting(1.0, 12, 2.0, 30, 0.1, "hidden")
+    wanted = TrainingSetting(1.0, 12, 2.0, 30, 0.1, "hidden")
     assert found.noise_multiplier == calibrate(ASK["target"], wanted, prior=SPHERE).noise_multiplier
     assert private[1].noise_multiplier == found.noise_multiplier
     train(*private, epochs=1)
@@ -80,18 +80,18 @@ def test_a_training_keeps_the_risk_that_was_asked_for():
     train(*private, epochs=2)
     late = engine.risk()
     assert (early.steps, late.steps) == (10, 30)
-    assert early.upper < late.upper <= 0.05
-    assert late.upper > 0.0499  # least noise: calibration leaves nothing
-    assert late.upper == float(found.edges.upper[0])
+    assert early.bound < late.bound <= 0.05
+    assert late.bound > 0.0499  # least noise: calibration leaves nothing
+    assert late.bound == float(found.corridor.bound[0])
     assert late.epsilon == found.epsilon
     assert "20 dB PSNR" in str(late)
     train(*private, epochs=1)
-    assert engine.risk().upper > 0.05  # one epoch too many, and it says so
+    assert engine.risk().bound > 0.05  # one epoch too many, and it says so
     blind = identification.log_kappa_sphere(dim=12, eta=0.01, norm=2.0)
     edge = composition.subsampled(
         found.noise_multiplier, sampling_rate=0.1, steps=40, log_kappa=blind
     )
-    assert engine.risk().upper == edge
+    assert engine.risk().bound == edge
 
 
 def test_visible_steps_need_more_noise():
@@ -112,8 +112,8 @@ def test_a_risk_in_eta_and_another_question():
     *private, _ = engine.make_private_with_risk(epochs=1, **asked, **made(engine))
     train(*private)
     assert (engine.risk().eta, engine.risk().psnr) == (0.01, None)
-    assert engine.risk(psnr=30).upper < engine.risk().upper
-    assert engine.risk(prior=Sphere(12, 4.0)).upper < engine.risk().upper
+    assert engine.risk(psnr=30).bound < engine.risk().bound
+    assert engine.risk(prior=Sphere(12, 4.0)).bound < engine.risk().bound
     wide = RiskEngine()
     wide.make_private_with_risk(epochs=1, input_range=2.0, **ASK, **made(wide))
     assert wide.risk().eta == pytest.approx(0.04)
@@ -131,7 +131,7 @@ def test_histories_of_several_settings_are_told():
         composition.subsampled(s, sampling_rate=0.1, steps=20, log_kappa=found.log_kappa)
         for s in (1.0, 0.7)
     ]
-    assert ends[0] < found.upper < ends[1]
+    assert ends[0] < found.bound < ends[1]
 
 
 def test_whitened_training_on_real_digits_with_a_memory_manager():
@@ -162,7 +162,7 @@ def test_whitened_training_on_real_digits_with_a_memory_manager():
     assert last < 0.9 * first
     found = engine.risk(dim=784, norm=5.0, psnr=20)
     assert found.steps == 36  # of logical batches, however they were split
-    assert "public shape" in found.lower_scope.not_said
+    assert "public shape" in found.attained_scope.not_said
     assert engine.accountant.get_epsilon(1e-5) > found.epsilon  # RDP is looser
 
 
@@ -386,7 +386,7 @@ def test_a_checkpoint_keeps_what_its_training_was(tmp_path):
         assert shown.experiment_only
         assert "EXPERIMENT ONLY" in f"{shown!r}{shown}"
     shaped = loaded(saved(tmp_path, RiskEngine(), public=PUBLIC, whiten=Whiten()))
-    assert "public shape" in shaped.risk(**ask).lower_scope.not_said
+    assert "public shape" in shaped.risk(**ask).attained_scope.not_said
     with saved(tmp_path, RiskEngine(), poisson_sampling=False).open("rb") as file:
         unsampled = loaded(file)
     with pytest.raises(NotApplicable, match="Poisson"):
@@ -401,7 +401,7 @@ def test_a_checkpoint_keeps_what_was_asked_for(tmp_path):
     again = RiskEngine()
     assert again.load_checkpoint(path=path, module=module)["epoch"] == 3
     assert again.risk(prior=SPHERE).plain() == engine.risk().plain()
-    assert again.risk().upper is None  # a prior is no plain value, and none is supposed
+    assert again.risk().bound is None  # a prior is no plain value, and none is supposed
 
 
 class _Code:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
-from leakbound.audit import Setting, corridor
-from leakbound.audit.corridor import epsilon
 from leakbound.bounds import identification, record_priors
 from leakbound.bounds import mixed_steps as mixed
 from leakbound.bounds.conversions import log_delta
 from leakbound.bounds.from_scratch import exact
 from leakbound.opacus import risk
+from leakbound.risk import TrainingSetting, corridor
+from leakbound.risk.corridor import epsilon
 
 ASK = {"dim": 16, "norm": 1.0, "eta": 0.5 / 16}
 
@@ -32,12 +32,12 @@ SIDES = ("hidden", "visible")
 
 @pytest.mark.parametrize("participation", SIDES)
 def test_one_setting_is_the_corridor(participation):
-    setting = Setting(0.7, 16, 1.0, 400, 0.02, participation)
+    setting = TrainingSetting(0.7, 16, 1.0, 400, 0.02, participation)
     edges = corridor(setting, [0.5 / 16])
     history = [(0.7, 0.02, 150), (0.7, 0.02, 250)]  # Opacus splits after a load or a change
     found = risk(history, participation=participation, prior=SPHERE, **ASK)
     assert found.history == ((0.7, 0.02, 400),)
-    assert (found.lower, found.upper) == (float(edges.lower[0]), float(edges.upper[0]))
+    assert (found.attained, found.bound) == (float(edges.attained[0]), float(edges.bound[0]))
     assert found.epsilon == epsilon(setting, 1e-5)
 
 
@@ -45,15 +45,15 @@ def test_one_setting_is_the_corridor(participation):
 @pytest.mark.parametrize("rate", [0.02, 1.0], ids=["sampled", "full"])
 def test_settings_that_differ_by_nothing_give_the_same_risk(participation, rate):
     """The mixed machinery on two halves of one setting, from outside of it."""
-    setting = Setting(0.9, 16, 1.0, 60, rate, participation)
+    setting = TrainingSetting(0.9, 16, 1.0, 60, rate, participation)
     edges = corridor(setting, [0.5 / 16])
     halves = [(0.9, rate, 20), (0.9 * (1 + 1e-13), rate, 40)]
     found = risk(halves, participation=participation, prior=SPHERE, **ASK)
-    assert found.upper == pytest.approx(float(edges.upper[0]), rel=3e-3)
-    assert found.lower == pytest.approx(float(edges.lower[0]), rel=3e-3)
+    assert found.bound == pytest.approx(float(edges.bound[0]), rel=3e-3)
+    assert found.attained == pytest.approx(float(edges.attained[0]), rel=3e-3)
     assert found.epsilon == pytest.approx(epsilon(setting, 1e-5), rel=3e-3)
-    assert found.upper >= float(edges.upper[0]) * (1 - 1e-9)
-    assert found.lower <= float(edges.lower[0]) * (1 + 1e-9)
+    assert found.bound >= float(edges.bound[0]) * (1 - 1e-9)
+    assert found.attained <= float(edges.attained[0]) * (1 + 1e-9)
 
 
 def test_full_batches_of_two_noises_are_one_gaussian():
@@ -63,9 +63,9 @@ def test_full_batches_of_two_noises_are_one_gaussian():
     wanted = special.ndtr(special.ndtri(blind) + mu)
     for participation in SIDES:
         found = risk(history, participation=participation, prior=SPHERE, **ASK)
-        assert found.upper == pytest.approx(wanted, rel=1e-3)
-        assert found.upper >= wanted * (1 - 1e-12)
-        assert found.lower == pytest.approx(float(exact(1 / mu, **ASK)), rel=1e-2)
+        assert found.bound == pytest.approx(wanted, rel=1e-3)
+        assert found.bound >= wanted * (1 - 1e-12)
+        assert found.attained == pytest.approx(float(exact(1 / mu, **ASK)), rel=1e-2)
         level = optimize.brentq(lambda e: float(log_delta(mu, e)) - math.log(1e-5), 0, 50)
         assert found.epsilon == pytest.approx(level, rel=1e-3)
         assert found.epsilon >= level
@@ -149,11 +149,11 @@ def test_the_lower_edge_is_attained_by_playing_the_attack(participation):
         history, dim=dim, norm=1.0, eta=eta, participation=participation, prior=Sphere(dim)
     )
     spread = 4.5 * math.sqrt(hits * (1 - hits) / n)
-    assert hits - spread < found.lower < hits + spread
-    assert found.lower < found.upper
+    assert hits - spread < found.attained < hits + spread
+    assert found.attained < found.bound
     half = [(noise / 1.2, rate, steps) for noise, rate, steps in history]
     sharper = risk(half, dim=dim, norm=1.0, eta=eta, participation=participation)
-    assert sharper.lower > hits + spread
+    assert sharper.attained > hits + spread
 
 
 def test_merging_settings_only_adds_risk():
@@ -172,7 +172,7 @@ def test_merging_settings_only_adds_risk():
         found = risk(history, participation=participation, prior=SPHERE, **ASK)
         exact_sum = mixed.visible_lower if participation == "visible" else mixed.hidden_lower
         best = exact_sum(history, **ASK)
-        assert 0.85 * best < found.lower <= best < found.upper
+        assert 0.85 * best < found.attained <= best < found.bound
     assert found.steps == 300
 
 
@@ -181,27 +181,27 @@ def test_steps_without_noise_are_read_off():
         found = risk(
             [(0.0, 0.1, 2), (1.0, 0.1, 10)], participation=participation, prior=SPHERE, **ASK
         )
-        assert 0.19 < found.lower <= found.upper
+        assert 0.19 < found.attained <= found.bound
         assert found.epsilon == math.inf
         assert found.plain()["epsilon"] is None
     alone = risk([(0.0, 1.0, 1)], prior=SPHERE, **ASK)
-    assert (alone.lower, alone.upper) == (1.0, 1.0)
+    assert (alone.attained, alone.bound) == (1.0, 1.0)
 
 
 def test_before_the_first_step_there_is_a_guess_and_no_more():
     found = risk([], prior=SPHERE, **ASK)
     blind = float(identification.kappa_sphere(**ASK))
-    assert found.upper == pytest.approx(blind)
-    assert (found.lower, found.epsilon, found.steps) == (blind, 0.0, 0)
+    assert found.bound == pytest.approx(blind)
+    assert (found.attained, found.epsilon, found.steps) == (blind, 0.0, 0)
     assert "no step" in str(found)
 
 
-def test_a_prior_moves_the_upper_edge_alone():
+def test_a_prior_moves_the_success_bound_alone():
     images = np.random.default_rng(0).normal(0.2, 0.1, (80, 16)).clip(0, 1)
     prior = record_priors.GaussianImages.from_samples(images, components=4)
     plain, sharp = risk(MIXED, prior=SPHERE, **ASK), risk(MIXED, prior=prior, **ASK)
-    assert sharp.upper > plain.upper
-    assert sharp.lower == plain.lower
+    assert sharp.bound > plain.bound
+    assert sharp.attained == plain.attained
     assert prior.name in str(sharp)
     assert "uniform" not in sharp.prior
     with pytest.raises(ValueError, match="prior is of 16 values"):
@@ -213,7 +213,7 @@ def test_a_prior_moves_the_upper_edge_alone():
 def test_without_a_prior_that_knows_the_data_no_probability_is_stated(prior, history):
     """A linear estimator beat 0.001 "at most" in 4 % of trials, under a uniform direction."""
     found = risk(history, prior=prior, **ASK)
-    assert (found.upper, found.log_kappa) == (None, None)
+    assert (found.bound, found.log_kappa) == (None, None)
     text = str(found)
     assert "nothing is called protected" in text
     assert "depends on what they guess without the training" in text
@@ -236,7 +236,7 @@ def test_what_a_person_and_a_program_read():
     for part in ("1,000 steps", "20 dB PSNR or better", "Epsilon is", "delta 1e-05", "784 values"):
         assert part in text
     plain = json.loads(json.dumps(found.plain(), allow_nan=False))
-    assert plain["upper"] == found.upper
+    assert plain["upper"] == found.bound
     assert plain["words"] == text
     page = found._repr_html_()
     assert page.startswith("<p><strong>EXPERIMENT ONLY")
@@ -248,7 +248,7 @@ def test_what_a_person_and_a_program_read():
 def test_psnr_and_range_are_an_eta():
     a = risk(MIXED, dim=16, norm=1.0, psnr=15, input_range=2.0, prior=SPHERE)
     b = risk(MIXED, dim=16, norm=1.0, eta=4 / 10**1.5, prior=SPHERE)
-    assert (a.eta, a.lower, a.upper) == pytest.approx((b.eta, b.lower, b.upper))
+    assert (a.eta, a.attained, a.bound) == pytest.approx((b.eta, b.attained, b.bound))
 
 
 @pytest.mark.parametrize("kind", ["rdp", "prv", "gdp"])

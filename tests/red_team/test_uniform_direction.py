@@ -7,16 +7,16 @@ what the estimator reaches.
 
 import numpy as np
 import pytest
+from leakbound.audit.corridor_verdict import verdict_of
 from scipy import stats
 
 from leakbound import audit, data
-from leakbound.audit import Setting, calibrate, corridor
-from leakbound.audit.cells import run_cell
-from leakbound.audit.corridor_verdict import verdict_of
+from leakbound.audit.experiment import run_experiment
 from leakbound.bounds import record_priors
 from leakbound.cli import main
 from leakbound.meter import Policy
 from leakbound.opacus import risk
+from leakbound.risk import TrainingSetting, calibrate, corridor
 
 ETA, LEAST = 0.01, 1e-4
 NOISES = (0.0374, 0.1, 0.3)
@@ -62,8 +62,10 @@ def least(hits, count):
 def test_the_attack_is_real(digits):
     """At the noise that a uniform direction asks for, for every norm that digits have."""
     norm = np.linalg.norm(np.concatenate(digits), axis=1).min()
-    found = calibrate("psnr>=20 with probability<=0.001", Setting(1.0, 784, norm), prior=None)
-    assert found.edges.upper[0] <= 0.001
+    found = calibrate(
+        "psnr>=20 with probability<=0.001", TrainingSetting(1.0, 784, norm), prior=None
+    )
+    assert found.corridor.bound[0] <= 0.001
     assert least(*reached(*digits, found.noise_multiplier)) > 0.14
     assert found.verdict == "undecided"
 
@@ -73,23 +75,25 @@ def test_what_is_stated_of_given_data_is_above_it(digits, noise):
     public, private = digits
     prior = record_priors.from_images(public)
     edges = audit.corridor(
-        Setting(noise, 784, np.linalg.norm(private, axis=1).min()),
+        TrainingSetting(noise, 784, np.linalg.norm(private, axis=1).min()),
         ETA,
         log_kappa=prior.log_kappa,
         prior=prior.name,
     )
-    assert edges.upper[0] >= least(*reached(public, private, noise))
+    assert edges.bound[0] >= least(*reached(public, private, noise))
 
 
 @pytest.mark.parametrize("prior", [None, record_priors.KnownNorm(784, 4.2)])
 def test_no_number_under_a_uniform_direction_protects(prior):
-    found = calibrate("psnr>=20 with probability<=0.001", Setting(1.0, 784, 4.2), prior=prior)
+    found = calibrate(
+        "psnr>=20 with probability<=0.001", TrainingSetting(1.0, 784, 4.2), prior=prior
+    )
     assert found.verdict == "undecided"
-    assert verdict_of(found.edges, 0, None, 0.5) == "undecided"
+    assert verdict_of(found.corridor, 0, None, 0.5) == "undecided"
     assert risk([(10.0, 0.1, 20)], dim=784, norm=4.2, psnr=20, prior=prior).upper is None
     if prior is not None:
         edges = corridor(
-            Setting(1.0, 784, 4.2), ETA, log_kappa=prior.log_kappa, informed=prior.informed
+            TrainingSetting(1.0, 784, 4.2), ETA, log_kappa=prior.log_kappa, informed=prior.informed
         )
         assert verdict_of(edges, 0, None, 0.5) == "undecided"
 
@@ -132,12 +136,12 @@ def test_the_audit_of_what_was_beaten_is_not_protected(defense):
             "data": {"source": "mnist5k"},
             "models": [{"name": "mlp", "hidden": [8]}],
             "attacks": [{"name": "mean_image"}],
-            "floor": {"kind": "none"},
+            "error_bound": {"kind": "none"},
             "defenses": [defense],
         }
     )
-    (cell,) = plan.cells()
-    record = run_cell(cell, audit.Bench(plan.data), pictures=False).record
-    (bound,) = record["bounds"]
-    assert bound["probability"] > 0.168
-    assert record["verdict"] != "protected"
+    (cell,) = plan.experiments()
+    record = run_experiment(cell, audit.PlanContext(plan.data), pictures=False).record
+    (bound,) = record.bounds
+    assert bound.probability > 0.168
+    assert record.verdict != "protected"

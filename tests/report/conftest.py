@@ -9,71 +9,103 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from PIL import Image
 
+from leakbound.assess.record import Assessment, Bound, DefenseInfo, Training, encode, read
+from leakbound.report.rerun import digest
+
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
-BLIND = 11.0
+BASELINE = 11.0
 TALL = {"width": 1280, "height": 900}
-DP_SGD = {
-    "name": "dp_sgd",
-    "parameters": {},
-    "settings": "ClipExamples(clip_norm=2.0) → Mean() → GaussianMechanism(noise_multiplier=0.5)",
-    "guarantee": "differential privacy",
-    "data_dependent_law": False,
-}
 
 
-def defense(name: str, **parameters: Any) -> dict[str, Any]:
+def defense(name: str, **parameters: Any) -> DefenseInfo:
     settings = f"{name}({', '.join(f'{k}={v}' for k, v in parameters.items())})"
     known = "known release law" if "noise" in name else "none"
-    return {"name": name, "parameters": parameters, "settings": settings, "guarantee": known}
+    return DefenseInfo(
+        name=name,
+        parameters=parameters,
+        settings=settings,
+        guarantee=known,
+        data_dependent_law=False,
+    )
 
 
-def cell(**changes: Any) -> dict[str, Any]:
-    """One good record; keyword arguments replace its fields, `psnr` its values."""
+DP_SGD = replace(
+    defense("dp_sgd"),
+    settings="ClipExamples(clip_norm=2.0) → Mean() → GaussianMechanism(noise_multiplier=0.5)",
+    guarantee="differential privacy",
+)
+THREAT = {
+    "labels_known": True, "defense_known": True, "server": "honest", "statistics_known": False
+}  # fmt: skip
+
+
+def assessment(**changes: Any) -> Assessment:
+    """One good record; keyword arguments replace its fields, `psnr` its values.
+
+    An attack is given by its name, parts of a record as JSON values or as what they are.
+    """
     psnr = changes.pop("psnr", [31.0, 12.0])
-    attack = changes.pop("attack", "inverting_gradients")
-    record: dict[str, Any] = {
-        "schema": 1,
-        "attack": {"name": attack, "settings": f"GradientMatching({attack!r})", "hash": "ab" * 6},
+    name = changes.pop("attack", "inverting_gradients")
+    ran = changes.get("status", "ok") == "ok"
+    reached = max((value for value in psnr if value is not None), default=0) >= 20
+    fields: dict[str, Any] = {
+        "attack": {"name": name, "settings": f"GradientMatching({name!r})", "hash": "ab" * 6},
         "defense": defense("none"),
-        "model": {
-            "name": "mlp",
-            "parameters": {"hidden": [128]},
-            "size": 101770,
-            "train_steps": 0,
-            "weights": None,
-        },
-        "data": {"source": "mnist5k", "shape": [1, 28, 28], "classes": 10},
+        "model": {"name": "mlp", "parameters": {"hidden": [128]}, "size": 101770},
+        "data": {"source": "mnist5k", "domain": "images", "shape": [1, 28, 28], "classes": 10},
         "batch_size": 2,
         "clients": 1,
         "seed": 0,
-        "threat": {"labels_known": True, "defense_known": True, "server": "honest"},
-        "status": "ok",
-        "reason": None,
-        "problem": None,
-        "objective": {"start": 1.02, "end": 0.0003},
-        "release": {"law": "Gaussian", "private": False, "withheld": 0.0},
-        "metrics": {"psnr": psnr, "ssim": [0.5] * len(psnr), "identification": [1.0] * len(psnr)},
-        "blind": {"psnr": [BLIND] * len(psnr)},
-        "threshold": {"metric": "psnr", "value": 20.0},
-        "bounds": [],
-        "verdict": "exposed" if max(psnr) >= 20 else "undecided",
-        "pictures": None,
+        "threat": THREAT,
+        "criterion": {"value": 20.0, "within": 0.1},
     }
-    record |= changes
-    if record["status"] != "ok":
-        record |= dict.fromkeys(("metrics", "blind", "objective", "release", "pictures"))
-        record["verdict"] = "undecided" if record["status"] == "failed" else None
-    whole = json.dumps(record, sort_keys=True).encode()
-    return {"cell": hashlib.sha256(whole).hexdigest()[:16], **record}
+    if ran:
+        count = len(psnr)
+        fields |= {
+            "objective": {"start": 1.02, "end": 0.0003},
+            "release": RELEASE,
+            "metrics": {"psnr": psnr, "ssim": [0.5] * count, "identification": [1.0] * count},
+            "baseline": [BASELINE] * count,
+            "verdict": "exposed" if reached else "undecided",
+        }
+    elif changes["status"] == "failed":
+        fields["verdict"] = "undecided"
+    measured = ("metrics", "baseline", "matched") if not ran else ()
+    fields |= {key: value for key, value in changes.items() if key not in measured}
+    if "matched" not in fields and ran:
+        limit = plain(fields["criterion"])["value"]
+        pairs = zip(fields["metrics"]["psnr"], fields["baseline"], strict=True)
+        fields["matched"] = [
+            own is not None and own >= limit and (other is None or own > other)
+            for own, other in pairs
+        ]
+    fields = plain(fields)
+    if "experiment" not in fields:
+        fields["experiment"] = named(fields)
+    return msgspec.convert(fields, Assessment)
 
 
-def bound(psnr: float | None = 19.1, **changes: Any) -> dict[str, Any]:
-    """A floor as records hold it; keyword arguments replace its fields."""
-    return {
+RELEASE = {"law": "Gaussian", "data_dependent": False, "withheld": 0.0, "unit": "client"}
+
+
+def plain(value: Any) -> Any:
+    """JSON values of records and what they consist of."""
+    return json.loads(json.dumps(msgspec.to_builtins(value)))
+
+
+def named(fields: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def bound(psnr: float | None = 19.1, **changes: Any) -> Bound:
+    """A lower bound on the error; keyword arguments replace its fields."""
+    fields: dict[str, Any] = {
         "name": "trace",
         "value": 0.0 if psnr is None else 10 ** (-psnr / 10),
         "psnr": psnr,
@@ -85,26 +117,25 @@ def bound(psnr: float | None = 19.1, **changes: Any) -> dict[str, Any]:
         "equation": "paper A, eq. (1)",
         "assumptions": ["the release's law is smooth in x"],
         "standard_error": 0.0004,
-    } | changes
+    }
+    return msgspec.convert(fields | changes, Bound)
 
 
-def training(
-    given: dict[str, Any], seed: int, accuracy: float | None, **changes: Any
-) -> dict[str, Any]:
-    record = {
-        "schema": 1,
-        "model": cell()["model"],
+def training(given: DefenseInfo, seed: int, accuracy: float | None, **changes: Any) -> Training:
+    fields: dict[str, Any] = {
+        "model": assessment().model,
         "defense": given,
         "seed": seed,
         "rounds": 30,
+        "optimizer": "adam",
         "status": "failed" if accuracy is None else "ok",
         "reason": None if accuracy is not None else "RuntimeError: loss is NaN",
         "training_loss": 0.4,
         "accuracy": accuracy,
         **changes,
     }
-    whole = json.dumps(record, sort_keys=True).encode()
-    return {"unit": hashlib.sha256(whole).hexdigest()[:16], **record}
+    fields = plain(fields)
+    return msgspec.convert({"training": named(fields), **fields}, Training)
 
 
 def strip(folder: Path, images: np.ndarray[Any, Any]) -> str:
@@ -137,12 +168,12 @@ def pictures(
 
 def save(
     folder: Path,
-    records: list[dict[str, Any]],
-    trainings: list[dict[str, Any]] | None = None,
+    records: list[Assessment | dict[str, Any]],
+    trainings: list[Training | dict[str, Any]] | None = None,
     /,
-    **header: Any,
+    **info: Any,
 ) -> Path:
-    """Write a run folder."""
+    """Write a run folder; a record that is a dictionary is written as it is."""
     folder.mkdir(exist_ok=True)
     run: dict[str, Any] = {
         "schema": 1,
@@ -158,16 +189,27 @@ def save(
         "versions": {"leakbound": "0.1.0", "torch": "2.13.0"},
         "machine": {"processor": "x86_64", "threads": 1},
         "pictures": True,
-        "cells": len(records),
+        "experiments": len(records),
         "own_data": False,
     }
-    (folder / "run.json").write_text(json.dumps(run | header), encoding="utf-8")
-    lines = "".join(json.dumps(record) + "\n" for record in records)
-    (folder / "records.jsonl").write_text(lines, encoding="utf-8")
-    if trainings is not None:
-        lines = "".join(json.dumps(record) + "\n" for record in trainings)
-        (folder / "utility.jsonl").write_text(lines, encoding="utf-8")
+    (folder / "run.json").write_text(json.dumps(run | info), encoding="utf-8")
+    for name, rows in (("records.jsonl", records), ("utility.jsonl", trainings)):
+        if rows is not None:
+            lines = [
+                json.dumps(row).encode() + b"\n" if isinstance(row, dict) else encode(row)
+                for row in rows
+            ]
+            (folder / name).write_bytes(b"".join(lines))
     return folder
+
+
+def changed(folder: Path, edit: Callable[[Any], Any], kind: Any = Assessment) -> None:
+    """Put every record of a run through `edit`, which gives its fields; None drops it."""
+    path = folder / ("records.jsonl" if kind is Assessment else "utility.jsonl")
+    own = list(read(path, kind))
+    kept = [(one, edit(one)) for one in own]
+    lines = [encode(replace(one, **fields)) for one, fields in kept if fields is not None]
+    path.write_bytes(b"".join(lines))
 
 
 def grid(
@@ -191,9 +233,9 @@ def grid(
     if hostile:
         defenses.append(defense(HOSTILE, **{"$x_$ <b>": 0.5}))
         defenses.append(defense(HOSTILE, **{"$x_$ <b>": 0.7}))
-    cells, trainings = [], []
+    experiments, trainings = [], []
     for place, given in enumerate(defenses):
-        clients = 2 if given["name"] == "secure_aggregation" else 1
+        clients = 2 if given.name == "secure_aggregation" else 1
         count, drop = batch_size * clients, [0, 1, 5, 14, 24, 2, 8, 18, 20, 4, 9][place]
         for turn, attack in enumerate(attacks):
             for seed in range(seeds):
@@ -202,64 +244,102 @@ def grid(
                 rng = np.random.default_rng([place, turn, seed])
                 if turn == 2 and place >= 8:
                     why = f"needs the gradient of one client {HOSTILE}"
-                    cells.append(cell(**common, status="not_applicable", reason=why))
+                    experiments.append(assessment(**common, status="not_applicable", reason=why))
                     continue
                 if turn == 1 and place == 3 and seed == 0:
                     why = f"RuntimeError: loss is NaN {HOSTILE}"
-                    cells.append(cell(**common, status="failed", reason=why))
+                    experiments.append(assessment(**common, status="failed", reason=why))
                     continue
                 level = max(34 - drop - 4 * turn, 6)
                 psnr = [round(float(v), 6) for v in level + rng.normal(0, 1.5, count)]
                 bad = "objective did not fall: 1.02 to 1.01" if level < 10 else None
                 files = pictures(folder, seed, count, 10 ** (-level / 20), 100 * place + turn, side)
-                cells.append(cell(**common, psnr=psnr, problem=bad, pictures=files))
+                experiments.append(assessment(**common, psnr=psnr, problem=bad, pictures=files))
         accuracies = [0.9 - 0.02 * drop + 0.01 * s for s in range(3)]
         trainings += [training(given, s, round(a, 3)) for s, a in enumerate(accuracies)]
-    return save(folder, cells, trainings)
+    return save(folder, experiments, trainings)
 
 
-def floored(folder: Path, *, seeds: int = 3, strengths: int = 4, hostile: str = "") -> Path:
-    """An audit with floors, leak maps, private laws, training curves and every verdict."""
+def bounded(folder: Path, *, seeds: int = 3, strengths: int = 4, hostile: str = "") -> Path:
+    """An audit with bounds, leak maps, training curves and every verdict."""
     folder.mkdir(exist_ok=True)
     prior = f"N(mean, covariance) in 32 of 784 directions{hostile}"
     stds = [round(0.003 * 10 ** (i / max(strengths - 1, 1) * 2), 6) for i in range(strengths)]
     defenses = [
         defense("none"),
         *(defense("gaussian_noise", noise_std=std) for std in stds),
-        defense("adaptive_noise", budget=1.0) | {"data_dependent_law": True},
+        replace(defense("adaptive_noise", budget=1.0), data_dependent_law=True),
         defense("bounded_noise", level=2.0),
     ]
-    cells, trainings = [], []
+    experiments, trainings = [], []
     for place, given in enumerate(defenses):
-        noisy, strength = "gaussian" in given["name"], place / (strengths + 2)
+        noisy, strength = "gaussian" in given.name, place / (strengths + 2)
         best = 34 - 28 * strength
         for turn, attack in enumerate(("inverting_gradients", "dlg")):
             for seed in range(seeds):
                 level, rng = max(best - 3 * turn, 7), np.random.default_rng([place, seed])
                 psnr = [round(float(v), 3) for v in level + rng.normal(0, 0.7, 2)]
                 files = pictures(folder, seed, 2, 10 ** (-level / 20), 10 * place + turn)
-                made = cell(defense=given, attack=attack, seed=seed, psnr=psnr, pictures=files)
-                made["bounds_note"] = None
+                own: dict[str, Any] = {"pictures": files}
+                exposed = max(psnr) >= 20
                 if noisy:
                     top = 36 - 26 * strength + 0.1 * seed
-                    made["bounds"] = [bound(top, prior=prior, assumptions=[f"one{hostile}"])]
-                    made["pictures"]["leak_map"] = leak_map(folder, seed, 2, 1 - strength)
+                    own["bounds"] = [bound(top, prior=prior, assumptions=[f"one{hostile}"])]
+                    files["leak_map"] = leak_map(folder, seed, 2, 1 - strength)
                     kept = {"first_order": None, "second_order": 0.01 * place}
-                    made["release"] = made["release"] | {"utility": kept}
-                    if made["verdict"] != "exposed" and made["bounds"][0]["on_average"]:
-                        made["verdict"] = "protected on average"
+                    own["release"] = RELEASE | {"utility": kept}
+                    if not exposed and top < 20:
+                        own["verdict"] = "protected on average"
                 elif place:
-                    made["bounds_note"] = f"the release has no Gaussian noise{hostile}"
-                if given["name"] == "bounded_noise":
-                    made["verdict"] = "protected"
-                cells.append(made)
+                    own["bounds_note"] = f"the release has no Gaussian noise{hostile}"
+                if given.name == "bounded_noise":
+                    own["verdict"] = "protected"
+                common = {"defense": given, "attack": attack, "seed": seed, "psnr": psnr}
+                experiments.append(assessment(**common, **own))
         for seed in range(2):
             rounds = [0, 5, 10, 20, 40, 60]
             losses = [2.3 - (2.1 - 1.5 * strength) * (1 - 0.93**r) + 0.02 * seed for r in rounds]
             curve = [[r, round(v, 4)] for r, v in zip(rounds, losses, strict=True)]
             kept = {"optimizer": f"adam{hostile}", "curve": curve}
             trainings.append(training(given, seed, round(0.9 - 0.5 * strength, 3), **kept))
-    return save(folder, cells, trainings)
+    return save(folder, experiments, trainings)
+
+
+def captured(folder: Path) -> Path:
+    """One captured update whose truth is not known; it proves that the reconstruction is right."""
+    rows = [
+        ("learning rate", "unknown", "not known: the update's direction counts", False),
+        ("batch size", "1", "given", True),
+        ("labels", "1", "7 of 7 rules agree", True),
+    ]
+    own = assessment(
+        status="ok",
+        attack="linear_inversion",
+        batch_size=1,
+        metrics={},
+        baseline=[],
+        matched=[],
+        verdict="exposed (certified)",
+        threat=THREAT | {"labels_known": False},
+        bounds_note="no noise of a known law was declared: the update itself bounds no attacker",
+        capture={
+            "name": "update",
+            "kind": "weights",
+            "digest": "a29bb7217f976909",
+            "truth": False,
+            "findings": [
+                {"name": name, "value": value, "how": how, "sure": sure}
+                for name, value, how, sure in rows
+            ],
+            "notes": ["taken for the weights after training"],
+            "explained": {"share": None, "direction": 1.0, "scale": 0.1},
+            "certificate": "this is the input as the model was fed it, up to rounding",
+        },
+    )
+    plan = {"name": "captured updates", "attacks": [], "public": None, "psnr": 20.0}
+    data = {"source": "captured updates", "fingerprint": "67", "examples": 1, "shape": [1, 4, 4]}
+    more = {"plan": plan, "data": data, "pictures": False, "own_data": True}
+    return save(folder, [own], **more, plan_hash=digest(plan))
 
 
 def leak_map(folder: Path, seed: int, count: int, scale: float) -> str:
@@ -271,33 +351,33 @@ def leak_map(folder: Path, seed: int, count: int, scale: float) -> str:
 
 
 @pytest.fixture
-def make_bound() -> Callable[..., dict[str, Any]]:
+def make_bound() -> Callable[..., Bound]:
     return bound
 
 
 @pytest.fixture
-def make_floored() -> Callable[..., Path]:
-    return floored
+def make_bounded() -> Callable[..., Path]:
+    return bounded
 
 
 @pytest.fixture
-def make_cell() -> Callable[..., dict[str, Any]]:
-    return cell
+def make_assessment() -> Callable[..., Assessment]:
+    return assessment
 
 
 @pytest.fixture
-def make_training() -> Callable[..., dict[str, Any]]:
+def make_training() -> Callable[..., Training]:
     return training
 
 
 @pytest.fixture
-def dp_sgd() -> dict[str, Any]:
+def dp_sgd() -> DefenseInfo:
     """A defense of a record that claims differential privacy."""
-    return dict(DP_SGD)
+    return DP_SGD
 
 
 @pytest.fixture
-def make_defense() -> Callable[..., dict[str, Any]]:
+def make_defense() -> Callable[..., DefenseInfo]:
     return defense
 
 
@@ -307,8 +387,18 @@ def make_pictures() -> Callable[..., dict[str, str]]:
 
 
 @pytest.fixture
+def change() -> Callable[..., None]:
+    return changed
+
+
+@pytest.fixture
 def make_run() -> Callable[..., Path]:
     return save
+
+
+@pytest.fixture
+def make_captured() -> Callable[[Path], Path]:
+    return captured
 
 
 @pytest.fixture

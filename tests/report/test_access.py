@@ -5,22 +5,23 @@ from __future__ import annotations
 import itertools
 import math
 import shutil
-from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from leakbound.experiments import pages
-from leakbound.experiments.claim import Claim, Finding
-from leakbound.experiments.outcome import Figure, Outcome
-from leakbound.experiments.reproductions import REPRODUCTIONS
-from leakbound.experiments.results import Results
 from leakbound.report import evidence, write
-from leakbound.report.compare_html import write_comparison
+from leakbound.report.compare import write_comparison
+from leakbound.report.evidence.schema import CorridorCurve, Epsilons
+from leakbound.report.evidence.training import ThresholdBounds, TrainingBounds
 from leakbound.report.folder import read
+from leakbound_reproductions import pages
+from leakbound_reproductions.claim import Claim, Finding
+from leakbound_reproductions.outcome import Figure, Outcome
+from leakbound_reproductions.reproductions import REPRODUCTIONS
+from leakbound_reproductions.results import Results
 
 pytestmark = pytest.mark.browser
 
-FIXTURES = Path(__file__).parent / "fixtures"
 NAMELESS = """
 () => [...document.querySelectorAll("a[href], button, select, summary, input, [tabindex='0']")]
   .filter((e) => !(e.getAttribute("aria-label") || e.labels?.length || e.textContent.trim()
@@ -66,48 +67,56 @@ MOVING = """
 """
 
 
-SORTED = ["grid", "floors", "compare"]
+SORTED = ["grid", "bounds", "compare"]
 """Pages with scripts: their tables are sorted, their cards filtered."""
-UPPER = {"attackers": "all", "prior": "p", "equation": "e", "known": "all", "not_said": "n"}
-TRAINING = {
-    "given": {
+SCOPE = {"attackers": "all", "prior": "p", "equation": "e", "known": "all", "not_said": "n"}
+TRAINING = TrainingBounds(
+    given={
         "noise_multiplier": 1.0,
         "sampling_rate": 1.0,
         "steps": 2,
         "clip_norm": None,
         "participation": "visible",
-        "stated": ["steps"],
     },
-    "epsilons": {"delta": 1e-5, "add_remove": 8.0, "replace": None},
-    "accepted": 0.001,
-    "prior": "p",
-    "thresholds": [
-        {"psnr": 20.0, "lower": 0.1, "upper": 0.2, "alike": None, "verdict": "undecided"}
-    ],
-    "lower_scope": UPPER | {"attackers": "one"},
-    "upper_scope": UPPER,
-    "records": {"dim": 784},
-    "curve": {"psnr": [10.0, 20.0], "lower": [0.2, 0.1], "upper": [0.3, 0.2]},
-    "versions": {"python": "3"},
-    "command": "leakbound evidence --training steps=2",
-}
+    stated=["steps"],
+    epsilons=Epsilons(1e-5, 8.0, None),
+    accepted=0.001,
+    prior="p",
+    notices=(),
+    thresholds=(ThresholdBounds(20.0, 0.1, 0.2, None, "undecided"),),
+    bound_scope=SCOPE,
+    attained_scope=SCOPE | {"attackers": "one"},
+    examples={"dim": 784},
+    curve=CorridorCurve((10.0, 20.0), (0.2, 0.1), (0.3, 0.2), 0.001),
+    versions={"python": "3"},
+    command="leakbound evidence --training steps=2",
+)
 
 
 @pytest.fixture
-def make_page(tmp_path, make_grid, make_floored, make_run, make_cell, make_training, dp_sgd):
+def make_page(
+    tmp_path,
+    make_captured,
+    make_grid,
+    make_bounded,
+    make_run,
+    make_assessment,
+    make_training,
+    dp_sgd,
+):
     """The file of one page by its name."""
 
     def evidences():
-        cells = [make_cell(defense=one) for one in (dp_sgd, dp_sgd | {"name": "other"})]
-        plain = make_cell()["defense"]
+        cells = [make_assessment(defense=one) for one in (dp_sgd, replace(dp_sgd, name="other"))]
+        plain = make_assessment().defense
         trainings = [make_training(one, 0, 0.9) for one in (plain, dp_sgd)]
         folders = [
-            make_floored(tmp_path / "run"),
-            make_run(tmp_path / "private", [*cells, make_cell()], trainings),
-            FIXTURES / "11_captured",
+            make_bounded(tmp_path / "run"),
+            make_run(tmp_path / "private", [*cells, make_assessment()], trainings),
+            make_captured(tmp_path / "captured"),
         ]
         runs = [read(folder) for folder in folders]
-        known = {"delta": 1e-5, "add_remove": 1.0, "replace": 2.0}
+        known = Epsilons(1e-5, 1.0, 2.0)
         subjects = [evidence.of_run(one, {}, lambda noise: known, images=True) for one in runs]
         subjects.append(evidence.of_training(TRAINING, {"bias": "not compared"}))
         path = tmp_path / "evidence.html"
@@ -137,10 +146,10 @@ def make_page(tmp_path, make_grid, make_floored, make_run, make_cell, make_train
             return evidences()
         if name == "grid":
             return write(make_grid(tmp_path / "run", seeds=2))
-        first = make_floored(tmp_path / "run", seeds=2)
+        first = make_bounded(tmp_path / "run", seeds=2)
         if name == "results":
             return results(first)
-        if name == "floors":
+        if name == "bounds":
             return write(first)
         second = shutil.copytree(first, tmp_path / "other")
         write_comparison(read(first), read(second), second / "compare.html")

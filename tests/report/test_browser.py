@@ -81,13 +81,13 @@ def test_filters_work_together(show, report):
     page = show(report)
     entries = page.locator(".entry:visible")
     everything = entries.count()
-    assert f"{everything} of {everything} cells shown" in page.locator("output").inner_text()
+    assert f"{everything} of {everything} experiments shown" in page.locator("output").inner_text()
     page.get_by_role("combobox", name="Attack").select_option("dlg")
     assert entries.evaluate_all("(all) => all.every((e) => e.dataset.attack === 'dlg')")
     page.get_by_role("combobox", name="Verdict").select_option("undecided")
     some = entries.count()
     assert 0 < some < everything
-    assert f"{some} of {everything} cells shown" in page.locator("output").inner_text()
+    assert f"{some} of {everything} experiments shown" in page.locator("output").inner_text()
     page.get_by_role("combobox", name="Verdict").select_option("protected")
     assert page.locator(".card:visible").count() == 0
     page.get_by_role("combobox", name="Verdict").select_option("")
@@ -117,8 +117,8 @@ def test_text_can_be_read_in_light_and_dark(show, report):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_floors_fit_a_phone_and_their_badge_can_be_read(show, tmp_path, make_floored, scheme):
-    path = write(make_floored(tmp_path / "run", seeds=1, strengths=14))
+def test_bounds_fit_a_phone_and_their_badge_can_be_read(show, tmp_path, make_bounded, scheme):
+    path = write(make_bounded(tmp_path / "run", seeds=1, strengths=14))
     page = show(path, viewport={"width": 375, "height": 800}, color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= 375
     style = "(e) => [getComputedStyle(e).color, getComputedStyle(e).backgroundColor]"
@@ -169,7 +169,7 @@ LONGEST = 1.5
 """Seconds of processor time to the load event: some five times what was measured."""
 
 
-def test_a_thousand_cells_are_little_to_load(browser, tmp_path, make_grid):
+def test_a_thousand_experiments_are_little_to_load(browser, tmp_path, make_grid):
     """Before cards are filled a page is small; times: docs/how_to/read_a_report.md."""
     seeds, attacks = 23, ("a", "b", "c", "d")
     path = write(make_grid(tmp_path / "run", seeds=seeds, attacks=attacks))
@@ -193,13 +193,13 @@ def test_a_thousand_cells_are_little_to_load(browser, tmp_path, make_grid):
 
 def test_pages_of_a_large_run(show, tmp_path, monkeypatch, make_grid):
     """Pictures beside the page load, and a verdict's best image opens on whichever page it is."""
-    monkeypatch.setattr("leakbound.report.gallery.CELLS", 20)
+    monkeypatch.setattr("leakbound.report.gallery.EXPERIMENTS", 20)
     path = write(make_grid(tmp_path / "run", seeds=2, hostile=False))
     page = show(path)
     for image in page.locator(".card img").all()[:6]:
         image.scroll_into_view_if_needed()
         image.evaluate("(e) => e.decode()")
-    links = page.locator("section:has(#verdicts) tbody a[href*='#image-']")
+    links = page.locator("section:has(#verdicts) tbody a[href*='#example-']")
     targets = links.evaluate_all("(all) => all.map((a) => a.getAttribute('href'))")
     elsewhere = [target for target in targets if target.startswith("report-")]
     assert 0 < len(elsewhere) < len(targets)
@@ -214,7 +214,7 @@ def test_pages_of_a_large_run(show, tmp_path, monkeypatch, make_grid):
 
 
 @pytest.mark.slow
-def test_five_hundred_cells_are_quick_to_load(browser, tmp_path, make_grid):
+def test_five_hundred_experiments_are_quick_to_load(browser, tmp_path, make_grid):
     """Processor time of the page's process up to the load event; the least of three loads.
 
     Elapsed time tells what else the machine does, so no test bounds it.

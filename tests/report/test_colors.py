@@ -12,7 +12,7 @@ from importlib import resources
 import numpy as np
 import pytest
 
-from leakbound.report.drawing import COLORS, MARKERS, figure, keys
+from leakbound.report.charts import COLORS, MARKERS, figure, keys
 
 CSS = resources.files("leakbound.report").joinpath("templates/report.css").read_text("utf-8")
 VARIABLES = {

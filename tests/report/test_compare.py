@@ -8,31 +8,30 @@ import shutil
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from scipy import stats
 
-from leakbound.report.compare import compare
-from leakbound.report.compare_html import render_comparison, signed, summary, write_comparison
+from leakbound.assess.record import Training
+from leakbound.report.compare import (
+    compare,
+    difference,
+    render_comparison,
+    signed,
+    summary,
+    write_comparison,
+)
 from leakbound.report.folder import read
-from leakbound.report.paired import difference
 
 
-def change(folder, edit, name="records.jsonl"):
-    """Every record of a run through `edit`; None drops it."""
-    lines = (folder / name).read_text().splitlines()
-    kept = [edit(json.loads(line)) for line in lines]
-    text = "".join(json.dumps(record) + "\n" for record in kept if record is not None)
-    (folder / name).write_text(text)
-
-
-def header(folder, **changes):
+def info(folder, **changes):
     path = folder / "run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 @pytest.fixture
-def two(tmp_path, make_floored):
+def two(tmp_path, make_bounded):
     """The same run twice."""
-    first = make_floored(tmp_path / "one", seeds=4)
+    first = make_bounded(tmp_path / "one", seeds=4)
     return first, shutil.copytree(first, tmp_path / "two")
 
 
@@ -78,24 +77,26 @@ def test_what_is_said_of_a_difference():
 def test_identical_runs_are_told(two):
     got = found(two)
     assert got.identical == ("records.jsonl", "utility.jsonl")
-    assert got.cells == (56, 56)
+    assert got.experiments == (56, 56)
     assert got.only == ((), ())
     assert got.concerns == ()
     assert all(row.psnr.same and row.rmse.same for row in got.attacks)
     text = page(two)
     assert "records.jsonl and utility.jsonl are byte-identical in both runs" in text
-    assert "No verdict changed: 7 combinations in both runs." in text
+    assert "No verdict changed: 7 configurations in both runs." in text
     assert "not fair" not in text
-    (two[1] / "records.jsonl").write_text((two[1] / "records.jsonl").read_text() + "\n")
+    first = (two[1] / "records.jsonl").read_text().splitlines()[0]
+    with (two[1] / "records.jsonl").open("a") as stream:
+        stream.write(f"{first}\n")
     assert found(two).identical == ("utility.jsonl",)
 
 
-def test_a_change_is_found_where_it_is(two):
-    def lower(record):
-        if record["attack"]["name"] == "dlg" and record["defense"]["name"] == "none":
-            seed = record["seed"]
-            record["metrics"]["psnr"] = [v - 5 - 0.1 * seed for v in record["metrics"]["psnr"]]
-        return record
+def test_a_change_is_found_where_it_is(two, change):
+    def lower(a):
+        if (a.attack.name, a.defense.name) != ("dlg", "none"):
+            return {}
+        psnr = tuple(v - 5 - 0.1 * a.seed for v in a.psnr)
+        return {"metrics": a.metrics | {"psnr": psnr}}
 
     change(two[1], lower)
     got = found(two)
@@ -108,14 +109,14 @@ def test_a_change_is_found_where_it_is(two):
     assert (psnr.low, psnr.high) == pytest.approx((-5.15 - reach, -5.15 + reach))
     assert psnr.words == "lower in B"
     assert moved[0].rmse.words == "higher in B"
-    assert got.cells == (56, 52)
+    assert got.experiments == (56, 52)
     assert "lower in B" in page(two)
 
 
-def test_rmse_is_the_root_of_the_mean_of_squares(tmp_path, make_cell, make_run):
+def test_rmse_is_the_root_of_the_mean_of_squares(tmp_path, make_assessment, make_run):
     runs = []
     for name, psnr in (("one", [20.0, 10.0]), ("two", [30.0, 40.0])):
-        cells = [make_cell(seed=s, psnr=psnr) for s in range(2)]
+        cells = [make_assessment(seed=s, psnr=psnr) for s in range(2)]
         runs.append(make_run(tmp_path / name, cells))
     (row,) = found(runs).attacks
     assert row.rmse.first == pytest.approx(np.sqrt((0.01 + 0.1) / 2))
@@ -123,52 +124,56 @@ def test_rmse_is_the_root_of_the_mean_of_squares(tmp_path, make_cell, make_run):
     assert row.psnr.mean == pytest.approx(20)
 
 
-def test_verdicts_that_became_less_safe_stand_first(two):
+def test_verdicts_that_became_less_safe_stand_first(two, change):
     words = {"bounded_noise": "undecided", "adaptive_noise": "protected"}
 
-    def turn(record):
-        record["verdict"] = words.get(record["defense"]["name"], record["verdict"])
-        return record
-
-    change(two[1], turn)
+    change(two[1], lambda a: {"verdict": words.get(a.defense.name, a.verdict)})
     got = found(two)
     order = [(pair.first.defense, pair.change) for pair in got.verdicts]
     assert order[:2] == [("bounded_noise", -1), ("adaptive_noise", 1)]
     assert {change for _, change in order[2:]} == {0}
-    assert summary(got) == "2 of 7 combinations changed verdict: 1 less safe in B and 1 safer in B."
+    assert (
+        summary(got) == "2 of 7 configurations changed verdict: 1 less safe in B and 1 safer in B."
+    )
     rows = re.findall(r'<tr><th scope="row">(\w+)', page(two))
     assert rows[:2] == ["bounded_noise", "adaptive_noise"]
 
 
-def test_what_only_one_has(two):
-    change(two[0], lambda r: None if (r["attack"]["name"], r["seed"]) == ("dlg", 3) else r)
-    change(two[1], lambda r: None if r["defense"]["name"] == "none" else r)
+def test_what_only_one_has(two, change):
+    change(two[0], lambda a: None if (a.attack.name, a.seed) == ("dlg", 3) else {})
+    change(two[1], lambda a: None if a.defense.name == "none" else {})
     first, second = found(two).only
-    assert {(row[2], row[3], row[4]) for row in first} == {
+    assert {(*key[2:], count) for key, count in first} == {
         ("no defense", "dlg", 3),
         ("no defense", "inverting_gradients", 4),
     }
-    assert {row[3] for row in second} == {"dlg"}
-    assert {row[4] for row in second} == {1}
+    assert {(key[3], count) for key, count in second} == {("dlg", 1)}
     assert all(row.psnr.n == 3 for row in found(two).attacks if row.attack == "dlg")
 
 
 @pytest.mark.parametrize(
     ("edit", "changes", "words"),
     [
-        (("threat", {"labels_known": False}), {}, "The threat models differ: A honest server, lab"),
-        (("threshold", {"metric": "psnr", "value": 25.0}), {}, "The thresholds differ: A psnr 20;"),
-        (("blind", {"psnr": [5.0, 5.0]}), {}, "In 56 of 56 pairs of cells the guess without"),
-        (None, {"data": {"source": "x", "fingerprint": "a"}}, "The data differ: A mnist5k (fedc"),
-        (None, {"cells": 99}, "B is not finished: 43 of 99 cells are missing."),
+        ({"threat": {"labels_known": False}}, {}, "The threat models differ: A honest server, lab"),
+        ({"criterion": {"value": 25.0}}, {}, "The thresholds differ: A psnr 20;"),
+        ({"baseline": (5.0, 5.0)}, {}, "In 56 of 56 pairs of experiments the prior-only base"),
+        (
+            None,
+            {"data": {"source": "x", "fingerprint": "a", "examples": 9, "shape": [3]}},
+            "The data differ: A mnist5k (fedc",
+        ),
+        (None, {"experiments": 99}, "B is not finished: 43 of 99 experiments are missing."),
         (None, {"plan": {"utility": {"rounds": 3}}}, "The trainings behind the test accuracy dif"),
     ],
 )
-def test_an_unfair_comparison_is_warned_of_on_top(two, edit, changes, words):
-    if edit is not None:
-        key, value = edit
-        change(two[1], lambda record: record | {key: record[key] | value})
-    header(two[1], **changes)
+def test_an_unfair_comparison_is_warned_of_on_top(two, change, edit, changes, words):
+    for key, value in (edit or {}).items():
+        nested = isinstance(value, dict)
+        change(
+            two[1],
+            lambda a, k=key, v=value, n=nested: {k: replace(getattr(a, k), **v) if n else v},
+        )
+    info(two[1], **changes)
     grave = [one.words for one in found(two).concerns if one.grave]
     assert any(one.startswith(words) for one in grave), grave
     text = page(two)
@@ -177,7 +182,7 @@ def test_an_unfair_comparison_is_warned_of_on_top(two, edit, changes, words):
 
 
 def test_versions_and_machines_are_named_but_no_alarm(two):
-    header(two[1], versions={"leakbound": "0.2.0"}, machine={"processor": "arm"}, plan_hash="ff")
+    info(two[1], versions={"leakbound": "0.2.0"}, machine={"processor": "arm"}, plan_hash="ff")
     got = found(two).concerns
     assert not any(one.grave for one in got)
     words = [one.words for one in got]
@@ -188,39 +193,42 @@ def test_versions_and_machines_are_named_but_no_alarm(two):
     ]
 
 
-def test_an_attack_of_other_settings_is_paired_and_told(two):
-    other = {"name": "dlg", "settings": "GradientMatching('dlg', steps=9)", "hash": "cd" * 6}
-    change(two[1], lambda r: r | {"attack": other} if r["attack"]["name"] == "dlg" else r)
+def test_an_attack_of_other_settings_is_paired_and_named(two, change):
+    other = {"settings": "GradientMatching('dlg', steps=9)", "hash": "cd" * 6}
+    change(
+        two[1],
+        lambda a: {"attack": replace(a.attack, **other)} if a.attack.name == "dlg" else {},
+    )
     got = found(two)
     assert got.only == ((), ())
     assert any("dlg has other settings: A " in one.words for one in got.concerns)
 
 
-def test_accuracies_are_paired_by_seed(two):
-    change(two[1], lambda r: r | {"accuracy": r["accuracy"] - 0.1}, "utility.jsonl")
-    rows = found(two).utilities
+def test_accuracies_are_paired_by_seed(two, change):
+    change(two[1], lambda t: {"accuracy": t.accuracy - 0.1}, Training)
+    rows = found(two).accuracies
     assert len(rows) == 7
     assert all(row.accuracy.mean == pytest.approx(-0.1) for row in rows)
     assert all(row.accuracy.n == 2 for row in rows)
 
 
-def test_strengths_stand_side_by_side(two):
-    change(two[1], lambda r: None if r["attack"]["name"] == "inverting_gradients" else r)
-    rows = {row.key[2]: row for row in found(two).strengths}
+def test_best_attack_errors_stand_side_by_side(two, change):
+    change(two[1], lambda a: None if a.attack.name == "inverting_gradients" else {})
+    rows = {row.key[2]: row for row in found(two).best_attack}
     row = rows["no defense"]
     assert (row.first.attack, row.second.attack) == ("inverting_gradients", "dlg")
     assert row.second.rmse > row.first.rmse
     assert row.held_out.mean > 0
 
 
-def test_nothing_in_common_and_nothing_that_ran(tmp_path, make_cell, make_run, make_defense):
-    one = make_run(tmp_path / "one", [make_cell()])
-    two = make_run(tmp_path / "two", [make_cell(defense=make_defense("prune", rate=0.5))])
-    assert "share no combination" in page((one, two))
-    three = make_run(tmp_path / "three", [make_cell(status="failed", reason="x")])
+def test_nothing_in_common_and_nothing_that_ran(tmp_path, make_assessment, make_run, make_defense):
+    one = make_run(tmp_path / "one", [make_assessment()])
+    two = make_run(tmp_path / "two", [make_assessment(defense=make_defense("prune", rate=0.5))])
+    assert "share no configuration" in page((one, two))
+    three = make_run(tmp_path / "three", [make_assessment(status="failed", reason="x")])
     text = page((one, three))
     assert "no seed ran in both" in text
-    assert "In B 1 of 1 cells failed." in text
+    assert "In B 1 of 1 experiments failed." in text
 
 
 def test_strangers_text_is_escaped_and_bytes_are_the_same(tmp_path, make_grid, hostile):

@@ -1,15 +1,15 @@
-"""One image at a time, in a real Chromium: what is shown is what the records and strips hold."""
+"""One example at a time, in a real Chromium: what is shown is what the records and strips hold."""
 
 from __future__ import annotations
 
 import io
-import json
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from leakbound.report import write
+from leakbound.report.folder import read
 
 pytestmark = pytest.mark.browser
 
@@ -21,8 +21,8 @@ def run(tmp_path, make_grid):
     return folder
 
 
-def cells(folder):
-    return [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+def assessments(folder):
+    return read(folder).assessments
 
 
 def pixels(folder, name, image):
@@ -49,29 +49,29 @@ def test_it_shows_the_image_and_every_guess(show, run):
     page.locator("#card-3 .entry").first.locator(".scores a").nth(2).click()
     dialog = opened(page)
     own = [
-        cell
-        for cell in cells(run)
-        if (cell["seed"], cell["defense"]["parameters"].get("noise_std")) == (0, 0.0001)
+        a
+        for a in assessments(run)
+        if (a.seed, a.defense.parameters.get("noise_std")) == (0, 0.0001)
     ]
     assert dialog.get_by_role("heading").inner_text() == (
-        "Image 3 of 4: gaussian_noise noise_std=0.0001"
+        "Example 3 of 4: gaussian_noise noise_std=0.0001"
     )
     figures = dialog.locator("figure")
     assert figures.count() == 1 + len(own) == 4
     assert (
-        np.abs(seen(figures.nth(0)) - pixels(run, own[0]["pictures"]["truth"], 2))[2:-2, 2:-2].max()
+        np.abs(seen(figures.nth(0)) - pixels(run, own[0].pictures["truth"], 2))[2:-2, 2:-2].max()
         < 4
     )
-    for i, cell in enumerate(own, 1):
-        psnr = f"{cell['metrics']['psnr'][2]:.1f} dB"
-        name = cell["attack"]["name"]
-        guess = pixels(run, cell["pictures"]["reconstruction"], 2)
+    for i, a in enumerate(own, 1):
+        psnr = f"{a.psnr[2]:.1f} dB"
+        name = a.attack.name
+        guess = pixels(run, a.pictures["reconstruction"], 2)
         assert np.abs(seen(figures.nth(i)) - guess)[2:-2, 2:-2].max() < 4
         assert f"{name}\n{psnr}" in figures.nth(i).inner_text()
         alt = figures.nth(i).locator("img").get_attribute("alt")
-        assert alt.startswith(f"image 3 as {name} rebuilt it: PSNR {psnr}")
-        assert cell["cell"] in dialog.locator(".facts-list").inner_text()
-        assert cell["attack"]["hash"] in dialog.locator(".facts-list").inner_text()
+        assert alt.startswith(f"example 3 as {name} reconstructed it: PSNR {psnr}")
+        assert a.experiment in dialog.locator(".facts-list").inner_text()
+        assert a.attack.hash in dialog.locator(".facts-list").inner_text()
     rows = dialog.locator("tbody tr")
     assert rows.count() == 3
     assert "objective went from 1.02 to 0.000300" in dialog.inner_text()
@@ -83,14 +83,14 @@ def test_the_keyboard_alone_is_enough(show, run):
     link.focus()
     page.keyboard.press("Enter")
     heading = opened(page).get_by_role("heading")
-    assert heading.inner_text().startswith("Image 2 of 4")
+    assert heading.inner_text().startswith("Example 2 of 4")
     assert page.evaluate("document.activeElement.id") == "drill-title"
     for key, number in (
         *(("ArrowRight", 3), ("ArrowRight", 4), ("ArrowRight", 4)),
         *(("Home", 1), ("ArrowLeft", 1), ("End", 4), ("ArrowLeft", 3)),
     ):
         page.keyboard.press(key)
-        assert heading.inner_text().startswith(f"Image {number} of 4"), key
+        assert heading.inner_text().startswith(f"Example {number} of 4"), key
     visited = set()
     for _ in range(12):
         page.keyboard.press("Tab")
@@ -100,7 +100,7 @@ def test_the_keyboard_alone_is_enough(show, run):
         )
         assert at[0] == "DIALOG" or at[1] == page.locator("body").text_content()
         visited.add(at[1])
-    assert {"← image before", "image after →", "close (Esc)"} <= visited
+    assert {"← example before", "example after →", "close (Esc)"} <= visited
     page.keyboard.press("Escape")
     assert page.get_by_role("dialog").count() == 0
     assert link.evaluate("(e) => e === document.activeElement")
@@ -113,12 +113,12 @@ def test_the_same_batch_under_the_next_defense(show, run):
     where = dialog.locator(".where").inner_text()
     dialog.get_by_role("button", name="defense after").click()
     assert dialog.get_by_role("heading").inner_text() == (
-        "Image 4 of 4: gaussian_noise noise_std=0.0001"
+        "Example 4 of 4: gaussian_noise noise_std=0.0001"
     )
     assert dialog.locator(".where").inner_text() == where
     assert page.evaluate("document.activeElement.dataset.key") == "after"
     dialog.get_by_role("button", name="defense before").click()
-    assert dialog.get_by_role("heading").inner_text() == "Image 4 of 4: no defense"
+    assert dialog.get_by_role("heading").inner_text() == "Example 4 of 4: no defense"
     assert dialog.get_by_role("button", name="defense before").is_disabled()
     dialog.get_by_role("button", name="close").click()
     assert page.get_by_role("dialog").count() == 0
@@ -127,9 +127,7 @@ def test_the_same_batch_under_the_next_defense(show, run):
 def test_a_verdict_leads_to_its_best_image(show, run):
     page = show(run / "report.html")
     link = page.locator("section:has(#verdicts) tbody tr").first.get_by_role("link").first
-    best = max(
-        v for c in cells(run) if c["defense"]["name"] == "none" for v in c["metrics"]["psnr"]
-    )
+    best = max(v for a in assessments(run) if a.defense.name == "none" for v in a.psnr)
     link.click()
     dialog = opened(page)
     assert f"{best:.1f} dB" in dialog.locator("figure").nth(1).inner_text()
@@ -137,9 +135,9 @@ def test_a_verdict_leads_to_its_best_image(show, run):
 
 
 def test_an_address_leads_to_an_image(show, run):
-    page = show(run / "report.html", "#image-2-3")
-    assert opened(page).get_by_role("heading").inner_text() == "Image 3 of 4: no defense"
-    for anchor in ("#image-999-1", "#image-0-0", "#image-1-", "#<b>"):
+    page = show(run / "report.html", "#example-2-3")
+    assert opened(page).get_by_role("heading").inner_text() == "Example 3 of 4: no defense"
+    for anchor in ("#example-999-1", "#example-0-0", "#example-1-", "#<b>"):
         assert show(run / "report.html", anchor).get_by_role("dialog").count() == 0
 
 
@@ -148,17 +146,17 @@ def test_a_click_on_a_strip_opens_what_is_under_it(show, run):
     strip = page.locator("#card-1 .entry .strip img").first
     box = strip.bounding_box()
     strip.click(position={"x": box["width"] * 0.6, "y": 10})
-    assert opened(page).get_by_role("heading").inner_text().startswith("Image 3 of 4")
+    assert opened(page).get_by_role("heading").inner_text().startswith("Example 3 of 4")
 
 
 def test_without_scripts_the_images_are_rows_that_anchors_reach(show, run):
     page = show(run / "report.html", java_script_enabled=False)
     assert page.get_by_role("dialog").count() == 0
     page.locator("#card-1 .scores a").nth(2).click()
-    row = page.locator("#image-1-3 tr").first
-    psnr = cells(run)[0]["metrics"]["psnr"][2]
+    row = page.locator("#example-1-3 tr").first
+    psnr = assessments(run)[0].psnr[2]
     assert f"{psnr:.1f}" in row.text_content()
-    assert page.url.endswith("#image-1-3")
+    assert page.url.endswith("#example-1-3")
     assert page.locator("#card-1 .facts-list").is_visible()
 
 
@@ -171,9 +169,11 @@ def test_without_pictures_the_numbers_remain(show, run):
     assert page.content().count("data:image") == 0
 
 
-def test_large_batches_are_cut_and_that_is_said(show, tmp_path, make_cell, make_run, monkeypatch):
+def test_large_batches_are_cut_and_that_is_said(
+    show, tmp_path, make_assessment, make_run, monkeypatch
+):
     monkeypatch.setattr("leakbound.report.gallery.ROWS", 6)
-    cell = [make_cell(seed=s, psnr=[20.0 + i for i in range(5)]) for s in range(2)]
+    cell = [make_assessment(seed=s, psnr=[20.0 + i for i in range(5)]) for s in range(2)]
     page = show(write(make_run(tmp_path / "run", cell)))
     first = page.locator("#card-1")
     assert first.locator(".scores li").count() == 5

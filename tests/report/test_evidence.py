@@ -9,19 +9,22 @@ import re
 from pathlib import Path
 
 import jsonschema
+import msgspec
 import pytest
+from msgspec.structs import replace
 
-from leakbound.report import evidence
-from leakbound.report.evidence_text import clean
-from leakbound.report.evidence_told import STATEMENTS
+from leakbound.report import evidence, tables
+from leakbound.report.evidence import STATEMENTS
+from leakbound.report.evidence.schema import Epsilons, clean
 from leakbound.report.folder import read
+from leakbound.report.rerun import digest
 
 VALIDATOR = jsonschema.Draft202012Validator(json.loads(evidence.schema()))
 SIGNS = re.compile(r"complian|certif|conform|accredit|approv|attest|complies|audit.?proof", re.I)
 
 
 def accountant(noise):
-    return {"delta": 1e-5, "add_remove": 4 / noise, "replace": 8 / noise}
+    return Epsilons(1e-5, 4 / noise, 8 / noise)
 
 
 def made(folder, *, images=True, **statements):
@@ -29,8 +32,14 @@ def made(folder, *, images=True, **statements):
     run = read(folder)
     subject = evidence.of_run(run, statements, accountant, images=images)
     content = evidence.document([subject], images=images)
-    VALIDATOR.validate(json.loads(json.dumps(content, allow_nan=False)))
-    return evidence.page(content, [run]), content
+    return evidence.page(content, [run]), valid(content)
+
+
+def valid(content):
+    """The JSON value of a report."""
+    value = json.loads(json.dumps(msgspec.to_builtins(content), allow_nan=False))
+    VALIDATOR.validate(value)
+    return value
 
 
 def section(text, number):
@@ -39,14 +48,14 @@ def section(text, number):
     return found.group() if found else ""
 
 
-def test_measured_bounded_and_declared_stand_apart(tmp_path, make_floored):
-    text, content = made(make_floored(tmp_path / "run"))
+def test_measured_bounded_and_declared_stand_apart(tmp_path, make_bounded):
+    text, content = made(make_bounded(tmp_path / "run"))
     assert [section(text, n)[:60].split(">")[1][:12] for n in (1, 2, 3)] == [
         "1 Measured</", "2 Bounded</h", "3 Declared</",
     ]  # fmt: skip
     subject = content["subjects"][0]
-    (row,) = [c for c in subject["measured"]["combinations"] if c["defense"] == "no defense"]
-    share = row["rebuilt"]
+    (row,) = [c for c in subject["configurations"] if c["defense"] == "no defense"]
+    share = row["reconstructed"]
     assert (share["hits"], share["n"], share["level"]) == (6, 6, 0.95)
     assert share["low"] == pytest.approx(0.025 ** (1 / 6))  # exact for all of n
     bound = subject["bounded"]["bounds"][0]
@@ -60,8 +69,8 @@ def test_measured_bounded_and_declared_stand_apart(tmp_path, make_floored):
     assert subject["bounded"]["missing"][0]["reason"] in section(text, 2)
 
 
-def test_what_nobody_states_is_not_stated_and_never_green(tmp_path, make_floored):
-    text, content = made(make_floored(tmp_path / "run"))
+def test_what_nobody_states_is_not_stated_and_never_green(tmp_path, make_bounded):
+    text, content = made(make_bounded(tmp_path / "run"))
     items = content["subjects"][0]["declared"]["items"]
     silent = [item for item in items if item["name"] in STATEMENTS]
     assert len(silent) == len(STATEMENTS)
@@ -79,9 +88,9 @@ def test_what_nobody_states_is_not_stated_and_never_green(tmp_path, make_floored
         assert red > green, color  # amber on every ground
 
 
-def test_a_statement_is_declared_and_nothing_more(tmp_path, make_floored):
+def test_a_statement_is_declared_and_nothing_more(tmp_path, make_bounded):
     said = {name: f"{name} is as I say <b>" for name in STATEMENTS}
-    text, content = made(make_floored(tmp_path / "run"), **said)
+    text, content = made(make_bounded(tmp_path / "run"), **said)
     subject = content["subjects"][0]
     items = {item["name"]: item for item in subject["declared"]["items"]}
     for name in STATEMENTS:
@@ -91,51 +100,54 @@ def test_a_statement_is_declared_and_nothing_more(tmp_path, make_floored):
     assert {one["accepted_by"] for one in subject["thresholds"]} == {said["accepted_by"]}
 
 
-def test_thresholds_tell_their_origin(tmp_path, make_cell, make_run):
-    plan = {"name": "a", "threshold": 20.0, "risk": {"probability": 0.01, "prior": "mixture"}}
-    _, content = made(make_run(tmp_path / "run", [make_cell()], plan=plan))
-    rebuilt, accepted = content["subjects"][0]["thresholds"]
-    assert rebuilt["origin"].startswith("plan: thresholds.psnr; it is the default")
+def test_thresholds_tell_their_origin(tmp_path, make_assessment, make_run):
+    plan = {"name": "a", "psnr": 20.0, "risk": {"probability": 0.01, "prior": "mixture"}}
+    _, content = made(make_run(tmp_path / "run", [make_assessment()], plan=plan))
+    matched, accepted = content["subjects"][0]["thresholds"]
+    assert matched["origin"].startswith("plan: criterion.psnr; it is the default")
     assert (accepted["value"], accepted["origin"]) == (0.01, "plan: risk.probability")
-    assert rebuilt["accepted_by"] == accepted["accepted_by"] == "not stated"
-    _, content = made(make_run(tmp_path / "other", [make_cell()], plan={"name": "a"}))
-    rebuilt, accepted = content["subjects"][0]["thresholds"]
-    assert rebuilt["origin"] == "the records; the plan names none"
+    assert matched["accepted_by"] == accepted["accepted_by"] == "not stated"
+    _, content = made(make_run(tmp_path / "other", [make_assessment()], plan={"name": "a"}))
+    matched, accepted = content["subjects"][0]["thresholds"]
+    assert matched["origin"] == "the records; the plan names none"
     assert (accepted["value"], accepted["origin"]) == (None, "not stated")
 
 
 @pytest.mark.parametrize(
     ("threat", "answers"),
     [
-        ({"labels_known": True, "defense_known": True, "server": "honest"},
-         {"labels": "yes", "defense": "yes", "statistics": "no", "plant": "no", "mask": "yes"}),
+        ({"labels_known": True, "defense_known": True, "server": "honest",
+          "statistics_known": False},
+         {"labels": "yes", "defense": "yes", "statistics": "no", "malicious": "no",
+          "mask": "yes"}),
         ({"labels_known": False, "defense_known": False, "server": "malicious",
           "statistics_known": True},
-         {"labels": "no", "defense": "no", "statistics": "yes", "plant": "yes", "mask": "no"}),
+         {"labels": "no", "defense": "no", "statistics": "yes", "malicious": "yes",
+          "mask": "no"}),
     ],
 )  # fmt: skip
-def test_the_ledger_says_what_was_told(tmp_path, make_cell, make_run, threat, answers):
-    release = {"law": "Exact", "private": False, "withheld": 0.9}
-    _, content = made(make_run(tmp_path / "run", [make_cell(threat=threat, release=release)]))
-    told = {line["name"]: line for line in content["subjects"][0]["attacker"]["ledger"]}
-    assert {name: told[name]["answer"] for name in answers} == answers
-    assert {told[name]["answer"] for name in ("batch_size", "model", "local_plan")} == {"yes"}
-    assert {told[name]["answer"] for name in ("norms", "history", "noise")} == {"no"}
-    assert all(line["from"] for line in told.values())
+def test_the_table_says_what_attackers_knew(tmp_path, make_assessment, make_run, threat, answers):
+    release = {"law": "Exact", "data_dependent": False, "withheld": 0.9, "unit": "client"}
+    _, content = made(make_run(tmp_path / "run", [make_assessment(threat=threat, release=release)]))
+    known = {line["name"]: line for line in content["subjects"][0]["attacker"]["auxiliary"]}
+    assert {name: known[name]["answer"] for name in answers} == answers
+    assert {known[name]["answer"] for name in ("batch_size", "model", "local_plan")} == {"yes"}
+    assert {known[name]["answer"] for name in ("norms", "history", "noise")} == {"no"}
+    assert all(line["source"] for line in known.values())
 
 
-def test_cells_that_differ_are_not_summed_up_as_yes(tmp_path, make_cell, make_run):
-    threat = make_cell()["threat"]
-    cells = [make_cell(threat=threat | {"labels_known": known}) for known in (False, True)]
+def test_experiments_that_differ_are_not_summed_up_as_yes(tmp_path, make_assessment, make_run):
+    threat = make_assessment().threat
+    cells = [make_assessment(threat=replace(threat, labels_known=one)) for one in (False, True)]
     _, content = made(make_run(tmp_path / "run", cells))
-    told = {line["name"]: line for line in content["subjects"][0]["attacker"]["ledger"]}
-    assert told["labels"]["answer"] == "in some cells"
+    known = {line["name"]: line for line in content["subjects"][0]["attacker"]["auxiliary"]}
+    assert known["labels"]["answer"] == "in some experiments"
 
 
 def test_a_claim_of_differential_privacy_answers_every_question(
-    tmp_path, make_cell, make_run, dp_sgd
+    tmp_path, make_assessment, make_run, dp_sgd
 ):
-    folder = make_run(tmp_path / "run", [make_cell(defense=dp_sgd), make_cell()])
+    folder = make_run(tmp_path / "run", [make_assessment(defense=dp_sgd), make_assessment()])
     text, content = made(folder)
     (claim,) = content["subjects"][0]["differential_privacy"]
     items = {item["name"]: item for item in claim["items"]}
@@ -159,10 +171,10 @@ def test_a_claim_of_differential_privacy_answers_every_question(
 
 @pytest.mark.parametrize("name", ["data_security", "privacy_budget"])
 def test_a_question_of_the_deployment_is_answered_by_its_own_statement(
-    tmp_path, make_cell, make_run, name, dp_sgd
+    tmp_path, make_assessment, make_run, name, dp_sgd
 ):
     """Neither what is computed nor any other statement answers it."""
-    folder = make_run(tmp_path / "run", [make_cell(defense=dp_sgd), make_cell()])
+    folder = make_run(tmp_path / "run", [make_assessment(defense=dp_sgd), make_assessment()])
     others = {other: "said" for other in STATEMENTS if other != name}
     for said, status in ((others, "not stated"), (others | {name: "two guards"}, "declared")):
         text, content = made(folder, **said)
@@ -172,23 +184,15 @@ def test_a_question_of_the_deployment_is_answered_by_its_own_statement(
         assert ("two guards" in section(text, 9)) == (status == "declared")
 
 
-def test_a_document_without_the_later_questions_is_still_one(tmp_path, make_cell, make_run, dp_sgd):
-    _, content = made(make_run(tmp_path / "run", [make_cell(defense=dp_sgd)]))
-    subject = content["subjects"][0]
-    (claim,) = subject["differential_privacy"]
-    for lines in (claim["items"], subject["declared"]["items"]):
-        lines[:] = [one for one in lines if one["name"] not in ("data_security", "privacy_budget")]
-    VALIDATOR.validate(content)
-    assert "Data security" not in evidence.page(content)
-
-
-def test_an_unknown_mechanism_has_no_epsilon(tmp_path, make_cell, make_run, dp_sgd):
+def test_an_unknown_mechanism_has_no_epsilon(tmp_path, make_assessment, make_run, dp_sgd):
     for settings in (
         "MyMechanism()",
-        dp_sgd["settings"] * 2,
-        dp_sgd["settings"].replace("0.5", "1e999"),
+        dp_sgd.settings * 2,
+        dp_sgd.settings.replace("0.5", "1e999"),
     ):
-        folder = make_run(tmp_path / "run", [make_cell(defense=dp_sgd | {"settings": settings})])
+        folder = make_run(
+            tmp_path / "run", [make_assessment(defense=replace(dp_sgd, settings=settings))]
+        )
         _, content = made(folder)
         (claim,) = content["subjects"][0]["differential_privacy"]
         assert claim["epsilons"] is None
@@ -196,16 +200,16 @@ def test_an_unknown_mechanism_has_no_epsilon(tmp_path, make_cell, make_run, dp_s
         assert items["parameters"]["status"] == items["sensitivity"]["status"] == "not stated"
 
 
-def test_no_defense_that_claims_nothing_gets_the_questions(tmp_path, make_floored):
-    text, content = made(make_floored(tmp_path / "run"))
+def test_no_defense_that_claims_nothing_gets_the_questions(tmp_path, make_bounded):
+    text, content = made(make_bounded(tmp_path / "run"))
     assert content["subjects"][0]["differential_privacy"] == []
     assert "No defense here claims differential privacy." in section(text, 9)
 
 
-def test_the_corridor_joins_both_sides(tmp_path, make_floored):
-    text, content = made(make_floored(tmp_path / "run"))
-    rows = content["subjects"][0]["corridor"]["mean_error"]
-    noisy = [row for row in rows if row["ceiling"] is not None]
+def test_the_corridor_joins_both_sides(tmp_path, make_bounded):
+    text, content = made(make_bounded(tmp_path / "run"))
+    rows = content["subjects"][0]["configurations"]
+    noisy = [row for row in rows if row["error_bound"] is not None]
     assert len(noisy) == 4
     part = section(text, 6)
     assert part.count('class="excluded" x=') == len(noisy)
@@ -213,23 +217,25 @@ def test_the_corridor_joins_both_sides(tmp_path, make_floored):
     assert part.count("no theorem") == len(rows) - len(noisy)
 
 
-def test_a_strip_is_as_long_as_its_number():
-    from leakbound.report.evidence_plots import WIDTH, mean_errors, probabilities
+def test_a_strip_is_as_long_as_its_number(make_assessment, make_bound):
+    from leakbound.report.evidence.charts import WIDTH, mean_errors, probabilities
 
-    row = {"attack": 10.0, "ceiling": 30.0, "without_update": None}
-    (strip,) = mean_errors([row], None).rows
+    known = make_assessment(baseline=[None, None], psnr=[10.0, 10.0], bounds=[make_bound(30.0)])
+    (row,) = tables.configurations([known], tables.Names([known]))
+    ((_, strip),) = mean_errors([row], None).rows
     reached = float(re.search(r'class="reached" x="0" y="4" width="([\d.]+)"', strip).group(1))
     excluded = float(re.search(r'class="excluded" x="([\d.]+)"', strip).group(1))
     assert reached == pytest.approx(WIDTH * 5 / 30, abs=0.1)  # the axis runs from 5 to 35
     assert excluded == pytest.approx(WIDTH * 25 / 30, abs=0.1)
-    share = {"hits": 1, "n": 10, "value": 0.1, "low": 0.01, "high": 0.4}
-    (strip,) = probabilities([{"rebuilt": share, "bound": 0.5, "accepted": 0.001}]).rows
+    bound = tables.SuccessBoundRow(0.5, "p", 0.001, 1, 1, 1)
+    row = replace(row, reconstructed=tables.share(1, 10), success_bound=bound)
+    ((_, strip),) = probabilities([row]).rows
     reached = float(re.search(r'class="reached" x="0" y="4" width="([\d.]+)"', strip).group(1))
     assert reached == pytest.approx(WIDTH * 3 / 4, abs=0.1)  # from 1e-4 to 1, in decades
 
 
-def test_the_strongest_attack_stands_with_its_pictures(tmp_path, make_floored):
-    text, content = made(make_floored(tmp_path / "run"))
+def test_the_strongest_attack_stands_with_its_pictures(tmp_path, make_bounded):
+    text, content = made(make_bounded(tmp_path / "run"))
     assert content["images"] is True
     subject = content["subjects"][0]
     assert {one["attack"] for one in subject["strongest"]} == {"inverting_gradients"}
@@ -237,15 +243,17 @@ def test_the_strongest_attack_stands_with_its_pictures(tmp_path, make_floored):
     assert text.count("data:image/png") == len(shown)
     assert sum("leak_map" in one["pictures"] for one in subject["strongest"]) == 4
     for one in subject["strongest"]:
-        (row,) = [c for c in subject["measured"]["combinations"] if c["defense"] == one["defense"]]
+        (row,) = [c for c in subject["configurations"] if c["defense"] == one["defense"]]
         assert max(one["psnr"]) == row["best_psnr"]
-        (record,) = [r for r in read(tmp_path / "run").cells if r["cell"] == one["cell"]]
-        assert record["metrics"]["psnr"] == one["psnr"]
+        (own,) = [
+            a for a in read(tmp_path / "run").assessments if a.experiment == one["experiment"]
+        ]
+        assert list(own.psnr) == one["psnr"]
 
 
 @pytest.mark.parametrize("kind", ["floored", "grid"])
-def test_without_images_nothing_of_the_data_is_left(tmp_path, make_floored, make_grid, kind):
-    folder = (make_floored if kind == "floored" else make_grid)(tmp_path / "run", seeds=2)
+def test_without_images_nothing_of_the_data_is_left(tmp_path, make_bounded, make_grid, kind):
+    folder = (make_bounded if kind == "floored" else make_grid)(tmp_path / "run", seeds=2)
     text, content = made(folder, images=False)
     written = text + json.dumps(content)
     assert "data:image" not in written
@@ -257,30 +265,30 @@ def test_without_images_nothing_of_the_data_is_left(tmp_path, make_floored, make
     assert 'class="reached"' in text  # plots are no pictures of the data
 
 
-def test_values_of_a_private_table_are_never_shown(tmp_path, make_cell, make_run):
+def test_values_of_a_private_table_are_never_shown(tmp_path, make_assessment, make_run):
     column = {"name": "age", "mean": 0.0, "worst": 0.0, "matched": 1.0}
     column |= {"truth": [41.53125], "reconstruction": [41.53125]}
-    text, content = made(make_run(tmp_path / "run", [make_cell(columns=[column])]))
+    text, content = made(make_run(tmp_path / "run", [make_assessment(columns=[column])]))
     assert "41.5" not in text + json.dumps(content)
 
 
-def test_own_data_is_said_on_top(tmp_path, make_cell, make_pictures, make_run):
+def test_own_data_is_said_on_top(tmp_path, make_assessment, make_pictures, make_run):
     folder = tmp_path / "run"
     folder.mkdir()
-    cells = [make_cell(pictures=make_pictures(folder, 0, 2, 0.1, 0))]
+    own = [make_assessment(pictures=make_pictures(folder, 0, 2, 0.1, 0))]
     words = "This page holds pictures of private data."
-    assert words in made(make_run(folder, cells, own_data=True))[0]
-    assert words not in made(make_run(folder, cells, own_data=False))[0]
-    assert words not in made(make_run(folder, cells, own_data=True), images=False)[0]
+    assert words in made(make_run(folder, own, own_data=True))[0]
+    assert words not in made(make_run(folder, own, own_data=False))[0]
+    assert words not in made(make_run(folder, own, own_data=True), images=False)[0]
 
 
 def test_utility_is_paired_by_seed_with_an_interval(
-    tmp_path, make_cell, make_run, make_training, dp_sgd
+    tmp_path, make_assessment, make_run, make_training, dp_sgd
 ):
-    plain = make_cell()["defense"]
+    plain = make_assessment().defense
     known = [(plain, 0, 0.9), (plain, 1, 0.8), (dp_sgd, 0, 0.7), (dp_sgd, 1, 0.7)]
     units = [make_training(*one) for one in known]
-    _, content = made(make_run(tmp_path / "run", [make_cell()], units))
+    _, content = made(make_run(tmp_path / "run", [make_assessment()], units))
     plain, private = content["subjects"][0]["utility"]
     assert plain["lost"] is None
     lost = private["lost"]
@@ -289,69 +297,65 @@ def test_utility_is_paired_by_seed_with_an_interval(
     assert (lost["high"] - lost["low"]) / 2 == pytest.approx(half, rel=1e-6)
 
 
-@pytest.mark.parametrize("what", ["plan", "verdict", "picture", "probability"])
-def test_a_folder_that_was_changed_is_told_on_top(tmp_path, make_floored, what):
-    folder = make_floored(tmp_path / "run")
-    lines = (folder / "records.jsonl").read_text().splitlines()
-    for line in range(len(lines)):  # made up with a verdict that no bound gives: repair it
-        lines[line] = lines[line].replace('"verdict": "protected"', '"verdict": "undecided"')
-    from leakbound.report.evidence_plan import hash_of
-
-    header = json.loads((folder / "run.json").read_text())
-    header["plan_hash"] = hash_of(header["plan"])
-    (folder / "run.json").write_text(json.dumps(header))
-    (folder / "records.jsonl").write_text("\n".join(lines))
+@pytest.mark.parametrize("what", ["plan", "verdict", "matched", "picture", "probability"])
+def test_a_folder_that_was_changed_is_said_on_top(tmp_path, make_bounded, make_bound, change, what):
+    folder = make_bounded(tmp_path / "run")
+    # made up with a verdict that no bound gives: repair it
+    change(folder, lambda a: {"verdict": "undecided"} if a.verdict == "protected" else {})
+    info = json.loads((folder / "run.json").read_text())
+    info["plan_hash"] = digest(info["plan"])
+    (folder / "run.json").write_text(json.dumps(info))
     assert "Does not hold:" not in made(folder)[0]
+    last = read(folder).assessments[-1].experiment
+    own = {"verdict": {"verdict": "protected"}, "matched": {"matched": (True, True)}}
+    chance = {"psnr": None, "probability": 0.5, "accepted": 0.01, "excludes_threshold": True}
+    own["probability"] = {"verdict": "protected", "bounds": (make_bound(**chance),)}
     if what == "plan":
-        header["plan"]["seeds"] = [7]
-        (folder / "run.json").write_text(json.dumps(header))
+        info["plan"]["seeds"] = [7]
+        (folder / "run.json").write_text(json.dumps(info))
     elif what == "picture":
         picture = sorted((folder / "pictures").iterdir())[0]
         picture.write_bytes(picture.read_bytes() + b"x")
     else:
-        first = json.loads(lines[-1])
-        first["verdict"] = "protected"
-        if what == "probability":
-            more = {"probability": 0.5, "accepted": 0.01, "excludes_threshold": True}
-            first["bounds"] = [json.loads(json.dumps(BOUND | more))]
-        (folder / "records.jsonl").write_text("\n".join([*lines[:-1], json.dumps(first)]))
+        change(folder, lambda a: own[what] if a.experiment == last else {})
     assert "Does not hold:" in made(folder)[0]
 
 
-BOUND = {"name": "p", "value": 0.5, "psnr": None, "prior": "x", "rests_on_prior": True}
-BOUND |= {"covers": "all", "on_average": False, "equation": None, "assumptions": []}
+def test_unfinished_and_failed_runs_say_so(tmp_path, make_assessment, make_run):
+    own = [make_assessment(), make_assessment(status="failed", reason="RuntimeError: x", seed=1)]
+    text, content = made(make_run(tmp_path / "run", own, experiments=6))
+    assert "The run is not finished: 2 of 6 experiments are here." in text
+    assert "1 of 2 experiments failed" in text
+    assert content["subjects"][0]["measured"]["experiments"]["failed"] == 1
 
 
-def test_unfinished_and_failed_runs_say_so(tmp_path, make_cell, make_run):
-    cells = [make_cell(), make_cell(status="failed", reason="RuntimeError: x", seed=1)]
-    text, content = made(make_run(tmp_path / "run", cells, cells=6))
-    assert "The run is not finished: 2 of 6 cells are here." in text
-    assert "1 of 2 cells failed" in text
-    assert content["subjects"][0]["measured"]["cells"]["failed"] == 1
-
-
-def test_no_word_of_a_stamp(tmp_path, make_floored):
-    root = Path(evidence.__file__).parent
-    files = [*root.glob("evidence*.py"), *root.glob("templates/evidence*"), *root.glob("schema/*")]
+def test_no_word_of_a_stamp(tmp_path, make_bounded):
+    own = Path(evidence.__file__).parent
+    root = own.parent
+    files = [*own.glob("*.py"), *root.glob("templates/evidence*")]
     files += [root.parent / "commands_evidence.py"]
     docs = root.parents[2] / "docs" / "evidence.md"
     files += [docs] if docs.exists() else []
     texts = [path.read_text(encoding="utf-8") for path in files]
-    texts += [made(make_floored(tmp_path / "run"))[0]]
+    texts += [made(make_bounded(tmp_path / "run"))[0]]
     for text in texts:
-        own = "capture.certificate", '"certificate"', "exposed (certified)"  # of an attack
-        for words in own:
+        of_an_attack = "certified=bool(own.certificate)", "own.certificate", "a.certificate"
+        for words in (*of_an_attack, "exposed (certified)", "approvers"):
             text = text.replace(words, "")
         found = SIGNS.search(text)
         assert found is None, found
 
 
-def test_hostile_text_is_escaped_cut_and_visible(tmp_path, make_grid, make_cell, make_run, hostile):
+def test_hostile_text_is_escaped_cut_and_visible(
+    tmp_path, make_grid, make_assessment, make_run, hostile
+):
     text, _ = made(make_grid(tmp_path / "run", seeds=1))
     assert hostile not in text
     assert "<script" not in text
     name = "a\u202eb\x00" + "x" * 5000
-    text, content = made(make_run(tmp_path / "odd", [make_cell(attack=name)], plan={"name": name}))
+    text, content = made(
+        make_run(tmp_path / "odd", [make_assessment(attack=name)], plan={"name": name})
+    )
     assert "\u202e" not in text
     assert "\x00" not in text
     assert len(content["subjects"][0]["name"]) == 600
@@ -366,68 +370,99 @@ def test_clean_bounds_depth_and_numbers():
     assert clean([10**400, float("nan"), True, None, 3]) == [None, None, True, None, 3]
 
 
-ODD_HEADERS = [
-    {"plan": {}},
-    {"plan": {"name": 3, "models": [1], "attacks": {}, "defenses": None}},
-    {"plan": {"name": "x", "models": [{"name": "m", "settings": [[1, 2, 3]]}], "attacks": [], }},
-    {"plan": {"name": "x", "floor": [], "risk": "no", "threshold": "20", "public": 3}},
-    {"plan": {"threshold": 10**299, "risk": {"probability": -1e299, "prior": 3}}},
-    {"data": {}, "versions": {}, "machine": {}},
-    {"data": {"examples": "many", "deep": [[[[[[[]]]]]]]}, "machine": {"device": 3}},
-    {"cells": -1, "own_data": "no", "pictures": "no", "code": 7},
-    {"cells": 10**60, "own_data": None, "code": {"a:b": "c"}},
-    {"plan_hash": "<b>"},
-]  # fmt: skip
+ODD_PLANS = [
+    {},
+    {"name": 3, "models": [1], "attacks": {}, "defenses": None},
+    {"name": "x", "models": [{"name": "m", "settings": [[1, 2, 3]]}], "attacks": []},
+    {"name": "x", "error_bound": [], "risk": "no", "psnr": "20", "public": 3},
+    {"psnr": 10**299, "risk": {"probability": -1e299, "prior": 3}},
+    {"deep": [[[[[[[]]]]]]]},
+]
 
 
-@pytest.mark.parametrize("header", ODD_HEADERS, ids=range(len(ODD_HEADERS)))
-def test_odd_headers_are_shown_or_refused_kindly(tmp_path, make_cell, make_run, header):
-    text, content = made(make_run(tmp_path / "run", [make_cell()], **header))
+@pytest.mark.parametrize("plan", ODD_PLANS, ids=range(len(ODD_PLANS)))
+def test_odd_plans_are_shown(tmp_path, make_assessment, make_run, plan):
+    text, content = made(make_run(tmp_path / "run", [make_assessment()], plan=plan))
     assert "None" not in re.sub(r"<pre.*?</pre>", "", text, flags=re.DOTALL)
     assert content["subjects"][0]["rerun"]["plan"] is None
 
 
-ODD_CELLS = [
-    {"seed": 10**299, "batch_size": -3},
-    {"threshold": {"metric": "ssim", "value": 0.5}},
-    {"threshold": {"metric": "psnr", "value": 1e299}},
-    {"release": {"withheld": "all"}},
+@pytest.mark.parametrize(
+    ("info", "place"),
+    [
+        ({"data": {}}, "data"),
+        ({"plan": []}, "plan"),
+        ({"versions": {"torch": 2}}, r"versions\[...\]"),
+        ({"machine": {"device": [3]}}, r"machine\[...\]"),
+        ({"experiments": -1}, "experiments"),
+        ({"experiments": 10**60}, "experiments"),
+        ({"own_data": "no"}, "own_data"),
+        ({"pictures": "no"}, "pictures"),
+        ({"code": 7}, "code"),
+        ({"plan_hash": 3}, "plan_hash"),
+    ],
+)
+def test_a_damaged_run_json_is_refused(tmp_path, make_assessment, make_run, info, place):
+    folder = make_run(tmp_path / "run", [make_assessment()], **info)
+    with pytest.raises(ValueError, match=rf"run\.json is damaged: .*`\$\.{place}`"):
+        read(folder)
+
+
+CHANCE = {"name": "p", "value": 0.5, "prior": "x", "rests_on_prior": True, "covers": "all"}
+CHANCE |= {"psnr": None, "on_average": False, "excludes_threshold": False}
+ODD_ASSESSMENTS = [
+    {"seed": -(2**63), "batch_size": 2**63 - 1},
+    {"criterion": {"value": 1000.0, "within": 1e-300}},
     {"psnr": []},
     {"psnr": [None, None]},
     {"status": "not_applicable", "reason": "no"},
-    {"bounds": [BOUND | {"excludes_threshold": False, "probability": 0.0, "accepted": 0.0}]},
+    {"bounds": [CHANCE | {"probability": 0.0, "accepted": 0.0}]},
 ]
 
 
-@pytest.mark.parametrize("change", ODD_CELLS, ids=range(len(ODD_CELLS)))
-def test_odd_records_are_shown(tmp_path, make_cell, make_run, change):
-    psnr = change.get("psnr", [1.0, 2.0])
-    cell = {**make_cell(), **{k: v for k, v in change.items() if k != "psnr"}}
-    if cell["status"] != "ok":
-        cell |= {"metrics": None, "blind": None}
-    else:
-        cell |= {"metrics": {"psnr": psnr}, "blind": {"psnr": [3.0] * len(psnr)}}
-    made(make_run(tmp_path / "run", [cell]))
+@pytest.mark.parametrize("change", ODD_ASSESSMENTS, ids=range(len(ODD_ASSESSMENTS)))
+def test_odd_records_are_shown(tmp_path, make_assessment, make_run, change):
+    made(make_run(tmp_path / "run", [make_assessment(**change)]))
 
 
-def test_several_runs_stand_on_one_page(tmp_path, make_cell, make_run):
-    runs = [read(make_run(tmp_path / n, [make_cell()], plan={"name": n})) for n in ("one", "two")]
+def test_captured_updates_say_what_was_inferred_and_what_is_proved(tmp_path, make_captured):
+    text, content = made(make_captured(tmp_path / "run"))
+    (subject,) = content["subjects"]
+    assert [check["holds"] for check in subject["checks"]] == [True, True, True, None]
+    (row,) = subject["measured"]["captured"]
+    assert (row["explained"], row["at_best_length"]) == (1.0, True)
+    assert row["proof"].startswith("this is the input as the model was fed it")
+    (best,), (kind,) = subject["strongest"], subject["configurations"]
+    assert best["proof"] == row["proof"]
+    assert (kind["verdict"], kind["proved"]) == ("exposed (certified)", 1)
+    assert "1 input revealed exactly" in text
+    assert "<strong>Proof:</strong>" in text
+    names = {found["name"] for found in subject["attacker"]["inferred"]}
+    assert names >= {"labels", "batch size"}
+    assert subject["rerun"]["plan"] is None
+    assert "The true examples of captured updates are not known" in text
+
+
+def test_several_runs_stand_on_one_page(tmp_path, make_assessment, make_run):
+    runs = [
+        read(make_run(tmp_path / n, [make_assessment()], plan={"name": n})) for n in ("one", "two")
+    ]
     subjects = [evidence.of_run(run, {}, accountant, images=True) for run in runs]
     content = evidence.document(subjects, images=True)
-    VALIDATOR.validate(content)
+    valid(content)
     text = evidence.page(content, runs)
     assert re.findall(r"<h2[^>]*>Run: (\w+)", text) == ["one", "two"]
     ids = re.findall(r' id="([^"]+)"', text)
     assert len(ids) == len(set(ids))
 
 
-def test_same_runs_same_bytes(tmp_path, make_floored):
-    one, two = (made(make_floored(tmp_path / name))[0] for name in ("one", "two"))
+def test_same_runs_same_bytes(tmp_path, make_bounded):
+    one, two = (made(make_bounded(tmp_path / name))[0] for name in ("one", "two"))
     assert one == two
 
 
-def test_the_page_is_shut_off_from_the_network(tmp_path, make_floored):
-    text, _ = made(make_floored(tmp_path / "run"))
+def test_the_page_is_shut_off_from_the_network(tmp_path, make_bounded):
+    text, _ = made(make_bounded(tmp_path / "run"))
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text).group(1)
     assert policy.startswith("default-src 'none'; img-src data:; style-src 'unsafe-inline'")
     assert "script-src" not in policy
@@ -438,7 +473,7 @@ def test_the_page_is_shut_off_from_the_network(tmp_path, make_floored):
 
 
 def test_every_field_of_the_schema_is_documented():
-    docs = Path(evidence.__file__).parents[3] / "docs" / "evidence.md"
+    docs = Path(evidence.__file__).parents[4] / "docs" / "evidence.md"
     if not docs.exists():
         pytest.skip("installed without its documentation")
     text, names = docs.read_text(encoding="utf-8"), set()
@@ -455,16 +490,16 @@ def test_every_field_of_the_schema_is_documented():
     assert [name for name in STATEMENTS if f"| `{name}` |" not in text] == []
 
 
-def test_the_schema_is_sound_and_refuses_what_it_should(tmp_path, make_floored):
+def test_the_schema_is_sound_and_refuses_what_it_should(tmp_path, make_bounded):
     schema = json.loads(evidence.schema())
     jsonschema.Draft202012Validator.check_schema(schema)
-    _, content = made(make_floored(tmp_path / "run"))
+    _, content = made(make_bounded(tmp_path / "run"))
     for change in (
         lambda c: c.update(schema="leakbound-report/2"),
         lambda c: c.update(more=1),
         lambda c: c["subjects"][0]["declared"]["items"][0].update(status="fine"),
-        lambda c: c["subjects"][0]["measured"]["combinations"][0].update(verdict="safe"),
-        lambda c: c["subjects"][0]["attacker"]["ledger"][0].update(answer="maybe"),
+        lambda c: c["subjects"][0]["configurations"][0].update(verdict="safe"),
+        lambda c: c["subjects"][0]["attacker"]["auxiliary"][0].update(answer="maybe"),
         lambda c: c["subjects"][0].pop("rerun"),
     ):
         copy = json.loads(json.dumps(content))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from leakbound.report import evidence
+from leakbound.report.evidence.schema import Epsilons
 from leakbound.report.folder import read
 
 pytestmark = pytest.mark.browser
@@ -19,9 +20,9 @@ CUT = """() => [...document.querySelectorAll("table, pre, img, svg, .card, .fact
 
 
 @pytest.fixture
-def path(tmp_path, make_floored):
-    run = read(make_floored(tmp_path / "run", hostile="<b>" + "long" * 60))
-    known = {"delta": 1e-5, "add_remove": 1.0, "replace": 2.0}
+def path(tmp_path, make_bounded):
+    run = read(make_bounded(tmp_path / "run", hostile="<b>" + "long" * 60))
+    known = Epsilons(1e-5, 1.0, 2.0)
     subject = evidence.of_run(run, {}, lambda noise: known, images=True)
     page = tmp_path / "evidence.html"
     page.write_text(evidence.page(evidence.document([subject], images=True), [run]), "utf-8")

@@ -10,11 +10,13 @@ import tomllib
 import pytest
 
 from leakbound import audit
+from leakbound.assess.run import DataFacts, RunInfo
 from leakbound.audit import load, parse
 from leakbound.audit.plan import plain
 from leakbound.report import evidence
-from leakbound.report.evidence_plan import command_of, hash_of, toml_of
+from leakbound.report.evidence.schema import Epsilons
 from leakbound.report.folder import read
+from leakbound.report.rerun import command_of, digest, toml_of
 
 SMALL = {
     "name": 'tiny "one"\\ \u202e\x7f é 😀',
@@ -30,7 +32,7 @@ SMALL = {
         {"name": "dp_sgd", "noise_multiplier": [1, 2.5]},
     ],
     "threat": {"labels_known": False},
-    "thresholds": {"psnr": 17},
+    "criterion": {"psnr": 17},
     "utility": {"rounds": 1, "repeats": 1, "batch_size": 4},
     "risk": {"probability": 0.01, "prior": "gaussian"},
 }  # fmt: skip
@@ -38,12 +40,12 @@ OTHER = [
     {},
     {"models": [{"name": "package.module:build", "rates": [1, 2.0], "train_steps": [0, 5]}]},
     {"models": [{"name": "mlp", "hidden": [8, 4], "weights": "w.safetensors"}]},
-    {"risk": {"probability": 0}, "floor": {"kind": "none"}},
+    {"risk": {"probability": 0}, "error_bound": {"kind": "none"}},
     {"utility": {"rounds": 0}},
     {"metrics": {"lpips_weights": "lpips.safetensors"}, "threat": {"server": "malicious"}},
     {"data": {"source": "folder:my images/é", "size": 16, "channels": 1}},
     {"defenses": [{"name": "secure_aggregation", "clients": 3}, {"name": "mixup", "share": 0.5}]},
-    {"thresholds": {"psnr": 1e-05}, "seeds": [2**62]},
+    {"criterion": {"psnr": 1e-05}, "seeds": [2**62]},
 ]
 
 
@@ -54,17 +56,19 @@ def test_a_plan_comes_back_as_it_was(change):
     text = toml_of(stored)
     again = parse(tomllib.loads(text))
     assert again == plan
-    assert again.hash == plan.hash == hash_of(stored)
+    assert again.hash == plan.hash == digest(stored)
     assert text.isprintable() or {c for c in text if not c.isprintable()} == {"\n"}
 
 
 def test_the_command_keeps_what_the_records_depend_on():
-    machine = {"processor": "x86_64"}
-    assert command_of({"machine": machine, "pictures": True}, "a.toml", "b") == (
-        "leakbound audit a.toml --out b"
-    )
-    assert command_of({"machine": machine, "pictures": False}).endswith("--no-images")
-    assert command_of({"machine": {"device": "H200"}}).endswith("--device cuda")
+    def info(pictures=True, **machine):
+        data = DataFacts(source="x", fingerprint="f", examples=1, shape=(1,))
+        known = {"plan": {}, "plan_hash": "", "data": data, "versions": {}, "own_data": False}
+        return RunInfo(**known, machine=machine, pictures=pictures, experiments=1)
+
+    assert command_of(info(), "a.toml", "b") == "leakbound audit a.toml --out b"
+    assert command_of(info(pictures=False)).endswith("--no-images")
+    assert command_of(info(device="H200")).endswith("--device cuda")
 
 
 @pytest.mark.parametrize("pictures", [True, False])
@@ -72,13 +76,13 @@ def test_the_evidence_runs_again_to_the_same_bytes(tmp_path, pictures):
     first = tmp_path / "first"
     audit.audit(parse(SMALL), first, pictures=pictures)
     run = read(first)
-    nothing = {"delta": 1e-5, "add_remove": None, "replace": None}
+    nothing = Epsilons(1e-5, None, None)
     subject = evidence.of_run(run, {}, lambda noise: nothing, images=True)
     text = evidence.page(evidence.document([subject], images=True), [run])
     found = re.search(r'<pre class="plan" id="plan-1">\n(.*?)</pre>', text, re.DOTALL).group(1)
     (tmp_path / "evidence.toml").write_text(html.unescape(found), encoding="utf-8")
-    assert html.unescape(found) == subject["rerun"]["plan"]
-    command = subject["rerun"]["command"].split()
+    assert html.unescape(found) == subject.rerun.plan
+    command = subject.rerun.command.split()
     assert command[:5] == ["leakbound", "audit", "evidence.toml", "--out", "rerun"]
     assert command[5:] == ([] if pictures else ["--no-images"])
     audit.audit(load(tmp_path / "evidence.toml"), tmp_path / "rerun", pictures=pictures)

@@ -37,47 +37,47 @@ def test_without_images_there_is_no_picture(tmp_path, make_grid):
     assert "written without pictures" in text
 
 
-def test_own_data_is_said_where_pictures_are(tmp_path, make_cell, make_pictures, make_run):
+def test_own_data_is_said_where_pictures_are(tmp_path, make_assessment, make_pictures, make_run):
     folder = tmp_path / "run"
     folder.mkdir()
     files = make_pictures(folder, 0, 2, 0.1, 0)
-    make_run(folder, [make_cell(pictures=files)], own_data=True)
+    make_run(folder, [make_assessment(pictures=files)], own_data=True)
     warning = "pictures of your private data"
     assert warning in write(folder).read_text()
     assert warning not in write(folder, images=False).read_text()
-    make_run(folder, [make_cell(pictures=files)], own_data=False)
+    make_run(folder, [make_assessment(pictures=files)], own_data=False)
     assert warning not in write(folder).read_text()
 
 
 @pytest.mark.parametrize("images", [True, False])
 def test_columns_of_a_table_stand_in_place_of_pictures(
-    tmp_path, make_cell, make_run, hostile, images
+    tmp_path, make_assessment, make_run, hostile, images
 ):
     known = {"mean": 0.0, "worst": 0.0, "matched": 1.0, "truth": [41.5], "reconstruction": [41.5]}
     far = {"mean": 3.25, "worst": 3.25, "matched": 0.0, "truth": [7.75], "reconstruction": [11.0]}
-    cell = make_cell(columns=[{"name": hostile} | far, {"name": "age"} | known, {"name": 3}, "x"])
-    make_run(tmp_path, [cell])
+    own = make_assessment(columns=[{"name": hostile} | far, {"name": "age"} | known])
+    make_run(tmp_path, [own])
     page = write(tmp_path, images=images).read_text(encoding="utf-8")
-    assert "2 columns, 1 of them known in every record" in page
+    assert "2 columns, 1 of them known in every example" in page
     assert page.index(">age<") < page.index("<td>3.25")
     assert ("7.75 → 11.0" in page) is images
     assert hostile not in page
     assert "no picture was kept" not in page
 
 
-def test_failed_and_missing_cells_are_said_on_top(tmp_path, make_cell, make_run):
-    cells = [make_cell(seed=s) for s in range(3)]
-    cells.append(make_cell(seed=3, status="failed", reason="RuntimeError: <b>"))
-    text = write(make_run(tmp_path / "run", cells, cells=6)).read_text()
-    assert "1 of 4 cells failed;" in text
-    assert "2 cells of 6 are still missing" in text
+def test_failed_and_missing_experiments_are_said_on_top(tmp_path, make_assessment, make_run):
+    own = [make_assessment(seed=s) for s in range(3)]
+    own.append(make_assessment(seed=3, status="failed", reason="RuntimeError: <b>"))
+    text = write(make_run(tmp_path / "run", own, experiments=6)).read_text()
+    assert "1 of 4 experiments failed;" in text
+    assert "2 experiments of 6 are still missing" in text
     assert "RuntimeError: &lt;b&gt;" in text
 
 
-def test_problem_is_shown_with_its_picture(tmp_path, make_cell, make_run):
-    cells = [make_cell(problem="objective did not fall", psnr=[5.0, 6.0])]
-    text = write(make_run(tmp_path / "run", cells)).read_text()
-    assert "The attack reports trouble:</strong> objective did not fall" in text
+def test_problem_is_shown_with_its_picture(tmp_path, make_assessment, make_run):
+    own = [make_assessment(problem="objective did not fall", psnr=[5.0, 6.0])]
+    text = write(make_run(tmp_path / "run", own)).read_text()
+    assert "The attack reports a problem:</strong> objective did not fall" in text
     assert "no evidence of safety" in text
 
 
@@ -93,11 +93,12 @@ def test_hostile_text_is_escaped_everywhere(tmp_path, make_grid, hostile):
 @pytest.mark.parametrize(
     "name", ["_hidden", "$", "$\\frac{1}$", "名前", "a\nb", "", "{{ 7 * 7 }}", "\x00"]
 )
-def test_odd_names_do_no_harm(tmp_path, make_cell, make_defense, make_run, name):
-    cells = [
-        make_cell(attack=name, defense=make_defense(name, **{name: std})) for std in (0.1, 0.2, 5.0)
+def test_odd_names_do_no_harm(tmp_path, make_assessment, make_defense, make_run, name):
+    own = [
+        make_assessment(attack=name, defense=make_defense(name, **{name: std}))
+        for std in (0.1, 0.2, 5.0)
     ]
-    text = write(make_run(tmp_path / "run", cells, plan={"name": name})).read_text()
+    text = write(make_run(tmp_path / "run", own, plan={"name": name})).read_text()
     assert f"<h1>{name or 'audit'}</h1>" in text
 
 
@@ -108,14 +109,17 @@ def test_ids_are_unique_and_references_resolve(tmp_path, make_grid):
     assert set(re.findall(r'(?:url\(|href=")#([^")]+)', text)) <= set(ids)
 
 
-def test_nothing_but_failures_still_makes_a_page(tmp_path, make_cell, make_run):
-    cells = [make_cell(status="failed", reason="x"), make_cell(status="not_applicable", reason="y")]
-    text = write(make_run(tmp_path / "run", cells)).read_text()
+def test_nothing_but_failures_still_makes_a_page(tmp_path, make_assessment, make_run):
+    own = [
+        make_assessment(status="failed", reason="x"),
+        make_assessment(status="not_applicable", reason="y"),
+    ]
+    text = write(make_run(tmp_path / "run", own)).read_text()
     assert "1 undecided" in text
     assert '<figure class="plot"' not in text
 
 
-def test_mixed_and_missing_strengths(tmp_path, make_cell, make_defense, make_run):
+def test_mixed_and_missing_strengths(tmp_path, make_assessment, make_defense, make_run):
     given = [
         make_defense("two", a=1, b=0.5),
         make_defense("two", a=2, b=0.7),
@@ -125,28 +129,33 @@ def test_mixed_and_missing_strengths(tmp_path, make_cell, make_defense, make_run
         make_defense("zero", std=100.0),
         make_defense("zero", std=0.1),
     ]
-    cells = [make_cell(defense=d, seed=s) for d in given for s in range(2)]
-    text = write(make_run(tmp_path / "run", cells)).read_text()
+    own = [make_assessment(defense=d, seed=s) for d in given for s in range(2)]
+    text = write(make_run(tmp_path / "run", own)).read_text()
     assert "#1 two a=1 b=0.5; #2 two a=2 b=0.7" in text
     assert text.count('<figure class="plot"') == 3
 
 
-def test_values_beyond_sight_do_not_flatten_the_plots(tmp_path, make_cell, make_run, make_defense):
-    cells = [make_cell(psnr=[150.0]), make_cell(psnr=[15.0], defense=make_defense("prune", rate=1))]
-    cells.append(make_cell(psnr=[149.0], defense=make_defense("prune", rate=0.1)))
-    text = write(make_run(tmp_path / "run", cells)).read_text()
+def test_values_beyond_sight_do_not_flatten_the_plots(
+    tmp_path, make_assessment, make_run, make_defense
+):
+    own = [
+        make_assessment(psnr=[150.0]),
+        make_assessment(psnr=[15.0], defense=make_defense("prune", rate=1)),
+    ]
+    own.append(make_assessment(psnr=[149.0], defense=make_defense("prune", rate=0.1)))
+    text = write(make_run(tmp_path / "run", own)).read_text()
     assert "values over 60 dB are drawn at 60" in text
     plot = re.search(r'<figure class="plot".*?</figure>', text, re.DOTALL).group()
     labels = [float(v) for v in re.findall(r">(\d+)</text>", plot)]
     assert max(labels) == 60
 
 
-def test_a_missing_picture_is_said(tmp_path, make_cell, make_run, make_pictures):
+def test_a_missing_picture_is_said(tmp_path, make_assessment, make_run, make_pictures):
     folder = tmp_path / "run"
     folder.mkdir()
     files = make_pictures(folder, 0, 2, 0.1, 0)
     (folder / "pictures" / files["reconstruction"]).unlink()
-    text = write(make_run(folder, [make_cell(pictures=files)])).read_text()
+    text = write(make_run(folder, [make_assessment(pictures=files)])).read_text()
     assert text.count("<img ") == 1
     assert "no picture was kept" in text
 
@@ -159,59 +168,72 @@ def _spoil(folder, name, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text[:-9], r"records\.jsonl, line 2 is damaged: it is not JSON"),
-        (lambda text: "[1]\n" + text, r"records\.jsonl, line 1 is damaged: it is not a JSON obj"),
-        (lambda text: text.replace("31.0", "NaN"), "line 1 is damaged: it holds the number NaN"),
+        (lambda text: text[:-9], r"records\.jsonl, line 2 is damaged: Input data was truncated"),
+        (
+            lambda text: "[1]\n" + text,
+            r"records\.jsonl, line 1 is damaged: Expected `object`, got `array`",
+        ),
+        (lambda text: text.replace("31.0", "NaN"), "line 1 is damaged: JSON is malformed"),
         (
             lambda text: text.replace("31.0", "1e999"),
-            "line 1 is damaged: it holds the number 1e999",
-        ),
-        (lambda text: text.replace('"ok"', '"fine"'), "status is 'fine', not one of ok, not_app"),
-        (lambda text: text.replace("mlp", "\\ud800"), "half of a character"),
-        (lambda text: text.replace('"server": "honest"', '"x": 1'), "threat.server is missing"),
-        (lambda text: text.replace('"batch_size": 2', '"batch_size": "2"'), "batch_size is '2'"),
-        (
-            lambda text: text.replace('"schema": 1', '"schema": 9'),
-            "line 1 is damaged: its schema is '9'",
+            r"line 1 is damaged: Number out of range - at `\$\.metrics",
         ),
         (
-            lambda text: text.replace('"pictures": null', '"pictures": {"truth": "../run.json"}'),
-            "'../run.json' is no name of a picture",
+            lambda text: text.replace('"ok"', '"fine"'),
+            r"Invalid enum value 'fine' - at `\$\.status`",
+        ),
+        (lambda text: text.replace("mlp", "\\ud800"), "utf-16 surrogate pair"),
+        (
+            lambda text: text.replace('"server":"honest"', '"x":1'),
+            r"unknown field `x` - at `\$\.threat`",
+        ),
+        (lambda text: text.replace('"batch_size":2', '"batch_size":"2"'), r"`\$\.batch_size`"),
+        (
+            lambda text: text.replace('"schema":1', '"schema":9'),
+            r"line 1 is damaged: Invalid enum value 9 - at `\$\.schema`",
+        ),
+        (
+            lambda text: text.replace('"pictures":{}', '"pictures":{"truth":"../run.json"}'),
+            r"Expected `str` matching regex .* - at `\$\.pictures",
         ),
         (lambda text: "", "holds no record"),
     ],
 )
 def test_damaged_records_are_refused_with_their_line(
-    tmp_path, make_cell, make_run, change, message
+    tmp_path, make_assessment, make_run, change, message
 ):
-    folder = make_run(tmp_path / "run", [make_cell(seed=0), make_cell(seed=1)])
+    folder = make_run(tmp_path / "run", [make_assessment(seed=0), make_assessment(seed=1)])
     _spoil(folder, "records.jsonl", change)
     with pytest.raises(ValueError, match=message):
         write(folder)
     assert not (folder / "report.html").exists()
 
 
-def test_missing_files(tmp_path, make_cell, make_run):
+def test_missing_files(tmp_path, make_assessment, make_run):
     with pytest.raises(ValueError, match=r"holds no run\.json; give the folder of a run"):
         write(tmp_path)
-    folder = make_run(tmp_path / "run", [make_cell()])
+    folder = make_run(tmp_path / "run", [make_assessment()])
     _spoil(folder, "run.json", lambda text: text.replace('"schema": 1', '"schema": 2'))
-    with pytest.raises(ValueError, match=r"run\.json is damaged: its schema is '2'"):
+    with pytest.raises(
+        ValueError, match=r"run\.json is damaged: Invalid enum value 2 - at `\$\.schema`"
+    ):
         write(folder)
     _spoil(folder, "run.json", lambda text: "{")
     with pytest.raises(ValueError, match=r"run\.json is damaged"):
         write(folder)
     (folder / "records.jsonl").unlink()
-    make_run(folder, [make_cell()])
+    make_run(folder, [make_assessment()])
     (folder / "records.jsonl").unlink()
     with pytest.raises(ValueError, match=r"holds no records\.jsonl"):
         write(folder)
 
 
-def test_damaged_utility_is_named(tmp_path, make_cell, make_run):
-    folder = make_run(tmp_path / "run", [make_cell()])
+def test_damaged_utility_is_named(tmp_path, make_assessment, make_run):
+    folder = make_run(tmp_path / "run", [make_assessment()])
     (folder / "utility.jsonl").write_text('{"schema": 1}\n')
-    with pytest.raises(ValueError, match=r"utility\.jsonl, line 1 is damaged: model is missing"):
+    with pytest.raises(
+        ValueError, match=r"utility\.jsonl, line 1 is damaged: .* missing required field `training`"
+    ):
         write(folder)
     (folder / "utility.jsonl").write_text("")
     assert "Privacy and utility" not in write(folder).read_text()
@@ -224,16 +246,16 @@ def test_missing_library_says_what_to_install(tmp_path, monkeypatch, name):
         write(tmp_path)
 
 
-def test_of_records_of_one_cell_the_last_stands(tmp_path, make_cell, make_run):
-    one = make_cell(psnr=[12.0, 12.0])
-    two = make_cell(psnr=[30.0, 12.0]) | {"cell": one["cell"]}
+def test_of_records_of_one_experiment_the_last_stands(tmp_path, make_assessment, make_run):
+    one = make_assessment(psnr=[12.0, 12.0])
+    two = make_assessment(psnr=[30.0, 12.0], experiment=one.experiment)
     text = write(make_run(tmp_path / "run", [one, two])).read_text()
-    assert "This report holds 1 cell:" in text
+    assert "This report holds 1 experiment:" in text
     assert "1 exposed" in text
 
 
-def test_the_report_needs_no_torch(tmp_path, make_cell, make_run):
-    folder = make_run(tmp_path / "run", [make_cell()])
+def test_the_report_needs_no_torch(tmp_path, make_assessment, make_run):
+    folder = make_run(tmp_path / "run", [make_assessment()])
     code = (
         "import sys; from pathlib import Path; from leakbound.report import write\n"
         "assert 'matplotlib' not in sys.modules\n"
@@ -243,8 +265,8 @@ def test_the_report_needs_no_torch(tmp_path, make_cell, make_run):
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
-def test_content_policy_forbids_the_network(tmp_path, make_cell, make_run):
-    text = write(make_run(tmp_path / "run", [make_cell()])).read_text()
+def test_content_policy_forbids_the_network(tmp_path, make_assessment, make_run):
+    text = write(make_run(tmp_path / "run", [make_assessment()])).read_text()
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)
     assert policy
     assert policy.group(1).startswith(
@@ -255,6 +277,6 @@ def test_content_policy_forbids_the_network(tmp_path, make_cell, make_run):
     assert json.loads((tmp_path / "run" / "run.json").read_text())["plan_hash"] in text
 
 
-def test_a_plan_without_a_name_is_an_audit(tmp_path, make_cell, make_run):
-    text = write(make_run(tmp_path / "run", [make_cell()], plan={})).read_text()
+def test_a_plan_without_a_name_is_an_audit(tmp_path, make_assessment, make_run):
+    text = write(make_run(tmp_path / "run", [make_assessment()], plan={})).read_text()
     assert "<h1>audit</h1>" in text

@@ -1,14 +1,10 @@
 """No page shows what only Python understands; the same content is the same bytes."""
 
-from pathlib import Path
-
 import pytest
 from jinja2 import UndefinedError
 
 from leakbound.cli import main
-from leakbound.report.html import environment_of
-
-FIXTURES = Path(__file__).parent / "fixtures"
+from leakbound.report.template import environment_of
 
 
 def rendered(text, **values):
@@ -31,11 +27,11 @@ def test_what_is_not_there_is_refused():
         rendered("{{ row.name }}", row={})
 
 
-def test_evidence_of_a_captured_update_names_it_and_is_the_same_twice(tmp_path):
-    pages = []
+def test_evidence_of_a_captured_update_names_it_and_is_the_same_twice(tmp_path, make_captured):
+    folder, pages = make_captured(tmp_path / "run"), []
     for place in ("one", "two"):
         with pytest.raises(SystemExit) as ended:
-            main(["evidence", str(FIXTURES / "11_captured"), "--out", str(tmp_path / place)])
+            main(["evidence", str(folder), "--out", str(tmp_path / place)])
         assert ended.value.code == 0
         pages.append((tmp_path / place / "evidence.html").read_bytes())
     assert pages[0] == pages[1]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from leakbound.report import gallery, html, write
+from leakbound.report import gallery, write
 from leakbound.report.folder import read
 
 
@@ -26,33 +26,33 @@ def verdicts_of(page):
     return table[: table.index("</table>")]
 
 
-def cells_on(page):
-    return re.findall(r"cell <code>([0-9a-f]{16})</code>", page)
+def experiments_on(page):
+    return re.findall(r"experiment <code>([0-9a-f]{16})</code>", page)
 
 
 @pytest.fixture
 def few(monkeypatch):
-    """Pages of 20 cells."""
-    monkeypatch.setattr(gallery, "CELLS", 20)
+    """Pages of 20 experiments."""
+    monkeypatch.setattr(gallery, "EXPERIMENTS", 20)
 
 
 def test_a_small_run_is_one_file_that_holds_its_pictures(tmp_path, make_grid):
     folder = make_grid(tmp_path / "run", seeds=2)
     write(folder)
     assert list(pages(folder)) == ["report.html"]
-    assert "Pages of cells" not in pages(folder)["report.html"]
+    assert "Pages of experiments" not in pages(folder)["report.html"]
     assert 'src="data:image/png' in pages(folder)["report.html"]
 
 
-def test_every_cell_stands_on_one_page(tmp_path, few, make_grid):
+def test_every_experiment_stands_on_one_page(tmp_path, few, make_grid):
     folder = make_grid(tmp_path / "run", seeds=2)
     assert write(folder) == folder / "report.html"
     found = pages(folder)
     run = read(folder)
-    shown = [cell["cell"] for cell in run.cells if cell["status"] != "not_applicable"]
+    shown = [a.experiment for a in run.assessments if a.status != "not_applicable"]
     assert len(found) == -(-len(shown) // 18) > 2  # three attacks on a batch: six cards a page
-    assert sorted(cell for page in found.values() for cell in cells_on(page)) == sorted(shown)
-    assert all(len(cells_on(page)) <= 20 for page in found.values())
+    assert sorted(one for page in found.values() for one in experiments_on(page)) == sorted(shown)
+    assert all(len(experiments_on(page)) <= 20 for page in found.values())
     for name, page in found.items():
         ids = re.findall(r'<[^>]*? id="([^"]+)"', page)
         assert len(ids) == len(set(ids))
@@ -74,7 +74,7 @@ def test_pictures_of_large_runs_lie_beside_the_pages(tmp_path, few, make_grid):
     assert not any("<img" in page for page in pages(folder).values())
 
 
-def test_a_page_of_cells_has_the_rows_of_its_combinations(tmp_path, few, make_grid):
+def test_a_further_page_has_the_rows_of_its_configurations(tmp_path, few, make_grid):
     folder = make_grid(tmp_path / "run", seeds=2, hostile=False)
     write(folder)
     rows = set()
@@ -88,29 +88,31 @@ def test_a_page_of_cells_has_the_rows_of_its_combinations(tmp_path, few, make_gr
 
 
 def test_long_tables_show_what_matters_most(
-    tmp_path, monkeypatch, make_cell, make_defense, make_run
+    tmp_path, monkeypatch, make_assessment, make_defense, make_run
 ):
-    monkeypatch.setattr(html, "ROWS", 4)
+    monkeypatch.setattr("leakbound.report.page.ROWS", 4)
     cells = [
-        make_cell(defense=make_defense("prune", rate=i / 100), seed=0, psnr=[10.0 + i])
+        make_assessment(defense=make_defense("prune", rate=i / 100), seed=0, psnr=[10.0 + i])
         for i in range(1, 21)
     ]
     failed = [
-        make_cell(defense=make_defense("prune", rate=i / 100), seed=1, status="failed", reason="x")
+        make_assessment(
+            defense=make_defense("prune", rate=i / 100), seed=1, status="failed", reason="x"
+        )
         for i in range(1, 8)
     ]
     page = write(make_run(tmp_path / "run", cells + failed)).read_text()
-    assert "20 combinations of model, batch size and defense were attacked" in page
+    assert "20 configurations of model, batch size and defense were attacked" in page
     assert "The 4 most exposed are here" in page
     rates = re.findall(r'<tr><th scope="row">prune rate=([0-9.]+)', verdicts_of(page))
     assert rates == ["0.2", "0.19", "0.18", "0.17"]
     assert "And 3 more, in <code>records.jsonl</code>" in page
-    assert "7 of 27 cells failed" in page
+    assert "7 of 27 experiments failed" in page
 
 
-def test_plots_of_many_settings_are_thinned(tmp_path, make_cell, make_defense, make_run):
+def test_plots_of_many_settings_are_thinned(tmp_path, make_assessment, make_defense, make_run):
     cells = [
-        make_cell(defense=make_defense("prune", rate=i / 1000), seed=0, psnr=[10.0])
+        make_assessment(defense=make_defense("prune", rate=i / 1000), seed=0, psnr=[10.0])
         for i in range(1, 301)
     ]
     page = write(make_run(tmp_path / "run", cells)).read_text()
@@ -118,16 +120,16 @@ def test_plots_of_many_settings_are_thinned(tmp_path, make_cell, make_defense, m
     assert len(page) < 2e6
 
 
-def test_what_many_records_hold_alike_is_held_once(tmp_path, make_cell, make_bound, make_run):
+def test_what_many_records_hold_alike_is_held_once(tmp_path, make_assessment, make_bound, make_run):
     """A record of these took 12 kB when each had its own."""
-    bounds = [make_bound() | {"assumptions": [f"{i}: " + "x" * 200 for i in range(5)]}]
-    cells = [make_cell(seed=s, bounds=bounds, psnr=[1.0 + s] * 4) for s in range(500)]
+    bounds = [make_bound(assumptions=[f"{i}: " + "x" * 200 for i in range(5)])]
+    cells = [make_assessment(seed=s, bounds=bounds, psnr=[1.0 + s] * 4) for s in range(500)]
     folder = make_run(tmp_path / "run", cells)
     del cells
     tracemalloc.start()
     try:
         run = read(folder)
-        assert len(run.cells) == 500
+        assert len(run.assessments) == 500
         assert tracemalloc.get_traced_memory()[1] / 500 < 6000
     finally:
         tracemalloc.stop()
@@ -135,11 +137,13 @@ def test_what_many_records_hold_alike_is_held_once(tmp_path, make_cell, make_bou
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
-def test_a_report_of_ten_thousand_cells(tmp_path, make_cell, make_bound, make_defense, make_run):
+def test_a_report_of_ten_thousand_experiments(
+    tmp_path, make_assessment, make_bound, make_defense, make_run
+):
     """The command's peak stays below 200 MB, its first page below 5 MB."""
     defenses = [make_defense("gaussian_noise", noise_std=i / 100) for i in range(20)]
     cells = [
-        make_cell(
+        make_assessment(
             defense=given,
             attack=attack,
             seed=seed,

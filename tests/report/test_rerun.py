@@ -1,4 +1,4 @@
-"""What the page offers to run one cell alone is that very cell."""
+"""What the page offers to run one experiment alone is that very experiment."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import tomllib
 
 import pytest
 import tyro
+from msgspec.structs import replace
 
-from leakbound import cli, commands
-from leakbound.audit.plan import Cell, Plan, plain
+from leakbound import cli
+from leakbound.audit.plan import Experiment, Plan, defense_name, plain
 from leakbound.audit.plan_file import parse
+from leakbound.cli import shared
 from leakbound.report import write
-from leakbound.report.rerun import FLOOR, RISK, THRESHOLD, cell_id, reruns
+from leakbound.report.rerun import ERROR_BOUND, PSNR, RISK, digest, reruns
 
 SMALL = {
     "models": [{"name": "mlp", "train_steps": [0, 5]}, {"name": "lenet"}],
@@ -38,34 +40,38 @@ RICH = {
         },
     ],
     "threat": {"labels_known": False, "server": "malicious", "statistics_known": True},
-    "thresholds": {"psnr": 15},
-    "floor": {"kind": "none"},
+    "criterion": {"psnr": 15},
+    "error_bound": {"kind": "none"},
     "risk": {"probability": 0},
 }
 OTHERS = [
     {"threat": {"labels_known": False, "defense_known": False, "server": "malicious"}},
-    {"threat": {"statistics_known": True}, "floor": {"kind": "full"}},
+    {"threat": {"statistics_known": True}, "error_bound": {"kind": "full"}},
     {"metrics": {"lpips_weights": "a folder/it's.safetensors"}},
     {"data": {"source": "/pictures of $HOME/`me`"}},
 ]
 
 
-def record(cell: Cell) -> dict:
-    """What a report reads of a cell: its names, and the hash that must be found again."""
-    joined = "+".join(link.name for link in cell.defense) or "none"
-    return {
-        "cell": cell.id,
-        "model": {"name": cell.model.name},
-        "defense": {"name": joined},
-        "attack": {"name": cell.attack.name},
-        "batch_size": cell.batch_size,
-        "seed": cell.seed,
-    }
+@pytest.fixture
+def record(make_assessment):
+    """What a report reads of an experiment: its names, and the hash that must be found again."""
+
+    def make(own: Experiment):
+        whole = make_assessment(
+            attack=own.attack.name, batch_size=own.batch_size, seed=own.seed, experiment=own.id
+        )
+        defense = replace(whole.defense, name=defense_name(own.defense))
+        return replace(whole, model=replace(whole.model, name=own.model.name), defense=defense)
+
+    return make
 
 
-def made(plan: Plan) -> dict:
-    header = {"plan": json.loads(json.dumps(plain(plan)))}
-    return reruns(header["plan"], [record(cell) for cell in plan.cells()])
+@pytest.fixture
+def made(record):
+    def make(plan: Plan) -> dict:
+        return reruns(json.loads(json.dumps(plain(plan))), map(record, plan.experiments()))
+
+    return make
 
 
 def named(command: str) -> Plan:
@@ -77,9 +83,9 @@ def named(command: str) -> Plan:
     return parse(
         {
             "data": {"source": given.data},
-            "models": [commands.spec_of("model", given.model)],
-            "attacks": [commands.spec_of("attack", given.attack[0])],
-            "defenses": [commands.spec_of("defense", given.defense)],
+            "models": [shared.spec_of("model", given.model)],
+            "attacks": [shared.spec_of("attack", given.attack[0])],
+            "defenses": [shared.spec_of("defense", given.defense)],
             "batch_sizes": [given.batch_size],
             "seeds": [given.seed],
             "threat": {
@@ -88,44 +94,44 @@ def named(command: str) -> Plan:
                 "server": "malicious" if given.malicious_server else "honest",
                 "statistics_known": given.statistics_known,
             },
-            "floor": {"kind": given.floor},
+            "error_bound": {"kind": given.error_bound},
             "metrics": {} if path is None else {"lpips_weights": str(path)},
         }
     )
 
 
 @pytest.mark.parametrize("more", [{}, *OTHERS], ids=str)
-def test_a_command_names_the_same_cell(more):
+def test_a_command_names_the_same_experiment(made, more):
     plan = parse(SMALL | more)
     found = made(plan)
-    assert set(found) == {cell.id for cell in plan.cells()}
+    assert set(found) == {own.id for own in plan.experiments()}
     for name in [*found][::5]:
         assert found[name].plan is None
-        (cell,) = named(found[name].command).cells()
-        assert cell.id == name
+        (own,) = named(found[name].command).experiments()
+        assert own.id == name
 
 
-def test_what_no_command_can_name_comes_as_a_plan(tmp_path):
+def test_what_no_command_can_name_comes_as_a_plan(made):
     plan = parse(RICH)
     found = made(plan)
-    assert set(found) == {cell.id for cell in plan.cells()}
+    assert set(found) == {own.id for own in plan.experiments()}
     for name, how in found.items():
-        assert how.command == f"leakbound audit cell.toml --out cell-{name}"
-        (cell,) = parse(tomllib.loads(how.plan)).cells()
-        assert cell.id == name
+        assert how.command == f"leakbound audit experiment.toml --out experiment-{name}"
+        (own,) = parse(tomllib.loads(how.plan)).experiments()
+        assert own.id == name
 
 
 @pytest.mark.parametrize(
     "more",
     [
-        {"floor": {"kind": "full", "images": 4}},
+        {"error_bound": {"kind": "full", "images": 4}},
         {"risk": {"prior": "gaussian"}},
-        {"thresholds": {"psnr": 25}},
+        {"criterion": {"psnr": 25}},
         {"data": {"channels": 3}},
     ],
     ids=str,
 )
-def test_each_setting_that_the_command_lacks_leads_to_a_plan(more):
+def test_each_setting_that_the_command_lacks_leads_to_a_plan(made, more):
     found = made(parse(SMALL | more))
     assert found
     assert all(how.plan for how in found.values())
@@ -133,10 +139,10 @@ def test_each_setting_that_the_command_lacks_leads_to_a_plan(more):
 
 def test_the_defaults_are_those_of_plans():
     plan = plain(parse(SMALL))
-    assert (plan["floor"], plan["risk"], plan["threshold"]) == (FLOOR, RISK, THRESHOLD)
+    assert (plan["error_bound"], plan["risk"], plan["psnr"]) == (ERROR_BOUND, RISK, PSNR)
     for more in ({}, RICH, *OTHERS):
-        for cell in parse(SMALL | more).cells()[::7]:
-            assert cell_id(plain(cell)) == cell.id
+        for own in parse(SMALL | more).experiments()[::7]:
+            assert digest(plain(own)) == own.id
 
 
 @pytest.mark.parametrize(
@@ -149,27 +155,28 @@ def test_the_defaults_are_those_of_plans():
     ],
     ids=str,
 )
-def test_a_plan_that_is_none_offers_nothing(plan):
-    cells = [record(cell) for cell in parse(SMALL).cells()]
-    assert reruns(plan, cells) == {}
+def test_a_plan_that_is_none_offers_nothing(record, plan):
+    own = [record(one) for one in parse(SMALL).experiments()]
+    assert reruns(plan, own) == {}
 
 
-def test_a_cell_of_another_plan_is_not_guessed():
-    plan, other = parse(SMALL), parse(SMALL | {"thresholds": {"psnr": 21}})
+def test_an_experiment_of_another_plan_is_not_guessed(record):
+    plan, other = parse(SMALL), parse(SMALL | {"criterion": {"psnr": 21}})
     header = {"plan": plain(other)}
-    assert reruns(header["plan"], [record(c) for c in plan.cells()]) == {}
+    assert reruns(header["plan"], [record(one) for one in plan.experiments()]) == {}
 
 
-def test_what_a_terminal_acts_on_is_left_out():
+def test_what_a_terminal_acts_on_is_left_out(made):
     plan = parse(SMALL | {"data": {"source": "a\x1b]0;title\x07"}})
     assert made(plan) == {}
 
 
-def test_the_page_shows_it_and_escapes_it(tmp_path, make_cell, make_run):
+def test_the_page_shows_it_and_escapes_it(tmp_path, make_assessment, make_run):
     plan = parse(SMALL | {"data": {"source": "a <b> & c"}})
-    own = plan.cells()[0]
-    cell = make_cell(attack=own.attack.name, batch_size=1, psnr=[30.0]) | {"cell": own.id}
-    page = write(make_run(tmp_path / "run", [cell], plan=plain(plan))).read_text()
+    own = plan.experiments()[0]
+    known = {"attack": own.attack.name, "batch_size": 1, "psnr": [30.0]}
+    one = make_assessment(**known, experiment=own.id)
+    page = write(make_run(tmp_path / "run", [one], plan=plain(plan))).read_text()
     assert "leakbound attack --attack linear_inversion --model mlp" in page
     assert "--data &#39;a &lt;b&gt; &amp; c&#39; --batch-size 1 --seed 0" in page
     assert own.id in page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from scipy import stats
 
 from leakbound.report import tables
@@ -13,7 +14,7 @@ from leakbound.report import tables
 def test_median_interval_is_the_tightest_with_its_level(n):
     found = tables.middle([float(v) for v in range(1, n + 1)])
     rank = int(found.low)
-    assert found.exact
+    assert found.level == 0.95
     assert found.high == n + 1 - rank
     assert 1 - 2 * stats.binom.cdf(rank - 1, n, 0.5) >= 0.95
     assert 1 - 2 * stats.binom.cdf(rank, n, 0.5) < 0.95
@@ -27,9 +28,9 @@ def test_median_interval_known_values():
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_too_few_cells_give_min_and_max_and_say_so(n):
+def test_too_few_experiments_give_min_and_max_and_say_so(n):
     found = tables.middle([float(v) for v in range(n)])
-    assert (found.low, found.high, found.exact) == (0.0, n - 1.0, False)
+    assert (found.low, found.high, found.level) == (0.0, n - 1.0, None)
 
 
 def test_median_interval_covers():
@@ -53,49 +54,51 @@ def test_share_of_nothing():
     assert tables.middle([]) is None
 
 
-def test_group_counts_everything_and_averages_only_what_ran(make_cell):
-    cells = [
-        make_cell(seed=0, psnr=[30.0, 10.0], problem="objective did not fall"),
-        make_cell(seed=1, psnr=[25.0, 21.0]),
-        make_cell(seed=2, psnr=[9.0, 8.0]),
-        make_cell(seed=3, status="failed", reason="RuntimeError"),
-        make_cell(seed=4, status="not_applicable", reason="no"),
+def test_group_counts_everything_and_averages_only_what_ran(make_assessment):
+    own = [
+        make_assessment(seed=0, psnr=[30.0, 10.0], problem="objective did not fall"),
+        make_assessment(seed=1, psnr=[25.0, 21.0]),
+        make_assessment(seed=2, psnr=[9.0, 8.0]),
+        make_assessment(seed=3, status="failed", reason="RuntimeError"),
+        make_assessment(seed=4, status="not_applicable", reason="no"),
     ]
-    (row,) = tables.groups(cells, tables.Names(cells))
-    assert (row.cells, row.ok, row.problems, row.failed, row.not_applicable) == (5, 3, 1, 1, 1)
+    (row,) = tables.attack_summaries(own, tables.Names(own))
+    counts = row.ran, row.did_not_converge, row.failed, row.not_applicable
+    assert counts == (3, 1, 1, 1)
     assert (row.psnr.median, row.psnr.low, row.psnr.high) == (20.0, 8.5, 23.0)
-    assert not row.psnr.exact
-    assert (row.reached.hits, row.reached.n) == (3, 6)
-    assert (row.best, row.blind) == (30.0, 11.0)
+    assert row.psnr.level is None
+    assert (row.reconstructed.hits, row.reconstructed.n) == (3, 6)
+    assert (row.best_psnr, row.baseline_psnr) == (30.0, 11.0)
 
 
-def test_undefined_values_are_left_out(make_cell):
-    one = make_cell(psnr=[24.0, 12.0])
-    one["metrics"]["ssim"] = [None, 0.25]
-    one["metrics"]["ms_ssim"] = [None, None]
-    assert tables.cell_value(one, "ssim") == 0.25
-    assert tables.cell_value(one, "ms_ssim") is None
-    assert tables.cell_value(one, "nothing") is None
+def test_undefined_values_are_left_out(make_assessment):
+    metrics = {"psnr": [24.0, 12.0], "ssim": [None, 0.25], "ms_ssim": [None, None]}
+    one = make_assessment(metrics=metrics)
+    assert tables.mean_value(one, "ssim") == 0.25
+    assert tables.mean_value(one, "ms_ssim") is None
+    assert tables.mean_value(one, "nothing") is None
 
 
-def test_an_image_counts_only_if_it_beats_the_blind_guess(make_cell):
-    one = make_cell(psnr=[24.0, 24.0, 19.0])
-    one["blind"]["psnr"] = [11.0, 25.0, 11.0]
-    assert tables.reaches(one) == [True, False, False]
-    one["threshold"] = {"metric": "mse", "value": 0.1}
-    one["metrics"]["mse"] = [0.05, 0.05, 0.2]
-    assert tables.reaches(one) == [True, False, False]
+def test_what_counts_as_reconstructed_is_what_the_record_says(make_assessment):
+    own = [make_assessment(psnr=[24.0, 24.0, 19.0], matched=[True, False, True])]
+    (row,) = tables.configurations(own, tables.Names(own))
+    assert (row.reconstructed.hits, row.reconstructed.n) == (2, 3)
 
 
-def test_verdict_names_the_attack_with_the_best_image(make_cell):
-    cells = [
-        make_cell(attack="a", psnr=[18.0, 18.0]),
-        make_cell(attack="b", psnr=[26.0, 5.0]),
-        make_cell(attack="c", status="failed", reason="x"),
+def test_verdict_names_the_attack_with_the_best_image(make_assessment):
+    own = [
+        make_assessment(attack="a", psnr=[18.0, 18.0]),
+        make_assessment(attack="b", psnr=[26.0, 5.0]),
+        make_assessment(attack="c", status="failed", reason="x"),
     ]
-    (row,) = tables.verdicts(cells, tables.Names(cells))
-    assert (row.verdict, row.attack, row.best, row.failed) == ("exposed", "b", 26.0, 1)
-    assert (row.reached.hits, row.reached.n) == (1, 2)
+    (row,) = tables.configurations(own, tables.Names(own))
+    assert (row.verdict, row.strongest_attack, row.best_psnr, row.failed) == (
+        "exposed",
+        "b",
+        26.0,
+        1,
+    )
+    assert (row.reconstructed.hits, row.reconstructed.n) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -113,41 +116,42 @@ def test_verdict_names_the_attack_with_the_best_image(make_cell):
         ([None, None], "undecided"),
     ],
 )
-def test_verdict_of_a_combination(make_cell, words, verdict):
+def test_verdict_of_a_configuration(make_assessment, words, verdict):
     states = {None: {"status": "not_applicable", "reason": "no"}}
-    cells = [make_cell(seed=i, **states.get(w, {})) | {"verdict": w} for i, w in enumerate(words)]
-    (row,) = tables.verdicts(cells, tables.Names(cells))
+    own = [make_assessment(seed=i, **states.get(w, {}), verdict=w) for i, w in enumerate(words)]
+    (row,) = tables.configurations(own, tables.Names(own))
     assert row.verdict == verdict
 
 
-def test_strength_is_what_varies_under_one_name(make_cell, make_defense):
-    cells = [
-        make_cell(defense=make_defense("clip", clip_norm=1.0, noise_std=std)) for std in (0.1, 1.0)
+def test_strength_is_what_varies_under_one_name(make_assessment, make_defense):
+    own = [
+        make_assessment(defense=make_defense("clip", clip_norm=1.0, noise_std=std))
+        for std in (0.1, 1.0)
     ]
-    cells += [make_cell(defense=make_defense("prune", rate=0.5)), make_cell()]
-    names = tables.Names(cells)
+    own += [make_assessment(defense=make_defense("prune", rate=0.5)), make_assessment()]
+    names = tables.Names(own)
     assert list(names.settings) == ["clip noise_std=0.1", "clip noise_std=1", "prune", "no defense"]
     assert [setting.number for setting in names.settings.values()] == [0.1, 1.0, None, None]
-    assert len(tables.groups(cells, names)) == 4
+    assert len(tables.attack_summaries(own, names)) == 4
 
 
-def test_nearby_strengths_stay_apart(make_cell, make_defense):
+def test_nearby_strengths_stay_apart(make_assessment, make_defense):
     stds = (0.12345671, 0.12345672)
-    cells = [make_cell(defense=make_defense("noise", noise_std=std)) for std in stds]
-    assert len(tables.groups(cells, tables.Names(cells))) == 2
+    own = [make_assessment(defense=make_defense("noise", noise_std=std)) for std in stds]
+    assert len(tables.attack_summaries(own, tables.Names(own))) == 2
 
 
-def test_attacks_of_one_name_are_told_apart_by_their_hash(make_cell):
-    one, two = make_cell(seed=0), make_cell(seed=1)
-    two["attack"] = two["attack"] | {"hash": "cd" * 6}
+def test_attacks_of_one_name_are_told_apart_by_their_hash(make_assessment):
+    one, two = make_assessment(seed=0), make_assessment(seed=1)
+    two = replace(two, attack=replace(two.attack, hash="cd" * 6))
     names = tables.Names([one, two])
     assert list(names.attacks) == ["inverting_gradients [ababab]", "inverting_gradients [cdcdcd]"]
 
 
-def test_utility_by_model_and_defense(make_cell, make_training, make_defense):
+def test_utility_by_model_and_defense(make_assessment, make_training, make_defense):
     given = make_defense("none")
     units = [make_training(given, s, a) for s, a in enumerate((0.8, 0.9, None))]
-    names = tables.Names([make_cell()], units)
-    (row,) = tables.utility(units, names).values()
+    names = tables.Names([make_assessment()], units)
+    (row,) = tables.accuracies(units, names).values()
     assert row.mean == pytest.approx(0.85)
     assert (row.low, row.high, row.n, row.failed) == (0.8, 0.9, 2, 1)

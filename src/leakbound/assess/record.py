@@ -1,168 +1,400 @@
-"""A record: one line of `records.jsonl` or `utility.jsonl`, and what it must hold.
+"""The one form of a record: an assessment of an update, or what a defense costs a training.
 
-Whoever reads records reads them here, so that what one reader keeps no other refuses.
+A line of `records.jsonl` is an `Assessment`, a line of `utility.jsonl` a `Training`. Whoever writes
+or reads them does it here. The JSON schema is docs/reference/records.schema.json.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import re
-import sys
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
 
 from leakbound._util import files
 
-SCHEMA = 1
-STATUSES = ("ok", "not_applicable", "failed")
-ON_AVERAGE = "protected on average"
-PROVED = "exposed (certified)"
-VERDICTS = (PROVED, "exposed", "undecided", ON_AVERAGE, "protected")
+SCHEMA: Final = 1
+EXPOSED: Final = "exposed"
+CERTIFIED: Final = "exposed (certified)"
+UNDECIDED: Final = "undecided"
+ON_AVERAGE: Final = "protected on average"
+PROTECTED: Final = "protected"
+VERDICTS: Final = (CERTIFIED, EXPOSED, UNDECIDED, ON_AVERAGE, PROTECTED)
+STATUSES: Final = ("ok", "not_applicable", "failed")
 
-Record = dict[str, Any]
-
-_TEXT, _TABLE, _LIST, _WHOLE, _FLAG = (str,), (dict,), (list,), (int,), (bool,)
-_NUMBER, _NOTHING = (int, float), type(None)
-_MISSING = object()
-_SETTING: dict[str, tuple[type, ...]] = {
-    "model": _TABLE,
-    "model.name": _TEXT,
-    "model.parameters": _TABLE,
-    "defense": _TABLE,
-    "defense.name": _TEXT,
-    "defense.parameters": _TABLE,
-    "status": _TEXT,
-}
-_CELL = _SETTING | {
-    "cell": _TEXT,
-    "attack": _TABLE,
-    "attack.name": _TEXT,
-    "attack.settings": _TEXT,
-    "attack.hash": _TEXT,
-    "defense.settings": _TEXT,
-    "defense.guarantee": _TEXT,
-    "batch_size": _WHOLE,
-    "clients": _WHOLE,
-    "seed": _WHOLE,
-    "threat": _TABLE,
-    "threat.labels_known": _FLAG,
-    "threat.defense_known": _FLAG,
-    "threat.server": _TEXT,
-    "threshold": _TABLE,
-    "threshold.metric": _TEXT,
-    "threshold.value": _NUMBER,
-}
-_OK = {"metrics": _TABLE, "metrics.psnr": _LIST, "blind": _TABLE, "blind.psnr": _LIST}
-_TRAINING = _SETTING | {"unit": _TEXT, "seed": _WHOLE}
-_BOUND = {
-    "name": _TEXT,
-    "value": _NUMBER,
-    "psnr": (*_NUMBER, _NOTHING),
-    "prior": _TEXT,
-    "covers": _TEXT,
-}
-_BOUND_MAY_HOLD: dict[str, type | tuple[type, ...]] = {
-    "rests_on_prior": bool,
-    "excludes_threshold": bool,
-    "on_average": bool,
-    "equation": (str, _NOTHING),
-    "assumptions": list,
-    "standard_error": (*_NUMBER, _NOTHING),
-    "probability": _NUMBER,
-    "accepted": _NUMBER,
-}
-_CAPTURE_TEXTS = ("name", "kind", "digest")
-_CAPTURE_NUMBERS = ("share", "direction", "scale")
-_PICTURE_NAME = re.compile(r"[0-9a-f]{16}\.png")
-_HUGE = 1e300
-_DECIBELS = 1000.0
-"""No image is so good or so bad."""
-_SHARED = ("attack", "data", "defense", "model", "threat", "threshold")
-"""Tables that are the same in many records."""
+Verdict = Literal[
+    "exposed (certified)", "exposed", "undecided", "protected on average", "protected"
+]
+Status = Literal["ok", "not_applicable", "failed"]
+# Squares and sums of such numbers stay finite, so no reader needs to ask again.
+Number = Annotated[float, Meta(ge=-1e300, le=1e300)]
+Decibels = Annotated[float, Meta(ge=-1000, le=1000)]
+Probability = Annotated[float, Meta(ge=0, le=1)]
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Values = tuple[Number | None, ...]
+Picture = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\.png$")]
+Parameters = dict[str, Any]
 
 
 class Damage(ValueError):
     """Why a line is no record."""
 
 
-class Reader:
-    """Reads and checks the lines of one file.
+class RecordPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all that a record consists of: frozen, and closed to fields that it does not know."""
 
-    Args:
-        key: what names a record: "cell" for cells, "unit" for trainings.
-        share: what many records hold alike (names, settings, sentences) is one object in memory:
-            for who keeps many records, and changes none in place.
 
-    Example:
-        >>> Reader("cell")(b'{"schema": 1}')
-        Traceback (most recent call last):
-        ...
-        leakbound.assess.record.Damage: model is missing
+class AttackInfo(RecordPart, frozen=True, kw_only=True):
+    """An attack by name, with its full settings as text and their hash."""
+
+    name: str
+    settings: str
+    hash: str
+
+
+class DefenseInfo(RecordPart, frozen=True, kw_only=True):
+    """A defense by name, and what it guarantees.
+
+    `data_dependent_law`: its noise or mask depends on the private batch.
     """
 
-    def __init__(self, key: str, *, share: bool = False) -> None:
-        self._share = share
-        self._check = {"cell": check_cell, "unit": check_training}[key]
-        self._kept: dict[Any, Any] = {}
-
-    def __call__(self, line: bytes) -> Record:
-        """The record in a line.
-
-        Raises:
-            Damage: it holds none.
-        """
-        record = parse(line, self._table if self._share else None)
-        self._check(record)
-        for name in _SHARED if self._share else ():
-            if name in record:
-                record[name] = self._kept.setdefault((name, json.dumps(record[name])), record[name])
-        return record
-
-    def _table(self, pairs: list[tuple[str, Any]]) -> Record:
-        return {sys.intern(key): self._one(value) for key, value in pairs}
-
-    def _one(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self._kept.setdefault(value, value)
-        if isinstance(value, list) and value and all(isinstance(one, str) for one in value):
-            return self._kept.setdefault(tuple(value), value)
-        return value
+    name: str
+    parameters: Parameters
+    settings: str
+    guarantee: str
+    data_dependent_law: bool
 
 
-def parse(text: bytes, table: Callable[[list[tuple[str, Any]]], Record] | None = None) -> Record:
-    """A JSON object with a schema that this version knows; `table` makes its tables.
+class ModelInfo(RecordPart, frozen=True, kw_only=True):
+    """A model by name; `size` counts its weights, None where it could not be built."""
+
+    name: str
+    parameters: Parameters
+    size: Count | None = None
+    train_steps: Count = 0
+    weights: str | None = None
+
+
+class DataInfo(RecordPart, frozen=True, kw_only=True):
+    """Where the examples come from, and what one of them is."""
+
+    source: str
+    domain: str
+    shape: tuple[Count, ...]
+    classes: Count | None = None
+
+
+class Threat(RecordPart, frozen=True, kw_only=True):
+    """What the attacker knows besides the update."""
+
+    labels_known: bool
+    defense_known: bool
+    server: Literal["honest", "malicious"]
+    statistics_known: bool
+
+
+class CriterionInfo(RecordPart, frozen=True, kw_only=True):
+    """What counts as reconstructed: a PSNR of at least `value` dB, a distance of at most `within`.
+
+    The distance is the domain's, in its natural units.
+    """
+
+    metric: Literal["psnr"] = "psnr"
+    value: Decibels
+    within: Annotated[float, Meta(gt=0, le=1e300)]
+
+
+class ReleaseInfo(RecordPart, frozen=True, kw_only=True):
+    """What is known of an update's noise and of what it withholds.
+
+    `utility`: share of the plain gradient's first-order progress that is kept, and the second-order
+    cost of the noise, both relative (paper A). `noise_share`: of the update's energy.
+    """
+
+    law: str
+    data_dependent: bool
+    withheld: Number | None
+    unit: str
+    utility: dict[str, Number | None] = {}
+    noise_share: Number | None = None
+
+
+class ObjectiveValues(RecordPart, frozen=True, kw_only=True):
+    """The attack's own objective before and after."""
+
+    start: Number | None
+    end: Number | None
+
+
+class Bound(RecordPart, frozen=True, kw_only=True):
+    """A statement about all attackers (`covers` "all") or some of them.
+
+    Either a lower bound on the mean squared error (`probability` is None, `psnr` the same in dB),
+    or the probability with which any attacker meets the criterion.
+
+    Attributes:
+        rests_on_prior: it holds on average over `prior` only.
+        excludes_threshold: no attacker meets the criterion, or none more often than `accepted`.
+        on_average: the bound on the mean error lies above the criterion's; one lucky example is
+            not excluded.
+        equation: source of the formula.
+    """
+
+    name: str
+    value: Annotated[float, Meta(ge=0, le=1e300)]
+    psnr: Decibels | None
+    prior: str
+    covers: str
+    rests_on_prior: bool
+    excludes_threshold: bool
+    on_average: bool
+    equation: str | None = None
+    assumptions: tuple[str, ...] = ()
+    standard_error: Number | None = None
+    probability: Probability | None = None
+    accepted: Probability | None = None
+
+    @property
+    def on_error(self) -> bool:
+        """Whether it bounds the error; else it is a probability."""
+        return self.probability is None
+
+
+class Features(RecordPart, frozen=True, kw_only=True):
+    """Errors of the layer inputs that the attack reconstructed, up to sign."""
+
+    layer: str
+    span: Number | None = None
+    errors: Values | None = None
+
+
+class ColumnResult(RecordPart, frozen=True, kw_only=True):
+    """One column of a table over all examples, in its own units.
+
+    `matched`: share of examples within the column's tolerance.
+    """
+
+    name: str
+    mean: Number
+    worst: Number
+    matched: Number
+    truth: tuple[Number, ...] | None = None
+    reconstruction: tuple[Number, ...] | None = None
+
+
+class Explained(RecordPart, frozen=True, kw_only=True):
+    """How much of a captured update the reconstruction explains.
+
+    `share`: at the reconstruction's own length, None where the learning rate is not known;
+    `direction`: at the best length, the squared cosine; `scale`: that length.
+    """
+
+    share: Number | None
+    direction: Number | None
+    scale: Number | None
+
+
+class FindingInfo(RecordPart, frozen=True, kw_only=True):
+    """Something inferred from a captured update: what, how, and whether it is certain."""
+
+    name: str
+    value: str
+    how: str
+    sure: bool
+
+
+class CaptureInfo(RecordPart, frozen=True, kw_only=True):
+    """The captured update behind an assessment.
+
+    Attributes:
+        truth: whether the true batch was given, so that errors are measured.
+        certificate: why the reconstruction is the input for certain, where the update proves it.
+        values: reconstructed values of inputs that are no pictures.
+    """
+
+    name: str
+    kind: str
+    digest: str
+    truth: bool
+    round: str | None = None
+    client: str | None = None
+    findings: tuple[FindingInfo, ...] = ()
+    notes: tuple[str, ...] = ()
+    explained: Explained | None = None
+    certificate: str | None = None
+    values: tuple[tuple[Number, ...], ...] | None = None
+
+
+class Assessment(RecordPart, frozen=True, kw_only=True):
+    """One attack on one update under one defense: what it reconstructed, and what bounds it.
+
+    Attributes:
+        experiment: names it; of an audit the hash of its configuration.
+        problem: why the attack says that it failed. No evidence of safety.
+        metrics: by name one number an example, in the order of the truth; empty where the truth is
+            not known, as is `baseline`, the PSNR of the prior-only baseline.
+        matched: by example, whether the criterion is met and the baseline is beaten.
+        bounds_note: why bounds are missing.
+        verdict: None where the attack does not apply.
+    """
+
+    schema: Literal[1] = SCHEMA
+    experiment: str
+    attack: AttackInfo
+    defense: DefenseInfo
+    model: ModelInfo
+    data: DataInfo
+    batch_size: Count
+    clients: Count
+    seed: Whole
+    threat: Threat
+    criterion: CriterionInfo
+    status: Status = "ok"
+    reason: str | None = None
+    problem: str | None = None
+    objective: ObjectiveValues | None = None
+    release: ReleaseInfo | None = None
+    metrics: dict[str, Values] = {}
+    baseline: Values = ()
+    matched: tuple[bool, ...] = ()
+    bounds: tuple[Bound, ...] = ()
+    bounds_note: str | None = None
+    verdict: Verdict | None = None
+    pictures: dict[str, Picture] = {}
+    features: Features | None = None
+    columns: tuple[ColumnResult, ...] | None = None
+    capture: CaptureInfo | None = None
+
+    def __post_init__(self) -> None:
+        lengths = {len(values) for values in self.metrics.values()}
+        if len(lengths | {len(self.baseline), len(self.matched)}) > 1 and (
+            self.metrics or self.baseline or self.matched
+        ):
+            raise ValueError("metrics, baseline and matched differ in length")
+
+    @property
+    def key(self) -> str:
+        """What names the record in its file."""
+        return self.experiment
+
+    @property
+    def end(self) -> str:
+        """How it ended: its verdict, "not_applicable" or "failed"."""
+        return self.verdict or self.status if self.status == "ok" else self.status
+
+    @property
+    def truth_known(self) -> bool:
+        """Whether errors were measured: always but for captured updates without their batch."""
+        return self.capture is None or self.capture.truth
+
+    @property
+    def psnr(self) -> Values:
+        """The PSNR of every example; empty where the truth is not known."""
+        return self.metrics.get("psnr", ())
+
+    @property
+    def certificate(self) -> str | None:
+        """Why the reconstruction is the input for certain; None where nothing proves it."""
+        return None if self.capture is None else self.capture.certificate
+
+
+class Training(RecordPart, frozen=True, kw_only=True):
+    """A short federated training under a defense: what the defense costs.
+
+    `curve`: (round, test loss), the rounds rising.
+    """
+
+    schema: Literal[1] = SCHEMA
+    training: str
+    defense: DefenseInfo
+    model: ModelInfo
+    seed: Whole
+    rounds: Count
+    optimizer: str
+    status: Literal["ok", "failed"] = "ok"
+    reason: str | None = None
+    training_loss: Number | None = None
+    accuracy: Number | None = None
+    curve: tuple[tuple[Count, Number | None], ...] = ()
+
+    def __post_init__(self) -> None:
+        rounds = [number for number, _ in self.curve]
+        if any(a >= b for a, b in pairwise(rounds)):
+            raise ValueError("the rounds of the curve do not rise")
+        if self.status == "ok" and self.accuracy is None:
+            raise ValueError("accuracy is missing")
+
+    @property
+    def key(self) -> str:
+        """What names the record in its file."""
+        return self.training
+
+    @property
+    def end(self) -> str:
+        """How it ended: "ok" or "failed"."""
+        return self.status
+
+
+Record = Assessment | Training
+R = TypeVar("R", Assessment, Training)
+KEYS: dict[type[Record], str] = {Assessment: "experiment", Training: "training"}
+"""The field that names a record of each kind, by which its file is recognized."""
+
+
+def decode(line: bytes, kind: type[R]) -> R:
+    """The record in a line.
 
     Raises:
-        Damage: anything else.
+        Damage: it holds none.
+
+    Example:
+        >>> decode(b'{"schema": 1}', Training)
+        Traceback (most recent call last):
+        ...
+        leakbound.assess.record.Damage: Object missing required field `training`
     """
     try:
-        value = json.loads(
-            text.decode("utf-8"),
-            parse_constant=_refuse,
-            parse_int=partial(_number, int),
-            parse_float=partial(_number, float),
-            object_pairs_hook=table,
-        )
-        json.dumps(value, ensure_ascii=False).encode()
-    except Damage:
-        raise
-    except UnicodeDecodeError:
-        raise Damage("it is not UTF-8 text") from None
-    except UnicodeEncodeError:
-        raise Damage("it holds half of a character") from None
-    except (ValueError, RecursionError):
-        raise Damage("it is not JSON") from None
-    if not isinstance(value, dict):
-        raise Damage("it is not a JSON object")
-    if type(value.get("schema")) is not int or value["schema"] != SCHEMA:
-        raise Damage(
-            f"its schema is {str(value.get('schema'))[:20]!r}, but this version reads {SCHEMA}: "
-            "use the leakbound that wrote it"
-        )
-    return value
+        return msgspec.json.decode(line, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Damage(str(error)) from None
+
+
+def encode(record: Record) -> bytes:
+    """The record as its line: one canonical form."""
+    return files.encode(msgspec.to_builtins(record))
+
+
+def read(path: Path, kind: type[R]) -> Iterator[R | Damage]:
+    """The records of a file, and in place of a damaged line why it is none."""
+    with files.opened(path) as stream:
+        for line in stream:
+            try:
+                yield decode(line, kind)
+            except Damage as damage:
+                yield damage
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of `Assessment` and `Training`."""
+    found, parts = msgspec.json.schema_components((Assessment, Training))
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A line of records.jsonl or utility.jsonl",
+        "anyOf": list(found),
+        "$defs": {name.removeprefix("#/$defs/"): value for name, value in parts.items()},
+    }
+
+
+def short(value: float | None) -> float | None:
+    """Nine digits, and None for what JSON has no number for."""
+    if value is None or value != value or value in (float("inf"), float("-inf")):
+        return None
+    return float(f"{value:.9g}")
 
 
 def picture_name(content: bytes) -> str:
@@ -176,147 +408,3 @@ def is_picture(path: Path) -> bool:
         return path.name == picture_name(files.read(path))
     except OSError:
         return False
-
-
-def told(record: Record) -> bool:
-    """Whether the truth was known when the record was made: every cell but a captured one's."""
-    capture = record.get("capture")
-    return not isinstance(capture, dict) or capture.get("truth") is not False
-
-
-def check_cell(record: Record) -> None:
-    """Raise `Damage` unless it is a cell's record that every reader can use."""
-    check_fields(record, _CELL)
-    _check_word("status", record["status"], STATUSES)
-    if record.get("verdict") is not None:
-        _check_word("verdict", record["verdict"], VERDICTS)
-    _check_capture(record)
-    if record["status"] == "ok" and told(record):
-        check_fields(record, _OK)
-        for table in (record["metrics"], record["blind"]):
-            for name, values in table.items():
-                if not isinstance(values, list) or not all(map(_number_or_null, values)):
-                    raise Damage(f"{name} is not a list of numbers")
-        if len({len(record["metrics"]["psnr"]), len(record["blind"]["psnr"])}) != 1:
-            raise Damage("metrics.psnr and blind.psnr differ in length")
-    for name in _table(record, "pictures").values():
-        if not isinstance(name, str) or not _PICTURE_NAME.fullmatch(name):
-            raise Damage(f"{str(name)[:60]!r} is no name of a picture")
-    _check_optional("defense.data_dependent_law", record["defense"].get("data_dependent_law"), bool)
-    _check_optional("bounds_note", record.get("bounds_note"), str)
-    kept = _table(_table(record, "release"), "utility")
-    if not all(map(_number_or_null, kept.values())):
-        raise Damage("release.utility is not a table of numbers")
-    _check_bounds(record.get("bounds"))
-
-
-def _check_bounds(bounds: Any) -> None:
-    _check_optional("bounds", bounds, list)
-    for bound in bounds or []:
-        if not isinstance(bound, dict):
-            raise Damage(f"a bound is {str(bound)[:60]!r}")
-        check_fields(bound, _BOUND)
-        for name, kind in _BOUND_MAY_HOLD.items():
-            _check_optional(f"bounds.{name}", bound.get(name), kind)
-        if bound["value"] < 0 or not abs(bound["psnr"] or 0.0) <= _DECIBELS:
-            raise Damage(f"a bound has value {bound['value']!r:.60} and psnr {bound['psnr']!r:.60}")
-        for name in ("probability", "accepted"):
-            if bound.get(name) is not None and not 0 <= bound[name] <= 1:
-                raise Damage(f"bounds.{name} is {str(bound[name])[:60]!r}")
-        if not all(isinstance(text, str) for text in bound.get("assumptions") or []):
-            raise Damage("bounds.assumptions is not a list of texts")
-
-
-def check_training(record: Record) -> None:
-    """Raise `Damage` unless it is a training's record that every reader can use."""
-    check_fields(record, _TRAINING)
-    _check_word("status", record["status"], ("ok", "failed"))
-    if record["status"] == "ok":
-        check_fields(record, {"accuracy": _NUMBER})
-    _check_optional("optimizer", record.get("optimizer"), str)
-    curve = record.get("curve")
-    _check_optional("curve", curve, list)
-    last = -1
-    for point in curve or []:
-        if not isinstance(point, list) or len(point) != 2 or not all(map(_number_or_null, point)):
-            raise Damage(f"a point of the curve is {str(point)[:60]!r}")
-        if not isinstance(point[0], int) or point[0] <= last:
-            raise Damage(f"the rounds of the curve do not rise at {str(point[0])[:60]!r}")
-        last = point[0]
-
-
-def _table(record: Record, name: str) -> Record:
-    """A table that may be missing."""
-    value = record.get(name)
-    _check_optional(name, value, dict)
-    return value or {}
-
-
-def _check_optional(name: str, value: Any, kind: type | tuple[type, ...]) -> None:
-    """`value` is missing (None) or of this kind; a yes or no is no number."""
-    wrong = isinstance(value, bool) and kind is not bool
-    if value is not None and (wrong or not isinstance(value, kind)):
-        raise Damage(f"{name} is {str(value)[:60]!r}")
-
-
-def check_fields(record: Record, fields: Mapping[str, tuple[type, ...]]) -> None:
-    """Raise `Damage` unless fields, such as "model.name", are there and of one of their types."""
-    for name, kinds in fields.items():
-        value: Any = record
-        for part in name.split("."):
-            value = value.get(part, _MISSING)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise Damage(f"{name} is {'missing' if value is _MISSING else repr(str(value)[:60])}")
-
-
-def _check_word(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise Damage(f"{name} is {str(value)[:60]!r}, not one of {', '.join(allowed)}")
-
-
-def _number_or_null(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-
-
-def _check_capture(record: Record) -> None:
-    capture = record.get("capture")
-    _check_optional("capture", capture, dict)
-    if capture is None:
-        return
-    for name in _CAPTURE_TEXTS:
-        _check_optional(f"capture.{name}", capture.get(name, 0), str)
-    for name in ("round", "client", "certificate"):
-        _check_optional(f"capture.{name}", capture.get(name), str)
-    _check_optional("capture.truth", capture.get("truth", 0), bool)
-    for name in ("findings", "notes"):
-        _check_optional(f"capture.{name}", capture.get(name), list)
-    for note in capture.get("notes") or []:
-        _check_optional("capture.notes", note, str)
-    for finding in capture.get("findings") or []:
-        _check_optional("capture.findings", finding, dict)
-        for name in ("name", "value", "how"):
-            _check_optional(f"capture.findings.{name}", finding.get(name, 0), str)
-        _check_optional("capture.findings.sure", finding.get("sure"), bool)
-    _check_optional("capture.values", capture.get("values"), list)
-    for row in capture.get("values") or []:
-        _check_optional("capture.values", row if row is not None else 0, list)
-        for value in row:
-            _check_optional("capture.values", value if value is not None else "", (int, float))
-    _check_optional("capture.explained", capture.get("explained"), dict)
-    for name in _CAPTURE_NUMBERS:
-        _check_optional(
-            f"capture.explained.{name}", (capture.get("explained") or {}).get(name), (int, float)
-        )
-    if not told(record) and record.get("metrics") is not None:
-        _check_optional("metrics", "given without the truth", dict)
-
-
-def _number(kind: type[int] | type[float], text: str) -> int | float:
-    value = kind(text)
-    if not abs(value) < _HUGE:
-        raise Damage(f"it holds the number {text[:20]}")
-    return value
-
-
-def _refuse(constant: str) -> None:
-    raise Damage(f"it holds the number {constant}")

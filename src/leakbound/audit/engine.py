@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 
-from leakbound.audit.bench import Bench
-from leakbound.audit.bundles import bundles, run_cells
-from leakbound.audit.cells import Result, died, run_utility
-from leakbound.audit.plan import Cell, DataSpec, Plan, Unit, UtilityCell
+from leakbound.audit.bundles import bundles, run_experiments
+from leakbound.audit.context import PlanContext
+from leakbound.audit.experiment import Result, died, run_training
+from leakbound.audit.plan import DataSpec, Experiment, Plan, TrainingUnit, Unit
 
 TRIES = 3
 """How many processes a unit may end before it is recorded as failed; the last are its own."""
 
-_bench: Bench | None = None
+_bench: PlanContext | None = None
 _fingerprint = ""
 
 
@@ -35,53 +35,53 @@ def run(
     *,
     workers: int = 1,
     pictures: bool = True,
-    bench: Bench | None = None,
+    context: PlanContext | None = None,
     started: Callable[[Unit], None] = lambda unit: None,
 ) -> Generator[Result, None, None]:
     """Run what is not done yet of a plan, lazily; nothing is written.
 
-    Results come in the order in which they finish; each depends on its own cell alone, so the
+    Results come in the order in which they finish; each depends on its own unit alone, so the
     number of workers changes no record.
 
     Args:
         plan: what to run.
-        done: ids of cells and trainings that need not run.
-        workers: processes, each with one torch thread; 1 runs in this process, so that a cell that
+        done: ids of experiments and trainings that need not run.
+        workers: processes, each with one torch thread; 1 runs in this process, so that one that
             ends its process ends the audit too.
         pictures: whether results carry pictures of the data.
-        bench: the plan's data, where it is loaded already.
+        context: the plan's data, where it is loaded already.
         started: called with a unit when it starts (workers = 1) or is handed out.
 
     Example:
         >>> from leakbound.audit import parse
         >>> plan = parse({"data": {"source": "digits"}, "models": [{"name": "mlp"}],
         ...               "attacks": [{"name": "linear_inversion"}]})
-        >>> [result.record["verdict"] for result in run(plan)]
+        >>> [result.record.verdict for result in run(plan)]
         ['exposed']
     """
     finished = set(done)
-    everything: list[Unit] = [*plan.utility_cells(), *plan.cells()]
+    everything: list[Unit] = [*plan.trainings(), *plan.experiments()]
     units = [unit for unit in everything if unit.id not in finished]
-    bench = bench or Bench(plan.data)
+    context = context or PlanContext(plan.data)
     if workers > 1:
-        yield from _run_many(units, bench, workers, pictures, started)
+        yield from _run_many(units, context, workers, pictures, started)
         return
-    for bundle in bundles(units, bench):
+    for bundle in bundles(units, context):
         for unit in bundle:
             started(unit)
-        yield from _run_bundle(bundle, bench, pictures)
+        yield from _run_bundle(bundle, context, pictures)
 
 
-def _run_bundle(bundle: tuple[Unit, ...], bench: Bench, pictures: bool) -> list[Result]:
-    cells = [unit for unit in bundle if isinstance(unit, Cell)]
-    if cells:
-        return run_cells(cells, bench, pictures=pictures)
-    return [run_utility(unit, bench) for unit in bundle if isinstance(unit, UtilityCell)]
+def _run_bundle(bundle: tuple[Unit, ...], context: PlanContext, pictures: bool) -> list[Result]:
+    experiments = [unit for unit in bundle if isinstance(unit, Experiment)]
+    if experiments:
+        return run_experiments(experiments, context, pictures=pictures)
+    return [run_training(unit, context) for unit in bundle if isinstance(unit, TrainingUnit)]
 
 
 def _run_many(
     units: list[Unit],
-    bench: Bench,
+    context: PlanContext,
     workers: int,
     pictures: bool,
     started: Callable[[Unit], None],
@@ -90,14 +90,14 @@ def _run_many(
 
     When a process dies, all units in flight are suspects: each is tried again alone.
     """
-    waiting, suspects = deque(bundles(units, bench, workers)), deque[tuple[Unit, ...]]()
+    waiting, suspects = deque(bundles(units, context, workers)), deque[tuple[Unit, ...]]()
     deaths: Counter[str] = Counter()
     while waiting or suspects:
         alone = bool(suspects)
         source, width = (suspects, 1) if alone else (waiting, workers + 1)
         running: dict[Future[list[Result]], tuple[Unit, ...]] = {}
         done: SimpleQueue[Future[list[Result]]] = SimpleQueue()
-        pool = _pool(bench, 1 if alone else workers)
+        pool = _pool(context, 1 if alone else workers)
         try:
             if alone:
                 _wait_for_start(pool)
@@ -120,19 +120,19 @@ def _run_many(
             for unit in [unit for bundle in running.values() for unit in bundle]:
                 deaths[unit.id] += 1
                 if deaths[unit.id] == TRIES:
-                    yield died(unit, bench)
+                    yield died(unit, context)
                 else:
                     suspects.append((unit,))
         finally:
             _stop(pool)
 
 
-def _pool(bench: Bench, workers: int) -> ProcessPoolExecutor:
+def _pool(context: PlanContext, workers: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(
         workers,
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_start_worker,
-        initargs=(bench.spec, bench.dataset.fingerprint, str(bench.device)),
+        initargs=(context.spec, context.dataset.fingerprint, str(context.device)),
     )
 
 
@@ -193,7 +193,7 @@ def _started() -> Any:
 
 
 def _stop(pool: ProcessPoolExecutor) -> None:
-    """Cancel what waits and end the workers, so that Ctrl-C does not wait for running cells."""
+    """Cancel what waits and end the workers, so that Ctrl-C waits for no running experiment."""
     processes = list((pool._processes or {}).values())
     pool.shutdown(wait=False, cancel_futures=True)
     for process in processes:
@@ -212,7 +212,7 @@ def _start_worker(spec: DataSpec, fingerprint: str, device: str) -> None:
     if parent is not None:
         watch = threading.Thread(target=_die_with, args=(parent.sentinel,), daemon=True)
         watch.start()
-    _bench, _fingerprint = Bench(spec, device), fingerprint
+    _bench, _fingerprint = PlanContext(spec, device), fingerprint
 
 
 def _die_with(sentinel: int) -> None:

@@ -9,8 +9,8 @@ from functools import cache
 
 from leakbound import client
 from leakbound.attacks.pace import planned
-from leakbound.audit.bench import Bench, one_thread
-from leakbound.audit.plan import Cell, ModelSpec, Spec, Unit, build_attack, build_defense
+from leakbound.audit.context import PlanContext, one_thread
+from leakbound.audit.plan import Experiment, ModelSpec, Spec, Unit, build_attack, build_defense
 
 EVALUATION = 3.0
 """Gradients that one step of a search costs: autograd takes 9 forwards where a gradient takes 3."""
@@ -28,18 +28,18 @@ class Estimate:
     basis: str
 
 
-def estimate(units: Sequence[Unit], bench: Bench, seed: int) -> Estimate:
+def estimate(units: Sequence[Unit], context: PlanContext, seed: int) -> Estimate:
     """Count the steps of units and measure one gradient of each model and batch size.
 
     Searches that stop early make it shorter, bounds on errors make it longer; neither is counted.
-    `seed` names weights that the bench has.
+    `seed` names weights that the context has.
     """
     slowest, steps, found = (0.0, ""), 0, dict[str, float]()
 
     @cache
     def gradient(model: ModelSpec, size: int) -> float:
         nonlocal slowest
-        taken = _gradient(bench, model, size, seed)
+        taken = _gradient(context, model, size, seed)
         words = f"one gradient of {model.name} at batch size {size} took {taken:.2g} s here"
         slowest = max(slowest, (taken, words))
         return taken
@@ -52,7 +52,7 @@ def estimate(units: Sequence[Unit], bench: Bench, seed: int) -> Estimate:
             return 0
 
     for unit in units:
-        if isinstance(unit, Cell):
+        if isinstance(unit, Experiment):
             count = evaluations(unit.attack)
             steps += count
             size = unit.batch_size * build_defense(unit.defense).cohort_size
@@ -65,10 +65,10 @@ def estimate(units: Sequence[Unit], bench: Bench, seed: int) -> Estimate:
     return Estimate(found, "; ".join(filter(None, [basis, slowest[1]])))
 
 
-def _gradient(bench: Bench, model: ModelSpec, size: int, seed: int) -> float:
+def _gradient(context: PlanContext, model: ModelSpec, size: int, seed: int) -> float:
     """Seconds of one gradient; 0 where there is none, as the unit's own record will say."""
     try:
-        task, batch = bench.task(model, seed), bench.batches(size, 1, seed)[0]
+        task, batch = context.task(model, seed), context.batches(size, 1, seed)[0]
         with one_thread():
             client.gradient(task, batch.inputs, batch.labels)
             began = time.perf_counter()

@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from leakbound._util import files
-from leakbound.assess.record import Damage, Record, is_picture
+from leakbound._util import files, pictures
+from leakbound.assess.record import Assessment, Damage, Record, Training, is_picture
 from leakbound.audit import engine
-from leakbound.audit.bench import Bench, check_plan
-from leakbound.audit.cells import Result, is_result
+from leakbound.audit.context import PlanContext, check_plan
 from leakbound.audit.estimate import Clock, estimate
+from leakbound.audit.experiment import Result, is_result
+from leakbound.audit.journal import Journal
 from leakbound.audit.plan import Plan, Unit
-from leakbound.audit.records import Journal
 from leakbound.audit.run_file import claim, header
 
 TIMES = "timings.jsonl"
@@ -50,7 +50,7 @@ class Runner(Protocol):
         *,
         workers: int,
         pictures: bool,
-        bench: Bench | None,
+        context: PlanContext | None,
         started: Callable[[Unit], None],
     ) -> Generator[Result, None, None]:
         """Results of all units that are not done, in the order in which they end."""
@@ -58,22 +58,28 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished audit: its folder and how its cells ended.
+    """A finished audit: its folder and how its experiments ended.
 
     Attributes:
-        failed: how many cells and trainings failed.
-        counts: how many cells ended with each verdict, as `not_applicable` or as `failed`.
+        failed: how many experiments and trainings failed.
+        counts: how many experiments ended with each verdict, as `not_applicable` or as `failed`.
     """
 
     folder: Path
-    cells: int
+    experiments: int
     failed: int
     counts: Mapping[str, int] = field(default_factory=dict)
 
     def _repr_html_(self) -> str:
-        from leakbound.audit.notebook import of_outcome
-
-        return of_outcome(self)
+        """How the experiments of an audit ended."""
+        rows = [(word.replace("_", " "), n) for word, n in self.counts.items()]
+        failed = f"failed experiments or trainings: {self.failed}" if self.failed else ""
+        return pictures.block(
+            f"Audit of {self.experiments} experiments",
+            pictures.table(("verdict", "experiments"), rows),
+            pictures.note(failed) if failed else "",
+            pictures.note(f"records in {self.folder}"),
+        )
 
 
 def audit(
@@ -90,8 +96,8 @@ def audit(
     """Run a plan into a folder, going on from what the folder already holds.
 
     Leaves `run.json`, `records.jsonl` and `utility.jsonl` in the plan's order, `timings.jsonl` and
-    `pictures/`. A killed audit loses no finished cell; started again, it ends with the same bytes
-    as one that was never stopped.
+    `pictures/`. A killed audit loses no finished experiment; started again, it ends with the same
+    bytes as one that was never stopped.
 
     Args:
         plan: what to run.
@@ -102,24 +108,24 @@ def audit(
             records ("cuda") may differ from run to run.
         watch: called as the audit goes on.
         run: what runs the units: in this process or in several, or on a cluster.
-        trainings_only: leave the cells alone; a later audit of the same folder runs them.
+        trainings_only: leave the experiments alone; a later audit of the same folder runs them.
 
     Raises:
         ValueError: a folder of another plan, data, version or machine; one in use by another
             process; a file in it that leakbound did not write, where it has to; a plan that cannot
             work on its data; a folder or disk that cannot be written.
     """
-    bench = Bench(plan.data, device)
-    check_plan(plan, bench)
-    about = header(plan, bench, pictures)
+    context = PlanContext(plan.data, device)
+    check_plan(plan, context)
+    about = header(plan, context, pictures)
     with ExitStack() as held:
         with _writing(folder):
             held.enter_context(files.claimed(folder))
             claim(folder, about)
             files.folder(folder, "pictures")
             files.check(folder / TIMES, key="id")
-        runs = partial(run, workers=workers, pictures=pictures, bench=bench)
-        return _audit(plan, folder, runs, watch, trainings_only, partial(_clock, bench, workers))
+        runs = partial(run, workers=workers, pictures=pictures, context=context)
+        return _audit(plan, folder, runs, watch, trainings_only, partial(_clock, context, workers))
 
 
 def _audit(
@@ -130,15 +136,15 @@ def _audit(
     trainings_only: bool,
     clock_of: Callable[[Plan, set[str]], Clock | None],
 ) -> Outcome:
-    cells, trainings = [c.id for c in plan.cells()], [t.id for t in plan.utility_cells()]
-    left_alone = cells if trainings_only else []
-    cells = [] if trainings_only else cells
-    records = Journal(folder / "records.jsonl", "cell")
-    utility = Journal(folder / "utility.jsonl", "unit")
+    experiments, trainings = [e.id for e in plan.experiments()], [t.id for t in plan.trainings()]
+    left_alone = experiments if trainings_only else []
+    experiments = [] if trainings_only else experiments
+    records = Journal(folder / "records.jsonl", Assessment)
+    utility = Journal(folder / "utility.jsonl", Training)
     with _writing(folder):
-        kept = utility.read(_fits("unit", trainings, folder))
-        kept |= set() if trainings_only else records.read(_fits("cell", cells, folder))
-    total, done = len(cells) + len(trainings), len(kept)
+        kept = utility.read(_fits(trainings, folder))
+        kept |= set() if trainings_only else records.read(_fits(experiments, folder))
+    total, done = len(experiments) + len(trainings), len(kept)
     current: list[Unit | None] = [None]
     clock = clock_of(plan, {*kept, *left_alone})
 
@@ -156,7 +162,10 @@ def _audit(
         for result in results:
             with _writing(folder):
                 _store(folder, result)
-                (records if "cell" in result.record else utility).append(result.record)
+                if isinstance(result.record, Assessment):
+                    records.append(result.record)
+                else:
+                    utility.append(result.record)
                 cost = {"id": result.id, "schema": 1, "seconds": round(result.seconds, 4)}
                 files.append(folder / TIMES, cost, "id")
             done += 1
@@ -166,19 +175,21 @@ def _audit(
     with _writing(folder):
         utility.finish(trainings)
         if not trainings_only:
-            records.finish(cells)
+            records.finish(experiments)
     counts = Counter(records.ends.values())
     untrained = sum(end == "failed" for end in utility.ends.values())
-    return Outcome(folder, len(cells), counts["failed"] + untrained, dict(sorted(counts.items())))
+    return Outcome(
+        folder, len(experiments), counts["failed"] + untrained, dict(sorted(counts.items()))
+    )
 
 
-def _clock(bench: Bench, workers: int, plan: Plan, kept: set[str]) -> Clock | None:
+def _clock(context: PlanContext, workers: int, plan: Plan, kept: set[str]) -> Clock | None:
     """What tells the time left; None on a cluster, whose machines are not known."""
     if not workers:
         return None
-    every: list[Unit] = [*plan.utility_cells(), *plan.cells()]
+    every: list[Unit] = [*plan.trainings(), *plan.experiments()]
     units = [unit for unit in every if unit.id not in kept]
-    return Clock(estimate(units, bench, plan.seeds[0]), max(1, min(workers, len(units))))
+    return Clock(estimate(units, context, plan.seeds[0]), max(1, min(workers, len(units))))
 
 
 def _writing(folder: Path) -> AbstractContextManager[None]:
@@ -187,7 +198,7 @@ def _writing(folder: Path) -> AbstractContextManager[None]:
     return files.writing(folder, mend)
 
 
-def _fits(key: str, wanted: Iterable[str], folder: Path) -> Callable[[Record], bool]:
+def _fits(wanted: Iterable[str], folder: Path) -> Callable[[Record], bool]:
     """Of a record: its unit need not run, for it is a result and its pictures are what they were.
 
     `run.json` says that the folder is the plan's, so a record of another unit is damage.
@@ -195,9 +206,9 @@ def _fits(key: str, wanted: Iterable[str], folder: Path) -> Callable[[Record], b
     units = set(wanted)
 
     def fits(record: Record) -> bool:
-        if record[key] not in units:
-            raise Damage(f"{record[key]!r} is no unit of the plan")
-        names = (record.get("pictures") or {}).values()
+        if record.key not in units:
+            raise Damage(f"{record.key!r} is no unit of the plan")
+        names = record.pictures.values() if isinstance(record, Assessment) else ()
         return is_result(record) and all(is_picture(folder / "pictures" / name) for name in names)
 
     return fits

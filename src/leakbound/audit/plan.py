@@ -1,4 +1,4 @@
-"""The plan of an audit: a grid of cells as frozen dataclasses."""
+"""The plan of an audit: a grid of experiments as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from itertools import product
 from typing import Any
 
 from leakbound import registry
+from leakbound.assess.record import AttackInfo
 from leakbound.attacks import Attack, settings_hash
 from leakbound.defenses import Chain, chain
+from leakbound.risk.limits import ErrorBoundSpec, RiskSpec
 from leakbound.types import Server, ThreatModel
 
-MOST_CELLS = 1_000_000
+MOST_EXPERIMENTS = 1_000_000
 MOST_SETTINGS = 10_000  # of models, of defenses, of attacks: each is built once before the audit
-_OPTIONAL = {"optional": True}  # a field that came later: hashes and files hold it only where set
 
 
 @dataclass(frozen=True)
@@ -72,44 +73,7 @@ class UtilitySpec:
 
 
 @dataclass(frozen=True)
-class FloorSpec:
-    """A floor on every attacker's mean error, computed for each model, defense and batch size.
-
-    Attributes:
-        kind: "trace", "full" (tighter, slower, with a leak map), "weiss_weinstein" (for models with
-            kinks too, slowest) or "none".
-        prior: what attackers know of images: "gaussian" (mean and covariance of public images, in
-            their `components` leading directions), "isotropic" (their mean variance) or "flat".
-        images: over how many images of the prior the information is averaged.
-        directions: random directions for each trace.
-    """
-
-    kind: str = "trace"
-    prior: str = "gaussian"
-    components: int = 32
-    images: int = 16
-    directions: int = 4
-
-
-@dataclass(frozen=True)
-class RiskSpec:
-    """The probability of a reconstruction that is accepted, where the release is private.
-
-    Attributes:
-        probability: a cell is "protected" if no attacker reaches the threshold more often; None
-            judges by no such law.
-        prior: for which images that holds: "mixture" (Gaussians fitted to public images),
-            "gaussian" (one of them) or "gallery" (the public images themselves).
-        components: leading directions of the Gaussians.
-    """
-
-    probability: float | None = 0.001
-    prior: str = "mixture"
-    components: int = 32
-
-
-@dataclass(frozen=True)
-class Cell:
+class Experiment:
     """One attack on one batch under one defense: all that its record depends on."""
 
     data: DataSpec
@@ -119,29 +83,19 @@ class Cell:
     batch_size: int
     seed: int
     threat: ThreatModel
-    threshold: float
-    floor: FloorSpec = FloorSpec(kind="none")
-    risk: RiskSpec = RiskSpec(probability=None)
-    lpips_weights: str | None = field(default=None, metadata=_OPTIONAL)
+    psnr: float
+    error_bound: ErrorBoundSpec
+    risk: RiskSpec
+    lpips_weights: str | None = None
 
     @cached_property
     def id(self) -> str:
-        """Sixteen hex digits that name the cell, wherever it stands in a plan.
-
-        Settings that came with later versions count only where they are not the default.
-        """
-        known = plain(self)
-        if not self.threat.statistics_known:
-            del known["threat"]["statistics_known"]
-        if self.floor == FloorSpec():
-            del known["floor"]
-        if self.risk == RiskSpec():
-            del known["risk"]
-        return digest(known)[:16]
+        """Sixteen hex digits that name the experiment, wherever it stands in a plan."""
+        return digest(plain(self))[:16]
 
 
 @dataclass(frozen=True)
-class UtilityCell:
+class TrainingUnit:
     """One short training of one model under one defense."""
 
     data: DataSpec
@@ -152,14 +106,11 @@ class UtilityCell:
 
     @cached_property
     def id(self) -> str:
-        """Sixteen hex digits that name it; as `Cell.id` over versions."""
-        known = plain(self)
-        if self.utility.optimizer == UtilitySpec().optimizer:
-            del known["utility"]["optimizer"]
-        return digest(known)[:16]
+        """Sixteen hex digits that name it."""
+        return digest(plain(self))[:16]
 
 
-Unit = Cell | UtilityCell
+Unit = Experiment | TrainingUnit
 """What a plan consists of."""
 
 
@@ -170,7 +121,7 @@ class Plan:
     Attributes:
         defenses: each a chain of one or more links; () is no defense.
         seeds: one repetition each, with its own initial weights, batch and noise.
-        threshold: PSNR in dB from which an image counts as exposed.
+        psnr: in dB, from which an example counts as reconstructed.
         lpips_weights: a file from which the metric LPIPS is computed; without one it is left out.
     """
 
@@ -182,11 +133,11 @@ class Plan:
     batch_sizes: tuple[int, ...] = (1,)
     seeds: tuple[int, ...] = (0,)
     threat: ThreatModel = field(default_factory=ThreatModel)
-    threshold: float = 20.0
+    psnr: float = 20.0
     utility: UtilitySpec = field(default_factory=lambda: UtilitySpec(rounds=0))
-    floor: FloorSpec = field(default_factory=FloorSpec)
+    error_bound: ErrorBoundSpec = field(default_factory=ErrorBoundSpec)
     risk: RiskSpec = field(default_factory=RiskSpec)
-    lpips_weights: str | None = field(default=None, metadata=_OPTIONAL)
+    lpips_weights: str | None = None
 
     def __post_init__(self) -> None:
         names = ("models", "batch_sizes", "defenses", "attacks", "seeds")
@@ -207,11 +158,11 @@ class Plan:
         """Sixteen hex digits that name the whole plan."""
         return digest(plain(self))[:16]
 
-    def cells(self) -> tuple[Cell, ...]:
-        """All cells in the plan's order."""
+    def experiments(self) -> tuple[Experiment, ...]:
+        """All experiments in the plan's order."""
         grid = product(self.models, self.batch_sizes, self.defenses, self.attacks, self.seeds)
         return tuple(
-            Cell(
+            Experiment(
                 self.data,
                 model,
                 defense,
@@ -219,21 +170,21 @@ class Plan:
                 size,
                 seed,
                 self.threat,
-                self.threshold,
-                self.floor,
+                self.psnr,
+                self.error_bound,
                 self.risk,
                 self.lpips_weights,
             )
             for model, size, defense, attack, seed in grid
         )
 
-    def utility_cells(self) -> tuple[UtilityCell, ...]:
+    def trainings(self) -> tuple[TrainingUnit, ...]:
         """All trainings in the plan's order; none if utility is not measured."""
         if self.utility.rounds == 0:
             return ()
         seeds = self.seeds[: self.utility.repeats]
         return tuple(
-            UtilityCell(self.data, model, defense, seed, self.utility)
+            TrainingUnit(self.data, model, defense, seed, self.utility)
             for model, defense, seed in product(self.models, self.defenses, seeds)
         )
 
@@ -245,14 +196,15 @@ def refuse_large(sizes: Mapping[str, int]) -> None:
         >>> refuse_large({"attacks": 2000, "seeds": 1000})
         Traceback (most recent call last):
         ...
-        ValueError: the plan makes 2000 attacks x 1000 seeds = 2000000 cells, more than 1000000; \
-split it
+        ValueError: the plan makes 2000 attacks x 1000 seeds = 2000000 experiments, more than \
+1000000; split it
     """
-    cells = math.prod(sizes.values())
-    if cells > MOST_CELLS:
+    count = math.prod(sizes.values())
+    if count > MOST_EXPERIMENTS:
         factors = " x ".join(f"{size} {name}" for name, size in sizes.items())
         raise ValueError(
-            f"the plan makes {factors} = {cells} cells, more than {MOST_CELLS}; split it"
+            f"the plan makes {factors} = {count} experiments, more than {MOST_EXPERIMENTS}; "
+            "split it"
         )
     for name in ("models", "defenses", "attacks"):
         if sizes.get(name, 0) > MOST_SETTINGS:
@@ -265,12 +217,7 @@ split it
 def plain(thing: Any) -> Any:
     """A dataclass or a container as JSON values; enums by value."""
     if hasattr(thing, "__dataclass_fields__"):
-        found = [(f, getattr(thing, f.name)) for f in fields(thing)]
-        return {
-            f.name: plain(value)
-            for f, value in found
-            if value is not None or not f.metadata.get("optional")
-        }
+        return {f.name: plain(getattr(thing, f.name)) for f in fields(thing)}
     if isinstance(thing, Server):
         return thing.value
     if isinstance(thing, tuple | list):
@@ -298,10 +245,10 @@ def build_attack(spec: Spec) -> Attack:
     return attack
 
 
-def attack_record(spec: Spec) -> dict[str, str]:
+def attack_info(spec: Spec) -> AttackInfo:
     """An attack as records name it: its name, full settings and their hash."""
     attack = build_attack(spec)
-    return {"name": spec.name, "settings": repr(attack), "hash": settings_hash(attack)}
+    return AttackInfo(name=spec.name, settings=repr(attack), hash=settings_hash(attack))
 
 
 def defense_name(links: tuple[Spec, ...]) -> str:

@@ -5,26 +5,25 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from leakbound import check, registry
 from leakbound._util import files
+from leakbound._util.decibels import EXTREME
 from leakbound.audit.plan import (
     DataSpec,
-    FloorSpec,
     ModelSpec,
     Plan,
-    RiskSpec,
     Spec,
     UtilitySpec,
     build_attack,
     build_defense,
     refuse_large,
 )
-from leakbound.bounds.record_priors import KINDS
+from leakbound.risk.limits import ErrorBoundSpec, RiskSpec
 from leakbound.types import Server, ThreatModel
 
 LIMIT = 1 << 20  # bytes of a plan
@@ -37,9 +36,9 @@ KEYS = [
     "attacks",
     "defenses",
     "threat",
-    "thresholds",
+    "criterion",
     "utility",
-    "floor",
+    "error_bound",
     "risk",
     "metrics",
 ]
@@ -76,7 +75,7 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> Plan:
     Example:
         >>> plan = parse({"models": [{"name": "mlp"}], "attacks": [{"name": "linear_inversion"}],
         ...               "defenses": [{"name": "gaussian_noise", "noise_std": [0.1, 1.0]}]})
-        >>> len(plan.cells())
+        >>> len(plan.experiments())
         2
     """
     _known_keys("the plan", table, KEYS)
@@ -85,7 +84,7 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> Plan:
     for need in ("models", "attacks"):
         if not table.get(need):
             raise ValueError(f"the plan names no {need}; add [[{need}]] with a name")
-    threshold = _thresholds(_table("thresholds", table.get("thresholds", {})))
+    psnr = _criterion(_table("criterion", table.get("criterion", {})))
     models = [_models(row) for row in _rows("models", table["models"])]
     defenses = [_defenses(row) for row in _rows("defenses", table.get("defenses", [NO_DEFENSE]))]
     attacks = [_attacks(row) for row in _rows("attacks", table["attacks"])]
@@ -109,9 +108,9 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> Plan:
         batch_sizes=batch_sizes,
         seeds=seeds,
         threat=_threat(_table("threat", table.get("threat", {}))),
-        threshold=threshold,
+        psnr=psnr,
         utility=_utility(table),
-        floor=_floor(table.get("floor", {})),
+        error_bound=_dataclass(ErrorBoundSpec, "error_bound", table.get("error_bound", {})),
         risk=_risk(table.get("risk", {})),
         lpips_weights=_lpips_weights(_table("metrics", table.get("metrics", {}))),
     )
@@ -133,26 +132,11 @@ def _utility(table: Mapping[str, Any]) -> UtilitySpec:
     return spec
 
 
-def _floor(value: Any) -> FloorSpec:
-    spec: FloorSpec = _dataclass(FloorSpec, "floor", value)
-    check.one_of(["none", "trace", "full", "weiss_weinstein"], kind=spec.kind)
-    if (spec.kind, spec.prior) == ("weiss_weinstein", "flat"):
-        raise ValueError("kind is 'weiss_weinstein' with prior 'flat'; it needs a Gaussian prior")
-    check.one_of(["gaussian", "isotropic", "flat"], prior=spec.prior)
-    check.count(components=spec.components, images=spec.images, directions=spec.directions)
-    return spec
-
-
 def _risk(value: Any) -> RiskSpec:
+    """`probability = 0` asks for no bound by probability."""
+    if _table("risk", value).get("probability") == 0:
+        value = {**value, "probability": None}
     spec: RiskSpec = _dataclass(RiskSpec, "risk", value)
-    if spec.probability == 0:
-        spec = replace(spec, probability=None)
-    elif spec.probability is not None and not 0 < spec.probability < 1:
-        raise ValueError(
-            f"probability is {spec.probability!r}; give one between 0 and 1, or 0 to judge by none"
-        )
-    check.one_of(KINDS, prior=spec.prior)
-    check.count(components=spec.components)
     return spec
 
 
@@ -168,11 +152,11 @@ def _threat(table: Mapping[str, Any]) -> ThreatModel:
     )
 
 
-def _thresholds(table: Mapping[str, Any]) -> float:
-    _known_keys("thresholds", table, ["psnr"])
+def _criterion(table: Mapping[str, Any]) -> float:
+    _known_keys("criterion", table, ["psnr"])
     value = table.get("psnr", 20.0)
     check.positive(psnr=value)
-    if value >= 300:  # as everywhere: beyond, its mean squared error is no number
+    if value >= EXTREME:
         raise ValueError(f"psnr is {value:g}; give decibels, such as 20")
     return float(value)
 

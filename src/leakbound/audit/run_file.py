@@ -13,7 +13,7 @@ import torch
 
 from leakbound._util import files
 from leakbound.assess.record import SCHEMA
-from leakbound.audit.bench import Bench, code, fingerprint
+from leakbound.audit.context import PlanContext, code, fingerprint
 from leakbound.audit.plan import Plan, plain
 from leakbound.engines.base import kernels
 
@@ -31,26 +31,26 @@ COMPARED = {
 }
 
 
-def header(plan: Plan, bench: Bench, pictures: bool) -> dict[str, Any]:
+def header(plan: Plan, context: PlanContext, pictures: bool) -> dict[str, Any]:
     """What `run.json` holds."""
     return {
         "schema": SCHEMA,
         "plan": plain(plan),
         "plan_hash": plan.hash,
-        **facts(plan, bench),
+        **facts(plan, context),
         "pictures": pictures,
-        "cells": len(plan.cells()),
+        "experiments": len(plan.experiments()),
         "own_data": plan.data.source not in BUILT_IN,
     }
 
 
-def facts(plan: Plan, bench: Bench) -> dict[str, Any]:
+def facts(plan: Plan, context: PlanContext) -> dict[str, Any]:
     """Of `header`, what a process finds on its own machine: where it differs, records may too."""
     return {
-        "data": fingerprint(plan, bench),
+        "data": fingerprint(plan, context),
         "code": code(plan),
         "versions": versions(),
-        "machine": {**machine(), **_device(bench)},
+        "machine": {**machine(), **_device(context)},
     }
 
 
@@ -65,13 +65,13 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _device(bench: Bench) -> dict[str, str]:
+def _device(context: PlanContext) -> dict[str, str]:
     """The device where it is not the CPU; a GPU by its name."""
-    if bench.device.type == "cpu":
+    if context.device.type == "cpu":
         return {}
-    name = str(bench.device)
-    if bench.device.type == "cuda":
-        name = torch.cuda.get_device_name(bench.device)
+    name = str(context.device)
+    if context.device.type == "cuda":
+        name = torch.cuda.get_device_name(context.device)
     return {"device": name}
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from leakbound import client
 from leakbound._util.pools import quick
-from leakbound.audit.bench import Bench
-from leakbound.audit.plan import UtilityCell, build_defense
+from leakbound.audit.context import PlanContext
+from leakbound.audit.plan import TrainingUnit, build_defense
 from leakbound.defenses.base import Chain, State
 from leakbound.protocol import resolve, step
 from leakbound.random import permutation, stream
@@ -47,7 +47,9 @@ class Clients(Protocol):
         """One defended update a client."""
 
 
-def train(cell: UtilityCell, bench: Bench, clients: Clients | None = None) -> dict[str, Any]:
+def train(
+    unit: TrainingUnit, context: PlanContext, clients: Clients | None = None
+) -> dict[str, Any]:
     """Train for some rounds; training loss on private images and accuracy on test images.
 
     The server takes one Adam (or SGD) step a round on the mean of the clients' defended updates.
@@ -55,21 +57,21 @@ def train(cell: UtilityCell, bench: Bench, clients: Clients | None = None) -> di
     [round, training loss] before the first round, after 5, 10, 20, ... and after the last.
 
     Args:
-        cell: which training.
-        bench: its data.
+        unit: which training.
+        context: its data.
         clients: where the clients take their turns; None is this process.
     """
-    spec, defense = cell.utility, build_defense(cell.defense)
-    clients = clients or _Here(cell, bench)
-    task = bench.task(cell.model, cell.seed)
-    source = stream(cell.seed, "utility", "batches")
-    noise = noise_of(cell, spec.clients)
+    spec, defense = unit.utility, build_defense(unit.defense)
+    clients = clients or _Here(unit, context)
+    task = context.task(unit.model, unit.seed)
+    source = stream(unit.seed, "utility", "batches")
+    noise = noise_of(unit, spec.clients)
     weights = task.parameters.clone()
     rule = torch.optim.SGD if spec.optimizer == "sgd" else torch.optim.Adam
     optimizer = rule([weights], lr=spec.learning_rate)
     ready: Chain | None = None
-    curve = [[0, bench.once(("loss", cell.model, cell.seed), lambda: _loss(task, bench))]]
-    private = bench.splits["private"]
+    curve = [[0, context.once(("loss", unit.model, unit.seed), lambda: _loss(task, context))]]
+    private = context.splits["private"]
     for round_ in range(1, spec.rounds + 1):
         order = permutation(len(private), source)[: spec.clients * spec.batch_size]
         now = task.with_parameters(weights.detach().clone())
@@ -81,23 +83,23 @@ def train(cell: UtilityCell, bench: Bench, clients: Clients | None = None) -> di
         weights.grad = update.rows.sum(0) / spec.clients
         optimizer.step()
         if round_ in (spec.rounds, *MARKS):
-            curve.append([round_, _loss(task.with_parameters(weights.detach()), bench)])
+            curve.append([round_, _loss(task.with_parameters(weights.detach()), context)])
     trained = task.with_parameters(weights.detach())
-    return {"training_loss": curve[-1][1], "accuracy": _accuracy(trained, bench), "curve": curve}
+    return {"training_loss": curve[-1][1], "accuracy": _accuracy(trained, context), "curve": curve}
 
 
-def noise_of(cell: UtilityCell, client: int) -> torch.Generator:
+def noise_of(unit: TrainingUnit, client: int) -> torch.Generator:
     """The noise of one client, by its number; the number after the last is the cohort's."""
-    return stream(cell.seed, "utility", "defense", client)
+    return stream(unit.seed, "utility", "defense", client)
 
 
 class _Here:
     """Clients that take their turns in this process, one after the other."""
 
-    def __init__(self, cell: UtilityCell, bench: Bench) -> None:
-        self._bench = bench
-        self._noise = [noise_of(cell, i) for i in range(cell.utility.clients)]
-        self._states: list[State] = [None] * cell.utility.clients
+    def __init__(self, unit: TrainingUnit, context: PlanContext) -> None:
+        self._bench = context
+        self._noise = [noise_of(unit, i) for i in range(unit.utility.clients)]
+        self._states: list[State] = [None] * unit.utility.clients
 
     def __call__(self, opening: Opening) -> list[Update]:
         updates = []
@@ -110,16 +112,16 @@ class _Here:
         return updates
 
 
-def _loss(task: Task, bench: Bench) -> float:
+def _loss(task: Task, context: PlanContext) -> float:
     """Mean loss on up to 1,000 private images."""
-    batch = bench.batch(bench.splits["private"][:EVALUATED])
+    batch = context.batch(context.splits["private"][:EVALUATED])
     with torch.no_grad():
         return float(task.loss(_outputs(task, batch), batch.labels))
 
 
-def _accuracy(task: Task, bench: Bench) -> float:
+def _accuracy(task: Task, context: PlanContext) -> float:
     """Accuracy on up to 1,000 test images."""
-    batch = bench.batch(bench.splits["test"][:EVALUATED])
+    batch = context.batch(context.splits["test"][:EVALUATED])
     return float((_outputs(task, batch).argmax(-1) == batch.labels).double().mean())
 
 

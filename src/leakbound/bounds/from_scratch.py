@@ -1,10 +1,11 @@
-"""How well a record is rebuilt from scratch out of a linear trap's noisy gradient.
+"""How well an example is reconstructed from a linear trap's noisy gradient.
 
-The trap f(X) = W X sends, in every row, X scaled to the clip norm. `exact` is gamma*, the best that
-any estimator does; `unbiased` is paper C's law, which covers unbiased estimators only; `ncc` the
-law of the correlation. `effective_noise`, `averaged` and `unknown_scale` lead from a real setting
-to these.
-All of it is one concept: laws of one answer, and what leads to that answer.
+The trap f(X) = W X sends, in every row, X scaled to the clip norm. `exact` is gamma*, the success
+of the best estimator. `unbiased` is paper C's law, which covers unbiased estimators only. `ncc` is
+the law of the correlation. `effective_noise`, `averaged` and `unknown_scale` turn a real setting
+into the arguments of these laws.
+
+Longer than 600 lines, and one concept: these laws share one reconstruction and its arguments.
 """
 
 from __future__ import annotations

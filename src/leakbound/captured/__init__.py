@@ -7,7 +7,7 @@
 from leakbound.captured.capture import Capture, load, load_all
 from leakbound.captured.findings import Finding
 from leakbound.captured.folder import updates_in, write
-from leakbound.captured.observe import Told, observe
+from leakbound.captured.observe import TrainingInfo, observe
 from leakbound.captured.run import Outcome, Settings, attack, attack_all
 
 __all__ = [
@@ -15,7 +15,7 @@ __all__ = [
     "Finding",
     "Outcome",
     "Settings",
-    "Told",
+    "TrainingInfo",
     "attack",
     "attack_all",
     "load",

@@ -36,8 +36,8 @@ SEARCH = 30.0
 
 
 @dataclass(frozen=True)
-class Told:
-    """What is known of the local training beside the update; None is not known.
+class TrainingInfo:
+    """What is known of the local training besides the update; None is not known.
 
     Attributes:
         examples: how many examples the client trained on.
@@ -135,7 +135,7 @@ def observe(
         >>> seen.cohort, seen.update.rows.shape
         ((1,), torch.Size([1, 15]))
     """
-    told = Told(examples, labels, learning_rate, steps, batch_size, defense)
+    told = TrainingInfo(examples, labels, learning_rate, steps, batch_size, defense)
     read = partial(understand, capture, task, told, input_shape=input_shape, public=public)
     found = read()
     return (read(steps=found_steps(found, SEARCH)) if found.untried else found).observation
@@ -149,7 +149,7 @@ def found_steps(understood: Understood, seconds: float) -> Finding:
 def understand(
     capture: Capture,
     task: Task,
-    told: Told,
+    told: TrainingInfo,
     *,
     input_shape: tuple[int, ...],
     public: Batch | None = None,
@@ -285,7 +285,7 @@ def _thawed(capture: Capture, task: Task) -> str | None:
     )
 
 
-def _rate(capture: Capture, told: Told, found: list[Finding]) -> float | None:
+def _rate(capture: Capture, told: TrainingInfo, found: list[Finding]) -> float | None:
     if capture.kind == "gradient" and told.learning_rate is None:
         return 1.0
     rate = told.learning_rate or capture.number("learning_rate")
@@ -309,7 +309,7 @@ def _told(name: str, given: int | None, about: int | None, found: list[Finding])
 
 
 def _examples(
-    capture: Capture, told: Told, size: reading.Size, found: list[Finding], notes: list[str]
+    capture: Capture, told: TrainingInfo, size: reading.Size, found: list[Finding], notes: list[str]
 ) -> int:
     given = told.examples
     if given is None and told.labels is not None:
@@ -340,7 +340,7 @@ def _examples(
     return size.likely
 
 
-def _labels(told: Told, task: Task, count: int) -> Tensor | None:
+def _labels(told: TrainingInfo, task: Task, count: int) -> Tensor | None:
     if told.labels is None:
         return None
     labels = torch.as_tensor(told.labels).reshape(-1)

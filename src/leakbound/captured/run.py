@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -10,37 +11,42 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from torch import Tensor, nn
 
 from leakbound import check, registry
+from leakbound._util import files
+from leakbound.assess.criterion import Criterion
+from leakbound.assess.record import KEYS, SCHEMA, UNDECIDED, Assessment, encode
 from leakbound.attacks import Attack, FedAvgMatching
 from leakbound.attacks.pace import Pace, ended_by_interrupt, noted
 from leakbound.attacks.planted import Front
 from leakbound.audit import plan as plans
-from leakbound.audit.bench import one_line, one_thread
-from leakbound.captured.bounds import public_images
+from leakbound.audit.context import one_line, one_thread
+from leakbound.audit.run_file import machine, versions
+from leakbound.captured.assess import (
+    Case,
+    Made,
+    check_truth,
+    header,
+    judged,
+    public_images,
+    read_truth,
+)
 from leakbound.captured.capture import Capture, Given, load
 from leakbound.captured.findings import Finding
 from leakbound.captured.model import task_of
 from leakbound.captured.observe import (
     SEARCH,
-    Told,
+    TrainingInfo,
     Understood,
     as_chain,
     found_steps,
     understand,
 )
-from leakbound.captured.records import (
-    Case,
-    Made,
-    check_truth,
-    judged,
-    read_truth,
-    record_of,
-)
-from leakbound.captured.run_folder import check_place, write_run
 from leakbound.captured.work import Watch, Work
 from leakbound.defenses import Defense
+from leakbound.domains import of_shape
 from leakbound.random import stream
 from leakbound.types import Batch, NotApplicable, Reconstruction
 
@@ -53,6 +59,7 @@ FEW, LOTS = 8, 64
 LARGEST = 10**8
 LEAST = 2.0
 """Seconds below which a search for the number of local steps does not begin."""
+OWN_DATA = "captured updates"
 PLANTED = ("robbing_the_fed", "linear_trap", "trap_weights")
 
 
@@ -61,14 +68,14 @@ class Outcome:
     """What came out: one record an update and attack, the guesses, and where all was written.
 
     Attributes:
-        records: in the audit's schema; `metrics` is None where the truth is not known.
+        records: as an audit's; without metrics where the truth is not known.
         understood: for each update what was read off it, and what was assumed.
         answers: for each record what the attack rebuilt; None where it did not run.
         folder: where records and report lie; None where nothing was written.
         unended: how many attacks did not begin before the time was up.
     """
 
-    records: tuple[dict[str, Any], ...]
+    records: tuple[Assessment, ...]
     understood: tuple[Understood, ...]
     answers: tuple[Reconstruction | None, ...]
     folder: Path | None = None
@@ -79,15 +86,14 @@ class Outcome:
     @property
     def counts(self) -> dict[str, int]:
         """How many records ended with each verdict, as not applicable or as failed."""
-        ends = (r["verdict"] if r["status"] == "ok" else r["status"] for r in self.records)
-        return dict(sorted(Counter(ends).items()))
+        return dict(sorted(Counter(record.end for record in self.records).items()))
 
     @property
     def best(self) -> Reconstruction | None:
         """The guess that explains most of its update, of all that explain some."""
         found = [
-            ((r["capture"]["explained"] or {}).get("direction") or 0.0, -i, answer)
-            for i, (r, answer) in enumerate(zip(self.records, self.answers, strict=True))
+            (_direction(record), -i, answer)
+            for i, (record, answer) in enumerate(zip(self.records, self.answers, strict=True))
             if answer is not None and answer.problem is None
         ]
         return max(found, key=lambda row: row[:2])[2] if found else None
@@ -101,7 +107,7 @@ class Settings:
         attacks: by name, with their settings; None takes those that fit, cheap to strong.
         defense: what the client is known to have applied to its update.
         public: a data source (`leakbound list`) of the same kind of images.
-        threshold: PSNR in dB from which an image counts as rebuilt.
+        psnr: in dB, from which an example counts as reconstructed.
         seed: of the attacks' own random starts.
         seconds: after which searches stop where they are and no further attack begins; None is no
             limit.
@@ -115,7 +121,7 @@ class Settings:
     attacks: tuple[plans.Spec, ...] | None = None
     defense: Defense | None = None
     public: str | None = None
-    threshold: float = 20.0
+    psnr: float = 20.0
     seed: int = 0
     seconds: float | None = None
     search: float = SEARCH
@@ -159,7 +165,7 @@ def attack(
     attacks: str | Sequence[str | plans.Spec] | None = None,
     public: str | None = None,
     truth: Batch | Path | str | None = None,
-    threshold: float = 20.0,
+    psnr: float = 20.0,
     seed: int = 0,
     seconds: float | None = None,
     search: float = SEARCH,
@@ -178,19 +184,19 @@ def attack(
     Raises:
         ValueError: what cannot be read, does not fit, or must be given, by name.
     """
-    known = capture if isinstance(capture, Capture) else load(capture, before, kind=kind)
+    loaded = capture if isinstance(capture, Capture) else load(capture, before, kind=kind)
     shape, specs = _shape(input_shape), _specs(attacks)
     settings = Settings(
-        *(shape, input_range, classes, specs, defense, public, threshold, seed),
+        *(shape, input_range, classes, specs, defense, public, psnr, seed),
         seconds=seconds,
         search=search,
     )
-    told = Told(examples, labels, learning_rate, steps, batch_size)
+    training = TrainingInfo(examples, labels, learning_rate, steps, batch_size)
     return attack_all(
-        [known],
+        [loaded],
         model,
         settings,
-        told=told,
+        known=training,
         truth=truth,
         out=out,
         name=name,
@@ -204,14 +210,14 @@ def attack_all(
     model: nn.Module,
     settings: Settings,
     *,
-    told: Told | None = None,
+    known: TrainingInfo | None = None,
     truth: Batch | Path | str | None = None,
     out: Path | None = None,
     name: str = "",
     pictures: bool = True,
     watch: Watch = lambda done, total, what, left: None,
     understood: Callable[[Case], None] = lambda case: None,
-    ended: Callable[[Mapping[str, Any]], None] = lambda record: None,
+    ended: Callable[[Assessment], None] = lambda record: None,
 ) -> Outcome:
     """Attack several captured updates of one model, the cheapest attacks first; as `attack`.
 
@@ -236,7 +242,7 @@ def attack_all(
     title = name or type(model).__name__
     with one_thread(), Pace(settings.seconds) as pace:
         read = [
-            partial(_case, capture, at, model, settings, told or Told(), batch, title)
+            partial(_case, capture, at, model, settings, known or TrainingInfo(), batch, title)
             for at, capture in enumerate(captures)
         ]
         cases = []
@@ -342,15 +348,15 @@ def _case(
     at: int,
     model: nn.Module,
     settings: Settings,
-    told: Told,
+    known: TrainingInfo,
     truth: Batch | None,
     title: str,
     steps: Finding | None = None,
 ) -> Case:
-    bench = None
+    context = None
     if settings.public is not None:
-        bench = public_images(settings.public, settings.input_shape, settings.input_range)
-    public = None if bench is None else bench.public
+        context = public_images(settings.public, settings.input_shape, settings.input_range)
+    public = None if context is None else context.public
     task, notes = task_of(
         model,
         capture,
@@ -358,7 +364,7 @@ def _case(
         input_range=settings.input_range,
         classes=settings.classes,
     )
-    known = replace(told, defense=settings.defense or told.defense)
+    known = replace(known, defense=settings.defense or known.defense)
     shape = settings.input_shape
     understood = understand(capture, task, known, input_shape=shape, public=public, steps=steps)
     if truth is not None:
@@ -369,10 +375,10 @@ def _case(
         notes,
         at,
         plans.ModelSpec(title),
+        Criterion.of_psnr(settings.psnr, of_shape(settings.input_shape, settings.input_range)),
         as_chain(known.defense),
-        bench,
+        context,
         truth,
-        settings.threshold,
     )
 
 
@@ -409,17 +415,103 @@ def _run(
 ) -> tuple[Made, Reconstruction | None]:
     """One attack on one update; what it throws becomes a record."""
     built: Attack | None = None
+
+    def ended(**fields: Any) -> tuple[Made, None]:
+        before = header(case, spec.name, built, settings="" if built else spec.name)
+        return Made(msgspec.structs.replace(before, **fields)), None
+
     try:
         built = _build(spec, case.understood)
-        record = record_of(case, spec.name, built)
         source = stream(seed, "attack", spec.name, case.understood.observation.examples)
         answer = noted(built(case.understood.observation, source))
-        return judged(case, record, spec, built, answer, pictures=pictures), answer
+        before = header(case, spec.name, built)
+        return judged(case, before, built, answer, pictures=pictures), answer
     except NotApplicable as error:
-        reason = " ".join(error.reason.split())
-        record = record_of(case, spec.name, built, settings="" if built else spec.name)
-        return Made(record | {"status": "not_applicable", "reason": reason}), None
+        return ended(status="not_applicable", reason=" ".join(error.reason.split()))
     except Exception as error:  # a crash is a result of its own: recorded and counted
-        record = record_of(case, spec.name, built, settings="" if built else spec.name)
-        ended = {"status": "failed", "reason": one_line(error), "verdict": "undecided"}
-        return Made(record | ended), None
+        return ended(status="failed", reason=one_line(error), verdict=UNDECIDED)
+
+
+def _direction(record: Assessment) -> float:
+    found = record.capture and record.capture.explained
+    return (found.direction if found else None) or 0.0
+
+
+def write_run(
+    outcome: Outcome,
+    folder: Path,
+    cases: Sequence[Case],
+    settings: Settings,
+    pictures: bool,
+    total: int,
+) -> Outcome:
+    """Records, pictures, run.json and the page into a folder of their own.
+
+    `total` is how many attacks were to run; those that are missing are called missing on the page.
+
+    Raises:
+        ValueError: a folder that holds other files or an audit, or cannot be written.
+    """
+    from leakbound import report
+
+    about = json.dumps(_header(cases, settings, pictures, total), indent=1).encode() + b"\n"
+    lines = b"".join(map(encode, outcome.records))
+    with files.writing(folder), files.claimed(folder):
+        check_place(folder)
+        files.write(folder / files.RUN, about)
+        place = files.folder(folder, "pictures")
+        for name, content in outcome.pictures.items():
+            files.write(place / name, content)
+        files.write(folder / "records.jsonl", lines, key=KEYS[Assessment])
+        page = report.write(folder, images=pictures)
+    return replace(outcome, folder=folder, page=page)
+
+
+def check_place(folder: Path) -> None:
+    """Refuse a folder that `write_run` cannot write into, before any attack runs.
+
+    Raises:
+        ValueError: the folder belongs to an audit, or holds a file that leakbound did not write.
+    """
+    from leakbound.report import check_installed
+    from leakbound.report.page import FILE
+
+    check_installed()
+    with files.writing(folder):
+        files.check_run(folder)
+        files.check(folder / FILE)
+        files.check(folder / "records.jsonl", key=KEYS[Assessment])
+        old = (folder / files.RUN).exists()
+        about = json.loads(files.read(folder / files.RUN)) if old else {}
+    if about.get("data", {}).get("source", OWN_DATA) != OWN_DATA:
+        raise ValueError(
+            f"out is {str(folder)!r}, which belongs to an audit; take an empty or new folder"
+        )
+
+
+def _header(
+    cases: Sequence[Case], settings: Settings, pictures: bool, total: int
+) -> dict[str, Any]:
+    """What `run.json` holds."""
+    plan = {"name": OWN_DATA, **plans.plain(replace(settings, defense=None))}
+    plan["defense"] = repr(settings.defense) if settings.defense else "none"
+    first = cases[0].understood.observation
+    return {
+        "schema": SCHEMA,
+        "plan": plan,
+        "plan_hash": plans.digest(plan)[:16],
+        "data": {
+            "source": OWN_DATA,
+            "fingerprint": plans.digest([case.capture.digest for case in cases])[:16],
+            "examples": sum(case.understood.observation.examples for case in cases),
+            "shape": list(first.input_shape),
+            "classes": first.task.label_range,
+            "weights": {},
+        },
+        "code": {},
+        "versions": versions(),
+        "machine": machine(),
+        "pictures": pictures,
+        "experiments": total,
+        "own_data": True,
+    }

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from leakbound.attacks.pace import Pace, planned
 from leakbound.audit import plan as plans
+from leakbound.captured.assess import Case
 from leakbound.captured.observe import Understood
-from leakbound.captured.records import Case
 
 Watch = Callable[[int, int, str, float | None], None]
 """Called with attacks done, attacks in total, what runs now, and seconds left (None: unknown)."""

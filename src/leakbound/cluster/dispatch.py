@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from leakbound.audit.cells import Result
 from leakbound.audit.engine import TRIES
+from leakbound.audit.experiment import Result
 from leakbound.audit.plan import Unit
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
 
-from leakbound.audit.bench import Bench
-from leakbound.audit.cells import Result, died
+from leakbound.audit.context import PlanContext
+from leakbound.audit.experiment import Result, died
 from leakbound.audit.folder import Runner
 from leakbound.audit.plan import Plan, Unit
 from leakbound.cluster.connection import connected
@@ -19,7 +19,7 @@ def run(
     *,
     workers: int = 1,
     pictures: bool = True,
-    bench: Bench | None = None,
+    context: PlanContext | None = None,
     started: Callable[[Unit], None] = lambda unit: None,
     address: str | None = None,
 ) -> Generator[Result, None, None]:
@@ -36,9 +36,9 @@ def run(
             machine, data or code differ from this process's, which would change records.
     """
     finished = set(done)
-    every: list[Unit] = [*plan.utility_cells(), *plan.cells()]
+    every: list[Unit] = [*plan.trainings(), *plan.experiments()]
     units = [unit for unit in every if unit.id not in finished]
-    bench = bench or Bench(plan.data)
+    bench = context or PlanContext(plan.data)
     if bench.device.type != "cpu":
         raise ValueError(f"device is {str(bench.device)!r}, but workers on Ray compute on CPUs")
     if not units:
@@ -48,7 +48,7 @@ def run(
 
         pool = Actors(plan, bench, pictures, min(count, len(units)))
         try:
-            yield from dispatch(units, pool, started, partial(died, bench=bench))
+            yield from dispatch(units, pool, started, partial(died, context=bench))
         finally:
             pool.close()
 

@@ -14,9 +14,9 @@ import ray
 import torch
 
 from leakbound._util import user_code
-from leakbound.audit.bench import Bench, named_code_of
-from leakbound.audit.cells import Result, run_cell, run_utility
-from leakbound.audit.plan import Plan, Unit, UtilityCell
+from leakbound.audit.context import PlanContext, named_code_of
+from leakbound.audit.experiment import Result, run_experiment, run_training
+from leakbound.audit.plan import Plan, TrainingUnit, Unit
 from leakbound.audit.run_file import difference, facts
 from leakbound.cluster.connection import one_line
 from leakbound.cluster.dispatch import Died, Done, Ready
@@ -32,10 +32,10 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 class Actors:
     """Workers as Ray actors."""
 
-    def __init__(self, plan: Plan, bench: Bench, pictures: bool, count: int) -> None:
+    def __init__(self, plan: Plan, context: PlanContext, pictures: bool, count: int) -> None:
         self._plan, self._pictures = plan, pictures
         _import_code(plan)
-        self._facts = facts(plan, bench)
+        self._facts = facts(plan, context)
         self._actors: dict[int, Any] = {}
         self._starting: dict[Any, int] = {}
         self._working: dict[Any, int] = {}
@@ -127,15 +127,15 @@ class Worker:
             os.chdir(folder)
         here = [str(Path(entry).absolute()) for entry in path if Path(entry).exists()]
         sys.path += [entry for entry in here if entry not in sys.path]
-        self._bench, self._pictures = Bench(plan.data), pictures
+        self._bench, self._pictures = PlanContext(plan.data), pictures
         _import_code(plan)
         return _node_name(), facts(plan, self._bench)
 
     def work(self, unit: Unit) -> Result:
         """Run one unit."""
-        if isinstance(unit, UtilityCell):
-            return run_utility(unit, self._bench)
-        return run_cell(unit, self._bench, pictures=self._pictures)
+        if isinstance(unit, TrainingUnit):
+            return run_training(unit, self._bench)
+        return run_experiment(unit, self._bench, pictures=self._pictures)
 
 
 def _import_code(plan: Plan) -> None:

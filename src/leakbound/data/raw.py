@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from leakbound._util import files
+from leakbound.domains import Column
 from leakbound.tensors.archive import take
 
 MAX_BYTES = 4 << 30
@@ -34,34 +34,6 @@ class Options:
     channels: int | None = None
     limit: int | None = None
     writer: str | None = None
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column in its own units.
-
-    Attributes:
-        low: the least value of the whole table, the 0 of the scaled column.
-        high: the greatest, its 1.
-        whole: every value is a whole number.
-    """
-
-    name: str
-    low: float
-    high: float
-    whole: bool = False
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            raise ValueError(
-                f"column {self.name!r} runs from {self.low} to {self.high}; give two finite "
-                "values, the lower first, or leave a constant column out"
-            )
-
-    @property
-    def width(self) -> float:
-        """What an error of 1 in the scaled column is in the column's units: high - low."""
-        return self.high - self.low
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,8 +20,9 @@ from leakbound.data.folder import read_folder
 from leakbound.data.idx import read_idx
 from leakbound.data.images import WRITERS
 from leakbound.data.npz import read_npz
-from leakbound.data.raw import Column, Options, Raw, fit, shape_after, within_limit
+from leakbound.data.raw import Options, Raw, fit, shape_after, within_limit
 from leakbound.data.tabular import TABLES, as_images
+from leakbound.domains import Column, Domain, of_shape
 from leakbound.types import Batch
 
 SOURCES: dict[str, str] = {
@@ -141,6 +142,11 @@ class Dataset:
         if self.writers is not None:
             digest.update(self.writers.cpu().contiguous().numpy().astype("<i8", copy=False).data)
         return digest.hexdigest()
+
+    @property
+    def domain(self) -> Domain:
+        """What one example is."""
+        return of_shape(self.inputs.shape[1:], columns=self.columns)
 
     def subset(self, indices: Tensor) -> Dataset:
         """The images at the given indices, in that order."""

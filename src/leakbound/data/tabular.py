@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.data.raw import Column, Options, Raw
+from leakbound.data.raw import Options, Raw
+from leakbound.domains import Column
 from leakbound.types import Batch
 
 TABLES: dict[str, str] = {

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound._util import files
+from leakbound.assess.record import UNDECIDED
 from leakbound.defenses.base import Defense, NoDefense, chain
 from leakbound.flower.compat import error_reply
 from leakbound.flower.messages import (
@@ -31,7 +32,6 @@ from leakbound.flower.nesting import Inside, Tap, collecting, listening, unbroke
 from leakbound.flower.setup import Setup, refuse_thawed, settings
 from leakbound.inspection import LayerFinding, inspect
 from leakbound.meter import Decision, Policy, Reading, measure
-from leakbound.meter.policy import UNDECIDED
 from leakbound.meter.reading import EXPERIMENT
 from leakbound.protocol import resolve
 from leakbound.random import stream
@@ -83,7 +83,7 @@ class LeakMeter:
     Example:
         >>> from torch import nn
         >>> setup = Setup(lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
-        >>> LeakMeter(setup, Policy(on_leak="refuse")).policy.threshold_db
+        >>> LeakMeter(setup, Policy(on_leak="refuse")).policy.psnr
         20.0
     """
 

@@ -24,9 +24,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from leakbound.audit.bench import Bench, one_thread
-from leakbound.audit.cells import Result, reason_of, run_utility
-from leakbound.audit.plan import DataSpec, Plan, Unit, UtilityCell, build_defense
+from leakbound.audit.context import PlanContext, one_thread
+from leakbound.audit.experiment import Result, reason_of, run_training
+from leakbound.audit.plan import DataSpec, Plan, TrainingUnit, Unit, build_defense
 from leakbound.audit.utility import Opening, noise_of
 from leakbound.cluster.connection import connected, environment
 from leakbound.flower import state
@@ -47,7 +47,7 @@ def run(
     *,
     workers: int = 1,
     pictures: bool = True,
-    bench: Bench | None = None,
+    context: PlanContext | None = None,
     started: Callable[[Unit], None] = lambda unit: None,
 ) -> Generator[Result, None, None]:
     """Run a plan's trainings on Flower's simulation engine; otherwise as `leakbound.audit.run`.
@@ -56,14 +56,16 @@ def run(
     on this machine's loopback that ends with the generator. All of the plan's cells are done.
 
     Raises:
-        ValueError: cells that are not done, which Flower does not run; or a simulation that cannot
-            start.
+        ValueError: experiments not done, which Flower does not run; or a simulation that
+            cannot start.
     """
     finished = set(done)
-    if any(cell.id not in finished for cell in plan.cells()):
-        raise ValueError("engine is 'flower', which runs trainings alone; run cells without it")
-    units = [unit for unit in plan.utility_cells() if unit.id not in finished]
-    bench = bench or Bench(plan.data)
+    if any(one.id not in finished for one in plan.experiments()):
+        raise ValueError(
+            "engine is 'flower', which runs trainings alone; run experiments without it"
+        )
+    units = [unit for unit in plan.trainings() if unit.id not in finished]
+    bench = context or PlanContext(plan.data)
     if bench.device.type != "cpu":
         raise ValueError(f"device is {str(bench.device)!r}, but the simulation computes on CPUs")
     if not units:
@@ -80,7 +82,7 @@ def run(
                 if isinstance(event, Result):
                     left -= 1
                     yield event
-                elif isinstance(event, UtilityCell):
+                elif isinstance(event, TrainingUnit):
                     started(event)
                 else:
                     raise ValueError(f"Flower's simulation ended: {event or 'it gave no reason'}")
@@ -89,7 +91,7 @@ def run(
             simulation.join(GRACE)
 
 
-def _simulate(units: Sequence[UtilityCell], bench: Bench, flow: Flow) -> None:
+def _simulate(units: Sequence[TrainingUnit], bench: PlanContext, flow: Flow) -> None:
     """Flower's engine, which takes the Ray that is there; its log keeps to errors."""
     from flwr.simulation import run_simulation
 
@@ -127,7 +129,7 @@ class Flow:
             raise Stopped
 
 
-def client_app(units: Iterable[UtilityCell], fingerprint: str) -> ClientApp:
+def client_app(units: Iterable[TrainingUnit], fingerprint: str) -> ClientApp:
     """An app whose clients take their turns in the given trainings.
 
     A client refuses where its data have another fingerprint than the server's.
@@ -146,7 +148,9 @@ def client_app(units: Iterable[UtilityCell], fingerprint: str) -> ClientApp:
     return app
 
 
-def server_app(units: Sequence[UtilityCell], bench: Bench, flow: Flow | None = None) -> ServerApp:
+def server_app(
+    units: Sequence[TrainingUnit], bench: PlanContext, flow: Flow | None = None
+) -> ServerApp:
     """An app that plays the trainings one after the other, and hands their results to `flow`."""
     app, out = ServerApp(), flow or Flow()
 
@@ -155,7 +159,7 @@ def server_app(units: Sequence[UtilityCell], bench: Bench, flow: Flow | None = N
         try:
             for unit in units:
                 out.events.put(unit)
-                out.events.put(run_utility(unit, bench, clients=GridClients(grid, unit, out)))
+                out.events.put(run_training(unit, bench, clients=GridClients(grid, unit, out)))
         except Stopped:
             return
         except BaseException as error:
@@ -171,7 +175,7 @@ class GridClients:
     A client's number is the place of its node among all, by number; sums go in that order.
     """
 
-    def __init__(self, grid: Grid, unit: UtilityCell, flow: Flow) -> None:
+    def __init__(self, grid: Grid, unit: TrainingUnit, flow: Flow) -> None:
         self._grid, self._unit, self._flow = grid, unit, flow
         limit = time.monotonic() + PATIENCE
         count = unit.utility.clients
@@ -228,7 +232,7 @@ def _update(reply: Message, like: torch.Tensor) -> Update:
 
 
 def _turn(
-    content: RecordDict, context: Context, known: dict[str, UtilityCell], fingerprint: str
+    content: RecordDict, context: Context, known: dict[str, TrainingUnit], fingerprint: str
 ) -> RecordDict:
     """One client's part of a round."""
     turn: Any = content[TURN]
@@ -258,5 +262,5 @@ def _tensor(array: Array) -> torch.Tensor:
 
 
 @lru_cache(maxsize=1)
-def _bench(spec: DataSpec) -> Bench:
-    return Bench(spec)
+def _bench(spec: DataSpec) -> PlanContext:
+    return PlanContext(spec)

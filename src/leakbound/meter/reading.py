@@ -2,45 +2,53 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import msgspec
 import torch
 
-from leakbound import check, metrics
+from leakbound import check
+from leakbound.assess.criterion import Criterion
+from leakbound.assess.measure import Measured
+from leakbound.assess.measure import measure as compare
+from leakbound.assess.record import EXPOSED, Bound, Verdict
+from leakbound.assess.verdict import verdict
 from leakbound.attacks import infer_labels
 from leakbound.attacks.base import Attack
 from leakbound.client import gradient
 from leakbound.defenses import Chain, NoDefense
+from leakbound.domains import of_shape
 from leakbound.inspection import NOT_SAFE, LayerFinding, inspect
 from leakbound.meter.attacks import cheap_attacks
-from leakbound.meter.limits import Limit, probability, told_beside, trace_bound, useless_floor
-from leakbound.meter.policy import EXPOSED, Decision, Policy, judge
-from leakbound.pairing import pair
-from leakbound.types import Batch, Exact, NotApplicable, Observation, Reconstruction, Task, Update
+from leakbound.meter.policy import Decision, Policy
+from leakbound.risk import limits
+from leakbound.risk.limits import ErrorBoundSpec, RiskSpec
+from leakbound.types import Batch, Exact, Guarantee, NotApplicable, Observation, Task, Update
 
 STAND_INS = 32
 """Public images whose outputs stand in for the batch's when labels are inferred."""
-ALIKE = 0.5
+SIMILAR = 0.5
 """Cosine under which an undefended update is not the gradient of the images that were shown."""
 EXPERIMENT = "experiment only: the noise is seeded, and no bound holds for who has the seed"
 Values = tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AttackOutcome:
     """What one attack made of the update.
 
     Attributes:
         psnr: dB of each image of the batch; empty where the attack did not run, or without a batch.
+        matched: by image, whether it is reconstructed and better than the prior-only baseline.
         problem: what the attack itself says is wrong, or why it could not run.
     """
 
     attack: str
     psnr: Values
+    matched: tuple[bool, ...]
     problem: str | None
     seconds: float
 
@@ -51,21 +59,22 @@ class Reading:
 
     Attributes:
         verdict: "exposed", "protected", "protected on average" or "undecided".
-        blind: PSNR of the guess that sees no update, for each image.
+        psnr: from which an image counts as reconstructed.
+        baseline: PSNR of the prior-only baseline for each image.
         labels: share of the labels that the attacker infers right, None where it cannot.
-        findings: marks of a planted model; none is no proof of safety.
-        limits: bounds on all attackers. `notes`: why others are not there.
+        findings: marks of a malicious model; none is no proof of safety.
+        bounds: on all attackers. `notes`: why others are not there.
         seconds: time of the whole measurement.
     """
 
-    verdict: str
-    threshold_db: float
+    verdict: Verdict
+    psnr: float
     decision: Decision
-    outcomes: tuple[Outcome, ...]
-    blind: Values
+    outcomes: tuple[AttackOutcome, ...]
+    baseline: Values
     labels: float | None
     findings: tuple[LayerFinding, ...]
-    limits: tuple[Limit, ...]
+    bounds: tuple[Bound, ...]
     notes: tuple[str, ...]
     seconds: float
 
@@ -89,41 +98,10 @@ class Reading:
 
     def record(self) -> dict[str, Any]:
         """All of it as plain values, for the client's own log."""
-        return {
-            "verdict": self.verdict,
-            "threshold_db": self.threshold_db,
-            "action": self.decision.action,
-            "reasons": list(self.decision.reasons),
-            "attacks": [
-                {
-                    "attack": o.attack,
-                    "psnr": [_short(v) for v in o.psnr],
-                    "problem": o.problem,
-                    "seconds": _short(o.seconds),
-                }
-                for o in self.outcomes
-            ],
-            "blind": [_short(v) for v in self.blind],
-            "labels": _short(self.labels),
-            "findings": [
-                {"layer": f.layer, "kind": f.kind, "strength": _short(f.strength), "words": f.words}
-                for f in self.findings
-            ],
-            "limits": [
-                {
-                    "name": limit.name,
-                    "value": _short(limit.value),
-                    "psnr": _short(limit.psnr),
-                    "excludes": limit.excludes,
-                    "on_average": limit.on_average,
-                    "covers": limit.covers,
-                    "words": limit.words,
-                }
-                for limit in self.limits
-            ],
-            "notes": list(self.notes),
-            "seconds": _short(self.seconds),
-        }
+        decision = {"action": self.decision.action, "reasons": self.decision.reasons}
+        found = {f.name: getattr(self, f.name) for f in fields(self)} | {"decision": decision}
+        plain: dict[str, Any] = msgspec.to_builtins(found)
+        return plain
 
 
 def measure(
@@ -146,7 +124,7 @@ def measure(
     Args:
         task: the model as the server sent it.
         update: what leaves, with its law, in gradient units.
-        source: draws of attacks and of the floor; nothing of it leaves.
+        source: draws of attacks and of bounds; nothing of it leaves.
         batch: what was trained on. None: attacks cannot be judged, and only marks and bounds count.
         defense: what made the update, resolved; None for none.
         policy: the client's rules.
@@ -202,31 +180,26 @@ class _Case:
     def read(self, findings: tuple[LayerFinding, ...], began: float) -> Reading:
         """Attack, bound, judge and decide."""
         policy, seen = self.policy, self.view()
+        criterion = Criterion.of_psnr(policy.psnr, of_shape(self.shape, self.task.input_range))
         attacks = (*cheap_attacks(), *policy.attacks)
-        outcomes = tuple(_attacked(a, seen, self.batch, self.source) for a in attacks)
-        blind = _blind(self.task, self.batch)
-        pairs = [(v, b) for o in outcomes for v, b in zip(o.psnr, blind, strict=False)]
-        values, others = [v for v, _ in pairs], [b for _, b in pairs]
-        limits, notes = self.limits(
-            judge(values, others, policy.threshold_db, excluded=False, on_average=False) == EXPOSED
-        )
-        verdict = judge(
-            values,
-            others,
-            policy.threshold_db,
-            excluded=any(limit.excludes for limit in limits),
-            on_average=any(limit.on_average for limit in limits),
-        )
-        words = _words(verdict, outcomes, policy)
+        outcomes, baseline = [], Values()
+        for attack in attacks:
+            outcome, of_baseline = self.attacked(attack, seen, criterion)
+            outcomes.append(outcome)
+            baseline = baseline or of_baseline
+        matched = [hit for outcome in outcomes for hit in outcome.matched]
+        bounds, notes = self.bounds(criterion, exposed=any(matched))
+        found = verdict(matched, bounds)
+        words = _words(found, outcomes, policy)
         return Reading(
-            verdict=verdict,
-            threshold_db=policy.threshold_db,
-            decision=policy.decide(verdict, findings, words, self.doubt()),
-            outcomes=outcomes,
-            blind=blind,
+            verdict=found,
+            psnr=policy.psnr,
+            decision=policy.decide(found, findings, words, self.doubt()),
+            outcomes=tuple(outcomes),
+            baseline=baseline,
             labels=_labels(seen, self.batch, self.source),
             findings=findings,
-            limits=limits,
+            bounds=bounds,
             notes=notes if findings else (*notes, NOT_SAFE),
             seconds=time.perf_counter() - began,
         )
@@ -254,74 +227,95 @@ class _Case:
         own = gradient(self.task, batch.inputs, batch.labels).detach().double()
         seen = update.rows[0].double()
         size = float(own.norm() * seen.norm())
-        alike = float(own @ seen) / size if size > 0 else 1.0
-        if alike >= ALIKE:
+        similar = float(own @ seen) / size if size > 0 else 1.0
+        if similar >= SIMILAR:
             return None
         return (
             f"the gradient of the images that were shown points elsewhere than the update (cosine "
-            f"{alike:.2f}), so the attacks may be judged by the wrong images: show them as the "
+            f"{similar:.2f}), so the attacks may be judged by the wrong images: show them as the "
             "model is fed (Adam, or many local steps, explain it too)"
         )
 
-    def limits(self, exposed: bool) -> tuple[tuple[Limit, ...], tuple[str, ...]]:
+    def bounds(
+        self, criterion: Criterion, *, exposed: bool
+    ) -> tuple[tuple[Bound, ...], tuple[str, ...]]:
         """The bounds that there are, and why others are not."""
-        task, update, batch, policy = self.task, self.update, self.batch, self.policy
-        found: list[Limit] = []
-        notes: list[str] = []
         if self.seeded:
             return (), (EXPERIMENT,)
+        policy, released = self.policy, self.released(criterion)
+        found: list[Bound] = []
+        notes: list[str] = []
         try:
-            told_beside(task, self.buffers)
-        except NotApplicable as error:
-            return (), (error.reason,)
-        try:
-            found.append(probability(task, update, batch, self.shape, self.defense, policy))
+            limits.refuse_side_information(released)
+            why = self._why_no_probability()
+            if why is not None:
+                raise NotApplicable(why)
+            bound = limits.probability(released, RiskSpec(policy.probability))
+            found += [] if bound is None else [bound]
         except NotApplicable as error:
             notes.append(f"no probability: {error.reason}")
-        idle = "the policy asks for none" if policy.floor == "never" else None
-        if policy.floor == "needed":
-            settled = exposed or any(limit.excludes for limit in found)
+        idle = "the policy asks for none" if policy.error_bound == "never" else None
+        if policy.error_bound == "needed":
+            settled = exposed or any(bound.excludes_threshold for bound in found)
             idle = "the verdict is settled without" if settled else None
-            idle = idle or useless_floor(task, update, batch, self.defense)
+            idle = idle or limits.why_no_error_bound(released)
         try:
             if idle is not None:
                 raise NotApplicable(idle)
-            floor = trace_bound(task, update, batch, self.shape, self.defense, policy, self.source)
-            found.append(floor)
+            public = self.task.public
+            if public is not None and tuple(public.inputs.shape[1:]) != self.shape:
+                raise NotApplicable("the public examples have another shape than the batch's")
+            spec = ErrorBoundSpec("trace", "isotropic", 1, policy.draws, policy.directions)
+            bound = limits.error_bound(released, spec, self.source)
+            found += [] if bound is None else [bound]
         except NotApplicable as error:
-            notes.append(f"no floor: {error.reason}")
+            notes.append(f"no bound on the error: {error.reason}")
         return tuple(found), tuple(notes)
 
+    def released(self, criterion: Criterion) -> limits.Released:
+        """The release as bounds see it; labels count as known, since an update reveals them."""
+        threat = replace(self.policy.threat, labels_known=True, statistics_known=self.buffers)
+        cohort = (sum(self.update.examples) if self.batch is None else self.batch.size,)
+        return limits.Released(
+            task=self.task,
+            update=self.update,
+            defense=self.defense,
+            criterion=criterion,
+            threat=threat,
+            cohort=cohort,
+            batch=self.batch,
+            public=self.task.public,
+        )
 
-def _attacked(
-    attack: Attack, seen: Observation, batch: Batch | None, source: torch.Generator
-) -> Outcome:
-    """Run one attack and, where the truth is at hand, pair its answer with it."""
-    began, name = time.perf_counter(), type(attack).__name__
-    try:
-        answer = attack(seen, source)
-    except NotApplicable as error:
-        return Outcome(name, (), f"not applicable: {error.reason}", time.perf_counter() - began)
-    psnr = () if batch is None else _psnr(seen.task, batch, answer)
-    return Outcome(name, psnr, answer.problem, time.perf_counter() - began)
+    def _why_no_probability(self) -> str | None:
+        if self.policy.probability is None:
+            return "the policy accepts no probability"
+        if not self.defense.links and not isinstance(self.update.law, Exact):
+            return "no defense was given (defense=), though the update has noise"
+        if self.defense.guarantee is not Guarantee.DIFFERENTIAL_PRIVACY:
+            return "the defense gives no differential privacy"
+        return None
 
+    def attacked(
+        self, attack: Attack, seen: Observation, criterion: Criterion
+    ) -> tuple[AttackOutcome, Values]:
+        """Run one attack; where the batch is at hand, measure its answer and the baseline."""
+        began, name = time.perf_counter(), type(attack).__name__
 
-def _psnr(task: Task, batch: Batch, answer: Reconstruction) -> Values:
-    low, high = task.input_range
-    return tuple(metrics.psnr(pair(batch, answer), data_range=high - low))
+        def outcome(problem: str | None, found: Measured | None = None) -> AttackOutcome:
+            seconds = time.perf_counter() - began
+            if found is None:
+                return AttackOutcome(name, (), (), problem, seconds)
+            return AttackOutcome(name, found.metrics["psnr"], found.matched, problem, seconds)
 
-
-def _blind(task: Task, batch: Batch | None) -> Values:
-    """PSNR of the guess that sees no update: the mean public image, or mid-gray."""
-    if batch is None:
-        return ()
-    low, high = task.input_range
-    public = task.public
-    if public is not None and public.inputs.shape[1:] == batch.inputs.shape[1:]:
-        guess = public.inputs.mean(0).to(batch.inputs)
-    else:
-        guess = torch.full_like(batch.inputs[0], (low + high) / 2)
-    return _psnr(task, batch, Reconstruction(guess.expand_as(batch.inputs).clone()))
+        try:
+            answer = attack(seen, self.source)
+        except NotApplicable as error:
+            return outcome(f"not applicable: {error.reason}"), ()
+        if self.batch is None:
+            return outcome(answer.problem), ()
+        found = compare(self.batch, answer, criterion, self.task.public, quick=True)
+        return outcome(answer.problem, found), found.baseline
 
 
 def _labels(seen: Observation, batch: Batch | None, source: torch.Generator) -> float | None:
@@ -342,7 +336,7 @@ def _labels(seen: Observation, batch: Batch | None, source: torch.Generator) -> 
     return float(both.sum()) / batch.size
 
 
-def _words(verdict: str, outcomes: Sequence[Outcome], policy: Policy) -> str:
+def _words(found: Verdict, outcomes: Sequence[AttackOutcome], policy: Policy) -> str:
     """What the verdict rests on."""
     best = max(
         ((v, o.attack) for o in outcomes for v in o.psnr if v is not None),
@@ -350,13 +344,7 @@ def _words(verdict: str, outcomes: Sequence[Outcome], policy: Policy) -> str:
     )
     if best[0] is None:
         return "no attack could be run and judged, and no bound excludes a reconstruction"
-    told = f"{best[1]} rebuilds an image at {best[0]:.1f} dB"
-    if verdict == EXPOSED:
-        return f"{told}, and the threshold is {policy.threshold_db:g} dB"
-    return f"at best {told}, and no bound excludes {policy.threshold_db:g} dB"
-
-
-def _short(value: float | None) -> float | None:
-    if value is None or not math.isfinite(value):
-        return None
-    return float(f"{value:.6g}")
+    words = f"{best[1]} reconstructs an image at {best[0]:.1f} dB"
+    if found == EXPOSED:
+        return f"{words}, and the threshold is {policy.psnr:g} dB"
+    return f"at best {words}, and no bound excludes {policy.psnr:g} dB"

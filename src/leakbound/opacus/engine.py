@@ -18,9 +18,6 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from leakbound import check
 from leakbound._util import files
-from leakbound.audit import Setting, Target, calibrate
-from leakbound.audit.corridor import Participation
-from leakbound.audit.reach import Reach
 from leakbound.bounds.record_priors import RecordPrior
 from leakbound.defenses.whitening import Whiten
 from leakbound.opacus.batches import KINDS, resampled, wrapped
@@ -32,6 +29,13 @@ from leakbound.opacus.optimizer import (
 )
 from leakbound.opacus.shape import PublicRoot
 from leakbound.opacus.statement import Statement, risk
+from leakbound.risk import (
+    BaselineMatches,
+    Target,
+    TrainingSetting,
+    calibrate,
+)
+from leakbound.risk.corridor import Participation
 from leakbound.types import Batch, Loss, NotApplicable
 
 MODES = (*KINDS, "ghost")
@@ -151,7 +155,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         input_range: float = 1.0,
         participation: Participation = "hidden",
         prior: RecordPrior,
-        reach: Reach | None = None,
+        matches: BaselineMatches | None = None,
         delta: float = 1e-5,
         **rest: Any,
     ) -> tuple[Any, ...]:
@@ -168,7 +172,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             participation: "hidden" where no attacker sees which batch holds an example, as epsilon
                 in Opacus has it; "visible" where one does, such as a server that picks clients.
             prior: of the examples, taken from public ones: `record_priors.from_images(public)`.
-            reach: what prior-only guesses reach in the data.
+            matches: what prior-only guesses match in the data.
             delta: at which epsilon is stated.
             rest: all other arguments of `make_private`.
 
@@ -199,9 +203,9 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             target = Target.parse(target, input_range=input_range)
         refuse_misfit(data_loader, dim, target)
         each = len(data_loader)
-        setting = Setting(1.0, dim, norm, epochs * each, 1 / each, participation)
+        setting = TrainingSetting(1.0, dim, norm, epochs * each, 1 / each, participation)
         calibration = calibrate(
-            target, setting, clip_norm=max_grad_norm, delta=delta, prior=prior, reach=reach
+            target, setting, clip_norm=max_grad_norm, delta=delta, prior=prior, matches=matches
         )
         calibration.defense()  # refuses where no noise is needed
         rest |= {"data_loader": data_loader, "max_grad_norm": max_grad_norm}

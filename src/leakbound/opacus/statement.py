@@ -10,15 +10,15 @@ from typing import Any, Protocol, cast
 
 from leakbound import check
 from leakbound._util.pictures import facts
-from leakbound.audit import Setting, Target
-from leakbound.audit.calibrate import under
-from leakbound.audit.corridor import Participation, upper_edge
-from leakbound.audit.corridor import epsilon as homogeneous_epsilon
 from leakbound.bounds import identification
 from leakbound.bounds import mixed_steps as mixed
 from leakbound.bounds.law import Scope, positive, probability, single
 from leakbound.bounds.mixed_steps import Part
 from leakbound.bounds.record_priors import RecordPrior
+from leakbound.risk import Target, TrainingSetting
+from leakbound.risk.calibrate import under
+from leakbound.risk.corridor import Participation, success_bound
+from leakbound.risk.corridor import epsilon as homogeneous_epsilon
 
 SEES = {
     "hidden": "no attacker sees which steps hold an example",
@@ -51,14 +51,14 @@ class Statement:
         eta: mean squared error up to which an example counts as reconstructed, input units squared.
         psnr: the same in dB, where it was given so.
         participation: whether the attacker sees which steps hold the example.
-        lower: success of the best attack on the linear trap: attained.
-        upper: success that no attacker exceeds, on average over the prior; None without one.
+        attained: success of the best attack on the linear trap.
+        bound: success that no attacker exceeds, on average over the prior; None without one.
         log_kappa: natural logarithm of the prior-only success behind it; None without a prior.
         rises: (a, b) pairs: what is guessed with probability a without the training is
             reconstructed with probability b at most.
         epsilon, delta: of all steps, adding or removing one example; infinite without noise.
         prior: for which examples the upper bound holds; None if none was given.
-        lower_scope, upper_scope: whom each side covers and what it does not say.
+        attained_scope, bound_scope: whom each side covers and what it does not say.
         experiment_only: the noise can be replayed.
     """
 
@@ -68,15 +68,15 @@ class Statement:
     eta: float
     psnr: float | None
     participation: Participation
-    lower: float
-    upper: float | None
+    attained: float
+    bound: float | None
     log_kappa: float | None
     rises: tuple[tuple[float, float], ...]
     epsilon: float
     delta: float
     prior: str | None
-    lower_scope: Scope
-    upper_scope: Scope
+    attained_scope: Scope
+    bound_scope: Scope
     experiment_only: bool = False
 
     @property
@@ -102,7 +102,7 @@ class Statement:
             f"After {_words(self.history)}, an attacker who picks the model reconstructs an "
             f"example to {goal} with "
         )
-        if self.upper is None or self.log_kappa is None:
+        if self.bound is None or self.log_kappa is None:
             attacker += (
                 "a probability that depends on what they guess without the training: "
                 f"{_rises(self.rises)}"
@@ -110,14 +110,14 @@ class Statement:
             prior = "No prior was given (prior=), so nothing is called protected"
         else:
             attacker += (
-                f"probability {self.upper:.3g} at most, and without the training with "
+                f"probability {self.bound:.3g} at most, and without the training with "
                 f"{_tiny(self.log_kappa)}"
             )
             prior = f"The first number is an average over the prior ({self.prior})"
         sentences = [
             attacker,
             f"One attack, on examples of {self.dim} values and norm {self.norm:.4g}, attains "
-            f"{_attained(self.lower)}",
+            f"{_attained(self.attained)}",
             f"Epsilon is {privacy} at delta {self.delta:g}",
             prior,
             f"This holds where {SEES[self.participation]}",
@@ -126,14 +126,14 @@ class Statement:
 
     def _repr_html_(self) -> str:
         decibels = "" if self.psnr is None else f" ({self.psnr:g} dB PSNR)"
-        upper = "not stated: no prior was given" if self.upper is None else f"{self.upper:.3g}"
+        upper = "not stated: no prior was given" if self.bound is None else f"{self.bound:.3g}"
         table = facts(
             {
                 "steps": _words(self.history),
                 "reconstructed means": f"MSE of {self.eta:.4g} or less{decibels}",
                 "no attacker exceeds": upper,
                 "a guess without the training rises to": _rises(self.rises),
-                "one attack attains": _attained(self.lower),
+                "one attack attains": _attained(self.attained),
                 "prior-only baseline": _tiny(self.log_kappa),
                 "epsilon": f"{self.epsilon:.3g} at delta {self.delta:g}",
                 "examples": f"{self.dim} values, norm {self.norm:.4g}; {self.prior or 'no prior'}",
@@ -187,7 +187,7 @@ def risk(
 
     Example:
         >>> found = risk([(1.0, 0.01, 1000)], dim=784, norm=9.2, psnr=20)
-        >>> round(found.epsilon, 2), found.upper
+        >>> round(found.epsilon, 2), found.bound
         (1.83, None)
         >>> [f"{before:g} to {after:.2g}" for before, after in found.rises]
         ['0.01 to 0.029', '0.001 to 0.0041', '0.0001 to 0.00055']
@@ -198,14 +198,14 @@ def risk(
     if prior is not None and prior.dim != dim:
         raise ValueError(f"prior is of {prior.dim} values an example, but dim is {dim}")
     parts = tuple(_read(history))
-    setting = Setting(1.0, dim, norm, participation=participation)
+    setting = TrainingSetting(1.0, dim, norm, participation=participation)
     if len(parts) == 1:
         noise, rate, steps = parts[0]
         setting = replace(setting, noise_multiplier=noise, sampling_rate=rate, steps=steps)
     edges = under(prior, setting, goal.eta)
     log_kappa = float(edges.log_kappa[0])
     if len(parts) == 1:
-        lower, upper = float(edges.lower[0]), float(edges.upper[0])
+        lower, upper = float(edges.attained[0]), float(edges.bound[0])
         privacy = homogeneous_epsilon(setting, delta)
     elif parts:
         visible = participation == "visible"
@@ -218,7 +218,7 @@ def risk(
     else:
         lower = float(identification.kappa_sphere(dim=dim, eta=goal.eta, norm=norm))
         upper, privacy = math.exp(log_kappa), 0.0
-    scope = edges.lower_scope
+    scope = edges.attained_scope
     return Statement(
         history=parts,
         dim=dim,
@@ -226,25 +226,25 @@ def risk(
         eta=goal.eta,
         psnr=psnr,
         participation=participation,
-        lower=lower,
-        upper=upper if edges.informed else None,
+        attained=lower,
+        bound=upper if edges.informed else None,
         log_kappa=log_kappa if edges.informed else None,
         rises=tuple((kappa, _upper(parts, setting, math.log(kappa))) for kappa in RISES),
         epsilon=privacy,
         delta=delta,
         prior=None if prior is None else prior.name,
-        lower_scope=replace(scope, not_said=scope.not_said + SHAPED) if shaped else scope,
-        upper_scope=edges.upper_scope,
+        attained_scope=replace(scope, not_said=scope.not_said + SHAPED) if shaped else scope,
+        bound_scope=edges.bound_scope,
         experiment_only=experiment_only,
     )
 
 
-def _upper(parts: tuple[Part, ...], setting: Setting, log_kappa: float) -> float:
+def _upper(parts: tuple[Part, ...], setting: TrainingSetting, log_kappa: float) -> float:
     """The success that no attacker exceeds, from the logarithm of the prior-only one."""
     if not parts:
         return math.exp(log_kappa)
     if len(parts) == 1:
-        return float(upper_edge(setting, log_kappa))
+        return float(success_bound(setting, log_kappa))
     visible = setting.participation == "visible"
     most = mixed.visible_upper if visible else mixed.hidden_upper
     return float(most(mixed.merged(parts), log_kappa))

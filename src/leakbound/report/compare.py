@@ -2,37 +2,104 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from leakbound._util import files
-from leakbound.assess.record import PROVED, VERDICTS, Record
-from leakbound.report import strength, strength_table, tables
-from leakbound.report.fair import Concern, concerns
-from leakbound.report.folder import Run
-from leakbound.report.paired import Difference, difference
+from msgspec.structs import replace
 
-Key = tuple[str, int, str]
-"""Model, batch size and defense, as the page calls them."""
-FILES = ("records.jsonl", "utility.jsonl")
+from leakbound._util import files
+from leakbound.assess.record import CERTIFIED, EXPOSED, VERDICTS, Assessment, Threat, Training
+from leakbound.report.best_attack import (
+    BASELINE,
+    BestAttackError,
+    best_attack_tables,
+    measured,
+    squared_errors,
+)
+from leakbound.report.folder import Run
+from leakbound.report.tables import (
+    Configuration,
+    ConfigurationKey,
+    Names,
+    configurations,
+    grouped,
+    mean_of,
+    mean_value,
+    plain,
+)
+from leakbound.report.template import check_installed, decimal, plural, rendered, save, significant
+
+FILE = "compare.html"
+JOURNALS = ("records.jsonl", "utility.jsonl")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The second minus the first of `n` pairs.
+
+    Attributes:
+        first, second: the means of both sides.
+        mean: the mean difference.
+        low, high: cover its expectation with 95 %, by Student's t; None from one pair.
+        same: no pair differs at all.
+    """
+
+    n: int
+    first: float
+    second: float
+    mean: float
+    low: float | None
+    high: float | None
+    same: bool
+
+    @property
+    def side(self) -> int:
+        """1 where the interval lies above 0, -1 where it lies below, else 0."""
+        if self.same or self.low is None or self.high is None:
+            return 0
+        return 1 if self.low > 0 else -1 if self.high < 0 else 0
+
+    @property
+    def words(self) -> str:
+        """What can be said of it.
+
+        Example:
+            >>> difference([(1.0, 3.0), (2.0, 4.5), (3.0, 5.0)]).words
+            'higher in B'
+        """
+        if self.same:
+            return "the same in every pair"
+        if self.low is None:
+            return "one pair: no interval"
+        return {1: "higher in B", -1: "lower in B", 0: "no difference can be seen"}[self.side]
+
+
+@dataclass(frozen=True)
+class Concern:
+    """One thing that differs. `grave`: with it, numbers of both runs do not mean the same."""
+
+    words: str
+    grave: bool
 
 
 @dataclass(frozen=True)
 class VerdictPair:
-    """One combination in both runs. `change`: 1 safer in the second, -1 less safe, 0 the same."""
+    """One configuration in both runs. `change`: 1 safer in the second, -1 less safe, 0 the same."""
 
-    first: tables.Verdict
-    second: tables.Verdict
+    first: Configuration
+    second: Configuration
 
     @property
     def change(self) -> int:
         """Which way the verdict moved."""
         before, after = (
-            VERDICTS.index("exposed" if row.verdict == PROVED else row.verdict)
+            VERDICTS.index(EXPOSED if row.verdict == CERTIFIED else row.verdict)
             for row in (self.first, self.second)
         )
         return (after > before) - (after < before)
@@ -40,13 +107,13 @@ class VerdictPair:
 
 @dataclass(frozen=True)
 class AttackPair:
-    """One attack on one combination in both runs, over the seeds that ran in both.
+    """One attack on one configuration in both runs, over the seeds that ran in both.
 
-    `psnr`: the cells' mean PSNR in dB. `rmse`: the roots of their mean squared errors, in units of
-    the inputs' range. `unpaired`: the seeds that have a value in one run only.
+    `psnr`: the experiments' mean PSNR in dB. `rmse`: the roots of their mean squared errors,
+    relative to the inputs' range. `unpaired`: the seeds that have a value in one run only.
     """
 
-    key: Key
+    key: ConfigurationKey
     attack: str
     psnr: Difference | None
     rmse: Difference | None
@@ -54,21 +121,21 @@ class AttackPair:
 
 
 @dataclass(frozen=True)
-class StrengthPair:
-    """S_D of one combination in both runs.
+class BestAttackPair:
+    """S_D of one configuration in both runs.
 
     `held_out`: the difference over shared rounds of the error of the attack that is best on all
     other rounds, which the round itself did not choose.
     """
 
-    key: Key
-    first: strength.Strength | None
-    second: strength.Strength | None
+    key: ConfigurationKey
+    first: BestAttackError | None
+    second: BestAttackError | None
     held_out: Difference | None
 
 
 @dataclass(frozen=True)
-class UtilityPair:
+class AccuracyPair:
     """Test accuracy of one model under one defense, over the training seeds of both runs."""
 
     model: str
@@ -76,33 +143,57 @@ class UtilityPair:
     accuracy: Difference
 
 
+Setting = tuple[str, int, str, str]
+"""Model, batch size, defense and attack."""
+
+
 @dataclass(frozen=True)
-class Comparison:
-    """All that a page says of two runs.
+class RunComparison:
+    """All that a page says about two runs.
 
     Attributes:
-        concerns: why the comparison may not be fair, and what else differs.
+        concerns: why the comparison may not be fair, and what else differs; the grave first.
         identical: the names of the record files that hold the same bytes in both.
-        settings: (model, batch size, defense, attack) in both, and in one only.
-        cells: how many cells are in both, and how many of these have equal records.
+        both: how many settings (model, batch size, defense, attack) are in both, and
+        only: those, or seeds of shared ones, that one run has alone, each with its experiments.
+        experiments: how many are in both, and how many of these have equal records.
     """
 
     concerns: tuple[Concern, ...]
     identical: tuple[str, ...]
     verdicts: tuple[VerdictPair, ...]
     attacks: tuple[AttackPair, ...]
-    strengths: tuple[StrengthPair, ...]
-    utilities: tuple[UtilityPair, ...]
+    best_attack: tuple[BestAttackPair, ...]
+    accuracies: tuple[AccuracyPair, ...]
     both: int
-    only: tuple[tuple[tuple[str, int, str, str, int], ...], ...]
-    cells: tuple[int, int]
+    only: tuple[tuple[tuple[Setting, int], ...], ...]
+    experiments: tuple[int, int]
 
 
-def compare(first: Run, second: Run) -> Comparison:
+def difference(pairs: Sequence[tuple[float, float]]) -> Difference | None:
+    """The mean of second - first over pairs, with its 95 % interval; None of none.
+
+    The interval takes the differences as nearly normal; of few pairs that are skewed it is too
+    narrow.
+
+    Example:
+        >>> found = difference([(1.0, 2.0), (1.0, 4.0)])
+        >>> found.mean, round(found.low, 2), round(found.high, 2)
+        (2.0, -10.71, 14.71)
+    """
+    gaps = [second - first for first, second in pairs]
+    found = mean_of(gaps)
+    if found is None:
+        return None
+    first, second = (fmean(side) for side in zip(*pairs, strict=True))
+    return Difference(found.n, first, second, found.mean, found.low, found.high, not any(gaps))
+
+
+def compare(first: Run, second: Run) -> RunComparison:
     """Two runs, paired by model, batch size, defense, attack and seed, whatever else differs."""
-    cells = first.cells, _aligned(first.cells, second.cells)
-    names = tables.Names([*cells[0], *cells[1]], [*first.trainings, *second.trainings])
-    groups = _grouped(cells[0], names), _grouped(cells[1], names)
+    own = first.assessments, _aligned(first.assessments, second.assessments)
+    names = Names([*own[0], *own[1]], [*first.trainings, *second.trainings])
+    groups = _by_setting(own[0], names), _by_setting(own[1], names)
     shared = [key for key in groups[0] if key in groups[1]]
     pairs = [
         (groups[0][key][seed], groups[1][key][seed])
@@ -110,134 +201,318 @@ def compare(first: Run, second: Run) -> Comparison:
         for seed in groups[0][key]
         if seed in groups[1][key]
     ]
-    return Comparison(
+    return RunComparison(
         concerns=concerns(first, second, pairs),
-        identical=tuple(name for name in FILES if _same_bytes(first, second, name)),
-        verdicts=_verdicts(cells[0], cells[1], names),
+        identical=tuple(name for name in JOURNALS if _same_bytes(first, second, name)),
+        verdicts=_verdicts(own[0], own[1], names),
         attacks=tuple(_attack(key, groups[0][key], groups[1][key]) for key in shared),
-        strengths=_strengths(cells[0], cells[1], names),
-        utilities=_utilities(first.trainings, second.trainings, names),
+        best_attack=_best_attack(own[0], own[1], names),
+        accuracies=_accuracies(first.trainings, second.trainings, names),
         both=len(shared),
         only=(_only(groups[0], groups[1]), _only(groups[1], groups[0])),
-        cells=(len(pairs), sum(one == other for one, other in pairs)),
+        experiments=(len(pairs), sum(one == other for one, other in pairs)),
     )
 
 
-def _aligned(first: Iterable[Record], second: Iterable[Record]) -> list[Record]:
-    """The second run's cells, an attack of one setting in each run taken as the same attack."""
-    hashes: tuple[dict[str, set[str]], dict[str, set[str]]] = ({}, {})
+def _aligned(first: Iterable[Assessment], second: Iterable[Assessment]) -> list[Assessment]:
+    """The second run's, an attack of one setting in each run taken as the same attack."""
     second = list(second)
-    for found, cells in zip(hashes, (first, second), strict=True):
-        for cell in cells:
-            found.setdefault(cell["attack"]["name"], set()).add(cell["attack"]["hash"])
+    here, there = (grouped((a.attack.name, a.attack.hash) for a in own) for own in (first, second))
     moved = {
-        name: next(iter(own))
-        for name, own in hashes[0].items()
-        if len(own) == 1 and len(hashes[1].get(name, ())) == 1 and own != hashes[1][name]
+        name: own[0]
+        for name, own in here.items()
+        if len({*own}) == 1 and len({*there.get(name, ())}) == 1
     }
     return [
-        cell | {"attack": cell["attack"] | {"hash": moved[cell["attack"]["name"]]}}
-        if cell["attack"]["name"] in moved
-        else cell
-        for cell in second
+        replace(a, attack=replace(a.attack, hash=moved[a.attack.name]))
+        if a.attack.name in moved
+        else a
+        for a in second
     ]
 
 
-def _grouped(
-    cells: Iterable[Record], names: tables.Names
-) -> dict[tuple[Key, str], dict[int, Record]]:
-    """Cells by combination and attack, then by seed."""
-    found: dict[tuple[Key, str], dict[int, Record]] = {}
-    for cell in cells:
-        key = (names.model(cell), cell["batch_size"], names.defense(cell)), names.attack(cell)
-        found.setdefault(key, {})[cell["seed"]] = cell
-    return found
+def _by_setting(own: Iterable[Assessment], names: Names) -> dict[Setting, dict[int, Assessment]]:
+    found = grouped(((*names.key(a), names.attack(a)), a) for a in own)
+    return {key: {a.seed: a for a in some} for key, some in found.items()}
 
 
 def _verdicts(
-    first: Sequence[Record], second: Sequence[Record], names: tables.Names
+    first: Sequence[Assessment], second: Sequence[Assessment], names: Names
 ) -> tuple[VerdictPair, ...]:
-    """Combinations in both: those that became less safe first, then safer, then the rest."""
-    rows = [{_key(row): row for row in tables.verdicts(c, names)} for c in (first, second)]
-    pairs = [VerdictPair(row, rows[1][key]) for key, row in rows[0].items() if key in rows[1]]
+    """Configurations in both: those that became less safe first, then safer, then the rest."""
+    here, there = ({row.key: row for row in configurations(own, names)} for own in (first, second))
+    pairs = [VerdictPair(row, there[key]) for key, row in here.items() if key in there]
     return tuple(sorted(pairs, key=lambda pair: (-1, 1, 0).index(pair.change)))
 
 
-def _key(row: tables.Verdict) -> Key:
-    return row.model, row.batch_size, row.defense
-
-
 def _attack(
-    key: tuple[Key, str], first: Mapping[int, Record], second: Mapping[int, Record]
+    key: Setting, first: Mapping[int, Assessment], second: Mapping[int, Assessment]
 ) -> AttackPair:
-    values = [_values(own, lambda cell: tables.cell_value(cell, "psnr")) for own in (first, second)]
+    values = [_values(own, mean_value) for own in (first, second)]
     errors = [_values(own, _rmse) for own in (first, second)]
     unpaired = len(values[0].keys() ^ values[1].keys())
-    return AttackPair(*key, _over_seeds(*values), _over_seeds(*errors), unpaired)
+    return AttackPair(key[:3], key[3], _over_seeds(*values), _over_seeds(*errors), unpaired)
 
 
 def _values(
-    cells: Mapping[int, Record], value: Callable[[Record], float | None]
+    own: Mapping[int, Assessment], value: Callable[[Assessment], float | None]
 ) -> dict[int, float]:
-    ran = {seed: value(cell) for seed, cell in cells.items() if cell["status"] == "ok"}
+    ran = {seed: value(a) for seed, a in own.items() if a.status == "ok"}
     return {seed: found for seed, found in ran.items() if found is not None}
 
 
-def _rmse(cell: Record) -> float | None:
-    return math.sqrt(fmean(strength.squares(cell, "metrics"))) if strength.ran(cell) else None
+def _rmse(own: Assessment) -> float | None:
+    return math.sqrt(fmean(squared_errors(own.psnr))) if measured(own) else None
 
 
 def _over_seeds(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
     return difference([(first[seed], second[seed]) for seed in sorted(first) if seed in second])
 
 
-def _strengths(
-    first: Sequence[Record], second: Sequence[Record], names: tables.Names
-) -> tuple[StrengthPair, ...]:
-    found = []
-    for cells in (first, second):
-        sections = strength_table.sections(cells, (), names)
-        found.append(
-            {(s.model, s.batch_size, r.defense): r.found for s in sections for r in s.rows}
-        )
+def _best_attack(
+    first: Sequence[Assessment], second: Sequence[Assessment], names: Names
+) -> tuple[BestAttackPair, ...]:
+    here, there = (
+        {
+            (table.model, table.batch_size, row.defense): row.found
+            for table in best_attack_tables(own, (), names)
+            for row in table.rows
+        }
+        for own in (first, second)
+    )
     pairs = []
-    for key, one in found[0].items():
-        other = found[1].get(key)
-        if key in found[1] and (one or other):
+    for key, one in here.items():
+        other = there.get(key)
+        if key in there and (one or other):
             rounds = _over_seeds(one.held_out, other.held_out) if one and other else None
-            pairs.append(StrengthPair(key, one, other, rounds))
+            pairs.append(BestAttackPair(key, one, other, rounds))
     return tuple(pairs)
 
 
-def _utilities(
-    first: Iterable[Record], second: Iterable[Record], names: tables.Names
-) -> tuple[UtilityPair, ...]:
-    found: list[dict[tuple[str, str], dict[int, float]]] = []
-    for units in (first, second):
-        own: dict[tuple[str, str], dict[int, float]] = {}
-        for unit in units:
-            if unit["status"] == "ok":
-                key = names.model(unit), names.defense(unit)
-                own.setdefault(key, {})[unit["seed"]] = float(unit["accuracy"])
-        found.append(own)
-    pairs = [(key, _over_seeds(own, found[1].get(key, {}))) for key, own in found[0].items()]
-    return tuple(UtilityPair(*key, both) for key, both in pairs if both is not None)
+def _accuracies(
+    first: Iterable[Training], second: Iterable[Training], names: Names
+) -> tuple[AccuracyPair, ...]:
+    here, there = (
+        {
+            key: dict(own)
+            for key, own in grouped(
+                ((names.model(t), names.defense(t)), (t.seed, t.accuracy))
+                for t in trainings
+                if t.status == "ok" and t.accuracy is not None
+            ).items()
+        }
+        for trainings in (first, second)
+    )
+    pairs = [(key, _over_seeds(own, there.get(key, {}))) for key, own in here.items()]
+    return tuple(AccuracyPair(*key, both) for key, both in pairs if both is not None)
 
 
 def _only(
-    own: Mapping[tuple[Key, str], Mapping[int, Record]],
-    other: Mapping[tuple[Key, str], Mapping[int, Record]],
-) -> tuple[tuple[str, int, str, str, int], ...]:
-    """Settings, and seeds of shared settings, that one run has alone: each with its cells."""
-    counts: Counter[tuple[str, int, str, str]] = Counter()
-    for (key, attack), cells in own.items():
-        counts[(*key, attack)] = len(cells.keys() - other.get((key, attack), {}).keys())
-    return tuple((*setting, count) for setting, count in counts.items() if count)
+    own: Mapping[Setting, Mapping[int, Assessment]],
+    other: Mapping[Setting, Mapping[int, Assessment]],
+) -> tuple[tuple[Setting, int], ...]:
+    counts = {key: len(some.keys() - other.get(key, {}).keys()) for key, some in own.items()}
+    return tuple((key, count) for key, count in counts.items() if count)
 
 
 def _same_bytes(first: Run, second: Run, name: str) -> bool:
-    contents: list[Any] = []
-    for run in (first, second):
-        path = run.folder / name
-        contents.append(files.read(path) if path.exists() else None)
+    paths = [run.folder / name for run in (first, second)]
+    contents = [files.read(path) if path.exists() else b"" for path in paths]
     return bool(contents[0]) and contents[0] == contents[1]
+
+
+def concerns(
+    first: Run, second: Run, pairs: Sequence[tuple[Assessment, Assessment]]
+) -> tuple[Concern, ...]:
+    """What differs between two runs, the grave first; `pairs` are experiments of equal settings."""
+    runs, infos = (first, second), (first.info, second.info)
+    threats = [sorted({threat_words(a.threat) for a in run.assessments}) for run in runs]
+    limits = [sorted({f"psnr {plain(a.criterion.value)}" for a in run.assessments}) for run in runs]
+    found = [
+        *_differ("threat models", threats, "the attackers are not the same"),
+        *_differ("thresholds", limits, "verdicts do not compare"),
+        *_data(first, second),
+        *_batches(pairs),
+        *_trainings(first, second),
+        *_unfinished(runs),
+        *_settings(pairs),
+        *_facts("The versions differ", infos[0].versions, infos[1].versions),
+        *_facts("The machines differ", infos[0].machine, infos[1].machine),
+    ]
+    if infos[0].plan_hash != infos[1].plan_hash:
+        hashes = " and ".join(info.plan_hash for info in infos)
+        found.append(Concern(f"The plans differ: {hashes}.", False))
+    return tuple(sorted(found, key=lambda one: not one.grave))
+
+
+def threat_words(threat: Threat) -> str:
+    """What an attacker knows, in a few words.
+
+    Example:
+        >>> threat_words(Threat(labels_known=True, defense_known=False, server="honest",
+        ...                     statistics_known=False))
+        'honest server, labels known, defense not known'
+    """
+    words = [f"{threat.server} server", "labels known" if threat.labels_known else
+             "labels not known", "defense known" if threat.defense_known else
+             "defense not known"]  # fmt: skip
+    return ", ".join(words + ["statistics known"] * threat.statistics_known)
+
+
+def _differ(what: str, sides: Sequence[Sequence[str]], so: str) -> list[Concern]:
+    if sides[0] == sides[1]:
+        return []
+    said = [" or ".join(side) or "none" for side in sides]
+    return [Concern(f"The {what} differ: A {said[0]}; B {said[1]}. So {so}.", True)]
+
+
+def _data(first: Run, second: Run) -> list[Concern]:
+    """Other data: a seed then names other examples."""
+    one, other = (run.info.data for run in (first, second))
+    if one.fingerprint == other.fingerprint:
+        return []
+    said = [f"{data.source} ({data.fingerprint[:12]})" for data in (one, other)]
+    words = f"The data differ: A {said[0]}; B {said[1]}. A seed does not name the same examples."
+    return [Concern(words, True)]
+
+
+def _batches(pairs: Iterable[tuple[Assessment, Assessment]]) -> list[Concern]:
+    """Pairs whose batches differ: the baseline scores differently on them."""
+    scores = [
+        (one.baseline, other.baseline)
+        for one, other in pairs
+        if all(a.status == "ok" and a.baseline for a in (one, other))
+    ]
+    count = sum(one != other for one, other in scores)
+    if not count:
+        return []
+    words = (
+        f"In {count} of {len(scores)} pairs of experiments the prior-only baseline scores "
+        "differently, so the batches, or the public examples, are not the same."
+    )
+    return [Concern(words, True)]
+
+
+def _trainings(first: Run, second: Run) -> list[Concern]:
+    """Test accuracies of unequal trainings."""
+    plans = [json.dumps(run.info.plan.get("utility"), sort_keys=True) for run in (first, second)]
+    if not (first.trainings and second.trainings) or plans[0] == plans[1]:
+        return []
+    words = "The trainings behind the test accuracy differ, so accuracies do not compare: "
+    return [Concern(f"{words}A {plans[0]}; B {plans[1]}.", True)]
+
+
+def _unfinished(runs: Iterable[Run]) -> list[Concern]:
+    found = []
+    for letter, run in zip("AB", runs, strict=True):
+        count, failed = len(run.assessments), sum(a.status == "failed" for a in run.assessments)
+        if run.missing:
+            words = f"{letter} is not finished: {run.missing} of {run.info.experiments} experiments"
+            found.append(Concern(f"{words} are missing.", True))
+        if failed:
+            found.append(Concern(f"In {letter} {failed} of {count} experiments failed.", False))
+    return found
+
+
+def _settings(pairs: Iterable[tuple[Assessment, Assessment]]) -> list[Concern]:
+    """Attacks and defenses of one name whose full settings differ."""
+    found: dict[str, None] = {}
+    for one, other in pairs:
+        for mine, theirs in ((one.attack, other.attack), (one.defense, other.defense)):
+            if mine.settings != theirs.settings:
+                words = f"{mine.name} has other settings: A {mine.settings}; B {theirs.settings}."
+                found[words] = None
+    return [Concern(words, False) for words in found]
+
+
+def _facts(what: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> list[Concern]:
+    rows = [
+        f"{key} {plain(one.get(key))} and {plain(other.get(key))}"
+        for key in sorted({*one, *other})
+        if one.get(key) != other.get(key)
+    ]
+    return [Concern(f"{what}: {', '.join(rows)}.", False)] if rows else []
+
+
+def write_comparison(first: Run, second: Run, path: Path) -> RunComparison:
+    """Write the page of two runs to a path; returns what it says.
+
+    The page holds numbers and no pictures. The same inputs give the same bytes.
+
+    Raises:
+        ValueError: it cannot be written, or jinja2 is not installed.
+    """
+    check_installed()
+    found = compare(first, second)
+    save(path, render_comparison(first, second, found))
+    return found
+
+
+def render_comparison(first: Run, second: Run, found: RunComparison) -> str:
+    """The page as text."""
+    intervals = [row.psnr for row in found.attacks if row.psnr and row.psnr.low is not None]
+    context = {
+        "runs": [("A", first), ("B", second)],
+        "names": [_name(first), _name(second)],
+        "found": found,
+        "summary": summary(found),
+        "grave": [one.words for one in found.concerns if one.grave],
+        "notes": [one.words for one in found.concerns if not one.grave],
+        "changed": any(pair.change for pair in found.verdicts),
+        "baseline": BASELINE,
+        "moved": {-1: "less safe in B", 1: "safer in B", 0: "the same"},
+        "signed": signed,
+        "tiny": tiny,
+        "interval": _interval,
+        "intervals": len(intervals),
+        "by_chance": decimal(0.05 * len(intervals)),
+        "seen": sum(bool(one.side) for one in intervals),
+    }
+    return rendered("compare.html.j2", context)
+
+
+def signed(value: float | None, digits: int = 1) -> str:
+    """A difference for reading, with its sign.
+
+    Example:
+        >>> signed(1.25), signed(-0.04), signed(None)
+        ('+1.2', '0.0', '–')
+    """
+    if value is None:
+        return "–"
+    text = decimal(value, digits)
+    if not text.strip("−0."):
+        return text.removeprefix("−")
+    return text if value < 0 else f"+{text}"
+
+
+def tiny(value: float | None) -> str:
+    """A difference of any size in three digits, with its sign."""
+    if not value:
+        return "–" if value is None else "0"
+    return ("+" if value > 0 else "") + significant(value)
+
+
+def summary(found: RunComparison) -> str:
+    """The first sentence: what became of the verdicts."""
+    counts = Counter(pair.change for pair in found.verdicts)
+    changed, many = counts[-1] + counts[1], plural(counts.total(), "configuration")
+    if not found.verdicts:
+        return "The runs share no configuration of model, batch size and defense."
+    if not changed:
+        return f"No verdict changed: {many} in both runs."
+    ways = [f"{counts[-1]} less safe in B"] * bool(counts[-1])
+    ways += [f"{counts[1]} safer in B"] * bool(counts[1])
+    return f"{changed} of {many} changed verdict: {' and '.join(ways)}."
+
+
+def _name(run: Run) -> str:
+    name, folder = run.info.name, run.folder.resolve().name
+    return name if folder == name else f"{name} ({folder})"
+
+
+def _interval(found: Difference | None, *, small: bool = False) -> str:
+    if found is None or found.low is None or found.high is None:
+        return "–"
+    show = tiny if small else signed
+    return f"{show(found.low)} to {show(found.high)}"

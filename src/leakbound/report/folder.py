@@ -5,25 +5,22 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from leakbound._util import files
-from leakbound.assess.record import Damage, Reader, Record, check_fields, parse, picture_name
+from leakbound.assess import record
+from leakbound.assess.record import Assessment, Damage, R, Training, picture_name
+from leakbound.assess.run import RunInfo
+from leakbound.assess.run import read as read_info
 
-_RUN: dict[str, tuple[type, ...]] = {
-    "plan": (dict,),
-    "plan_hash": (str,),
-    "data": (dict,),
-    "versions": (dict,),
-    "machine": (dict,),
-}
 _PICTURE_LIMIT = 1 << 26
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A PNG strip: its size in pixels, and its bytes as a data URI or where it lies."""
+class Strip:
+    """A PNG of examples side by side: its size in pixels, and its data URI or where it lies."""
 
     width: int
     height: int
@@ -32,14 +29,19 @@ class Picture:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left: its header, its cells and its trainings."""
+    """What a run left."""
 
     folder: Path
-    header: Record
-    cells: list[Record]
-    trainings: list[Record]
+    info: RunInfo
+    assessments: list[Assessment]
+    trainings: list[Training]
 
-    def picture(self, name: str, *, inline: bool = True) -> Picture | None:
+    @property
+    def missing(self) -> int:
+        """How many experiments of the plan are not here."""
+        return max(0, self.info.experiments - len(self.assessments))
+
+    def picture(self, name: str, *, inline: bool = True) -> Strip | None:
         """A picture by file name, inline or as its place below the run folder.
 
         None if it is missing, no PNG, or not what its name says.
@@ -54,9 +56,9 @@ class Run:
             return None
         width, height = struct.unpack(">II", content[16:24])
         if not inline:
-            return Picture(width, height, f"pictures/{name}")
+            return Strip(width, height, f"pictures/{name}")
         code = base64.b64encode(content).decode("ascii")
-        return Picture(width, height, f"data:image/png;base64,{code}")
+        return Strip(width, height, f"data:image/png;base64,{code}")
 
 
 def read(folder: Path) -> Run:
@@ -65,46 +67,37 @@ def read(folder: Path) -> Run:
     Raises:
         ValueError: a missing or damaged file (with its line), or a schema that is not known.
     """
-    header = _header(folder / "run.json")
-    cells = _lines(folder / "records.jsonl", "cell")
-    if not cells:
-        raise ValueError(f"{folder / 'records.jsonl'} holds no record; run the audit first")
-    path = folder / "utility.jsonl"
-    return Run(folder, header, cells, _lines(path, "unit") if path.exists() else [])
-
-
-def _header(path: Path) -> Record:
-    content = b"".join(_content(path))
+    path = folder / files.RUN
     try:
-        header = parse(content)
-        check_fields(header, _RUN)
-        return header
+        with _reading(path):
+            info = read_info(path)
     except Damage as damage:
         raise ValueError(f"{path} is damaged: {damage}") from None
+    assessments = _lines(folder / "records.jsonl", Assessment)
+    if not assessments:
+        raise ValueError(f"{folder / 'records.jsonl'} holds no record; run the audit first")
+    path = folder / "utility.jsonl"
+    return Run(folder, info, assessments, _lines(path, Training) if path.exists() else [])
 
 
-def _lines(path: Path, key: str) -> list[Record]:
+def _lines(path: Path, kind: type[R]) -> list[R]:
     """All records of a file; of several with one key, the last stands."""
-    records: dict[str, Record] = {}
-    reader = Reader(key, share=True)
-    for number, line in enumerate(_content(path), 1):
-        if not line.strip():
-            continue
-        try:
-            record = reader(line)
-        except Damage as damage:
-            raise ValueError(
-                f"{path}, line {number} is damaged: {damage}; run the command that made it again"
-            ) from None
-        records[record[key]] = record
-    return list(records.values())
+    found: dict[str, R] = {}
+    with _reading(path):
+        for number, line in enumerate(record.read(path, kind), 1):
+            if isinstance(line, Damage):
+                raise ValueError(
+                    f"{path}, line {number} is damaged: {line}; run the command that made it again"
+                )
+            found[line.key] = line
+    return list(found.values())
 
 
-def _content(path: Path) -> Iterator[bytes]:
-    """A file line by line."""
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """What the system says about a path, as what to do about it."""
     try:
-        with files.opened(path) as stream:
-            yield from stream
+        yield
     except NotADirectoryError:
         raise ValueError(f"{path.parent} is no folder; give the output folder of a run") from None
     except FileNotFoundError:

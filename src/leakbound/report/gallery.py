@@ -3,58 +3,115 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 
-from leakbound.assess.record import Record
-from leakbound.report import tables
-from leakbound.report.captured import Capture, capture_of, proof
-from leakbound.report.drill import Detail, Facts, detail, facts
-from leakbound.report.folder import Picture, Run
-from leakbound.report.rerun import reruns
+from leakbound.assess.record import Assessment, CaptureInfo, ColumnResult
+from leakbound.report.folder import Run, Strip
+from leakbound.report.rerun import Rerun, reruns
+from leakbound.report.tables import Names, grouped, mean_value
 
-IMAGE_SIDE = 64
-CELLS = 500
-"""How many cells a page shows one by one."""
+EXAMPLE_SIDE = 64
+EXPERIMENTS = 500
+"""How many experiments a page shows one by one."""
 ROWS = 8000
-"""How many lines of numbers (one image, one attack) a page holds; large batches are cut."""
+"""How many lines of numbers (one example, one attack) a page holds; large batches are cut."""
+BASELINE = "baseline"
+"""The column of the prior-only baseline."""
+_FIRST = ("psnr", "rmse", "mse", "ssim", "ms_ssim", "lpips", "ncc", "identification")
+CardKey = tuple[str, int, int, str, int]
+"""Model, batch size, clients, defense and seed."""
 
 
 @dataclass(frozen=True)
-class Score:
-    """One image's PSNR and whether it counts as rebuilt."""
+class CapturedUpdate:
+    """What an assessment says of the captured update behind it.
 
-    psnr: float | None
-    reached: bool
+    Attributes:
+        label: its file, and where they are known round and client.
+        explained: the share of the update that the reconstruction explains; None where that is not
+            known.
+        scaled: that share is the best over all lengths of the update.
+    """
+
+    label: str
+    own: CaptureInfo
+    explained: float | None
+    scaled: bool
+
+    @staticmethod
+    def of(assessment: Assessment) -> CapturedUpdate | None:
+        """None where the update is the audit's own."""
+        own = assessment.capture
+        if own is None:
+            return None
+        parts = [own.name]
+        parts += [f"round {own.round}"] * bool(own.round)
+        parts += [f"client {own.client}"] * bool(own.client)
+        share = own.explained
+        if share is not None and share.share is not None:
+            return CapturedUpdate(", ".join(parts), own, share.share, False)
+        best = None if share is None else share.direction
+        return CapturedUpdate(", ".join(parts), own, best, True)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell of the gallery.
+    """One experiment of the gallery.
 
-    `truth` and `leak_map` are set where they differ from those of the entry before.
+    `truth` and `leak_map` are set where they differ from those of the entry before. `columns`: of
+    a table with pairs of true and reconstructed values, the best known columns first.
     """
 
+    own: Assessment
     attack: str
-    status: str
-    verdict: str
-    note: str | None
-    mean: float | None
-    scores: tuple[Score, ...]
-    truth: Picture | None
-    leak_map: Picture | None
-    picture: Picture | None
-    scale: int
-    facts: Facts
-    columns: tuple[Record, ...] = ()
-    captured: Capture | None = None
+    captured: CapturedUpdate | None
+    truth: Strip | None
+    leak_map: Strip | None
+    picture: Strip | None
+    columns: tuple[tuple[ColumnResult, tuple[tuple[float, float], ...]], ...]
+    rerun: Rerun | None
+
+    @property
+    def note(self) -> str | None:
+        """Why it failed, or why the attack says that it did."""
+        return self.own.problem if self.own.status == "ok" else self.own.reason
+
+    @property
+    def mean(self) -> float | None:
+        """The mean PSNR."""
+        return mean_value(self.own)
+
+    @property
+    def scale(self) -> int:
+        """How many pixels of the page one pixel of a picture takes."""
+        strip = self.picture or self.truth or self.leak_map
+        count = len(self.own.psnr) or (1 if self.own.truth_known else self.own.batch_size)
+        wide = strip.width / count if strip else EXAMPLE_SIDE
+        return max(1, round(EXAMPLE_SIDE / wide))
+
+
+@dataclass(frozen=True)
+class ExampleTable:
+    """The examples of one card, one after the other.
+
+    Attributes:
+        columns: the measures that any of its experiments has, by their name in the records.
+        examples: for each example shown what every attack made of it: attack, a value a column
+            (None where there is none) and whether it is over the threshold.
+        more: how many examples of the batch are not shown.
+    """
+
+    columns: tuple[str, ...]
+    examples: tuple[tuple[tuple[str, tuple[float | None, ...], bool], ...], ...]
+    more: int
 
 
 @dataclass(frozen=True)
 class Card:
     """One batch under one defense: the truth and what each attack made of it.
 
-    `number` is its place on the page. `cost`: the share of first-order utility kept, and the noise
+    `number` is its place on all pages. `cost`: the share of first-order utility kept, and the noise
     of equal second-order cost.
     """
 
@@ -66,176 +123,165 @@ class Card:
     seed: int
     entries: tuple[Entry, ...]
     cost: tuple[float | None, float | None]
-    detail: Detail
+    table: ExampleTable
 
     @property
-    def captured(self) -> Capture | None:
+    def captured(self) -> CapturedUpdate | None:
         """The captured update that is attacked, where it is none of the audit's own."""
         return self.entries[0].captured
 
 
 @dataclass(frozen=True)
-class Batch:
-    """The cells of one card: one batch under one defense.
-
-    `key`: its model, batch size, clients, defense and seed. `number`: its place on all pages.
-    """
+class CardSource:
+    """The experiments of one card, and the card's place on all pages."""
 
     number: int
-    key: tuple[str, int, int, str, int]
-    cells: tuple[Record, ...]
+    key: CardKey
+    experiments: tuple[Assessment, ...]
 
 
-def pages_of(cells: Iterable[Record], names: tables.Names) -> list[list[Batch]]:
-    """Cells that apply, by batch and defense, on pages of at most `CELLS` cells; one at least."""
-    found: dict[tuple[str, int, int, str, int], list[Record]] = {}
-    for cell in cells:
-        if cell["status"] != "not_applicable":
-            size, clients = cell["batch_size"], cell["clients"]
-            key = (names.model(cell), size, clients, names.defense(cell), cell["seed"])
-            found.setdefault(key, []).append(cell)
-    pages: list[list[Batch]] = [[]]
-    room_left = CELLS
-    certified_first = sorted(found.items(), key=lambda one: not any(map(proof, one[1])))
+def captured_updates(
+    assessments: Iterable[Assessment], names: Names
+) -> list[list[tuple[str, CapturedUpdate, Assessment]]]:
+    """For each captured update the attacks on it, in the order of the records."""
+    known = [(a, CapturedUpdate.of(a)) for a in assessments]
+    found = grouped(
+        ((a.seed, update.own.digest), (names.attack(a), update, a)) for a, update in known if update
+    )
+    return list(found.values())
+
+
+def pages_of(assessments: Iterable[Assessment], names: Names) -> list[list[CardSource]]:
+    """Experiments that apply, by batch and defense, on pages of at most `EXPERIMENTS`; one or more.
+
+    Batches with a certificate come first.
+    """
+    found = grouped(
+        ((names.model(a), a.batch_size, a.clients, names.defense(a), a.seed), a)
+        for a in assessments
+        if a.status != "not_applicable"
+    )
+    pages: list[list[CardSource]] = [[]]
+    left = EXPERIMENTS
+    certified_first = sorted(found.items(), key=lambda one: not any(a.certificate for a in one[1]))
     for number, (key, own) in enumerate(certified_first, 1):
-        if pages[-1] and len(own) > room_left:
+        if pages[-1] and len(own) > left:
             pages.append([])
-            room_left = CELLS
-        pages[-1].append(Batch(number, key, tuple(own)))
-        room_left -= len(own)
+            left = EXPERIMENTS
+        pages[-1].append(CardSource(number, key, tuple(own)))
+        left -= len(own)
     return pages
 
 
 def cards_of(
-    run: Run, names: tables.Names, page: Sequence[Batch], *, images: bool, inline: bool
+    run: Run, names: Names, page: Sequence[CardSource], *, images: bool, inline: bool
 ) -> list[Card]:
     """The cards of one page, its pictures `inline` or as links; pictures are read once each."""
     load = cache(partial(run.picture, inline=inline))
-    most, commands = room(page), reruns(run.header["plan"], _cells(page))
+    most, commands = room(page), reruns(run.info.plan, _experiments(page))
 
-    def entries(cells: Iterable[Record]) -> Iterable[Entry]:
+    def entries(own: Iterable[Assessment]) -> Iterable[Entry]:
         last: dict[str, str] = {}
-        for cell in cells:
-            files = (cell.get("pictures") or {}) if images else {}
-            new = {name: files[name] for name in ("truth", "leak_map") if name in files}
-            new = {name: file for name, file in new.items() if file != last.get(name)}
+        for a in own:
+            files = a.pictures if images else {}
+            shared = {n: file for n, file in files.items() if n != "reconstruction"}
+            new = {n: file for n, file in shared.items() if file != last.get(n)}
             last |= new
+            strips = {n: load(file) for n, file in new.items()}
             guess = files.get("reconstruction")
-            pictures = {name: load(file) for name, file in new.items()}
-            known = facts(cell, commands)
-            entry = _entry(cell, names, pictures, load(guess) if guess else None, known)
-            yield replace(entry, columns=_columns(cell, values=images))
+            yield Entry(
+                a,
+                names.attack(a),
+                CapturedUpdate.of(a),
+                strips.get("truth"),
+                strips.get("leak_map"),
+                load(guess) if guess else None,
+                _columns(a, values=images),
+                commands.get(a.experiment),
+            )
 
     return [
         Card(
-            batch.number,
-            *batch.key,
-            tuple(entries(batch.cells)),
-            _cost(batch.cells),
-            detail(batch.cells, names, most),
+            source.number,
+            *source.key,
+            tuple(entries(source.experiments)),
+            _cost(source.experiments),
+            example_table(source.experiments, names, most),
         )
-        for batch in page
+        for source in page
     ]
 
 
-def best_images(
-    pages: Iterable[Sequence[Batch]], names: tables.Names
+def best_examples(
+    pages: Iterable[Sequence[CardSource]], names: Names
 ) -> dict[tuple[str, int, str, str], tuple[int, str]]:
-    """By model, batch size, defense and attack, page and anchor of the image it rebuilt best.
+    """By configuration and attack, page and anchor of the example that it reconstructed best.
 
-    Only images that the page shows one by one have one.
+    Only examples that the page shows one by one have one.
     """
     found: dict[tuple[str, int, str, str], tuple[float, int, str]] = {}
     for number, page in enumerate(pages):
         most = room(page)
-        for batch in page:
-            model, size, _, defense, _ = batch.key
-            for cell in batch.cells:
-                key = (model, size, defense, names.attack(cell))
-                for i, psnr in enumerate(_psnrs(cell), 1):
+        for source in page:
+            for a in source.experiments:
+                key = (*names.key(a), names.attack(a))
+                for i, psnr in enumerate(a.psnr, 1):
                     if psnr is not None and (key not in found or psnr > found[key][0]):
-                        anchor = f"image-{batch.number}-{i}" if i <= most else ""
+                        anchor = f"example-{source.number}-{i}" if i <= most else ""
                         found[key] = (psnr, number, anchor)
     return {key: (page, anchor) for key, (_, page, anchor) in found.items() if anchor}
 
 
-def room(page: Sequence[Batch]) -> int:
-    """How many images of each batch a page has room for."""
-    ran = [cell for cell in _cells(page) if cell["status"] == "ok"]
-    return max(1, ROWS // max(1, len(ran)))
+def room(page: Sequence[CardSource]) -> int:
+    """How many examples of each batch a page has room for."""
+    ran = sum(a.status == "ok" for a in _experiments(page))
+    return max(1, ROWS // max(1, ran))
 
 
-def _cells(page: Iterable[Batch]) -> list[Record]:
-    return [cell for batch in page for cell in batch.cells]
+def example_table(own: Iterable[Assessment], names: Names, most: int) -> ExampleTable:
+    """The examples of some experiments on one batch, at most so many."""
+    ran = [a for a in own if a.status == "ok" and a.metrics]
+    count = max((len(a.psnr) for a in ran), default=0)
+    held = {n for a in ran for n, values in a.metrics.items() if set(values) != {None}}
+    known = [name for name in _FIRST if name in held]
+    columns = (*known[:1], BASELINE, *known[1:], *sorted(held - set(known))) if held else ()
+
+    def value(a: Assessment, column: str, i: int) -> float | None:
+        values = a.baseline if column == BASELINE else a.metrics.get(column, ())
+        return values[i] if i < len(values) else None
+
+    examples = [
+        tuple(
+            (names.attack(a), tuple(value(a, column, i) for column in columns), a.matched[i])
+            for a in ran
+            if i < len(a.matched)
+        )
+        for i in range(min(count, most))
+    ]
+    return ExampleTable(columns, tuple(examples), count - len(examples))
 
 
-def _psnrs(cell: Record) -> Sequence[float | None]:
-    return (cell["metrics"] or {}).get("psnr", ()) if cell["status"] == "ok" else ()
+def _experiments(page: Iterable[CardSource]) -> list[Assessment]:
+    return [a for source in page for a in source.experiments]
 
 
-def _cost(cells: Iterable[Record]) -> tuple[float | None, float | None]:
-    """First- and second-order utility of a release, from the first cell that knows it."""
-    for cell in cells:
-        kept = (cell.get("release") or {}).get("utility") or {}
+def _cost(own: Iterable[Assessment]) -> tuple[float | None, float | None]:
+    """First- and second-order utility of a release, from the first experiment that knows it."""
+    for a in own:
+        kept: Mapping[str, float | None] = a.release.utility if a.release else {}
         values = kept.get("first_order"), kept.get("second_order")
         if values != (None, None):
             return values
     return None, None
 
 
-def _entry(
-    cell: Record,
-    names: tables.Names,
-    shared: Mapping[str, Picture | None],
-    picture: Picture | None,
-    known: Facts,
-) -> Entry:
-    fine = cell["status"] == "ok"
-    values = _psnrs(cell)
-    hits = tables.reaches(cell) if fine else []
-    truth, leak_map = shared.get("truth"), shared.get("leak_map")
-    strip = picture or truth or leak_map
-    count = len(values) or (cell["batch_size"] if fine and cell["metrics"] is None else 1)
-    wide = strip.width / count if strip else IMAGE_SIDE
-    return Entry(
-        attack=names.attack(cell),
-        status=cell["status"],
-        verdict=cell.get("verdict") or "undecided",
-        note=cell.get("problem") if fine else cell.get("reason"),
-        mean=tables.cell_value(cell, "psnr") if fine else None,
-        scores=tuple(map(Score, values, hits)),
-        truth=truth,
-        leak_map=leak_map,
-        picture=picture,
-        scale=max(1, round(IMAGE_SIDE / wide)),
-        facts=known,
-        captured=capture_of(cell),
+def _columns(
+    assessment: Assessment, *, values: bool
+) -> tuple[tuple[ColumnResult, tuple[tuple[float, float], ...]], ...]:
+    ordered = sorted(assessment.columns or (), key=lambda column: (-column.matched, column.name))
+    return tuple(
+        (column, tuple(zip(column.truth or (), column.reconstruction or (), strict=False)))
+        if values
+        else (column, ())
+        for column in ordered
     )
-
-
-def _columns(cell: Record, *, values: bool) -> tuple[Record, ...]:
-    """The columns of a table, those told best first; () for images.
-
-    With `values` each has pairs of true and rebuilt values, as far as the record holds them.
-    """
-    found = cell.get("columns")
-    if not isinstance(found, list):
-        return ()
-    numbers = ("mean", "worst", "matched")
-    whole = [
-        c
-        for c in found
-        if isinstance(c, dict)
-        and isinstance(c.get("name"), str)
-        and all(isinstance(c.get(key), int | float) for key in numbers)
-    ]
-    shown = [{**c, "pairs": _pairs(c) if values else []} for c in whole]
-    return tuple(sorted(shown, key=lambda c: (-c["matched"], c["name"])))
-
-
-def _pairs(column: Record) -> list[tuple[float, float]]:
-    truth, guess = column.get("truth"), column.get("reconstruction")
-    if not (isinstance(truth, list) and isinstance(guess, list)):
-        return []
-    pairs = list(zip(truth, guess, strict=False))
-    return pairs if all(isinstance(v, int | float) for pair in pairs for v in pair) else []

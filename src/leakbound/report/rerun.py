@@ -1,13 +1,15 @@
-"""How to run one cell of an audit again by itself, taken from the plan that the run kept.
+"""How to run a plan, or one experiment of it, again: as TOML text and as a command.
 
-A cell's name is a hash of all that its record depends on. The plan's entries that give this very
-hash are the cell's; where none do, nothing is offered, so what a page offers is never a guess.
+`run.json` holds the plan with every list of values expanded. An experiment's name is a hash of all
+that its record depends on; where no entries of the plan give this very hash, nothing is offered, so
+that what a page offers is never a guess.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,15 +17,21 @@ from functools import cache, partial
 from itertools import product
 from typing import Any
 
-from leakbound.assess.record import Record
-from leakbound.report.evidence_plan import toml_of
+from leakbound.assess.record import Assessment
+from leakbound.assess.run import RunInfo
 
-FLOOR = {"kind": "trace", "prior": "gaussian", "components": 32, "images": 16, "directions": 4}
+DEEPEST = 8
+"""How deep lists of a setting may lie in one another."""
+ERROR_BOUND = {
+    "kind": "trace", "prior": "gaussian", "components": 32, "images": 16, "directions": 4
+}  # fmt: skip
 RISK = {"probability": 0.001, "prior": "mixture", "components": 32}
-THRESHOLD = 20.0
-_LATER = ("floor", "risk", "lpips_weights")
-_WHOLE_PLAN = ("data", "threat", "threshold", *_LATER)
+PSNR = 20.0
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_TABLES = ("data", "threat", "utility", "error_bound", "risk")
+_WHOLE_PLAN = ("data", "threat", "psnr", "error_bound", "risk", "lpips_weights")
 _DAMAGED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+Table = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -34,124 +42,211 @@ class Rerun:
     plan: str | None = None
 
 
-def reruns(plan: Record, cells: Iterable[Record]) -> dict[str, Rerun]:
-    """By cell, how to run it alone; without the cells that the kept plan does not name.
+def digest(value: Any) -> str:
+    """The hash that names a plan or an experiment, from its JSON value."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def command_of(info: RunInfo, plan: str = "plan.toml", out: str = "rerun") -> str:
+    """The one command that runs the plan again as this run was made."""
+    words = ["leakbound", "audit", plan, "--out", out]
+    words += [] if info.pictures else ["--no-images"]
+    words += ["--device", "cuda"] if info.machine.get("device") else []
+    return " ".join(words)
+
+
+def reruns(plan: Table, assessments: Iterable[Assessment]) -> dict[str, Rerun]:
+    """By experiment, how to run it alone; without those that the kept plan does not name.
 
     Whoever made the run wrote its plan: values are quoted for a shell, and text that a terminal
     would act on is left out.
     """
     found = {}
     alike = cache(partial(_alike, plan))
-    for cell in cells:
-        names = (cell[kind]["name"] for kind in ("model", "defense", "attack"))
+    for a in assessments:
         try:
-            known = alike(*names, cell["batch_size"], cell["seed"]).get(cell["cell"])
-            made = None if known is None else _rerun(known, cell["cell"])
+            own = alike(a.model.name, a.defense.name, a.attack.name, a.batch_size, a.seed)
+            known = own.get(a.experiment)
+            made = None if known is None else _rerun(known, a.experiment)
         except _DAMAGED:
             continue
-        if made is not None and _plain_text(made):
-            found[cell["cell"]] = made
+        if made is not None and _is_plain_text(made):
+            found[a.experiment] = made
     return found
 
 
-def cell_id(known: Mapping[str, Any]) -> str:
-    """The name of a cell from all that its record depends on, as audits compute it."""
-    kept = dict(known)
-    for key, default in (("floor", FLOOR), ("risk", RISK)):
-        if kept.get(key) == default:
-            del kept[key]
-    kept["threat"] = dict(kept["threat"])
-    if not kept["threat"].get("statistics_known"):
-        kept["threat"].pop("statistics_known", None)
-    text = json.dumps(kept, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def toml_of(plan: Table) -> str:
+    """The plan as a TOML document that `leakbound audit` reads.
+
+    The text names each choice by itself, so that reading it gives the same plan, with the same
+    hash, in the same order.
+
+    Raises:
+        ValueError: what is stored is not in the form of a plan.
+
+    Example:
+        >>> print(toml_of({"name": "tiny", "models": [{"name": "mlp", "settings": []}],
+        ...                "attacks": [{"name": "dlg", "settings": [["steps", 9]]}],
+        ...                "defenses": [[]], "batch_sizes": [1], "seeds": [0]}))
+        name = "tiny"
+        batch_sizes = [1]
+        seeds = [0]
+        <BLANKLINE>
+        [[models]]
+        name = "mlp"
+        <BLANKLINE>
+        [[attacks]]
+        name = "dlg"
+        steps = 9
+        <BLANKLINE>
+        [[defenses]]
+        name = "none"
+        <BLANKLINE>
+    """
+    try:
+        head = _rows({name: plan[name] for name in ("name", "batch_sizes", "seeds")})
+        models = [f"[[models]]\n{_rows(_spec(_model(row)))}" for row in plan["models"]]
+        attacks = [f"[[attacks]]\n{_rows(_spec(row))}" for row in plan["attacks"]]
+        defenses = [f"[[defenses]]\n{_rows(_defense(links))}" for links in plan["defenses"]]
+        if not models or not attacks or not defenses:
+            raise KeyError("a plan names models, attacks and defenses")
+        return "\n".join([head, *models, *attacks, *defenses, *_tables(plan)])
+    except _DAMAGED:
+        raise ValueError("the stored plan has not the form of a plan") from None
+
+
+def _model(row: Table) -> Table:
+    """A model as a name and settings, with what is done to it among them."""
+    more = [[key, row[key]] for key in ("train_steps", "weights") if row.get(key)]
+    return {"name": row["name"], "settings": [*row["settings"], *more]}
+
+
+def _spec(row: Table) -> dict[str, Any]:
+    """A name with its settings; no setting may take the name's place."""
+    settings = {str(key): value for key, value in row["settings"]}
+    if "name" in settings:
+        raise KeyError("a setting is called name")
+    return {"name": row["name"], **settings}
+
+
+def _defense(links: list[Table]) -> dict[str, Any]:
+    specs = [_spec(link) for link in links]
+    return {"links": specs} if len(specs) > 1 else specs[0] if specs else {"name": "none"}
+
+
+def _tables(plan: Table) -> list[str]:
+    found = {name: dict(plan[name]) for name in _TABLES if plan.get(name) is not None}
+    if "risk" in found and found["risk"].get("probability") is None:
+        found["risk"]["probability"] = 0
+    if plan.get("psnr") is not None:
+        found["criterion"] = {"psnr": plan["psnr"]}
+    if plan.get("lpips_weights") is not None:
+        found["metrics"] = {"lpips_weights": plan["lpips_weights"]}
+    kept = {name: {k: v for k, v in rows.items() if v is not None} for name, rows in found.items()}
+    return [f"[{name}]\n{_rows(rows)}" for name, rows in kept.items() if rows]
+
+
+def _rows(rows: Table) -> str:
+    return "".join(f"{_key(key)} = {_value(value)}\n" for key, value in rows.items())
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else _text(name)
+
+
+def _value(value: Any, depth: int = 0) -> str:
+    """A value as TOML; a whole number stays whole and a float stays a float."""
+    if depth > DEEPEST:
+        raise TypeError("lists lie too deep in one another")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(_value(item, depth + 1) for item in value) + "]"
+    if isinstance(value, dict):
+        rows = (f"{_key(key)} = {_value(item, depth + 1)}" for key, item in value.items())
+        return "{ " + ", ".join(rows) + " }"
+    raise TypeError(f"no TOML for {type(value).__name__}")
+
+
+def _text(text: str) -> str:
+    """A basic string; letters that nobody sees stand as escapes, so that a reader sees them."""
+    plain = json.dumps(text, ensure_ascii=False)
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in plain)
 
 
 def _alike(
-    plan: Record, model: str, defense: str, attack: str, batch_size: int, seed: int
+    plan: Table, model: str, defense: str, attack: str, batch_size: int, seed: int
 ) -> dict[str, dict[str, Any]]:
     """By the hash that names it, every choice of a plan's entries with these names and numbers."""
-    common = {key: plan[key] for key in _WHOLE_PLAN if key in plan}
+    common = {key: plan[key] for key in _WHOLE_PLAN}
     models = [m for m in plan["models"] if m["name"] == model]
-    defenses = [d for d in plan["defenses"] if _name(d) == defense]
     attacks = [a for a in plan["attacks"] if a["name"] == attack]
+    defenses = [
+        links
+        for links in plan["defenses"]
+        if defense == ("+".join(link["name"] for link in links) or "none")
+    ]
     found = {}
     for one, links, other in product(models, defenses, attacks):
         own = {"model": one, "defense": links, "attack": other}
         own |= common | {"batch_size": batch_size, "seed": seed}
-        found[cell_id(own)] = own
+        found[digest(own)] = own
     return found
 
 
-def _name(links: list[Record]) -> str:
-    return "+".join(link["name"] for link in links) or "none"
-
-
-def _rerun(known: Mapping[str, Any], name: str) -> Rerun:
-    if _fits_a_command(known):
-        return Rerun(_command(known))
-    return Rerun(f"leakbound audit cell.toml --out cell-{name}", _plan(known, name))
-
-
-def _fits_a_command(known: Mapping[str, Any]) -> bool:
-    """Whether `leakbound attack` can name all of it."""
-    data, floor = known["data"], dict(known.get("floor", FLOOR))
-    return (
+def _rerun(known: Table, name: str) -> Rerun:
+    """A command where `leakbound attack` can name all settings, else a plan of this one alone."""
+    if (
         len(known["defense"]) < 2
-        and not any(value for key, value in data.items() if key != "source")
-        and floor | {"kind": "trace"} == FLOOR
-        and known.get("risk", RISK) == RISK
-        and known["threshold"] == THRESHOLD
-    )
+        and not any(value for key, value in known["data"].items() if key != "source")
+        and known["error_bound"] | {"kind": "trace"} == ERROR_BOUND
+        and known["risk"] == RISK
+        and known["psnr"] == PSNR
+    ):
+        return Rerun(_command(known))
+    one = {"name": f"experiment-{name}", "models": [known["model"]], "attacks": [known["attack"]]}
+    one |= {"defenses": [known["defense"]], "batch_sizes": [known["batch_size"]]}
+    plan = toml_of(dict(known) | one | {"seeds": [known["seed"]]})
+    return Rerun(f"leakbound audit experiment.toml --out experiment-{name}", plan)
 
 
-def _command(known: Mapping[str, Any]) -> str:
+def _command(known: Table) -> str:
     threat, words = known["threat"], ["leakbound", "attack"]
-    words += ["--attack", _spec(known["attack"]), "--model", _spec(_model(known["model"]))]
+    words += ["--attack", _words(known["attack"]), "--model", _words(_model(known["model"]))]
     words += ["--data", known["data"]["source"]]
-    words += ["--defense", _spec(known["defense"][0])] if known["defense"] else []
+    words += ["--defense", _words(known["defense"][0])] if known["defense"] else []
     words += ["--batch-size", str(known["batch_size"]), "--seed", str(known["seed"])]
     flags = {
         "--labels-unknown": not threat["labels_known"],
         "--defense-unknown": not threat["defense_known"],
         "--malicious-server": threat["server"] == "malicious",
-        "--statistics-known": bool(threat.get("statistics_known")),
+        "--statistics-known": threat["statistics_known"],
     }
     words += [flag for flag, given in flags.items() if given]
-    kind = known.get("floor", FLOOR)["kind"]
-    words += [] if kind == "trace" else ["--floor", kind]
-    weights = known.get("lpips_weights")
+    kind, weights = known["error_bound"]["kind"], known["lpips_weights"]
+    words += [] if kind == "trace" else ["--error-bound", kind]
     return shlex.join([*words, *(["--lpips-weights", weights] if weights else [])])
 
 
-def _plan(known: Mapping[str, Any], name: str) -> str:
-    """A plan of this cell alone."""
-    one = {"models": [known["model"]], "attacks": [known["attack"]], "name": f"cell-{name}"}
-    one |= {"defenses": [known["defense"]], "batch_sizes": [known["batch_size"]]}
-    return toml_of(dict(known) | one | {"seeds": [known["seed"]]})
+def _words(spec: Table) -> str:
+    return ",".join([spec["name"], *(f"{key}={_setting(v)}" for key, v in spec["settings"])])
 
 
-def _model(model: Record) -> Record:
-    """A model as a name and settings, with what is done to it among them."""
-    more = [["train_steps", model["train_steps"]]] if model.get("train_steps") else []
-    more += [["weights", model["weights"]]] if model.get("weights") else []
-    return {"name": model["name"], "settings": [*model["settings"], *more]}
-
-
-def _spec(spec: Record) -> str:
-    return ",".join([spec["name"], *(f"{k}={_toml(v)}" for k, v in spec["settings"])])
-
-
-def _toml(value: Any) -> str:
-    """A value as TOML writes it."""
+def _setting(value: Any) -> str:
+    """A value as options of the command line take it."""
     if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
+        return "[" + ", ".join(map(_setting, value)) + "]"
     if not isinstance(value, bool | int | float | str):
         raise ValueError(f"{value!r} has no form in TOML")
     return json.dumps(value, ensure_ascii=False)
 
 
-def _plain_text(made: Rerun) -> bool:
+def _is_plain_text(made: Rerun) -> bool:
     """Whether a terminal shows all of it as it is."""
     lines = [made.command, *(made.plan or "").splitlines()]
     return all(line.isprintable() for line in lines)

@@ -1,63 +1,205 @@
 """Tables of a report: what the records say, counted with intervals and averaged over nothing else.
 
-A cell is one attack on one batch under one defense; its value is the mean over its images. A group
-is all cells of one model, batch size, defense and attack: they differ in their seed.
+An experiment is one attack on one batch under one defense; its value is the mean over its examples.
+A configuration is all experiments of one model, batch size and defense. Bounds are on every
+attacker: a lower bound on the mean error, as PSNR an upper bound, or the probability of success.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
-from typing import Any
+from statistics import fmean, median, stdev
+from typing import Any, TypeVar
 
-from scipy.special import bdtr, betaincinv
+import msgspec
+from scipy.special import bdtr, betaincinv, stdtrit
 
-from leakbound.assess.record import ON_AVERAGE, PROVED, Record
-from leakbound.report import captured
-from leakbound.report.floors import Ceiling, Chance, Sources, ceiling, chance, of_mean_error
+from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
+from leakbound.assess.record import (
+    Assessment,
+    AttackInfo,
+    Bound,
+    DefenseInfo,
+    ModelInfo,
+    Record,
+    Training,
+    Verdict,
+)
+from leakbound.assess.verdict import together
 
 LEVEL = 0.95
-LOWER_IS_BETTER = frozenset({"mse", "rmse"})
 NO_DEFENSE = "none"
+SHOWN = 30
+"""How many of a long list a page shows."""
+LONGEST = 600
+"""How many letters of a sentence a page shows."""
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+ConfigurationKey = tuple[str, int, str]
+"""Model, batch size and defense, as the page calls them."""
 
 
-@dataclass(frozen=True)
-class Middle:
-    """A median over cells. `exact`: low..high covers it with 95 %; else they are min and max."""
+class ReportPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of all that `report.json` consists of."""
+
+
+class MedianInterval(ReportPart, frozen=True):
+    """A median over experiments. `level`: of low to high; null where they are min and max."""
 
     median: float
     low: float
     high: float
     n: int
-    exact: bool
+    level: float | None
 
 
-@dataclass(frozen=True)
-class Share:
-    """`hits` of `n`, with a 95 % interval."""
+class ShareInterval(ReportPart, frozen=True):
+    """`hits` of `n`, with a Clopper-Pearson interval."""
 
     hits: int
     n: int
+    value: float
     low: float
     high: float
+    level: float
+
+
+class MeanInterval(ReportPart, frozen=True):
+    """A mean over seeds with Student's t interval, which one seed has not."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+    level: float
+
+
+class Theorem(ReportPart, frozen=True):
+    """What bounds of one name, prior and accepted probability rest on: one footnote.
+
+    `accepted`: for a probability, the one that the plan accepts; null for bounds on the error.
+    """
+
+    number: int
+    name: str
+    prior: str
+    rests_on_prior: bool
+    covers: str
+    covers_all: bool
+    equation: str
+    assumptions: tuple[str, ...]
+    accepted: str | None
+
+
+class ErrorBoundRow(ReportPart, frozen=True):
+    """The strongest lower bound on every attacker's mean error, as PSNR in dB.
+
+    The median over the `experiments` of `of_experiments` that ran and hold it.
+    """
+
+    psnr: float
+    name: str
+    prior: str
+    theorem: int
+    experiments: int
+    of_experiments: int
+
+
+class SuccessBoundRow(ReportPart, frozen=True):
+    """No attacker matches an example more often: the largest probability over the experiments."""
+
+    probability: float
+    prior: str
+    accepted: float | None
+    theorem: int
+    experiments: int
+    of_experiments: int
+
+
+class AttackSummary(ReportPart, frozen=True):
+    """What one attack did on one configuration.
+
+    PSNRs in dB, of the experiments' means over examples; `best_psnr` is of one example.
+    `did_not_converge`: experiments whose attack says that it failed. `reconstructed`: examples over
+    the threshold. `identified`: share of examples recognized among others.
+    """
+
+    model: str
+    batch_size: int
+    defense: str
+    attack: str
+    psnr: MedianInterval | None
+    ssim: MedianInterval | None
+    lpips: MedianInterval | None
+    best_psnr: float | None
+    baseline_psnr: float | None
+    reconstructed: ShareInterval | None
+    identified: float | None
+    labels_right: float | None
+    ran: int
+    did_not_converge: int
+    not_applicable: int
+    failed: int
+
+
+class Configuration(ReportPart, frozen=True):
+    """What all attacks together did on one model, batch size and defense, and what bounds it.
+
+    Attributes:
+        strongest_attack: the one that reconstructed the best single example, of PSNR `best_psnr`;
+            where nothing was measured, one whose reconstruction is proved to be right.
+        reconstructed: of that attack, the examples over the threshold.
+        proved: experiments whose update proves that the reconstruction is the input.
+        mean_error: the PSNR of the mean squared error over all examples of the attack that comes
+            closest: what `error_bound` limits. `baseline`: the same of the prior-only baseline.
+    """
+
+    model: str
+    batch_size: int
+    defense: str
+    guarantee: str
+    data_dependent_law: bool
+    verdict: Verdict
+    strongest_attack: str | None
+    best_psnr: float | None
+    reconstructed: ShareInterval | None
+    proved: int
+    mean_error: float | None
+    baseline: float | None
+    error_bound: ErrorBoundRow | None
+    success_bound: SuccessBoundRow | None
+    experiments: int
+    failed: int
 
     @property
-    def value(self) -> float:
-        """The share itself."""
-        return self.hits / self.n
+    def key(self) -> ConfigurationKey:
+        """What names it."""
+        return self.model, self.batch_size, self.defense
 
 
 @dataclass(frozen=True)
-class Setting:
+class Accuracy:
+    """Test accuracy of one model under one defense: mean, least and most over seeds."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    n: int
+    failed: int
+
+
+@dataclass(frozen=True)
+class DefenseSetting:
     """A defense with one choice of its parameters. `strength`: those that vary under its name."""
 
     name: str
     label: str
     strength: tuple[tuple[str, Any], ...]
     guarantee: str
-    data_dependent_law: bool = False
+    data_dependent_law: bool
 
     @property
     def number(self) -> float | None:
@@ -68,78 +210,103 @@ class Setting:
         return float(value) if isinstance(value, int | float) else None
 
 
-@dataclass(frozen=True)
-class Group:
-    """All cells of one model, batch size, defense and attack."""
+class Names:
+    """What a page calls models, defenses and attacks: one label for each distinct setting."""
 
-    model: str
-    batch_size: int
-    defense: str
-    attack: str
-    ok: int
-    problems: int
-    not_applicable: int
-    failed: int
-    psnr: Middle | None
-    ssim: Middle | None
-    best: float | None
-    blind: float | None
-    reached: Share | None
-    labels: float | None
-    identified: float | None
-    lpips: Middle | None = None
+    def __init__(
+        self, assessments: Iterable[Assessment], trainings: Iterable[Training] = ()
+    ) -> None:
+        self.settings: dict[str, DefenseSetting] = {}
+        self.attacks: dict[str, AttackInfo] = {}
+        self.models: dict[str, ModelInfo] = {}
+        assessments = list(assessments)
+        both: list[Record] = [*assessments, *trainings]
+        kinds: dict[str, dict[str, dict[str, Any]]] = {}
+        hashes: dict[str, set[str]] = {}
+        for record in both:
+            own = record.defense.parameters
+            kinds.setdefault(record.defense.name, {})[_canonical(own)] = own
+        self._varying = {name: _varying(list(rows.values())) for name, rows in kinds.items()}
+        for a in assessments:
+            hashes.setdefault(a.attack.name, set()).add(a.attack.hash)
+        self._twins = {name for name, found in hashes.items() if len(found) > 1}
+        for record in both:
+            setting = self._setting(record.defense)
+            self.settings.setdefault(setting.label, setting)
+            self.models.setdefault(self.model(record), record.model)
+        for a in assessments:
+            self.attacks.setdefault(self.attack(a), a.attack)
+
+    def model(self, record: Record) -> str:
+        """A model with its parameters and training."""
+        model = record.model
+        notes = [_pair(*item) for item in model.parameters.items()]
+        if model.train_steps:
+            notes.append(f"trained {model.train_steps} steps")
+        if model.weights:
+            notes.append(f"weights {model.weights}")
+        return model.name + (f" ({', '.join(notes)})" if notes else "")
+
+    def defense(self, record: Record) -> str:
+        """A defense with those of its parameters that vary."""
+        return self._setting(record.defense).label
+
+    def attack(self, assessment: Assessment) -> str:
+        """An attack; with its hash where one name has several settings."""
+        name, mark = assessment.attack.name, assessment.attack.hash
+        return f"{name} [{mark[:6]}]" if name in self._twins else name
+
+    def key(self, assessment: Assessment) -> ConfigurationKey:
+        """The configuration of an experiment."""
+        return self.model(assessment), assessment.batch_size, self.defense(assessment)
+
+    def _setting(self, defense: DefenseInfo) -> DefenseSetting:
+        name = defense.name
+        strength = tuple((key, defense.parameters.get(key)) for key in self._varying[name])
+        label = " ".join([title(name), *(_pair(*item) for item in strength)])
+        return DefenseSetting(name, label, strength, defense.guarantee, defense.data_dependent_law)
+
+
+class Theorems:
+    """The footnotes of a page: one for each bound's name, prior, attackers and accepted risk."""
+
+    def __init__(self, assessments: Iterable[Assessment]) -> None:
+        bounds = grouped((_bound_key(bound), bound) for a in assessments for bound in a.bounds)
+        self._found = {
+            key: _theorem(number, key, own) for number, (key, own) in enumerate(bounds.items(), 1)
+        }
+
+    def of(self, bound: Bound) -> Theorem:
+        """The footnote of a bound."""
+        return self._found[_bound_key(bound)]
 
     @property
-    def cells(self) -> int:
-        """How many cells there are, whatever became of them."""
-        return self.ok + self.not_applicable + self.failed
+    def all(self) -> list[Theorem]:
+        """Every footnote in the order of the records."""
+        return list(self._found.values())
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What all attacks together show of one model, batch size and defense.
+def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    """Values by key, both in the order of their first appearance.
 
-    `attack` is the one that rebuilt the best single image, `best` that image's PSNR. `ceiling` is
-    the strongest floor on all attackers' mean error, `mean_error` the same measure of the attack
-    that comes closest to it: the PSNR of its mean squared error. `chance` is the probability with
-    which any attacker reaches the threshold. `proved` counts the cells whose update proves
-    that the reconstruction is the input; `attack` is theirs where nothing else was measured.
+    Example:
+        >>> grouped([("a", 1), ("b", 2), ("a", 3)])
+        {'a': [1, 3], 'b': [2]}
     """
-
-    model: str
-    batch_size: int
-    defense: str
-    verdict: str
-    attack: str | None
-    best: float | None
-    reached: Share | None
-    cells: int
-    failed: int
-    ceiling: Ceiling | None = None
-    mean_error: float | None = None
-    chance: Chance | None = None
-    proved: int = 0
+    found: dict[K, list[T]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
-@dataclass(frozen=True)
-class Utility:
-    """Test accuracy of one model under one defense, over seeds."""
-
-    mean: float | None
-    low: float | None
-    high: float | None
-    n: int
-    failed: int
-
-
-def middle(values: Sequence[float]) -> Middle | None:
+def middle(values: Sequence[float]) -> MedianInterval | None:
     """The median with an exact interval from order statistics (binomial, no assumption on shape).
 
     Below six values no such interval has 95 %: then the smallest and the largest are given.
 
     Example:
         >>> middle([1.0, 2.0, 9.0])
-        Middle(median=2.0, low=1.0, high=9.0, n=3, exact=False)
+        MedianInterval(median=2.0, low=1.0, high=9.0, n=3, level=None)
     """
     if not values:
         return None
@@ -148,10 +315,10 @@ def middle(values: Sequence[float]) -> Middle | None:
     while rank < n // 2 and bdtr(rank, n, 0.5) <= (1 - LEVEL) / 2:
         rank += 1
     low, high = (ordered[rank - 1], ordered[n - rank]) if rank else (ordered[0], ordered[-1])
-    return Middle(median(ordered), low, high, n, rank > 0)
+    return MedianInterval(median(ordered), low, high, n, LEVEL if rank else None)
 
 
-def share(hits: int, n: int) -> Share | None:
+def share(hits: int, n: int) -> ShareInterval | None:
     """A share with its Clopper-Pearson interval; None of nothing.
 
     Example:
@@ -164,227 +331,174 @@ def share(hits: int, n: int) -> Share | None:
     tail = (1 - LEVEL) / 2
     low = 0.0 if hits == 0 else float(betaincinv(hits, n - hits + 1, tail))
     high = 1.0 if hits == n else float(betaincinv(hits + 1, n - hits, 1 - tail))
-    return Share(hits, n, low, high)
+    return ShareInterval(hits, n, hits / n, low, high, LEVEL)
 
 
-def reaches(cell: Record) -> list[bool]:
-    """Per image: it reaches the cell's threshold and beats the guess that saw no update.
-
-    Nothing where the truth is not known.
-    """
-    if cell["metrics"] is None:
-        return []
-    metric, limit = cell["threshold"]["metric"], cell["threshold"]["value"]
-    sign = -1 if metric in LOWER_IS_BETTER else 1
-    values = cell["metrics"].get(metric) or []
-    pairs = zip(cell["metrics"]["psnr"], cell["blind"]["psnr"], strict=True)
-    beats = [other is None or (own is not None and own > other) for own, other in pairs]
-    return [
-        value is not None and sign * value >= sign * limit and better
-        for value, better in zip(values, beats, strict=False)
-    ]
-
-
-def proved(cell: Record) -> bool:
-    """Whether the update proves that the cell's reconstruction is the input."""
-    return captured.proof(cell) is not None
-
-
-def cell_value(cell: Record, metric: str, table: str = "metrics") -> float | None:
-    """The mean over a cell's images where the metric is defined."""
-    values = [v for v in (cell[table] or {}).get(metric) or [] if v is not None]
-    return fmean(values) if values else None
-
-
-class Names:
-    """What a page calls models, defenses and attacks: one label for each distinct setting."""
-
-    def __init__(self, cells: Iterable[Record], trainings: Iterable[Record] = ()) -> None:
-        self.settings: dict[str, Setting] = {}
-        self.attacks: dict[str, dict[str, str]] = {}
-        self.models: dict[str, Record] = {}
-        cells = list(cells)
-        both = [*cells, *trainings]
-        kinds: dict[str, dict[str, dict[str, Any]]] = {}
-        hashes: dict[str, set[str]] = {}
-        for record in both:
-            defense = record["defense"]
-            kinds.setdefault(defense["name"], {})[_key(defense["parameters"])] = defense[
-                "parameters"
-            ]
-        self._varying = {name: _varying(list(rows.values())) for name, rows in kinds.items()}
-        for cell in cells:
-            hashes.setdefault(cell["attack"]["name"], set()).add(cell["attack"]["hash"])
-        self._twins = {name for name, found in hashes.items() if len(found) > 1}
-        for record in both:
-            setting = self._setting(record["defense"])
-            self.settings.setdefault(setting.label, setting)
-            self.models.setdefault(self.model(record), record["model"])
-        for cell in cells:
-            self.attacks.setdefault(self.attack(cell), cell["attack"])
-
-    def model(self, record: Record) -> str:
-        """A model with its parameters and training."""
-        model = record["model"]
-        notes = [_pair(*item) for item in model["parameters"].items()]
-        if model.get("train_steps"):
-            notes.append(f"trained {model['train_steps']} steps")
-        if model.get("weights"):
-            notes.append(f"weights {model['weights']}")
-        return str(model["name"]) + (f" ({', '.join(notes)})" if notes else "")
-
-    def defense(self, record: Record) -> str:
-        """A defense with those of its parameters that vary."""
-        return self._setting(record["defense"]).label
-
-    def attack(self, cell: Record) -> str:
-        """An attack; with its hash where one name has several settings."""
-        name, mark = cell["attack"]["name"], cell["attack"]["hash"]
-        return f"{name} [{mark[:6]}]" if name in self._twins else str(name)
-
-    def _setting(self, defense: Record) -> Setting:
-        name, parameters = defense["name"], defense["parameters"]
-        strength = tuple((key, parameters.get(key)) for key in self._varying[name])
-        title = "no defense" if name == NO_DEFENSE else name
-        label = " ".join([title, *(_pair(*item) for item in strength)])
-        private = bool(defense.get("data_dependent_law"))
-        return Setting(name, label, strength, defense.get("guarantee", "none"), private)
-
-
-def groups(cells: Iterable[Record], names: Names) -> list[Group]:
-    """One row for each model, batch size, defense and attack, in the order of the records."""
-    found: dict[tuple[str, int, str, str], list[Record]] = {}
-    for cell in cells:
-        key = (names.model(cell), cell["batch_size"], names.defense(cell), names.attack(cell))
-        found.setdefault(key, []).append(cell)
-    return [_group(key, members) for key, members in found.items()]
-
-
-def verdicts(cells: Iterable[Record], names: Names) -> list[Verdict]:
-    """One row for each model, batch size and defense: exposed if any attack's cell is.
-
-    Protected only if every cell with a verdict is; protected on average if every one is at least
-    that; undecided in all other cases.
-    """
-    cells = list(cells)
-    sources = Sources(cells)
-    found: dict[tuple[str, int, str], list[Record]] = {}
-    for cell in cells:
-        key = (names.model(cell), cell["batch_size"], names.defense(cell))
-        found.setdefault(key, []).append(cell)
-    return [_verdict(key, members, names, sources) for key, members in found.items()]
-
-
-def utility(trainings: Iterable[Record], names: Names) -> dict[tuple[str, str], Utility]:
-    """Test accuracy by model and defense; failed trainings are counted, not averaged."""
-    found: dict[tuple[str, str], list[Record]] = {}
-    for unit in trainings:
-        found.setdefault((names.model(unit), names.defense(unit)), []).append(unit)
-    return {key: _utility(units) for key, units in found.items()}
-
-
-def _group(key: tuple[str, int, str, str], cells: list[Record]) -> Group:
-    ok = [cell for cell in cells if cell["status"] == "ok"]
-
-    def values(metric: str, table: str = "metrics") -> list[float]:
-        return _defined(cell_value(cell, metric, table) for cell in ok)
-
-    blind, hits = values("psnr", "blind"), [hit for cell in ok for hit in reaches(cell)]
-    return Group(
-        *key,
-        ok=len(ok),
-        problems=sum(bool(cell.get("problem")) for cell in ok),
-        not_applicable=sum(cell["status"] == "not_applicable" for cell in cells),
-        failed=sum(cell["status"] == "failed" for cell in cells),
-        psnr=middle(values("psnr")),
-        ssim=middle(values("ssim")),
-        best=max(_images(ok), default=None),
-        blind=median(blind) if blind else None,
-        reached=share(sum(hits), len(hits)),
-        labels=_mean(values("label_accuracy")),
-        identified=_mean(values("identification")),
-        lpips=middle(values("lpips")),
-    )
-
-
-def word(given: Iterable[str | None]) -> str:
-    """The verdict of a combination from those of its cells; None is no verdict.
+def mean_of(values: Sequence[float]) -> MeanInterval | None:
+    """A mean over seeds with its 95 % interval by Student's t; None of nothing.
 
     Example:
-        >>> word(["protected", "protected on average", None])
-        'protected on average'
+        >>> round(mean_of([1.0, 2.0, 3.0]).low, 4), mean_of([1.0]).low, mean_of([])
+        (-0.4841, None, None)
     """
-    known = set(given) - {None}
-    for exposed in ("exposed", PROVED):
-        if exposed in known:
-            return exposed
-    if not known:
-        return "undecided"
-    if known == {"protected"}:
-        return "protected"
-    return ON_AVERAGE if known <= {"protected", ON_AVERAGE} else "undecided"
-
-
-def _verdict(
-    key: tuple[str, int, str], cells: list[Record], names: Names, sources: Sources
-) -> Verdict:
-    images: dict[str, list[float]] = {}
-    hits: dict[str, list[bool]] = {}
-    for cell in cells:
-        if cell["status"] == "ok":
-            label = names.attack(cell)
-            hits.setdefault(label, []).extend(reaches(cell))
-            images.setdefault(label, []).extend(_images([cell]))
-    best = {label: max(values) for label, values in images.items() if values}
-    strongest = max(best, key=lambda label: best[label], default=None)
-    shown = hits[strongest] if strongest else []
-    certain = [names.attack(cell) for cell in cells if proved(cell)]
-    return Verdict(
-        *key,
-        verdict=word(cell.get("verdict") for cell in cells),
-        attack=strongest or (certain[0] if certain else None),
-        best=best[strongest] if strongest else None,
-        reached=share(sum(shown), len(shown)),
-        cells=len(cells),
-        failed=sum(cell["status"] == "failed" for cell in cells),
-        ceiling=ceiling(cells, sources),
-        mean_error=max(_defined(map(of_mean_error, images.values())), default=None),
-        chance=chance(cells, sources),
-        proved=len(certain),
-    )
-
-
-def _utility(units: list[Record]) -> Utility:
-    values = [float(unit["accuracy"]) for unit in units if unit["status"] == "ok"]
-    failed = len(units) - len(values)
     if not values:
-        return Utility(None, None, None, 0, failed)
-    return Utility(fmean(values), min(values), max(values), len(values), failed)
+        return None
+    n, found = len(values), fmean(values)
+    if n == 1:
+        return MeanInterval(found, None, None, n, LEVEL)
+    half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * stdev(values) / math.sqrt(n)
+    return MeanInterval(found, found - half, found + half, n, LEVEL)
 
 
-def _images(cells: Iterable[Record]) -> list[float]:
-    return _defined(v for cell in cells for v in (cell["metrics"] or {}).get("psnr", ()))
+def mean_error(psnrs: Iterable[float]) -> float | None:
+    """The PSNR of the mean squared error of examples with these PSNRs; never above their mean.
+
+    Example:
+        >>> round(mean_error([10.0, 20.0]), 4)
+        12.5964
+    """
+    errors = [mse_of_psnr(psnr) for psnr in psnrs]
+    return psnr_of_mse(math.fsum(errors) / len(errors)) if errors else None
 
 
-def _defined(values: Iterable[float | None]) -> list[float]:
+def mean_value(assessment: Assessment, metric: str = "psnr") -> float | None:
+    """The mean over an experiment's examples where the metric is defined."""
+    return _mean(defined(assessment.metrics.get(metric, ())))
+
+
+def defined(values: Iterable[float | None]) -> list[float]:
+    """The values without None."""
     return [value for value in values if value is not None]
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
+def attack_summaries(assessments: Iterable[Assessment], names: Names) -> list[AttackSummary]:
+    """One row for each configuration and attack, in the order of the records."""
+    found = grouped(((*names.key(a), names.attack(a)), a) for a in assessments)
+    return [_attack_summary(key, own) for key, own in found.items()]
 
 
-def _varying(rows: list[dict[str, Any]]) -> list[str]:
-    names = dict.fromkeys(name for row in rows for name in row)
-    return [name for name in names if len({_key(row.get(name)) for row in rows}) > 1]
+def _attack_summary(key: tuple[str, int, str, str], own: Sequence[Assessment]) -> AttackSummary:
+    ok = [a for a in own if a.status == "ok"]
+
+    def values(metric: str) -> list[float]:
+        return defined(mean_value(a, metric) for a in ok)
+
+    baseline = defined(_mean(defined(a.baseline)) for a in ok)
+    matched = [hit for a in ok for hit in a.matched]
+    return AttackSummary(
+        *key,
+        psnr=middle(values("psnr")),
+        ssim=middle(values("ssim")),
+        lpips=middle(values("lpips")),
+        best_psnr=max((psnr for a in ok for psnr in defined(a.psnr)), default=None),
+        baseline_psnr=median(baseline) if baseline else None,
+        reconstructed=share(sum(matched), len(matched)),
+        identified=_mean(values("identification")),
+        labels_right=_mean(values("label_accuracy")),
+        ran=len(ok),
+        did_not_converge=sum(bool(a.problem) for a in ok),
+        not_applicable=sum(a.status == "not_applicable" for a in own),
+        failed=sum(a.status == "failed" for a in own),
+    )
 
 
-def _key(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
+def configurations(
+    assessments: Iterable[Assessment], names: Names, theorems: Theorems | None = None
+) -> list[Configuration]:
+    """One row for each model, batch size and defense, in the order of the records."""
+    assessments = list(assessments)
+    theorems = theorems or Theorems(assessments)
+    found = grouped((names.key(a), a) for a in assessments)
+    return [_configuration(key, own, names, theorems) for key, own in found.items()]
 
 
-def _pair(name: str, value: Any) -> str:
-    return f"{name}={plain(value)}"
+def _configuration(
+    key: ConfigurationKey, own: Sequence[Assessment], names: Names, theorems: Theorems
+) -> Configuration:
+    ok = [a for a in own if a.status == "ok"]
+    psnrs = grouped((names.attack(a), psnr) for a in ok for psnr in defined(a.psnr))
+    strongest = max(psnrs, key=lambda label: max(psnrs[label]), default=None)
+    matched = [hit for a in ok if names.attack(a) == strongest for hit in a.matched]
+    proved = [names.attack(a) for a in own if a.certificate]
+    setting = names.settings[key[2]]
+    return Configuration(
+        *key,
+        guarantee=setting.guarantee,
+        data_dependent_law=setting.data_dependent_law,
+        verdict=together(a.verdict for a in own),
+        strongest_attack=strongest or next(iter(proved), None),
+        best_psnr=max(psnrs[strongest]) if strongest else None,
+        reconstructed=share(sum(matched), len(matched)),
+        proved=len(proved),
+        mean_error=max(defined(map(mean_error, psnrs.values())), default=None),
+        baseline=mean_error(psnr for a in ok for psnr in defined(a.baseline)),
+        error_bound=strongest_bound(ok, theorems),
+        success_bound=success_bound(ok, theorems),
+        experiments=len(own),
+        failed=sum(a.status == "failed" for a in own),
+    )
+
+
+def strongest_bound(ran: Sequence[Assessment], theorems: Theorems) -> ErrorBoundRow | None:
+    """The strongest bound on all attackers' error over experiments that ran; None without any.
+
+    Bounds of different name or prior are not mixed: the one with the lowest median PSNR is taken.
+    """
+    levels = grouped(
+        (theorems.of(bound), bound.psnr)
+        for a in ran
+        for bound in a.bounds
+        if bound.covers == "all" and bound.psnr is not None
+    )
+    rows = [
+        ErrorBoundRow(median(own), one.name, one.prior, one.number, len(own), len(ran))
+        for one, own in levels.items()
+    ]
+    return min(rows, key=lambda row: row.psnr, default=None)
+
+
+def success_bound(ran: Sequence[Assessment], theorems: Theorems) -> SuccessBoundRow | None:
+    """The probability that covers all attackers, of the worst experiment; None without any."""
+    found = [
+        (bound.probability, bound)
+        for a in ran
+        for bound in a.bounds
+        if bound.covers == "all" and bound.probability is not None
+    ]
+    if not found:
+        return None
+    value, bound = max(found, key=lambda one: one[0])
+    theorem = theorems.of(bound)
+    return SuccessBoundRow(
+        value, theorem.prior, bound.accepted, theorem.number, len(found), len(ran)
+    )
+
+
+def accuracies(trainings: Iterable[Training], names: Names) -> dict[tuple[str, str], Accuracy]:
+    """Test accuracy by model and defense; failed trainings are counted, not averaged."""
+    found = grouped(((names.model(t), names.defense(t)), t) for t in trainings)
+    rows = {}
+    for key, own in found.items():
+        values = defined(t.accuracy for t in own if t.status == "ok")
+        low, high = (min(values), max(values)) if values else (None, None)
+        rows[key] = Accuracy(_mean(values), low, high, len(values), len(own) - len(values))
+    return rows
+
+
+def missing_bounds(assessments: Iterable[Assessment], names: Names) -> dict[str, list[str]]:
+    """Why a bound is missing: by reason the defenses that it holds for."""
+    reasons = grouped((cut(a.bounds_note), names.defense(a)) for a in assessments if a.bounds_note)
+    return {reason: list(dict.fromkeys(own)) for reason, own in reasons.items()}
+
+
+def title(defense: str) -> str:
+    """A defense's name for reading."""
+    return "no defense" if defense == NO_DEFENSE else defense
+
+
+def cut(text: str) -> str:
+    """A sentence that is not endless."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def plain(value: Any) -> str:
@@ -399,7 +513,49 @@ def plain(value: Any) -> str:
         return short if float(short) == value else repr(value)
     if isinstance(value, list):
         return "[" + ", ".join(map(plain, value)) + "]"
-    words: dict[Any, str] = {None: "none", True: "yes", False: "no"}
     if value is None or isinstance(value, bool):
-        return words[value]
+        return {None: "none", True: "yes", False: "no"}[value]
     return str(value)
+
+
+def _bound_key(bound: Bound) -> tuple[str, str, str, str | None]:
+    accepted = None
+    if not bound.on_error:
+        accepted = "none named" if bound.accepted is None else f"{bound.accepted:g}"
+    return cut(bound.name), cut(bound.prior), cut(bound.covers), accepted
+
+
+def _theorem(
+    number: int, key: tuple[str, str, str, str | None], bounds: Sequence[Bound]
+) -> Theorem:
+    name, prior, covers, accepted = key
+    equations = dict.fromkeys(cut(bound.equation) for bound in bounds if bound.equation)
+    sentences = dict.fromkeys(cut(text) for b in bounds for text in b.assumptions[:SHOWN])
+    return Theorem(
+        number,
+        name,
+        prior,
+        any(bound.rests_on_prior for bound in bounds),
+        covers,
+        covers == "all",
+        "; ".join(list(equations)[:SHOWN]),
+        tuple(sentences)[:SHOWN],
+        accepted,
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _varying(rows: list[dict[str, Any]]) -> list[str]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [name for name in names if len({_canonical(row.get(name)) for row in rows}) > 1]
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _pair(name: str, value: Any) -> str:
+    return f"{name}={plain(value)}"

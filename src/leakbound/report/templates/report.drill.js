@@ -1,16 +1,16 @@
-// One image: the truth, every guess and all measures, out of the card that holds them.
+// One example: the truth, every reconstruction and all measures, out of the card that holds them.
 const dialog = make("dialog", { className: "drill" });
 dialog.setAttribute("aria-labelledby", "drill-title");
-const told = make("p", { className: "hidden", role: "status" });
+const status = make("p", { className: "hidden", role: "status" });
 const inside = make("div", { className: "drill-body" });
-dialog.append(told, inside);
+dialog.append(status, inside);
 document.body.append(dialog);
 let now = null;
 let opener = null;
 
-const images = (card) => [...card.querySelectorAll("table.images tbody")];
+const examples = (card) => [...card.querySelectorAll("table.examples tbody")];
 const crop = (strip, place, count, alt) => {
-  // The strip's own picture, moved and cut to one of its images.
+  // The strip's own picture, moved and cut to one of its examples.
   const gap = Number(strip.dataset.gap);
   const width = (strip.width - gap * (count - 1)) / count;
   const picture = make("img", { src: strip.src, alt, decoding: "async", width, height: strip.height });
@@ -25,7 +25,7 @@ const shots = (card, place) => {
   for (const part of card.querySelectorAll(".strip.truth, .strip.leak, .entry")) {
     const strip = part.querySelector("img");
     if (!part.matches(".entry")) {
-      const word = part.matches(".truth") ? "true image" : "leak map";
+      const word = part.matches(".truth") ? "true example" : "leak map";
       const count = strip.closest(".card").querySelector(".scores")?.children.length ?? 1;
       made.append(figure(crop(strip, place, count, `${word} ${place + 1}`), word));
       continue;
@@ -35,7 +35,7 @@ const shots = (card, place) => {
     const attack = part.dataset.attack;
     const over = score.matches(".hit") ? ", over the threshold" : "";
     const count = score.parentElement.children.length;
-    const alt = `image ${place + 1} as ${attack} rebuilt it: PSNR ${score.textContent} dB${over}`;
+    const alt = `example ${place + 1} as ${attack} reconstructed it: PSNR ${score.textContent} dB${over}`;
     const note = part.querySelector(":scope > .note");
     made.append(figure(crop(strip, place, count, alt), make("strong", {}, attack),
       ` ${score.textContent} dB${over}`, ...(note ? [make("small", {}, note.textContent)] : [])));
@@ -44,13 +44,13 @@ const shots = (card, place) => {
 };
 
 const measures = (card, place) => {
-  const whole = card.querySelector("table.images");
-  const body = images(card)[place].cloneNode(true);
+  const whole = card.querySelector("table.examples");
+  const body = examples(card)[place].cloneNode(true);
   body.removeAttribute("id");
-  const table = make("table", { className: "images" },
-    make("caption", {}, "All measures of this image"), whole.tHead.cloneNode(true), body);
+  const table = make("table", { className: "examples" },
+    make("caption", {}, "All measures of this example"), whole.tHead.cloneNode(true), body);
   const scroll = make("div", { className: "scroll", role: "region", tabIndex: 0 }, table);
-  scroll.setAttribute("aria-label", "All measures of this image");
+  scroll.setAttribute("aria-label", "All measures of this example");
   return scroll;
 };
 
@@ -72,8 +72,8 @@ const bar = (card, place, count) => {
   const [before, after] = [beside(card, -1), beside(card, 1)];
   const name = (other) => (other ? `: ${other.querySelector("h3").textContent}` : "");
   const made = make("div", { className: "drill-bar" },
-    button("← image before", "ArrowLeft", turn(place > 0 && card, place - 1)),
-    button("image after →", "ArrowRight", turn(place < count - 1 && card, place + 1)),
+    button("← example before", "ArrowLeft", turn(place > 0 && card, place - 1)),
+    button("example after →", "ArrowRight", turn(place < count - 1 && card, place + 1)),
     button(`defense before${name(before)}`, "before", turn(before, place)),
     button(`defense after${name(after)}`, "after", turn(after, place)),
     button("close (Esc)", "Escape", () => dialog.close(), "close"));
@@ -82,22 +82,22 @@ const bar = (card, place, count) => {
 
 const show = (card, wanted) => {
   fill(card);
-  const count = images(card).length;
+  const count = examples(card).length;
   if (count === 0) return;
   const place = Math.min(wanted, count - 1);
   const key = dialog.open ? document.activeElement?.dataset.key : null;
   now = { card, place, count };
-  const words = `Image ${place + 1} of ${count}: ${card.querySelector("h3").textContent}`;
+  const words = `Example ${place + 1} of ${count}: ${card.querySelector("h3").textContent}`;
   const title = make("h2", { id: "drill-title", tabIndex: -1 }, words);
   inside.replaceChildren(title, card.querySelector(".where").cloneNode(true),
     bar(card, place, count), shots(card, place), measures(card, place),
     card.querySelector(".facts-list").cloneNode(true));
-  history.replaceState(null, "", `#${images(card)[place].id}`);
+  history.replaceState(null, "", `#${examples(card)[place].id}`);
   if (!dialog.open) {
     opener = document.activeElement;
     dialog.showModal();
   }
-  told.textContent = words;
+  status.textContent = words;
   const again = key && dialog.querySelector(`[data-key="${key}"]:not(:disabled)`);
   (again || title).focus();
 };
@@ -120,14 +120,14 @@ dialog.addEventListener("close", () => {
 });
 
 const follow = (address) => {
-  const [, card, place] = /^#image-(\d+)-(\d+)$/.exec(address) ?? [];
+  const [, card, place] = /^#example-(\d+)-(\d+)$/.exec(address) ?? [];
   const found = card && document.getElementById(`card-${card}`);
   if (found) show(found, Number(place) - 1);
   return Boolean(found);
 };
 addEventListener("hashchange", () => follow(location.hash));
 document.addEventListener("click", (event) => {
-  const link = event.target.closest?.('a[href^="#image-"]');
+  const link = event.target.closest?.('a[href^="#example-"]');
   const plain = !(event.ctrlKey || event.metaKey || event.shiftKey);
   if (link && plain && follow(link.hash)) event.preventDefault();
   const strip = event.target.closest?.(".card .strip img");

@@ -51,7 +51,7 @@ const filter = () => {
     card.hidden = left === 0;
     shown += left;
   }
-  form.querySelector("output").textContent = `${shown} of ${all} cells shown`;
+  form.querySelector("output").textContent = `${shown} of ${all} experiments shown`;
 };
 form.hidden = false;
 form.addEventListener("change", filter);

@@ -1,0 +1,126 @@
+"""A claim from comparisons that were made seed by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leakbound_reproductions import words
+from leakbound_reproductions.claim import Claim, Finding, Interval, Verdict, finding, student
+
+
+@dataclass(frozen=True)
+class Part:
+    """One comparison of a claim, before its interval: a number for each seed.
+
+    Attributes:
+        statement: what should be so.
+        values: one a seed; logarithms where `ratio`.
+        region: the values for which it is true, of the ratio itself where `ratio`.
+        ratio: the mean of `values` and its interval are shown as powers of e.
+        unit, paper: as in a finding.
+    """
+
+    statement: str
+    values: Sequence[float] | NDArray[np.float64]
+    region: Interval
+    ratio: bool = False
+    unit: str = ""
+    paper: str = ""
+
+
+def claimed(
+    number: str,
+    statement: str,
+    source: str,
+    scale: str,
+    parts: Sequence[Part],
+    why: str = "",
+) -> Claim:
+    """A claim from comparisons seed by seed, each with Student's interval.
+
+    Where a comparison has fewer than two seeds, or a value that is no number, none is made: the
+    claim cannot be tested.
+    """
+    lacking = [part.statement for part in parts if len(part.values) < 2]
+    if lacking or not parts:
+        return Claim(number, statement, source, scale, (), _lacking(lacking))
+    if wrong := [part.statement for part in parts if not np.isfinite(part.values).all()]:
+        return Claim(number, statement, source, scale, (), f"not finite: {'; '.join(wrong)}")
+    findings = []
+    for part in parts:
+        mean, interval = student([float(value) for value in part.values])
+        shown = (math.exp(mean), _exponential(interval)) if part.ratio else (mean, interval)
+        findings.append(
+            finding(
+                part.statement,
+                *shown,
+                part.region,
+                n=len(part.values),
+                among=len(parts),
+                unit=part.unit,
+                paper=part.paper,
+            )
+        )
+    return Claim(number, statement, source, scale, tuple(findings), why)
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """What to judge a claim by: its comparisons, what to say, and whether a second run decides."""
+
+    parts: list[Part]
+    told: str = ""
+    second: bool = False
+
+
+def repeated(first: Sequence[Part], second: Sequence[Part]) -> Repeated:
+    """The comparisons to judge a claim by where some were measured again, and what to say of it.
+
+    Those of `second` replace those of the same statement if the first measurement as a whole left
+    the claim undecided. Else the first stays: a second look must not overturn a decision.
+
+    Args:
+        first: all comparisons of the claim.
+        second: some of them, on seeds that the first did not have; may be empty.
+    """
+    whole, fresh = _judged(first), {part.statement: part for part in second}
+    if not (whole.findings and fresh):
+        return Repeated(list(first))
+    earlier = "; ".join(in_words(one) for one in whole.findings if one.statement in fresh)
+    if whole.verdict is not Verdict.UNDECIDED:
+        later = "; ".join(in_words(one) for one in _judged(second).findings)
+        return Repeated(list(first), f"Again on other seeds, which decide nothing: {later}")
+    return Repeated(
+        [fresh.get(part.statement, part) for part in first],
+        f"A first run left this undecided ({earlier}); it is judged on seeds that the first "
+        "run did not have",
+        second=True,
+    )
+
+
+def _judged(parts: Sequence[Part]) -> Claim:
+    return claimed("", "", "", "", parts)
+
+
+def in_words(found: Finding) -> str:
+    """A finding in a sentence, with its interval, n and word."""
+    ends = words.interval(found.interval)
+    return f"{found.statement}: {words.measured(found)} {ends}, n = {found.n}, {found.verdict}"
+
+
+def _lacking(statements: Sequence[str]) -> str:
+    what = "; ".join(statements) or "every comparison"
+    return f"fewer than two seeds at this scale for: {what}"
+
+
+def _exponential(interval: Callable[[float], Interval]) -> Callable[[float], Interval]:
+    def given(level: float) -> Interval:
+        low, high = interval(level)
+        return math.exp(low), math.exp(high)
+
+    return given

@@ -1,0 +1,152 @@
+"""What `leakbound reproduce` does: a paper's experiments again, and which claims hold here."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from leakbound import report
+from leakbound._util import files
+from leakbound.audit import run_file
+from leakbound.audit.folder import TIMES
+from leakbound.cli.shared import workers_of
+from leakbound.cli.terminal import console, errors, safe
+from leakbound_reproductions import kept, pages, results
+from leakbound_reproductions.reproductions import Reproduction, named
+from leakbound_reproductions.results import Results
+
+if TYPE_CHECKING:
+    from leakbound_reproductions import options
+
+PAGE, TEXT = "results.html", "results.md"
+STYLES = {"holds": "green", "does not hold": "red", "undecided": "yellow"}
+
+
+def reproduce(command: options.Reproduce) -> int:
+    """Run one paper's reproduction, or all, each into its folder."""
+    report.check_installed()
+    workers, chosen, missing = workers_of(command.workers), named(command.name), 0
+    base = command.out or Path("runs") / "reproduce"
+    for about in chosen:
+        folder = base if command.out is not None and len(chosen) == 1 else base / about.name
+        if command.out is None:
+            folder = folder / command.scale
+        try:
+            run = about.load()
+        except ValueError as error:
+            if len(chosen) == 1:
+                raise
+            errors.print(f"leakbound: {safe(error)}", soft_wrap=True)
+            missing += 1
+            continue
+        _announce(about, command.scale, folder)
+        with _claimed(about, command, folder):
+            began, bar = time.monotonic(), _Bar()
+            with bar.progress:
+                outcome = run(command.scale, folder, workers=workers, color=command.color, tell=bar)
+            found = Results(about, command.scale, outcome, _data(folder), **_here())
+            _write(found, folder, time.monotonic() - began)
+        _show(found, folder)
+    return 1 if missing else 0
+
+
+def _announce(about: Reproduction, scale: str, folder: Path) -> None:
+    console.print(
+        f"reproducing [bold]{safe(about.paper.title)}[/bold] (paper {about.letter}), scale "
+        f"{scale}: {safe(about.scales[scale])}; into {safe(folder)}",
+        soft_wrap=True,
+    )
+
+
+@contextmanager
+def _claimed(about: Reproduction, command: options.Reproduce, folder: Path) -> Iterator[None]:
+    """The folder is ours alone, and of this reproduction, these versions and this machine."""
+    plan = {"name": about.name, "scale": command.scale, "color": command.color}
+    with ExitStack() as held:
+        with files.writing(folder):
+            held.enter_context(files.claimed(folder))
+            run_file.claim(folder, {"schema": results.SCHEMA, "plan": plan, **_here()})
+            files.check(*(folder / name for name in (results.FILE, TEXT, PAGE, kept.DATA)))
+            files.check(folder / TIMES, key="id")
+        yield
+
+
+def _here() -> dict[str, Any]:
+    """Versions and machine, as an audit's run.json has them."""
+    return {"versions": run_file.versions(), "machine": run_file.machine()}
+
+
+def _data(folder: Path) -> dict[str, Any]:
+    """What named the data: of the run itself, and of the audits in it."""
+    found: dict[str, Any] = kept.data_of(folder)
+    for path in sorted(folder.glob("*/run.json")):
+        own = json.loads(files.read(path)).get("data")
+        if own is not None:
+            found[path.parent.name] = own
+    return found
+
+
+def _write(found: Results, folder: Path, seconds: float) -> None:
+    assert not {results.FILE, TEXT, PAGE} & set(found.outcome.pages), "written over here"
+    with files.writing(folder):
+        files.write(folder / results.FILE, results.encode(found))
+        files.write(folder / TEXT, pages.markdown(found).encode())
+        files.write(folder / PAGE, pages.html(found, folder).encode())
+        cost = {"id": "reproduce", "schema": 1, "seconds": round(seconds, 1)}
+        files.append(folder / TIMES, cost, "id")
+
+
+def _show(found: Results, folder: Path) -> None:
+    table = Table(show_edge=False)
+    for head in ("claim", "the paper says", "verdict"):
+        table.add_column(head, overflow="fold")
+    for claim in found.outcome.claims:
+        word = str(claim.verdict)
+        style = STYLES.get(word, "dim")
+        table.add_row(safe(claim.number), safe(claim.statement), f"[{style}]{word}[/{style}]")
+    console.print(table)
+    console.print(safe(pages.tally(found)), soft_wrap=True)
+    console.print(f"page: {safe(folder / PAGE)}", soft_wrap=True)
+
+
+class _Bar:
+    """Live progress: the part, its steps, the time; plain lines without a screen."""
+
+    def __init__(self) -> None:
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("left"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task, self.told = self.progress.add_task("starting", total=None), ("", -1)
+
+    def __call__(self, part: str, done: int, total: int) -> None:
+        """Show where the run is."""
+        if part != self.told[0]:
+            self.progress.reset(self.task, description=safe(part), total=max(1, total))
+        self.progress.update(self.task, completed=done, total=max(1, total))
+        tenth = 10 * done // max(1, total)
+        if (part, tenth) != self.told:
+            if not console.is_terminal:
+                print(f"{part}: {done} of {total}", file=sys.stderr, flush=True)
+            self.told = (part, tenth)

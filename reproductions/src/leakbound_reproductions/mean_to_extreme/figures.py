@@ -1,0 +1,131 @@
+"""Paper C's figures again, with the corrected law beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from scipy import stats
+
+from leakbound.bounds import from_scratch, identification
+from leakbound_reproductions import kept
+from leakbound_reproductions.mean_to_extreme import trap
+from leakbound_reproductions.mean_to_extreme.draws import chi_square
+from leakbound_reproductions.mean_to_extreme.grid import Box, Certificate
+
+BLUE, RED, GREEN, GRAY = "#0072b2", "#d55e00", "#009e73", "#808080"
+
+
+def calibration(folder: Path) -> None:
+    """Figure 1: noise that keeps the risk at 10 %, over eta, for N = 1 and N = 3,072."""
+    with matplotlib.rc_context():
+        figure = Figure(figsize=(9, 3.4), layout="constrained")
+        for axes, dim, top in zip(figure.subplots(1, 2), (1, 3072), (6.0, 0.9), strict=True):
+            e = np.linspace(0.01, top, 200)
+            paper = from_scratch.unbiased.noise_for(0.1, dim=dim, eta=e / dim)
+            axes.plot(e, paper, color=BLUE, label="paper C (unbiased attackers)")
+            if dim > 1:
+                exact = from_scratch.exact.noise_for(0.1, dim=dim, eta=e / dim)
+                axes.plot(e, exact, color=RED, label="gamma* (all estimators of the trap)")
+            else:
+                for kappa, mark in ((1 / 11, "o"), (1 / 13, "s")):
+                    noise = identification.gaussian.noise_for(0.1, kappa=kappa)
+                    label = f"identification, kappa = 1/{round(1 / kappa)}"
+                    axes.plot([0], [noise], mark, color=GREEN, label=label)
+            axes.set(title=f"N = {dim}", xlabel="e = N eta / |X|^2", ylabel="noise multiplier")
+            axes.legend(frameon=False)
+        kept.figure(figure, folder / "noise_over_eta.png", 130)
+
+
+def rows(measured: Mapping[str, Sequence[float]], folder: Path) -> None:
+    """What the caption of figure 2 says: the variance over its floor, by rows of the trap."""
+    counts = sorted(map(int, measured))
+    line, found = np.linspace(counts[0], counts[-1], 200), []
+    for count in counts:
+        value, interval = chi_square(measured[str(count)], 784)
+        low, high = interval(0.95)
+        found.append((value, value - low, high - value))
+    values, *ends = np.transpose(found)
+    with matplotlib.rc_context():
+        figure = Figure(figsize=(5, 3.4), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(line, np.maximum(1, 25 / line), color=BLUE, label="max(1, (C / |X|)² / M)")
+        axes.errorbar(counts, values, ends, fmt="o", color=RED, capsize=3, label="measured")
+        axes.axvline(25, color=GRAY, ls=":", label="M = (C / |X|)²")
+        axes.set(xscale="log", xlabel="rows M of the trap", ylabel="variance / (sigma² |X|²)")
+        axes.legend(frameon=False)
+        kept.figure(figure, folder / "trap_rows.png", 130)
+
+
+def surface(folder: Path) -> None:
+    """Figure 3: the risk over noise and eta, N = 1 as printed and N = 784 corrected."""
+    noise, e = np.logspace(-1, 1, 60), np.linspace(0.005, 0.5, 60)
+    wide = np.logspace(-2.5, 0, 60)
+    with matplotlib.rc_context():
+        figure = Figure(figsize=(12, 3.6), layout="constrained")
+        panels = (
+            ("paper C, N = 1", noise, from_scratch.unbiased(noise, dim=1, eta=e[:, None])),
+            ("paper C, N = 784", wide, from_scratch.unbiased(wide, dim=784, eta=e[:, None] / 784)),
+            ("gamma*, N = 784", wide, from_scratch.exact(wide, dim=784, eta=e[:, None] / 784)),
+        )
+        for axes, (title, x, z) in zip(figure.subplots(1, 3), panels, strict=True):
+            mesh = axes.pcolormesh(x, e, z, cmap="cividis", vmin=0, vmax=1, shading="gouraud")
+            axes.set(xscale="log", title=title, xlabel="noise multiplier", ylabel="e")
+        figure.colorbar(mesh, ax=figure.axes, label="probability")
+        kept.figure(figure, folder / "risk_surface.png", 130)
+
+
+def boxes(rows: Sequence[Box], dim: int, folder: Path) -> None:
+    """Figure 4 (N = 4) or 5 (N = 3,072): errors of 500 images over noise, the law behind them."""
+    with matplotlib.rc_context():
+        figure = Figure(figsize=(12, 3.6), layout="constrained")
+        for axes, kind in zip(figure.subplots(1, 3, sharey=True), trap.KINDS, strict=True):
+            own = [row for row in rows if (row.dim, row.kind) == (dim, kind)]
+            fine = np.logspace(-2.3, 1.3, 100)
+            for share, alpha in ((0.95, 0.15), (0.5, 0.3)):
+                edges = [
+                    from_scratch.unbiased.eta_at(fine, dim=dim, gamma=g, norm=trap.NORM)
+                    for g in ((1 - share) / 2, (1 + share) / 2)
+                ]
+                axes.fill_between(fine, *edges, color=BLUE, alpha=alpha, lw=0)
+            axes.bxp(
+                [_drawn(row) for row in own],
+                positions=[row.noise for row in own],
+                widths=[0.3 * row.noise for row in own],
+                manage_ticks=False,
+                showfliers=False,
+                medianprops={"color": RED},
+            )
+            axes.axhline(trap.NORM**2 / dim, color=GRAY, ls=":", label="zero image")
+            axes.set(xscale="log", yscale="log", title=kind, xlabel="noise multiplier")
+        figure.axes[0].set_ylabel("mean squared error")
+        figure.axes[0].legend(frameon=False)
+        kept.figure(figure, folder / f"errors_{dim}.png", 130)
+
+
+def _drawn(row: Box) -> dict[str, float]:
+    names = ("whislo", "q1", "med", "q3", "whishi")
+    return dict(zip(names, row.quantiles, strict=True))
+
+
+def certificates(rows: Sequence[Certificate], folder: Path) -> None:
+    """What paper C promises against what the right estimator reaches."""
+    with matplotlib.rc_context():
+        figure = Figure(figsize=(9, 3.4), layout="constrained")
+        for axes, dim in zip(figure.subplots(1, 2, sharey=True), trap.DIMS, strict=True):
+            own = [row for row in rows if row.dim == dim]
+            for level, color in zip(sorted({r.promised for r in own}), "krbg", strict=False):
+                line = [row for row in own if row.promised == level]
+                noise = [row.noise for row in line]
+                axes.plot(noise, [r.exact for r in line], color=color, label=f"promised {level:g}")
+                axes.axhline(level, color=color, ls=":", lw=0.8)
+                shares = [stats.beta.ppf(0.5, r.hits + 0.5, r.n - r.hits + 0.5) for r in line]
+                axes.plot(noise, shares, "o", color=color, ms=4)
+            axes.set(xscale="log", yscale="log", ylim=(1e-4, 1.5), title=f"N = {dim}")
+            axes.set_xlabel("noise multiplier")
+        figure.axes[0].set_ylabel("success (points measured)")
+        figure.axes[0].legend(frameon=False)
+        kept.figure(figure, folder / "certificates.png", 130)

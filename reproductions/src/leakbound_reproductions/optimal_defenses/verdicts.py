@@ -1,0 +1,375 @@
+"""Claims 0-1 to 0-6 of paper A, from what was measured at one scale.
+
+Each region is the tolerance. Regions and comparisons were fixed before the first run of this
+command, when an earlier study was known (docs/optimal_defenses_results.md: 0-1 to 0-5 with seeds 0
+to 5, which are among those of `cpu`, the same data, batches and steps). The exception was 0-5; see
+its remark. After the results at `minutes` were known, a review changed by the paper's text alone:
+0-1 to 0-4 at equal loss (means first; a claim is not judged without it), 0-1 (errors at 70 % and
+80 % against 90 % are told, not judged), 0-5 (by the panels of figure 14) and 0-6 (no finding on
+algorithm 1 as printed). The paper's attacker, which knows nothing of the defense, decides;
+attackers who know are told in a remark.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from leakbound_reproductions.by_seed import Part, claimed, repeated
+from leakbound_reproductions.claim import POSITIVE, Claim, Mark, Verdict, student
+from leakbound_reproductions.equal_loss import at_equal_loss
+from leakbound_reproductions.optimal_defenses.claims import PAPER
+from leakbound_reproductions.optimal_defenses.points import Key, Point
+from leakbound_reproductions.optimal_defenses.settings import (
+    CUT,
+    EQUAL,
+    FIGURES,
+    KEPT,
+    LOUD,
+    MAGNITUDE,
+    OURS,
+    PRUNED,
+    Setting,
+)
+from leakbound_reproductions.optimal_defenses.theory_claim import theory
+from leakbound_reproductions.paired import logs
+
+ALIKE = (-3.0, 3.0)
+"""dB: errors within a factor of two are comparable. Ours: the paper prints no number."""
+UNEVEN = (3.0, math.inf)
+"""Noise of one layer over another's that counts as significantly higher. Ours as well."""
+PANELS = ("weight", "bias")
+"""Of figure 14, by how the names of their tensors end."""
+APART = (
+    "The two families have no mean training losses in common at this scale (or fewer than two "
+    "seeds), so their errors cannot be compared at equal loss; the claim is not judged by the rest."
+)
+NO_SIZE = "what is higher or lower needs to be above 0, for the paper claims no size"
+TWO = "a factor of two (3 dB) either way counts as similar, which is ours: the paper prints none"
+Seeds = Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one scale gave.
+
+    Attributes:
+        naive, aware: errors under the paper's attack, and under attacks that know the defense.
+        losses: after 5 steps on one batch, by seed.
+        trained: trainings with batches that change.
+        layers: noise in each tensor under `OURS` at `LOUD`, by seed.
+        theory: see `theory.measured`.
+        sizes: parameters of each tensor.
+        again: errors under the paper's attack on seeds that `naive` does not have; may be empty.
+        color, color_losses: errors under the paper's attack and losses, on color images.
+    """
+
+    setting: Setting
+    naive: Mapping[Key, Point]
+    losses: Mapping[Key, Seeds]
+    trained: Mapping[Key, Point]
+    layers: Mapping[int, Mapping[str, float]]
+    theory: Mapping[str, Any]
+    aware: Mapping[Key, Point] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    again: Mapping[Key, Point] = field(default_factory=dict)
+    color: Mapping[Key, Point] = field(default_factory=dict)
+    color_losses: Mapping[Key, Seeds] = field(default_factory=dict)
+
+    def error(self, key: Key, aware: bool = False) -> Seeds:
+        """Mean squared errors by seed: the paper's attack, or the best of all that know."""
+        return self.aware[key].strongest() if aware else self.naive[key].mse[PAPER]
+
+
+def noise(name: str, level: float) -> Key:
+    """A noise defense."""
+    return Key(name, "noise_std", level)
+
+
+def rate(name: str, level: float) -> Key:
+    """A pruning defense."""
+    return Key(name, "rate", level)
+
+
+def all_claims(measured: Measured) -> tuple[Claim, ...]:
+    """Every claim, in the order of their numbers."""
+    return (
+        replace(pruning_trade(measured), marks=(Mark.LATE,)),
+        pruning_errors(measured),
+        pruning_speed(measured),
+        noises(measured),
+        replace(layers(measured), marks=(Mark.LATE,)),
+        replace(theory(measured.theory), marks=(Mark.CORRECTED, Mark.THEOREM)),
+    )
+
+
+def pruning_trade(measured: Measured) -> Claim:
+    """0-1: more error for the same loss; single rates on color images, as in figures 2 and 3."""
+    same = _at_equal_loss(measured, PRUNED, MAGNITUDE, "figures 2 and 7")
+    parts, told, theirs = [same], [], rate(MAGNITUDE, CUT)
+    colored = replace(measured, naive=measured.color, losses=measured.color_losses)
+    for level, source in FIGURES:
+        ours, paper = rate(PRUNED, level), f"above 0 ({source})"
+        text = f"{level:.0%} optimal against {CUT:.0%} magnitude"
+        gains, lower = _gains(colored, ours, theirs), _lower(colored, ours, theirs)
+        words = f"color, {text}: higher error"
+        parts.append(Part(words, gains, POSITIVE, unit="dB", paper=paper))
+        parts.append(Part(f"color, {text}: lower loss", lower, POSITIVE, paper=paper))
+        mean, interval = student(_lower(measured, ours, theirs))
+        low, high = interval(0.95)
+        told.append(
+            f"{text} {_decibels(measured, ours, theirs)}, a loss lower by {mean:.3f} "
+            f"[{low:.3f}, {high:.3f}]"
+        )
+    remark = (
+        f"On MNIST, told and not judged: {'; '.join(told)}. Of MNIST section D.1.1 says 'similar "
+        "privacy' of 80 % against 90 % (see 0-3) and nothing of 70 %. Earlier forms of this "
+        "command judged MNIST here, first errors and losses, then losses alone."
+    )
+    keys = [(rate(PRUNED, level), theirs) for level, _ in FIGURES]
+    found = claimed(
+        "0-1",
+        "Optimal pruning has the better trade-off: a higher reconstruction error at the same "
+        "training loss, and at 70 % and 80 % a higher error and a lower loss than magnitude "
+        "pruning at 90 %.",
+        "section 4.1, figures 2, 3 and 7",
+        _scale(measured) + "; the same on color images; losses after 5 steps of Adam on one batch "
+        f"of 64; at equal loss by mean losses and errors, on MNIST. Tolerance: {NO_SIZE}",
+        parts,
+        _sentences(remark, _knowing(measured, keys)),
+    )
+    return _apart(found, same)
+
+
+def _lower(measured: Measured, ours: Key, theirs: Key) -> list[float]:
+    """By seed, how much lower the loss is under ours."""
+    return _less(measured.losses.get(theirs, {}), measured.losses.get(ours, {}))
+
+
+def pruning_errors(measured: Measured) -> Claim:
+    """0-2: more error at the same rate."""
+    parts = []
+    for level in measured.setting.rates:
+        a, b = rate(PRUNED, level), rate(MAGNITUDE, level)
+        gains, paper = _gains(measured, a, b), "above 0 (figure 5)"
+        text = f"{level:.0%}: higher mean squared error"
+        parts.append(Part(text, gains, POSITIVE, unit="dB", paper=paper))
+        psnr = _less(*(measured.naive[key].psnr[PAPER] for key in (b, a)))
+        text = f"{level:.0%}: lower PSNR, mean over images"
+        parts.append(Part(text, psnr, POSITIVE, unit="dB", paper=paper))
+    levels = measured.setting.rates
+    return claimed(
+        "0-2",
+        "At high pruning ratios optimal pruning consistently has a higher mean squared error and a "
+        "lower PSNR than magnitude pruning at the same ratio.",
+        "section D.1.1, figure 5",
+        _scale(measured) + "; means of errors over seeds are geometric (of decibels), the paper's "
+        f"are arithmetic. Tolerance: {NO_SIZE}",
+        parts,
+        _knowing(measured, [(rate(PRUNED, x), rate(MAGNITUDE, x)) for x in levels]),
+    )
+
+
+def pruning_speed(measured: Measured) -> Claim:
+    """0-3: faster training at similar privacy."""
+    a, b = rate(PRUNED, KEPT), rate(MAGNITUDE, CUT)
+    faster = _less(measured.trained[b].late, measured.trained[a].late)
+    text = f"loss after {measured.setting.rounds} rounds is lower"
+    alike = Part(
+        "error differs by less than a factor of two",
+        _gains(measured, a, b),
+        ALIKE,
+        unit="dB",
+        paper="0 (figure 5)",
+    )
+    fresh = replace(measured, naive=measured.again)
+    second = [replace(alike, values=_gains(fresh, a, b))] if measured.again else []
+    lower = Part(text, faster, POSITIVE, paper="above 0 (figure 6)")
+    used = repeated([lower, alike], second)
+    others = f" ({len(second[0].values)} others for the errors)" if used.second else ""
+    found = claimed(
+        "0-3",
+        "80 % optimal pruning trains faster than 90 % magnitude pruning, at similar privacy.",
+        "section D.1.1, figure 6",
+        f"{_scale(measured)}{others}; {len(faster)} trainings each with 4 clients x 16 images a "
+        "round, Adam at 5e-4. Tolerance: "
+        f"{TWO}; {NO_SIZE}",
+        used.parts,
+    )
+    return replace(found, why=_sentences(used.told and f"{used.told}.", _sides(found)))
+
+
+def noises(measured: Measured) -> Claim:
+    """0-4: comparable error and a lower loss at the same noise."""
+    same = _at_equal_loss(measured, OURS, EQUAL, "figures 4 and 10")
+    parts, rounds = [same], measured.setting.rounds
+    keys = [(noise(OURS, x), noise(EQUAL, x)) for x in measured.setting.noises]
+    for a, b in keys:
+        text = f"noise {a.level:g}: error differs by less than a factor of two"
+        gains = _gains(measured, a, b)
+        parts.append(Part(text, gains, ALIKE, unit="dB", paper="0 (figure 8)"))
+    ours, theirs = (measured.trained[noise(name, LOUD)] for name in (OURS, EQUAL))
+    text = f"noise {LOUD:g}: loss after {rounds} rounds is lower"
+    faster = _less(theirs.late, ours.late)
+    parts.append(Part(text, faster, POSITIVE, paper="above 0 (figure 9)"))
+    text, gains = f"noise {LOUD:g}: higher test accuracy", _less(ours.accuracy, theirs.accuracy)
+    paper = "0.910 - 0.886 = 0.024 (section D.2)"
+    parts.append(Part(text, gains, POSITIVE, paper=paper))
+    found = claimed(
+        "0-4",
+        "At the same noise scale optimal noise protects comparably and trains faster; it has the "
+        "better trade of error against loss.",
+        "sections 4.2, D.1.2 and D.2, figures 4, 8, 9 and 10",
+        _scale(measured) + "; the same root mean square of the noise; neither side is clipped "
+        "here, where the paper clips both at 1 (appendix C); losses after 5 steps of Adam on one "
+        f"batch of 64, and of {len(faster)} trainings each with 4 clients x 16 images a round, "
+        f"Adam at 1e-3; accuracy after {rounds} rounds stands for that of a full training. "
+        f"Tolerance: {TWO}; {NO_SIZE} (its two accuracies have no spread)",
+        parts,
+        _knowing(measured, keys),
+    )
+    return _apart(replace(found, why=_sentences(_sides(found), found.why)), same)
+
+
+def layers(measured: Measured) -> Claim:
+    """0-5: noise differs between layers, weights and biases apart."""
+    panels = {part: _spans(measured, part) for part in PANELS}
+    taken = held_out(panels)
+    gains = [panels[part][seed] for seed, part in taken.items()]
+    weights = list(taken.values()).count("weight")
+    return claimed(
+        "0-5",
+        "Some layers get significantly more noise than others.",
+        "section D.4, figure 14",
+        f"SimpleConvNet on MNIST, optimal noise of root mean square {LOUD:g} over 5 steps; within "
+        "weights and within biases, as the panels of figure 14 are, and of the two the larger "
+        "ratio, since 'some layers' may be in either; for each seed the panel is chosen by all "
+        "other seeds, for the larger of a seed's own two would favor chance; geometric means over "
+        "seeds. Tolerance: at least three times as much counts as significant, which is ours: the "
+        "paper prints no number",
+        [
+            Part(
+                "largest over smallest layer's noise, in the more uneven panel",
+                gains,
+                UNEVEN,
+                ratio=True,
+                paper="more than 1 (figure 14)",
+            )
+        ],
+        f"Weights: {_times(panels['weight'])}; biases: {_times(panels['bias'])}; the weights were "
+        f"taken in {weights} of {len(taken)} seeds. Over all tensors together: "
+        f"{_times(_spans(measured, ''))}, with the contrast of weights and biases, which no panel "
+        "shows. The rule was changed twice: a first look had the panels apart; an earlier form of "
+        "this command then judged all tensors together, for table 1 lists each as a layer; this "
+        "form follows figure 14, when such numbers were known.",
+    )
+
+
+def held_out(panels: Mapping[str, Seeds]) -> dict[int, str]:
+    """By seed, the panel with the largest mean over all other seeds.
+
+    Of two equal panels the larger value of each seed would be more than either is in the mean.
+
+    Example:
+        >>> held_out({"weight": {0: 1.0, 1: 1.0, 2: 1.0}, "bias": {0: 0.0, 1: 0.0, 2: 9.0}})
+        {0: 'bias', 1: 'bias', 2: 'weight'}
+    """
+    seeds = sorted(set.intersection(*(set(own) for own in panels.values())))
+    found = {}
+    for out in seeds:
+        rest = [seed for seed in seeds if seed != out]
+        sums = {name: math.fsum(own[seed] for seed in rest) for name, own in panels.items()}
+        found[out] = max(sums, key=lambda name: sums[name])
+    return found
+
+
+def _spans(measured: Measured, part: str) -> dict[int, float]:
+    """By seed, the logarithm of the largest over the smallest noise of tensors of a panel."""
+    found = {}
+    for seed, noted in measured.layers.items():
+        own = [value for name, value in noted.items() if name.endswith(part)]
+        found[seed] = math.log(max(own) / min(own))
+    return found
+
+
+def _at_equal_loss(measured: Measured, ours: str, theirs: str, source: str) -> Part:
+    """The comparison at equal loss; without values where the families' losses do not meet."""
+    pruned = ours == PRUNED
+    levels = measured.setting.rates if pruned else measured.setting.noises
+    make = rate if pruned else noise
+    families = [
+        [
+            (measured.losses[key], logs(measured.error(key)))
+            for key in (make(name, level) for level in levels)
+        ]
+        for name in (ours, theirs)
+    ]
+    text = "higher error at the same loss after 5 steps"
+    paper = f"above 0 ({source})"
+    return Part(text, at_equal_loss(*families), POSITIVE, unit="dB", paper=paper)
+
+
+def _apart(found: Claim, same: Part) -> Claim:
+    """The claim, saying why where it lacks the comparison at equal loss."""
+    return found if len(same.values) else replace(found, why=APART)
+
+
+def _sides(found: Claim) -> str:
+    """On which side the errors fall that should be similar and are not."""
+    told = [
+        f"{one.statement}: {'more' if one.estimate > 0 else 'less'} protection than similar."
+        for one in found.findings
+        if one.region == ALIKE and one.verdict is Verdict.FAILS
+    ]
+    return _sentences("Where it falls:", *told) if told else ""
+
+
+def _less(a: Seeds, b: Seeds) -> list[float]:
+    """A - b over the seeds that both have."""
+    return [a[seed] - b[seed] for seed in sorted(set(a) & set(b))]
+
+
+def _gains(measured: Measured, a: Key, b: Key, aware: bool = False) -> list[float]:
+    """How many decibels more error a leaves than b, by seed."""
+    return _less(*(logs(measured.error(key, aware)) for key in (a, b)))
+
+
+def _decibels(measured: Measured, a: Key, b: Key, aware: bool = False) -> str:
+    """The mean of these with its interval, in words."""
+    mean, interval = student(_gains(measured, a, b, aware))
+    low, high = interval(0.95)
+    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}] dB"
+
+
+def _times(spans: Seeds) -> str:
+    """Of logarithms of ratios, the geometric mean with its interval, in words."""
+    mean, interval = student(list(spans.values()))
+    low, high = interval(0.95)
+    return f"{math.exp(mean):.2f} [{math.exp(low):.2f}, {math.exp(high):.2f}] times"
+
+
+def _knowing(measured: Measured, keys: Sequence[tuple[Key, Key]]) -> str:
+    """Our remark: the same differences of errors against attackers who know the defense."""
+    if not measured.aware:
+        return ""
+    parts = [
+        f"{a.level:g} against {b.level:g}: {_decibels(measured, a, b, aware=True)}" for a, b in keys
+    ]
+    seeds = len(measured.aware[keys[0][0]].strongest())
+    return f"Not claimed: against attackers who know the defense, {'; '.join(parts)} (n = {seeds})."
+
+
+def _sentences(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
+
+
+def _scale(measured: Measured) -> str:
+    setting = measured.setting
+    seeds = len(measured.error(rate(MAGNITUDE, CUT)))
+    return (
+        f"SimpleConvNet at random weights, MNIST, batches of {setting.batch_size}, Inverting "
+        f"Gradients with {setting.steps} steps that knows nothing of the defense, {seeds} paired "
+        "seeds"
+    )

@@ -1,0 +1,44 @@
+"""The options of `leakbound reproduce`; heavy imports happen when it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from tyro.conf import Positional, arg
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Repeat a paper's experiments and say which of its claims hold here.
+
+    Writes results.json, results.md and results.html. Run the same command again to go on after a
+    stop.
+    """
+
+    RESUMES: ClassVar = True
+
+    name: Annotated[
+        Positional[
+            Literal[
+                "optimal_defenses", "systematic_evaluation", "mean_to_extreme", "priprune", "all"
+            ]
+        ],
+        arg(metavar="NAME"),
+    ]
+    """Which paper: optimal_defenses (A), systematic_evaluation (B), mean_to_extreme (C), priprune
+    (D), or all of them one after the other."""
+    scale: Literal["minutes", "cpu", "paper"] = "minutes"
+    """A look in minutes, a full run on two cores (ten minutes to some hours), or the paper's own
+    setting (hours to days)."""
+    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None
+    """Output folder; runs/reproduce/NAME/SCALE if not given. With `all` it holds one for each."""
+    workers: int = 0
+    """Processes; 0 takes one a core. The numbers are the same for any number."""
+    color: Annotated[str, arg(metavar="SOURCE")] = "photos"
+    """Data source of color images, where a paper takes CIFAR-10 or the like."""
+
+
+REPRODUCE = (Reproduce, "leakbound_reproductions.command:reproduce")
+"""The verb, as the entry point names it."""

@@ -1,0 +1,141 @@
+"""`docs/reproductions.md`: what of each paper stands, from stored results."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from leakbound_reproductions import pages, results
+from leakbound_reproductions.claim import Claim, Mark, Verdict
+from leakbound_reproductions.reproductions import REPRODUCTIONS, Reproduction
+from leakbound_reproductions.results import Results
+
+SEVERAL = {
+    Verdict.HOLDS: ("holds", "hold"),
+    Verdict.FAILS: ("does not hold", "do not hold"),
+    Verdict.UNDECIDED: ("is undecided", "are undecided"),
+    Verdict.UNTESTED: ("cannot be tested here",) * 2,
+}
+HEAD = (
+    "# The papers, reproduced",
+    "",
+    "What `leakbound reproduce NAME` found on real data. " + pages.RULE,
+    "",
+    "Written by `python -m leakbound_reproductions.reproductions docs/reproductions "
+    "docs/reproductions.md` from the stored results; every number was measured at the scale named "
+    "beside it.",
+    "",
+)
+
+
+def page(stored: Path, base: Path) -> str:
+    """The whole page.
+
+    Args:
+        stored: folder with NAME.json of each result that is stored, and its figures in NAME/.
+        base: folder that the page will lie in, for links.
+    """
+    found = {name: _stored(stored / f"{name}.json") for name in REPRODUCTIONS}
+    lines = [*HEAD, *_total(found), *_summary(found)]
+    for name, own in found.items():
+        lines += _paper(REPRODUCTIONS[name], own)
+    for name, own in found.items():
+        if own is not None:
+            lines += _detail(own, Path(os.path.relpath(stored / name, base)).as_posix())
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip("\n") + "\n"
+
+
+def store(run: Path, stored: Path) -> Path:
+    """Take a finished run's results and figures over into the folder of stored ones."""
+    own = results.read(run)
+    folder = stored / own.about.name
+    folder.mkdir(parents=True, exist_ok=True)
+    for figure in own.outcome.figures:
+        shutil.copyfile(run / figure.file, folder / figure.file)
+    target = stored / f"{own.about.name}.json"
+    shutil.copyfile(run / results.FILE, target)
+    return target
+
+
+def _stored(path: Path) -> Results | None:
+    return results.decode(path.read_bytes()) if path.is_file() else None
+
+
+def _total(found: dict[str, Results | None]) -> list[str]:
+    """How many of all numbered claims are decided; further statements are counted apart.
+
+    So are theorems and identities, of which numbers can only find that they are printed wrong, and
+    rules that were made after their numbers.
+    """
+    both = [own.split() for own in found.values() if own]
+    counted, others = ([c for pair in both for c in pair[side]] for side in (0, 1))
+    if not counted:
+        return []
+    words = [claim.verdict for claim in counted]
+    decided = _decided(counted)
+    each = ", ".join(
+        f"{n} {said[n > 1]}" for word, said in SEVERAL.items() if (n := words.count(word))
+    )
+    lines = [
+        f"**{decided} of {len(counted)} claims are decided** "
+        f"({decided / len(counted):.0%}): {each}."
+    ]
+    for mark in (Mark.THEOREM, Mark.LATE):
+        own = [claim for claim in counted if mark in claim.marks]
+        if own:
+            told = f"{_numbers(own)}: {mark} ({_decided(own)} decided)"
+            lines.append(f"Among all: {told}.")
+    plain = [c for c in counted if not {Mark.THEOREM, Mark.LATE} & set(c.marks)]
+    if len(plain) < len(counted):
+        lines.append(f"Without them {_decided(plain)} of {len(plain)} are decided.")
+    if others:
+        lines.append(f"Beside them stand further statements ({_numbers(others)}).")
+    return [" ".join(lines), ""]
+
+
+def _decided(claims: Sequence[Claim]) -> int:
+    return sum(claim.verdict in (Verdict.HOLDS, Verdict.FAILS) for claim in claims)
+
+
+def _numbers(claims: Sequence[Claim]) -> str:
+    return ", ".join(claim.number for claim in claims)
+
+
+def _summary(found: dict[str, Results | None]) -> list[str]:
+    rows = []
+    for name, own in found.items():
+        about = REPRODUCTIONS[name]
+        said = ("", "not stored yet") if own is None else (f"`{own.scale}`", pages.tally(own))
+        rows.append(
+            (f"{about.letter}: [{about.paper.title}](#paper-{about.letter.lower()})", *said)
+        )
+    return [*pages.table(("paper", "scale", "what stands"), rows), ""]
+
+
+def _paper(about: Reproduction, own: Results | None) -> list[str]:
+    lines = [f"## Paper {about.letter}", "", f"{about.paper}.", ""]
+    if own is None:
+        told = f"`leakbound reproduce {about.name}`"
+        return [*lines, f"No results are stored yet; {told} measures them.", ""]
+    rows = [
+        (c.number, c.statement, f"**{c.verdict}**{pages.beside(c)}", f"`{own.scale}`: {c.scale}")
+        for c in own.outcome.claims
+    ]
+    return [*lines, *pages.table(("claim", "the paper says", "verdict", "scale"), rows), ""]
+
+
+def _detail(own: Results, base: str) -> list[str]:
+    about = own.about
+    return [
+        f"## Paper {about.letter} in detail",
+        "",
+        f"Scale `{own.scale}`. {own.outcome.settings}",
+        "",
+        *pages.details(own.outcome.claims, level=3),
+        *pages.pictures(own, f"{base}/", level=3),
+        pages.known(own),
+        "",
+    ]

@@ -1,0 +1,49 @@
+"""What stands beside the verdicts of paper D's claims."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leakbound_reproductions.paired import gain
+from leakbound_reproductions.priprune.comparisons import late, spoken
+from leakbound_reproductions.priprune.measured import (
+    BySeed,
+    Measured,
+    average,
+    difference,
+    less,
+)
+
+
+def strongest(name: str, base: Measured, own: Measured) -> list[str]:
+    """What own hides beyond base from the best attacker of each, after the first round; or none."""
+    each = [
+        difference(base.strongest(round_)[1], own.strongest(round_)[1])
+        for round_ in late(own)
+        if base.pairs and own.pairs
+    ]
+    values = list(average(each).values()) if each else []
+    if len(values) < 2:
+        return []
+    found = gain(values)
+    return [f"{name} {found.mean:+.1f} [{found.low:+.1f}, {found.high:+.1f}] dB"]
+
+
+def remark(texts: Sequence[str]) -> str:
+    """What the strongest attackers still get, in a sentence; nothing without texts."""
+    if not texts:
+        return ""
+    return (
+        f"PSNR hidden from the strongest attackers here, who know the defense: {', '.join(texts)}"
+    )
+
+
+def lost(right: Sequence[str]) -> str:
+    """The accuracy that schemes lose, in a sentence; nothing without texts."""
+    return f"Points of accuracy that it costs: {', '.join(right)}" if right else ""
+
+
+def told(ours: BySeed, theirs: BySeed) -> str:
+    """Ours less theirs with its interval; nothing where fewer than two seeds have both."""
+    values = less(ours, theirs)
+    return spoken(gain(values)) if len(values) > 1 else ""

@@ -1,0 +1,188 @@
+"""The papers that can be repeated: what each scale runs, and the page of what was found.
+
+`python -m leakbound_reproductions.reproductions docs/reproductions docs/reproductions.md` writes
+the page from stored results; `--store RUN_FOLDER` takes a finished run's results over first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, cast
+
+from leakbound_reproductions.outcome import SCALES, Outcome, Tell
+
+
+class Reproduce(Protocol):
+    """What repeats a paper's claims at a scale, going on from what the folder already holds."""
+
+    def __call__(
+        self, scale: str, folder: Path, *, workers: int, color: str, tell: Tell
+    ) -> Outcome:
+        """The claims with their findings; `color` names a data source of color images."""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Title, authors, year and where it appeared."""
+
+    title: str
+    authors: str
+    year: int
+    venue: str
+
+    def __str__(self) -> str:
+        when = "" if str(self.year) in self.venue else f", {self.year}"
+        return f'{self.authors}, "{self.title}", {self.venue}{when}'
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """One paper and how it is repeated.
+
+    Attributes:
+        name: of the experiment's package and on the command line.
+        letter: by which the project's pages call the paper.
+        scales: scale -> what it runs and about how long that takes.
+    """
+
+    name: str
+    letter: str
+    paper: Paper
+    scales: Mapping[str, str]
+
+    def load(self) -> Reproduce:
+        """The function that runs it.
+
+        Raises:
+            ValueError: this version cannot run it yet.
+        """
+        module = f"leakbound_reproductions.{self.name}.reproduce"
+        try:
+            found = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name != module:
+                raise
+            others = ", ".join(name for name in REPRODUCTIONS if name != self.name)
+            raise ValueError(
+                f"name is {self.name!r}, which this version cannot reproduce yet; take {others}"
+            ) from None
+        return cast(Reproduce, found.reproduce)
+
+
+REPRODUCTIONS: dict[str, Reproduction] = {
+    one.name: one
+    for one in (
+        Reproduction(
+            "optimal_defenses",
+            "A",
+            Paper(
+                "Optimal Defenses Against Data Reconstruction Attacks",
+                "Yuxiao Chen, Gamze Gürsoy and Qi Lei",
+                2025,
+                "DIG-BUGS workshop at ICML 2025, arXiv 2411.03746",
+            ),
+            {
+                "minutes": "MNIST, 3 seeds, short attacks; a few minutes on two cores",
+                "cpu": "MNIST, 24 seeds for errors and losses, 256 for the errors of claim 0-3, "
+                "12 under attacks that know the defense; about an hour on two cores",
+                "paper": "the paper's batches of 16, 2,000 attack steps and 640 rounds, on MNIST "
+                "alone; some days on two cores",
+            },
+        ),
+        Reproduction(
+            "systematic_evaluation",
+            "B",
+            Paper(
+                "Data Reconstruction Attacks and Defenses: A Systematic Evaluation",
+                "Sheng Liu, Zihan Wang, Yuxiao Chen and Qi Lei",
+                2025,
+                "AISTATS 2025, arXiv 2402.09478",
+            ),
+            {
+                "minutes": "the two-layer network at few widths, and a small grid of pictures: "
+                "several minutes on two cores",
+                "cpu": "the two-layer network in full, and smaller models and images than the "
+                "paper's with its rates: hours on two cores",
+                "paper": "the paper's models, images and attacks; days, and a GPU",
+            },
+        ),
+        Reproduction(
+            "mean_to_extreme",
+            "C",
+            Paper(
+                "From Mean to Extreme: Formal Differential Privacy Bounds on the Success of "
+                "Real-World Data Reconstruction Attacks",
+                "Anneliese Riess, Kristian Schwethelm, Johannes Kaiser, Tamara T. Mueller, Julia "
+                "A. Schnabel, Daniel Rueckert and Alexander Ziller",
+                2025,
+                "preprint",
+            ),
+            {
+                "minutes": "60 images, few draws; about a minute",
+                "cpu": "500 images as in the paper, ResNet-18 for ResNet-101; about ten minutes",
+                "paper": "as cpu, with 224 x 224 pixels through ResNet-18, 100 attacked color "
+                "images with 3 restarts, and further tables; hours",
+            },
+        ),
+        Reproduction(
+            "priprune",
+            "D",
+            Paper(
+                "PriPrune: Quantifying and Preserving Privacy in Pruned Federated Learning",
+                "Tianyue Chu, Mengwei Yang, Nikolaos Laoutaris and Athina Markopoulou",
+                2024,
+                "ACM TOMPECS",
+            ),
+            {
+                "minutes": "a small grid of few seeds: about five minutes on two cores",
+                "cpu": "smaller models and fewer rounds than the paper's, 545 trainings and "
+                "2,688 single rounds: hours on two cores",
+                "paper": "the paper's data, models and rounds; days, and 25 GB of memory",
+            },
+        ),
+    )
+}
+
+
+def named(name: str) -> list[Reproduction]:
+    """The reproduction of a name, or every one for "all".
+
+    Raises:
+        ValueError: no such name.
+    """
+    if name == "all":
+        return list(REPRODUCTIONS.values())
+    if name not in REPRODUCTIONS:
+        names = ", ".join([*REPRODUCTIONS, "all"])
+        raise ValueError(f"name is {name!r}; take one of {names}")
+    return [REPRODUCTIONS[name]]
+
+
+def check_scale(scale: str) -> str:
+    """The scale, where there is such a one."""
+    if scale not in SCALES:
+        raise ValueError(f"scale is {scale!r}; take one of {', '.join(SCALES)}")
+    return scale
+
+
+def main() -> None:
+    """Write the page of all stored results."""
+    from leakbound_reproductions import overview
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("stored", type=Path, help="folder of stored results, NAME.json each")
+    parser.add_argument("page", type=Path, help="the Markdown page to write")
+    parser.add_argument("--store", type=Path, nargs="*", default=[], help="finished runs to store")
+    given = parser.parse_args()
+    for run in given.store:
+        print(f"stored: {overview.store(run, given.stored)}")
+    given.page.write_text(overview.page(given.stored, given.page.parent), encoding="utf-8")
+    print(f"written: {given.page}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""The audits of the systematic evaluation: one for each question, on each set of images."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Any
+
+from leakbound import audit
+from leakbound.audit.plan import (
+    DataSpec,
+    Plan,
+    Spec,
+    UtilitySpec,
+    attack_info,
+    defense_name,
+)
+from leakbound.risk import ErrorBoundSpec
+from leakbound.types import Server
+from leakbound_reproductions.outcome import SCALES
+
+
+def _dropout(rate: float) -> tuple[Spec, ...]:
+    return (Spec("gradient_dropout", (("rate", rate),)),)
+
+
+def _prune(rate: float) -> tuple[Spec, ...]:
+    return (Spec("magnitude_pruning", (("rate", rate),)),)
+
+
+DIGITS, COLOR = "digits", "color"
+FEATURE_BATCHES = (1, 2, 4, 8)
+FEW = 3
+"""Rounds of what no claim rests on: features, further defenses, further variants of the attack."""
+NOISES = (0.001, 0.01, 0.1, 1.0)
+ABLATED: tuple[tuple[Spec, ...], ...] = (
+    (),
+    (Spec("clip", (("clip_norm", 2.0),)),),
+    (Spec("gaussian_noise", (("noise_std", 0.01),)),),
+    _prune(0.9),
+)
+"""The defenses under which the attack is taken apart."""
+FEATURE_DEFENSES: tuple[tuple[Spec, ...], ...] = (
+    (),
+    *map(_prune, (0.3, 0.5, 0.7)),
+    *((Spec("clip", (("clip_norm", c),)),) for c in (2.0, 8.0)),
+    *((Spec("gaussian_noise", (("noise_std", s),)),) for s in (0.001, 0.01, 0.1)),
+    *((Spec("local_aggregation", (("steps", k), ("learning_rate", 0.01))),) for k in (3, 5)),
+)
+"""Those of the paper's table 2."""
+PRUNED_FEATURES = "pruned-features"
+"""The part that claim 2-5 rests on."""
+PRUNED_BATCHES = (1, 2)
+PRUNED = _prune(0.7)
+PRUNED_LABEL = "prune 0.7"
+"""The least pruning whose features table 2 has far off, at each of its batch sizes."""
+SOTERIA = (Spec("soteria", (("rate", 0.8), ("layer", "inner"))),)
+
+HONEST = ("deep prior + features", "strong matching", "inverting gradients", "features first")
+"""The attacks of an honest server's plan, in its order."""
+MALICIOUS = ("deep prior + tensor features", "robbing the fed", "trap weights")
+PUBLISHED = "published"
+"""The part with an attack read as its paper reads it, by a server who knows of no defense."""
+AS_PUBLISHED = "robbing the fed, as published"
+TENSORS = ("tensor", "tensor_fit")
+FAMILIES = (
+    *("none", "clip", "gradient_dropout", "gaussian_noise"),
+    *("magnitude_pruning", "local_aggregation"),
+)
+"""The paper's defenses; a plan's others are measured in `FEW` rounds."""
+BEHIND_CLAIMS = ("honest", "malicious", PUBLISHED, "ablation", PRUNED_FEATURES)
+FURTHER = ("variants", "others", "others-malicious")
+"""The parts of further defenses and variants."""
+LONGER, LONGER_ABLATION = "longer", "longer-ablation"
+"""The parts with `TIMES` the steps of the plan, on which claims then rest."""
+TIMES, LENGTHENED = 4, "cpu"
+"""How much longer, and at which scale alone."""
+LONG = f"{HONEST[0]}, longer"
+LONGER_DEFENSES: dict[str, tuple[tuple[Spec, ...], ...]] = {
+    DIGITS: (_dropout(0.9), _prune(0.9), _prune(0.99)),
+    COLOR: (*map(_dropout, (0.3, 0.5, 0.7, 0.9)), *map(_prune, (0.3, 0.5, 0.7, 0.9, 0.99))),
+}
+"""Where the first attack with the plan's steps errs less than twice as much as the strongest of
+those that claims consider: there alone could more steps change which is the strongest."""
+COMPARED = 2
+"""Variants of the ablation that a claim compares: the first ones."""
+ABLATION: dict[str, dict[str, Any]] = {
+    HONEST[0]: {},
+    "without features": {"features": "none"},
+    "without reweighting": {"distance": "cosine"},
+    "without features and reweighting": {"features": "none", "distance": "cosine"},
+    "without total variation": {"total_variation": 0.0, "noise_variation": 0.0},
+    "pixels for the deep prior": {"image": "pixels", "signed": True, "learning_rate": 0.1},
+}
+"""The first attack with one part changed (the paper's table 6 has the first, second and fourth)."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One audit of the study and what its attacks are called."""
+
+    data: str
+    name: str
+    plan: Plan
+    attacks: dict[str, str]
+
+
+def base(scale: str) -> Plan:
+    """The plan of a scale's file: the honest server on digits.
+
+    Raises:
+        ValueError: no such scale.
+    """
+    if scale not in SCALES:
+        raise ValueError(f"scale is {scale!r}; give one of {', '.join(SCALES)}")
+    text = resources.files(__package__).joinpath(f"{scale}.toml").read_text("utf-8")
+    return audit.parse(tomllib.loads(text))
+
+
+def parts(scale: str, color: str) -> list[Part]:
+    """Every audit of the study, digits first; `color` is the source of 32 x 32 color images.
+
+    In minutes, only those that claims rest on; at `cpu`, further defenses and variants on digits
+    alone. Longer searches are at `cpu` alone: those of `minutes` decide nothing, and those of
+    `paper` have the paper's steps.
+    """
+    found = []
+    for data in (DIGITS, COLOR):
+        plan = base(scale)
+        if data == COLOR:
+            plan = replace(plan, data=DataSpec(color, size=32, limit=5000))
+        every = _of(plan) | (_longer(plan, LONGER_DEFENSES[data]) if scale == LENGTHENED else {})
+        for name, (own, labels) in every.items():
+            if scale == SCALES[0] and name not in BEHIND_CLAIMS:
+                continue
+            if (scale, data) == (LENGTHENED, COLOR) and name in FURTHER:
+                continue
+            hashes = (attack_info(spec).hash for spec in own.attacks)
+            found.append(Part(data, name, own, dict(zip(hashes, labels, strict=True))))
+    return found
+
+
+def _of(plan: Plan) -> dict[str, tuple[Plan, tuple[str, ...]]]:
+    """Each audit with the names of its attacks."""
+    strongest = plan.attacks[0]
+    still = replace(plan, utility=UtilitySpec(rounds=0))
+    planted = (
+        _changed(strongest, {"features": "tensor_fit"}),
+        Spec("robbing_the_fed"),
+        Spec("trap_weights"),
+    )
+    threat = replace(plan.threat, server=Server.MALICIOUS)
+    evil = replace(still, threat=threat, attacks=planted)
+    ours = tuple(own for own in plan.defenses if defense_name(own) in FAMILIES)
+    unaware = replace(evil, threat=replace(threat, defense_known=False), attacks=planted[1:2])
+    others = (*(own for own in plan.defenses if own not in ours), SOTERIA)
+    first = plan.seeds[:FEW]
+    noises = tuple((Spec("gaussian_noise", (("noise_std", s),)),) for s in NOISES)
+    few = replace(still, defenses=FEATURE_DEFENSES, batch_sizes=FEATURE_BATCHES, seeds=first)
+    reading = replace(few, attacks=(_reading("cocktail_party"),))
+    tensors = replace(few, threat=threat, attacks=tuple(map(_reading, TENSORS)))
+    pruned = replace(
+        still,
+        threat=threat,
+        attacks=(_reading(TENSORS[0]),),
+        defenses=((), PRUNED),
+        batch_sizes=PRUNED_BATCHES,
+    )
+    floors = replace(
+        still,
+        attacks=(strongest, plan.attacks[2]),
+        defenses=noises,
+        batch_sizes=(1,),
+        error_bound=ErrorBoundSpec(),
+    )
+    apart = tuple(_changed(strongest, change) for change in ABLATION.values())
+    ablation = replace(still, defenses=ABLATED, batch_sizes=(4,))
+    labels = tuple(ABLATION)
+    return {
+        "honest": (replace(plan, defenses=ours), HONEST),
+        "malicious": (replace(evil, defenses=ours), MALICIOUS),
+        PUBLISHED: (replace(unaware, defenses=ours), (AS_PUBLISHED,)),
+        "ablation": (replace(ablation, attacks=apart[:COMPARED]), labels[:COMPARED]),
+        PRUNED_FEATURES: (pruned, TENSORS[:1]),
+        "variants": (replace(ablation, attacks=apart[COMPARED:], seeds=first), labels[COMPARED:]),
+        "others": (replace(plan, defenses=others, seeds=first), HONEST),
+        "others-malicious": (replace(evil, defenses=others, seeds=first), MALICIOUS),
+        "floors": (floors, (HONEST[0], HONEST[2])),
+        "features": (reading, ("cocktail_party",)),
+        "tensors": (tensors, TENSORS),
+    }
+
+
+def _longer(plan: Plan, defenses: tuple[tuple[Spec, ...], ...]) -> dict[str, Any]:
+    """The searches that claims turn on, with more steps."""
+    steps = TIMES * plan.attacks[0].parameters["steps"]
+    still = replace(plan, utility=UtilitySpec(rounds=0))
+    whole, without = (
+        _changed(plan.attacks[0], change | {"steps": steps})
+        for change in tuple(ABLATION.values())[:COMPARED]
+    )
+    pair = replace(still, attacks=(whole, without), defenses=ABLATED[1:], batch_sizes=(4,))
+    return {
+        LONGER: (replace(still, attacks=(whole,), defenses=defenses), (LONG,)),
+        LONGER_ABLATION: (pair, tuple(ABLATION)[:COMPARED]),
+    }
+
+
+def _changed(spec: Spec, change: Mapping[str, Any]) -> Spec:
+    return Spec(spec.name, tuple((spec.parameters | dict(change)).items()))
+
+
+def _reading(features: str) -> Spec:
+    """Only the features: one step of the search that follows."""
+    return Spec("gradient_matching", (("features", features), ("steps", 1)))

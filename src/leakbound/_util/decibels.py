@@ -1,0 +1,42 @@
+"""PSNR and mean squared error, one from the other: the only place that converts them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+EXTREME = 300.0
+"""Decibels beyond which an error is no number of use."""
+
+
+def mse_of_psnr(psnr: Any, data_range: float = 1.0) -> Any:
+    """The mean squared error R^2 / 10^(PSNR / 10) of a PSNR in dB, in squared input units.
+
+    Shapes: a number or a numpy array; the answer the same.
+
+    Args:
+        psnr: in dB; cut at `EXTREME`.
+        data_range: R, high - low in input units.
+
+    Example:
+        >>> mse_of_psnr(20.0)
+        0.01
+    """
+    if isinstance(psnr, np.ndarray):
+        return data_range**2 / 10 ** (np.clip(psnr, -EXTREME, EXTREME) / 10)
+    return data_range**2 / 10 ** (max(min(psnr, EXTREME), -EXTREME) / 10)
+
+
+def psnr_of_mse(mse: Any, data_range: float = 1.0) -> Any:
+    """The PSNR 10 log10(R^2 / MSE) in dB: the inverse of `mse_of_psnr`; infinite for an MSE of 0.
+
+    Example:
+        >>> psnr_of_mse(0.01), psnr_of_mse(0.0)
+        (20.0, inf)
+    """
+    if isinstance(mse, np.ndarray):
+        with np.errstate(divide="ignore"):
+            return 10 * np.log10(data_range**2 / mse)
+    return 10 * math.log10(data_range**2 / mse) if mse > 0 else math.inf

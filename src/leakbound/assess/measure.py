@@ -1,0 +1,196 @@
+"""Truth against reconstruction: what was measured, and what of it is shown."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from leakbound import metrics
+from leakbound.assess.criterion import Criterion
+from leakbound.assess.record import ColumnResult, ObjectiveValues, ReleaseInfo, picture_name, short
+from leakbound.client import gradient
+from leakbound.domains import Domain
+from leakbound.pairing import Paired, pair
+from leakbound.types import Batch, Exact, Gaussian, Observation, Reconstruction, Update
+
+GAP = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """A reconstruction in the order of the truth.
+
+    Attributes:
+        metrics: by name one number an example.
+        baseline: the PSNR of the prior-only baseline.
+        matched: by example, whether the criterion is met and the baseline is beaten.
+    """
+
+    paired: Paired
+    metrics: dict[str, tuple[float | None, ...]]
+    baseline: tuple[float | None, ...]
+    matched: tuple[bool, ...]
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """As an `Assessment` holds it."""
+        return {"metrics": self.metrics, "baseline": self.baseline, "matched": self.matched}
+
+
+def measure(
+    truth: Batch,
+    answer: Reconstruction,
+    criterion: Criterion,
+    public: Batch | None,
+    *,
+    distractors: Tensor | None = None,
+    more: Sequence[metrics.Metric] = (),
+    quick: bool = False,
+) -> Measured:
+    """Pair an answer with the truth and measure both it and the prior-only baseline.
+
+    Args:
+        truth: (B, *S) what the clients held.
+        answer: the attack's.
+        criterion: with the domain.
+        public: what the baseline is taken from.
+        distractors: other examples, for `metrics.identification`.
+        more: metrics besides `metrics.METRICS`.
+        quick: the PSNR alone.
+    """
+    domain, paired = criterion.domain, pair(truth, answer)
+    low, high = domain.input_range
+    width = high - low
+    if quick:
+        found = {"psnr": metrics.psnr(paired, data_range=width)}
+    else:
+        found = metrics.evaluate(paired, data_range=width, distractors=distractors, more=more)
+    blind = domain.blind(public).to(truth.inputs).expand_as(truth.inputs).clone()
+    baseline = pair(truth, Reconstruction(blind))
+    return Measured(
+        paired,
+        {name: tuple(short(value) for value in values) for name, values in found.items()},
+        tuple(short(value) for value in metrics.psnr(baseline, data_range=width)),
+        criterion.met(truth.inputs, paired.inputs, baseline.inputs),
+    )
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a record shows of examples: fields of an `Assessment`, and files by name."""
+
+    fields: dict[str, Any]
+    files: dict[str, bytes] = field(default_factory=dict)
+
+
+def shown(
+    domain: Domain,
+    truth: Tensor | None,
+    guess: Tensor,
+    *,
+    images: bool,
+    leaks: Tensor | None = None,
+) -> Shown:
+    """Pictures or columns, as the domain has them.
+
+    Args:
+        domain: of the examples.
+        truth: (B, *S), None where it is not known.
+        guess: (B, *S) in the order of the truth.
+        images: whether anything of the data may be shown; without it errors by column alone.
+        leaks: a leak map in [0, 1], shown beside pictures.
+    """
+    own = domain.fields(truth, guess)
+    if own.columns is not None:
+        columns = [msgspec.convert(c, ColumnResult, from_attributes=True) for c in own.columns]
+        if not images:
+            bare: dict[str, None] = {"truth": None, "reconstruction": None}
+            columns = [msgspec.structs.replace(column, **bare) for column in columns]
+        return Shown({"columns": tuple(columns)})
+    if not images:
+        return Shown({})
+    files, named = {}, {}
+    strips = [(name, part, domain.input_range) for name, part in (own.pictures or {}).items()]
+    if leaks is not None and strips:
+        strips.append(("leak_map", leaks, (0.0, 1.0)))
+    for name, part, span in strips:
+        file, content = strip(part, span)
+        files[file], named[name] = content, file
+    return Shown({"pictures": named, "values": own.values}, files)
+
+
+def objective_of(answer: Reconstruction) -> ObjectiveValues:
+    """The attack's own objective before and after."""
+    start = answer.trace[0] if answer.trace else answer.objective
+    return ObjectiveValues(start=short(start), end=short(answer.objective))
+
+
+def release_of(
+    update: Update, utility: dict[str, float | None], **more: float | None
+) -> ReleaseInfo:
+    """What is known of an update's noise and of what it withholds."""
+    withheld = 0.0 if update.mask is None else 1 - float(update.mask.double().mean())
+    return ReleaseInfo(
+        law=type(update.law).__name__,
+        data_dependent=update.law.private or update.mask_private,
+        withheld=short(withheld),
+        unit=update.unit.noun,
+        utility=utility,
+        **more,
+    )
+
+
+def utility_of(update: Update, truth: Batch, seen: Observation) -> dict[str, float | None]:
+    """First-order utility kept, and the equal noise of the same second-order cost (paper A).
+
+    Shares of the plain gradient's: <g, E y> / ||g||², and sqrt(Σ g² v / ||g||²) for noise of
+    variances v; None where the release is not that of one client's gradient, or has no known law.
+    """
+    nothing: dict[str, float | None] = {"first_order": None, "second_order": None}
+    plain = len(update.rows) == 1 and len(seen.cohort) == 1
+    if not plain or seen.task.plan.steps > 1:
+        return nothing
+    g = gradient(seen.task, truth.inputs, truth.labels).detach().double()
+    total, law = float(g.square().sum()), update.law
+    if not total > 0 or not isinstance(law, Exact | Gaussian):
+        return nothing
+    variance = law.variance if isinstance(law, Gaussian) else 0.0
+    noise = float((g.square() * torch.as_tensor(variance).to(g)).sum()) / total
+    if isinstance(law, Gaussian):
+        return {"first_order": None, "second_order": short(noise**0.5)}
+    share = float((g * update.rows[0].double()).sum()) / total
+    return {"first_order": short(share), "second_order": 0.0}
+
+
+def strip(images: Tensor, input_range: tuple[float, float]) -> tuple[str, bytes]:
+    r"""The images (B, C, H, W) side by side as one PNG; returns its file name and bytes.
+
+    One channel becomes gray; three RGB; of other numbers the first is shown.
+
+    Example:
+        >>> name, content = strip(torch.zeros(2, 1, 8, 8), (0.0, 1.0))
+        >>> name.endswith(".png"), content[:4]
+        (True, b'\x89PNG')
+    """
+    from PIL import Image
+
+    low, high = input_range
+    pixels = ((images.detach().cpu().double() - low) / (high - low)).clamp(0, 1)
+    if pixels.shape[1] != 3:
+        pixels = pixels[:, :1]
+    count, channels, height, width = pixels.shape
+    canvas = torch.ones(channels, height, count * width + (count - 1) * GAP, dtype=torch.float64)
+    for i, image in enumerate(pixels):
+        canvas[:, :, i * (width + GAP) : i * (width + GAP) + width] = image
+    array = (canvas * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    picture = Image.fromarray(array[:, :, 0] if channels == 1 else array)
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG")
+    content = buffer.getvalue()
+    return picture_name(content), content

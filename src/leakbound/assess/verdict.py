@@ -1,0 +1,95 @@
+"""The only rule that says exposed, protected or undecided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from leakbound.assess.record import (
+    CERTIFIED,
+    EXPOSED,
+    ON_AVERAGE,
+    PROTECTED,
+    UNDECIDED,
+    Bound,
+    Verdict,
+)
+
+
+def decide(
+    *, exposed: bool, certified: bool = False, excluded: bool = False, on_average: bool = False
+) -> Verdict:
+    """The verdict from what was shown; what an attack did comes before what a bound says.
+
+    Args:
+        exposed: an attack met the criterion and beat the prior-only baseline.
+        certified: the truth is not known, but the update proves that the reconstruction is right.
+        excluded: a bound on all attackers excludes the criterion, or allows it no more than the
+            accepted probability.
+        on_average: a bound on all attackers' mean error lies above the criterion's error; a single
+            example may still leak.
+
+    Example:
+        >>> decide(exposed=False), decide(exposed=True, excluded=True)
+        ('undecided', 'exposed')
+    """
+    if exposed:
+        return EXPOSED
+    if certified:
+        return CERTIFIED
+    if excluded:
+        return PROTECTED
+    return ON_AVERAGE if on_average else UNDECIDED
+
+
+def verdict(
+    matched: Sequence[bool], bounds: Iterable[Bound] = (), *, certified: bool = False
+) -> Verdict:
+    """The verdict on one attack on one update.
+
+    Args:
+        matched: by example, as `Criterion.met` gives it; empty where the truth is not known.
+        bounds: on this release.
+        certified: a certificate says that the reconstruction is the input.
+
+    Raises:
+        RuntimeError: exposed although a bound excludes it for certain (not only with a
+            probability), or certified although the truth is another: one of them is wrong.
+
+    Example:
+        >>> verdict([True, False]), verdict([False]), verdict([], certified=True)
+        ('exposed', 'undecided', 'exposed (certified)')
+    """
+    exposed = any(matched)
+    if certified and matched and not exposed:
+        raise RuntimeError(
+            "a certificate says that the reconstruction is the input, and the truth that it is "
+            "not: one is wrong (is this truth the batch behind the update, as the model was fed?)"
+        )
+    general = [bound for bound in bounds if bound.covers == "all"]
+    excluding = [bound for bound in general if bound.excludes_threshold]
+    if (exposed or certified) and any(bound.on_error for bound in excluding):
+        raise RuntimeError("an attack reached a threshold that a bound excludes: one is wrong")
+    return decide(
+        exposed=exposed,
+        certified=certified,
+        excluded=bool(excluding),
+        on_average=any(bound.on_average for bound in general),
+    )
+
+
+def together(given: Iterable[Verdict | None]) -> Verdict:
+    """The verdict on a configuration from those of its experiments; None is no verdict.
+
+    Exposed if any experiment is; protected only if every one is.
+
+    Example:
+        >>> together(["protected", "protected on average", None])
+        'protected on average'
+    """
+    known = {one for one in given if one is not None}
+    for worst in (EXPOSED, CERTIFIED):
+        if worst in known:
+            return worst
+    if known == {PROTECTED}:
+        return PROTECTED
+    return ON_AVERAGE if known and known <= {PROTECTED, ON_AVERAGE} else UNDECIDED

@@ -1,0 +1,336 @@
+"""What the experiments of one plan share in one process: data, splits, models at their weights."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from leakbound import check, client, data, registry
+from leakbound._util import files
+from leakbound.audit.plan import DataSpec, ModelSpec, Plan, build_defense
+from leakbound.lpips import Lpips
+from leakbound.models.custom import load_user_model, load_weights
+from leakbound.random import permutation, stream
+from leakbound.task import trained
+from leakbound.types import Batch, NotApplicable, Task
+
+SPLITS = {"private": 0.6, "public": 0.2, "test": 0.2}
+DISTRACTORS = 100
+FEW = 10
+T = TypeVar("T")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread for a while: sums depend on the number of threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+class PlanContext:
+    """Loads each thing once; everything it hands out depends on names and seeds only.
+
+    Args:
+        spec: which data.
+        device: where models and batches live, as `torch.device` spells it. Every draw is made on
+            the CPU, so a GPU computes from the same weights, batches and noise.
+
+    Raises:
+        ValueError: no such device here.
+    """
+
+    def __init__(self, spec: DataSpec, device: str = "cpu") -> None:
+        self.spec = spec
+        self.device = usable(device)
+        if self.device.type == "cuda":  # float32 as on the CPU, and the same sums each time
+            torch.backends.cudnn.allow_tf32 = False
+            torch.backends.cudnn.deterministic = True
+        self._kept: dict[Any, Any] = {}
+
+    @cached_property
+    def dataset(self) -> data.Dataset:
+        """The plan's data."""
+        spec = self.spec
+        return data.load(spec.source, size=spec.size, channels=spec.channels, limit=spec.limit)
+
+    @cached_property
+    def splits(self) -> dict[str, Tensor]:
+        """Disjoint indices: private (the clients'), public (the attacker's) and test.
+
+        Fewer than 10 images are all private: the attacker then has no public ones. An image that
+        equals one of another split is in the first of them only; equal records of a table may be
+        different people's and stay.
+        """
+        count = len(self.dataset.labels)
+        if count < FEW:
+            none = torch.zeros(0, dtype=torch.long)
+            return {"private": torch.arange(count), "public": none, "test": none}
+        parts = data.split(count, SPLITS, seed=0, name="audit")
+        if not self.dataset.domain.copies_count_once:
+            return parts
+        return data.without_copies(parts, self.dataset.inputs)
+
+    @property
+    def copies(self) -> int:
+        """How many images are left out because another split holds the same."""
+        return len(self.dataset.labels) - sum(map(len, self.splits.values()))
+
+    @cached_property
+    def public(self) -> Batch | None:
+        """Public images: what the attacker may know of the kind of data; None if there are none."""
+        indices = self.splits["public"]
+        return self.batch(indices) if len(indices) else None
+
+    @cached_property
+    def distractors(self) -> Tensor | None:
+        """Public images among which a reconstruction has to name its own."""
+        return None if self.public is None else self.public.inputs[:DISTRACTORS]
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of one image."""
+        channels, height, width = self.dataset.inputs.shape[1:]
+        return channels, height, width
+
+    def batch(self, indices: Tensor) -> Batch:
+        """The images with these indices, on the device."""
+        own = self.dataset.batch(indices)
+        return Batch(own.inputs.to(self.device), own.labels.to(self.device))
+
+    def batches(self, size: int, clients: int, seed: int) -> list[Batch]:
+        """Private batches, the same for every defense and attack of that size and seed.
+
+        Raises:
+            ValueError: more images than the data has private ones.
+        """
+        private = self.splits["private"]
+        if size * clients > len(private):
+            raise ValueError(
+                f"batch size {size} times {clients} clients makes {size * clients} images, but the "
+                f"data has {len(private)} private ones of {len(self.dataset.labels)}; take smaller "
+                "batches or more data"
+            )
+        order = permutation(len(private), stream(seed, "batch", size))[: size * clients]
+        starts = range(0, size * clients, size)
+        return [self.batch(private[order[a : a + size]]) for a in starts]
+
+    def task(self, spec: ModelSpec, seed: int) -> Task:
+        """The model at its weights: fresh from the seed, from a file, or trained for some steps.
+
+        Raises:
+            ValueError: the model cannot be built, or does not fit the data.
+        """
+        with one_thread():
+            return self.once(("task", spec, seed), lambda: self._make_task(spec, seed))
+
+    def _make_task(self, spec: ModelSpec, seed: int) -> Task:
+        module = self._module(spec, seed).to(self.device)
+        try:
+            task = Task.of(module, classes=self.dataset.classes, public=self.public)
+        except ValueError as error:
+            raise ValueError(f"model {spec.name!r}: {error}") from None
+        image = self.dataset.inputs[: 2 if task.coupled else 1].to(self.device)
+        try:
+            client.refuse_codes(task, self.input_shape)
+            with torch.no_grad():
+                output = client.forward(task, image)
+        except (NotApplicable, client.WrongOutput) as error:
+            raise ValueError(f"model {spec.name!r}: {error}") from None
+        except Exception as error:
+            raise ValueError(
+                f"model {spec.name!r} cannot take an input of shape {tuple(image.shape)} "
+                f"({one_line(error)}); take another model, or set size and channels of the data"
+            ) from None
+        shape = tuple(output.shape)
+        if len(shape) != 2 or shape[1] < self.dataset.classes:
+            raise ValueError(
+                f"model {spec.name!r} returns {shape} for one image; give a model that returns "
+                f"(1, K) with K at least the {self.dataset.classes} classes of the data"
+            )
+        if spec.train_steps:
+            task = self._trained(task, spec.train_steps, seed)
+        return task
+
+    def _module(self, spec: ModelSpec, seed: int) -> nn.Module:
+        given = {
+            "input_shape": self.input_shape,
+            "classes": self.dataset.classes,
+            "generator": stream(seed, "model", spec.name),
+        }
+        settings = dict(spec.settings)
+        if ":" in spec.name:
+            model: nn.Module = load_user_model(spec.name, **given, **settings)
+        else:
+            model = registry.build("model", spec.name, settings, **given)
+        if spec.weights is not None:
+            load_weights(model, Path(spec.weights))
+        return model
+
+    def _trained(self, task: Task, steps: int, seed: int) -> Task:
+        """Adam (rate 1e-3, batches of 64) on public images: not the clients', not the test set."""
+        pool = self.splits["public"]
+        source = stream(seed, "pretrain")
+        weights = nn.Parameter(task.parameters.clone())
+        optimizer = torch.optim.Adam([weights], lr=1e-3)
+        for _ in range(steps):
+            batch = self.batch(pool[permutation(len(pool), source)[:64]])
+            weights.grad = client.gradient(
+                task, batch.inputs, batch.labels, weights.detach()
+            ).detach()
+            optimizer.step()
+        check.finite(f"the weights after {steps} train_steps", weights.detach())
+        return task.with_parameters(weights.detach().clone())
+
+    def size(self, spec: ModelSpec) -> int | None:
+        """The number of the model's trained parameters; None if it cannot be built."""
+
+        def count() -> int | None:
+            try:
+                return sum(p.numel() for p in trained(self._module(spec, 0)).values())
+            except ValueError:
+                return None
+
+        return self.once(("size", spec), count)
+
+    def lpips(self, path: str) -> Lpips:
+        """The metric LPIPS with the weights of that file."""
+        return self.once(("lpips", path), lambda: Lpips.load(Path(path)))
+
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        """What `make` gives, made at the first call with that key."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        kept: T = self._kept[key]
+        return kept
+
+
+def usable(device: str) -> torch.device:
+    """A device that is here.
+
+    Raises:
+        ValueError: another one, or no name of a device.
+
+    Example:
+        >>> usable("cpu")
+        device(type='cpu')
+    """
+    mend = 'give "cpu", or "cuda" on a machine with a GPU and a torch build for it'
+    try:
+        found = torch.device(device)
+        torch.zeros(1, device=found).sum().item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device is {device!r} ({one_line(error)[:120]}); {mend}") from None
+    return found
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as one short line that is the same in every run.
+
+    Example:
+        >>> one_line(TypeError("bad <f at 0x7f01>" + chr(10) + "  twice"))
+        'TypeError: bad <f at 0x> twice'
+    """
+    text = re.sub(r"0x[0-9a-fA-F]+", "0x", " ".join(str(error).split()))[:500]
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if type(error) is ValueError else f"{type(error).__name__}: {text}"
+
+
+def named_code_of(plan: Plan) -> list[str]:
+    """What a plan names as "package.module:build": models, and settings of attacks."""
+    named = {model.name for model in plan.models}
+    for attack in plan.attacks:
+        named |= {value for value in attack.parameters.values() if isinstance(value, str)}
+    return sorted(name for name in named if ":" in name)
+
+
+def code(plan: Plan) -> dict[str, str]:
+    """The digests of the imported files whose code the plan names."""
+    found = {}
+    for name in named_code_of(plan):
+        module, _, _ = name.partition(":")
+        file = getattr(sys.modules.get(module), "__file__", None)
+        if file and Path(file).is_file():
+            found[name] = hashlib.sha256(files.read(Path(file))).hexdigest()
+    return found
+
+
+def fingerprint(plan: Plan, context: PlanContext) -> dict[str, Any]:
+    """The data as run.json names it, and the digests of weight files."""
+    dataset = context.dataset
+    named = [*(spec.weights for spec in plan.models), plan.lpips_weights]
+    weights = {
+        file: hashlib.sha256(files.read(Path(file))).hexdigest()
+        for file in named
+        if file is not None
+    }
+    return {
+        "source": plan.data.source,
+        "fingerprint": dataset.fingerprint,
+        "examples": len(dataset.labels),
+        "copies": context.copies,
+        "shape": list(context.input_shape),
+        "classes": dataset.classes,
+        "weights": weights,
+    }
+
+
+def check_plan(plan: Plan, context: PlanContext) -> None:
+    """Build every model once and compare batches with the data, before any experiment runs.
+
+    Warns of images that are left out as copies.
+
+    Raises:
+        ValueError: data, a model, a batch size or a file for LPIPS that cannot work, with the
+            reason.
+    """
+    available = len(context.splits["private"])
+    if context.copies:
+        warnings.warn(
+            f"{context.copies} of {len(context.dataset.labels)} images are copies of images in "
+            "another split (private, public, test) and are left out",
+            stacklevel=2,
+        )
+    for clients in sorted({build_defense(links).cohort_size for links in plan.defenses}):
+        for size in plan.batch_sizes:
+            context.batches(size, clients, plan.seeds[0])
+    if plan.utility.rounds and plan.utility.batch_size * plan.utility.clients > available:
+        raise ValueError(
+            f"utility trains {plan.utility.clients} clients on {plan.utility.batch_size} images "
+            f"each, but the data has {available} private ones; lower utility.batch_size"
+        )
+    trains = plan.utility.rounds or any(spec.train_steps for spec in plan.models)
+    if trains and len(context.dataset.labels) < FEW:
+        raise ValueError(
+            f"data has {len(context.dataset.labels)} images, too few to train on: give at least "
+            f"{FEW}, or leave out [utility] and train_steps"
+        )
+    if context.dataset.classes < 2:
+        raise ValueError(
+            f"data has one class ({context.dataset.class_names[0]!r}), on which cross-entropy has "
+            "no gradient: put the images into two or more class folders"
+        )
+    if plan.lpips_weights is not None:
+        network, shape = context.lpips(plan.lpips_weights), context.input_shape
+        if not network.takes(shape):
+            raise ValueError(
+                f"lpips_weights is {plan.lpips_weights!r}, of the network {network.name!r}, which "
+                f"takes images of 1 or 3 channels and at least {network.smallest} x "
+                f"{network.smallest} pixels; the data has {shape}: set size of the data, take a "
+                "file of another network, or leave lpips_weights out"
+            )
+    for spec in plan.models:
+        context.task(spec, plan.seeds[0])

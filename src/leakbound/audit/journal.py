@@ -1,0 +1,122 @@
+"""Records on disk: appended line by line, read back whatever happened, finished in plan order."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Generic
+
+from leakbound._util import files
+from leakbound.assess.record import KEYS, Damage, R, decode, encode
+
+
+class Journal(Generic[R]):
+    """A JSON Lines file of records of one kind; memory holds where each stands.
+
+    `append` makes a record durable before it returns. `finish` writes all in a given order through
+    a temporary file, so a kill at any moment leaves either the old file or the new one. Reading
+    leaves the file as it is; the next `append` or `finish` writes it anew. A journal without a
+    record has no file.
+
+    Attributes:
+        ends: by key how the unit ended: its verdict, "ok", "not_applicable" or "failed".
+    """
+
+    def __init__(self, path: Path, kind: type[R]) -> None:
+        self.path, self.key = path, KEYS[kind]
+        self.kind: type[R] = kind
+        self.ends: dict[str, str] = {}
+        self._places: dict[str, tuple[int, int]] = {}
+        self._stale = False
+        self._descriptor: int | None = None
+
+    def read(self, fits: Callable[[R], bool] = lambda record: True) -> set[str]:
+        """The keys of the records that are kept: those that every reader can use and that fit.
+
+        Damaged lines are dropped with a warning. `fits` may find damage of its own, by `Damage`.
+
+        Raises:
+            ValueError: a file without a line of this journal.
+        """
+        damaged, start = 0, 0
+        for line in self._lines():
+            try:
+                record = decode(line, self.kind)
+                if encode(record) != line:
+                    raise Damage("it is not in canonical form")
+                kept = fits(record)
+            except Damage:
+                damaged += 1
+            else:
+                self._forget(record.key)  # of several the last stands
+                if kept:
+                    self._note(record, start, len(line))
+            start += len(line)
+        self._stale = start != sum(length for _, length in self._places.values())
+        if damaged:
+            warnings.warn(
+                f"{self.path} holds {damaged} damaged line{'s' if damaged > 1 else ''}: dropped, "
+                "and run again",
+                stacklevel=2,
+            )
+        return set(self._places)
+
+    def append(self, record: R) -> None:
+        """Write one record and wait until it is on disk."""
+        line = encode(record)
+        if self._stale and self._places:
+            self._rewrite(self._places)
+        if self._stale or not os.path.lexists(self.path):
+            files.write(self.path, line, key=self.key)
+            start = 0
+        else:
+            if self._descriptor is None:
+                self._descriptor = files.appending(self.path, self.key)
+            start = os.lseek(self._descriptor, 0, os.SEEK_END)
+            self._stale = True  # until all of it is written
+            files.put(self._descriptor, line)
+        self._stale = False
+        self._note(record, start, len(line))
+
+    def finish(self, order: Iterable[str]) -> None:
+        """Rewrite the file with its records in the given order."""
+        if self._places:
+            self._rewrite(order)
+
+    def close(self) -> None:
+        """Close the file; `append` opens it again."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _note(self, record: R, start: int, length: int) -> None:
+        self.ends[record.key] = record.end
+        self._places[record.key] = (start, length)
+
+    def _forget(self, key: str) -> None:
+        self._places.pop(key, None)
+        self.ends.pop(key, None)
+
+    def _lines(self) -> Iterator[bytes]:
+        files.check(self.path, key=self.key)
+        if self.path.exists():
+            with files.opened(self.path) as stream:
+                yield from stream
+
+    def _rewrite(self, keys: Iterable[str]) -> None:
+        self.close()
+        order, old = list(keys), self._places
+        files.write(self.path, self._parts([old[key] for key in order]), key=self.key)
+        self._places, end = {}, 0
+        for key in order:
+            self._places[key] = (end, old[key][1])
+            end += old[key][1]
+        self._stale = False
+
+    def _parts(self, places: list[tuple[int, int]]) -> Iterator[bytes]:
+        with files.opened(self.path) as stream:
+            for start, length in places:
+                stream.seek(start)
+                yield stream.read(length)

@@ -1,0 +1,328 @@
+"""What an attack on a captured update came to: its assessment; the truth may not be known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+import torch
+from msgspec.structs import replace
+
+from leakbound import check, tensors
+from leakbound.assess.criterion import Criterion
+from leakbound.assess.measure import measure, objective_of, release_of, shown
+from leakbound.assess.record import (
+    Assessment,
+    AttackInfo,
+    Bound,
+    CaptureInfo,
+    DataInfo,
+    Explained,
+    FindingInfo,
+    ModelInfo,
+    short,
+)
+from leakbound.assess.verdict import verdict
+from leakbound.attacks import settings_hash
+from leakbound.attacks.base import Attack, expected_rows, seen_task
+from leakbound.audit import plan as plans
+from leakbound.audit.context import PlanContext
+from leakbound.audit.experiment import defense_info, threat_info
+from leakbound.captured.capture import Capture
+from leakbound.captured.observe import Understood
+from leakbound.captured.proofs import certificate
+from leakbound.defenses import Chain, chain
+from leakbound.random import stream
+from leakbound.registry import snake
+from leakbound.risk.limits import ErrorBoundSpec, Released, RiskSpec, bounds
+from leakbound.types import Batch, Observation, Reconstruction
+
+NO_PUBLIC = "a bound is for images of a known kind: give public images (--public DATA)"
+NO_NOISE = "the declared noise was not added to this update: no bound that rests on it holds"
+NO_LAW = "no noise of a known law was declared: the update itself bounds no attacker"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One captured update under attack: what is recorded beside the attack's own result.
+
+    Attributes:
+        at: its place among the updates of the run.
+        spec: the model by name.
+        declared: the defense as it was declared; what an attacker knows of it is in `understood`.
+        public: where public images come from; None where there are none.
+        truth: the true batch, where the user holds it; no attack sees it.
+    """
+
+    capture: Capture
+    understood: Understood
+    notes: tuple[str, ...]
+    at: int
+    spec: plans.ModelSpec
+    criterion: Criterion
+    declared: Chain = field(default_factory=chain)
+    public: PlanContext | None = None
+    truth: Batch | None = None
+
+
+@dataclass(frozen=True)
+class Made:
+    """A record, and the pictures that it names."""
+
+    record: Assessment
+    pictures: dict[str, bytes] = field(default_factory=dict)
+
+
+def read_truth(path: Path | str) -> Batch:
+    """The true batch of a file: `inputs` (or x, images) and `labels` (or y), in the model's units.
+
+    Raises:
+        ValueError: a file without these, or of other types.
+    """
+    named, _ = tensors.read(Path(path))
+    found = []
+    for names in (("inputs", "x", "images"), ("labels", "y")):
+        here = [name for name in names if name in named]
+        if len(here) != 1:
+            raise ValueError(
+                f"truth {str(path)!r} holds {sorted(named)[:10]}; give exactly one of "
+                f"{', '.join(names)}"
+            )
+        found.append(named[here[0]])
+    inputs, labels = found
+    if not inputs.is_floating_point() or labels.is_floating_point():
+        raise ValueError(
+            f"truth {str(path)!r} holds inputs of type {inputs.dtype} and labels of type "
+            f"{labels.dtype}; give inputs as floats, as the model was fed, and labels as numbers"
+        )
+    return Batch(inputs, labels.long())
+
+
+def check_truth(truth: Batch, observation: Observation) -> Batch:
+    """The truth on the task's device, once it fits what was captured."""
+    shape = tuple(truth.inputs.shape[1:])
+    if shape != observation.input_shape or truth.size != observation.examples:
+        raise ValueError(
+            f"truth holds {truth.size} inputs of shape {shape}, but the update is that of "
+            f"{observation.examples} of shape {observation.input_shape}; give the batch behind it"
+        )
+    task = observation.task
+    low, high = task.input_range
+    least, most = float(truth.inputs.min()), float(truth.inputs.max())
+    if not (least >= low - 1e-6 * (high - low) and most <= high + 1e-6 * (high - low)):
+        raise ValueError(
+            f"truth runs from {least:.6g} to {most:.6g}, but input_range is {low:g} to {high:g}; "
+            "give the range that the model is fed (--input-range LOW HIGH), and the truth in it"
+        )
+    check.labels(truth.labels, task.label_range)
+    return Batch(truth.inputs.to(task.parameters), truth.labels.to(task.parameters.device))
+
+
+def explained(understood: Understood, answer: Reconstruction) -> Explained | None:
+    """What the guess explains; None where the attack says nothing of the labels of several images.
+
+    Where there is a mask, only the coordinates that were sent count.
+    """
+    observation = understood.observation
+    labels = answer.labels
+    if labels is None and observation.examples == 1:
+        labels = understood.labels
+    if labels is None or len(labels) != observation.examples:
+        return None
+    task, seen = seen_task(observation), observation.update.rows
+    with torch.no_grad():
+        rows = expected_rows(observation, task, answer.inputs, labels.to(answer.inputs.device))
+    if observation.update.mask is not None:
+        rows = rows * observation.update.mask
+    a, b = seen.double(), rows.detach().double()
+    energy, own, both = float(a.square().sum()), float(b.square().sum()), float((a * b).sum())
+    if not energy > 0 or not own > 0:
+        return None
+    off = float((a - b).square().sum())
+    direction = max(0.0, both) ** 2 / (energy * own)
+    return Explained(share=1 - off / energy, direction=direction, scale=both / own)
+
+
+def header(case: Case, name: str, attack: Attack | None, settings: str = "") -> Assessment:
+    """What a record holds before the attack has run."""
+    seen, built = case.understood.observation, case.declared
+    shown_ = settings or repr(attack)
+    key = [case.at, case.capture.digest, name, shown_, repr(built), case.spec.name, seen.cohort[0]]
+    key += [repr(seen.task.plan), list(seen.input_shape), seen.threat.labels_known]
+    own, found = case.capture, case.understood
+    return Assessment(
+        experiment=plans.digest(key)[:16],
+        attack=AttackInfo(
+            name=name, settings=shown_, hash=settings_hash(attack) if attack else "none"
+        ),
+        defense=defense_info(named_defense(built), built),
+        model=ModelInfo(name=case.spec.name, parameters={}, size=len(seen.task.parameters)),
+        data=DataInfo(
+            source="captured",
+            domain=case.criterion.domain.name,
+            shape=tuple(seen.input_shape),
+            classes=seen.task.label_range,
+        ),
+        batch_size=seen.examples,
+        clients=1,
+        seed=case.at,
+        threat=threat_info(seen.threat),
+        criterion=case.criterion.info,
+        capture=CaptureInfo(
+            name=own.name,
+            kind=own.kind,
+            digest=own.digest,
+            round=own.about.get("round"),
+            client=own.about.get("client"),
+            truth=case.truth is not None,
+            findings=tuple(
+                FindingInfo(name=f.name, value=f.value, how=f.how, sure=f.sure)
+                for f in found.findings
+            ),
+            notes=(*own.notes, *case.notes, *found.notes),
+        ),
+    )
+
+
+def judged(
+    case: Case, before: Assessment, attack: Attack, answer: Reconstruction, *, pictures: bool
+) -> Made:
+    """The record filled in from the answer, and from the truth where there is one."""
+    understood, capture = case.understood, before.capture
+    seen = understood.observation
+    assert capture is not None  # as `header` makes it
+    share = explained(understood, answer)
+    proof = None
+    if not understood.defense.links:
+        direction = None if share is None else share.direction
+        counted = understood.sure("batch size")
+        proof = certificate(seen, attack, answer, direction, counted=counted)
+    found, note = bounds_of(case)
+    measured, inputs, public = None, answer.inputs, case.public
+    if case.truth is not None:
+        measured = measure(
+            case.truth,
+            answer,
+            case.criterion,
+            None if public is None else public.public,
+            distractors=None if public is None else public.distractors,
+        )
+        inputs = measured.paired.inputs
+    truth = None if case.truth is None else case.truth.inputs
+    parts = shown(case.criterion.domain, truth, inputs, images=pictures)
+    values = parts.fields.pop("values", None)
+    known = understood.rate_known
+    capture = replace(
+        capture,
+        explained=None
+        if share is None
+        else Explained(
+            share=short(share.share) if known else None,
+            direction=short(share.direction),
+            scale=short(share.scale),
+        ),
+        certificate=proof,
+        values=values,
+    )
+    noise = short(seen.noise_share) if known and not understood.refuted else None
+    matched = () if measured is None else measured.matched
+    return Made(
+        replace(
+            before,
+            problem=answer.problem,
+            objective=objective_of(answer),
+            release=release_of(seen.update, {}, noise_share=noise),
+            bounds=found,
+            bounds_note=note,
+            verdict=verdict(matched, found, certified=proof is not None),
+            capture=capture,
+            **({} if measured is None else measured.fields),
+            **parts.fields,
+        ),
+        parts.files,
+    )
+
+
+class PublicImages(PlanContext):
+    """A data source all of whose images are public, in the units that the model is fed."""
+
+    def __init__(self, spec: plans.DataSpec, input_range: tuple[float, float] = (0.0, 1.0)) -> None:
+        super().__init__(spec)
+        self._range = input_range
+
+    def batch(self, indices: torch.Tensor) -> Batch:
+        """The images with these indices, scaled from [0, 1] to the input range."""
+        own = super().batch(indices)
+        low, high = self._range
+        return Batch(low + (high - low) * own.inputs, own.labels)
+
+    @property
+    def splits(self) -> dict[str, torch.Tensor]:
+        """All images are the attacker's."""
+        none = torch.zeros(0, dtype=torch.long)
+        every = torch.arange(len(self.dataset.labels))
+        return {"private": none, "public": every, "test": none}
+
+
+def public_images(
+    source: str, input_shape: tuple[int, ...], input_range: tuple[float, float]
+) -> PublicImages:
+    """Public images of a data source, checked against the model's input.
+
+    Raises:
+        ValueError: no such source, or images of another shape.
+    """
+    context = PublicImages(plans.DataSpec(source), input_range)
+    if context.input_shape != tuple(input_shape):
+        channels, height, width = context.input_shape
+        if len(input_shape) == 3 and input_shape[1] == input_shape[2]:
+            spec = plans.DataSpec(source, size=input_shape[1], channels=input_shape[0])
+            context = PublicImages(spec, input_range)
+        if context.input_shape != tuple(input_shape):
+            raise ValueError(
+                f"public data {source!r} has images of shape {(channels, height, width)}, the "
+                f"model takes {tuple(input_shape)}; give images of that shape"
+            )
+    return context
+
+
+def named_defense(defense: Chain) -> tuple[plans.Spec, ...]:
+    """The links of a defense as a plan would name them."""
+    return tuple(
+        plans.Spec(
+            snake(type(link).__name__),
+            tuple((f.name, plans.plain(getattr(link, f.name))) for f in fields(link) if f.init),
+        )
+        for link in defense.links
+    )
+
+
+def bounds_of(case: Case) -> tuple[tuple[Bound, ...], str | None]:
+    """The bounds on every attacker for one captured update, and why some are missing."""
+    understood, context = case.understood, case.public
+    if not understood.defense.links:
+        return (), NO_LAW
+    if understood.refuted:
+        return (), NO_NOISE
+    if context is None:
+        return (), NO_PUBLIC
+    seen, public, batch = understood.observation, context.public, case.truth
+    assert public is not None  # every image of the context is public
+    if batch is None and understood.labels is not None:  # of what stands in, labels alone count
+        batch = Batch(public.inputs[:1].expand(seen.batch_shape), understood.labels)
+    released = Released(
+        task=seen.task,
+        update=seen.update,
+        defense=understood.defense,
+        criterion=case.criterion,
+        threat=seen.threat,
+        cohort=seen.cohort,
+        batch=batch,
+        public=public,
+        truth_known=case.truth is not None,
+        key=(case.at, case.spec),
+        once=context.once,
+    )
+    spec = ErrorBoundSpec()
+    source = stream(case.at, "bounds", spec.kind, seen.examples)
+    return bounds(released, spec, RiskSpec(), source)

@@ -1,0 +1,169 @@
+"""The command line. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Annotated, Union, cast
+
+import tyro
+from tyro.conf import FlagCreatePairsOff, subcommand
+
+from leakbound._util.text import printable
+from leakbound.cli.options import VERBS
+
+USAGE, STOPPED, CLOSED, TERMINATED = 2, 130, 141, 143
+TOO_LARGE = re.compile(r"not enough memory|can't allocate|out of memory|calculation overflowed")
+
+GROUP = "leakbound.commands"
+"""Entry points of verbs from elsewhere: each as in `VERBS`, a dataclass of options with the name of
+the function ("package.module:function") that takes them and returns the exit code."""
+
+Verb = tuple[type, str]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the `leakbound` command.
+
+    Exits with 0, 1 (cells failed), 2 (a mistake), 130 (Ctrl-C), 143 (SIGTERM) or 141 (the reader of
+    the output is gone).
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):  # a character that the terminal lacks is no crash
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        with _terminable():
+            code = _ended(given)
+    except BrokenPipeError:
+        code = CLOSED
+    sys.exit(_flushed(code))
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends the program as Ctrl-C does."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Workers are ended and files closed on SIGTERM too; a second one does not disturb that."""
+    main_thread = threading.current_thread() is threading.main_thread()
+    if not main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise _Terminated
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _flushed(code: int) -> int:
+    """The exit code once all output is written; what Python flushes at its end cannot fail then."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            code = CLOSED if isinstance(error, BrokenPipeError) else USAGE
+    return code
+
+
+def _ended(arguments: list[str]) -> int:
+    """The exit code of a command; whatever stopped it is said on stderr."""
+    command: object = None
+    try:
+        if arguments in (["--version"], ["-V"]):
+            from importlib.metadata import version
+
+            print(f"leakbound {version('leakbound')}")
+            return 0
+        known = verbs(arguments)
+        command = _parsed(arguments, known)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            return _run(command, known)
+    except SystemExit as end:  # of the parser, after --help or a mistake
+        return end.code if isinstance(end.code, int) else 0
+    except KeyboardInterrupt as stop:
+        on = "; nothing is lost: run the same command again to go on"
+        _say("stopped" + (on if getattr(command, "RESUMES", False) else ""))
+        return TERMINATED if isinstance(stop, _Terminated) else STOPPED
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError) as error:
+        _say(str(error))
+        return USAGE
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not TOO_LARGE.search(str(error)):
+            raise
+        _say(
+            "there is not enough memory for what was asked; take a smaller model, input_shape or "
+            f"batch size ({str(error).splitlines()[0][:200] if str(error) else 'out of memory'})"
+        )
+        return USAGE
+
+
+def _parsed(arguments: list[str], known: Mapping[str, Verb]) -> object:
+    kinds = [Annotated[kind, subcommand(name)] for name, (kind, _) in known.items()]
+    return tyro.cli(
+        cast(type[object], Union[tuple(kinds)]),  # noqa: UP007 - made at run time
+        prog="leakbound",
+        description="How much training data do federated updates leak, and what bounds it? "
+        "(leakbound --version shows the version.)",
+        args=arguments,
+        config=(FlagCreatePairsOff,),
+    )
+
+
+def _run(command: object, known: Mapping[str, Verb]) -> int:
+    where = next(where for kind, where in known.values() if type(command) is kind)
+    module, _, name = where.partition(":")
+    code: int = getattr(import_module(module), name)(command)
+    return code
+
+
+def verbs(arguments: list[str]) -> dict[str, Verb]:
+    """All verbs by name: our own, and those that other packages add.
+
+    Others' code is imported only where it may be asked for, and one that does not load leaves the
+    rest alone.
+    """
+    found = dict(VERBS)
+    if arguments and arguments[0] in found:
+        return found
+    for point in entry_points(group=GROUP):
+        try:
+            kind, where = point.load()
+            found.setdefault(point.name, (kind, where))
+        except Exception as error:
+            _say(f"warning: the verb {point.name!r} does not load: {error}; uninstall or mend it")
+    return found
+
+
+def _say(text: str) -> None:
+    print(f"leakbound: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def _warn(message: Warning | str, category: object, *rest: object, **more: object) -> None:
+    if not issubclass(category if isinstance(category, type) else Warning, DeprecationWarning):
+        _say(f"warning: {message}")
+
+
+if __name__ == "__main__":
+    main()

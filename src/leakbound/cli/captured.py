@@ -1,0 +1,370 @@
+"""What `leakbound attack --update` and `leakbound capture` do: captured updates."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich.table import Table
+from torch import Tensor, nn
+
+from leakbound import captured, registry, tensors
+from leakbound.assess.record import CERTIFIED, Assessment
+from leakbound.audit import plan as plans
+from leakbound.audit.plan_file import parse
+from leakbound.captured import Capture, Outcome, Settings, TrainingInfo
+from leakbound.captured.assess import Case
+from leakbound.captured.findings import Finding
+from leakbound.captured.observe import SEARCH
+from leakbound.cli.progress import Bar
+from leakbound.cli.shared import spec_of
+from leakbound.cli.terminal import brief, console, errors
+from leakbound.models.custom import load_user_model
+from leakbound.random import stream
+from leakbound.risk.statement import of_bound
+
+if TYPE_CHECKING:
+    from leakbound.cli import options
+
+_OF_EXPERIMENTS = ("labels_unknown", "defense_unknown", "malicious_server", "statistics_known")
+CLASSES = 10
+MOST = 100_000
+"""Examples, steps and classes of one update: more is a slip, and would run for hours."""
+
+
+def attack(command: options.Attack) -> int:
+    """Attack a captured update, or all of a folder, and show what came out."""
+    assert command.update is not None  # the command line asks here only then
+    for name in (*_OF_EXPERIMENTS, "lpips_weights"):
+        if getattr(command, name):
+            raise ValueError(f"{name} goes with a simulated experiment; leave it out with --update")
+    for name in ("batch_size", "local_steps", "local_batch_size", "classes"):
+        value = getattr(command, name)
+        if value is not None and not 1 <= value <= MOST:
+            raise ValueError(f"{name} is {value}; give a whole number from 1 to {MOST}")
+    found = _captures(command)
+    settings = _settings(command, found[0])
+    if command.truth is not None and len(found) > 1:
+        raise ValueError(f"truth is that of one update, and {len(found)} were given; name one")
+    model = _model(command, settings)
+    known = TrainingInfo(
+        command.batch_size,
+        _labels(command.labels),
+        command.learning_rate,
+        command.local_steps,
+        command.local_batch_size,
+    )
+    bar, shown = Bar(console), dict[int, Sequence[Finding]]()
+
+    def read(case: Case) -> None:
+        shown[case.at] = case.understood.findings
+        if not command.json:
+            _show_understood(case)
+
+    def ended(record: Assessment) -> None:
+        if not command.json:
+            _certificate(record)
+
+    try:
+        with bar:
+            outcome = captured.attack_all(
+                found,
+                model,
+                settings,
+                known=known,
+                truth=command.truth,
+                out=command.out,
+                name=command.model,
+                pictures=not command.no_images,
+                watch=bar,
+                understood=read,
+                ended=ended,
+            )
+    except KeyboardInterrupt:
+        _stopped(command.out, bar.done)
+        raise
+    if command.json:
+        print(json.dumps(msgspec.to_builtins(outcome.records), indent=1, sort_keys=True))
+    else:
+        _show(outcome, shown)
+    ends = [record.status for record in outcome.records]
+    return 1 if "failed" in ends else 0 if "ok" in ends else 2
+
+
+def _settings(command: options.Attack, first: Capture) -> Settings:
+    """How updates are attacked; the first one says the input shape where the user does not."""
+    return Settings(
+        _shape(command.input_shape or first.about.get("input_shape", "")),
+        command.input_range,
+        command.classes,
+        _attacks(command.attack),
+        plans.build_defense(_defense(command.defense)),
+        command.public,
+        seed=command.seed,
+        seconds=command.time,
+        search=SEARCH if command.steps_search is None else command.steps_search,
+    )
+
+
+def _stopped(out: Path | None, done: int) -> None:
+    """Say where the attacks are that were finished before an interrupt."""
+    if out is None or not done:
+        words = "no attack was finished" if not done else "nothing is kept without --out DIR"
+        errors.print(words, soft_wrap=True)
+        return
+    errors.print(
+        f"what was found until then is in {brief(out)}; the same command runs all attacks again",
+        soft_wrap=True,
+    )
+
+
+def capture(command: options.Capture) -> int:
+    """Run a Flower app in this process, and keep what its server sees."""
+    try:
+        from leakbound.flower import capture_app
+    except ImportError as error:
+        raise ValueError(
+            f"capture needs Flower ({error}); pip install 'leakbound[flower]'"
+        ) from None
+    for number in (*command.rounds, command.clients):
+        if number < 1:
+            raise ValueError(f"rounds and clients hold {number}; give whole numbers from 1")
+    files = capture_app(
+        command.app,
+        command.out,
+        rounds=command.rounds,
+        clients=command.clients,
+        run_config=_run_config(command.run_config),
+        on_progress=lambda text: errors.print(brief(text), soft_wrap=True),
+    )
+    table = Table(show_edge=False)
+    for head in ("round", "client", "examples", "kind", "file"):
+        table.add_column(head, overflow="fold")
+    for path in files:
+        _, about = tensors.read(path)
+        told = [about.get(f"leakbound.{k}", "") for k in ("round", "client", "examples", "kind")]
+        table.add_row(*map(brief, told), brief(path))
+    console.print(table)
+    model = about.get("leakbound.model", "package.module:build")
+    shape = about.get("leakbound.input_shape", "SHAPE")
+    console.print(
+        f"{len(files)} updates in {brief(command.out)}. What do they leak?\n"
+        f"  leakbound attack --update {brief(command.out)} --model {brief(model)} "
+        f"--input-shape {brief(shape)} --out DIR",
+        soft_wrap=True,
+    )
+    console.print("(--input-range LOW HIGH if the model is fed other values than 0 to 1)")
+    return 0
+
+
+def _captures(command: options.Attack) -> list[Capture]:
+    path, before = command.update, command.before
+    assert path is not None  # asked in `attack`
+    if not path.exists():
+        raise ValueError(
+            f"update is {str(path)!r}, which does not exist; give a file, or a folder that "
+            "`leakbound capture` wrote"
+        )
+    if path.is_dir():
+        return captured.load_all(path, before, kind=command.kind, round=command.round)
+    if command.round is not None:
+        raise ValueError(f"round is {command.round}, but update is one file; leave round out")
+    return [captured.load(path, before, kind=command.kind)]
+
+
+def _model(command: options.Attack, settings: Settings) -> nn.Module:
+    """The model by name, or of the user's code; the program says which code it imports."""
+    spec = spec_of("model", command.model)
+    name, own = spec.pop("name"), spec
+    given = {
+        "input_shape": settings.input_shape,
+        "classes": CLASSES if settings.classes is None else settings.classes,
+        "generator": stream(command.seed, "model", name),
+    }
+    if ":" in name:
+        errors.print(f"importing Python code that --model names: {brief(name)}", soft_wrap=True)
+        here = str(Path.cwd())
+        if here not in sys.path:
+            sys.path.append(here)
+        return load_user_model(name, **given, **own)
+    model: nn.Module = registry.build("model", name, own, **given)
+    return model
+
+
+def _attacks(given: Sequence[str]) -> tuple[plans.Spec, ...] | None:
+    if not given:
+        return None
+    tables = [spec_of("attack", text) for text in given]
+    return parse({"models": [{"name": "mlp"}], "attacks": tables}).attacks
+
+
+def _defense(given: str) -> tuple[plans.Spec, ...]:
+    some = [{"name": "mean_image"}]
+    table = spec_of("defense", given)
+    plan = parse({"models": [{"name": "mlp"}], "attacks": some, "defenses": [table]})
+    if len(plan.defenses) != 1:
+        raise ValueError(f"defense names {len(plan.defenses)} settings; give one value for each")
+    return plan.defenses[0]
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    parts = text.replace("x", ",").split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(
+            f"input_shape is {text!r}; give the shape of one input: --input-shape 1,28,28"
+        )
+    return tuple(int(part) for part in parts)
+
+
+def _labels(text: str) -> Tensor | list[int] | None:
+    if not text:
+        return None
+    parts = text.split(",")
+    if all(part.strip().isdecimal() for part in parts):
+        return [int(part) for part in parts]
+    if not Path(text).is_file():
+        raise ValueError(
+            f"labels is {text!r}; give class numbers such as 3,5, or a file that holds `labels`"
+        )
+    named, _ = tensors.read(Path(text))
+    found = [named[name] for name in ("labels", "y") if name in named]
+    if len(found) != 1:
+        raise ValueError(f"labels {text!r} holds {sorted(named)[:10]}; give one tensor `labels`")
+    return found[0]
+
+
+def _run_config(text: str) -> dict[str, Any]:
+    """`key=value key=value` as a table; values as in TOML."""
+    import tomllib
+
+    found: dict[str, Any] = {}
+    for part in text.split():
+        try:
+            key, _, value = part.partition("=")
+            found[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[key] = value
+        if not key or "=" not in part:
+            raise ValueError(f"run_config holds {part!r}; write key=value, separated by blanks")
+    return found
+
+
+def _show_understood(case: Case) -> None:
+    """What was read off an update, before any attack."""
+    capture, task = case.capture, case.understood.observation.task
+    console.print(
+        f"[bold]{brief(capture.name)}[/bold] ({capture.kind}): {task.parameters.numel():,} numbers "
+        f"in {len(task.names)} tensors"
+    )
+    for finding in case.understood.findings:
+        _show_finding(finding)
+    for note in (*case.notes, *case.understood.notes):
+        console.print(f"  note: {brief(note)}", soft_wrap=True)
+
+
+def _show_finding(finding: Finding) -> None:
+    sure = "" if finding.sure else " (not certain)"
+    console.print(
+        f"  {finding.name}: [bold]{brief(finding.value)}[/bold]{sure}: {brief(finding.how)}",
+        soft_wrap=True,
+    )
+
+
+def _certificate(record: Assessment) -> None:
+    if record.status == "ok" and record.certificate and record.capture:
+        console.print(
+            f"[bold]{CERTIFIED}[/bold]: {brief(record.capture.name)} by "
+            f"{brief(record.attack.name)}: {brief(record.certificate)}",
+            soft_wrap=True,
+        )
+
+
+def _show(outcome: Outcome, shown: Mapping[int, Sequence[Finding]]) -> None:
+    records = outcome.records
+    for at, understood in enumerate(outcome.understood):
+        own = [record for record in records if record.seed == at]
+        if not own or own[0].capture is None:
+            continue
+        console.print(f"[bold]{brief(own[0].capture.name)}[/bold]")
+        for finding in understood.findings:
+            if finding not in shown[at]:
+                _show_finding(finding)
+        console.print(_results(own))
+        _remarks(own)
+    if outcome.unended:
+        console.print(
+            f"the time is up: {outcome.unended} of {len(records) + outcome.unended} attacks did "
+            "not begin; give more --time"
+        )
+    ends = ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in outcome.counts.items())
+    console.print(f"verdict: [bold]{ends}[/bold]")
+    if any(record.status == "ok" and not record.truth_known for record in records):
+        console.print(
+            "Without the truth no picture can be called right or wrong: how much of the update a "
+            "reconstruction explains is all that is known, and it is no PSNR. --truth FILE "
+            "measures it."
+        )
+    if outcome.page is not None:
+        console.print(f"report: {brief(outcome.page)}", soft_wrap=True)
+
+
+def _results(records: Sequence[Assessment]) -> Table:
+    """What each attack explains, and where the truth is known how good it is."""
+    table, measured = Table(show_edge=False), any(record.metrics for record in records)
+    width = min(40, max(len(brief(record.attack.name)) for record in records))
+    table.add_column("attack", no_wrap=True, overflow="ellipsis", min_width=width)
+    measures = ("PSNR dB, mean", "best", "baseline") if measured else ()
+    for head in ("explains", *measures):
+        table.add_column(head, justify="right", overflow="fold")
+    for record in records:
+        if record.status != "ok":
+            table.add_row(brief(record.attack.name), record.status.replace("_", " "))
+            continue
+        values = [_share(_explained(record))]
+        if record.metrics:
+            own, blind = ([v or 0.0 for v in part] for part in (record.psnr, record.baseline))
+            values += [f"{sum(own) / len(own):.1f}", f"{max(own):.1f}", f"{max(blind):.1f}"]
+        table.add_row(brief(record.attack.name), *values)
+    return table
+
+
+def _explained(record: Assessment) -> float | None:
+    found = record.capture and record.capture.explained
+    if not found:
+        return None
+    return found.direction if found.share is None else found.share
+
+
+def _remarks(records: Sequence[Assessment]) -> None:
+    """What attacks say of themselves, and bounds."""
+    for record in records:
+        name = brief(record.attack.name)
+        if record.status != "ok":
+            words = record.status.replace("_", " ")
+            console.print(f"{name} {words}: {brief(record.reason or '')}", soft_wrap=True)
+        if record.problem:
+            console.print(f"{name} says that it failed: {brief(record.problem)}")
+    first = next((r for r in records if r.status == "ok"), None)
+    if first is None:
+        return
+    noise = first.release and first.release.noise_share
+    if noise:
+        console.print(f"noise of the declared law makes {_share(noise)} of the update's energy")
+    for bound in first.bounds:
+        console.print(brief(of_bound(bound, first.criterion.value)))
+    if first.bounds_note:
+        console.print(f"no bound: {brief(first.bounds_note)}", soft_wrap=True)
+
+
+def _share(value: float | None) -> str:
+    """A share of the update in percent, with digits for what is left."""
+    if value is None:
+        return "unknown"
+    value = max(value, 0.0)
+    left = max(1 - value, 0.0)
+    digits = 1 if left >= 1e-3 else 3 if left >= 1e-5 else 5
+    return f"{100 * value:.{digits}f} %"

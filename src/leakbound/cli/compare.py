@@ -1,0 +1,108 @@
+"""What `leakbound compare` does: two runs beside each other."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from leakbound.cli.shared import check_files
+from leakbound.cli.terminal import console, errors, safe
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from leakbound.cli import options
+    from leakbound.report.compare import RunComparison
+
+MOST_ROWS = 12
+"""How many lines of each kind the terminal shows; the page has all."""
+
+
+def compare(command: options.Compare) -> int:
+    """Write the page of two runs and show what matters most."""
+    from leakbound.report.compare import FILE, summary, write_comparison
+    from leakbound.report.folder import read
+
+    if os.path.realpath(command.first) == os.path.realpath(command.second):
+        raise ValueError(
+            f"first and second are both {str(command.first)!r}, which shows nothing; give two runs"
+        )
+    path = command.second / FILE if command.out is None else command.out
+    if path.is_dir():
+        raise ValueError(f"out is {str(path)!r}, which is a folder; name a file, as in {FILE}")
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"out is {str(path)!r}; name a file that ends in .html, as in {FILE}")
+    check_files(path.parent, [path.name])
+    with errors.status("comparing ..."):
+        found = write_comparison(read(command.first), read(command.second), path)
+    for concern in found.concerns:
+        if concern.grave:
+            console.print(f"[bold]not fair:[/bold] {safe(concern.words)}")
+    if found.identical:
+        console.print(f"{' and '.join(found.identical)}: byte-identical in both runs")
+    console.print(summary(found))
+    for table in (_verdicts(found), _attacks(found)):
+        if table.row_count:
+            console.print(table)
+    console.print(_counts(found))
+    console.print(f"page: {safe(path)}", soft_wrap=True)
+    return 0
+
+
+def _verdicts(found: RunComparison) -> Table:
+    """The verdicts that changed."""
+    table = _table("Defense", "Model", "Batch", "A", "B")
+    changed = [pair for pair in found.verdicts if pair.change]
+    for pair in changed[:MOST_ROWS]:
+        one, other = pair.first, pair.second
+        texts = (one.defense, one.model, one.batch_size, one.verdict, other.verdict)
+        table.add_row(*map(safe, texts))
+    return _ended(table, len(changed))
+
+
+def _attacks(found: RunComparison) -> Table:
+    """The attacks whose PSNR differs visibly, the largest differences first."""
+    from leakbound.report.compare import signed
+
+    table = _table("Defense", "Attack", "Batch", "PSNR, B - A", "95 % interval", "Seeds")
+    seen = [(row, row.psnr) for row in found.attacks if row.psnr is not None and row.psnr.side]
+    seen.sort(key=lambda pair: -abs(pair[1].mean))
+    for row, psnr in seen[:MOST_ROWS]:
+        _, size, defense = row.key
+        between = f"{signed(psnr.low)} to {signed(psnr.high)}"
+        texts = (defense, row.attack, size, f"{signed(psnr.mean)} dB", between, psnr.n)
+        table.add_row(*map(safe, texts))
+    return _ended(table, len(seen))
+
+
+def _counts(found: RunComparison) -> str:
+    """One line on all the rest."""
+    words = [f"{found.both} settings in both"]
+    words += [
+        f"{sum(count for _, count in rows)} experiments only in {letter}"
+        for letter, rows in zip("AB", found.only, strict=True)
+        if rows
+    ]
+    known = [row.psnr for row in found.attacks if row.psnr is not None]
+    same = sum(one.same for one in known)
+    unseen = sum(not one.side and not one.same and one.n > 1 for one in known)
+    single = sum(one.n == 1 and not one.same for one in known)
+    words += [f"{same} with the same PSNR in every pair"] if same else []
+    words += [f"{unseen} where no difference can be seen"] if unseen else []
+    words += [f"{single} of one pair, too few for an interval"] if single else []
+    return "; ".join(words)
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(show_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _ended(table: Table, rows: int) -> Table:
+    if rows > MOST_ROWS:
+        table.add_row(f"{rows - MOST_ROWS} more on the page")
+    return table

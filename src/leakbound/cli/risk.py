@@ -1,0 +1,328 @@
+"""What `leakbound bound` and `leakbound calibrate` do: the risk corridor on the command line."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.markup import escape
+from rich.progress import track
+from rich.table import Table
+
+from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
+from leakbound.bounds import record_priors
+from leakbound.bounds.law import positive, probability
+from leakbound.cli.shared import check_files, write_files
+from leakbound.cli.terminal import console, errors, safe
+from leakbound.risk.calibrate import UNIFORM, Calibration, calibrate, under
+from leakbound.risk.corridor import MOST_STEPS, Corridor, TrainingSetting, epsilon
+from leakbound.risk.examples import Examples, listed, width_of
+from leakbound.risk.statement import UNINFORMED
+from leakbound.risk.target import Target
+
+if TYPE_CHECKING:
+    from leakbound.cli import options
+
+FILES = ("bound.json", "corridor.png", "surface.png")
+AROUND = 5.0
+"""Decibels that the plots show beside the thresholds."""
+COLUMNS = ("PSNR dB", "MSE", "baseline", "attained", "bound", "matched", "verdict")
+
+
+def bound(command: options.BoundOptions) -> int:
+    """Attained success and upper bound for one setting, over some thresholds."""
+    probability("accept", command.accept)
+    probability("delta", command.delta)
+    if command.out is not None:
+        check_files(command.out, FILES)
+    thresholds = thresholds_of(command)
+    examples = examples_of(command)
+    setting = setting_of(command, examples, command.noise_multiplier)
+    prior = examples.prior(command.prior)
+    with errors.status("bounding ..."):
+        edges = under(prior, setting, [eta for _, eta in thresholds])
+        private = _finite(epsilon(setting, command.delta))
+        matches = [examples.matches(eta) for _, eta in thresholds]
+        shares = [None if one is None else one.most for one in matches]
+    found = {
+        "setting": asdict(setting),
+        "delta": command.delta,
+        "epsilon": private,
+        "accepted": command.accept,
+        "prior": UNIFORM if prior is None else prior.name,
+        "thresholds": [
+            {
+                "psnr": psnr,
+                "mse": eta,
+                "log10_baseline": _log10(edges.log_kappa[i]),
+                "attained": float(edges.attained[i]),
+                "bound": float(edges.bound[i]),
+                "matched": shares[i],
+                "verdict": edges.verdict(i, command.accept, shares[i]),
+            }
+            for i, (psnr, eta) in enumerate(thresholds)
+        ],
+        "attained_scope": asdict(edges.attained_scope),
+        "bound_scope": asdict(edges.bound_scope),
+    }
+    if command.json:
+        print(json.dumps(found, indent=1, sort_keys=True, allow_nan=False))
+    else:
+        _show_bound(found, edges, examples)
+    if command.out is not None:
+        names = _write(command.out, found, setting, command, prior)
+        out = errors if command.json else console
+        out.print(f"written: {', '.join(names)} into {safe(command.out)}")
+    return 0
+
+
+def calibration(command: options.Calibrate) -> int:
+    """The setting that meets a target, what it means and what it costs."""
+    target = Target.parse(command.target, input_range=width_of(command.input_range))
+    noise = command.noise_multiplier
+    given, sought = noise is not None, command.solve in ("steps", "sampling_rate")
+    if given and not sought:
+        raise ValueError(
+            f"noise_multiplier is {noise:g}, but --solve {command.solve} finds it; leave it out"
+        )
+    if sought and not given:
+        raise ValueError(f"noise_multiplier is not given; --solve {command.solve} needs it")
+    examples = examples_of(command).without_constants(target)
+    prior = examples.prior(command.prior)
+    setting = setting_of(command, examples, 1.0 if noise is None else noise)
+    with errors.status("calibrating ..."):
+        found = calibrate(
+            target,
+            setting,
+            solve=command.solve,
+            clip_norm=command.clip_norm,
+            noise_std=command.noise_std,
+            delta=command.delta,
+            prior=prior,
+            matches=examples.matches(target.eta),
+            examples=examples.count,
+        )
+    if command.json:
+        shown = {**found.plain(), "left_out": list(examples.left_out)}
+        print(json.dumps(shown, indent=1, sort_keys=True, allow_nan=False))
+    else:
+        _show_calibration(found, examples)
+    return 0
+
+
+def examples_of(command: options.BoundOptions | options.Calibrate) -> Examples:
+    """The examples that the options name."""
+    if command.data is not None:
+        return Examples.of_data(
+            command.data,
+            size=command.size,
+            channels=command.channels,
+            exclude=command.exclude,
+            dim=command.dim,
+            norm=command.norm,
+            input_range=command.input_range,
+        )
+    if command.dim is None or command.norm is None:
+        raise ValueError("dim and norm are not given; give both, or --data to take them from")
+    if command.size is not None or command.channels is not None:
+        raise ValueError("size and channels resize the images of --data, which is not given")
+    if command.exclude:
+        raise ValueError("exclude leaves examples of --data out, which is not given")
+    return Examples.of_numbers(command.dim, command.norm, command.input_range)
+
+
+def setting_of(
+    command: options.BoundOptions | options.Calibrate, examples: Examples, noise: float
+) -> TrainingSetting:
+    """What the bounds need, at a noise multiplier."""
+    if math.isinf(noise):
+        raise ValueError("noise_multiplier is inf; give a number, such as 1")
+    return TrainingSetting(
+        noise,
+        dim=examples.dim,
+        norm=examples.norms[0],
+        steps=command.steps,
+        sampling_rate=command.sampling_rate,
+        participation=command.participation,
+    )
+
+
+def thresholds_of(command: options.BoundOptions) -> list[tuple[float, float]]:
+    """(PSNR, eta) of every threshold, rising in PSNR."""
+    width = width_of(command.input_range)
+    pairs = [(psnr, Target.of_psnr(psnr, 0.5, input_range=width).eta) for psnr in command.psnr]
+    for eta in command.eta:
+        positive("eta", eta)
+        psnr = psnr_of_mse(eta, width)
+        if not abs(psnr) < 300:
+            raise ValueError(f"eta is {eta:g}, {psnr:.0f} dB; give a mean squared error like 0.01")
+        pairs.append((psnr, eta))
+    if not pairs:
+        raise ValueError("psnr and eta are empty; give at least one threshold")
+    return sorted(set(pairs))
+
+
+def _show_bound(found: dict[str, Any], edges: Corridor, examples: Examples) -> None:
+    console.print(_setting_line(edges.setting, found["epsilon"], found["delta"], examples))
+    table = Table(show_edge=False)
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
+    for row in found["thresholds"]:
+        table.add_row(
+            f"{row['psnr']:.1f}",
+            f"{row['mse']:.3g}",
+            _tiny(row["log10_baseline"]),
+            f"{row['attained']:.3g}",
+            f"{row['bound']:.3g}",
+            "" if row["matched"] is None else f"{row['matched']:.2%}",
+            row["verdict"],
+        )
+    console.print(table)
+    both = "attained and bounded" if found["prior"] == UNIFORM else "bounded"
+    console.print(
+        f"accepted probability: {found['accepted']:g}; {both} on average over the prior: "
+        f"{escape(found['prior'])}"
+    )
+    if found["prior"] != UNIFORM:
+        console.print(f"attained on average over another: {UNIFORM}")
+    if examples.images is not None:
+        console.print(
+            "bound: no attacker exceeds it; matched: the share of the data that one fixed image "
+            "matches without any update"
+        )
+    _show_prior(found["prior"])
+    _show_scopes(edges)
+
+
+def _show_calibration(found: Calibration, examples: Examples) -> None:
+    answer = {**asdict(found.setting), "clip_norm": found.clip_norm}[found.solved]
+    console.print(f"{escape(str(found.target))}: [bold]{found.solved} = {answer:.6g}[/bold]")
+    edges, private = found.corridor, _finite(found.epsilon)
+    console.print(_setting_line(found.setting, private, found.delta, examples))
+    table = Table(show_edge=False, show_header=False)
+    table.add_row("upper bound: no attacker exceeds", f"{edges.bound[0]:.6g}")
+    table.add_row("attained on a linear trap", f"{edges.attained[0]:.3g}")
+    table.add_row("prior-only baseline", _tiny(_log10(edges.log_kappa[0])))
+    table.add_row("noise standard deviation on the sum", f"{found.noise_std:.6g}")
+    table.add_row("clip norm", f"{found.clip_norm:.6g}")
+    if (blind := found.matches) is not None:
+        share = f"{max(blind.constant, blind.mean):.2%}"
+        table.add_row("examples that a constant or the mean image matches", share)
+        table.add_row("examples that one other example matches", f"{blind.example:.2%}")
+    if found.examples is not None:
+        table.add_row(f"noise against naming 1 of {found.examples} examples", _less(found))
+    console.print(table)
+    if found.solved == "steps" and found.setting.steps == MOST_STEPS:
+        console.print("more steps were not tried")
+    console.print(f"prior: {escape(found.prior)}")
+    if examples.left_out:
+        one = len(examples.left_out) == 1
+        console.print(
+            f"[bold]{len(examples.left_out)} example{' is' if one else 's are'} left out[/bold]: a "
+            f"constant image matches {'it' if one else 'each of them'} within the threshold, and "
+            "no amount of noise protects such an example. The answer is for the other "
+            f"{examples.count}. Left out: "
+            f"{safe(listed(examples.left_out))}"
+        )
+    if blind is not None and blind.example > found.target.gamma:
+        console.print(
+            "[bold]These examples are alike[/bold]: whoever has one matches others without any "
+            "update. The answer holds for the prior named, not for such an attacker (--prior "
+            "gallery)."
+        )
+    _show_prior(found.prior)
+    console.print(f"verdict of `leakbound bound` on this answer: [bold]{found.verdict}[/bold]")
+    _show_scopes(edges)
+
+
+def _show_prior(prior: str) -> None:
+    """Say that a prior which knows nothing about the data bounds no attacker who does."""
+    if prior == UNIFORM:
+        console.print(f"[bold]{UNINFORMED}[/bold]. Give --data and take --prior mixture.")
+
+
+def _less(found: Calibration) -> str:
+    noise, share = found.identification_noise, found.less_noise
+    if noise is None or share is None:
+        return "none reaches the target" if noise is None else f"{noise:.6g}"
+    return f"{noise:.6g} (this answer: {abs(share):.1%} {'less' if share >= 0 else 'more'})"
+
+
+def _show_scopes(edges: Corridor) -> None:
+    for name, scope in (("upper bound", edges.bound_scope), ("attained", edges.attained_scope)):
+        console.print(f"[dim]{name}: {escape(str(scope))}[/dim]")
+
+
+def _setting_line(
+    setting: TrainingSetting, epsilon: float | None, delta: float, examples: Examples
+) -> str:
+    known = "" if examples.source is None else f" of {safe(examples.source)}"
+    private = "infinite" if epsilon is None else f"{epsilon:.4g}"
+    return (
+        f"noise multiplier {setting.noise_multiplier:.6g}, {setting.steps} "
+        f"step{'' if setting.steps == 1 else 's'} at rate {setting.sampling_rate:g} "
+        f"({setting.participation} participation), {setting.dim} values an example, least norm "
+        f"{setting.norm:.4g}{known}: epsilon {private} at delta {delta:g}"
+    )
+
+
+def _write(
+    folder: Path,
+    found: dict[str, Any],
+    setting: TrainingSetting,
+    command: options.BoundOptions,
+    prior: record_priors.RecordPrior | None,
+) -> list[str]:
+    """The same numbers as JSON and two plots; returns their names."""
+    content = json.dumps(found, indent=1, sort_keys=True, allow_nan=False).encode()
+    files = dict(zip(FILES, (content, *_plots(found, setting, command, prior)), strict=False))
+    write_files(folder, files)
+    return list(files)
+
+
+def _plots(
+    found: dict[str, Any],
+    setting: TrainingSetting,
+    command: options.BoundOptions,
+    prior: record_priors.RecordPrior | None,
+) -> list[bytes]:
+    from leakbound.report.charts import corridor_png, surface_png
+
+    shown = [row["psnr"] for row in found["thresholds"]]
+    psnr = np.linspace(shown[0] - AROUND, shown[-1] + AROUND, 61)
+    width = width_of(command.input_range)
+    eta = mse_of_psnr(psnr, width)
+    edges = under(prior, setting, eta)
+    label, accepted = "PSNR threshold (dB)", command.accept
+    corridor = corridor_png(psnr.tolist(), edges.attained, edges.bound, accepted, label=label)
+    if setting.noise_multiplier == 0:
+        return [corridor]
+    noises: list[float] = (setting.noise_multiplier * np.logspace(-1, 1, 25)).tolist()
+    grid = [
+        under(prior, replace(setting, noise_multiplier=noise), eta[::2])
+        for noise in track(noises, "risk surface", console=errors, transient=True)
+    ]
+    upper, lower = (
+        np.stack(e, 1) for e in zip(*((g.bound, g.attained) for g in grid), strict=True)
+    )
+    surface = surface_png(noises, psnr[::2].tolist(), upper, lower, accepted, label=label)
+    return [corridor, surface]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _log10(log: float) -> float | None:
+    return _finite(float(log) / math.log(10))
+
+
+def _tiny(log10: float | None) -> str:
+    """A probability from its base-10 logarithm, however small."""
+    if log10 is None:
+        return "0"
+    return f"{10**log10:.3g}" if log10 > -300 else f"1e{log10:.0f}"

@@ -1,0 +1,38 @@
+"""What one example is: images, rows of a table. Nothing outside asks which of them it has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leakbound.domains.base import ColumnErrors, Domain, Fields
+from leakbound.domains.images import ImageDomain, NumberDomain
+from leakbound.domains.table import Column, TableDomain, column_errors
+
+__all__ = [
+    "Column",
+    "ColumnErrors",
+    "Domain",
+    "Fields",
+    "ImageDomain",
+    "NumberDomain",
+    "TableDomain",
+    "column_errors",
+    "of_shape",
+]
+
+
+def of_shape(
+    shape: Sequence[int],
+    input_range: tuple[float, float] = (0.0, 1.0),
+    columns: Sequence[Column] = (),
+) -> Domain:
+    """The domain of inputs of which shape and range are known, and their columns if they have any.
+
+    Example:
+        >>> of_shape((1, 28, 28)).name, of_shape((30,)).name
+        ('images', 'values')
+    """
+    shape = tuple(shape)
+    if columns:
+        return TableDomain(shape, input_range, columns=tuple(columns))
+    return (ImageDomain if len(shape) == 3 else NumberDomain)(shape, input_range)

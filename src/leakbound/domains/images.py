@@ -1,0 +1,93 @@
+"""Images (C, H, W), and inputs that are nothing but numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from leakbound.domains.base import Fields
+from leakbound.random import uniform
+from leakbound.task import Batch
+
+_SHOWN, _VALUES = 8, 100
+"""Of how many examples the values are shown, and how many of each."""
+
+
+@dataclass(frozen=True)
+class NumberDomain:
+    """Inputs of any shape in a box, near if their root mean squared error is small.
+
+    Example:
+        >>> domain = NumberDomain((3,))
+        >>> domain.distance(torch.zeros(1, 3), torch.full((1, 3), 0.5)).tolist()
+        [0.5]
+    """
+
+    shape: tuple[int, ...]
+    input_range: tuple[float, float] = (0.0, 1.0)
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def name(self) -> str:
+        """For records."""
+        return "values"
+
+    def project(self, x: Tensor) -> Tensor:
+        """Into the box; NaN becomes its middle."""
+        low, high = self.input_range
+        return torch.nan_to_num(x, nan=(low + high) / 2, posinf=high, neginf=low).clamp(low, high)
+
+    def start(self, n: int, source: torch.Generator) -> Tensor:
+        """Uniform over the box."""
+        low, high = self.input_range
+        return low + (high - low) * uniform((n, *self.shape), source).to(self.dtype)
+
+    def blind(self, public: Batch | None) -> Tensor:
+        """The mean public example, which has the least mean squared error; else the middle."""
+        if public is not None and tuple(public.inputs.shape[1:]) == self.shape:
+            return public.inputs.mean(0)
+        return torch.full(self.shape, sum(self.input_range) / 2, dtype=self.dtype)
+
+    def distance(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+        """(N,) root mean squared error, in input units, float64 on the CPU."""
+        apart = a.detach().cpu().double() - b.detach().cpu().double()
+        return apart.square().flatten(1).mean(1).sqrt()
+
+    @property
+    def has_neighbors(self) -> bool:
+        """Whether neighboring values are alike: what total variation and pictures rest on."""
+        return False
+
+    @property
+    def copies_count_once(self) -> bool:
+        """Whether equal examples are copies of one."""
+        return True
+
+    def fields(self, truth: Tensor | None, guess: Tensor) -> Fields:
+        """The first values of the first reconstructions."""
+        rows = guess[:_SHOWN].detach().flatten(1)[:, :_VALUES].double().tolist()
+        return Fields(values=tuple(tuple(float(f"{v:.4g}") for v in row) for row in rows))
+
+
+@dataclass(frozen=True)
+class ImageDomain(NumberDomain):
+    """Images (C, H, W): numbers of which neighbors are alike, and that people look at."""
+
+    @property
+    def name(self) -> str:
+        """For records."""
+        return "images"
+
+    @property
+    def has_neighbors(self) -> bool:
+        """Whether neighboring values are alike: what total variation and pictures rest on."""
+        return True
+
+    def fields(self, truth: Tensor | None, guess: Tensor) -> Fields:
+        """Pictures of both; values, where an image is a single line."""
+        if min(self.shape[1:]) == 1:
+            return super().fields(truth, guess)
+        shown = {} if truth is None else {"truth": truth}
+        return Fields(pictures={**shown, "reconstruction": guess})

@@ -1,0 +1,126 @@
+"""Rows of a table: columns in their own units, scaled into [0, 1]."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from leakbound import check
+from leakbound.domains.base import ColumnErrors, Fields
+from leakbound.domains.images import ImageDomain
+
+TOLERANCE = 0.01
+"""The share of a column's range within which a value counts as known."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column in its own units.
+
+    Attributes:
+        low: the least value of the whole table, the 0 of the scaled column.
+        high: the greatest, its 1.
+        whole: every value is a whole number.
+    """
+
+    name: str
+    low: float
+    high: float
+    whole: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise ValueError(
+                f"column {self.name!r} runs from {self.low} to {self.high}; give two finite "
+                "values, the lower first, or leave a constant column out"
+            )
+
+    @property
+    def width(self) -> float:
+        """What 1 in scaled units is in the column's own."""
+        return self.high - self.low
+
+    @property
+    def tolerance(self) -> float:
+        """In scaled units: 1 % of the range, or what rounding a whole number mends."""
+        return min(0.5, 0.49 / self.width) if self.whole else TOLERANCE
+
+
+@dataclass(frozen=True)
+class TableDomain(ImageDomain):
+    """Rows of columns as images of one line (1, 1, n), n columns in public ranges."""
+
+    columns: tuple[Column, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """For records."""
+        return "table"
+
+    @property
+    def copies_count_once(self) -> bool:
+        """No: equal rows may be different people's."""
+        return False
+
+    def fields(self, truth: Tensor | None, guess: Tensor) -> Fields:
+        """Errors column by column; without a truth the first values."""
+        if truth is None:
+            return super().fields(truth, guess)
+        return Fields(columns=column_errors(self.columns, truth, guess))
+
+
+def column_errors(
+    columns: Sequence[Column], truth: Tensor, guess: Tensor
+) -> tuple[ColumnErrors, ...]:
+    """One entry a column in its own units: mean and largest error, share known, all values.
+
+    Shapes: `truth`, `guess` (N, *S) with as many values an example as columns, scaled, in one
+    order.
+
+    Raises:
+        ValueError: shapes that do not fit, no example, or entries that are not finite.
+
+    Example:
+        >>> import torch
+        >>> ages = Column("age", 0.0, 100.0, whole=True)
+        >>> [one] = column_errors([ages], torch.tensor([[0.5]]), torch.tensor([[0.52]]))
+        >>> round(one.mean, 3), one.matched, one.truth
+        (2.0, 0.0, (50.0,))
+    """
+    if truth.shape != guess.shape or truth.ndim < 2 or len(truth) == 0:
+        raise ValueError(
+            f"truth has shape {tuple(truth.shape)} and guess {tuple(guess.shape)}; give both as "
+            "(N, n), with at least one example"
+        )
+    if len(columns) != truth[0].numel():
+        raise ValueError(
+            f"columns holds {len(columns)} entries; give one for each of {truth[0].numel()}"
+        )
+    check.finite("truth", truth)
+    check.finite("guess", guess)
+    true, own = (x.detach().cpu().double().flatten(1) for x in (truth, guess))
+    found = []
+    for place, column in enumerate(columns):
+        off = (own[:, place] - true[:, place]).abs()
+        found.append(
+            ColumnErrors(
+                name=column.name,
+                mean=_short(float((off * column.width).mean())),
+                worst=_short(float((off * column.width).max())),
+                matched=_short(float((off <= column.tolerance).double().mean())),
+                truth=_units(column, true[:, place]),
+                reconstruction=_units(column, own[:, place]),
+            )
+        )
+    return tuple(found)
+
+
+def _units(column: Column, values: Tensor) -> tuple[float, ...]:
+    return tuple(_short(column.low + column.width * value) for value in values.tolist())
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")

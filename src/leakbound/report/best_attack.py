@@ -1,0 +1,310 @@
+"""S_D, the best-attack error of a defense: the smallest mean error that any attack reached.
+
+The error of an attack in one round is the root of the mean squared error over the batch's examples,
+relative to the inputs' range; its mean is over rounds, each with its own weights, batch and noise.
+Attackers who must choose an attack before they know the truth get no less than the smallest of
+these means. Nobody can choose the best attack for each example without the truth: that error is
+given as `oracle`.
+
+Source: Liu et al. 2025 (paper B), section 4.1, which prints the largest error where its text and
+tables take the smallest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from scipy.special import stdtrit
+
+from leakbound._util.decibels import mse_of_psnr
+from leakbound.assess.record import Assessment, Training, Values
+from leakbound.report.tables import LEVEL, ConfigurationKey, Names, defined, grouped
+
+BASELINE = "prior-only baseline"
+"""The guess that sees no update, which every attacker has."""
+UNPROVED = "unproved"
+Errors = Mapping[int, Sequence[float]]
+"""Squared errors by round (its seed), one number an example."""
+
+
+@dataclass(frozen=True)
+class BestAttackError:
+    """What the best of some attacks leaves.
+
+    Attributes:
+        rmse: S_D, the smallest mean error, in the units of the errors given.
+        low, high: cover the smallest of the true means with 95 %, whichever attack has it.
+        attack: the one that reached it; `BASELINE` where no attack beats the baseline.
+        oracle: the mean error if the best attack were known for each example.
+        baseline: the mean error of the prior-only baseline.
+        held_out: by round, the error of the attack that is best on all other rounds: what choosing
+            an attack beforehand gives, and what comparisons of defenses take.
+        means: the mean error of every attack, and of the baseline.
+        n: the rounds.
+    """
+
+    rmse: float
+    low: float
+    high: float
+    attack: str
+    oracle: float
+    baseline: float
+    held_out: Mapping[int, float]
+    means: Mapping[str, float]
+    n: int
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Squared errors of some attacks on the same rounds, in squared units of the inputs' range.
+
+    Attributes:
+        left_out: how many rounds were left out, as some attack crashed or has not run there.
+        missing: the attacks that have no result at all, and would apply as far as is known.
+    """
+
+    attacks: Mapping[str, Errors]
+    baseline: Errors
+    left_out: int
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TightestBound:
+    """A lower bound on the error of single examples, and how near the best attack comes.
+
+    Attributes:
+        root: the root of the mean of the bounds over `n` rounds, relative to the inputs' range.
+        tightness: the best attack's root mean squared error in these rounds over `root`; None where
+            that is 0.
+        name, prior: what the bound is and for which examples it holds.
+    """
+
+    root: float
+    tightness: float | None
+    name: str
+    prior: str
+    n: int
+
+
+@dataclass(frozen=True)
+class BestAttackRow:
+    """One defense: its S_D, and a bound or in a few words why none applies.
+
+    `found` is None where no round has a result of every attack. `left_out`: rounds in which an
+    attack has none; `missing`: attacks without any. `loss`: the mean training loss over the seeds
+    that ran.
+    """
+
+    defense: str
+    found: BestAttackError | None
+    left_out: int
+    missing: tuple[str, ...]
+    bound: TightestBound | str
+    loss: float | None
+
+    @property
+    def winner(self) -> str:
+        """Who reached S_D, for reading."""
+        return self.found.attack if self.found else "no round has a result of every attack"
+
+
+@dataclass(frozen=True)
+class BestAttackTable:
+    """The rows of one model and batch size."""
+
+    model: str
+    batch_size: int
+    rows: tuple[BestAttackRow, ...]
+
+
+def best_attack_error(attacks: Mapping[str, Errors], baseline: Errors) -> BestAttackError:
+    """S_D of the attacks and the prior-only baseline, over the rounds of the baseline.
+
+    The interval joins t intervals of the means, and allows for the choice of the smallest: the
+    smallest true mean belongs to one attack, so the least of the one-sided lower limits needs no
+    correction; the least of the upper limits may be any attack's, so each has its share of the
+    error (Bonferroni). The t intervals take errors as nearly normal: of three to six rounds of
+    skewed errors the upper limit is too low in up to 8 % of cases (2.5 % by right). A round in
+    which an attack did not apply counts with the baseline.
+
+    Args:
+        attacks: squared errors of every attack, by round.
+        baseline: those of the prior-only baseline, by round; at least one.
+
+    Raises:
+        ValueError: no round, or an attack with another number of examples.
+
+    Example:
+        >>> found = best_attack_error({"a": {0: [0.01], 1: [0.04]}}, {0: [0.09], 1: [0.09]})
+        >>> found.attack, round(found.rmse, 3), round(found.baseline, 3), found.held_out
+        ('a', 0.15, 0.3, {0: 0.1, 1: 0.2})
+    """
+    rounds = sorted(baseline)
+    if not rounds:
+        raise ValueError("baseline has no round; run at least one")
+    tables = {BASELINE: dict(baseline)}
+    for name, errors in attacks.items():
+        tables[name] = {seed: errors.get(seed, baseline[seed]) for seed in rounds}
+        for seed in rounds:
+            if len(tables[name][seed]) != len(baseline[seed]):
+                raise ValueError(
+                    f"attack {name!r} has {len(tables[name][seed])} examples in round {seed}, the "
+                    f"baseline {len(baseline[seed])}; give errors of the same examples"
+                )
+    own = {name: [_root(table[seed]) for seed in rounds] for name, table in tables.items()}
+    means = {name: fmean(values) for name, values in own.items()}
+    best = min(means, key=lambda name: (means[name], name != BASELINE))
+    low = min(_limit(values, -1, (1 - LEVEL) / 2) for values in own.values())
+    high = min(_limit(values, 1, (1 - LEVEL) / 2 / len(own)) for values in own.values())
+    examples = [zip(*(t[seed] for t in tables.values()), strict=True) for seed in rounds]
+    nearest = [_root([min(errors) for errors in some]) for some in examples]
+    return BestAttackError(
+        rmse=means[best],
+        low=max(0.0, low),
+        high=high,
+        attack=best,
+        oracle=fmean(nearest),
+        baseline=means[BASELINE],
+        held_out={seed: _held_out(own, i) for i, seed in enumerate(rounds)},
+        means=means,
+        n=len(rounds),
+    )
+
+
+def rounds_of(attacks: Mapping[str, Iterable[Assessment]]) -> Rounds:
+    """The errors of attacks, from their experiments on one configuration.
+
+    A round counts if every attack ran or did not apply there; else a crash would look like a weak
+    attack. What never ran is no attack here.
+    """
+    own = {name: {a.seed: a for a in some} for name, some in attacks.items()}
+    seeds = sorted({seed for some in own.values() for seed in some})
+    missing = tuple(
+        name
+        for name, some in own.items()
+        if not any(map(measured, some.values()))
+        and any(a.status != "not_applicable" for a in some.values())
+    )
+    own = {name: some for name, some in own.items() if any(map(measured, some.values()))}
+    kept = [seed for seed in seeds if _whole([some.get(seed) for some in own.values()])]
+    errors = {
+        name: {seed: squared_errors(some[seed].psnr) for seed in kept if measured(some.get(seed))}
+        for name, some in own.items()
+    }
+    baseline = {
+        seed: next(squared_errors(c[seed].baseline) for c in own.values() if measured(c[seed]))
+        for seed in kept
+    }
+    return Rounds(errors, baseline, len(seeds) - len(kept), missing)
+
+
+def measured(assessment: Assessment | None) -> bool:
+    """Whether an experiment has a number for every example."""
+    if assessment is None or assessment.status != "ok" or not assessment.psnr:
+        return False
+    return None not in (*assessment.psnr, *assessment.baseline)
+
+
+def squared_errors(psnrs: Values) -> list[float]:
+    """The squared error of each example, in squared units of the inputs' range.
+
+    Example:
+        >>> squared_errors((20.0, None, 10.0))
+        [0.01, 0.1]
+    """
+    return [mse_of_psnr(psnr) for psnr in defined(psnrs)]
+
+
+def best_attack_tables(
+    assessments: Iterable[Assessment], trainings: Iterable[Training], names: Names
+) -> tuple[BestAttackTable, ...]:
+    """One table for each model and batch size; none where no row has an S_D."""
+    losses = grouped(
+        ((names.model(t), names.defense(t)), t.training_loss)
+        for t in trainings
+        if t.status == "ok" and t.training_loss is not None
+    )
+    rows: dict[tuple[str, int], list[BestAttackRow]] = {}
+    for key, own in grouped((names.key(a), a) for a in assessments).items():
+        model, size, defense = key
+        loss = losses.get((model, defense))
+        rows.setdefault((model, size), []).append(
+            _row(key, own, names, None if loss is None else fmean(loss))
+        )
+    made = [BestAttackTable(*key, tuple(own)) for key, own in rows.items()]
+    return tuple(one for one in made if any(row.found for row in one.rows))
+
+
+def _row(
+    key: ConfigurationKey, own: Sequence[Assessment], names: Names, loss: float | None
+) -> BestAttackRow:
+    defense, rounds = key[2], rounds_of(grouped((names.attack(a), a) for a in own))
+    if not rounds.baseline:
+        return BestAttackRow(defense, None, rounds.left_out, rounds.missing, "–", loss)
+    found = best_attack_error(rounds.attacks, rounds.baseline)
+    winner = {**rounds.baseline, **rounds.attacks.get(found.attack, {})}
+    held = [a for a in own if a.seed in rounds.baseline and measured(a)]
+    bound = _tightest(held, winner)
+    return BestAttackRow(defense, found, rounds.left_out, rounds.missing, bound, loss)
+
+
+def _tightest(own: Sequence[Assessment], winner: Errors) -> TightestBound | str:
+    """Of several bounds on all attackers the one in most rounds, of these the highest.
+
+    Where the attacks' experiments of one round hold different bounds (a malicious server changes
+    the model), the lowest covers them all.
+    """
+    if any(len(errors) > 1 for errors in winner.values()):
+        return "single examples only"
+    known: dict[tuple[str, str], dict[int, list[float]]] = {}
+    others: dict[str, None] = {}
+    for a in own:
+        for bound in a.bounds:
+            if bound.on_error and bound.covers == "all":
+                level = 0.0 if bound.psnr is None else mse_of_psnr(bound.psnr)
+                by_round = known.setdefault((bound.name, bound.prior), {})
+                by_round.setdefault(a.seed, []).append(level)
+            elif bound.on_error:
+                others[bound.covers] = None
+    made = []
+    for (name, prior), by_round in known.items():
+        root = math.sqrt(fmean(min(levels) for levels in by_round.values()))
+        error = math.sqrt(fmean(value for seed in by_round for value in winner[seed]))
+        made.append(TightestBound(root, error / root if root else None, name, prior, len(by_round)))
+    if made:
+        return max(made, key=lambda one: (one.n, one.root))
+    if not others:
+        return "none"
+    proved_for = [words for words in others if words != UNPROVED]
+    return f"only for {' and '.join(proved_for)} attackers" if proved_for else "not proved here"
+
+
+def _whole(own: Sequence[Assessment | None]) -> bool:
+    """Whether every attack ran or did not apply in a round, at least one ran, on equal examples."""
+    ran = [a for a in own if a is not None and measured(a)]
+    idle = [a for a in own if a is not None and a.status == "not_applicable"]
+    return len({len(a.psnr) for a in ran}) == 1 and len(ran) + len(idle) == len(own)
+
+
+def _held_out(own: Mapping[str, Sequence[float]], at: int) -> float:
+    def elsewhere(name: str) -> float:
+        return math.fsum(value for i, value in enumerate(own[name]) if i != at)
+
+    return own[min(own, key=elsewhere)][at]
+
+
+def _limit(values: Sequence[float], side: int, tail: float) -> float:
+    """A one-sided limit of the mean by Student's t; infinite from one value."""
+    n = len(values)
+    if n < 2:
+        return side * math.inf
+    reach = float(stdtrit(n - 1, 1 - tail))
+    return fmean(values) + side * reach * stdev(values) / math.sqrt(n)
+
+
+def _root(squares: Sequence[float]) -> float:
+    return math.sqrt(fmean(squares))

@@ -1,0 +1,181 @@
+"""What attackers knew besides the update, what is declared, and where thresholds come from.
+
+A statement is a text under one of the names in `STATEMENTS`. Whoever asks for the evidence gives
+it; nothing here can check it. What nobody states is "not stated", and never looks like a good sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from leakbound.assess.record import Assessment
+from leakbound.assess.run import RunInfo
+from leakbound.report.evidence.schema import (
+    NOT_STATED,
+    Answer,
+    AttackerPart,
+    AuxiliaryLine,
+    InferredLine,
+    Item,
+    Status,
+    ThresholdLine,
+)
+from leakbound.report.gallery import captured_updates
+from leakbound.report.tables import Names
+
+STATEMENTS = {
+    "accepted_by": "Who accepted these thresholds, and when",
+    "data_holder": "Who holds the data that are to be protected",
+    "data_collection": "How the data are collected, stored and reached before any noise",
+    "data_security": "Who can reach data, models and logs without the noise, and what keeps others "
+    "out",
+    "unit_of_privacy": "Whose records count as one: an example, a person, a client",
+    "neighboring_relation": "Which data sets count as neighbors: one unit added or removed, or "
+    "replaced",
+    "participation": "How often a unit takes part in the training that is meant",
+    "privacy_budget": "What else was and will be released from the same data, and which epsilon "
+    "and delta all of it may spend",
+    "trust_model": "Who is trusted with what: central, local or distributed noise",
+    "randomness": "Where the noise of the real release comes from",
+    "side_channels": "What else leaves: timing, message sizes, errors, logs, earlier releases",
+    "hyperparameters": "How clip norm, noise and the rest were chosen, and whether on private data",
+    "bias": "Whether accuracy was compared between groups of people",
+    "deployment": "Whether model, weights, batch size and defense are those that will run",
+}
+DEFAULT_PSNR, DEFAULT_RISK = 20.0, 0.001
+MATCHED = "An example counts as reconstructed from"
+ACCEPTED = "Probability of a reconstructed example that counts as protected up to"
+
+
+def item(name: str, value: str | None, status: Status, source: str, words: str = "") -> Item:
+    """One line of what is known: without a value it is not stated, whatever its source."""
+    status = NOT_STATED if value is None else status
+    return Item(name, words or name.replace("_", " "), value, status, source)
+
+
+def declared(statements: Mapping[str, str], plan: Sequence[Item] = ()) -> tuple[Item, ...]:
+    """What was stated and not checked: first what a plan says, then every statement."""
+    return (*plan, *(asked(name, statements, words) for name, words in STATEMENTS.items()))
+
+
+def asked(name: str, statements: Mapping[str, str], words: str = "") -> Item:
+    """What somebody declared under a name."""
+    given = statements.get(name) or None
+    source = "--declare" if given else f"nobody: give --declare {name}=..."
+    return item(name, given, "declared", source, words)
+
+
+def of_plan(info: RunInfo, assessments: Iterable[Assessment]) -> list[Item]:
+    """What the plan of a run declares: how far the server goes, priors, what is accepted."""
+    bound, risk = _table(info, "error_bound"), _table(info, "risk")
+    servers = dict.fromkeys(a.threat.server for a in assessments)
+    accepted = _number(risk.get("probability"))
+    prior = risk.get("prior") if accepted is not None else None
+    bounded = bound.get("kind", "none") != "none" and "prior" in bound
+    rows = [
+        ("server", " and ".join(servers), "plan: threat.server", "Server"),
+        ("accepted_probability", None if accepted is None else f"{accepted:g}",
+         "plan: risk.probability", "Accepted probability of a reconstructed example"),
+        ("prior_of_probabilities", prior if isinstance(prior, str) else None,
+         "plan: risk.prior; that private examples are like the public ones was not checked",
+         "Prior of the probabilities"),
+        ("prior_of_error_bounds", str(bound["prior"]) if bounded else None,
+         "plan: error_bound.prior; that private examples are like it was not checked",
+         "Prior of the lower bounds on the error"),
+    ]  # fmt: skip
+    return [item(name, value, "declared", source, words) for name, value, source, words in rows]
+
+
+def attacker(info: RunInfo, assessments: Sequence[Assessment], names: Names) -> AttackerPart:
+    """What the attackers knew, with where that comes from, and what they inferred."""
+    captured = any(a.capture for a in assessments)
+    threats = [a.threat for a in assessments]
+    masked = [a for a in assessments if a.release is not None and (a.release.withheld or 0) > 0]
+    protocol = "the captured update" if captured else "the simulated round"
+    sizes = sorted({a.batch_size for a in assessments})
+    size_words = "batch size " + ", ".join(map(str, sizes[:20])) + (" ..." * (len(sizes) > 20))
+    mask: tuple[Answer, str, str] = ("no", "no release here has a mask", "the records")
+    if masked:
+        known = answer([a.threat.defense_known for a in masked])
+        mask = (known, "where a release has one", "plan: threat.defense_known")
+    lines: list[tuple[str, str, Answer, str, str]] = [
+        ("labels", "The true labels", answer([t.labels_known for t in threats]), "",
+         "plan: threat.labels_known"),
+        ("defense", "The defense and the distribution of its noise",
+         answer([t.defense_known for t in threats]), "", "plan: threat.defense_known"),
+        ("mask", "Which weights a mask withheld", *mask),
+        ("statistics", "The batch's statistics in batch norms",
+         answer([t.statistics_known for t in threats]),
+         "no bound and no guarantee of a defense covers them", "plan: threat.statistics_known"),
+        ("norms", "Norms of examples or of single gradients", "no", "no field holds them",
+         "leakbound's Observation"),
+        ("batch_size", "The batch size and the number of clients", "yes",
+         "inferred: see below" if captured else size_words, protocol),
+        ("model", "The model, its weights and the loss", "yes", "as the server sent them",
+         "the simulated round"),
+        ("shape", "Shape and range of an input", "yes", "", "the simulated round"),
+        ("auxiliary", "Public data of the same kind", *_public(info, captured)),
+        ("local_plan", "The local plan: steps, learning rate, batches", "yes",
+         "as far as inferred below" if captured else "", protocol),
+        ("malicious", "Changes of the model that the server sends (a malicious server)",
+         answer([t.server == "malicious" for t in threats]), "", "plan: threat.server"),
+        ("history", "What the same clients sent in other rounds", "no", "one round alone",
+         "the simulated round"),
+        ("noise", "The noise that was drawn, or the seed", "no", "", "the simulated round"),
+    ]  # fmt: skip
+    inferred = [
+        InferredLine(update.label, one.name, one.value, one.how, one.sure)
+        for (_, update, _), *_ in captured_updates(assessments, names)
+        for one in update.own.findings
+    ]
+    return AttackerPart(tuple(AuxiliaryLine(*line) for line in lines), tuple(inferred))
+
+
+def thresholds(
+    info: RunInfo, assessments: Iterable[Assessment], who: str | None
+) -> tuple[ThresholdLine, ...]:
+    """Every threshold with its origin and who accepted it."""
+    stored = _number(info.plan.get("psnr"))
+    kept = "; it is the default, and the stored plan does not tell a chosen value from the default"
+    found = []
+    for value in dict.fromkeys(a.criterion.value for a in assessments):
+        source = "the records; the plan names none"
+        if stored == value:
+            source = "plan: criterion.psnr" + kept * (stored == DEFAULT_PSNR)
+        found.append(threshold("reconstructed", value, source, who))
+    accepted = _number(_table(info, "risk").get("probability"))
+    source = "plan: risk.probability" + kept * (accepted == DEFAULT_RISK)
+    return (*found, threshold("accepted", accepted, source, who))
+
+
+def threshold(name: str, value: float | None, source: str, who: str | None) -> ThresholdLine:
+    """A PSNR from which an example is "reconstructed", or the probability that is "accepted"."""
+    origin = NOT_STATED if value is None else source
+    if name == "accepted":
+        return ThresholdLine("accepted", ACCEPTED, value, "", origin, who or NOT_STATED)
+    return ThresholdLine("reconstructed", MATCHED, value, "dB PSNR", origin, who or NOT_STATED)
+
+
+def answer(known: Sequence[bool]) -> Answer:
+    """Whether all of them, some or none."""
+    return "yes" if all(known) else "in some experiments" if any(known) else "no"
+
+
+def _public(info: RunInfo, captured: bool) -> tuple[Answer, str, str]:
+    if captured:
+        public = str(info.plan.get("public") or "")
+        return "yes" if public else "no", public, "--public"
+    if info.data.examples < 10:
+        return "no", "fewer than 10 examples: all are private", "data split"
+    return "yes", "a fifth of the data set, never the victims' examples", "data split"
+
+
+def _table(info: RunInfo, name: str) -> dict[str, Any]:
+    value = info.plan.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    whole = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if whole and abs(value) < 1e300 else None

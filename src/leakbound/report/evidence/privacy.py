@@ -1,0 +1,203 @@
+"""What a claim of differential privacy has to say, one line a question; what is not known says so.
+
+The questions follow NIST SP 800-226 (2025), in our own words and choice. A line is
+"computed" from stated numbers, "by construction" of the mechanism or of the simulation, "measured",
+"declared" or "not stated".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from leakbound.assess.record import DefenseInfo
+from leakbound.report.evidence.auxiliary import asked, item
+from leakbound.report.evidence.schema import NOT_STATED, Epsilons, Item, PrivacyClaim
+
+QUESTIONS = {
+    "unit_of_privacy": "Unit of privacy",
+    "parameters": "Epsilon and delta",
+    "meaning": "What they mean",
+    "neighboring_relation": "Neighboring relation",
+    "mechanism": "Mechanism",
+    "sensitivity": "Sensitivity",
+    "composition": "Composition",
+    "privacy_budget": "Privacy budget over later releases",
+    "accountant": "Accountant",
+    "sampling": "Sampling and participation",
+    "trust_model": "Trust model",
+    "randomness": "Source of randomness",
+    "floating_point": "Floating point",
+    "side_channels": "Side channels",
+    "hyperparameters": "Parameters that depend on data",
+    "beyond": "What the guarantee leaves out",
+    "utility": "Utility",
+    "bias": "Bias",
+    "data_collection": "Exposure before the mechanism",
+    "data_security": "Data security and access control",
+}
+_MECHANISM = re.compile(r"GaussianMechanism\(noise_multiplier=([0-9.eE+-]{1,30})\)")
+_CLIP = re.compile(r"ClipExamples\(clip_norm=([0-9.eE+-]{1,30})\)")
+MEANING = (
+    "whatever is done with what was released, a test of whether one unit took part gains at most a "
+    "factor of exp(epsilon) in its odds, but for a chance of delta; several releases add up"
+)
+NEIGHBORS = "one example added or removed; the batch size is public and stays the divisor"
+FLOATS = (
+    "noise is drawn and added in floating point; the proof is for real numbers, and released "
+    "digits can reveal more (docs/sharp_edges/floating_point_noise.md)"
+)
+
+
+def mechanism(settings: str) -> tuple[float, float] | None:
+    """Noise multiplier and clip norm of a chain with one Gaussian mechanism on clipped examples.
+
+    None for every other chain, of which nothing is computed.
+
+    Example:
+        >>> mechanism("ClipExamples(clip_norm=2.0) → Mean() → GaussianMechanism(noise_multiplier="
+        ...           "0.5)")
+        (0.5, 2.0)
+    """
+    noises, clips = _MECHANISM.findall(settings), _CLIP.findall(settings)
+    if (len(noises), len(clips)) != (1, 1):
+        return None
+    try:
+        noise, clip = float(noises[0]), float(clips[0])
+    except ValueError:
+        return None
+    return (noise, clip) if 0 < noise < 1e100 and 0 < clip < 1e100 else None
+
+
+def of_defense(
+    claim: str,
+    defense: DefenseInfo,
+    epsilons: Epsilons | None,
+    statements: Mapping[str, str],
+    *,
+    utility: str | None,
+    statistics: bool,
+) -> PrivacyClaim:
+    """Every question for one defense of a run that claims differential privacy.
+
+    Args:
+        claim: the defense's label.
+        defense: as records hold it.
+        epsilons: of one release, if its mechanism is known.
+        statements: what was declared.
+        utility: what was measured of it, in words.
+        statistics: the batch's statistics are known besides the release.
+    """
+    known = mechanism(defense.settings)
+    audit = "the audit"
+    answers = [
+        _covered("unit_of_privacy", "one example of a client's batch", statements),
+        item("parameters", _words(epsilons), "computed", "of one release, from the settings"),
+        _covered("neighboring_relation", NEIGHBORS, statements),
+        item("mechanism", defense.settings, "by construction", "the records"),
+        _sensitivity(None if known is None else known[1], "the clip norm in the settings"),
+        item("composition", "none: one release in one round", "by construction", audit),
+        item("accountant", known and "the trade-off curve of one Gaussian mechanism, exact",
+             "computed", "leakbound.bounds.conversions"),
+        item("sampling", "none: every example of the batch takes part", "by construction", audit),
+        item("randomness", "a seeded generator: EXPERIMENT ONLY. Whoever has the seed subtracts "
+             "the noise", "by construction", "the audit's streams are named by the plan's seeds"),
+        _constructed("floating_point", FLOATS),
+        _constructed("beyond", "the batch's statistics, which are known besides the release "
+                     "without noise; " * statistics + "other rounds, properties of the whole "
+                     "batch, several examples of one person"),
+        item("utility", utility, "measured", "the trainings of this run"),
+    ]  # fmt: skip
+    if not statements.get("trust_model"):
+        source = "in the simulation each client adds its own noise and the server is the attacker"
+        more = f"{source}; of the deployment: --declare trust_model=..."
+        answers.append(item("trust_model", None, "declared", more))
+    if defense.data_dependent_law:
+        chosen = "noise or mask depend on the private batch"
+        answers.append(item("hyperparameters", chosen, "by construction", "the records"))
+    return _claim(claim, epsilons, answers, statements)
+
+
+def of_training(
+    given: Mapping[str, Any], epsilons: Epsilons, sees: str, statements: Mapping[str, str]
+) -> PrivacyClaim:
+    """Every question for DP-SGD with stated settings.
+
+    Args:
+        given: `noise_multiplier`, `clip_norm`, `steps` and `sampling_rate`.
+        epsilons: of the whole training.
+        sees: which steps hold an example for the attacker, in words.
+        statements: what was declared.
+    """
+    noise, clip = given["noise_multiplier"], given["clip_norm"]
+    spread = f", standard deviation {noise * clip:g} on the sum" if clip else ""
+    accountant = (
+        "leakbound's own: the composed privacy loss of the subsampled Gaussian mechanism on a "
+        "grid, or the mean over numbers of sightings where they are visible"
+    )
+    answers = [
+        _covered("unit_of_privacy", "one example", statements),
+        item("parameters", _words(epsilons), "computed", accountant),
+        _covered("neighboring_relation", NEIGHBORS, statements),
+        item("mechanism", f"Gaussian noise of multiplier {noise:g} on the sum of clipped gradients"
+             f"{spread}", "declared", "--training"),
+        _sensitivity(clip, "--training clip_norm"),
+        item("composition", f"{given['steps']} steps, each on a new sample", "computed",
+             "--training steps"),
+        item("accountant", accountant, "computed", "rounded to the safe side"),
+        item("sampling", f"Poisson sampling at rate {given['sampling_rate']:g}; {sees}", "declared",
+             "--training sampling_rate, participation"),
+        _constructed("floating_point", FLOATS),
+        _constructed("beyond", "other releases from the same data, properties of the whole data "
+                     "set, several examples of one person, examples that take part other than by "
+                     "Poisson sampling"),
+    ]  # fmt: skip
+    return _claim("DP-SGD with these settings", epsilons, answers, statements)
+
+
+def _claim(
+    claim: str, epsilons: Epsilons | None, answers: list[Item], statements: Mapping[str, str]
+) -> PrivacyClaim:
+    """All questions in their order; those without an answer are asked of the statements."""
+    known = {one.name: one for one in [_constructed("meaning", MEANING), *answers]}
+    items = [
+        msgspec.structs.replace(known.get(name) or asked(name, statements), words=words)
+        for name, words in QUESTIONS.items()
+    ]
+    open_ = sum(one.status == NOT_STATED for one in items)
+    return PrivacyClaim(claim, epsilons, open_, tuple(items))
+
+
+def _words(found: Epsilons | None) -> str | None:
+    """Epsilon and delta in words; None where nothing is known of them."""
+    if found is None:
+        return None
+    one, other = (
+        f"{value:.4g}" if isinstance(value, float) else value
+        for value in (found.add_remove, found.replace)
+    )
+    words = f"epsilon {one} at delta {found.delta:g}, one example added or removed"
+    return words if other is None else f"{words}; {other} at that delta, one replaced"
+
+
+def _covered(name: str, words: str, statements: Mapping[str, str]) -> Item:
+    """What the mechanism covers, and beside it what somebody declared."""
+    given = statements.get(name)
+    return _constructed(name, f"{words}; declared: {given}" if given else words)
+
+
+def _constructed(name: str, words: str) -> Item:
+    return item(name, words, "by construction", "the mechanism")
+
+
+def _sensitivity(clip: float | None, source: str) -> Item:
+    words = None
+    if clip is not None:
+        words = (
+            f"{clip:g} in L2 norm for the sum of clipped gradients, one example added or removed; "
+            f"{2 * clip:g}, one replaced"
+        )
+    return item("sensitivity", words, "by construction", source)

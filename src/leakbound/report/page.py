@@ -1,0 +1,312 @@
+"""One HTML page of a run: what was tested, what was reconstructed and what that shows."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from leakbound.assess.record import CERTIFIED, ON_AVERAGE, VERDICTS, Assessment
+from leakbound.report import best_attack, tables
+from leakbound.report.folder import Run, read
+from leakbound.report.gallery import (
+    BASELINE,
+    Card,
+    CardSource,
+    best_examples,
+    captured_updates,
+    cards_of,
+    pages_of,
+)
+from leakbound.report.template import check_installed, decimal, rendered, save, significant
+
+FILE = "report.html"
+ROWS = 500
+"""How many rows of one kind the first page shows."""
+PANELS, LINES = 12, 20
+"""Of how many models and batch sizes the first page has plots, and of how many attacks."""
+_LONG = (
+    *("verdicts", "summaries", "failed", "untrained", "inapplicable", "captured", "settings"),
+    *("attacks", "models", "progress", "pages"),
+)
+LONGEST_PLAN = 100_000
+"""How many letters of the plan the page shows."""
+
+
+def write(folder: Path, *, images: bool = True) -> Path:
+    """Write `report.html` into a run folder; the same inputs give the same bytes.
+
+    A run of more than `gallery.EXPERIMENTS` experiments gets further pages beside it
+    (`report-2.html`, ...), and their pictures stay in `pictures/`; that of a smaller run is one
+    file that holds all.
+
+    Args:
+        folder: where an audit left `run.json` and `records.jsonl`.
+        images: with the pictures of true and reconstructed examples; without, no page shows any.
+
+    Returns:
+        The path of the first page. All are readable by their owner only.
+
+    Raises:
+        ValueError: a missing or damaged file, an unknown schema, a folder that cannot be written,
+            a report.html that leakbound did not write, or jinja2 or matplotlib is not installed.
+    """
+    check_installed()
+    folder = Path(folder)
+    for name, page in _pages(read(folder), images):
+        save(folder / name, page)
+    return folder / FILE
+
+
+def _pages(run: Run, images: bool) -> Iterator[tuple[str, str]]:
+    """The report's pages as text, by their file names; `FILE` first."""
+    names = tables.Names(run.assessments, run.trainings)
+    parts = pages_of(run.assessments, names)
+    pages_at = [FILE, *(f"report-{number}.html" for number in range(2, len(parts) + 1))]
+    common, best = _context(run, names), best_examples(parts, names)
+    place = {a.experiment: number for number, a in enumerate(run.assessments, 1)}
+    labels = [_label(part, place) for part in parts]
+    for part, here, about in zip(parts, pages_at, labels, strict=True):
+        links = {
+            key: ("" if pages_at[page] == here else pages_at[page]) + f"#{anchor}"
+            for key, (page, anchor) in best.items()
+        }
+        cards = cards_of(run, names, part, images=images, inline=len(pages_at) == 1)
+        context = common | _shown(cards)
+        context |= {
+            "images": images,
+            "best": links,
+            "here": here,
+            "home": "" if here == FILE else FILE,
+            "about": about,
+            "pages": list(zip(pages_at, labels, strict=True)),
+            "linked": len(pages_at) > 1,
+            "img_from": "data:" if len(pages_at) == 1 else "data: 'self' file:",
+            "own_data": context["pictures"] and run.info.own_data,
+        }
+        if here == FILE:
+            yield here, rendered("report.html.j2", _first_page(context))
+        else:
+            yield here, rendered("report.further.j2", _further_page(context))
+
+
+def _label(part: Sequence[CardSource], place: Mapping[str, int]) -> str:
+    numbers = [place[a.experiment] for source in part for a in source.experiments] or [0]
+    return f"experiments {min(numbers):,} to {max(numbers):,}"
+
+
+def _first_page(context: dict[str, Any]) -> dict[str, Any]:
+    """The page of the whole run; of long tables, what matters most."""
+    rows = context["verdicts"]
+    measured = [row for row in rows if row.best_psnr is not None and row.strongest_attack]
+    worst = max(measured, key=lambda row: row.best_psnr, default=None)
+    anchor = worst and context["best"].get((*worst.key, worst.strongest_attack))
+    if len(rows) > ROWS:
+        rows = sorted(rows, key=lambda row: (VERDICTS.index(row.verdict), -(row.best_psnr or 0.0)))
+    summaries = context["summaries"]
+    if len(summaries) > ROWS:
+        summaries = sorted(summaries, key=lambda row: -(row.best_psnr or 0.0))
+    context = context | {"verdicts": rows, "summaries": summaries}
+    left_out = {name: max(0, len(context[name]) - ROWS) for name in _LONG}
+    left_out["best_attack"] = context["best_attack_left_out"]
+    shown = {name: context[name][:ROWS] for name in _LONG}
+    more = {"worst": worst, "worst_anchor": anchor, "contents": _contents(context)}
+    return context | shown | more | {"left_out": left_out}
+
+
+def _further_page(context: dict[str, Any]) -> dict[str, Any]:
+    """A page of experiments, with the rows of their configurations."""
+    own = {(card.model, card.batch_size, card.defense) for card in context["gallery"]}
+    mine = {
+        name: [row for row in context[name] if (row.model, row.batch_size, row.defense) in own]
+        for name in ("verdicts", "summaries")
+    }
+    at = [file for file, _ in context["pages"]].index(context["here"])
+    beside = context["pages"][max(0, at - 1) : at + 2]
+    return context | mine | {"pages": beside, "left_out": {"pages": 0}}
+
+
+def _context(run: Run, names: tables.Names) -> dict[str, Any]:
+    """What holds on every page of a run."""
+    own = run.assessments
+    theorems = tables.Theorems(own)
+    verdicts = tables.configurations(own, names, theorems)
+    summaries = tables.attack_summaries(own, names)
+    words, defenses = _verdict_words(own), _defenses(own)
+    plan = json.dumps(run.info.plan, indent=1, sort_keys=True, ensure_ascii=False)
+    missing = [*tables.missing_bounds(own, names).items()]
+    untrained = [training for training in run.trainings if training.status == "failed"]
+    reasons = Counter(
+        (*names.key(a), names.attack(a), str(a.reason)) for a in own if a.status == "not_applicable"
+    )
+    return {
+        "info": run.info,
+        "plan": plan if len(plan) <= LONGEST_PLAN else f"{plan[:LONGEST_PLAN]} ... (see run.json)",
+        "names": names,
+        "status": Counter(a.status for a in own),
+        "missing": run.missing,
+        "problems": sum(bool(a.problem) for a in own if a.status == "ok"),
+        "verdict_words": words,
+        "counts": [(word, sum(row.verdict == word for row in verdicts)) for word in words],
+        "verdicts": verdicts,
+        "configurations": len(verdicts),
+        "summaries": summaries,
+        "lpips": any(row.lpips for row in summaries),
+        "failed": [a for a in own if a.status == "failed"],
+        "untrained": untrained,
+        "untrained_count": len(untrained),
+        "inapplicable": list(reasons.items()),
+        "captured": captured_updates(own, names),
+        "truth_unknown": not all(a.truth_known for a in own),
+        "defenses": defenses,
+        "settings": [(name, text) for name, _, _, settings in defenses for text in settings],
+        "attacks": list(names.attacks.items()),
+        "models": list(names.models.items()),
+        "labels_hidden": not all(a.threat.labels_known for a in own),
+        "accuracies": tables.accuracies(run.trainings, names),
+        "title": tables.title,
+        "measure": _measure,
+        "reading": _reading,
+        "threats": list(dict.fromkeys(a.threat for a in own)),
+        "thresholds": list(dict.fromkeys(a.criterion.value for a in own)),
+        "batch_sizes": sorted({a.batch_size for a in own}),
+        "seeds": sorted({a.seed for a in own}),
+        "clients": sorted({a.clients for a in own}),
+        "error_bounds": any(row.error_bound for row in verdicts),
+        "success_bounds": any(row.success_bound for row in verdicts),
+        "theorems": theorems.all[: tables.SHOWN],
+        "more_theorems": max(0, len(theorems.all) - tables.SHOWN),
+        "unbounded": missing[: tables.SHOWN],
+        "more_unbounded": max(0, len(missing) - tables.SHOWN),
+        **_best_attack(run, names),
+        **_charts(run, names, summaries, verdicts),
+    }
+
+
+def _contents(context: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The page's sections by anchor and name: those that it has."""
+    sections = [
+        ("certified", "Exposed for certain", context["certified"]),
+        ("captured", "Captured updates", context["captured"]),
+        ("verdicts", "Verdicts", True),
+        ("best-attack", "Best-attack error", context["best_attack"]),
+        ("tested", "What was tested", True),
+        ("tradeoff", "Privacy and utility", context["tradeoffs"]),
+        ("training", "Training", context["progress_plots"]),
+        ("curves", "Error by strength", context["curves"]),
+        ("results", "Results by attack", True),
+        ("failed", "Failed", context["failed"] or context["untrained"]),
+        ("inapplicable", "Not applicable", context["inapplicable"]),
+        ("gallery", "Pictures" if context["pictures"] else "Experiments", True),
+        ("settings", "Settings", True),
+    ]
+    return [(anchor, words) for anchor, words, there in sections if there]
+
+
+def _shown(gallery: Sequence[Card]) -> dict[str, Any]:
+    """The cards of one page, and what they are filtered by."""
+    entries = [entry for card in gallery for entry in card.entries]
+    return {
+        "gallery": gallery,
+        "experiments_shown": len(entries),
+        "certified": [entry for entry in entries if entry.own.certificate],
+        "drilled": any(card.table.examples for card in gallery),
+        "pictures": any(e.picture or e.truth or e.leak_map for e in entries),
+        "shown_models": list(dict.fromkeys(card.model for card in gallery)),
+        "shown_defenses": list(dict.fromkeys(card.defense for card in gallery)),
+        "shown_attacks": list(dict.fromkeys(entry.attack for entry in entries)),
+    }
+
+
+def _measure(name: str) -> str:
+    """A column of one example's measures for reading."""
+    words = {
+        "psnr": "PSNR, dB",
+        BASELINE: "baseline, dB",
+        "identification": "identified",
+        "ms_ssim": "MS-SSIM",
+        "label_accuracy": "label right",
+    }
+    short = ("ssim", "mse", "rmse", "lpips", "ncc")
+    return name.upper() if name in short else words.get(name, name).replace("_", " ")
+
+
+def _reading(name: str, value: float | None) -> str:
+    """One example's value of a measure for reading."""
+    if value in (0.0, 1.0) and name in ("identification", "label_accuracy"):
+        return "yes" if value else "no"
+    return decimal(value) if name in ("psnr", BASELINE) else significant(value)
+
+
+def _verdict_words(own: Sequence[Assessment]) -> list[str]:
+    """The verdicts that this page explains: two of them only where they may occur."""
+    bounded = any(a.verdict == ON_AVERAGE or any(bound.on_error for bound in a.bounds) for a in own)
+    certified = any(a.verdict == CERTIFIED for a in own)
+    shown = {ON_AVERAGE: bounded, CERTIFIED: certified}
+    return [word for word in VERDICTS if shown.get(word, True)]
+
+
+def _defenses(own: Sequence[Assessment]) -> list[tuple[str, str, bool, list[str]]]:
+    """Each defense by name with its guarantee and all settings that were tested."""
+    found = tables.grouped(
+        ((d.name, d.guarantee, d.data_dependent_law), d.settings) for d in (a.defense for a in own)
+    )
+    return [(*key, list(dict.fromkeys(settings))) for key, settings in found.items()]
+
+
+def _best_attack(run: Run, names: tables.Names) -> dict[str, Any]:
+    found = best_attack.best_attack_tables(run.assessments, run.trainings, names)
+    rows = [row for table in found for row in table.rows]
+    shown, room = [], ROWS
+    for table in found:
+        if room > 0:
+            shown.append(replace(table, rows=table.rows[:room]))
+            room -= len(table.rows)
+    return {
+        "best_attack": shown,
+        "best_attack_left_out": max(0, len(rows) - ROWS),
+        "tight": any(isinstance(row.bound, best_attack.TightestBound) for row in rows),
+        "losses": any(row.loss is not None for row in rows),
+    }
+
+
+def _charts(
+    run: Run,
+    names: tables.Names,
+    summaries: Sequence[tables.AttackSummary],
+    verdicts: Sequence[tables.Configuration],
+) -> dict[str, Any]:
+    from leakbound.report import charts
+
+    both = list(dict.fromkeys((row.model, row.batch_size) for row in summaries))
+    attacks = list(names.attacks)[:LINES]
+    drawn = set(both[:PANELS])
+    rows = [r for r in summaries if (r.model, r.batch_size) in drawn and r.attack in attacks]
+    limits = {a.criterion.value for a in run.assessments}
+    threshold = limits.pop() if len(limits) == 1 else None
+    defenses = list(dict.fromkeys(setting.name for setting in names.settings.values()))
+    accuracies = tables.accuracies(run.trainings, names)
+    tradeoffs = charts.tradeoffs(rows, names.settings, accuracies, defenses, threshold)
+    bounds = {row.key: row.error_bound.psnr for row in verdicts if row.error_bound}
+    curves = charts.curves(rows, names.settings, attacks, threshold, bounds)
+    progress = charts.loss_curves(run.trainings, names)
+    labels = charts.drawn_losses(progress, names)
+    trained = dict.fromkeys(row.defense for row in progress)
+    return {
+        "tradeoffs": tradeoffs,
+        "tradeoff_keys": charts.keys([*map(tables.title, defenses)], "kt") if tradeoffs else [],
+        "curves": curves,
+        "curve_keys": charts.keys(attacks, "kc") if curves else [],
+        "panels_left_out": max(0, len(both) - PANELS),
+        "lines_left_out": len(names.attacks) - len(attacks),
+        "bound_key": charts.bound_key("ko") if curves and bounds else "",
+        "threshold": threshold,
+        "progress": progress,
+        "progress_plots": charts.loss_panels(progress, labels)[:PANELS],
+        "progress_keys": charts.keys(labels, "kl"),
+        "progress_rest": [label for label in trained if label not in labels],
+        "early": any(row.early is not None for row in progress),
+    }

@@ -1,0 +1,442 @@
+"""From an accepted risk to noise, clip norm, steps or sampling rate, and to a defense."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from leakbound import check
+from leakbound._util import pictures
+from leakbound.assess.record import Verdict
+from leakbound.bounds import composition, identification
+from leakbound.bounds.law import positive, probability
+from leakbound.bounds.record_priors import RecordPrior
+from leakbound.bounds.roots import FAR, edge
+from leakbound.risk.corridor import (
+    MOST_STEPS,
+    Corridor,
+    TrainingSetting,
+    bound_law,
+    corridor,
+    epsilon,
+    scope_notes,
+    spelled,
+    uninformed_note,
+)
+from leakbound.risk.kappa import BaselineMatches, refuse_matched
+from leakbound.risk.target import Target
+
+if TYPE_CHECKING:
+    from leakbound.defenses import Chain
+
+Excess = Callable[..., float]
+Solve = Literal["noise_multiplier", "clip_norm", "steps", "sampling_rate"]
+SOLVES = ("noise_multiplier", "clip_norm", "steps", "sampling_rate")
+
+UNIFORM = "direction uniform on a sphere"
+DIGITS = 5
+"""Significant digits of an answer, rounded to the safe side."""
+NEAR = 5e-5
+"""How close a search comes, as a part of the answer."""
+LEAST = 1e-12
+"""The smallest probability that a target may accept: no prior is known to such a precision."""
+KAPPA_ERROR, GAMMA_ERROR = 1e-8, 1e-9
+"""Bounds of the relative errors of log kappa and of gamma: the check moves both against us."""
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """A setting whose upper bound meets a target, and what it means.
+
+    Attributes:
+        target: the risk that was asked for.
+        solved: the name of the quantity that was solved for.
+        setting: the whole setting, with the answer in it.
+        clip_norm: per-example bound of the gradient's norm.
+        epsilon, delta: what the setting means as differential privacy (add or remove one example).
+        corridor: attained success and upper bound of the corridor at the target's eta.
+        prior: for which examples the upper bound holds.
+        matches: what guesses without an update match in the data, if data were given.
+        identification_noise: the multiplier that protects against naming one of `examples` examples
+            with the target's probability; None where no noise does.
+        examples: how many examples are behind it.
+    """
+
+    target: Target
+    solved: Solve
+    setting: TrainingSetting
+    clip_norm: float
+    epsilon: float
+    delta: float
+    corridor: Corridor
+    prior: str
+    matches: BaselineMatches | None = None
+    identification_noise: float | None = None
+    examples: int | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the corridor says about this answer; never "protected" for a uniform direction."""
+        share = None if self.matches is None else self.matches.most
+        return self.corridor.verdict(0, self.target.gamma, share)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise standard deviation / clip norm."""
+        return self.setting.noise_multiplier
+
+    @property
+    def noise_std(self) -> float:
+        """Noise standard deviation on the sum of clipped gradients, gradient units."""
+        return self.setting.noise_multiplier * self.clip_norm
+
+    @property
+    def less_noise(self) -> float | None:
+        """The share of noise saved against calibrating for identification only; None: no such."""
+        if not self.identification_noise or not math.isfinite(self.identification_noise):
+            return None
+        return 1 - self.noise_multiplier / self.identification_noise
+
+    def plain(self) -> dict[str, Any]:
+        """All of it as JSON values; what is infinite is None."""
+        found, noise = self.corridor, self.identification_noise
+        blind = float(found.log_kappa[0]) / math.log(10)
+        return {
+            "target": {**asdict(self.target), "words": str(self.target)},
+            "solved": self.solved,
+            "setting": asdict(self.setting),
+            "clip_norm": self.clip_norm,
+            "noise_std": self.noise_std,
+            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
+            "delta": self.delta,
+            "prior": self.prior,
+            "verdict": self.verdict,
+            "attained": float(found.attained[0]),
+            "bound": float(found.bound[0]),
+            "log10_blind": blind if math.isfinite(blind) else None,
+            "matches": None if self.matches is None else asdict(self.matches),
+            "identification_noise": noise if noise is not None and math.isfinite(noise) else None,
+            "examples": self.examples,
+            "attained_scope": asdict(found.attained_scope),
+            "bound_scope": asdict(found.bound_scope),
+        }
+
+    def defense(self) -> Chain:
+        """DP-SGD with this clip norm and noise, ready for `audit` and `send`.
+
+        Raises:
+            ValueError: no noise is needed, so there is none to add.
+        """
+        if self.noise_multiplier == 0:
+            raise ValueError(
+                "noise_multiplier is 0: the example is sampled so rarely that the target needs no "
+                "noise; give a larger sampling_rate, more steps or a smaller probability"
+            )
+        from leakbound.defenses import DpSgd
+
+        return DpSgd(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
+
+    def _repr_html_(self) -> str:
+        """The target, the setting that meets it, and what it means."""
+        edges, setting, saved = self.corridor, self.setting, self.less_noise
+        pairs: list[tuple[str, object]] = [
+            ("noise multiplier", f"{setting.noise_multiplier:g}"),
+            ("clip norm", f"{self.clip_norm:g}"),
+            ("noise standard deviation", f"{self.noise_std:.5g} on the sum of clipped gradients"),
+            ("steps", setting.steps),
+            ("sampling rate", f"{setting.sampling_rate:g}"),
+            ("who takes part", f"{setting.participation} to the attacker"),
+            ("differential privacy", f"epsilon {_epsilon(self.epsilon)} at delta {self.delta:g}"),
+            ("a prior-only baseline reaches it with", spelled(float(edges.log_kappa[0]))),
+            ("attained", pictures.number(float(edges.attained[0]))),
+            ("no attacker exceeds", pictures.number(float(edges.bound[0]))),
+            ("prior of the examples", self.prior),
+            ("verdict", self.verdict),
+        ]
+        marked = [
+            (f"{k} (solved for)" if k.replace(" ", "_") == self.solved else k, v) for k, v in pairs
+        ]
+        if saved is not None:
+            marked.append(
+                ("less noise than against identification", f"{saved:.0%} (among {self.examples})")
+            )
+        return pictures.block(
+            f"{self.target}", pictures.facts(marked), uninformed_note(edges), scope_notes(edges)
+        )
+
+
+def calibrate(
+    target: Target | str,
+    setting: TrainingSetting,
+    *,
+    solve: Solve = "noise_multiplier",
+    clip_norm: float = 1.0,
+    noise_std: float | None = None,
+    delta: float = 1e-5,
+    input_range: float = 1.0,
+    prior: RecordPrior | None,
+    matches: BaselineMatches | None = None,
+    examples: int | None = None,
+) -> Calibration:
+    """Solve for the one quantity that makes the upper bound of the corridor meet the target.
+
+    The answer is rounded to the safe side and checked with every function's error moved against us.
+
+    Args:
+        target: the accepted risk, as words or as a `Target`.
+        setting: all that is known; in it, what is solved for is ignored.
+        solve: "noise_multiplier", "clip_norm", "steps" (the most, up to 2^30) or "sampling_rate".
+        clip_norm: per-example bound of the gradient's norm, or
+        noise_std: noise standard deviation on the sum, where the clip norm is solved for.
+        delta: at which epsilon is reported.
+        input_range: width of the range of an input, for a target in words that names a PSNR.
+        prior: of the examples, for the upper bound, such as `record_priors.from_images(public)`.
+            None is a uniform direction, which knows nothing about the data: the answer then holds
+            for no attacker who does, and its verdict is never "protected".
+        matches: what guesses without an update match in the data; too much refuses the target.
+        examples: for the comparison with identification among this many.
+
+    Raises:
+        ValueError: nothing meets the target, with the reason, such as what reaches it blindly; a
+            target whose probability is below 1e-12.
+
+    Source: this project; the bounds: docs/errata.md, "the valid corridor".
+
+    Example:
+        >>> goal = "mse<=0.0006 with probability<=0.001"
+        >>> found = calibrate(goal, TrainingSetting(1.0, dim=784), prior=None)
+        >>> round(found.noise_multiplier, 3), found.verdict
+        (0.047, 'undecided')
+    """
+    wanted = target
+    if isinstance(wanted, str):
+        wanted = Target.parse(wanted, input_range=input_range)
+    if wanted.gamma < LEAST:
+        raise ValueError(
+            f"target is {wanted}; no statement about data holds to such a precision: accept a "
+            f"probability of at least {LEAST:g}"
+        )
+    _check(solve, clip_norm, noise_std, delta)
+    blind = _log_baseline(wanted, setting, prior, matches)
+    found = _solved(solve, setting, blind, wanted.gamma / (1 + 2 * GAMMA_ERROR))
+    found, clip = (found, clip_norm) if noise_std is None else _clipped(found, noise_std)
+    return Calibration(
+        target=wanted,
+        solved=solve,
+        setting=found,
+        clip_norm=clip,
+        epsilon=epsilon(found, delta),
+        delta=delta,
+        corridor=under(prior, found, wanted.eta),
+        prior=_name(prior),
+        matches=matches,
+        identification_noise=_identification(found, wanted, examples),
+        examples=examples,
+    )
+
+
+def _check(solve: Solve, clip_norm: float, noise_std: float | None, delta: float) -> None:
+    check.one_of(SOLVES, solve=solve)
+    positive("clip_norm", clip_norm)
+    probability("delta", delta)
+    positive("noise_std", 1.0 if noise_std is None else noise_std)
+    if (noise_std is None) == (solve == "clip_norm"):
+        raise ValueError("noise_std: give it where the clip norm is solved for, and only there")
+
+
+def _solved(solve: Solve, setting: TrainingSetting, blind: float, gamma: float) -> TrainingSetting:
+    """The setting with the answer in it, rounded to the safe side and checked."""
+
+    def excess(value: float, rough: bool = False) -> float:
+        """Above 0 where the upper bound misses gamma; on a wider grid if rough."""
+        if solve in ("noise_multiplier", "clip_norm"):
+            tried = replace(setting, noise_multiplier=value)
+        elif solve == "steps":
+            tried = replace(setting, steps=int(value))
+        else:
+            tried = replace(setting, sampling_rate=min(1.0, value))
+        return _log_edge(tried, blind, rough) - math.log(gamma)
+
+    if solve in ("noise_multiplier", "clip_norm"):
+        noise = _noise(excess, setting, blind, gamma)
+        return replace(setting, noise_multiplier=noise)
+    if solve == "steps":
+        return replace(setting, steps=_steps(excess, setting, blind, gamma))
+    return replace(setting, sampling_rate=_rate(excess, setting, blind, gamma))
+
+
+def _noise(excess: Excess, setting: TrainingSetting, blind: float, gamma: float) -> float:
+    q, count = setting.sampling_rate, setting.steps
+    start = float(
+        composition.visible.noise_for(gamma, sampling_rate=q, steps=count, log_kappa=blind)
+    )
+    if start == 0:
+        return 0.0
+    if setting.participation == "hidden" and q < 1 and count > 1:
+        start = _sharper(excess, start, -1, lambda noise: _rounded(noise, up=True))
+    found, step = _rounded(start, up=True), 10.0 ** (1 - DIGITS)
+    while excess(found) > 0:
+        found, step = _rounded(found * (1 + step), up=True), 2 * step
+    return found
+
+
+def _steps(excess: Excess, setting: TrainingSetting, blind: float, gamma: float) -> int:
+    noise, q = setting.noise_multiplier, setting.sampling_rate
+    start = composition.visible.steps_for(
+        gamma, noise_multiplier=noise, sampling_rate=q, log_kappa=blind
+    )
+    found = max(1, int(start))
+    if setting.participation == "hidden" and q < 1:
+        found = min(MOST_STEPS, math.floor(_sharper(excess, found, 1, math.floor)))
+    while found > 1 and excess(found) > 0:
+        found -= max(1, found // 1000)
+    more = max(1, found // 20000)
+    while found + more <= MOST_STEPS and excess(found + more) <= 0:
+        found += more
+    if excess(found) > 0:
+        raise ValueError(
+            f"noise_multiplier is {noise:g}: not one step meets the target; take more noise or a "
+            "lower sampling_rate"
+        )
+    return found
+
+
+def _rate(excess: Excess, setting: TrainingSetting, blind: float, gamma: float) -> float:
+    start = float(
+        composition.visible.rate_for(
+            gamma, noise_multiplier=setting.noise_multiplier, steps=setting.steps, log_kappa=blind
+        )
+    )
+    if setting.participation == "hidden" and setting.steps > 1:
+        start = _sharper(excess, start, 1, lambda q: _rounded(min(1.0, q), up=False))
+    found, step = min(1.0, _rounded(start, up=False)), 10.0 ** (1 - DIGITS)
+    while excess(found) > 0:
+        found, step = _rounded(found * (1 - step), up=False), 2 * step
+    return found
+
+
+def _sharper(excess: Excess, start: float, sign: int, turned: Callable[[float], float]) -> float:
+    """From the answer for visible steps, which holds, on to the edge for hidden ones.
+
+    Few evaluations, as each takes up to some tenths of a second, and at rounded values alone, so
+    that the answer's own is among them.
+    """
+    limit = math.log(MOST_STEPS)
+
+    def at(place: float, rough: bool = False) -> float:
+        value = math.exp(min(place, limit))
+        return excess(value, True) if rough else excess(turned(value))
+
+    fine = math.log(start)
+    most = limit - fine if sign > 0 else FAR
+    found = edge(at, fine, sign, near=NEAR, rough=lambda place: at(place, True), most=most)
+    return MOST_STEPS if found >= limit else math.exp(found)
+
+
+def _log_edge(setting: TrainingSetting, blind: float, rough: bool = False) -> float:
+    """The logarithm of the upper bound, with its error moved against us."""
+    law = bound_law(setting)
+    found = (law.rough if rough else law)(
+        setting.noise_multiplier,
+        sampling_rate=setting.sampling_rate,
+        steps=setting.steps,
+        log_kappa=blind,
+    )
+    return math.log(max(float(found), 1e-300)) + GAMMA_ERROR
+
+
+def _rounded(value: float, *, up: bool) -> float:
+    """A number of few digits at least (or at most) as large."""
+    if value == 0 or not math.isfinite(value):
+        return value
+    unit = 10.0 ** (math.floor(math.log10(abs(value))) + 1 - DIGITS)
+    turned = (math.ceil if up else math.floor)(value / unit) * unit
+    short = float(f"{turned:.{DIGITS}g}")
+    return short if (short >= value) == up or short == value else turned
+
+
+def under(prior: RecordPrior | None, setting: TrainingSetting, eta: ArrayLike) -> Corridor:
+    """The corridor, its upper bound under a prior; None is a uniform direction."""
+    if prior is None:
+        return corridor(setting, eta)
+    return corridor(
+        setting, eta, log_kappa=prior.log_kappa, prior=prior.name, informed=prior.informed
+    )
+
+
+def _log_baseline(
+    target: Target,
+    setting: TrainingSetting,
+    prior: RecordPrior | None,
+    matches: BaselineMatches | None,
+) -> float:
+    """The logarithm of the baseline success; refuses a target that it reaches."""
+    if target.eta * setting.dim >= setting.norm**2:
+        raise ValueError(_zero_image(target, setting))
+    if matches is not None:
+        refuse_matched(matches, target)
+    if prior is not None and prior.dim != setting.dim:
+        raise ValueError(f"prior is of {prior.dim} values an example, but dim is {setting.dim}")
+    blind = _log_kappa(target, setting, prior)
+    if blind >= math.log(target.gamma) - 3 * GAMMA_ERROR:
+        raise ValueError(
+            f"target is {target}, but a guess that sees no update succeeds with probability "
+            f"{math.exp(blind):.3g} under the prior ({_name(prior)}), and no finite noise brings "
+            "that lower: no noise helps; ask for a smaller error or accept a larger probability"
+        )
+    return blind
+
+
+def _clipped(found: TrainingSetting, noise_std: float) -> tuple[TrainingSetting, float]:
+    """The highest clip norm with that noise on the sum, and the multiplier that it makes."""
+    if found.noise_multiplier == 0:
+        raise ValueError(
+            "clip_norm: any meets the target, even without noise, as the example is sampled so "
+            "rarely; give a larger sampling_rate, more steps or a smaller probability"
+        )
+    clip = _rounded(noise_std / found.noise_multiplier, up=False)
+    return replace(found, noise_multiplier=noise_std / clip), clip
+
+
+def _log_kappa(target: Target, setting: TrainingSetting, prior: RecordPrior | None) -> float:
+    """The logarithm of the baseline success, with its error moved against us."""
+    if prior is not None:
+        found = float(np.asarray(prior.log_kappa(np.array([target.eta])))[0])
+    else:
+        found = float(
+            identification.log_kappa_sphere(dim=setting.dim, eta=target.eta, norm=setting.norm)
+        )
+    return min(0.0, found + abs(found) * KAPPA_ERROR)
+
+
+def _name(prior: RecordPrior | None) -> str:
+    return UNIFORM if prior is None else prior.name
+
+
+def _zero_image(target: Target, setting: TrainingSetting) -> str:
+    return (
+        f"target is {target}, but the zero image alone has an error of norm^2 / N = "
+        f"{setting.norm**2 / setting.dim:.6g} to an example of norm {setting.norm:g}: it always "
+        f"reaches eta = {target.eta:.6g}, and no noise helps; ask for a smaller error"
+    )
+
+
+def _identification(setting: TrainingSetting, target: Target, examples: int | None) -> float | None:
+    if examples is None or examples < 2 or 1 / examples >= target.gamma:
+        return None
+    noise = bound_law(setting).noise_for(
+        target.gamma,
+        sampling_rate=setting.sampling_rate,
+        steps=setting.steps,
+        kappa=1 / examples,
+    )
+    return float(noise)
+
+
+def _epsilon(value: float) -> str:
+    return f"{value:.3g}" if math.isfinite(value) else "infinite"

@@ -1,0 +1,359 @@
+"""The risk corridor: what an attack reaches and what none exceeds, on one error threshold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+from leakbound import check
+from leakbound._util import pictures
+from leakbound.assess.record import Verdict
+from leakbound.assess.verdict import decide
+from leakbound.bounds import composition, conversions, from_scratch, identification
+from leakbound.bounds.law import (
+    Scope,
+    least_where,
+    non_negative,
+    positive,
+    probability,
+    rate,
+    single,
+    whole,
+)
+from leakbound.risk.statement import UNINFORMED
+
+Array = NDArray[Any]
+Participation = Literal["visible", "hidden"]
+
+ROUNDING = 1e-7
+"""Relative rounding of the two edges: a lower one above the upper by less is set to it."""
+CUT = 1e-9
+"""Part of delta that stands for numbers of sightings left out of a sum, on either side."""
+MOST_STEPS = 2**30
+SHOWN = 7
+"""Thresholds in a notebook's table at most; the curve shows all."""
+SPHERE = "a direction uniform on the sphere, of the given norm or a larger one"
+ATTACKER_KNOWS = {
+    "visible": "averages the steps that hold the example, which it knows",
+    "hidden": "adds up all steps, as it does not know which hold the example",
+}
+
+
+@dataclass(frozen=True)
+class TrainingSetting:
+    """One private training: what attained success and upper bound need to know.
+
+    Attributes:
+        noise_multiplier: noise standard deviation / clip norm.
+        dim: N, the number of values of one example.
+        norm: |X|, the least among the examples that the answer is for.
+        steps, sampling_rate: how often the model is updated, and the chance that a step holds a
+            given example (Poisson sampling).
+        participation: whether the attacker sees which steps hold the example. In federated learning
+            the server picks the clients: "visible". Both need Poisson sampling: an example that
+            takes part once in an epoch is at more risk, and k sure steps are k full-batch ones.
+        clip_norm, rows: of a trap with few rows, which attains less; by default it has enough.
+    """
+
+    noise_multiplier: float
+    dim: int
+    norm: float = 1.0
+    steps: int = 1
+    sampling_rate: float = 1.0
+    participation: Participation = "visible"
+    clip_norm: float | None = None
+    rows: int | None = None
+
+    def __post_init__(self) -> None:
+        single("noise_multiplier", non_negative("noise_multiplier", self.noise_multiplier))
+        single("dim", whole("dim", self.dim))
+        single("norm", positive("norm", self.norm))
+        if single("steps", whole("steps", self.steps)) > MOST_STEPS:
+            raise ValueError(f"steps is {self.steps}; give at most {MOST_STEPS}")
+        single("sampling_rate", rate("sampling_rate", self.sampling_rate))
+        check.one_of(ATTACKER_KNOWS, participation=self.participation)
+        if (self.rows is None) != (self.clip_norm is None):
+            raise ValueError("clip_norm and rows: give both, or neither for a trap of enough rows")
+
+    @property
+    def trap_noise(self) -> float:
+        """The noise multiplier that a trap with this number of rows is left with."""
+        if self.rows is None or self.clip_norm is None:
+            return self.noise_multiplier
+        found = from_scratch.effective_noise(
+            self.noise_multiplier, clip_norm=self.clip_norm, norm=self.norm, rows=self.rows
+        )
+        return float(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Corridor:
+    """attained success and upper bound of the risk at thresholds eta.
+
+    Attributes:
+        setting: what they hold for.
+        eta: (n,) mean squared errors, input units squared.
+        attained: (n,) success of the best attack on the linear trap, which is attained.
+        bound: (n,) success that no attacker exceeds, with any model, on average over the prior.
+        log_kappa: (n,) natural logarithm of the baseline success behind the upper bound.
+        informed: whether the upper bound's prior knows the data. A uniform direction does not: an
+            attacker who knows similar data exceeds its edge, so it protects nothing.
+        attained_scope, bound_scope: whom each covers and what it does not say.
+    """
+
+    setting: TrainingSetting
+    eta: Array
+    attained: Array
+    bound: Array
+    log_kappa: Array
+    informed: bool
+    attained_scope: Scope
+    bound_scope: Scope
+
+    @property
+    def width(self) -> Array:
+        """The upper bound over the lower, where the attained success is above 0."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(self.attained > 0, self.bound / self.attained, np.nan)
+
+    def verdict(self, index: int, accepted: float, matched: float | None = None) -> Verdict:
+        """The verdict at one threshold alone, where no attack was run.
+
+        Exposed is what the update reveals beyond the baseline, under either prior: under a prior
+        other than the attack's, the upper bound may lie below what is attained. Never protected
+        where the baseline matches more of the data than is accepted (`matched`), nor under a prior
+        that knows nothing about the data.
+        """
+        attained, bound = float(self.attained[index]), float(self.bound[index])
+        own = self.setting
+        direction = identification.log_kappa_sphere(
+            dim=own.dim, eta=float(self.eta[index]), norm=own.norm
+        )
+        guess = max(float(np.exp(self.log_kappa[index])), matched or 0.0)
+        baseline = max(guess, float(np.exp(direction)))
+        return decide(
+            exposed=attained > accepted and attained > baseline * (1 + 1e-9),
+            excluded=self.informed and bound <= accepted and guess <= accepted,
+        )
+
+    def _repr_html_(self) -> str:
+        """Attained success and upper bound as curves and a table, with whom each covers."""
+        names = ("attained", "no attacker exceeds")
+        lines = ((names[0], self.attained.tolist()), (names[1], self.bound.tolist()))
+        curve = ""
+        if len(self.eta) > 1:
+            axes = ("mean squared error reached", "probability")
+            curve = pictures.curves(self.eta.tolist(), lines, x_name=axes[0], y_name=axes[1])
+        order = np.argsort(self.eta)
+        last = len(order) - 1
+        places = [order[round(last * i / (SHOWN - 1))] for i in range(SHOWN)]
+        places = places if last >= SHOWN else list(order)
+        rows = [
+            (
+                pictures.number(float(self.eta[i])),
+                spelled(float(self.log_kappa[i])),
+                pictures.number(float(self.attained[i])),
+                pictures.number(float(self.bound[i])),
+            )
+            for i in places
+        ]
+        return pictures.block(
+            "Risk that an example is reconstructed",
+            pictures.note(_training_words(self.setting)),
+            curve,
+            pictures.table(("error at most", "blind", *names), rows),
+            uninformed_note(self),
+            scope_notes(self),
+        )
+
+
+def corridor(
+    setting: TrainingSetting,
+    eta: ArrayLike,
+    *,
+    log_kappa: Callable[[Array], Array] | None = None,
+    prior: str = "the examples that log_kappa is computed for",
+    informed: bool = True,
+) -> Corridor:
+    """Attained success and upper bound: how likely an error of at most eta is.
+
+    Attained: gamma* of the linear trap over the numbers of sightings. Bound: the trade-off function
+    of the composed, subsampled Gaussian mechanism at the baseline success kappa(eta). Both average
+    over a direction that is uniform on the sphere of radius `norm`, unless another baseline success
+    is given for the bound; then only that one moves.
+
+    Shapes: `eta` (n,) or a number.
+
+    Args:
+        setting: the training.
+        eta: mean squared errors above 0, input units squared.
+        log_kappa: the logarithm of the baseline success at each eta, for another prior. What is
+            attained stays that of a uniform direction, so it can then exceed the bound.
+        prior: that prior in words.
+        informed: whether that prior knows the data; a uniform direction, the default, does not.
+
+    Raises:
+        ValueError: eta of 0 or below.
+
+    Source: docs/errata.md, "the valid corridor"; corrects paper C, section V.
+
+    Example:
+        >>> found = corridor(TrainingSetting(0.5, dim=16), [0.5 / 16, 0.9 / 16])
+        >>> found.attained.round(3).tolist(), found.bound.round(3).tolist()
+        ([0.068, 0.762], [0.12, 0.777])
+    """
+    levels = np.atleast_1d(positive("eta", eta, infinite=True))
+    blind = (
+        np.asarray(identification.log_kappa_sphere(dim=setting.dim, eta=levels, norm=setting.norm))
+        if log_kappa is None
+        else np.asarray(log_kappa(levels))
+    )
+    lower = attained_success(setting, levels)
+    upper = success_bound(setting, blind)
+    over = (lower > upper) & (lower < upper * (1 + ROUNDING))
+    if log_kappa is None:
+        lower = np.where(over, upper, lower)
+    scope = replace(
+        bound_law(setting).scope,
+        prior=f"averaged over {SPHERE if log_kappa is None else prior}; other examples fixed or "
+        "known",
+    )
+    knows = informed and log_kappa is not None
+    return Corridor(setting, levels, lower, upper, blind, knows, _attained_scope(setting), scope)
+
+
+def attained_success(setting: TrainingSetting, eta: Array) -> Array:
+    """The success of the best attack on the linear trap, over the numbers of sightings.
+
+    Shapes: `eta` (n,).
+
+    Example:
+        >>> attained_success(TrainingSetting(0.5, dim=16), np.array([0.5 / 16])).round(4).tolist()
+        [0.0683]
+    """
+    with np.errstate(
+        invalid="ignore"
+    ):  # no noise and no sighting: 0 / 0 inside, a prior-only baseline
+        found = from_scratch.averaged(
+            setting.trap_noise,
+            dim=setting.dim,
+            eta=eta,
+            steps=setting.steps,
+            sampling_rate=setting.sampling_rate,
+            norm=setting.norm,
+            participation=setting.participation,
+        )
+    return np.asarray(found)
+
+
+def success_bound(setting: TrainingSetting, log_kappa: ArrayLike) -> Array:
+    """The success that no attacker exceeds, for the logarithm of its baseline success.
+
+    Shapes: `log_kappa` (n,).
+
+    Example:
+        >>> success_bound(TrainingSetting(1.0, dim=4), [np.log(0.1)]).round(4).tolist()
+        [0.3891]
+    """
+    found = bound_law(setting)(
+        setting.noise_multiplier,
+        sampling_rate=setting.sampling_rate,
+        steps=setting.steps,
+        log_kappa=log_kappa,
+    )
+    return np.asarray(found)
+
+
+def epsilon(setting: TrainingSetting, delta: float) -> float:
+    """The epsilon that goes with delta, adding or removing an example; infinite without noise.
+
+    An attacker who sees which steps hold the example gains no doubt from sampling but the chance
+    that none does: delta(epsilon) is then the mean of that of k full-batch steps over k.
+
+    Example:
+        >>> round(epsilon(TrainingSetting(1.0, dim=4, steps=10, sampling_rate=0.1), 1e-5), 2)
+        8.17
+        >>> hidden = TrainingSetting(
+        ...     1.0, dim=4, steps=10, sampling_rate=0.1, participation="hidden"
+        ... )
+        >>> round(epsilon(hidden, 1e-5), 2)
+        2.85
+    """
+    most = single("delta", probability("delta", delta))
+    noise, steps, q = setting.noise_multiplier, setting.steps, setting.sampling_rate
+    if setting.participation == "hidden" or q == 1:
+        return float(conversions.epsilon(noise, delta=most, steps=steps, sampling_rate=q))
+    hits, cut = stats.binom(steps, q), most * CUT
+    k = np.arange(max(0.0, hits.ppf(cut)), min(steps, hits.isf(cut)) + 1)
+    mass, gain = hits.pmf(k), np.asarray(conversions.mu(noise, steps=np.maximum(k, 1)))
+    gain = np.where(k == 0, 0.0, gain)
+
+    def holds(level: Array) -> Array:
+        found = mass @ np.exp(conversions.log_delta(gain, level))
+        return np.asarray(found <= most * (1 - 3 * CUT))
+
+    high = float(conversions.epsilon(noise, delta=most, steps=steps))
+    if not math.isfinite(high):
+        return 0.0 if holds(np.array(0.0)) else math.inf
+    return float(least_where(holds, np.array(0.0), np.array(high)))
+
+
+def bound_law(setting: TrainingSetting) -> Any:
+    """The law of the upper bound for the setting's participation."""
+    return composition.subsampled if setting.participation == "hidden" else composition.visible
+
+
+def _attained_scope(setting: TrainingSetting) -> Scope:
+    scope = from_scratch.exact.scope
+    says = ATTACKER_KNOWS[setting.participation]
+    return Scope(
+        covers="attained",
+        attackers=f"the best attack on the linear trap, which {says}",
+        prior="direction uniform on the sphere of the given norm; other examples removed",
+        known=scope.known,
+        not_said="that no attacker does better: another model or an image prior can",
+        equation=scope.equation,
+    )
+
+
+def uninformed_note(edges: Corridor) -> str:
+    """That a prior which knows nothing about the data protects nothing."""
+    return "" if edges.informed else pictures.note(UNINFORMED)
+
+
+def scope_notes(edges: Corridor) -> str:
+    """Whom attained success and upper bound cover, in small letters."""
+
+    def lines(name: str, scope: Scope) -> str:
+        return pictures.note(f"{name}: {scope.attackers}; records: {scope.prior}") + (
+            f"<br>{pictures.note(f'it does not say: {scope.not_said}')}"
+        )
+
+    return (
+        f"{lines('attained', edges.attained_scope)}<br>"
+        f"{lines('no attacker exceeds', edges.bound_scope)}"
+    )
+
+
+def _training_words(setting: TrainingSetting) -> str:
+    steps = "1 step" if setting.steps == 1 else f"{setting.steps} steps"
+    rate = f" at sampling rate {setting.sampling_rate:g}" if setting.sampling_rate < 1 else ""
+    return (
+        f"noise multiplier {setting.noise_multiplier:g}, {steps}{rate}; records of {setting.dim} "
+        f"values and norm {setting.norm:g} or more"
+    )
+
+
+def spelled(log_kappa: float) -> str:
+    """A probability from its natural logarithm, which may be far below what a float holds."""
+    if not math.isfinite(log_kappa):
+        return "0"
+    if log_kappa > -300:
+        return pictures.number(math.exp(log_kappa))
+    return f"10^{log_kappa / math.log(10):.0f}"

@@ -1,0 +1,236 @@
+"""The examples that a statement about risk is for: from a data source, or by their numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leakbound.bounds import record_priors
+from leakbound.bounds.law import positive, whole
+from leakbound.risk.kappa import BaselineMatches, baseline_matches
+from leakbound.risk.target import Target
+
+SHOWN = 10
+"""Names of examples in one line."""
+WIDEST = 1e100
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """How many values an example has, and the norms of all; with data, the examples themselves.
+
+    Attributes:
+        dim: values of one example.
+        norms: the least and the greatest norm.
+        images: (n, dim) the examples, in the units that the model is fed; None without data.
+        names: of the examples, file names or numbers.
+        left_out: names of those that no amount of noise protects.
+    """
+
+    dim: int
+    norms: tuple[float, float]
+    images: NDArray[Any] | None = None
+    source: str | None = None
+    names: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int | None:
+        """How many examples were looked at; None without data."""
+        return None if self.images is None else len(self.images)
+
+    @staticmethod
+    def of_numbers(
+        dim: int, norm: Sequence[float], input_range: tuple[float, float] = (0.0, 1.0)
+    ) -> Examples:
+        """Examples of which only the number of values and the norms are known.
+
+        Args:
+            dim: values of one example.
+            norm: the least norm, or the least and the greatest.
+            input_range: lowest and highest value of an input.
+
+        Raises:
+            ValueError: norms that examples of dim values in this range cannot have.
+
+        Example:
+            >>> Examples.of_numbers(784, [5.0]).norms
+            (5.0, 5.0)
+        """
+        width_of(input_range)
+        return Examples(dim, _possible(_range(norm), dim, input_range))
+
+    @staticmethod
+    def of_data(
+        source: str,
+        *,
+        size: int | None = None,
+        channels: int | None = None,
+        exclude: Sequence[str] = (),
+        dim: int | None = None,
+        norm: Sequence[float] | None = None,
+        input_range: tuple[float, float] = (0.0, 1.0),
+    ) -> Examples:
+        """The examples of a data source (`leakbound list`).
+
+        Args:
+            source: of the data.
+            size: to which images are resized.
+            channels: to which images are converted.
+            exclude: names or numbers of examples to leave out.
+            dim: what the data must agree with, where given.
+            norm: as in `of_numbers`, what the data must agree with.
+            input_range: lowest and highest value of an input.
+
+        Raises:
+            ValueError: data that do not agree, or hold examples that are all zeros.
+
+        Example:
+            >>> found = Examples.of_data("digits")
+            >>> found.dim, found.count
+            (64, 1797)
+        """
+        from leakbound import data
+
+        width_of(input_range)
+        low, high = input_range
+        dataset = data.load(source, size=size, channels=channels)
+        flat = dataset.inputs.flatten(1).double().numpy()
+        names = dataset.files or tuple(map(str, range(len(flat))))
+        keep = _kept(names, exclude)
+        flat, names = flat[keep], tuple(np.array(names)[keep])
+        least, most = flat.min(), flat.max()
+        if least < low or most > high:
+            raise ValueError(
+                f"input_range is {low:g} to {high:g}, but the data run from {least:.6g} to "
+                f"{most:.6g}; give a range that contains them"
+            )
+        if dim is not None and dim != flat.shape[1]:
+            raise ValueError(f"dim is {dim}, but the data have {flat.shape[1]} values an example")
+        own = np.linalg.norm(flat, axis=1)
+        norms = (float(own.min()), float(own.max()))
+        if norm is not None:
+            given = _range(norm)
+            if norms[0] < given[0] or (len(norm) > 1 and norms[1] > given[1]):
+                raise ValueError(
+                    f"norm is {given[0]:g} to {given[1]:g}, but the data's run from {norms[0]:.6g} "
+                    f"to {norms[1]:.6g}; give a range that contains them"
+                )
+            norms = given
+        if norms[0] == 0:
+            raise ValueError(
+                f"data holds {int((own == 0).sum())} examples of {len(own)} that are all zeros, "
+                "which the zero image matches without any update: "
+                f"{listed(np.array(names)[own == 0])}; leave them out: --exclude"
+            )
+        return Examples(flat.shape[1], norms, flat, source, names)
+
+    def without_constants(self, target: Target) -> Examples:
+        """The examples but those that a constant image matches: no amount of noise protects these.
+
+        Raises:
+            ValueError: such are more than half of the examples, so the target itself is at fault.
+        """
+        if self.images is None:
+            return self
+        matched = self.images.var(1) <= target.eta
+        if 2 * matched.sum() > len(matched):
+            raise ValueError(
+                f"target is {target}, but a constant image matches {int(matched.sum())} of "
+                f"{len(matched)} examples within it, without any update: no amount of noise helps; "
+                "ask for a smaller error"
+            )
+        images, norms = self.images[~matched], self.norms
+        if matched.any() and norms[0] == np.linalg.norm(self.images, axis=1).min():
+            norms = (float(np.linalg.norm(images, axis=1).min()), norms[1])
+        names = np.array(self.names)
+        kept, left = tuple(names[~matched]), tuple(names[matched])
+        return replace(self, images=images, norms=norms, names=kept, left_out=left)
+
+    def matches(self, eta: float) -> BaselineMatches | None:
+        """What guesses without an update match of the data; None without data."""
+        return None if self.images is None else baseline_matches(self.images, eta)
+
+    def prior(self, name: str | None = None) -> record_priors.RecordPrior | None:
+        """The prior by name, "mixture" by default where there are data.
+
+        None stands for a uniform direction ("sphere"), which knows nothing about the data.
+
+        Raises:
+            ValueError: a prior that needs data, where there are none or too few.
+        """
+        if name == "sphere" or (name is None and self.images is None):
+            return None
+        if self.images is None:
+            raise ValueError(f"prior is {name!r}, which is taken from examples; give --data")
+        kind = name or "mixture"
+        try:
+            return record_priors.from_images(self.images, kind)
+        except ValueError as error:
+            raise ValueError(
+                f"prior {kind!r} cannot be taken from the data: {error}; give more data, or "
+                "--prior sphere, under which nothing is called protected"
+            ) from None
+
+
+def listed(names: Sequence[str] | NDArray[Any]) -> str:
+    """The first few of some names."""
+    return ", ".join(map(str, names[:SHOWN])) + (", ..." if len(names) > SHOWN else "")
+
+
+def width_of(input_range: tuple[float, float]) -> float:
+    """The width of an input range.
+
+    Raises:
+        ValueError: no range, or one beyond what squares of numbers hold.
+    """
+    low, high = input_range
+    if not (abs(low) <= WIDEST and abs(high) <= WIDEST and high - low >= 1 / WIDEST):
+        raise ValueError(
+            f"input_range is {low:g} {high:g}; give the lowest and the highest value of an input"
+        )
+    return high - low
+
+
+def _kept(names: Sequence[str], exclude: Sequence[str]) -> NDArray[Any]:
+    """Which examples stay, of these names (or numbers from 0)."""
+    keep = np.ones(len(names), dtype=bool)
+    place = {name: i for i, name in enumerate(names)}
+    for word in exclude:
+        at = place.get(word, int(word) if word.isdecimal() else len(names))
+        if at >= len(names):
+            raise ValueError(
+                f"exclude holds {word!r}, which names no example of the data; give numbers from 0 "
+                f"to {len(names) - 1}, or names of image files"
+            )
+        keep[at] = False
+    if not keep.any():
+        raise ValueError(f"exclude leaves out all {len(names)} examples; leave some")
+    return keep
+
+
+def _possible(
+    norms: tuple[float, float], dim: int, input_range: tuple[float, float]
+) -> tuple[float, float]:
+    """Norms that examples of dim values in this range can have."""
+    low, high = input_range
+    widest = math.sqrt(float(whole("dim", dim))) * max(abs(low), abs(high))
+    nearest = math.sqrt(dim) * max(0.0, low, -high)
+    if norms[1] > widest * (1 + 1e-9) or norms[0] < nearest * (1 - 1e-9):
+        raise ValueError(
+            f"norm is {norms[0]:g} to {norms[1]:g}, but {dim} values from {low:g} to {high:g} have "
+            f"one of {nearest:.6g} to {widest:.6g}; give --input-range as it is in your data"
+        )
+    return norms
+
+
+def _range(norm: Sequence[float]) -> tuple[float, float]:
+    if not 1 <= len(norm) <= 2 or list(norm) != sorted(norm):
+        raise ValueError(f"norm is {list(norm)}; give the least norm, or the least and the most")
+    positive("norm", list(norm))
+    return float(norm[0]), float(norm[-1])

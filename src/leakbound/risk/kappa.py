@@ -1,0 +1,163 @@
+"""What a guess without any update reaches: of a data set, and under a prior taken from it.
+
+kappa is the probability that the prior-only baseline meets the criterion. No noise brings any
+attacker's success below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from leakbound.bounds import identification, record_priors
+from leakbound.bounds.law import positive, single
+from leakbound.bounds.record_priors import RecordPrior, flat_images, largest_match_rate
+from leakbound.risk.target import Target
+from leakbound.types import Batch, NotApplicable
+
+TIE = 1e-12
+"""Errors that exceed eta by no more than this part count as matched: rounding."""
+
+
+@dataclass(frozen=True)
+class BaselineMatches:
+    """Shares of a data set's examples within an MSE of eta of guesses without an update.
+
+    Attributes:
+        examples: how many were looked at.
+        constant: the largest share that one constant image matches, and
+        value: that constant.
+        mean: the share that the mean image matches.
+        example: the largest share of the other examples that one example matches. An attacker who
+            has no such example cannot guess it, so no target is refused for it.
+    """
+
+    examples: int
+    constant: float
+    value: float
+    mean: float
+    example: float = 0.0
+
+    @property
+    def most(self) -> float:
+        """The largest of the shares."""
+        return max(self.constant, self.mean, self.example)
+
+
+def baseline_matches(images: ArrayLike, eta: float) -> BaselineMatches:
+    """Count what the best constant image, the mean image and the best example match.
+
+    Shapes: `images` (n, ...); the trailing sizes are one example's values.
+
+    Raises:
+        ValueError: no images, values that are no finite numbers, eta of 0 or below.
+
+    Example:
+        >>> found = baseline_matches([[0.0, 0.0], [0.05, 0.05], [1.0, 0.0]], 0.0025)
+        >>> round(found.constant, 3), found.value, found.mean, found.example
+        (0.667, 0.025, 0.0, 0.5)
+    """
+    flat = flat_images(images)
+    level = float(single("eta", positive("eta", eta))) * (1 + TIE)
+    middle, variance = flat.mean(1), flat.var(1)
+    mean = float((np.square(flat - flat.mean(0)).mean(1) <= level).mean())
+    example, inside = largest_match_rate(flat, level), variance <= level
+    if not inside.any():
+        return BaselineMatches(len(flat), 0.0, float(middle.mean()), mean, example)
+    half = np.sqrt(level - variance[inside])
+    low, high = middle[inside] - half, middle[inside] + half
+    starts = np.sort(low)
+    covered = np.searchsorted(starts, starts, "right") - np.searchsorted(np.sort(high), starts)
+    best = int(np.argmax(covered))
+    holds = (low <= starts[best]) & (high >= starts[best])
+    value = float((starts[best] + high[holds].min()) / 2)
+    return BaselineMatches(len(flat), float(covered[best]) / len(flat), value, mean, example)
+
+
+def refuse_matched(found: BaselineMatches, target: Target) -> None:
+    """Refuse a target that a guess without any update meets more often than is accepted.
+
+    Raises:
+        ValueError: saying what meets it, and how often.
+    """
+    what, share = max(
+        (f"the constant image {found.value:.3g}", found.constant),
+        ("the mean image of the data", found.mean),
+        key=lambda pair: pair[1],
+    )
+    if share > target.gamma:
+        raise ValueError(
+            f"target is {target}, but {what} matches {share:.2%} of the {found.examples} examples "
+            "without any update: no amount of noise helps; ask for a smaller error or accept a "
+            "larger probability"
+        )
+
+
+def of_public(
+    public: Batch | None, kind: str, components: int, labels_known: bool, eta: float
+) -> tuple[RecordPrior, float]:
+    """A prior taken from public examples, and log kappa under it at an MSE of eta.
+
+    A known label is no part of the release, so guesses may differ by class. A model of images may
+    lie far below real ones; what one public example matches of the others (of its class) does not,
+    and the largest such share errs upwards.
+
+    Raises:
+        NotApplicable: too few public examples, or none that a prior can be taken from.
+    """
+    if public is None or public.size < record_priors.MIN_EXAMPLES:
+        raise NotApplicable(
+            f"the probability needs {record_priors.MIN_EXAMPLES} public examples to take a prior "
+            "from"
+        )
+    flat = public.inputs.flatten(1).double().cpu().numpy()
+    labels = public.labels.cpu().numpy()
+    by_class = kind == "gaussian" and labels_known  # one Gaussian a class
+    try:
+        prior = _fitted("mixture" if by_class else kind, flat, labels, components)
+    except ValueError as error:  # such as a class of one public example
+        raise NotApplicable(f"no prior can be taken from the public examples: {error}") from None
+    groups = [flat[labels == y] for y in np.unique(labels)] if labels_known else [flat]
+    known = float(
+        np.asarray(
+            record_priors.EmpiricallyBoundedPrior(prior, [*groups]).log_kappa(np.array([eta]))
+        )[0]
+    )
+    if isinstance(prior, record_priors.Gallery) and labels_known:
+        shares = [len(group) / len(flat) for group in groups]
+        each = [np.asarray(record_priors.Gallery(g).log_kappa(np.array([eta])))[0] for g in groups]
+        known = max(known, float(np.log(np.dot(shares, np.exp(each)))))
+    return prior, min(0.0, known)
+
+
+def _fitted(kind: str, flat: NDArray[Any], labels: NDArray[Any], components: int) -> RecordPrior:
+    if kind == "gaussian":
+        return record_priors.GaussianImages.from_samples(flat, components=components)
+    if kind == "mixture":
+        return record_priors.Mixture.from_samples(flat, labels=labels, components=components)
+    return record_priors.Gallery(flat)
+
+
+def after_copy(noise_std: float, prior: RecordPrior, *, eta: float, baseline: float) -> float:
+    """Log of the most probability with which one guess from x + w comes within eta of x.
+
+    Gaussians: given the copy and the part it is of, x is Gaussian with a covariance that does not
+    depend on the copy, so the most mass of a ball is known. Gallery: no image is farther from the
+    middle than the farthest, in units of noise.
+    """
+    levels = np.array([eta])
+    if isinstance(prior, record_priors.Mixture):
+        square = noise_std**2
+        left: Callable[[Any], Any] = lambda v: v * (square / (v + square))  # noqa: E731
+        parts = [
+            replace(part, variances=left(part.variances), rest=left(part.rest))
+            for part in prior.parts
+        ]
+        return float(np.asarray(record_priors.Mixture(parts, prior.weights).log_kappa(levels))[0])
+    assert isinstance(prior, record_priors.Gallery)  # there is no other
+    farthest = float(np.linalg.norm(prior.images - prior.images.mean(0), axis=1).max())
+    return float(identification.gaussian.log(noise_std / farthest, log_kappa=baseline))

@@ -1,0 +1,459 @@
+"""Bounds on every attacker for one release: on the error, and on the probability of success.
+
+The audit, captured updates and the leak meter ask here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leakbound import check
+from leakbound._util.decibels import psnr_of_mse
+from leakbound.assess.criterion import Criterion
+from leakbound.assess.record import Bound, short
+from leakbound.bounds import (
+    ErrorBound,
+    Prior,
+    full_bound,
+    full_bound_from_samples,
+    identification,
+    trace_bound_from_samples,
+)
+from leakbound.bounds.law import Scope
+from leakbound.bounds.record_priors import KINDS
+from leakbound.bounds.smoothness import not_smooth
+from leakbound.bounds.weiss_weinstein import default_steps, least_informed, weiss_weinstein_bound
+from leakbound.channel import ClassPriors
+from leakbound.channel.fisher import Channel, fisher_matrix, fisher_trace, strange_power
+from leakbound.channel.overlap import overlaps
+from leakbound.client import batch_norms
+from leakbound.defenses import Chain, GaussianMechanism, NoisyCopy
+from leakbound.risk import kappa
+from leakbound.risk.statement import UNPROVED
+from leakbound.types import (
+    Batch,
+    Gaussian,
+    Guarantee,
+    NotApplicable,
+    Server,
+    Task,
+    ThreatModel,
+    Update,
+)
+
+T = TypeVar("T")
+Once = Callable[[Any, Callable[[], T]], T]
+
+LEAST = 1e-300
+"""Smaller probabilities are given as this."""
+PILOT, STEPS = 4, 5
+MANY = 64
+"""Draws for a Weiss-Weinstein bound: with fewer its limit was too optimistic in tests."""
+
+
+@dataclass(frozen=True)
+class ErrorBoundSpec:
+    """A lower bound on every attacker's mean error.
+
+    Attributes:
+        kind: "trace", "full" (tighter, slower, with a leak map), "weiss_weinstein" (for models with
+            non-smooth activations too, slowest) or "none".
+        prior: what attackers know of examples: "gaussian" (mean and covariance of public ones, in
+            their `components` leading directions), "isotropic" (their mean variance) or "flat".
+        images: over how many draws of the prior the information is averaged.
+        directions: random directions for each trace.
+    """
+
+    kind: str = "trace"
+    prior: str = "gaussian"
+    components: int = 32
+    images: int = 16
+    directions: int = 4
+
+    def __post_init__(self) -> None:
+        check.one_of(["none", "trace", "full", "weiss_weinstein"], kind=self.kind)
+        if (self.kind, self.prior) == ("weiss_weinstein", "flat"):
+            raise ValueError(
+                "kind is 'weiss_weinstein' with prior 'flat'; it needs a Gaussian prior"
+            )
+        check.one_of(["gaussian", "isotropic", "flat"], prior=self.prior)
+        check.count(components=self.components, images=self.images, directions=self.directions)
+
+
+@dataclass(frozen=True)
+class RiskSpec:
+    """The accepted probability of a reconstruction, where the release is private.
+
+    Attributes:
+        probability: a release is "protected" if no attacker meets the criterion more often; None
+            asks for no such bound.
+        prior: for which examples that holds: "mixture" (Gaussians fitted to public examples),
+            "gaussian" (one of them) or "gallery" (the public examples themselves).
+        components: leading directions of the Gaussians.
+    """
+
+    probability: float | None = 0.001
+    prior: str = "mixture"
+    components: int = 32
+
+    def __post_init__(self) -> None:
+        if self.probability is not None and not 0 < self.probability < 1:
+            raise ValueError(
+                f"probability is {self.probability!r}; give one between 0 and 1, or 0 to ask for "
+                "no such bound"
+            )
+        check.one_of(KINDS, prior=self.prior)
+        check.count(components=self.components)
+
+
+@dataclass(frozen=True, eq=False)
+class Released:
+    """One release, and all that bounds on it may rest on.
+
+    Attributes:
+        task: the model as the attacker knows it.
+        cohort: batch size of every client in the update.
+        batch: its labels count as known; its inputs are looked at only with `truth_known`, to
+            compare what was sent with what the defense's `imitate` gives.
+        public: public examples of the same kind.
+        key: what names the release, so that `once` computes a bound once; None computes it anew.
+        once: `once(key, make)` returns what `make` returned at the first call with that key.
+    """
+
+    task: Task
+    update: Update
+    defense: Chain
+    criterion: Criterion
+    threat: ThreatModel
+    cohort: tuple[int, ...]
+    batch: Batch | None
+    public: Batch | None
+    truth_known: bool = True
+    key: Any = None
+    once: Once[Any] = lambda key, make: make()
+
+    def cached(self, name: str, key: Any, make: Callable[[], T]) -> T:
+        """What `make` returns, computed once for this release and key."""
+        found: T = make() if self.key is None else self.once((name, self.key, key), make)
+        return found
+
+    @property
+    def examples(self) -> int:
+        """How many examples are behind the update."""
+        return sum(self.cohort)
+
+
+def bounds(
+    released: Released, error: ErrorBoundSpec, risk: RiskSpec, source: torch.Generator
+) -> tuple[tuple[Bound, ...], str | None]:
+    """All bounds that there are for a release, and why others are missing."""
+    found: list[Bound] = []
+    notes: list[str] = []
+    makers: tuple[Callable[[], Bound | None], ...] = (
+        partial(error_bound, released, error, source),
+        partial(probability, released, risk),
+    )
+    for make in makers:
+        try:
+            bound = make()
+        except NotApplicable as missing:
+            notes.append(" ".join(missing.reason.split()))
+        else:
+            found += [] if bound is None else [bound]
+    return tuple(found), "; ".join(dict.fromkeys(notes)) or None
+
+
+def refuse_side_information(released: Released) -> None:
+    """Refuse where the attacker knows more of the batch than the release: no bound covers that.
+
+    Raises:
+        NotApplicable: the batch's statistics are known, and the model has batch norms.
+    """
+    if released.threat.statistics_known and batch_norms(released.task):
+        raise NotApplicable(
+            "the batch's statistics leave beside the update, without noise: no bound covers them, "
+            "and no guarantee of the defense does"
+        )
+
+
+def error_bound(released: Released, spec: ErrorBoundSpec, source: torch.Generator) -> Bound | None:
+    """The lower bound on every attacker's mean squared error that is asked for.
+
+    The prior is one Gaussian for each class, and labels count as known, since an update often
+    reveals them. Only of single examples a bound is said to hold on average: candidates for several
+    are paired in the best order, and the bound is not.
+
+    Raises:
+        NotApplicable: there is no such bound here, and why.
+    """
+    if spec.kind == "none":
+        return None
+    refuse_side_information(released)
+    if released.task.coupled:
+        raise NotApplicable(
+            "batch norm in training mode couples the examples: no lower bound on the error is known"
+        )
+    if released.threat.server is Server.MALICIOUS:
+        raise NotApplicable(
+            "a malicious server chooses the model, and a lower bound on the error for one model "
+            "bounds no other: it may scale its weights until the noise is nothing"
+        )
+    if released.batch is None:
+        raise NotApplicable("a lower bound on the error needs the labels, which are not known")
+    labels = released.batch.labels
+
+    def make() -> ErrorBound | str:
+        try:
+            return _floor(released, spec, labels, source)
+        except NotApplicable as error:
+            return error.reason
+
+    found = released.cached("error bound", (tuple(labels.tolist()), spec), make)
+    if isinstance(found, str):
+        raise NotApplicable(found)
+    criterion, (low, high) = released.criterion, released.task.input_range
+    return Bound(
+        name=found.name,
+        value=_nine(found.value),
+        psnr=short(psnr_of_mse(found.value, high - low)),
+        prior=found.prior,
+        covers=found.covers,
+        rests_on_prior=found.rests_on_prior,
+        excludes_threshold=False,
+        on_average=found.covers == "all"
+        and found.value > criterion.error
+        and released.examples == 1,
+        equation=found.equation,
+        assumptions=tuple(found.assumptions),
+        standard_error=short(found.standard_error),
+    )
+
+
+def why_no_error_bound(released: Released) -> str | None:
+    """Why a bound on the error could not change a verdict; None where it could. Costs nothing."""
+    law = released.update.law
+    if released.examples > 1:
+        return "a bound on the mean error of several examples does not bound their pairs"
+    if not isinstance(law, Gaussian):
+        return "the release has no Gaussian noise of a known law"
+    if law.private:
+        return "the noise distribution depends on the batch, and a bound is then not proved"
+    batch = released.batch
+    if batch is not None and not released.task.coupled:
+        found = not_smooth(released.task, batch.inputs, batch.labels)
+        if found:
+            return f"the update is not smooth in the inputs ({', '.join(found)}): none is proved"
+    return None
+
+
+def leak_map(released: Released, spec: ErrorBoundSpec) -> Tensor | None:
+    """How much of each value's uncertainty the release takes away, (B, *S) in [0, 1].
+
+    1 - sqrt(posterior bound / prior variance) at the very examples that were sent: 0 where a value
+    stays as uncertain as the prior has it, 1 where it is given away. None without a full bound.
+    """
+    truth = released.batch
+    if truth is None or spec.kind != "full":
+        return None
+    prior = _by_class(spec, released).prior(truth.labels)
+    if not prior.information.any():
+        return None
+    try:
+        information = fisher_matrix(_channel(released), truth, _basis(prior))
+        left = full_bound(information, prior).per_pixel
+    except (NotApplicable, ValueError):  # a picture less, and no other part of the record changes
+        return None
+    if left is None:
+        return None
+    before = _prior_variance(prior)
+    varies = before > 1e-9 * before.max()
+    share = np.where(varies, left / np.where(varies, before, 1.0), 1.0)
+    known = 1 - np.sqrt(np.clip(share, 0, 1))
+    return torch.as_tensor(known).reshape(truth.inputs.shape)
+
+
+def probability(released: Released, spec: RiskSpec) -> Bound | None:
+    """With what probability any attacker meets the criterion, after one release.
+
+    Differential privacy: the trade-off function of the Gaussian mechanism at the baseline's success
+    under the prior. A noisy copy: what the copy itself gives away under that prior, which covers
+    all that is ever computed from it. Each example for itself; for several the worst one's.
+
+    Raises:
+        NotApplicable: no prior can be taken from the public examples.
+    """
+    defense = released.defense
+    if spec.probability is None:
+        return None
+    refuse_side_information(released)
+    copies = [link.noise_std for link in defense.links if isinstance(link, NoisyCopy)]
+    if not copies and defense.guarantee is not Guarantee.DIFFERENTIAL_PRIVACY:
+        return None
+    labels_known = released.threat.labels_known
+    public, eta = released.public, released.criterion.error
+    prior, one = released.once(
+        ("baseline", spec.prior, spec.components, labels_known, eta),
+        lambda: kappa.of_public(public, spec.prior, spec.components, labels_known, eta),
+    )
+    blind = min(0.0, one + math.log(released.examples))  # any of the guesses may be the right one
+    if copies:
+        logs = max(one, kappa.after_copy(copies[0], prior, eta=eta, baseline=one))
+        found, scope = math.exp(min(0.0, logs + math.log(released.examples))), COPY
+    else:
+        found = float(identification.gaussian(_multiplier(defense), log_kappa=blind))
+        scope = PRIVATE
+    value = _nine(max(found, LEAST))
+    return Bound(
+        name="probability after a noisy copy" if copies else "probability",
+        value=value,
+        probability=value,
+        accepted=spec.probability,
+        psnr=None,
+        prior=f"{prior.name} (public images)",
+        rests_on_prior=True,
+        covers=scope.covers,
+        excludes_threshold=found <= spec.probability,
+        on_average=False,
+        equation=scope.equation,
+        assumptions=(
+            f"covers {scope.attackers}",
+            f"examples: {scope.prior}; each for itself",
+            f"it does not say: {scope.not_said}",
+            f"the prior-only baseline succeeds with probability {_tiny(blind)}",
+        ),
+    )
+
+
+def _multiplier(defense: Chain) -> float:
+    """The largest multiplier of the mechanisms in the chain; each alone covers what follows."""
+    found = [m.noise_multiplier for m in defense.links if isinstance(m, GaussianMechanism)]
+    if not found:
+        raise NotApplicable("the guarantee does not rest on Gaussian noise")
+    return max(found)
+
+
+def _floor(
+    released: Released, spec: ErrorBoundSpec, labels: Tensor, source: torch.Generator
+) -> ErrorBound:
+    channel, by_class = _channel(released), _by_class(spec, released)
+    prior = by_class.prior(labels)
+    least = MANY + PILOT if spec.kind == "weiss_weinstein" else 4
+    drawn = by_class.batches(labels, max(least, spec.images // len(labels)), source)
+    basis = _basis(prior)
+    if spec.kind == "full":
+        fishers = [fisher_matrix(channel, b, basis) for b in drawn]
+        return _proved(full_bound_from_samples(fishers, prior), channel, drawn[0])
+    if spec.kind == "weiss_weinstein":
+        return _without_smoothness(channel, prior, drawn, basis)
+    traces = [
+        fisher_trace(channel, b, source, directions=spec.directions, basis=basis) for b in drawn
+    ]
+    return _proved(trace_bound_from_samples(traces, prior), channel, drawn[0])
+
+
+def _without_smoothness(
+    channel: Channel, prior: Prior, drawn: list[Batch], basis: Tensor | None
+) -> ErrorBound:
+    """The Weiss-Weinstein bound, along the directions that a few pilot draws reveal least of."""
+    pilot, rest = drawn[:PILOT], drawn[PILOT:]
+    fisher = np.mean([fisher_matrix(channel, b, basis) for b in pilot], axis=0)
+    directions, known = least_informed(fisher, prior, max(1, prior.rank // 2))
+    steps = default_steps(prior, STEPS, directions=directions, information=known)
+    frame = torch.as_tensor(directions)
+    frame = frame if basis is None else basis @ frame
+    return weiss_weinstein_bound(
+        overlaps(channel, rest, frame, steps), steps, prior, directions=directions
+    )
+
+
+def _proved(floor: ErrorBound, channel: Channel, batch: Batch) -> ErrorBound:
+    """The bound, marked where its proof does not apply: jumps, noise with random directions."""
+    assert isinstance(channel.law, Gaussian)  # checked when the channel was built
+    found = not_smooth(channel.task, batch.inputs, batch.labels, channel.defense)
+    if found:
+        words = f"what is sent is not known to be smooth in the inputs ({', '.join(found)})"
+    elif channel.law.private:
+        words = "the noise of private data is taken along one draw of the defense's directions"
+    else:
+        return floor
+    sentence = f"{words}: the bound is not proved"
+    return replace(floor, covers=UNPROVED, assumptions=(sentence, *floor.assumptions))
+
+
+def _channel(released: Released) -> Channel:
+    if len(released.cohort) > 1:
+        raise NotApplicable(
+            "the update sums several clients; a bound on the error is for one client's release"
+        )
+    update, defense = released.update, released.defense
+    task = defense.infer(released.task, update)
+    channel = Channel(task, defense, update.law, update.mask, update.mask_private)
+    if released.truth_known and released.batch is not None and not update.law.private:
+        power = strange_power(channel, update, released.batch)
+        if power is not None:
+            raise NotApplicable(
+                f"what was sent has {power:.3g} times the noise around what the defense's "
+                "`imitate` gives: a bound would be that of a stand-in"
+            )
+    return channel
+
+
+def _by_class(spec: ErrorBoundSpec, released: Released) -> ClassPriors:
+    made: ClassPriors = released.once(
+        ("prior", spec.prior, spec.components),
+        lambda: ClassPriors(released.public, spec.prior, spec.components),
+    )
+    return made
+
+
+def _basis(prior: Prior) -> Tensor | None:
+    return None if prior.basis is None else torch.as_tensor(np.ascontiguousarray(prior.basis))
+
+
+def _prior_variance(prior: Prior) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The prior's variance of every value, (m,)."""
+    if prior.information.ndim == 1:
+        own = np.where(prior.information > 0, 1 / np.maximum(prior.information, 1e-300), 0)
+        if prior.basis is None:
+            return np.asarray(own)
+        return np.asarray(prior.basis**2 @ own)
+    covariance = np.linalg.inv(prior.matrix)
+    if prior.basis is None:
+        return np.asarray(np.diagonal(covariance))
+    return np.asarray(np.einsum("ij,jk,ik->i", prior.basis, covariance, prior.basis))
+
+
+def _nine(value: float) -> float:
+    return float(f"{value:.9g}")
+
+
+def _tiny(log: float) -> str:
+    power = log / math.log(10)
+    return f"{math.exp(log):.3g}" if power > -300 else f"1e{power:.0f}"
+
+
+PRIVATE = replace(
+    identification.gaussian.scope,
+    attackers="all attackers, models and gradient maps with a per-example norm of at most the clip "
+    "norm, on one release; each example by itself",
+    prior="averaged over the prior, which was fitted to public examples and is taken to hold for "
+    "the private ones; other examples fixed or known, none of them a copy",
+    not_said="what several rounds leak, which is more (`leakbound bound --steps`), that no example "
+    "of a batch is reconstructed, or a bound for one given example or for a sharper prior",
+)
+COPY = Scope(
+    covers="all",
+    attackers="all attackers and models, over any number of rounds: they see x + w at most",
+    prior="averaged over the prior; the copies of other examples fixed or known",
+    known="the prior and the distribution of w",
+    not_said="a bound for one given example, or for a sharper prior; labels are not protected",
+    equation="the best guess given x + w (docs/risk.md)",
+)

@@ -1,0 +1,55 @@
+"""What is said about risk: one template for each statement, no more than what is proved."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from leakbound.assess.record import Bound, DefenseInfo
+
+UNPROVED: Final = "unproved"
+UNINFORMED: Final = (
+    "The prior is a uniform direction, which knows nothing about the data. An attacker who knows "
+    "similar data exceeds these numbers, so nothing here is called protected"
+)
+
+
+def of_bound(bound: Bound, psnr: float | None = None) -> str:
+    """A bound in one sentence: what it says, of whom, and where it is not proved, why.
+
+    Args:
+        bound: of a record.
+        psnr: the criterion in dB, for a probability.
+
+    Example:
+        >>> from leakbound.assess.record import Bound
+        >>> of_bound(Bound(name="trace", value=0.0123, psnr=19.1, prior="flat", covers="unbiased",
+        ...     rests_on_prior=False, excludes_threshold=False, on_average=False))
+        'lower bound on the error (trace): no unbiased attacker has a mean squared error below \
+0.0123 (19.1 dB)'
+    """
+    if bound.probability is not None:
+        what = "meets the criterion" if psnr is None else f"reaches {psnr:g} dB"
+        return (
+            f"{bound.name}: {bound.covers} attackers; none {what} with a probability above "
+            f"{bound.probability:.3g}, on average over the prior {bound.prior}"
+        )
+    error = f"{bound.value:.3g}" + ("" if bound.psnr is None else f" ({bound.psnr:.1f} dB)")
+    name = f"lower bound on the error ({bound.name})"
+    if bound.covers == UNPROVED:
+        why = bound.assumptions[0].removesuffix(": the bound is not proved")
+        return (
+            f"{name}, not proved here: a mean squared error of {error} on average over the prior "
+            f"{bound.prior}, by the formula alone; {why}"
+        )
+    if bound.covers == "unbiased":
+        return f"{name}: no unbiased attacker has a mean squared error below {error}"
+    return (
+        f"{name}: no attacker has a mean squared error below {error} on average over the prior "
+        f"{bound.prior}"
+    )
+
+
+def of_guarantee(defense: DefenseInfo) -> str:
+    """What a defense guarantees, and whether its noise or mask depends on the batch."""
+    more = "; its distribution depends on the private batch" if defense.data_dependent_law else ""
+    return f"{defense.guarantee}{more}"

@@ -1,0 +1,113 @@
+"""The one rule: what was measured, what a bound excludes, and what both together say."""
+
+import io
+
+import pytest
+import torch
+from PIL import Image
+
+from leakbound.assess.criterion import Criterion
+from leakbound.assess.measure import GAP, strip
+from leakbound.assess.record import CERTIFIED, EXPOSED, PROTECTED, UNDECIDED, Bound
+from leakbound.assess.verdict import together, verdict
+from leakbound.domains import of_shape
+
+
+def bound(**changes):
+    known = {"name": "b", "value": 0.1, "psnr": 10.0, "prior": "p", "covers": "all"}
+    known |= {"rests_on_prior": True, "excludes_threshold": True, "on_average": False}
+    return Bound(**known | changes)
+
+
+EXCLUDES = bound()
+CRITERION = Criterion.of_psnr(20.0, of_shape((1, 2, 2)))
+
+
+def matched(psnr, baseline):
+    """What the criterion says of constant images that are so far from black."""
+    truth = torch.zeros(len(psnr), 1, 2, 2)
+
+    def at(levels):
+        errors = [10 ** (-level / 20) for level in levels]
+        return torch.tensor(errors, dtype=torch.float64)[:, None, None, None].expand_as(truth)
+
+    return CRITERION.met(truth, at(psnr), at(baseline))
+
+
+@pytest.mark.parametrize(
+    ("psnr", "baseline", "bounds", "wanted"),
+    [
+        ([20.0], [11.0], [], EXPOSED),
+        ([19.999], [11.0], [], UNDECIDED),
+        ([5.0, 25.0], [11.0, 11.0], [], EXPOSED),
+        ([25.0], [25.0], [], UNDECIDED),  # no closer than without the update
+        ([25.0], [26.0], [], UNDECIDED),
+        ([12.0], [11.0], [EXCLUDES], PROTECTED),
+        ([12.0], [11.0], [bound(covers="unbiased")], UNDECIDED),
+        ([12.0], [11.0], [bound(excludes_threshold=False)], UNDECIDED),
+        ([30.0], [11.0], [bound(covers="unbiased")], EXPOSED),
+        ([30.0], [11.0], [bound(probability=0.001)], EXPOSED),
+        ([12.0], [11.0], [bound(probability=0.001)], PROTECTED),
+    ],
+)
+def test_verdict(psnr, baseline, bounds, wanted):
+    assert verdict(matched(psnr, baseline), bounds) == wanted
+
+
+def test_a_certificate_is_an_exposure_without_the_truth():
+    assert verdict([], certified=True) == CERTIFIED == "exposed (certified)"
+    assert verdict([True], certified=True) == EXPOSED
+    with pytest.raises(RuntimeError, match="one is wrong"):
+        verdict([False], certified=True)
+    with pytest.raises(RuntimeError, match="one is wrong"):
+        verdict([], [EXCLUDES], certified=True)
+
+
+def test_an_attack_beyond_a_bound_is_a_bug():
+    with pytest.raises(RuntimeError, match="one is wrong"):
+        verdict([True], [EXCLUDES])
+
+
+def test_a_lucky_image_is_exposed_whatever_the_mean():
+    average = bound(excludes_threshold=False, on_average=True)
+    assert verdict([True, False], [average]) == "exposed"
+    assert verdict([False, False], [average]) == "protected on average"
+    assert verdict([False], [bound(excludes_threshold=False)]) == "undecided"
+    unbiased = bound(excludes_threshold=False, on_average=True, covers="unbiased")
+    assert verdict([False], [unbiased]) == "undecided"
+    assert verdict([False], [EXCLUDES, average]) == "protected"
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (["protected", "exposed"], "exposed"),
+        (["protected", CERTIFIED], CERTIFIED),
+        (["protected", "undecided"], "undecided"),
+        (["protected", "protected on average"], "protected on average"),
+        (["protected", None], "protected"),
+        ([None], "undecided"),
+        ([], "undecided"),
+    ],
+)
+def test_together(given, wanted):
+    assert together(given) == wanted
+
+
+@pytest.mark.parametrize("psnr", [0.0, -3.0, 300.0, float("nan")])
+def test_a_criterion_is_a_positive_number_of_decibels(psnr):
+    with pytest.raises(ValueError, match="psnr is"):
+        Criterion.of_psnr(psnr, of_shape((1, 2, 2)))
+
+
+@pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (2, "L"), (3, "RGB")])
+def test_strips(channels, mode):
+    """Clamped, side by side, named by their content."""
+    images = torch.stack([torch.full((channels, 4, 5), value) for value in (-9.0, 9.0)])
+    name, content = strip(images, (-1.0, 1.0))
+    picture = Image.open(io.BytesIO(content))
+    assert (picture.mode, picture.size) == (mode, (2 * 5 + GAP, 4))
+    assert picture.convert("L").getpixel((0, 0)) == 0
+    assert picture.convert("L").getpixel((11, 3)) == 255
+    assert strip(images, (-1.0, 1.0)) == (name, content)
+    assert strip(images.flip(0), (-1.0, 1.0))[0] != name
