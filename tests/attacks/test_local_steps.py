@@ -21,7 +21,7 @@ from leakbound.defenses import (
     SecureAggregation,
     chain,
 )
-from leakbound.engines.several import Several
+from leakbound.engines.local_steps import LocalSteps
 from leakbound.metrics import psnr
 from leakbound.pairing import pair
 from leakbound.protocol import play
@@ -75,7 +75,7 @@ def _agree(search):
     for _ in range(2):
         for own in (mine, traced):
             own.descend()
-        assert isinstance(mine.engine, Several)
+        assert isinstance(mine.engine, LocalSteps)
         for found, wanted in ((mine.last, traced.last), (mine.last_match, traced.last_match)):
             assert float((found - wanted).abs()) <= 1e-10 * max(1.0, float(wanted.abs()))
         slopes = [torch.cat([v.grad.flatten() for v in s.variables]) for s in (mine, traced)]

@@ -17,7 +17,6 @@ from torch import Tensor
 from leakbound.attacks.objectives import Cosine, Euclidean, closed, disorder
 from leakbound.attacks.terms import Smooth, Term, smooth_slopes
 from leakbound.client import clients_layer_inputs, shown
-from leakbound.engines import several
 from leakbound.engines.base import Pulled
 from leakbound.engines.choose import Choice, choose
 from leakbound.types import Observation, Task, Unit
@@ -39,11 +38,10 @@ def choice(observation: Observation, task: Task, many: bool = False) -> tuple[Ch
     unit = observation.update.unit if observation.defense is None else observation.defense.starts
     rows = observation.examples if unit is Unit.EXAMPLE else len(cohort)
     shape = (observation.examples // rows, *observation.input_shape)
-    whole = plan.batch_size is None or plan.batch_size >= size
-    if plan.steps == 1 and whole:
-        found = choose(task, rows, shape, many)
-    else:  # no example has several steps of its own
-        found = None if unit is Unit.EXAMPLE else several.choose(task, rows, shape)
+    whole = plan.steps == 1 and (plan.batch_size or size) >= size
+    if unit is Unit.EXAMPLE and not whole:  # no example has several steps of its own
+        return None
+    found = choose(task, rows, shape, many)
     return None if found is None else (found, rows)
 
 
