@@ -6,8 +6,8 @@ All functions are differentiable in the inputs (and in soft labels), to any orde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -110,9 +110,9 @@ _CODED: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], bool]] = WeakKeyDicti
 def refuse_codes(task: Task, input_shape: Sequence[int]) -> None:
     """Refuse a model that takes inputs (*S), or a part of them, for integer codes.
 
-    Its output jumps as they move and has no slope, so that neither a search nor a bound that rests
-    on slopes says anything. Such a model makes whole numbers of floats, others for other inputs.
-    The answer is kept for as long as the model lives.
+    Its output jumps as they move, so that neither a search nor a bound that rests on slopes says
+    anything. Such a model makes whole numbers of floats, others for other inputs. The answer is
+    kept for as long as the model lives.
 
     Raises:
         NotApplicable: such a model.
@@ -139,8 +139,7 @@ def _coded(task: Task, shape: tuple[int, ...]) -> bool:
         except Exception:  # inputs of another shape, which who calls the model next will say
             return False
         found.append(rounded.found)
-    low, high = found
-    return len(low) != len(high) or not all(map(torch.equal, low, high))
+    return len(found[0]) != len(found[1]) or not all(map(torch.equal, *found))
 
 
 class _Rounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -176,46 +175,22 @@ def _logits(output: Any) -> Tensor:
     )
 
 
-class _PlainAttention:
-    """See `plain_attention`. PyTorch's switches are the process's, and clients may run in threads.
-
-    The first to come sets them, the last to go sets them back. (`sdpa_kernel` does as much for
-    attention, in 28 us; these calls take 8, and a small network's attack step 830.)
-    """
-
-    def __init__(self) -> None:
-        self.lock, self.inside = Lock(), 0
-        self.before: list[bool] = []
-
-    def __enter__(self) -> None:
-        with self.lock:
-            if not self.inside:
-                self.before = [ask() for ask, _ in _SWITCHES]
-                for (_, switch), wanted in zip(_SWITCHES, _PLAIN, strict=True):
-                    switch(wanted)
-            self.inside += 1
-
-    def __exit__(self, *about: object) -> None:
-        with self.lock:
-            self.inside -= 1
-            if not self.inside:
-                for (_, switch), before in zip(_SWITCHES, self.before, strict=True):
-                    switch(before)
-
-
 _KERNELS, _LAYERS = torch.backends.cuda, torch.backends.mha  # on a CPU, too
-_SWITCHES: tuple[tuple[Callable[[], bool], Callable[[bool], None]], ...] = (
-    (_KERNELS.math_sdp_enabled, _KERNELS.enable_math_sdp),
-    (_KERNELS.flash_sdp_enabled, _KERNELS.enable_flash_sdp),
-    (_KERNELS.mem_efficient_sdp_enabled, _KERNELS.enable_mem_efficient_sdp),
-    (_KERNELS.cudnn_sdp_enabled, _KERNELS.enable_cudnn_sdp),
-    (_LAYERS.get_fastpath_enabled, _LAYERS.set_fastpath_enabled),
+_SWITCHES: tuple[tuple[Callable[[], bool], Callable[[bool], None], bool], ...] = (
+    (_KERNELS.math_sdp_enabled, _KERNELS.enable_math_sdp, True),
+    (_KERNELS.flash_sdp_enabled, _KERNELS.enable_flash_sdp, False),
+    (_KERNELS.mem_efficient_sdp_enabled, _KERNELS.enable_mem_efficient_sdp, False),
+    (_KERNELS.cudnn_sdp_enabled, _KERNELS.enable_cudnn_sdp, False),
+    (_LAYERS.get_fastpath_enabled, _LAYERS.set_fastpath_enabled, False),
 )
-_PLAIN = (True, False, False, False, False)
-_PLAIN_ATTENTION = _PlainAttention()
+"""What asks for a switch of PyTorch's, what sets it, and how plain attention has it."""
+_LOCK = Lock()
+_INSIDE: list[list[bool]] = []
+"""The switches as they were before the first who is inside, once for each."""
 
 
-def plain_attention() -> AbstractContextManager[None]:
+@contextmanager
+def plain_attention() -> Iterator[None]:
     """While active, attention is computed by kernels that can be differentiated to any order.
 
     PyTorch's fused ones have no second derivative, no forward mode and no `vmap` of a gradient.
@@ -228,7 +203,22 @@ def plain_attention() -> AbstractContextManager[None]:
         >>> torch.autograd.grad(slope.sum(), x)[0].shape
         torch.Size([1, 2, 4])
     """
-    return _PLAIN_ATTENTION
+    # The switches are the process's, and clients may run in threads: the first to come sets them,
+    # the last to go sets them back. (`sdpa_kernel` does as much for attention, in 28 us; these
+    # calls take 8, and a small network's attack step 830.)
+    with _LOCK:
+        _INSIDE.append(_INSIDE[0] if _INSIDE else [ask() for ask, *_ in _SWITCHES])
+        if len(_INSIDE) == 1:
+            for _, switch, wanted in _SWITCHES:
+                switch(wanted)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            before = _INSIDE.pop()
+            if not _INSIDE:
+                for (_, switch, _), value in zip(_SWITCHES, before, strict=True):
+                    switch(value)
 
 
 def layer_inputs(
@@ -349,15 +339,20 @@ def local_update(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
     (theta_before - theta_after) / learning_rate. One step gives `gradient` itself. Minibatches are
     consecutive slices, in turn and again from the first, the same for client and attacker.
     """
+    return _along_steps(task, inputs, labels, gradient)
+
+
+def _along_steps(
+    task: Task, inputs: Tensor, labels: Tensor, slope: Callable[..., Tensor]
+) -> Tensor:
     plan = task.plan
     size = plan.batch_size or len(inputs)
     slices = [slice(a, a + size) for a in range(0, len(inputs), size)]
-    first = slices[0]
-    total = gradient(task, inputs[first], labels[first])
+    total = slope(task, inputs[slices[0]], labels[slices[0]])
     for step in range(1, plan.steps):
         part = slices[step % len(slices)]
         moved = task.parameters - plan.learning_rate * total
-        total = total + gradient(task, inputs[part], labels[part], moved)
+        total = total + slope(task, inputs[part], labels[part], moved)
     return total
 
 
@@ -469,26 +464,17 @@ def pure_simulate(task: Task, inputs: Tensor, labels: Tensor, defense: Release |
     Raises:
         ValueError: a local plan with minibatches.
     """
-    unit = Unit.CLIENT if defense is None else defense.starts
-    if unit is Unit.EXAMPLE:
+    size = task.plan.batch_size
+    if defense is not None and defense.starts is Unit.EXAMPLE:
         plain = example_gradients(task, inputs, labels)
+    elif (size or len(inputs)) < len(inputs):
+        raise ValueError(f"batch_size is {size}; give a local plan on the full batch")
     else:
-        plain = _pure_update(task, inputs, labels)[None]
+        plain = _along_steps(task, inputs, labels, pure_gradient)[None]
     if defense is None:
         return plain
     alone, together = defense.sides
     return together.imitate(alone.imitate(plain))
-
-
-def _pure_update(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
-    plan = task.plan
-    if (plan.batch_size or len(inputs)) < len(inputs):
-        raise ValueError(f"batch_size is {plan.batch_size}; give a local plan on the full batch")
-    total = pure_gradient(task, inputs, labels)
-    for _ in range(1, plan.steps):
-        moved = task.parameters - plan.learning_rate * total
-        total = total + pure_gradient(task, inputs, labels, moved)
-    return total
 
 
 def input_jvp(task: Task, inputs: Tensor, labels: Tensor, tangent: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from leakbound.defenses import (
     SecureAggregation,
     chain,
 )
-from leakbound.engines.several import Several
+from leakbound.engines.local_steps import LocalSteps
 from leakbound.metrics import psnr
 from leakbound.pairing import pair
 from leakbound.protocol import play
@@ -75,7 +75,7 @@ def _agree(search):
     assert mine.exact is not None
     traced.exact = None
     evaluators = [Evaluator([own]) for own in (mine, traced)]
-    assert isinstance(evaluators[0].engine, Several)
+    assert isinstance(evaluators[0].engine, LocalSteps)
     for _ in range(2):
         for evaluator in evaluators:
             evaluator.evaluate()

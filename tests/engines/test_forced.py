@@ -7,7 +7,7 @@ from leakbound import models
 from leakbound.attacks import inverting_gradients
 from leakbound.audit import run_file
 from leakbound.engines import choose as choosing
-from leakbound.engines import convolutions, several, single
+from leakbound.engines import convolutions, single
 from leakbound.engines.base import ENGINES, kernels
 from leakbound.engines.choose import choose
 from leakbound.random import stream
@@ -55,7 +55,7 @@ def test_the_user_decides_otherwise(monkeypatch, word):
         monkeypatch.setenv("LEAKBOUND_ENGINE", word)
         assert kernels() == run_file.machine()["engine"] == word
         chosen = choose(task_of(), 1, SHAPE)
-        steps = several.choose(task_of(plan=LocalPlan(2, 0.1)), 1, SHAPE)
+        steps = choose(task_of(plan=LocalPlan(2, 0.1)), 1, SHAPE)
         assert (chosen is None) == (steps is None) == (word == "autograd")
 
 

@@ -49,11 +49,11 @@ def test_slopes_are_autograds(name, soft):
 @pytest.mark.parametrize("soft", [False, True], ids=["classes", "soft"])
 def test_rows_of_several_batches(soft):
     logits, labels, tangent = _given(soft)
-    at = loss.cross_entropy(logits, labels, size=2)
+    at = loss.CrossEntropy(logits, labels, size=2)
     moved = at.moved(tangent)
     for cell in range(3):
         part = slice(2 * cell, 2 * cell + 2)
-        alone = loss.cross_entropy(logits[part], labels[part], size=2)
+        alone = loss.CrossEntropy(logits[part], labels[part], size=2)
         torch.testing.assert_close(at.deltas[part], alone.deltas)
         for all_rows, own in zip(moved, alone.moved(tangent[part]), strict=True):
             if own is not None:

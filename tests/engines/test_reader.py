@@ -122,7 +122,7 @@ def test_a_module_without_weights_may_come_again():
     wanted = client.gradient(task, x, y)
     found = bundle.Bundle(bundle.chain(task, (1, 2, 2)), task.parameters[None])
     torch.testing.assert_close(found.gradient(x[None], y[None])[0], wanted)
-    point = plain_chain.ChainPoint.at(task, plain_chain.plan(task, x), x, y)
+    point = plain_chain.ChainPoint(task, plain_chain.plan(task, x), x, y)
     torch.testing.assert_close(point.gradient() / 2, wanted)
     assert single.plan(task, (2, 1, 2, 2)) is not None
 

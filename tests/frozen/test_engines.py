@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from leakbound import client
-from leakbound.engines import several, single
+from leakbound.engines import single
 from leakbound.engines.choose import choose
 from leakbound.engines.sensitivity import along, example_gradients, moved, sensitivity
 from leakbound.random import normal, stream
@@ -70,7 +70,7 @@ def test_exact_steps_are_autograds(name, task, batch):
 def test_exact_local_steps_are_autograds(name, task, batch):
     task = replace(task, plan=LocalPlan(3, 0.1))
     shape = tuple(batch.inputs.shape)
-    choice = several.choose(task, 1, shape)
+    choice = choose(task, 1, shape)
     if name == "LoRA":
         assert choice is None
         return

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from leakbound import client, models
 from leakbound.engines import directions, plain_chain, weight_changes
 from leakbound.engines.plain_chain import ChainPasses
-from leakbound.engines.sensitivity import powers, sensitivity
+from leakbound.engines.sensitivity import AnyPasses, sensitivity
 from leakbound.random import normal, stream
 from leakbound.types import Task
 
@@ -72,7 +72,7 @@ def _agrees(small, task, x, y):
     layers = plain_chain.plan(task, x)
     assert layers is not None
     drawn = normal((3, *x.shape), stream(6), like=x)
-    point = plain_chain.ChainPoint.at(task, layers, x, y)
+    point = plain_chain.ChainPoint(task, layers, x, y)
     jacobian = small.jacobian(task, x, y).flatten(2) * len(x)  # of each example's own loss
     moved = torch.einsum("pbn,kbn->kbp", jacobian, drawn.flatten(2))
     power = point.power(drawn)
@@ -98,7 +98,7 @@ def test_soft_and_ignored_labels(small):
     soft = torch.softmax(normal((3, 3), stream(4), like=x), 1)
     _agrees(small, _task(CHAINS["pools"]), x, soft)
     task, ignored = _task(CHAINS["pools"]), torch.tensor([0, -100, 2])
-    point = plain_chain.ChainPoint.at(task, plain_chain.plan(task, x), x, ignored)
+    point = plain_chain.ChainPoint(task, plain_chain.plan(task, x), x, ignored)
     close(point.gradient() / 3, client.gradient(task, x, ignored))
 
 
@@ -134,8 +134,8 @@ def test_the_engines_agree(small, every, estimator):
         else directions.RandomDirections(x, stream(1), 3)
         for _ in range(2)
     )
-    fast, gradient = ChainPasses(task, layers, x, y, 5).powers(which)
-    slow, own = powers(task, x, y, again, chunk=5)
+    fast, gradient = ChainPasses(task, x, y, 5, layers).powers(which)
+    slow, own = AnyPasses(task, x, y, 5).powers(again)
     close(fast.total, slow.total)
     close(fast.norm, slow.norm)
     close(gradient, own)

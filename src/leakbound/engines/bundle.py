@@ -31,7 +31,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from leakbound.engines.activations import Activation
 from leakbound.engines.base import LINE, Pulled, aligned
-from leakbound.engines.loss import CrossEntropy, cross_entropy
+from leakbound.engines.loss import CrossEntropy
 from leakbound.engines.reader import (
     Kind,
     Layer,
@@ -139,7 +139,7 @@ class Bundle:
         a = inputs.transpose(1, 2) if inputs.ndim == 5 else inputs
         for layer in self.layers:
             a = layer.forward(a)
-        self.loss: CrossEntropy = cross_entropy(a.flatten(0, 1), labels.flatten(0, 1), a.shape[1])
+        self.loss = CrossEntropy(a.flatten(0, 1), labels.flatten(0, 1), a.shape[1])
         found, d = self.found, self.loss.deltas.view(a.shape)
         for place, layer in reversed(list(enumerate(self.layers))):
             layer.gradients(d, found)

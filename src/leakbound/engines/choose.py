@@ -14,7 +14,8 @@ from torch import Tensor
 
 from leakbound.engines import bundle, single
 from leakbound.engines.base import Engine, aligned, kernels
-from leakbound.engines.reader import Layers
+from leakbound.engines.local_steps import LocalSteps
+from leakbound.engines.reader import Layers, Shape
 from leakbound.task import Task
 
 __all__ = ["Choice", "choose"]
@@ -36,15 +37,17 @@ of eight bundled .88 to 1.18, single .54 to .69; an MLP of 395,000, .51 to .84 a
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """One of two engines for a model.
+    """One of three engines for a model.
 
     Attributes:
         chain: the model as a bundle takes it; None where PyTorch's own kernels are taken.
-        plan: the model as a single engine takes it.
+        plan: the model's layers, where these are.
+        local: whether the client takes several local steps, or minibatches.
     """
 
     chain: bundle.BundlePlan | None
     plan: Layers | None
+    local: bool = False
 
     def engine(self, tasks: Sequence[Task], rows: int) -> Engine:
         """An engine for several tasks of one model, with so many rows each.
@@ -53,7 +56,7 @@ class Choice:
         """
         if self.chain is None:
             assert self.plan is not None  # one of the two is there
-            return single.Single(tasks[0], self.plan)
+            return (LocalSteps if self.local else single.Single)(tasks[0], self.plan)
         weights = [task.parameters for task in tasks for _ in range(rows)]
         kept: Tensor | None = None
         if any(task.kept is not None for task in tasks):
@@ -64,8 +67,10 @@ class Choice:
         return bundle.Bundle(self.chain, torch.stack(weights, out=stacked), kept)
 
 
-def choose(task: Task, rows: int, shape: tuple[int, ...], many: bool = False) -> Choice | None:
+def choose(task: Task, rows: int, shape: Shape, many: bool = False) -> Choice | None:
     """The engine for rows of gradients, each of a batch (B, *S); None: autograd is needed.
+
+    Of a client that takes several local steps or minibatches, a row is the update.
 
     Args:
         task: whose gradients.
@@ -75,6 +80,9 @@ def choose(task: Task, rows: int, shape: tuple[int, ...], many: bool = False) ->
     """
     if kernels() == "autograd":
         return None
+    if task.plan.steps > 1 or (task.plan.batch_size or shape[0]) < shape[0]:
+        plan = single.plan(task, shape, curved=True) if rows == 1 else None
+        return None if plan is None else Choice(None, plan, local=True)
     chain = bundle.chain(task, shape[1:])
     small = shape[0] <= SMALL and len(task.parameters) <= LARGEST
     if chain is not None and (

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from leakbound.engines.activations import Kernel
 from leakbound.engines.base import kernels
 from leakbound.engines.rules import Given, Rule, paired, there
 
-_ATEN = torch.ops.aten
+_convolve: Kernel = torch.ops.aten.convolution.default
+_adjoints: Callable[..., list[Tensor]] = torch.ops.aten.convolution_backward.default
 _SMALL = 32
 """Up to this many weights an output channel, products with columns beat the kernels."""
 _FEW = 16
@@ -99,7 +102,6 @@ class ConvolutionRule(Rule):
     def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
         super().__init__(given)
         self.weight, self.bias = there(given.weights[0]), given.weights[1]
-        self.gradients = given.gradients
         *how, groups = options
         self.how = (*how, False, [0] * len(how[0]), groups)
         on_cpu, trained = self.weight.device.type == "cpu", not given.frozen
@@ -107,31 +109,26 @@ class ConvolutionRule(Rule):
 
     def forward(self, x: Tensor) -> Tensor:
         self.x = x = x.contiguous(memory_format=torch.channels_last) if self.last else x
-        result: Tensor = _ATEN.convolution.default(x, self.weight, self.bias, *self.how)
-        return result
+        return _convolve(x, self.weight, self.bias, *self.how)
 
     def backward(self, delta: Tensor) -> Tensor | None:
         if self.frozen:
             return super().backward(delta)
         self.delta = delta
-        weight, bias = self.gradients
-        back, first, second = self._back(delta, self.weight, [self.moving, True, bias is not None])
-        there(weight).copy_(first)
-        if bias is not None:
-            bias.copy_(second)
-        result: Tensor | None = back
-        return result
-
-    def pulled(self, delta: Tensor) -> Tensor:
-        back: Tensor = self._back(delta, self.weight, [True, False, False])[0]
+        mask = [self.moving, True, self.gradients[1] is not None]
+        back, *own = self._back(delta, self.weight, mask)
+        self.write(*own)
         return back
 
+    def pulled(self, delta: Tensor) -> Tensor:
+        return self._back(delta, self.weight, [True, False, False])[0]
+
     def tangent(self, x: Tensor | None) -> Tensor | None:
-        own = None if x is None else _ATEN.convolution.default(x, self.weight, None, *self.how)
+        own = None if x is None else _convolve(x, self.weight, None, *self.how)
         if self.frozen:
             return own
         self.change = x if self.curved else None
-        change: Tensor = _ATEN.convolution.default(self.x, *self.directions, *self.how)
+        change = _convolve(self.x, *self.directions, *self.how)
         return change if own is None else change.add_(own)
 
     def moved(self, delta: Tensor) -> Tensor:
@@ -147,13 +144,13 @@ class ConvolutionRule(Rule):
         weight, bias = self.gradients
         rows, values = paired(delta, self.delta, self.x, self.change)
         given = (rows, values, self.weight, None, *self.how, [False, True, False])
-        there(weight).copy_(_ATEN.convolution_backward.default(*given)[1])
+        there(weight).copy_(_adjoints(*given)[1])
         if bias is not None:
             torch.sum(delta, (0, 2, 3), out=bias)
 
-    def _back(self, delta: Tensor, weight: Tensor | None, mask: list[bool]) -> Any:
+    def _back(self, delta: Tensor, weight: Tensor | None, mask: list[bool]) -> list[Tensor]:
         sizes = [delta.shape[1]] if mask[2] else None
-        return _ATEN.convolution_backward.default(delta, self.x, weight, sizes, *self.how, mask)
+        return _adjoints(delta, self.x, weight, sizes, *self.how, mask)
 
 
 class ColumnsRule(Rule):
@@ -167,8 +164,7 @@ class ColumnsRule(Rule):
         weight, self.bias = given.weights
         self.patches = Patches(there(weight).shape[2:], options)
         self.weight = there(weight).flatten(1)
-        gradient, self.bias_gradient = given.gradients
-        self.gradient = there(gradient).flatten(1)
+        self.gradient = there(given.gradients[0]).flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:
         self.patches.see(x.shape)
@@ -178,9 +174,7 @@ class ColumnsRule(Rule):
     def backward(self, delta: Tensor) -> Tensor | None:
         self.rows = self.patches.rows(delta)
         # the long sums over places are several times faster this way around
-        self.gradient.copy_(self.columns.mm(self.rows).t())
-        if self.bias_gradient is not None:
-            torch.sum(self.rows, 0, out=self.bias_gradient)
+        self._sum_up(self.columns.mm(self.rows), self.rows)
         if not self.moving:
             return None
         return self.patches.added(self.weight.t().mm(self.rows.t()))
@@ -197,22 +191,22 @@ class ColumnsRule(Rule):
     def moved(self, delta: Tensor) -> Tensor:
         rows = self.patches.rows(delta)
         if self.curved:
-            self._curve(rows)
+            product = self.columns.mm(rows)
+            if self.change is not None:
+                product.addmm_(self.change, self.rows)
+            self._sum_up(product, rows)
         back = self.weight.t().mm(rows.t())
         back.addmm_(there(self.directions[0]).flatten(1).t(), self.rows.t())
         return self.patches.added(back)
 
-    def _curve(self, rows: Tensor) -> None:
-        product = self.columns.mm(rows)
-        if self.change is not None:
-            product.addmm_(self.change, self.rows)
+    def _sum_up(self, product: Tensor, rows: Tensor) -> None:
         self.gradient.copy_(product.t())
-        if self.bias_gradient is not None:
-            torch.sum(rows, 0, out=self.bias_gradient)
+        if self.gradients[1] is not None:
+            torch.sum(rows, 0, out=self.gradients[1])
 
 
 class ChangingRule(Rule):
-    """`Columns` or `Convolution`, by the shape of what enters: for weights that change."""
+    """`ColumnsRule` or `ConvolutionRule`, by the shape of what enters: for weights that change."""
 
     def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
         super().__init__(given)
@@ -220,8 +214,7 @@ class ChangingRule(Rule):
         self.columns, self.kernels = ColumnsRule(given, options), ConvolutionRule(given, options)
 
     def forward(self, x: Tensor) -> Tensor:
-        places = math.prod(self.columns.patches.see(x.shape))
-        few = _few(x, self.inner, places)
+        few = _few(x, self.inner, math.prod(self.columns.patches.see(x.shape)))
         self.rule: Rule = self.columns if few else self.kernels
         return self.rule.forward(x)
 
@@ -237,10 +230,10 @@ class ChangingRule(Rule):
 
 
 class PackedRule(ConvolutionRule):
-    """As `Convolution`, with the fixed weights in the processor's own layout from the start.
+    """As `ConvolutionRule`, with the fixed weights in the processor's own layout from the start.
 
     Values lie with the channels last. Where there are few of them against the weights, products
-    with the changing direction, and the gradient, are those of `Columns`.
+    with the changing direction, and the gradient, are those of `ColumnsRule`.
     """
 
     def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
@@ -261,9 +254,7 @@ class PackedRule(ConvolutionRule):
 
     def forward(self, x: Tensor) -> Tensor:
         self.x = x = x.contiguous(memory_format=torch.channels_last)
-        places = math.prod(self.patches.see(x.shape))
-        inner = self.weight[0].numel()
-        self.few = _few(x, inner, places)
+        self.few = _few(x, self.weight[0].numel(), math.prod(self.patches.see(x.shape)))
         if self.few:
             self.columns = self.patches.of(x)
         return _run(x, self.packed, self.bias, self.options)
@@ -277,10 +268,7 @@ class PackedRule(ConvolutionRule):
                 torch.sum(self.rows, 0, out=bias)
         else:
             self.delta = delta
-            _, first, second = self._back(delta, self.weight, [False, True, bias is not None])
-            there(weight).copy_(first)
-            if bias is not None:
-                bias.copy_(second)
+            self.write(*self._back(delta, self.weight, [False, True, bias is not None])[1:])
         return self._fixed(delta) if self.moving else None
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
@@ -289,7 +277,7 @@ class PackedRule(ConvolutionRule):
             rows = _product(self.columns, there(direction).flatten(1), shift)
             change = self.patches.values(rows)
         else:
-            change = _ATEN.convolution.default(self.x, direction, shift, *self.how)
+            change = _convolve(self.x, direction, shift, *self.how)
         if x is not None:
             change += _run(x, self.packed, None, self.options)
         return change

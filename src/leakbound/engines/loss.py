@@ -1,8 +1,7 @@
-"""The head of a network: the loss's slopes in the logits, and how they move with the logits."""
+"""The loss's slopes in the logits, and how these move with the logits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -25,7 +24,6 @@ class LossHead(Protocol):
 
         The second is None for class labels.
         """
-        ...
 
 
 def head(loss: Loss, logits: Tensor, labels: Tensor) -> LossHead:
@@ -37,12 +35,12 @@ def head(loss: Loss, logits: Tensor, labels: Tensor) -> LossHead:
         tensor([[-0.5000,  0.5000]])
     """
     if loss is nn.functional.cross_entropy and logits.ndim == 2:
-        return cross_entropy(logits, labels, len(logits))
-    return _Traced.of(loss, logits, labels)
+        return CrossEntropy(logits, labels, len(logits))
+    return _Traced(loss, logits, labels)
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, size: int) -> CrossEntropy:
-    """The sum of all rows' cross-entropies over `size`, the rows of one batch.
+class CrossEntropy:
+    """The sum of all rows' cross-entropies over `size`, the rows of one batch, in closed form.
 
     Rows may belong to several batches, as each row stands for itself.
 
@@ -50,36 +48,21 @@ def cross_entropy(logits: Tensor, labels: Tensor, size: int) -> CrossEntropy:
         logits (M, K); labels (M,) class numbers or (M, K) probabilities.
 
     Example:
-        >>> at = cross_entropy(torch.zeros(2, 2), torch.tensor([0, 1]), size=1)
+        >>> at = CrossEntropy(torch.zeros(2, 2), torch.tensor([0, 1]), size=1)
         >>> at.moved(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))[0]
         tensor([[ 0.2500, -0.2500],
                 [ 0.0000,  0.0000]])
     """
-    chances = torch.softmax(logits, -1)
-    if labels.ndim == 1:
-        mass = None
-        deltas = torch.scatter(chances, 1, labels[:, None].long(), -1.0, reduce="add")
-    else:
-        mass = labels.sum(-1, keepdim=True)
-        deltas = chances * mass - labels
-    return CrossEntropy(chances, mass, deltas.div_(size), size)
 
-
-@dataclass(eq=False)
-class CrossEntropy:
-    """Cross-entropy in closed form: see `cross_entropy`.
-
-    Attributes:
-        chances: the softmax of the logits (M, K).
-        mass: the sums (M, 1) of soft labels; None for class labels.
-        deltas: the slopes in the logits (M, K).
-        size: what the sum over the rows is divided by.
-    """
-
-    chances: Tensor
-    mass: Tensor | None
-    deltas: Tensor
-    size: int
+    def __init__(self, logits: Tensor, labels: Tensor, size: int) -> None:
+        self.chances, self.size = torch.softmax(logits, -1), size
+        self.mass: Tensor | None = None
+        if labels.ndim == 1:
+            deltas = torch.scatter(self.chances, 1, labels[:, None].long(), -1.0, reduce="add")
+        else:
+            self.mass = labels.sum(-1, keepdim=True)
+            deltas = self.chances * self.mass - labels
+        self.deltas = deltas.div_(size)
 
     def moved(self, tangent: Tensor) -> tuple[Tensor, Tensor | None]:
         """The changes (M, K) of the deltas and of the slopes in soft labels."""
@@ -91,25 +74,17 @@ class CrossEntropy:
         return change.mul_(self.mass / self.size), (mean - tangent).div_(self.size)
 
 
-@dataclass(eq=False)
 class _Traced:
     """Any twice differentiable loss, by differentiating its gradient."""
 
-    logits: Tensor
-    labels: Tensor
-    slopes: Tensor
-    deltas: Tensor
-
-    @staticmethod
-    def of(loss: Loss, logits: Tensor, labels: Tensor) -> _Traced:
+    def __init__(self, loss: Loss, logits: Tensor, labels: Tensor) -> None:
         with torch.enable_grad():
-            logits = logits.detach().requires_grad_()
-            labels = labels.detach()
+            self.logits, self.labels = logits.detach().requires_grad_(), labels.detach()
             if labels.is_floating_point():
-                labels = labels.requires_grad_()
-            value = loss(logits, labels)
-            (slopes,) = torch.autograd.grad(value, logits, create_graph=True)
-        return _Traced(logits, labels, slopes, slopes.detach())
+                self.labels.requires_grad_()
+            value = loss(self.logits, self.labels)
+            (self.slopes,) = torch.autograd.grad(value, self.logits, create_graph=True)
+        self.deltas = self.slopes.detach()
 
     def moved(self, tangent: Tensor) -> tuple[Tensor, Tensor | None]:
         soft = self.labels.requires_grad

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from leakbound.engines.rules import Given, Rule, there
 
-_ATEN = torch.ops.aten
+Kernels = Callable[..., tuple[Tensor, Tensor, Tensor]]
+_batch_norm: Kernels = torch.ops.aten.native_batch_norm.default
+_batch_norm_backward: Kernels = torch.ops.aten.native_batch_norm_backward.default
+_group_norm: Kernels = torch.ops.aten.native_group_norm.default
+_group_norm_backward: Callable[..., tuple[Tensor | None, ...]] = (
+    torch.ops.aten.native_group_norm_backward.default
+)
 
 
 class FixedNormRule(Rule):
@@ -16,12 +24,8 @@ class FixedNormRule(Rule):
     def __init__(self, given: Given, eps: float) -> None:
         super().__init__(given)
         self.weight, self.bias = given.weights
-        self.gradients = given.gradients
-        mean, variance = given.buffers
-        if mean is None or variance is None:
-            raise ValueError("buffers lacks the running statistics; give both")
-        self.mean, self.variance, self.eps = mean, variance, eps
-        self.rate = torch.rsqrt(variance + eps)[:, None, None]
+        self.mean, self.variance = map(there, given.buffers)
+        self.eps, self.rate = eps, torch.rsqrt(self.variance + eps)[:, None, None]
         self.renew()
 
     def renew(self) -> None:
@@ -35,18 +39,14 @@ class FixedNormRule(Rule):
         self.delta = delta
         mask = [self.moving, self.weight is not None, self.bias is not None]
         given = (self.weight, self.mean, self.variance, None, None, False, self.eps, mask)
-        back: Tensor | None
-        back, *own = _ATEN.native_batch_norm_backward.default(delta, self.x, *given)
-        for place, value in zip(self.gradients, own, strict=True):
-            if place is not None:
-                place.copy_(value)
+        back, *own = _batch_norm_backward(delta, self.x, *given)
+        self.write(*own)
         return back if self.moving else None
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
         weight, bias = self.directions
         self.change = x if self.curved else None
-        moves = weight is not None or bias is not None
-        if not moves:
+        if weight is None and bias is None:
             return None if x is None else x * self.scale
         weight = torch.zeros_like(self.mean) if weight is None else weight
         change = self._norm(self.x, weight, bias)
@@ -55,11 +55,10 @@ class FixedNormRule(Rule):
     def moved(self, delta: Tensor) -> Tensor:
         if self.curved:
             self._curve(delta)
-        change = delta * self.scale
-        weight = self.directions[0]
-        return (
-            change if weight is None else change.addcmul_(self.delta, channels(weight) * self.rate)
-        )
+        change, weight = delta * self.scale, self.directions[0]
+        if weight is None:
+            return change
+        return change.addcmul_(self.delta, channels(weight) * self.rate)
 
     def _curve(self, delta: Tensor) -> None:
         weight, bias = self.gradients
@@ -72,10 +71,7 @@ class FixedNormRule(Rule):
             torch.sum(delta, (0, 2, 3), out=bias)
 
     def _norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        value: Tensor = _ATEN.native_batch_norm.default(
-            x, weight, bias, self.mean, self.variance, False, 0.0, self.eps
-        )[0]
-        return value
+        return _batch_norm(x, weight, bias, self.mean, self.variance, False, 0.0, self.eps)[0]
 
 
 class GroupNormRule(Rule):
@@ -84,9 +80,7 @@ class GroupNormRule(Rule):
     def __init__(self, given: Given, groups: int, eps: float) -> None:
         super().__init__(given)
         self.weight, self.bias = given.weights
-        self.gradients = given.gradients
         self.groups, self.eps = groups, eps
-        self.back: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
@@ -99,22 +93,19 @@ class GroupNormRule(Rule):
     def backward(self, delta: Tensor) -> Tensor | None:
         self.delta = delta
         mask = [self.moving, self.weight is not None, self.bias is not None]
-        parts = self._pulled(delta, self.weight, mask)
-        self.back = parts[0]
-        for place, value in zip(self.gradients, parts[1:], strict=True):
-            if place is not None:
-                place.copy_(there(value))
+        back, *own = self._back(delta, self.weight, mask)
+        self.write(*own)
+        self.back = back if self.moving else None
         return self.back
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
-        weight, bias = self.directions or (None, None)
-        moves = weight is not None
-        own = self._norm(weight, bias)[0] if moves else None
+        weight, bias = self.directions
+        own = None if weight is None else self._norm(weight, bias)[0]
         self.changes = x is not None
         if x is None:
             return own
         self.hat = self._norm(None, None)[0]
-        self.hat_change = there(self._pulled(x, None, [True, False, False])[0])
+        self.hat_change = self._projected(x)
         self.rate_change = self._shared(self.hat, x, None)
         scale = None if self.weight is None else channels(self.weight)
         if own is None:
@@ -124,11 +115,11 @@ class GroupNormRule(Rule):
     def moved(self, delta: Tensor) -> Tensor:
         if self.curved:
             self._curve(delta)
-        weight = self.directions[0] if self.directions else None
+        weight = self.directions[0]
         scaled = delta if self.weight is None else delta * channels(self.weight)
         if weight is not None:
             scaled = scaled.addcmul_(self.delta, channels(weight))
-        change = there(self._pulled(scaled, None, [True, False, False])[0])
+        change = self._projected(scaled)
         if self.moving:
             along = self._shared(self.hat, self.delta, self.weight)
             crossed = self._shared(self.hat_change, self.delta, self.weight)
@@ -138,7 +129,7 @@ class GroupNormRule(Rule):
         return change
 
     def _curve(self, delta: Tensor) -> None:
-        weight, bias = self.gradients or (None, None)
+        weight, bias = self.gradients
         if weight is not None:
             product = delta * (self.hat if self.changes else self._norm(None, None)[0])
             if self.changes:
@@ -148,20 +139,21 @@ class GroupNormRule(Rule):
             torch.sum(delta, (0, 2, 3), out=bias)
 
     def _norm(self, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        found: tuple[Tensor, Tensor, Tensor] = _ATEN.native_group_norm.default(
-            self.x, weight, bias, *self.sizes, self.eps
-        )
-        return found
+        return _group_norm(self.x, weight, bias, *self.sizes, self.eps)
 
-    def _pulled(
+    def _projected(self, change: Tensor) -> Tensor:
+        """What standardizing makes of a change: it is symmetric."""
+        return there(self._back(change, None, [True, False, False])[0])
+
+    def _back(
         self, delta: Tensor, weight: Tensor | None, mask: list[bool]
     ) -> tuple[Tensor | None, ...]:
         delta = delta.contiguous(memory_format=self.layout)
         given = (self.x, self.mean, self.rate, weight, *self.sizes, mask)
-        parts = _ATEN.native_group_norm_backward.default(delta, *given)
-        return tuple(part if wanted else None for part, wanted in zip(parts, mask, strict=True))
+        return _group_norm_backward(delta, *given)
 
     def _shared(self, one: Tensor, other: Tensor, weight: Tensor | None) -> Tensor:
+        """The groups' rates times their means of the (weighted) product, as (B, C, 1, 1)."""
         size, count, places, groups = self.sizes
         totals = (one * other).sum((2, 3))
         totals = totals if weight is None else totals * weight
@@ -183,8 +175,7 @@ class StandardizedRule(Rule):
     def __init__(self, given: Given, rows: int, shape: tuple[int, ...], eps: float) -> None:
         super().__init__(given)
         self.rows, self.shape, self.eps = rows, shape, eps
-        self.weight, self.bias = (self._wide(own) for own in given.weights)
-        self.gradients = given.gradients
+        self.weight, self.bias = map(self._wide, given.weights)
 
     def forward(self, x: Tensor) -> Tensor:
         self.before = x.shape
@@ -196,12 +187,7 @@ class StandardizedRule(Rule):
 
     def backward(self, delta: Tensor) -> Tensor | None:
         self.delta = delta
-        weight, bias = self.gradients
-        if bias is not None:
-            bias.copy_(self._summed(delta).view(bias.shape))
-        if weight is not None:
-            total = self._summed(delta * self.hat.view(delta.shape))
-            weight.copy_(total.view(weight.shape))
+        self._sum_up(delta, None)
         if not self.moving:
             return None
         scaled = delta if self.weight is None else delta * self.weight
@@ -210,9 +196,8 @@ class StandardizedRule(Rule):
         return self.back.view(delta.shape)
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
-        weight, bias = (self._wide(own) for own in self.directions)
-        self.changes = x is not None
-        change = None
+        weight, bias = map(self._wide, self.directions)
+        self.hat_change, change = None, None
         if x is not None:
             self.hat_change, self.rate_change = self._projected(x.reshape(self.hat.shape))
             change = self.hat_change.view(x.shape)
@@ -224,40 +209,40 @@ class StandardizedRule(Rule):
 
     def moved(self, delta: Tensor) -> Tensor:
         if self.curved:
-            self._curve(delta)
+            self._sum_up(delta, self.hat_change)
         scaled = delta if self.weight is None else delta * self.weight
         weight = self._wide(self.directions[0])
         if weight is not None:
             scaled = torch.addcmul(scaled, self.delta, weight)
         change, _ = self._projected(scaled.reshape(self.hat.shape))
         if self.moving:
-            crossed = (self.hat_change * self.scaled).mean(2, keepdim=True)
+            hat_change = there(self.hat_change)
+            crossed = (hat_change * self.scaled).mean(2, keepdim=True)
             change.addcmul_(self.rate * self.rate_change, self.back, value=-1)
-            change.addcmul_(self.rate * self.along, self.hat_change, value=-1)
+            change.addcmul_(self.rate * self.along, hat_change, value=-1)
             change.addcmul_(self.rate * crossed, self.hat, value=-1)
         return change.view(delta.shape)
 
-    def _curve(self, delta: Tensor) -> None:
+    def _sum_up(self, delta: Tensor, hat_change: Tensor | None) -> None:
+        """Write the gradients, or their changes, as sums over what shares a weight."""
         weight, bias = self.gradients
+        over = [0, *(1 + at for at, side in enumerate(self.shape) if side == 1)]
         if bias is not None:
-            bias.copy_(self._summed(delta).view(bias.shape))
+            bias.copy_(delta.sum(over).view(bias.shape))
         if weight is not None:
             product = delta * self.hat.view(delta.shape)
-            if self.changes:
-                product.addcmul_(self.delta, self.hat_change.view(delta.shape))
-            weight.copy_(self._summed(product).view(weight.shape))
+            if hat_change is not None:
+                product.addcmul_(self.delta, hat_change.view(delta.shape))
+            weight.copy_(product.sum(over).view(weight.shape))
 
     def _projected(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """What standardizing makes of a change of the rows (it is symmetric), and <hat, change>."""
         along = (self.hat * rows).mean(2, keepdim=True)
         change = rows - rows.mean(2, keepdim=True)
         return change.addcmul_(self.hat, along, value=-1).mul_(self.rate), along
 
     def _wide(self, own: Tensor | None) -> Tensor | None:
         return None if own is None else own.view(self.shape)
-
-    def _summed(self, value: Tensor) -> Tensor:
-        ones = [0, *(1 + at for at, side in enumerate(self.shape) if side == 1)]
-        return value.sum(ones)
 
     @staticmethod
     def _scaled(hat: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -19,7 +19,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from leakbound.engines import activations, weight_changes
+from leakbound.engines import activations
+from leakbound.engines import weight_changes as changes
 from leakbound.engines.activations import Clamp, Rectifier
 from leakbound.engines.directions import BYTES, ExampleDirections, RandomDirections, fitting
 from leakbound.engines.loss import example_delta_changes, example_deltas
@@ -222,32 +223,17 @@ def _apart(moved: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
     return flat.view(*moved.shape[:2], *flat.shape[1:])
 
 
-@dataclass(frozen=True, eq=False)
 class ChainPoint:
-    """A chain at n examples: all that does not depend on a direction.
+    """A chain at n examples (n, *S) and their labels: all that does not depend on a direction."""
 
-    Attributes:
-        names: the prefix of every step's parameters.
-        made: the steps in order.
-        output: (n, K).
-        labels: (n,) or (n, K).
-    """
-
-    task: Task
-    names: tuple[str, ...]
-    made: tuple[ChainStep, ...]
-    output: Tensor
-    labels: Tensor
-
-    @staticmethod
-    def at(task: Task, parts: Parts, inputs: Tensor, labels: Tensor) -> ChainPoint:
-        """Pass the examples (n, *S) forward."""
+    def __init__(self, task: Task, parts: Parts, inputs: Tensor, labels: Tensor) -> None:
         tensors = task.tensors(task.parameters.detach())
-        made, out = [], inputs
+        self.task, self.labels, self.output = task, labels, inputs
+        self.steps: list[tuple[str, ChainStep]] = []
         for name, module in parts:
-            out, step = take(module, out, _own(tensors, name, module))
-            made.append(step)
-        return ChainPoint(task, tuple(name for name, _ in parts), tuple(made), out, labels)
+            self.output, step = take(module, self.output, _own(tensors, name, module))
+            self.steps.append((name, step))
+        self.first = next(at for at, (_, step) in enumerate(self.steps) if _trains(step))
 
     @cached_property
     def deltas(self) -> tuple[Tensor, ...]:
@@ -257,48 +243,38 @@ class ChainPoint:
         """
         delta = example_deltas(self.task.loss, self.output, self.labels)
         deltas = [delta]
-        for step in reversed(self.made[self._first + 1 :]):
+        for _, step in reversed(self.steps[self.first + 1 :]):
             delta = step.pull(delta)
             deltas.append(delta)
         return tuple(reversed(deltas))
 
-    @cached_property
-    def _first(self) -> int:
-        return next(at for at, step in enumerate(self.made) if _trains(step))
-
     def inputs_moved(self, directions: Tensor) -> dict[str, Tensor]:
         """The changes (k, n, D) of what enters the plain Linear layers, along (k, n, *S)."""
-        pairs, found, moved = list(zip(self.names, self.made, strict=True)), {}, directions
-        outer = [_trains(s) and weight_changes.is_outer(s.module, s.seen) for s in self.made]
-        for at, (name, step) in enumerate(pairs):
+        outer = [_trains(s) and changes.is_outer(s.module, s.seen) for _, s in self.steps]
+        found, moved = {}, directions
+        for at, (name, step) in enumerate(self.steps):
             if outer[at]:
                 found[name] = moved
-                if not any(outer[at + 1 :]):
-                    break
+            if not any(outer[at + 1 :]):
+                break
             moved = step.push(moved)
         return found
 
     def gradient(self) -> Tensor:
         """The sum (P,) of the examples' gradients."""
-        parts = {}
-        for name, step, delta in self._weighted():
-            for part, value in weight_changes.gradient(step.module, step.seen, delta).items():
-                parts[name + part] = value
-        return self._joined(parts)
+        parts = {name: changes.gradient(s.module, s.seen, d) for name, s, d in self._weighted()}
+        return self._joined(parts, 0)
 
     def each(self, directions: Tensor | None = None) -> Tensor:
         """Every example's own gradient (n, P), or its change along its own direction (n, *S)."""
-        found: list[tuple[str, dict[str, Tensor]]] = []
         if directions is None:
-            for name, step, delta in self._weighted():
-                own = weight_changes.each_gradient(step.module, step.seen, delta)
-                found.append((name, own))
+            own = {n: changes.each_gradient(s.module, s.seen, d) for n, s, d in self._weighted()}
         else:
-            for name, step, delta, moved, change in self._moved(directions[None]):
-                own = weight_changes.each_change(step.module, step.seen, moved, delta, change)
-                found.append((name, own))
-        parts = {name + part: value for name, own in found for part, value in own.items()}
-        return torch.cat([parts[name].flatten(1) for name, *_ in self.task.layout], 1)
+            own = {
+                name: changes.each_change(step.module, step.seen, moved, delta, change)
+                for name, step, delta, moved, change in self._moved(directions[None])
+            }
+        return self._joined(own, 1)
 
     def power(self, directions: Tensor, more: Mapping[str, Forward] | None = None) -> Power:
         """The sums (P,) over directions (k, n, *S) of each example's own squared changes.
@@ -306,37 +282,36 @@ class ChainPoint:
         `more` is what further directions say of Linear inputs, by prefix: see
         `weight_changes.powers`.
         """
-        total, norm, more = {}, {}, more or {}
+        total, norm = {}, {}
         for name, step, delta, moved, change in self._moved(directions):
-            given = (step.seen, moved, delta, change, more.get(name))
-            for part, power in weight_changes.powers(step.module, *given).items():
-                total[name + part], norm[name + part] = power
-        return Power(self._joined(total), self._joined(norm))
+            given = (step.seen, moved, delta, change, more.get(name) if more else None)
+            found = changes.powers(step.module, *given)
+            total[name] = {part: power.total for part, power in found.items()}
+            norm[name] = {part: power.norm for part, power in found.items()}
+        return Power(self._joined(total, 0), self._joined(norm, 0))
 
     def power_of(self, more: Mapping[str, Forward]) -> Power:
         """What the further directions add to `power`, (P,); 0 for all but Linear weights."""
-        shapes = {name: shape for name, shape, *_ in self.task.layout}
-        total = {name: self.output.new_zeros(shape) for name, shape in shapes.items()}
-        norm = dict(total)
+        total, norm = self.output.new_zeros(2, len(self.task.parameters))
+        places = {name: slice(start, stop) for name, _, start, stop in self.task.layout}
         for name, _, delta in self._weighted():
             if name in more:
-                part = f"{name}weight"
-                total[part], norm[part] = more[name].power(delta)
-        return Power(self._joined(total), self._joined(norm))
+                found, place = more[name].power(delta), places[f"{name}weight"]
+                total[place], norm[place] = found.total.flatten(), found.norm.flatten()
+        return Power(total, norm)
 
     def along(self, directions: Tensor) -> Tensor:
         """The change (k, P) of the sum of the gradients when all examples move at once."""
-        parts = {}
-        for name, step, delta, moved, change in self._moved(directions):
-            found = weight_changes.changes(step.module, step.seen, moved, delta, change)
-            for part, value in found.items():
-                parts[name + part] = value.flatten(1)
-        return torch.cat([parts[name] for name, *_ in self.task.layout], 1)
+        found = {
+            name: changes.changes(step.module, step.seen, moved, delta, change)
+            for name, step, delta, moved, change in self._moved(directions)
+        }
+        return self._joined(found, 1)
 
     def _weighted(self) -> Iterator[tuple[str, WeightedStep, Tensor]]:
-        for at, (name, step) in enumerate(zip(self.names, self.made, strict=True)):
+        for (name, step), delta in zip(self.steps[self.first :], self.deltas, strict=True):
             if _trains(step):
-                yield name, step, self.deltas[at - self._first]
+                yield name, step, delta
 
     def _moved(
         self, directions: Tensor
@@ -344,20 +319,23 @@ class ChainPoint:
         """From the last weighted step to the first: name, step, delta, and both changes."""
         seen: list[Tensor | None] = []
         moved = directions
-        for step in self.made:
+        for _, step in self.steps:
             seen.append(moved if step.curved or _trains(step) else None)
             moved = step.push(moved)
         change = example_delta_changes(self.task.loss, self.output, self.labels, moved)
-        for at in reversed(range(self._first, len(self.made))):
-            step, delta, before = self.made[at], self.deltas[at - self._first], seen.pop()
+        for at in reversed(range(self.first, len(self.steps))):
+            (name, step), delta = self.steps[at], self.deltas[at - self.first]
+            before = seen.pop()
             if _trains(step):
                 assert before is not None  # it was kept above
-                yield self.names[at], step, delta, before, change
-            if at > self._first:
+                yield name, step, delta, before, change
+            if at > self.first:
                 change = step.pull_moved(delta, change, before)
 
-    def _joined(self, parts: dict[str, Tensor]) -> Tensor:
-        return torch.cat([parts[name].reshape(-1) for name, *_ in self.task.layout])
+    def _joined(self, found: Mapping[str, Mapping[str, Tensor]], front: int) -> Tensor:
+        """Parameters by prefix and name as rows, behind so many dimensions."""
+        parts = {name + part: value for name, own in found.items() for part, value in own.items()}
+        return torch.cat([parts[name].flatten(front) for name, *_ in self.task.layout], front)
 
 
 def _own(tensors: Mapping[str, Tensor], name: str, module: nn.Module) -> dict[str, Tensor]:
@@ -379,10 +357,10 @@ class ChainPasses:
     """
 
     task: Task
-    parts: Parts
     inputs: Tensor
     labels: Tensor
     chunk: int | None
+    parts: Parts
     _last: dict[tuple[int, int], ChainPoint] = field(default_factory=dict)
 
     def point(self, part: slice) -> ChainPoint:
@@ -391,7 +369,7 @@ class ChainPasses:
         if key not in self._last:
             self._last.clear()
             x, y = self.inputs[part], self.labels[part]
-            self._last[key] = ChainPoint.at(self.task, self.parts, x, y)
+            self._last[key] = ChainPoint(self.task, self.parts, x, y)
         return self._last[key]
 
     def step(self, limit: int = BYTES) -> int:
@@ -402,7 +380,11 @@ class ChainPasses:
     def powers(
         self, pairs: ExampleDirections, more: Mapping[str, Forward] | None = None
     ) -> tuple[Power, Tensor]:
-        """As `sensitivity.powers`, with what further directions say of Linear inputs, by prefix."""
+        """Sums (P,) over all pairs of the squared changes of each example's own gradient.
+
+        With them the batch's gradient (P,). `more` is what further directions say of Linear inputs,
+        by prefix.
+        """
         parts: list[Power] = []
         gradient, left = torch.zeros_like(self.task.parameters), 0
         for part, directions in pairs.blocks(self.step()):

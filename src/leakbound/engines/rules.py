@@ -11,16 +11,19 @@ last pass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from leakbound.engines.activations import Activation
+from leakbound.engines.activations import Activation, Kernel
 
-_ATEN = torch.ops.aten
+_average_pool_backward: Kernel = torch.ops.aten.avg_pool2d_backward.default
+_adaptive_pool_backward: Kernel = torch.ops.aten._adaptive_avg_pool2d_backward.default
+_max_pool: Callable[..., tuple[Tensor, Tensor]] = torch.ops.aten.max_pool2d_with_indices.default
+_max_pool_backward: Kernel = torch.ops.aten.max_pool2d_with_indices_backward.grad_input
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +60,14 @@ class Rule:
 
     def __init__(self, given: Given) -> None:
         self.moving, self.curved, self.frozen = given.moving, given.curved, given.frozen
+        self.gradients = given.gradients
         self.directions: Sequence[Tensor | None] = ()
+
+    def write(self, *values: Tensor | None) -> None:
+        """Put the gradients of what is trained in their places."""
+        for place, value in zip(self.gradients, values, strict=True):
+            if place is not None:
+                place.copy_(there(value))
 
     def renew(self) -> None:
         """Derive anew what was derived from the weights, which were overwritten."""
@@ -112,7 +122,11 @@ class SumRule(IdentityRule):
 
 
 class StraightRule(Rule):
-    """A layer without weights whose value `of` is linear in its input."""
+    """A layer without weights whose value `of` is linear in its input; options as the reader's."""
+
+    def __init__(self, given: Given, **options: Any) -> None:
+        super().__init__(given)
+        self.options = options
 
     def of(self, x: Tensor) -> Tensor:
         """The linear map."""
@@ -129,12 +143,8 @@ class StraightRule(Rule):
 class ReshapeRule(StraightRule):
     """Another shape of every example."""
 
-    def __init__(self, given: Given, shape: tuple[int, ...], whole: bool = True) -> None:
-        super().__init__(given)
-        self.shape = shape
-
     def of(self, x: Tensor) -> Tensor:
-        return x.reshape(len(x), *self.shape)
+        return x.reshape(len(x), *self.options["shape"])
 
     def pulled(self, delta: Tensor) -> Tensor:
         return delta.reshape(self.x.shape)
@@ -143,51 +153,37 @@ class ReshapeRule(StraightRule):
 class MeanRule(StraightRule):
     """The mean over some dimensions."""
 
-    def __init__(self, given: Given, dims: tuple[int, ...], keep: bool) -> None:
-        super().__init__(given)
-        self.dims, self.keep = dims, keep
-
     def of(self, x: Tensor) -> Tensor:
-        return x.mean(self.dims, keepdim=self.keep)
+        return x.mean(self.options["dims"], keepdim=self.options["keep"])
 
     def pulled(self, delta: Tensor) -> Tensor:
         count = 1
-        for dim in sorted(self.dims):
+        for dim in sorted(self.options["dims"]):
             count *= self.x.shape[dim]
-            delta = delta if self.keep else delta.unsqueeze(dim)
+            delta = delta if self.options["keep"] else delta.unsqueeze(dim)
         return (delta / count).expand(self.x.shape)
 
 
 class AveragePoolRule(StraightRule):
     """Average pooling: `options` as for `nn.functional.avg_pool2d`."""
 
-    def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
-        super().__init__(given)
-        self.options = options
-
     def of(self, x: Tensor) -> Tensor:
-        return nn.functional.avg_pool2d(x, *self.options)
+        return nn.functional.avg_pool2d(x, *self.options["options"])
 
     def pulled(self, delta: Tensor) -> Tensor:
-        result: Tensor = _ATEN.avg_pool2d_backward.default(delta, self.x, *self.options)
-        return result
+        return _average_pool_backward(delta, self.x, *self.options["options"])
 
 
 class AdaptivePoolRule(StraightRule):
     """Averages on a grid of the given size."""
 
-    def __init__(self, given: Given, size: tuple[int, int]) -> None:
-        super().__init__(given)
-        self.size = size
-
     def of(self, x: Tensor) -> Tensor:
-        return nn.functional.adaptive_avg_pool2d(x, self.size)
+        return nn.functional.adaptive_avg_pool2d(x, self.options["size"])
 
     def pulled(self, delta: Tensor) -> Tensor:
-        if self.size == (1, 1):
+        if self.options["size"] == (1, 1):
             return (delta / self.x[0, 0].numel()).expand(self.x.shape)
-        result: Tensor = _ATEN._adaptive_avg_pool2d_backward.default(delta, self.x)
-        return result
+        return _adaptive_pool_backward(delta, self.x)
 
 
 class MaxPoolRule(Rule):
@@ -199,12 +195,11 @@ class MaxPoolRule(Rule):
         self.x: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        value, self.places = _ATEN.max_pool2d_with_indices.default(x, *self.options)
+        value, self.places = _max_pool(x, *self.options)
         if self.x is None or self.x.shape != x.shape or self.x.stride() != x.stride():
             self.back, self.back_change = torch.empty_like(x), torch.empty_like(x)
         self.x = x
-        result: Tensor = value
-        return result
+        return value
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
         if x is None:
@@ -223,10 +218,8 @@ class MaxPoolRule(Rule):
 
     def _put(self, delta: Tensor, place: Tensor) -> Tensor:
         # fresh memory for so many zeros would cost more than they do
-        result: Tensor = _ATEN.max_pool2d_with_indices_backward.grad_input(
-            delta, self.x, *self.options, self.places, grad_input=place
-        )
-        return result
+        options = (*self.options, self.places)
+        return _max_pool_backward(delta, self.x, *options, grad_input=place)
 
 
 class ActivationRule(Rule):
@@ -263,7 +256,6 @@ class LinearRule(Rule):
     def __init__(self, given: Given) -> None:
         super().__init__(given)
         self.weight, self.bias = there(given.weights[0]), given.weights[1]
-        self.gradients = given.gradients
 
     def forward(self, x: Tensor) -> Tensor:
         self.x = x

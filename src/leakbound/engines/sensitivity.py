@@ -163,71 +163,51 @@ def sensitivity(
         check.count(forward=forward)
     inputs = inputs.detach()
     parts = _plain(task, inputs, labels)
-    fast = ChainPasses(task, parts, inputs, labels, chunk) if parts else None
+    passes: ChainPasses | AnyPasses
+    if parts is None:
+        passes = AnyPasses(task, inputs, labels, chunk)
+    else:
+        passes = ChainPasses(task, inputs, labels, chunk, parts)
     if estimator == "batch":
-        found = _batch(task, fast, inputs, labels, source, directions, chunk)
+        found = _batch(passes, source, directions)
     elif task.coupled:
         raise NotApplicable(
             "batch norm in training mode couples the examples, so that no one has a sensitivity of "
             "its own; take the estimator 'batch'"
         )
     elif estimator == "exact":
-        units = UnitDirections(inputs)
-        power, gradient = fast.powers(units) if fast else powers(task, inputs, labels, units, chunk)
+        power, gradient = passes.powers(UnitDirections(inputs))
         values = power.total / len(inputs) ** 2
         found = Sensitivity(values, gradient, torch.zeros_like(values), 0.0, "exact", 0)
     else:
-        more = None
-        if estimator == "with_forward" and fast:
-            more = fast.forward_only(source, directions, forward or 4 * directions)
-        found = _drawn(task, fast, inputs, labels, source, directions, chunk, more)
+        more = forward or 4 * directions
+        found = _drawn(passes, source, directions, more if estimator == "with_forward" else 0)
     return found if task.kept is None else found.of(task.kept)
 
 
-def _drawn(
-    task: Task,
-    fast: ChainPasses | None,
-    inputs: Tensor,
-    labels: Tensor,
-    source: Source,
-    k: int,
-    chunk: int | None,
-    more: Mapping[str, Forward] | None,
-) -> Sensitivity:
-    drawn, size = RandomDirections(inputs, source, k), len(inputs)
-    if fast:
-        power, gradient = fast.powers(drawn, more)
-    else:
-        power, gradient = powers(task, inputs, labels, drawn, chunk)
+def _drawn(passes: ChainPasses | AnyPasses, source: Source, k: int, forward: int) -> Sensitivity:
+    name, more, size = "per_sample", None, len(passes.inputs)
+    if forward and isinstance(passes, ChainPasses):
+        name, more = "with_forward", passes.forward_only(source, k, forward)
+    power, gradient = passes.powers(RandomDirections(passes.inputs, source, k), more)
     # a draw is q = ||.||^2 chi2_1: its variance 2 ||.||^4 is two thirds of its mean square
     error = power.norm * (math.sqrt(2 / 3) / (k * size**2))
     values = power.total / (k * size**2)
     values = torch.where(values > 0, values, error)  # only `with_forward` can be below 0
-    name = "per_sample" if more is None else "with_forward"
     return Sensitivity(values, gradient, error, _relative(values, error), name, k)
 
 
-def _batch(
-    task: Task,
-    fast: ChainPasses | None,
-    inputs: Tensor,
-    labels: Tensor,
-    source: Source,
-    directions: int,
-    step: int | None,
-) -> Sensitivity:
-    if step is None:
-        step = fitting(_elements(task, inputs), inputs, limit=2**25)
+def _batch(passes: ChainPasses | AnyPasses, source: Source, directions: int) -> Sensitivity:
+    task, inputs = passes.task, passes.inputs
+    step = passes.chunk or fitting(_elements(task, inputs), inputs, limit=2**25)
     total = torch.zeros_like(task.parameters)
     for start in range(0, directions, step):
         count = min(step, directions - start)
         drawn = torch.stack([normal(inputs.shape, source, like=inputs) for _ in range(count)])
-        moved = fast.along(drawn) if fast else along(task, inputs, labels, drawn).detach()
-        total = total + moved.square().sum(0)
+        total = total + passes.along(drawn).square().sum(0)
     values, spread = total / directions, math.sqrt(2 / directions)
-    gradient = fast.gradient() if fast else client.gradient(task, inputs, labels).detach()
     relative = spread if bool((values > 0).any()) else 0.0
-    return Sensitivity(values, gradient, values * spread, relative, "batch", directions)
+    return Sensitivity(values, passes.gradient(), values * spread, relative, "batch", directions)
 
 
 def _relative(values: Tensor, error: Tensor) -> float:
@@ -237,32 +217,48 @@ def _relative(values: Tensor, error: Tensor) -> float:
     return math.sqrt(variance / squares) if squares > 0 else 0.0
 
 
-def powers(
-    task: Task, inputs: Tensor, labels: Tensor, pairs: ExampleDirections, chunk: int | None
-) -> tuple[Power, Tensor]:
-    """The sums over all pairs of the squared changes of each example's own gradient, (P,) each.
+@dataclass(frozen=True, eq=False)
+class AnyPasses:
+    """As `ChainPasses`, for a batch and any model: through taps, else by `torch.func`."""
 
-    With them the batch's gradient (P,), which is nearly free on the way.
-    """
-    found, size = taps.plan(task, inputs, labels), len(inputs)
-    wide = found.elements if found else _elements(task, inputs[:1])
-    sums: Power | None = None
-    gradient: Tensor | None = None
-    left, covered = size if pairs.leading else 0, pairs.leading
-    for places, tangents in pairs.rounds(chunk or fitting(wide, inputs)):
-        x, y, fresh = inputs[places], labels[places], min(left, len(places))
-        fast = taps.powers(task, found, x, y, tangents, fresh) if found else None
-        if fast:
-            part, first = fast
-            if first is not None:
-                gradient = first / size if gradient is None else gradient + first / size
-        else:
-            part, covered = power_of(pair_changes(task, x, y, tangents)), covered and not fresh
-        sums, left = part if sums is None else sums.plus(part), left - fresh
-    if gradient is None or not covered:
-        gradient = client.gradient(task, inputs, labels).detach()
-    assert sums is not None  # a batch holds at least one example
-    return sums, gradient
+    task: Task
+    inputs: Tensor
+    labels: Tensor
+    chunk: int | None
+
+    def powers(
+        self, pairs: ExampleDirections, more: Mapping[str, Forward] | None = None
+    ) -> tuple[Power, Tensor]:
+        """The sums over all pairs of the squared changes of each example's own gradient, (P,) each.
+
+        With them the batch's gradient (P,), which is nearly free on the way. `more` is None here.
+        """
+        task, inputs, labels = self.task, self.inputs, self.labels
+        found, size = taps.plan(task, inputs, labels), len(inputs)
+        wide = found.elements if found else _elements(task, inputs[:1])
+        sums: Power | None = None
+        gradient: Tensor | None = None
+        left, covered = size if pairs.leading else 0, pairs.leading
+        for places, tangents in pairs.rounds(self.chunk or fitting(wide, inputs)):
+            x, y, fresh = inputs[places], labels[places], min(left, len(places))
+            fast = taps.powers(task, found, x, y, tangents, fresh) if found else None
+            if fast:
+                part, first = fast
+                if first is not None:
+                    gradient = first / size if gradient is None else gradient + first / size
+            else:
+                part, covered = power_of(pair_changes(task, x, y, tangents)), covered and not fresh
+            sums, left = part if sums is None else sums.plus(part), left - fresh
+        assert sums is not None  # a batch holds at least one example
+        return sums, self.gradient() if gradient is None or not covered else gradient
+
+    def along(self, directions: Tensor) -> Tensor:
+        """The change (k, P) of the batch's gradient along directions (k, B, *S)."""
+        return along(self.task, self.inputs, self.labels, directions).detach()
+
+    def gradient(self) -> Tensor:
+        """The batch's gradient (P,)."""
+        return client.gradient(self.task, self.inputs, self.labels).detach()
 
 
 def _elements(task: Task, inputs: Tensor) -> int:
@@ -325,7 +321,7 @@ def moved(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> tup
         changes = along(task, inputs, labels, directions)
         return client.pure_gradient(task, inputs, labels), changes
     with torch.no_grad():
-        passes = ChainPasses(task, parts, inputs, labels, None)
+        passes = ChainPasses(task, inputs, labels, None, parts)
         changes, gradient = passes.along(directions), passes.gradient()
     if task.kept is not None:
         return gradient * task.kept, changes * task.kept
@@ -356,7 +352,7 @@ def example_gradients(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
     parts = _plain(task, inputs, labels)
     if parts is None:
         return client.example_gradients(task, inputs, labels).detach()
-    found = ChainPoint.at(task, parts, inputs.detach(), labels).each()
+    found = ChainPoint(task, parts, inputs.detach(), labels).each()
     return found if task.kept is None else found * task.kept
 
 
@@ -369,7 +365,7 @@ def example_changes(task: Task, inputs: Tensor, labels: Tensor, directions: Tens
     parts = _plain(task, inputs, labels)
     if parts is None:
         return pair_changes(task, inputs, labels, directions)
-    return ChainPoint.at(task, parts, inputs.detach(), labels).each(directions)
+    return ChainPoint(task, parts, inputs.detach(), labels).each(directions)
 
 
 def _plain(task: Task, inputs: Tensor, labels: Tensor) -> plain_chain.Parts | None:

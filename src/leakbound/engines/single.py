@@ -23,8 +23,8 @@ from leakbound.types import Task
 _KNOWN: WeakKeyDictionary[nn.Module, dict[Any, Layers | None]] = WeakKeyDictionary()
 EXACT = (1e-7, 1e-7)
 ROUNDED = (1e-2, 0.2)
-"""What gradient and pull may be off autograd's, of its length: in float64, and in the task's own
-type, whose kernels differ, whose rounding grows in deep networks, and whose pools may tie."""
+"""What gradient and slopes may be off autograd's, of their length: in float64, and in the task's
+own type, whose kernels differ, whose rounding grows in deep networks, and whose pools may tie."""
 RULES: Mapping[Kind, Callable[..., Rule]] = {
     Kind.IDENTITY: rules.IdentityRule,
     Kind.DROPOUT: rules.IdentityRule,
@@ -45,11 +45,11 @@ RULES: Mapping[Kind, Callable[..., Rule]] = {
 """The rules of all kinds of layers, by what they are given and their options."""
 
 
-def plan(task: Task, input_shape: Shape) -> Layers | None:
+def plan(task: Task, input_shape: Shape, curved: bool = False) -> Layers | None:
     """The layers of the task's model for inputs (B, *S); None where autograd is needed.
 
-    A plan was compared once with autograd, at random inputs, in float64 and in the task's type. The
-    answer is kept for as long as the model lives.
+    A plan was compared once with autograd, at random inputs, in float64 and in the task's type;
+    where `curved`, the Hessian's product too. The answer is kept for as long as the model lives.
 
     Example:
         >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
@@ -58,9 +58,9 @@ def plan(task: Task, input_shape: Shape) -> Layers | None:
     """
     known = _KNOWN.setdefault(task.model, {})
     shape = tuple(input_shape[1:])
-    key = (shape, kernels())
+    key = (shape, kernels(), curved)
     if key not in known:
-        known[key] = _plan(task, shape)
+        known[key] = None if curved and not plan(task, input_shape) else _plan(task, shape, curved)
     return known[key]
 
 
@@ -198,14 +198,14 @@ def layers_of(task: Task, shape: Shape) -> Layers:
     return pools_first(layers)
 
 
-def _plan(task: Task, shape: Shape) -> Layers | None:
+def _plan(task: Task, shape: Shape, curved: bool) -> Layers | None:
     try:
-        plain = replace(
-            task, public=None, loss=waves, parameters=weights_of_no_one(task), kept=None
-        )
+        weights = _weights_of_no_one(task)
+        plain = replace(task, public=None, loss=_waves, parameters=weights, kept=None)
         double = plain.to(task.parameters.device, torch.float64)
         found = layers_of(double, shape)
-        right = _agrees(double, found, shape, EXACT) and _agrees(plain, found, shape, ROUNDED)
+        checks = ((double, EXACT), (plain, ROUNDED))
+        right = all(_agrees(own, found, shape, within, curved) for own, within in checks)
         return found if right else None
     except (torch.OutOfMemoryError, MemoryError):  # says nothing of the model
         raise
@@ -213,7 +213,7 @@ def _plan(task: Task, shape: Shape) -> Layers | None:
         return None
 
 
-def weights_of_no_one(task: Task) -> Tensor:
+def _weights_of_no_one(task: Task) -> Tensor:
     """Weights of no one's: what is inferred of a model must not depend on who asks first."""
     source, parts = torch.Generator().manual_seed(0), list[Tensor]()
     for _, shape, _, _ in task.layout:
@@ -224,23 +224,32 @@ def weights_of_no_one(task: Task) -> Tensor:
     return torch.cat(parts)
 
 
-def waves(outputs: Tensor, _: Tensor) -> Tensor:
+def _waves(outputs: Tensor, _: Tensor) -> Tensor:
     """A loss with no special place."""
     return torch.sin(outputs).mean()
 
 
-def _agrees(task: Task, found: Layers, shape: Shape, within: tuple[float, float]) -> bool:
-    """Whether gradient and pull are autograd's, at random inputs and a random cotangent."""
-    source = torch.Generator().manual_seed(0)
-    inputs = normal((1, *shape), source, like=task.parameters)
-    labels = torch.zeros(len(inputs), dtype=torch.long, device=inputs.device)
-    x = inputs.clone().requires_grad_()
-    gradient = client.gradient(task, x, labels)
-    cotangent = normal(gradient.shape, source, like=gradient.detach())
-    (pulled,) = torch.autograd.grad(gradient, x, cotangent)
-    engine = Single(task, found)
-    mine = engine.gradient(inputs[None], labels[None])[0]
-    pairs = ((mine, gradient.detach()), (engine.pull(cotangent[None]).inputs[0], pulled))
-    return all(
-        bool((a - b).norm() <= most * b.norm()) for (a, b), most in zip(pairs, within, strict=True)
-    )
+def _agrees(
+    task: Task, found: Layers, shape: Shape, within: tuple[float, float], curved: bool
+) -> bool:
+    """Whether gradient and slopes are autograd's, at random inputs and a random cotangent."""
+    source, weights = torch.Generator().manual_seed(0), task.parameters
+    x = normal((2 if curved else 1, *shape), source, like=weights).requires_grad_()
+    labels = torch.zeros(len(x), dtype=torch.long, device=x.device)
+    leaf = weights.clone().requires_grad_()
+    gradient = client.gradient(task, x, labels, leaf)
+    cotangent = normal(gradient.shape, source, like=weights)
+    wanted = torch.autograd.grad(gradient, (x, leaf) if curved else x, cotangent)
+    if curved:  # the weights are written over others
+        own = replace(task, parameters=torch.ones_like(weights))
+        engine = Single(own, found, torch.empty_like(weights))
+        own.parameters.copy_(weights)
+        engine.renew()
+    else:
+        engine = Single(task, found)
+    x = x.detach()
+    mine = engine.gradient(x[None], labels[None])[0].clone()
+    slopes = (engine.pull(cotangent[None]).inputs[0], engine.row)
+    most = (within[0], within[1], within[1])
+    pairs = zip((mine, *slopes), (gradient.detach(), *wanted), most, strict=False)
+    return all(bool((one - other).norm() <= off * other.norm()) for one, other, off in pairs)

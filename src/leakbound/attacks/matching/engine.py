@@ -17,7 +17,6 @@ from leakbound.attacks.matching.distances import variation_gradients
 from leakbound.attacks.matching.search import ExactEngine, Search
 from leakbound.attacks.matching.terms import Smooth
 from leakbound.client import shown
-from leakbound.engines import several
 from leakbound.engines.base import Engine, Pulled, aligned
 from leakbound.engines.choose import choose
 from leakbound.types import Observation, Task, Unit
@@ -51,10 +50,10 @@ def engine_for(observation: Observation, task: Task, many: bool = False) -> Exac
     unit = observation.update.unit if observation.defense is None else observation.defense.starts
     rows = observation.examples if unit is Unit.EXAMPLE else len(cohort)
     shape = (observation.examples // rows, *observation.input_shape)
-    if plan.steps == 1 and (plan.batch_size is None or plan.batch_size >= size):
-        choice = choose(task, rows, shape, many)
-    else:  # no example has several steps of its own
-        choice = None if unit is Unit.EXAMPLE else several.choose(task, rows, shape)
+    whole = plan.steps == 1 and (plan.batch_size or size) >= size
+    if unit is Unit.EXAMPLE and not whole:  # no example has several steps of its own
+        return None
+    choice = choose(task, rows, shape, many)
     return None if choice is None else ExactEngine(choice, rows)
 
 

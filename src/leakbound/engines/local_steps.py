@@ -14,65 +14,31 @@ optimization through reversible learning".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
-from weakref import WeakKeyDictionary
+from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from leakbound import client
-from leakbound.engines import single
-from leakbound.engines.base import Engine, Pulled, kernels
-from leakbound.engines.choose import Choice
+from leakbound.engines.base import Pulled
 from leakbound.engines.reader import Layers
-from leakbound.random import normal
-from leakbound.types import LocalPlan, Task
-
-_KNOWN: WeakKeyDictionary[nn.Module, dict[Any, bool]] = WeakKeyDictionary()
+from leakbound.engines.single import Single
+from leakbound.types import Task
 
 
-@dataclass(frozen=True, eq=False)
-class Steps(Choice):
-    """The choice of this engine, as searches take it."""
-
-    def engine(self, tasks: Sequence[Task], rows: int) -> Engine:
-        """An engine for one task of one row."""
-        assert self.plan is not None  # as below
-        return Several(tasks[0], self.plan)
-
-
-def choose(task: Task, rows: int, shape: tuple[int, ...]) -> Choice | None:
-    """This engine for one client's batch (B, *S); None where autograd is needed.
-
-    The Hessian's product was compared once with autograd, as `single.plan` compares the rest.
-
-    Example:
-        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
-        >>> task = Task.of(model, plan=LocalPlan(3, 0.1))
-        >>> choose(task, 1, (2, 1, 2, 2)).plan is single.plan(task, (2, 1, 2, 2))
-        True
-    """
-    plan = single.plan(task, shape) if rows == 1 and kernels() != "autograd" else None
-    if plan is None:
-        return None
-    known, key = _KNOWN.setdefault(task.model, {}), (tuple(shape[1:]), kernels())
-    if key not in known:
-        known[key] = _agrees(task, plan, key[0])
-    return Steps(None, plan) if known[key] else None
-
-
-class Several:
+class LocalSteps:
     """One client's local plan: `base.Engine` with `cells` 1.
 
-    Its gradient is `client.local_update`. A step costs what one of `single.Single` does and, but
+    Its gradient is `client.local_update`. A step costs what one of `Single` does and, but
     for the first, two products more; the first one's weights never change.
 
     Example:
+        >>> from torch import nn
+        >>> from leakbound import client
+        >>> from leakbound.engines.single import plan
+        >>> from leakbound.types import LocalPlan
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
         >>> task = Task.of(model, plan=LocalPlan(3, 0.1))
-        >>> engine = Several(task, single.plan(task, (1, 1, 2, 2)))
+        >>> engine = LocalSteps(task, plan(task, (1, 1, 2, 2), curved=True))
         >>> images, labels = torch.ones(1, 1, 1, 2, 2), torch.tensor([[0]])
         >>> update = engine.gradient(images, labels)
         >>> wanted = client.local_update(task, images[0], labels[0])
@@ -82,15 +48,15 @@ class Several:
 
     cells = 1
 
-    def __init__(self, task: Task, plan: Layers) -> None:
+    def __init__(self, task: Task, layers: Layers) -> None:
         self.task, self.rate = task, task.plan.learning_rate
         self.start = task.parameters.detach()
-        self.steps = [single.Single(task, plan)]
+        self.steps = [Single(task, layers)]
         row = torch.empty_like(self.start)  # each gradient is added up before the next is written
         self.total, self.along = torch.empty_like(self.start), torch.empty_like(self.start)
         for _ in range(1, task.plan.steps):
             own = replace(task, parameters=self.start.clone())
-            self.steps.append(single.Single(own, plan, row))
+            self.steps.append(Single(own, layers, row))
         self.inputs: Tensor | None = None
 
     @torch.no_grad()
@@ -128,36 +94,3 @@ class Several:
             if at:
                 along.sub_(step.row, alpha=self.rate)
         return Pulled(slopes, soft)
-
-
-def _agrees(task: Task, plan: Layers, shape: tuple[int, ...]) -> bool:
-    """Whether slopes in the weights are autograd's, in float64 and in the task's own type."""
-    try:
-        plain = replace(task, public=None, loss=single.waves, kept=None, plan=LocalPlan())
-        double = plain.to(task.parameters.device, torch.float64)
-        checks = ((double, single.EXACT), (plain, single.ROUNDED))
-        return all(_close(own, plan, shape, within[1]) for own, within in checks)
-    except (torch.OutOfMemoryError, MemoryError):  # says nothing of the model
-        raise
-    except Exception:  # as for `single.plan`
-        return False
-
-
-def _close(task: Task, plan: Layers, shape: tuple[int, ...], within: float) -> bool:
-    """At weights of no one's, written over others; a random cotangent."""
-    source = torch.Generator().manual_seed(1)
-    weights = single.weights_of_no_one(task)
-    inputs = normal((2, *shape), source, like=weights)
-    labels = torch.zeros(2, dtype=torch.long, device=inputs.device)
-    leaf = weights.clone().requires_grad_()
-    gradient = client.gradient(task, inputs, labels, leaf)
-    cotangent = normal(gradient.shape, source, like=weights)
-    (wanted,) = torch.autograd.grad(gradient, leaf, cotangent)
-    engine = single.Single(
-        replace(task, parameters=torch.ones_like(weights)), plan, torch.empty_like(weights)
-    )
-    engine.task.parameters.copy_(weights)
-    engine.renew()
-    engine.gradient(inputs[None], labels[None])
-    engine.pull(cotangent[None])
-    return bool((engine.row - wanted).norm() <= within * wanted.norm())

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from leakbound import client, models
-from leakbound.engines import norms, rules, several, single
+from leakbound.engines import norms, rules, single
+from leakbound.engines.choose import choose
 from leakbound.types import LocalPlan, Task
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -82,7 +83,7 @@ def _task(name, plan, dtype=torch.float64, **more):
 
 
 def _engine(task, shape, size):
-    choice = several.choose(task, 1, (size, *shape))
+    choice = choose(task, 1, (size, *shape))
     assert choice is not None
     assert choice.chain is None
     return choice.engine([task], 1)
@@ -194,10 +195,10 @@ def test_nothing_waits_for_the_device(judge, name):
 
 def test_it_says_where_autograd_is_needed():
     task, shape = _task("mlp", LocalPlan(2, 0.1))
-    assert several.choose(task, 1, (2, *shape)) is not None
-    assert several.choose(task, 2, (2, *shape)) is None
+    assert choose(task, 1, (2, *shape)) is not None
+    assert choose(task, 2, (2, *shape)) is None
     unknown = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.PReLU())
-    assert several.choose(Task.of(unknown), 1, (1, 1, 2, 2)) is None
+    assert choose(Task.of(unknown), 1, (1, 1, 2, 2)) is None
 
 
 WRONG = {
@@ -221,7 +222,7 @@ def test_a_wrong_rule_is_found_out(fault, monkeypatch):
             self.gradients[0].mul_(1.001)
 
     monkeypatch.setattr(kind, method, wrong)
-    assert several.choose(task, 1, (1, *shape)) is None
+    assert choose(task, 1, (1, *shape)) is None
 
 
 @pytest.mark.parametrize("size", [1, 2], ids=["one", "two"])
