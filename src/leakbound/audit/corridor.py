@@ -13,16 +13,8 @@ from scipy import stats
 
 from leakbound import check
 from leakbound.bounds import composition, conversions, from_scratch, identification
-from leakbound.bounds.law import (
-    Scope,
-    least_where,
-    non_negative,
-    positive,
-    probability,
-    rate,
-    single,
-    whole,
-)
+from leakbound.bounds.law import Scope, non_negative, positive, probability, rate, single, whole
+from leakbound.bounds.roots import least_where
 
 Array = NDArray[Any]
 Participation = Literal["visible", "hidden"]

@@ -23,7 +23,6 @@ from leakbound.bounds.law import (
     RiskLaw,
     Scope,
     groups,
-    least_root,
     non_negative,
     one,
     probability,
@@ -31,7 +30,7 @@ from leakbound.bounds.law import (
     whole,
 )
 from leakbound.bounds.privacy_loss import TAIL, curve, sealed
-from leakbound.bounds.roots import crossing, edge, last_that
+from leakbound.bounds.roots import crossing, edge, last_that, least_root
 
 __all__ = [
     "subsampled",
@@ -352,7 +351,7 @@ def _targets(gamma: ArrayLike, blind: Array, *more: Array) -> list[Array]:
     if np.any(blind >= np.log(target)):
         worst = int(np.argmax(blind - np.log(target)))
         raise ValueError(
-            f"gamma is {target.flat[worst]:g}, not above the blind success kappa = "
+            f"gamma is {target.flat[worst]:g}, not above the prior-only success kappa = "
             f"{np.exp(blind.flat[worst]):.6g}: nothing helps; give a gamma above it"
         )
     return [target, blind, *rest]

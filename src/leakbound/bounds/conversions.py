@@ -15,18 +15,9 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from leakbound.bounds.composition import NEAR
-from leakbound.bounds.law import (
-    Array,
-    groups,
-    least_where,
-    non_negative,
-    one,
-    probability,
-    rate,
-    whole,
-)
+from leakbound.bounds.law import Array, groups, non_negative, one, probability, rate, whole
 from leakbound.bounds.privacy_loss import LossCurve, curve
-from leakbound.bounds.roots import edge
+from leakbound.bounds.roots import edge, least_where
 
 __all__ = [
     "delta",

@@ -22,14 +22,13 @@ from leakbound.bounds.law import (
     Array,
     Scope,
     between,
-    inward,
-    least_where,
     non_negative,
     one,
     positive,
     probability,
     whole,
 )
+from leakbound.bounds.roots import inward, least_where
 
 __all__ = [
     "Leakage",

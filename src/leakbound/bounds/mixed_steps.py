@@ -17,7 +17,7 @@ from scipy import fft, optimize, special, stats
 
 from leakbound.bounds.conversions import log_delta
 from leakbound.bounds.from_scratch import exact
-from leakbound.bounds.law import Array, least_where, one
+from leakbound.bounds.law import Array, one
 from leakbound.bounds.privacy_loss import (
     COARSEST,
     FAINT,
@@ -36,6 +36,7 @@ from leakbound.bounds.privacy_loss import (
     raised,
     sealed,
 )
+from leakbound.bounds.roots import least_where
 
 Part = tuple[float, float, int]
 """Noise multiplier, sampling rate, steps."""

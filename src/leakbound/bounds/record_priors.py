@@ -19,17 +19,8 @@ from scipy import special, stats
 from leakbound import check
 from leakbound.bounds.from_scratch import exact
 from leakbound.bounds.identification import gaussian, log_kappa_sphere
-from leakbound.bounds.law import (
-    Array,
-    Scope,
-    between,
-    least_where,
-    non_negative,
-    one,
-    positive,
-    single,
-    whole,
-)
+from leakbound.bounds.law import Array, Scope, between, non_negative, one, positive, single, whole
+from leakbound.bounds.roots import least_where
 
 __all__ = [
     "EmpiricallyBoundedPrior",
