@@ -13,33 +13,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import fft, optimize, special, stats
+from scipy import special, stats
 
 from leakbound.bounds.conversions import log_delta
 from leakbound.bounds.from_scratch import exact
 from leakbound.bounds.law import Array, one
-from leakbound.bounds.privacy_loss import (
-    COARSEST,
-    FAINT,
-    KEPT,
-    POINTS,
-    RESOLUTION,
-    TAIL,
-    UNIT,
-    WIDEST,
-    LossCurve,
-    coarser,
-    folded,
-    hockey_stick,
-    loss_range,
-    one_step,
-    raised,
-    sealed,
-)
+from leakbound.bounds.privacy_loss import Part, mixed_curve
 from leakbound.bounds.roots import least_where
 
-Part = tuple[float, float, int]
-"""Noise multiplier, sampling rate, steps."""
 MOST = 16
 """Kinds of steps that are composed; more are first merged, each merge towards more risk."""
 LIGHT, STEP = 1e-17, 1e-3
@@ -197,126 +178,6 @@ def _some_without_noise(parts: Sequence[Part], dim: int, eta: float, norm: float
     return 1 - none + none * float(exact(np.inf, dim=dim, eta=eta, norm=norm))
 
 
-def hidden_curve(parts: Sequence[Part], remove: bool = True) -> LossCurve | None:
-    """`_curve`, kept by its numbers for the next question."""
-    kinds = tuple((float(noise), float(rate), int(steps)) for noise, rate, steps in parts)
-    grid = RESOLUTION, COARSEST, POINTS, WIDEST, TAIL
-    return KEPT.of(("kinds", kinds, remove, *grid), lambda: _curve(kinds, remove))
-
-
-def _curve(parts: tuple[Part, ...], remove: bool) -> LossCurve | None:
-    """delta(epsilon) of all steps, never below the truth; None where no grid is fine enough.
-
-    `bounds.privacy_loss.curve` for several kinds: one grid, the product of the spectra.
-
-    Args:
-        parts: the kinds of steps.
-        remove: P with the record and Q without; else the reverse.
-
-    Source: Doroshenko et al. 2022 (connect the dots).
-    """
-    if any(not 1 / WIDEST < noise < WIDEST for noise, *_ in parts):
-        return None
-    count = sum(steps for *_, steps in parts)
-    ranges = [loss_range(1 / noise, rate, count, remove) for noise, rate, _ in parts]
-    spreads = [
-        rate * (math.sqrt(math.expm1(min(noise**-2, TAIL))) if remove else min(1 / noise, 1.0))
-        for noise, rate, _ in parts
-    ]
-    interval = min(math.sqrt(8 * RESOLUTION / count), min(spreads) / 20)
-    interval = max(interval, max(high - low for low, high in ranges) / POINTS)
-    for _ in range(4):
-        if count * interval**2 / 8 > COARSEST:
-            return None
-        edges = [(math.floor(a / interval), math.ceil(b / interval)) for a, b in ranges]
-        rows = [
-            one_step(1 / noise, rate, interval, edge, remove)
-            for (noise, rate, _), edge in zip(parts, edges, strict=True)
-        ]
-        laws = [(mass, edge[0]) for (mass, _), edge in zip(rows, edges, strict=True)]
-        counts = [steps for *_, steps in parts]
-        first, last = _window(laws, counts, interval)
-        if last - first < POINTS:
-            break
-        interval *= 1.05 * (last - first) / POINTS
-    else:
-        return None
-    total, slack = _product(laws, counts, first, last)
-    lost = sum(t * math.log1p(-beyond) for t, (_, beyond) in zip(counts, rows, strict=True))
-    infinite = -math.expm1(lost) + math.exp(-TAIL)
-    sizes = [
-        1 + max(abs(a), abs(b)) + noise**-2 - math.log(rate)
-        for (a, b), (noise, rate, _) in zip(ranges, parts, strict=True)
-    ]
-    drift = 16 * UNIT * sum(t * size for t, size in zip(counts, sizes, strict=True))
-    delta = sealed(hockey_stick(total, infinite, interval))
-    return LossCurve(first * interval + drift, interval, delta, slack)
-
-
-def _window(laws: list[tuple[Array, int]], counts: list[int], interval: float) -> tuple[int, int]:
-    """Grid places that hold the sum of all steps but for exp(-TAIL) on either side (Chernoff)."""
-    kinds = []
-    for mass, lowest in laws:
-        places, weights = coarser(mass, lowest)
-        kinds.append((places * interval, weights))
-    spread = interval + math.sqrt(
-        sum(
-            t * float((losses - losses @ weights) ** 2 @ weights)
-            for t, (losses, weights) in zip(counts, kinds, strict=True)
-        )
-    )
-    ends = []
-    for sign in (-1.0, 1.0):
-        tops = [float(np.max(sign * losses)) for losses, _ in kinds]
-
-        def reach(log_tilt: float, sign: float = sign, tops: list[float] = tops) -> float:
-            tilt = math.exp(log_tilt)
-            logs = [
-                t * math.log(float(np.exp(tilt * (sign * losses - top)) @ weights))
-                for t, top, (losses, weights) in zip(counts, tops, kinds, strict=True)
-            ]
-            return (sum(logs) + TAIL) / tilt
-
-        bounds = math.log(1e-3 / spread), math.log(1e2 / spread)
-        found = optimize.minimize_scalar(
-            reach, bounds=bounds, method="bounded", options={"xatol": 0.05, "maxiter": 20}
-        )
-        highest = sum(t * top for t, top in zip(counts, tops, strict=True))
-        ends.append(highest + min(0.0, float(found.fun)))
-    return math.floor(-ends[0] / interval) - 1, math.ceil(ends[1] / interval) + 1
-
-
-def _product(
-    laws: list[tuple[Array, int]], counts: list[int], first: int, last: int
-) -> tuple[Array, float]:
-    """The law of the sum of all steps on [first, last], and the most that rounding moved in it.
-
-    As `privacy_loss._power`, whose bound on one kind's transform is added up over the kinds: with
-    all other factors of magnitude 1 at most, an error of one of them moves the product by no more.
-    """
-    length = int(fft.next_fast_len(last - first + 1, real=True))
-    error = (np.log2(length) + 1) * 8 * UNIT
-    wraps, spectra = [], []
-    for mass, _ in laws:
-        wraps.append(folded(mass, length))
-        spectra.append(fft.rfft(wraps[-1]))
-    logs = [np.log(np.minimum(np.abs(spectrum) + error, 1 + error)) for spectrum in spectra]
-    sizes = np.asarray(sum(count * log for log, count in zip(logs, counts, strict=True)))
-    total = np.ones_like(spectra[0])
-    for spectrum, count in zip(spectra, counts, strict=True):
-        total = total * raised(spectrum, count, sizes)
-    slack = 0.0
-    for wrapped, count, log in zip(wraps, counts, logs, strict=True):
-        near = float(np.exp(sizes - log).sum())
-        each = (error + 4 * UNIT) * (count + 1)
-        slack += min(2 * near * each, math.sqrt(length) * float(np.linalg.norm(wrapped)) * each)
-    slack += float(error * np.sqrt(2 * float((np.abs(total) ** 2).sum())))
-    slack += length * math.exp(-FAINT)
-    lowest = sum(t * low for t, (_, low) in zip(counts, laws, strict=True))
-    law = np.roll(fft.irfft(total, length), -((first - lowest) % length))
-    return np.maximum(0.0, law[: last - first + 1]), slack
-
-
 def hidden_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
     """Most success where the attacker does not see which steps hold the record.
 
@@ -330,7 +191,7 @@ def hidden_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
     blind = np.asarray(log_kappa, float)
     found = np.asarray(visible_upper(parts, blind))
     do = np.isfinite(blind) & (blind < 0)
-    composed = hidden_curve(parts) if do.any() else None
+    composed = mixed_curve(parts) if do.any() else None
     if composed is None:
         return one(found)
     sharper = composed.gamma(np.where(do, blind, -1.0))
@@ -362,7 +223,7 @@ def epsilon(parts: Sequence[Part], delta: float, *, visible: bool) -> float:
     while not holds(np.array(high)) and high < 1e12:
         high *= 2
     found = float(least_where(holds, np.array(0.0), np.array(high)))
-    curves = [] if visible else [hidden_curve(parts), hidden_curve(parts, remove=False)]
+    curves = [] if visible else [mixed_curve(parts), mixed_curve(parts, remove=False)]
     if not curves or None in curves:
         return found
 

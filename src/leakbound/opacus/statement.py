@@ -17,7 +17,7 @@ from leakbound.audit.corridor import epsilon as homogeneous_epsilon
 from leakbound.bounds import identification
 from leakbound.bounds import mixed_steps as mixed
 from leakbound.bounds.law import Scope, positive, probability, single
-from leakbound.bounds.mixed_steps import Part
+from leakbound.bounds.privacy_loss import Part
 from leakbound.bounds.record_priors import RecordPrior
 
 SEES = {
