@@ -48,7 +48,7 @@ def cold(run: Run) -> Run:
 
     def again() -> object:
         CACHE.clear()
-        composition._sightings.cache_clear()
+        composition._sampled_steps.cache_clear()
         return run()
 
     return again

@@ -16,6 +16,8 @@ CLOSE = 5e-16
 """How close `least_root` comes at least, besides rounding: its places are logarithms."""
 FAR = 60.0
 """How far from its start `edge` searches, in the logarithm that it searches."""
+NEAR = 5e-6
+"""How close `edge` comes by default: a part of the answer, where it searches a logarithm."""
 GUESS = 2e-4
 """How close the rough search comes; its distance from the exact edge is mostly larger."""
 TRIES = 12
@@ -134,7 +136,7 @@ def last_that(holds: Callable[[int], bool], guess: int) -> int:
 
 
 def edge(
-    excess: Excess, fine: float, way: float, *, near: float, rough: Excess, most: float = FAR
+    excess: Excess, fine: float, way: float, *, rough: Excess, near: float = NEAR, most: float = FAR
 ) -> float:
     """The farthest place from `fine`, to `near`, up to which `excess` is not positive.
 
@@ -145,8 +147,8 @@ def edge(
         excess: continuous; falls to 0 or below towards `fine`, rises away from it.
         fine: a place where it is not positive; not evaluated.
         way: the direction of the search, 1 or -1.
-        near: the answer is at most so far before a place where excess was found positive.
         rough: as excess, cheaper.
+        near: the answer is at most so far before a place where excess was found positive.
         most: places farther from `fine` are not looked at.
 
     Returns:
