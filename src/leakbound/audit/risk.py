@@ -183,5 +183,5 @@ COPY = Scope(
     prior="averaged over the prior; the copies of other records fixed or known",
     known="the prior and the law of w",
     not_said="a bound for one given image, or for a sharper prior; labels are not protected",
-    equation="the best guess given x + w (docs/risk.md, the ladder of priors)",
+    equation="the best guess given x + w (docs/risk.md, the family of priors)",
 )
