@@ -22,7 +22,7 @@ from scipy import fft, special
 from leakbound.bounds import composition, conversions, from_scratch
 from leakbound.bounds.edgeworth import cumulants, edgeworth
 from leakbound.bounds.identification import gaussian
-from leakbound.bounds.privacy_loss import KEPT, curve
+from leakbound.bounds.privacy_loss import CACHE, curve
 
 Run = Callable[[], object]
 TARGET = "psnr>=20 with probability<=0.001"
@@ -47,8 +47,8 @@ def cold(run: Run) -> Run:
     """The same with nothing kept."""
 
     def again() -> object:
-        KEPT.clear()
-        composition._sightings.cache_clear()
+        CACHE.clear()
+        composition._sampled_steps.cache_clear()
         return run()
 
     return again

@@ -14,14 +14,14 @@ from leakbound.audit.calibrate import calibrate
 from leakbound.audit.corridor import Setting
 
 from leakbound.bounds import composition, from_scratch
-from leakbound.bounds.privacy_loss import KEPT
+from leakbound.bounds.privacy_loss import CACHE
 
 ROUNDS = 9
 TARGET = "psnr>=20 with probability<=0.001"
 
 
 def sampled(participation: str) -> None:
-    KEPT.clear()
+    CACHE.clear()
     setting = Setting(
         1.0, dim=784, norm=9.0, steps=1000, sampling_rate=0.01, participation=participation
     )
@@ -29,7 +29,7 @@ def sampled(participation: str) -> None:
 
 
 def composed() -> None:
-    KEPT.clear()
+    CACHE.clear()
     composition.subsampled(1.0, sampling_rate=0.01, steps=1000, kappa=1e-3)
 
 

@@ -278,11 +278,11 @@ def test_rate_for(law):
 @pytest.mark.parametrize("law", [visible, subsampled])
 def test_refusals(law):
     at = {"sampling_rate": 0.1, "steps": 10}
-    with pytest.raises(ValueError, match="not above the blind success"):
+    with pytest.raises(ValueError, match="not above the prior-only success"):
         law.noise_for(0.1, kappa=0.1, **at)
-    with pytest.raises(ValueError, match="not above the blind success"):
+    with pytest.raises(ValueError, match="not above the prior-only success"):
         law.steps_for([0.5, 0.1], kappa=0.2, noise_multiplier=1.0, sampling_rate=0.1)
-    with pytest.raises(ValueError, match="not above the blind success"):
+    with pytest.raises(ValueError, match="not above the prior-only success"):
         law.rate_for(0.1, kappa=0.2, noise_multiplier=1.0, steps=10)
     for wrong in (
         {"sampling_rate": 0.0},

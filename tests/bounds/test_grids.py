@@ -7,9 +7,8 @@ from leakbound.bounds import conversions, identification, information, mixed_ste
 from leakbound.bounds.composition import subsampled, visible
 from leakbound.bounds.edgeworth import edgeworth
 from leakbound.bounds.from_scratch import averaged, exact, ncc, unbiased, unknown_scale
-from leakbound.bounds.law import least_root
 from leakbound.bounds.renyi import balle_gamma, guo_bound, renyi_gamma
-from leakbound.bounds.roots import edge, last_that
+from leakbound.bounds.roots import edge, last_that, least_root
 
 NOISE = np.array([0.4, 1.0, 3.0])
 KAPPA = np.array([1e-9, 1e-3, 0.2])

@@ -74,7 +74,9 @@ def test_gaussian_limits():
     assert (gaussian.noise_for(same, kappa=same) == np.inf).all()
     assert gaussian.kappa_at(0.0, gamma=0.5) == 0.0
     assert gaussian.noise_for(0.1, kappa=0.0) == 0.0
-    with pytest.raises(ValueError, match=r"gamma is 0\.1, below the blind success kappa = 0\.2"):
+    with pytest.raises(
+        ValueError, match=r"gamma is 0\.1, below the prior-only success kappa = 0\.2"
+    ):
         gaussian.noise_for([0.5, 0.1], kappa=0.2)
 
 
@@ -147,7 +149,7 @@ def test_glrt_limits():
             glrt(given.pop("noise_multiplier"), **given)
 
 
-# --- the blind success on the sphere ---
+# --- the prior-only success on the sphere ---
 
 
 @pytest.mark.parametrize("dim", [2, 3, 16, 784, 3072])

@@ -7,7 +7,7 @@ from scipy import integrate, stats
 
 from leakbound.bounds import privacy_loss
 from leakbound.bounds.identification import gaussian
-from leakbound.bounds.privacy_loss import KEPT, curve
+from leakbound.bounds.privacy_loss import CACHE, curve
 
 LOG_KAPPA = np.log([1e-8, 1e-6, 1e-3, 0.1, 0.5, 0.9])
 
@@ -64,22 +64,41 @@ def test_slack_covers_the_transform():
         exact = np.ones(1, np.longdouble)
         for _ in range(steps):
             exact = np.convolve(exact, mass.astype(np.longdouble))
-        found, slack = privacy_loss._power(mass, -5, steps, -5 * steps, 34 * steps)
+        found, slack = privacy_loss._power([(mass, -5)], [steps], -5 * steps, 34 * steps)
         error = float(np.abs(found - exact).sum())
         assert error <= slack <= 1e-9
+
+
+def test_kinds_of_steps_are_convolved():
+    """Two kinds together, against repeated sums in long double; the window holds all of it."""
+    draw = np.random.default_rng(1)
+    laws, counts, exact = [], [6, 11], np.ones(1, np.longdouble)
+    for count, (length, lowest) in zip(counts, ((30, -5), (17, 3)), strict=True):
+        mass = draw.random(length)
+        mass /= mass.sum()
+        laws.append((mass, lowest))
+        for _ in range(count):
+            exact = np.convolve(exact, mass.astype(np.longdouble))
+    first = 6 * -5 + 11 * 3
+    found, slack = privacy_loss._power(laws, counts, first, first + len(exact) - 1)
+    assert float(np.abs(found - exact).sum()) <= slack <= 1e-9
+    low, high = privacy_loss._window(laws, counts, 0.5)
+    most = 1.01 * np.exp(-privacy_loss.TAIL)
+    assert exact[: max(0, low - first)].sum() <= most
+    assert exact[high - first + 1 :].sum() <= most
 
 
 def test_wraps_only_what_is_negligible():
     """A window that cuts the ends keeps the mass inside it in its place."""
     mass = stats.binom.pmf(np.arange(11), 10, 0.3)
-    found, _ = privacy_loss._power(mass, 2, 50, 50 * 2 + 60, 50 * 2 + 240)
+    found, _ = privacy_loss._power([(mass, 2)], [50], 50 * 2 + 60, 50 * 2 + 240)
     np.testing.assert_allclose(found, stats.binom.pmf(np.arange(60, 241), 500, 0.3), atol=1e-14)
 
 
 @pytest.mark.parametrize("steps", [1, 30, 3000])
 def test_window_holds_the_mass(steps):
     mass = stats.binom.pmf(np.arange(11), 10, 0.3)
-    first, last = privacy_loss._window(mass, -4, 0.5, steps)
+    first, last = privacy_loss._window([(mass, -4)], [steps], 0.5)
     law = stats.binom(10 * steps, 0.3)
     low, high = first + 4 * steps, last + 4 * steps
     most = 1.01 * np.exp(-privacy_loss.TAIL)
@@ -92,10 +111,10 @@ def test_finer_grids_only_lower_it(monkeypatch):
     coarse, fine = [], []
     for resolution, kept in ((1e-3, coarse), (1e-5, fine)):
         monkeypatch.setattr(privacy_loss, "RESOLUTION", resolution)
-        KEPT.clear()
+        CACHE.clear()
         for noise in (0.5, 1.0, 2.0):
             kept.append(curve(noise, 0.02, 100).gamma(LOG_KAPPA))
-    KEPT.clear()
+    CACHE.clear()
     assert np.all(np.array(fine) <= np.array(coarse) * (1 + 1e-9))
     np.testing.assert_allclose(fine, coarse, rtol=5e-3, atol=1e-9)
 
@@ -103,9 +122,9 @@ def test_finer_grids_only_lower_it(monkeypatch):
 def test_too_coarse_is_refused(monkeypatch):
     assert curve(1e-4, 0.1, 1000) is None
     monkeypatch.setattr(privacy_loss, "POINTS", 100)
-    KEPT.clear()
+    CACHE.clear()
     assert curve(0.5, 0.1, 10**6) is None
-    KEPT.clear()
+    CACHE.clear()
 
 
 def test_beyond_the_grid():
@@ -118,14 +137,14 @@ def test_beyond_the_grid():
 def test_cut_tails_are_added(monkeypatch, tail):
     """Cut far too early, it stays above the truth: what is cut counts as an infinite loss."""
     monkeypatch.setattr(privacy_loss, "TAIL", tail)
-    KEPT.clear()
+    CACHE.clear()
     for steps in (1, 10):
         over = curve(1.0, 1.0, steps).gamma(LOG_KAPPA) - gaussian(
             1.0, log_kappa=LOG_KAPPA, steps=steps
         )
         assert np.all(over >= 0)
         assert np.all(over <= 2 * np.exp(-tail))
-    KEPT.clear()
+    CACHE.clear()
 
 
 @pytest.mark.parametrize(("noise", "q"), [(1.0, 0.1), (0.3, 1.0), (20.0, 0.5)])
@@ -152,7 +171,7 @@ def test_grid_of_one_step(noise, q):
 def test_coarser_laws_err_upwards():
     """The mass and the mean stay; every moment generating function rises, by little."""
     mass = stats.binom.pmf(np.arange(80_001), 80_000, 0.5)
-    places, weights = privacy_loss.coarser(mass, -7)
+    places, weights = privacy_loss._coarser(mass, -7)
     assert len(places) <= 40_001
     assert weights.sum() == pytest.approx(mass.sum(), rel=1e-12)
     true = np.arange(80_001) - 7

@@ -1,4 +1,4 @@
-"""The prior ladder: what its attacks reach stays below what its blind success allows."""
+"""Priors of examples: what attacks attain stays below what the prior-only success allows."""
 
 import numpy as np
 import pytest
@@ -6,11 +6,11 @@ from scipy import integrate, stats
 
 from leakbound.bounds import identification
 from leakbound.bounds.record_priors import (
-    Estimate,
     Gallery,
     GaussianImages,
     KnownNorm,
     Mixture,
+    SuccessEstimate,
     answer,
 )
 from leakbound.bounds.record_priors import GaussianPart as Part
@@ -58,7 +58,9 @@ def test_success_stays_below_the_upper_edge(rungs, index, noise, eta):
 
 def attained(rung, records, noise, eta):
     guesses = rung.attack(answer(records, noise, rng(3)), noise, eta=eta)
-    return Estimate.of_counts(int((((guesses - records) ** 2).mean(1) <= eta).sum()), len(records))
+    return SuccessEstimate.of_counts(
+        int((((guesses - records) ** 2).mean(1) <= eta).sum()), len(records)
+    )
 
 
 @pytest.mark.parametrize("noise", [0.03, 0.1, 0.2, 0.4])
@@ -211,13 +213,13 @@ def test_clusters_stand_in_for_labels(images):
 
 
 def test_intervals_cover():
-    assert Estimate.of_counts(0, 100).low == 0.0
-    assert Estimate.of_counts(0, 100).high == pytest.approx(1 - 0.025 ** (1 / 100))
-    assert Estimate.of_counts(100, 100).high == 1.0
+    assert SuccessEstimate.of_counts(0, 100).low == 0.0
+    assert SuccessEstimate.of_counts(0, 100).high == pytest.approx(1 - 0.025 ** (1 / 100))
+    assert SuccessEstimate.of_counts(100, 100).high == 1.0
     misses = 0
     for seed in range(300):
         values = rng(seed).beta(0.3, 0.9, size=400)
-        found = Estimate.of_chances(values)
+        found = SuccessEstimate.of_chances(values)
         misses += not found.low <= 0.25 <= found.high
     assert misses <= 15
 

@@ -7,7 +7,7 @@ import pytest
 
 from leakbound.bounds import conversions, mixed_steps, privacy_loss
 from leakbound.bounds.composition import subsampled
-from leakbound.bounds.privacy_loss import ENTRY, KEPT, ResultCache, curve, sealed
+from leakbound.bounds.privacy_loss import CACHE, ENTRY, ResultCache, curve, mixed_curve, sealed
 
 LOG_KAPPA = np.log([1e-8, 1e-3, 0.3])
 PARTS = [(1.0, 0.05, 20), (2.0, 0.1, 30)]
@@ -15,9 +15,9 @@ PARTS = [(1.0, 0.05, 20), (2.0, 0.1, 30)]
 
 @pytest.fixture(autouse=True)
 def empty():
-    KEPT.clear()
+    CACHE.clear()
     yield
-    KEPT.clear()
+    CACHE.clear()
 
 
 ASKED = {
@@ -37,10 +37,10 @@ ASKED = {
 @pytest.mark.parametrize("name", ASKED)
 def test_cold_and_warm_are_the_same_bits(name):
     cold = np.asarray(ASKED[name]())
-    assert len(KEPT) > 0
-    misses = KEPT.misses
+    assert len(CACHE) > 0
+    misses = CACHE.misses
     warm = np.asarray(ASKED[name]())
-    assert KEPT.misses == misses
+    assert CACHE.misses == misses
     for other in ASKED.values():  # and after other questions
         other()
     assert warm.tobytes() == cold.tobytes() == np.asarray(ASKED[name]()).tobytes()
@@ -52,20 +52,20 @@ def test_a_changed_number_misses(monkeypatch):
     others = [(1.0 + 1e-15, 0.1, 10), (1.0, 0.1 + 1e-16, 10), (1.0, 0.1, 11)]
     others = [curve(*other) for other in others]
     others += [curve(1.0, 0.1, 10, False), curve(1.0, 0.1, 10, rough=True)]
-    assert KEPT.misses >= 6
+    assert CACHE.misses >= 6
     assert len({id(found) for found in [first, *others]}) == 6
     monkeypatch.setattr(privacy_loss, "RESOLUTION", 1e-3)
     assert len(curve(1.0, 0.1, 10).delta) < len(first.delta)
     monkeypatch.undo()
     assert curve(1.0, 0.1, 10) is first
-    kinds = mixed_steps.hidden_curve(PARTS)
-    assert mixed_steps.hidden_curve([list(part) for part in PARTS]) is kinds
-    assert mixed_steps.hidden_curve([PARTS[0], (2.0, 0.1, 31)]) is not kinds
-    assert mixed_steps.hidden_curve(PARTS, False) is not kinds
+    kinds = mixed_curve(PARTS)
+    assert mixed_curve([list(part) for part in PARTS]) is kinds
+    assert mixed_curve([PARTS[0], (2.0, 0.1, 31)]) is not kinds
+    assert mixed_curve(PARTS, False) is not kinds
 
 
 def test_nobody_can_write_to_what_is_kept():
-    for found in (curve(1.0, 0.1, 10), mixed_steps.hidden_curve(PARTS)):
+    for found in (curve(1.0, 0.1, 10), mixed_curve(PARTS)):
         with pytest.raises(ValueError, match="read-only"):
             found.delta[0] = 0.5
         with pytest.raises(ValueError, match="WRITEABLE"):
@@ -101,11 +101,11 @@ def test_memory_is_bounded():
 
 def test_curves_count_their_bytes():
     found = curve(1.0, 0.1, 10)
-    assert KEPT.bytes == ENTRY + found.delta.nbytes
+    assert CACHE.bytes == ENTRY + found.delta.nbytes
     assert curve(1e-4, 0.1, 1000) is None  # that there is none is kept too
-    misses = KEPT.misses
+    misses = CACHE.misses
     assert curve(1e-4, 0.1, 1000) is None
-    assert KEPT.misses == misses
+    assert CACHE.misses == misses
 
 
 def test_threads_share_one_result():

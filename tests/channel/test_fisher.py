@@ -8,7 +8,7 @@ import torch
 
 from leakbound.bounds import GaussianPrior, full_bound, tight_trace_bound, trace_bound
 from leakbound.channel import fisher
-from leakbound.channel.fisher import Channel, batches, fisher_matrix, fisher_operator, fisher_trace
+from leakbound.channel.fisher import Channel, fisher_matrix, fisher_operator, fisher_trace
 from leakbound.client import gradient, pure_simulate, simulate
 from leakbound.defenses import (
     Clip,
@@ -147,12 +147,6 @@ def test_what_has_no_gaussian_law_is_refused(task, batch):
     for reason, defense in cases.items():
         with pytest.raises(NotApplicable, match=reason.strip()):
             channel_of(task, batch, defense)
-
-
-def test_batches_of_public_images(task):
-    found = list(batches(task.public, 5, 10))
-    assert [b.size for b in found] == [5, 5]
-    assert isinstance(found[0], Batch)
 
 
 def test_one_example_rows_match_the_client(task, batch):

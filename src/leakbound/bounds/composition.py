@@ -1,8 +1,8 @@
-"""Many subsampled steps: what no attacker exceeds when each step holds the record by chance.
+"""Many subsampled steps: what no attacker exceeds when each step holds the example by chance.
 
-Two laws for T steps of the Gaussian mechanism that sample the record at a rate q. `visible`: the
-attacker sees which steps hold it. `subsampled`: it does not. Both bound every attacker and err
-upwards only: what rounding and cut tails could take away is added.
+Two laws for T steps of the Gaussian mechanism that sample the example at a rate q. `visible`: the
+attacker sees which steps hold it. `subsampled`: the attacker does not. Both bound every attacker
+and err upwards only: what rounding and cut tails could take away is added.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from leakbound.bounds.law import (
     RiskLaw,
     Scope,
     groups,
-    least_root,
     non_negative,
     one,
     probability,
@@ -31,27 +30,26 @@ from leakbound.bounds.law import (
     whole,
 )
 from leakbound.bounds.privacy_loss import TAIL, curve, sealed
-from leakbound.bounds.roots import crossing, edge, last_that
+from leakbound.bounds.roots import crossing, edge, last_that, least_root
 
-__all__ = [
-    "subsampled",
-    "visible",
-]
+__all__ = ["subsampled", "visible"]
 
 LEFT = 700.0
-"""Sightings left out of the sum weigh exp(-LEFT) at most, exp(-TAIL) where there are many."""
+"""Sampled steps left out of the sum weigh exp(-LEFT) at most, exp(-TAIL) where there are many."""
 LEAST = 5e-324
-NEAR = 5e-6
-"""How close a hidden edge is found, as a part of the answer."""
 DUST = 1e-18
-"""Part of the least answer that rare numbers of sightings may weigh together: they are added."""
+"""Part of the least answer that rare numbers of sampled steps may weigh together: it is added."""
 TOGETHER = 2**20
 """Numbers that `visible` works on at a time."""
 
 
 @dataclass(frozen=True)
 class Composed(RiskLaw):
-    """gamma after several steps that sample the record, with its inverses."""
+    """gamma after several steps that sample the example, with its inverses.
+
+    All arguments broadcast. In the inverses each entry is a search of its own, and a kappa of gamma
+    or above is a ValueError: no finite noise helps.
+    """
 
     def __call__(
         self,
@@ -62,16 +60,16 @@ class Composed(RiskLaw):
         kappa: ArrayLike | None = None,
         log_kappa: ArrayLike | None = None,
     ) -> Any:
-        """Most probability of reaching a goal whose blind success is kappa, whoever attacks.
+        """Most probability of reaching a goal whose prior-only success is kappa, for any attacker.
 
-        Shapes: all broadcast. What costs, the law of the steps, is computed once for each pair of
-        rate and steps, or with hidden steps for each triple with the noise.
+        The law of the steps, which is costly, is computed once for each pair of rate and steps, or
+        with hidden steps for each triple with the noise.
 
         Args:
             noise_multiplier: noise standard deviation / clip norm.
-            sampling_rate: the chance that a step holds the record (Poisson sampling), in (0, 1].
+            sampling_rate: the chance that a step holds the example (Poisson sampling), in (0, 1].
             steps: how many steps, composed adaptively.
-            kappa: blind success, in [0, 1]; or
+            kappa: prior-only success, in [0, 1]; or
             log_kappa: its natural logarithm.
 
         Raises:
@@ -119,14 +117,7 @@ class Composed(RiskLaw):
         kappa: ArrayLike | None = None,
         log_kappa: ArrayLike | None = None,
     ) -> Any:
-        """The least noise multiplier whose bound is at most gamma; 0 where none is needed.
-
-        Shapes: all broadcast. The answer meets gamma; it is the least to 1e-5.
-
-        Raises:
-            ValueError: kappa of gamma or above: no finite noise helps.
-
-        Source: as the bound, solved for the noise.
+        """The least noise multiplier, to 1e-5, whose bound is at most gamma; 0 if none is needed.
 
         Example:
             >>> round(visible.noise_for(0.1, sampling_rate=1.0, steps=1, kappa=1 / 11), 2)
@@ -154,11 +145,6 @@ class Composed(RiskLaw):
     ) -> Any:
         """The largest sampling rate whose bound is at most gamma.
 
-        Shapes: all broadcast; each entry is a search of its own.
-
-        Raises:
-            ValueError: kappa of gamma or above.
-
         Example:
             >>> q = visible.rate_for(0.2, noise_multiplier=1.0, steps=10, kappa=0.1)
             >>> round(visible(1.0, sampling_rate=q, steps=10, kappa=0.1), 4)
@@ -173,11 +159,10 @@ class Composed(RiskLaw):
 
             if at(0.0) <= 0:
                 return 1.0
-            fine = float(np.log((target - np.exp(blind)) / number))  # gamma < kappa + any sighting
+            fine = float(np.log((target - np.exp(blind)) / number))  # gamma < kappa + any sampled
             if isinstance(self, Visible):
                 return float(np.exp(crossing(at, fine - 1e-6, 0.0)))
-            found = edge(at, fine, 1, near=NEAR, rough=lambda x: at(x, True), most=-fine)
-            return float(np.exp(found))
+            return float(np.exp(edge(at, fine, 1, rough=lambda x: at(x, True), most=-fine)))
 
         sigma = non_negative("noise_multiplier", noise_multiplier)
         return _each(solve, gamma, log_blind(kappa, log_kappa), sigma, whole("steps", steps))
@@ -192,11 +177,6 @@ class Composed(RiskLaw):
         log_kappa: ArrayLike | None = None,
     ) -> Any:
         """The largest number of steps whose bound is at most gamma: 0 if none, 2^30 at the most.
-
-        Shapes: all broadcast; each entry is a search of its own.
-
-        Raises:
-            ValueError: kappa of gamma or above.
 
         Example:
             >>> visible.steps_for(0.5, noise_multiplier=1.0, sampling_rate=1.0, kappa=0.01)
@@ -213,10 +193,8 @@ class Composed(RiskLaw):
                 return last_that(holds, 0)
             return last_that(holds, last_that(lambda count: holds(count, True), 0))
 
-        sigma, q = (
-            non_negative("noise_multiplier", noise_multiplier),
-            rate("sampling_rate", sampling_rate),
-        )
+        sigma = non_negative("noise_multiplier", noise_multiplier)
+        q = rate("sampling_rate", sampling_rate)
         found = _each(solve, gamma, log_blind(kappa, log_kappa), sigma, q)
         return int(found) if np.ndim(found) == 0 else found.astype(int)
 
@@ -236,18 +214,13 @@ class Visible(Composed):
     """sum_k Binom(k; steps, rate) Phi(Phi^-1(kappa) + sqrt(k) / noise): the steps are seen.
 
     Source: docs/errata.md, "the valid corridor"; Hayes et al. 2023.
-
-    Example:
-        >>> round(visible(1.0, sampling_rate=0.01, steps=1000, kappa=1e-3), 4)
-        0.5122
     """
 
     def _at(self, sigma: Array, q: float, count: int, blind: Array, rough: bool = False) -> Array:
-        k, mass, left = _sightings(count, q)
+        k, mass, left = _sampled_steps(count, q)
         k, mass, left = _likely(k, mass, left, float(np.exp(blind.min(initial=0.0))))
         found, rows = np.empty(sigma.size), max(1, TOGETHER // len(k))
-        start = special.ndtri_exp(blind)
-        root = np.sqrt(k)
+        start, root = special.ndtri_exp(blind), np.sqrt(k)
         for at in range(0, sigma.size, rows):
             part = slice(at, at + rows)
             noise, log = sigma[part, None], blind[part, None]
@@ -277,10 +250,10 @@ class Visible(Composed):
 
 @dataclass(frozen=True)
 class Subsampled(Composed):
-    """sup P(E) with Q(E) <= kappa: P has the record in hidden steps, Q has it in none.
+    """sup P(E) with Q(E) <= kappa: P has the example in hidden steps, Q has it in none.
 
     The least of two bounds: the composed privacy loss, from `curve`, and `visible`. The second
-    holds as well: for each set of k steps that hold the record P is a normal law sqrt(k) / noise
+    holds as well: for each set of k steps that hold the example P is a normal law sqrt(k) / noise
     away from Q, so any E with Q(E) <= kappa has P(E | set) <= Phi(Phi^-1(kappa) + sqrt(k) / noise),
     and P(E) is the mean of these. It is exact at one step and at a rate of 1.
 
@@ -303,26 +276,23 @@ class Subsampled(Composed):
         return found
 
     def _noise(self, target: Array, q: float, count: int, blind: Array) -> Array:
-        found = np.empty(target.shape)
-        for place, (goal, log) in enumerate(zip(target, blind, strict=True)):
-            here = slice(place, place + 1)
-            start = float(visible._noise(target[here], q, count, blind[here])[0])
+        def solve(goal: float, log: float) -> float:
+            start = float(visible._noise(np.array([goal]), q, count, np.array([log]))[0])
             if start == 0 or q == 1 or count == 1:
-                found[place] = start
-                continue
-            excess = self._excess(float(goal), float(log))
+                return start
+            excess = self._excess(goal, log)
 
-            def at(x: float, rough: bool = False, excess: Callable[..., float] = excess) -> float:
+            def at(x: float, rough: bool = False) -> float:
                 return excess(float(np.exp(x)), q, count, rough)
 
-            fine = float(np.log(start))
-            found[place] = np.exp(edge(at, fine, -1, near=NEAR, rough=lambda x: at(x, True)))
-        return found
+            return float(np.exp(edge(at, float(np.log(start)), -1, rough=lambda x: at(x, True))))
+
+        return np.array([solve(float(a), float(b)) for a, b in zip(target, blind, strict=True)])
 
 
 @lru_cache(maxsize=64)
-def _sightings(steps: int, q: float) -> tuple[Array, Array, float]:
-    """Counts k, their binomial mass, and what is left out (Bernstein's inequality).
+def _sampled_steps(steps: int, q: float) -> tuple[Array, Array, float]:
+    """Numbers k, their binomial mass, and what is left out (Bernstein's inequality).
 
     Masses that rounding leaves below 1 in all are raised to it.
     """
@@ -337,7 +307,7 @@ def _sightings(steps: int, q: float) -> tuple[Array, Array, float]:
 
 
 def _likely(k: Array, mass: Array, left: float, least: float) -> tuple[Array, Array, float]:
-    """Without the counts at either end that weigh DUST * least together; those are left out."""
+    """Without the numbers at either end that weigh DUST * least together; those are left out."""
     dust = DUST * least / 2
     below, above = np.cumsum(mass), np.cumsum(mass[::-1])
     first = int(np.searchsorted(below, dust))
@@ -352,7 +322,7 @@ def _targets(gamma: ArrayLike, blind: Array, *more: Array) -> list[Array]:
     if np.any(blind >= np.log(target)):
         worst = int(np.argmax(blind - np.log(target)))
         raise ValueError(
-            f"gamma is {target.flat[worst]:g}, not above the blind success kappa = "
+            f"gamma is {target.flat[worst]:g}, not above the prior-only success kappa = "
             f"{np.exp(blind.flat[worst]):.6g}: nothing helps; give a gamma above it"
         )
     return [target, blind, *rest]
@@ -368,23 +338,23 @@ def _each(solve: Callable[..., float], gamma: ArrayLike, blind: Array, *more: Ar
 visible = Visible(
     Scope(
         covers="all",
-        attackers="all attackers, models and gradient maps with a per-record norm of at most the "
-        "clip norm, over adaptive steps, who see which steps hold the record",
-        prior="averaged over the prior that kappa is computed for; other records fixed or known",
-        known="everything but the record and the noise; also the steps that hold it",
-        not_said="a bound for one given record, or for a sharper prior",
+        attackers="all attackers, models and gradient maps with a per-example norm of at most the "
+        "clip norm, over adaptive steps, who see which steps hold the example",
+        prior="averaged over the prior that kappa is computed for; other examples fixed or known",
+        known="everything but the example and the noise; also the steps that hold it",
+        not_said="a bound for one given example, or for a sharper prior",
         equation="Hayes et al. 2023; docs/errata.md, the valid corridor",
     )
 )
 subsampled = Subsampled(
     Scope(
         covers="all",
-        attackers="all attackers, models and gradient maps with a per-record norm of at most the "
-        "clip norm, over adaptive steps, who do not see which steps hold the record",
-        prior="averaged over the prior that kappa is computed for; other records fixed or known",
-        known="everything but the record, the noise and the steps that hold it",
+        attackers="all attackers, models and gradient maps with a per-example norm of at most the "
+        "clip norm, over adaptive steps, who do not see which steps hold the example",
+        prior="averaged over the prior that kappa is computed for; other examples fixed or known",
+        known="everything but the example, the noise and the steps that hold it",
         not_said="a bound where the server picks or sees the participants (take `visible`), for "
-        "one given record, or for a sharper prior",
+        "one given example, or for a sharper prior",
         equation="Hayes et al. 2023; Doroshenko et al. 2022",
     )
 )

@@ -1,43 +1,27 @@
 """Between a noise multiplier and what others state: (epsilon, delta) and mu-GDP.
 
-Neighbors differ by one record that is added or removed. Full batches have a closed form, good for
+Neighbors differ by one example that is added or removed. Full batches have a closed form, good for
 epsilon up to 1e9 and delta down to 1e-300; sampled ones the composed privacy loss, rounded upwards,
 in both directions, and never above the closed form without sampling.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from leakbound.bounds.composition import NEAR
-from leakbound.bounds.law import (
-    Array,
-    groups,
-    least_where,
-    non_negative,
-    one,
-    probability,
-    rate,
-    whole,
-)
-from leakbound.bounds.privacy_loss import LossCurve, curve
-from leakbound.bounds.roots import edge
+from leakbound.bounds.law import Array, groups, non_negative, one, probability, rate, whole
+from leakbound.bounds.privacy_loss import curve
+from leakbound.bounds.roots import FAR, edge, least_where
 
-__all__ = [
-    "delta",
-    "epsilon",
-    "log_delta",
-    "mu",
-    "noise_for",
-]
+__all__ = ["delta", "epsilon", "log_delta", "mu", "noise_for"]
 
-FAR = 60.0
-"""Logarithms of noise / sqrt(steps) that are searched reach from -FAR to FAR."""
+Delta = Callable[[Array], Array]
+"""delta as a function of epsilon."""
 
 
 def mu(noise_multiplier: ArrayLike, *, steps: ArrayLike = 1) -> Any:
@@ -72,9 +56,9 @@ def delta(
 
     Args:
         noise_multiplier: noise standard deviation / clip norm.
-        epsilon: of at least 0.
+        epsilon: of all steps together, at least 0.
         steps: how many, composed adaptively.
-        sampling_rate: the chance that a step holds a record (Poisson sampling, hidden).
+        sampling_rate: the chance that a step holds an example (Poisson sampling, hidden).
 
     Raises:
         ValueError: a number outside its range.
@@ -104,20 +88,9 @@ def epsilon(
     steps: ArrayLike = 1,
     sampling_rate: ArrayLike = 1.0,
 ) -> Any:
-    """The least epsilon that goes with delta; 0 where none is needed.
+    """The least epsilon that goes with delta in (0, 1); 0 where none is needed.
 
-    Shapes: all broadcast.
-
-    Args:
-        noise_multiplier: noise standard deviation / clip norm.
-        delta: in (0, 1).
-        steps: how many, composed adaptively.
-        sampling_rate: the chance that a step holds a record.
-
-    Raises:
-        ValueError: a number outside its range.
-
-    Source: as `delta`.
+    Shapes, arguments, errors and source as in `delta`.
 
     Example:
         >>> round(epsilon(1.0, delta=1e-5), 3)
@@ -134,7 +107,7 @@ def epsilon(
         highest = found[here]
         fits = composed(highest) <= level[here]
 
-        def holds(e: Array, composed: _Both = composed, most: Array = level[here]) -> Array:
+        def holds(e: Array, composed: Delta = composed, most: Array = level[here]) -> Array:
             return np.asarray(composed(e) <= most)
 
         least = least_where(holds, np.zeros_like(highest), highest)
@@ -151,18 +124,7 @@ def noise_for(
 ) -> Any:
     """The least noise multiplier that gives (epsilon, delta); never below it.
 
-    Shapes: all broadcast.
-
-    Args:
-        epsilon: of all steps together, at least 0.
-        delta: of all steps together, in (0, 1).
-        steps: how many, composed adaptively.
-        sampling_rate: the chance that a step holds a record.
-
-    Raises:
-        ValueError: a number outside its range.
-
-    Source: as `delta`, inverted.
+    Shapes, arguments, errors and source as in `delta`.
 
     Example:
         >>> round(noise_for(epsilon=1.0, delta=1e-5), 4)
@@ -181,9 +143,8 @@ def noise_for(
     far = np.full(level.shape, FAR)
     found = np.array(np.exp(least_where(holds, -far, far)) * np.sqrt(count) * (1 + 1e-15))
     for place in np.flatnonzero(q < 1):
-        own = float(level.flat[place]), float(most.flat[place])
-        which = float(q.flat[place]), int(count.flat[place])
-        found.flat[place] = _sampled_noise(*own, *which, float(found.flat[place]))
+        own = (float(v.flat[place]) for v in (level, most, q, count, found))
+        found.flat[place] = _sampled_noise(*own)
     return one(found)
 
 
@@ -231,45 +192,37 @@ def _full_epsilon(m: Array, level: Array) -> Array:
     return np.where(m == 0, 0.0, np.where(m == np.inf, np.inf, found))
 
 
-class _Both:
-    """The larger delta of the two directions."""
-
-    def __init__(self, curves: tuple[LossCurve, LossCurve]) -> None:
-        self.curves = curves
-
-    def __call__(self, level: Array) -> Array:
-        return np.asarray(np.maximum(*(c.at(level) for c in self.curves)))
-
-
-def _curves(noise: float, q: float, count: int, rough: bool = False) -> _Both | None:
-    """Both directions together, or nothing where a grid would be too coarse."""
+def _larger(noise: float, q: float, count: int, rough: bool = False) -> Delta | None:
+    """The larger delta of adding and removing; None where a grid would be too coarse."""
     there = curve(noise, q, count, rough=rough)
     back = curve(noise, q, count, False, rough=rough)
-    return None if there is None or back is None else _Both((there, back))
+    if there is None or back is None:
+        return None
+    return lambda level: np.asarray(np.maximum(there.at(level), back.at(level)))
 
 
-def _sampled(sigma: Array, q: Array, count: Array) -> Iterator[tuple[Any, _Both]]:
-    """Where each kind of sampled steps stands that has a curve, and its curve."""
+def _sampled(sigma: Array, q: Array, count: Array) -> Iterator[tuple[Any, Delta]]:
+    """Where each kind of sampled steps stands that has a curve, and its delta."""
     if np.all(q == 1):
         return
     for here, (noise, some, number) in groups(sigma, q, count):
         if some < 1 and 0 < noise < np.inf:
-            found = _curves(noise, some, int(number))
+            found = _larger(noise, some, int(number))
             if found is not None:
                 yield here, found
 
 
-def _sampled_noise(level: float, most: float, q: float, count: int, high: float) -> float:
+def _sampled_noise(level: float, most: float, q: float, count: float, high: float) -> float:
     """As in `composition`: from the noise without sampling down to where delta is too large."""
 
     def excess(place: float, rough: bool = False) -> float:
         noise = float(np.exp(place))
         found = float(np.exp(log_delta(np.sqrt(count) / noise, level)))
-        composed = _curves(noise, q, count, rough)
+        composed = _larger(noise, q, int(count), rough)
         if composed is not None:
             found = min(found, float(composed(np.array(level))))
         return float(np.log(max(found, 1e-300)) - np.log(most))
 
     fine = float(np.log(high)) + 1e-9
-    found = edge(excess, fine, -1, near=NEAR, rough=lambda x: excess(x, True), most=FAR)
+    found = edge(excess, fine, -1, rough=lambda x: excess(x, True))
     return 0.0 if fine - found >= FAR else float(np.exp(found))

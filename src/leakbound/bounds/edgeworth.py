@@ -1,13 +1,12 @@
-"""The Edgeworth series that paper C's code uses for subsampled steps: to compare, never to trust.
+"""The Edgeworth series that paper C's code uses for subsampled steps: for comparison, no bound.
 
 It replaces the law of the summed privacy loss by a normal one with corrections from the cumulants.
-Where hits are rare or the noise is small the sum is far from normal and the series errs, to both
-sides. `composition.subsampled` is the bound.
+Where an example is rarely sampled or the noise is small the sum is far from normal, and the series
+errs in both directions. `composition.subsampled` is the bound.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,20 +16,17 @@ from scipy import special
 
 from leakbound.bounds.law import (
     Array,
-    RiskLaw,
     Scope,
     groups,
     one,
     positive,
     probability,
     rate,
+    scoped,
     whole,
 )
 
-__all__ = [
-    "cumulants",
-    "edgeworth",
-]
+__all__ = ["cumulants", "edgeworth"]
 
 REACH, NODES = 14.0, 20001
 SPAN = 40.0
@@ -41,57 +37,58 @@ SERIES = {2: "3", 3: "4", 4: "5", 5: "33", 6: "34", 8: "333"}
 WEIGHTS = {2: 6.0, 3: 24.0, 4: 120.0, 5: 72.0, 6: 144.0, 8: 1296.0}
 
 
-@dataclass(frozen=True)
-class Edgeworth(RiskLaw):
-    """The order-5 Edgeworth approximation of `composition.subsampled`: no bound."""
+@scoped(
+    Scope(
+        covers="none",
+        attackers="none: an approximation, uncertified in both directions",
+        prior="as `composition.subsampled`, which it approximates",
+        known="as `composition.subsampled`",
+        not_said="a bound from above or from below; use `composition.subsampled`",
+        equation="paper C's code; docs/errata.md, Edgeworth",
+    )
+)
+def edgeworth(
+    noise_multiplier: ArrayLike, *, sampling_rate: ArrayLike, steps: ArrayLike, kappa: ArrayLike
+) -> Any:
+    """The order-5 Edgeworth approximation of `composition.subsampled`, cut to [0, 1]: no bound.
 
-    def __call__(
-        self,
-        noise_multiplier: ArrayLike,
-        *,
-        sampling_rate: ArrayLike,
-        steps: ArrayLike,
-        kappa: ArrayLike,
-    ) -> Any:
-        """Approximate power at level kappa, cut to [0, 1]; it may be too low as well as too high.
+    Shapes: all broadcast; the cumulants are computed once for each pair of noise and rate.
 
-        Shapes: all broadcast; the cumulants are computed once for each pair of noise and rate.
+    Args:
+        noise_multiplier: noise standard deviation / clip norm, above 0.
+        sampling_rate: the chance that a step holds the example.
+        steps: how many.
+        kappa: prior-only success, in (0, 1).
 
-        Args:
-            noise_multiplier: noise standard deviation / clip norm, above 0.
-            sampling_rate: the chance that a step holds the record.
-            steps: how many.
-            kappa: blind success, in (0, 1).
+    Raises:
+        ValueError: a number outside its range.
 
-        Raises:
-            ValueError: a number outside its range.
+    Source: Zheng et al. 2020 and paper C's code, `rero_bound_sgm` (own derivation).
 
-        Source: Zheng et al. 2020 and paper C's code, `rero_bound_sgm` (own derivation).
-
-        Example:
-            >>> round(edgeworth(1.0, sampling_rate=0.01, steps=1000, kappa=1e-3), 4)
-            0.0041
-        """
-        sigma, q, count, level = np.broadcast_arrays(
-            positive("noise_multiplier", noise_multiplier),
-            rate("sampling_rate", sampling_rate),
-            whole("steps", steps),
-            probability("kappa", kappa),
-        )
-        found = np.empty(sigma.shape)
-        for here, (noise, some) in groups(sigma, q):
-            found[here] = _power(1 / noise, some, count[here], level[here])
-        return one(found)
+    Example:
+        >>> round(edgeworth(1.0, sampling_rate=0.01, steps=1000, kappa=1e-3), 4)
+        0.0041
+    """
+    sigma, q, count, level = np.broadcast_arrays(
+        positive("noise_multiplier", noise_multiplier),
+        rate("sampling_rate", sampling_rate),
+        whole("steps", steps),
+        probability("kappa", kappa),
+    )
+    found = np.empty(sigma.shape)
+    for here, (noise, some) in groups(sigma, q):
+        found[here] = _power(1 / noise, some, count[here], level[here])
+    return one(found)
 
 
 def cumulants(shift: float, sampling_rate: float) -> tuple[Array, Array]:
-    """The first five cumulants of one step's privacy loss, with the record (P) and without (Q).
+    """The first five cumulants of one step's privacy loss, with the example (P) and without (Q).
 
     Shapes: two arrays (5,).
 
     Args:
         shift: 1 / noise multiplier.
-        sampling_rate: the chance that a step holds the record.
+        sampling_rate: the chance that a step holds the example.
 
     Example:
         >>> there, back = cumulants(0.5, 1.0)
@@ -132,17 +129,4 @@ def _power(shift: float, q: float, steps: Array, kappa: Array) -> Array:
         above = _tail(middle, back) > kappa
         low, high = np.where(above, middle, low), np.where(above, high, middle)
     threshold = back[0] + high * np.sqrt(back[1])
-    found = _tail((threshold - there[0]) / np.sqrt(there[1]), there)
-    return np.clip(found, 0.0, 1.0)
-
-
-edgeworth = Edgeworth(
-    Scope(
-        covers="none",
-        attackers="none: an approximation, uncertified in both directions",
-        prior="as `composition.subsampled`, which it approximates",
-        known="as `composition.subsampled`",
-        not_said="a bound from above or from below; use `composition.subsampled`",
-        equation="paper C's code; docs/errata.md, Edgeworth",
-    )
-)
+    return np.clip(_tail((threshold - there[0]) / np.sqrt(there[1]), there), 0.0, 1.0)

@@ -1,15 +1,17 @@
-"""How well an example is reconstructed from a linear trap's noisy gradient.
+"""How well one example is reconstructed from a linear trap's noisy gradient.
 
-The trap f(X) = W X sends, in every row, X scaled to the clip norm. `exact` is gamma*, the success
-of the best estimator. `unbiased` is paper C's law, which covers unbiased estimators only. `ncc` is
-the law of the correlation. `effective_noise`, `averaged` and `unknown_scale` turn a real setting
-into the arguments of these laws.
-
-Longer than 600 lines, and one concept: these laws share one reconstruction and its arguments.
+The trap f(X) = W X sends, in every row, X scaled to the clip norm: the attacker sees
+y = X / |X| + noise_multiplier * xi, xi standard normal in R^N. `exact` is gamma*, the best that any
+estimator does with y; `unbiased` is paper C's law, which covers unbiased estimators only; `ncc` is
+the law of the correlation. `effective_noise`, `averaged` and `unknown_scale` lead from a real
+setting to these. Errors eta are mean squared errors in squared input units, norms are in input
+units, and all arguments broadcast unless a shape is given. The laws of this one answer, and what
+leads to it, are one concept.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,8 +27,6 @@ from leakbound.bounds.law import (
     Scope,
     between,
     groups,
-    inward,
-    least_root,
     non_negative,
     one,
     positive,
@@ -34,6 +34,7 @@ from leakbound.bounds.law import (
     rate,
     whole,
 )
+from leakbound.bounds.roots import inward, least_root
 
 __all__ = [
     "averaged",
@@ -46,10 +47,17 @@ __all__ = [
     "unknown_scale",
 ]
 
+Participation = Literal["visible", "hidden"]
 SMALLEST, LARGEST = 1e-160, 1e12
 """Noise multipliers between which the inverses search."""
 DEPTH = 745.0
-"""Search range of the inverses in log odds of e = N eta / |X|^2."""
+"""Search range of `exact.eta_at` in log odds of e = N eta / |X|^2."""
+FLAT = 28.0
+"""Search range of `ncc.ncc_at` in artanh of the correlation: beyond it rounds to 1."""
+TRIES, ZOOMS = 64, 4
+"""Radii that `unknown_scale` tries at a time, and how often it looks closer around the best."""
+DUST = 1e-17
+"""Mass of numbers of sampled steps that is left out of a sum, towards less risk."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +68,6 @@ class UnbiasedLaw(RiskLaw):
         self, noise_multiplier: ArrayLike, *, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0
     ) -> Any:
         """Probability that the unbiased estimator's MSE is at most eta.
-
-        Shapes: all broadcast. Units: `eta` MSE in input units squared, `norm` |X| in input units.
 
         Raises:
             ValueError: eta or norm of 0 or below, a dim that is no whole number, NaN.
@@ -87,8 +93,6 @@ class UnbiasedLaw(RiskLaw):
         norm: ArrayLike = 1.0,
     ) -> Any:
         """The MSE that is reached with probability gamma.
-
-        Source: paper C, Corollary IV.6.
 
         Example:
             >>> round(unbiased.eta_at(0.1, dim=784, gamma=0.5), 6)
@@ -129,8 +133,6 @@ class ExactLaw(RiskLaw):
         if y lies within theta of X; e >= 1 gives 1, as the zero image then always succeeds. The
         relative error is below 1e-8 in tails of any depth (`log` for those below 1e-308).
 
-        Shapes: all broadcast. Units: `eta` MSE in input units squared, `norm` |X| in input units.
-
         Raises:
             ValueError: eta or norm of 0 or below, a dim that is no whole number, NaN.
 
@@ -140,8 +142,7 @@ class ExactLaw(RiskLaw):
             >>> round(exact(0.5, dim=16, eta=0.5 / 16), 4)
             0.0683
         """
-        logs = self.log(noise_multiplier, dim=dim, eta=eta, norm=norm)
-        return one(np.exp(np.asarray(logs)))
+        return one(np.exp(np.asarray(self.log(noise_multiplier, dim=dim, eta=eta, norm=norm))))
 
     def log(
         self, noise_multiplier: ArrayLike, *, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0
@@ -177,22 +178,22 @@ class ExactLaw(RiskLaw):
         sigma, n = non_negative("noise_multiplier", noise_multiplier), whole("dim", dim)
         r, gamma = positive("norm", norm), probability("gamma", gamma)
         sigma, n, r, gamma = np.broadcast_arrays(sigma, n, r, gamma)
-        target = np.log(gamma)
-        high = np.full(sigma.shape, DEPTH)
-        odds = -least_root(lambda x: _log_cone_at(sigma, n, -x) - target, -high, high)
-        e = special.expit(odds)
-        e = np.where(_log_cone_at(sigma, n, -high) > target, 0.0, e)
+        target, high = np.log(gamma), np.full(sigma.shape, DEPTH)
+
+        def excess(odds: Array) -> Array:  # cot^2 theta = (1 - e) / e = exp(-odds)
+            with np.errstate(divide="ignore"):
+                return np.asarray(log_cone(1 / sigma, np.exp(-odds / 2), n) - target)
+
+        e = special.expit(-least_root(lambda x: excess(-x), -high, high))
+        e = np.where(excess(-high) > 0, 0.0, e)
         with np.errstate(over="ignore", under="ignore"):
             found = e * r * r / n
-        return one(
-            inward(
-                lambda x: (
-                    (x == 0) | (np.exp(_log_gamma(sigma, n, _relative_error(n, x, r))) <= gamma)
-                ),
-                found,
-                -1,
-            )
-        )
+
+        def fits(x: Array) -> Array:
+            reached = np.exp(_log_gamma(sigma, n, _relative_error(n, x, r)))
+            return np.asarray((x == 0) | (reached <= gamma))
+
+        return one(inward(fits, found, -1))
 
     def noise_for(
         self, gamma: ArrayLike, *, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0
@@ -200,7 +201,7 @@ class ExactLaw(RiskLaw):
         """The least noise multiplier with which no estimator reaches eta more often than gamma.
 
         Raises:
-            ValueError: no finite noise does: gamma is at most the chance of a blind guess.
+            ValueError: no finite noise does: gamma is at most the prior-only success.
 
         Example:
             >>> round(exact.noise_for(1e-3, dim=3072, eta=0.037 / 3072), 6)
@@ -218,72 +219,9 @@ class ExactLaw(RiskLaw):
                 f"{eta.flat[worst]:g} with probability {np.exp(blind.flat[worst]):.3g}: no finite "
                 "noise helps; give a smaller eta or a larger gamma"
             )
-        logs = least_root(
-            lambda x: _log_gamma(np.exp(x), n, e) - target,
-            np.full(e.shape, np.log(SMALLEST)),
-            np.full(e.shape, np.log(LARGEST)),
+        return _least_noise(
+            lambda x: _log_gamma(np.exp(x), n, e), lambda s: _log_gamma(s, n, e), gamma
         )
-        return one(inward(lambda s: np.exp(_log_gamma(s, n, e)) <= gamma, np.exp(logs), 1))
-
-
-def _arguments(
-    noise_multiplier: ArrayLike, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike
-) -> tuple[Array, Array, Array, Array]:
-    found = (
-        non_negative("noise_multiplier", noise_multiplier),
-        whole("dim", dim),
-        positive("eta", eta, infinite=True),
-        positive("norm", norm),
-    )
-    a, b, c, d = np.broadcast_arrays(*found)
-    return a, b, c, d
-
-
-def _relative_error(n: Array, eta: Array, r: Array) -> Array:
-    """Relative error N eta / |X|^2, the squared sine of the angle that succeeds."""
-    with np.errstate(over="ignore", under="ignore"):
-        return np.asarray(n * (eta / r / r))
-
-
-def _log_gamma(sigma: Array, n: Array, e: Array) -> Array:
-    inside = np.where(e < 1, e, 0.5)
-    with np.errstate(divide="ignore", over="ignore"):
-        found = log_cone(1 / sigma, np.sqrt((1 - inside) / inside), n)
-    return np.where((e >= 1) | (sigma == 0), 0.0, found)
-
-
-def _log_cone_at(sigma: Array, n: Array, odds: Array) -> Array:
-    """Log gamma* at log odds of e; cot^2 theta = (1 - e) / e = exp(-odds)."""
-    with np.errstate(divide="ignore"):
-        return log_cone(1 / sigma, np.exp(-odds / 2), n)
-
-
-unbiased = UnbiasedLaw(
-    Scope(
-        covers="equivariant",
-        attackers="unbiased and translation-equivariant estimators of the linear trap",
-        prior="every fixed record",
-        known="the scales, the noise multiplier, the clip norm",
-        not_said="that no attacker does better: the zero image, shrinkage and gamma* do",
-        equation="paper C, Corollaries IV.6-IV.9 (H4-H7)",
-    )
-)
-exact = ExactLaw(
-    Scope(
-        covers="trap",
-        attackers="all estimators of the linear trap's noisy answer",
-        prior="direction uniform on the sphere; so every attacker fails this often on some "
-        "direction",
-        known="the record's norm and the noise multiplier",
-        not_said="a bound for one given image, for image priors or galleries, or for a server that "
-        "chooses another gradient map",
-        equation="gamma*, docs/errata.md (corrects paper C, Corollaries IV.3 and IV.6)",
-    )
-)
-
-
-FLAT = 28.0
-"""Search range of `ncc_at` in artanh of the correlation: beyond it rounds to 1."""
 
 
 @dataclass(frozen=True)
@@ -296,9 +234,7 @@ class NccLaw(RiskLaw):
         """Probability that the correlation over pixels is at least `ncc`, exactly.
 
         Centering leaves dim - 1 coordinates, in which it is the cosine of an angle: the integral of
-        `exact` again, with the record's centered part for its norm.
-
-        Shapes: all broadcast.
+        `exact` again, with the example's centered part for its norm.
 
         Args:
             noise_multiplier: as everywhere.
@@ -313,9 +249,8 @@ class NccLaw(RiskLaw):
             0.197
         """
         sigma, n = non_negative("noise_multiplier", noise_multiplier), whole("dim", dim, 2)
-        level, part = _correlation(ncc), rate("spread", spread)
+        cotangent, part = _cotangent(ncc), rate("spread", spread)
         with np.errstate(divide="ignore"):
-            cotangent = level / np.sqrt((1 - level) * (1 + level))
             return one(np.exp(log_cone(part / sigma, cotangent, n - 1)))
 
     def population(
@@ -346,25 +281,22 @@ class NccLaw(RiskLaw):
             >>> round(ncc.noise_for(0.01, dim=784, ncc=0.5), 4)
             0.0734
         """
-        gamma, n = probability("gamma", gamma), whole("dim", dim, 2)
-        level, part = _correlation(ncc), rate("spread", spread)
-        gamma, n, level, part = np.broadcast_arrays(gamma, n, level, part)
-        cotangent = level / np.sqrt((1 - level) * (1 + level))
+        gamma, n, cotangent, part = np.broadcast_arrays(
+            probability("gamma", gamma),
+            whole("dim", dim, 2),
+            _cotangent(ncc),
+            rate("spread", spread),
+        )
         if np.any(log_cone(0.0, cotangent, n - 1) >= np.log(gamma)):
             raise ValueError(
                 "gamma is at most the chance that pure noise has this correlation: no finite noise "
                 "helps; give a larger gamma or ncc"
             )
-        logs = least_root(
-            lambda x: log_cone(part * np.exp(-x), cotangent, n - 1) - np.log(gamma),
-            np.full(gamma.shape, np.log(SMALLEST)),
-            np.full(gamma.shape, np.log(LARGEST)),
+        return _least_noise(
+            lambda x: log_cone(part * np.exp(-x), cotangent, n - 1),
+            lambda s: log_cone(part / s, cotangent, n - 1),
+            gamma,
         )
-
-        def fits(s: Array) -> Array:
-            return np.asarray(np.exp(log_cone(part / s, cotangent, n - 1)) <= gamma)
-
-        return one(inward(fits, np.exp(logs), 1))
 
     def ncc_at(
         self,
@@ -380,26 +312,47 @@ class NccLaw(RiskLaw):
             >>> round(ncc.ncc_at(0.05, dim=784, gamma=0.5), 2)
             0.58
         """
-        sigma, n = non_negative("noise_multiplier", noise_multiplier), whole("dim", dim, 2)
-        gamma, part = probability("gamma", gamma), rate("spread", spread)
-        sigma, n, gamma, part = np.broadcast_arrays(sigma, n, gamma, part)
+        sigma, n, gamma, part = np.broadcast_arrays(
+            non_negative("noise_multiplier", noise_multiplier),
+            whole("dim", dim, 2),
+            probability("gamma", gamma),
+            rate("spread", spread),
+        )
         with np.errstate(divide="ignore"):
             a = part / sigma
         # a correlation of tanh(x) has a cotangent of sinh(x)
-        edge = np.full(gamma.shape, FLAT)
-        found = least_root(lambda x: log_cone(a, np.sinh(x), n - 1) - np.log(gamma), -edge, edge)
+        far = np.full(gamma.shape, FLAT)
+        found = least_root(lambda x: log_cone(a, np.sinh(x), n - 1) - np.log(gamma), -far, far)
         return one(np.tanh(found))
 
 
-def _correlation(value: ArrayLike) -> Array:
-    return between("ncc", value, -1, 1, closed=False)
-
-
+unbiased = UnbiasedLaw(
+    Scope(
+        covers="equivariant",
+        attackers="unbiased and translation-equivariant estimators of the linear trap",
+        prior="every fixed example",
+        known="the scales, the noise multiplier, the clip norm",
+        not_said="that no attacker does better: the zero image, shrinkage and gamma* do",
+        equation="paper C, Corollaries IV.6-IV.9 (H4-H7)",
+    )
+)
+exact = ExactLaw(
+    Scope(
+        covers="trap",
+        attackers="all estimators of the linear trap's noisy answer",
+        prior="direction uniform on the sphere; so every attacker fails this often on some "
+        "direction",
+        known="the example's norm and the noise multiplier",
+        not_said="a bound for one given image, for image priors or galleries, or for a server that "
+        "chooses another gradient map",
+        equation="gamma*, docs/errata.md (corrects paper C, Corollaries IV.3 and IV.6)",
+    )
+)
 ncc = NccLaw(
     Scope(
         covers="one",
         attackers="the unbiased estimate of the linear trap",
-        prior="every fixed record of the given spread",
+        prior="every fixed example of the given spread",
         known="the noise multiplier",
         not_said="what other estimators reach",
         equation="this project; population value: paper C (H12)",
@@ -407,15 +360,8 @@ ncc = NccLaw(
 )
 
 
-Participation = Literal["visible", "hidden"]
-TRIES, ZOOMS = 64, 4
-"""Radii that `unknown_scale` tries at a time, and how often it looks closer around the best."""
-DUST = 1e-17
-"""Mass of numbers of sightings that is left out of a sum, towards less risk."""
-
-
 def rows_needed(clip_norm: ArrayLike, *, norm: ArrayLike) -> Any:
-    """The least number M of trap rows that reaches the floor on the noise: ceil((C / |X|)^2).
+    """The least number M of trap rows that reaches the least noise: ceil((C / |X|)^2).
 
     Source: paper C, Theorem IV.1, corrected (docs/errata.md, 3.1: the ratio is squared).
 
@@ -440,8 +386,6 @@ def effective_noise(
     The trap's M rows hold X each; clipping to C scales all of (rows, rest). What is left is
     noise * sqrt(rho max(C^2, M |X|^2 + rest^2) / (M |X|^2)), at least `noise_multiplier`.
 
-    Shapes: all broadcast.
-
     Args:
         noise_multiplier: noise standard deviation / C.
         clip_norm: C.
@@ -449,7 +393,7 @@ def effective_noise(
         rows: M.
         rest_norm: gradient norm of all other parameters before clipping (a norm sink); a trainable
             bias in the trap's layer makes it sqrt(M).
-        rho: factor of the variance by which other records of the batch are removed; `separation`.
+        rho: factor of the variance by which other examples of the batch are removed: `separation`.
 
     Source: paper C, Theorem IV.1; docs/errata.md, C2 and C5.
 
@@ -463,7 +407,7 @@ def effective_noise(
     c, r = positive("clip_norm", clip_norm), positive("norm", norm)
     rest, rho = non_negative("rest_norm", rest_norm), positive("rho", rho)
     if np.any(rho < 1):
-        raise ValueError(f"rho is {float(np.min(rho)):g}; separating records never gains: give 1")
+        raise ValueError(f"rho is {float(np.min(rho)):g}; separating examples never gains: give 1")
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         root = np.sqrt(rows)
         grown = sigma * np.sqrt(rho) * np.maximum(c / r / root, np.hypot(1.0, rest / r / root))
@@ -471,11 +415,11 @@ def effective_noise(
 
 
 def separation(mixing: ArrayLike) -> Any:
-    """The factor rho (B,) of unbiased separation of B records that M rows mix by a known matrix.
+    """The factor rho (B,) of unbiased separation of B examples that M rows mix by a known matrix.
 
-    Row j of the trap sends sum_i mixing[i, j] X_i plus noise; alone, record i is read with a
-    variance of noise^2 / |a_i|^2, in company with rho_i = |a_i|^2 [(A A^T)^-1]_ii times that.
-    A prior on the records can do better.
+    Row j of the trap sends sum_i mixing[i, j] X_i plus noise. Alone, example i is read with a
+    variance of noise^2 / |a_i|^2; in a batch, with rho_i = |a_i|^2 [(A A^T)^-1]_ii times that. An
+    attacker with a prior can do better.
 
     Shapes: (B, M) with M >= B and independent rows.
 
@@ -490,12 +434,12 @@ def separation(mixing: ArrayLike) -> Any:
     """
     a = between("mixing", mixing, -np.inf, np.inf, closed=False)
     if a.ndim != 2 or 0 in a.shape:
-        raise ValueError(f"mixing has shape {a.shape}; give a matrix (records, rows)")
+        raise ValueError(f"mixing has shape {a.shape}; give a matrix (examples, rows)")
     triangle = np.linalg.qr(a.T)[1]
     if a.shape[0] > a.shape[1] or np.linalg.matrix_rank(a) < a.shape[0]:
         raise ValueError(
-            f"mixing of shape {a.shape} does not tell the records apart; give at least as many "
-            "independent rows of the trap as records"
+            f"mixing of shape {a.shape} does not separate the examples; give at least as many "
+            "independent rows of the trap as examples"
         )
     inverse = np.linalg.inv(triangle)  # (A A^T)^-1 = inverse inverse^T
     return np.maximum(1.0, (a**2).sum(1) * (inverse**2).sum(1))
@@ -512,15 +456,13 @@ def averaged(
     participation: Participation = "visible",
     law: ExactLaw | UnbiasedLaw = exact,
 ) -> Any:
-    """Probability of success after several steps that each sample the record at a rate.
+    """Probability of success after several steps that each sample the example at a rate.
 
-    visible: the attacker knows the k ~ Binom(steps, rate) steps that hold the record and averages
-    those, noise / sqrt(k). hidden: it adds up all steps, noise * sqrt(steps) / k. With `exact`, k =
-    0 leaves a blind guess; the unbiased estimator has nothing to say then, and is told k, by which
-    it divides. One record's gradient alone, others removed, so this is an attained lower edge. For
-    fixed sightings k call the law with noise / sqrt(k).
-
-    Shapes: all numbers broadcast; each pair of rate and steps is summed at once.
+    visible: the attacker knows the k ~ Binom(steps, rate) steps that hold the example and averages
+    those, noise / sqrt(k). hidden: the attacker adds up all steps, noise * sqrt(steps) / k. With
+    `exact`, k = 0 leaves a prior-only guess; the unbiased estimator fails then, and is given k, by
+    which it divides. It is attained by one example's gradient alone, others removed. For a fixed k
+    call the law with noise / sqrt(k).
 
     Raises:
         ValueError: as the law; sampling_rate outside (0, 1], steps that are no whole number.
@@ -533,36 +475,19 @@ def averaged(
     """
     check.one_of(("visible", "hidden"), participation=participation)
     sigma, n, e, r, count, q = np.broadcast_arrays(
-        non_negative("noise_multiplier", noise_multiplier),
-        whole("dim", dim),
-        positive("eta", eta, infinite=True),
-        positive("norm", norm),
+        *_arguments(noise_multiplier, dim, eta, norm),
         whole("steps", steps),
         rate("sampling_rate", sampling_rate),
     )
     found = np.empty(sigma.shape)
     for here, (number, some) in groups(count, q):
-        own = sigma[here], n[here], e[here], r[here]
-        found[here] = _mean_over_sightings(int(number), some, participation, law, *own)
+        k, mass = (v[:, None] for v in _sampled_steps(int(number), some))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            visible = participation == "visible"
+            noise = sigma[here] / np.sqrt(k) if visible else sigma[here] * (np.sqrt(number) / k)
+        chances = law(np.where(k == 0, np.inf, noise), dim=n[here], eta=e[here], norm=r[here])
+        found[here] = np.minimum(1.0, (mass * chances).sum(0))
     return one(found)
-
-
-def _mean_over_sightings(
-    count: int,
-    q: float,
-    participation: Participation,
-    law: ExactLaw | UnbiasedLaw,
-    sigma: Array,
-    n: Array,
-    e: Array,
-    r: Array,
-) -> Array:
-    """The law at what k sightings leave of the noise, (n,), averaged over k."""
-    k, mass = (v[:, None] for v in _sightings(count, q))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        noise = sigma / np.sqrt(k) if participation == "visible" else sigma * (np.sqrt(count) / k)
-    noise = np.where(k == 0, np.inf, noise)
-    return np.asarray(np.minimum(1.0, (mass * law(noise, dim=n, eta=e, norm=r)).sum(0)))
 
 
 def unknown_scale(
@@ -575,9 +500,9 @@ def unknown_scale(
 ) -> Any:
     """Success of the attacker who knows the distribution of |X| and not |X| itself.
 
-    y = X / |X| + noise tells nothing of |X|: he guesses a y / |y| with the one radius a that
-    succeeds most often over `norms`. It is attained, so a lower edge; the upper one, with |X| told,
-    is the mean of `exact` over the norms.
+    y = X / |X| + noise says nothing about |X|: the attacker guesses a y / |y| with the one radius a
+    that succeeds most often over `norms`. This success is attained; the upper bound, with |X|
+    known, is the mean of `exact` over the norms.
 
     Shapes: `norms` and `weights` (n,); all others broadcast, each a search of its own.
 
@@ -621,8 +546,7 @@ def _best_radius(sigma: float, n: float, error: float, r: Array, w: Array) -> fl
     for _ in range(ZOOMS):
         hits = success(tries)
         found, at = max(found, float(hits.max())), int(hits.argmax())
-        edges = tries[max(0, at - 1)], tries[min(len(tries) - 1, at + 1)]
-        tries = np.linspace(*edges, TRIES)
+        tries = np.linspace(tries[max(0, at - 1)], tries[min(len(tries) - 1, at + 1)], TRIES)
     return min(1.0, found)
 
 
@@ -636,11 +560,59 @@ def _log_hit(inverse: float, n: float, radius: Array, r: Array, error: float) ->
     return found
 
 
-def _sightings(steps: int, q: float) -> tuple[Array, Array]:
-    """Numbers of sightings and their probabilities; what is left out is below 1e-17 in all."""
+def _sampled_steps(steps: int, q: float) -> tuple[Array, Array]:
+    """Numbers of sampled steps and their probabilities; what is left out is below 1e-17 in all."""
     if q == 1:
         return np.array([float(steps)]), np.array([1.0])
     law = stats.binom(steps, q)
     low, high = law.ppf(DUST), steps - stats.binom(steps, 1 - q).ppf(DUST)
     k = np.arange(max(0.0, low), min(steps, high) + 1)
     return k, law.pmf(k)
+
+
+def _arguments(
+    noise_multiplier: ArrayLike, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike
+) -> tuple[Array, Array, Array, Array]:
+    a, b, c, d = np.broadcast_arrays(
+        non_negative("noise_multiplier", noise_multiplier),
+        whole("dim", dim),
+        positive("eta", eta, infinite=True),
+        positive("norm", norm),
+    )
+    return a, b, c, d
+
+
+def _relative_error(n: Array, eta: Array, r: Array) -> Array:
+    """E = N eta / |X|^2, the squared sine of the angle that succeeds."""
+    with np.errstate(over="ignore", under="ignore"):
+        return np.asarray(n * (eta / r / r))
+
+
+def _log_gamma(sigma: Array, n: Array, e: Array) -> Array:
+    inside = np.where(e < 1, e, 0.5)
+    with np.errstate(divide="ignore", over="ignore"):
+        found = log_cone(1 / sigma, np.sqrt((1 - inside) / inside), n)
+    return np.where((e >= 1) | (sigma == 0), 0.0, found)
+
+
+def _cotangent(ncc: ArrayLike) -> Array:
+    """Of the angle whose cosine is the correlation."""
+    level = between("ncc", ncc, -1, 1, closed=False)
+    with np.errstate(divide="ignore"):
+        return np.asarray(level / np.sqrt((1 - level) * (1 + level)))
+
+
+def _least_noise(
+    at_log: Callable[[Array], Array], at: Callable[[Array], Array], gamma: Array
+) -> Any:
+    """The least noise multiplier where a law is at most gamma.
+
+    Both functions give the logarithm of the law, of the noise's logarithm and of the noise.
+    """
+    target = np.log(gamma)
+    logs = least_root(
+        lambda x: at_log(x) - target,
+        np.full(gamma.shape, np.log(SMALLEST)),
+        np.full(gamma.shape, np.log(LARGEST)),
+    )
+    return one(inward(lambda s: np.exp(at(s)) <= gamma, np.exp(logs), 1))

@@ -1,9 +1,9 @@
-"""How often the right record is named, or any goal of known blind success reached: all attackers.
+"""How often any goal of known prior-only success is reached, and the right example identified.
 
-A server that may choose the model and sees every step tells "record in" from "record out" no better
-than the Gaussian mechanism allows. Whatever it wants to hit with a blind success of kappa, it hits
-with probability gamma at most. The blind success is that of the best guess under a prior of
-records, so these are averages over that prior.
+A server that may choose the model and sees every step distinguishes "example in" from "example out"
+no better than the Gaussian mechanism allows. A goal that the best guess without the update reaches
+with probability kappa (the prior-only success) is reached with probability gamma at most. These are
+averages over the prior of examples that kappa is computed for.
 """
 
 from __future__ import annotations
@@ -24,16 +24,11 @@ from leakbound.bounds.law import (
     non_negative,
     one,
     probability,
+    scoped,
     whole,
 )
 
-__all__ = [
-    "auc",
-    "gaussian",
-    "glrt",
-    "kappa_sphere",
-    "log_kappa_sphere",
-]
+__all__ = ["auc", "gaussian", "glrt", "kappa_sphere", "log_kappa_sphere"]
 
 
 @dataclass(frozen=True)
@@ -48,13 +43,13 @@ class GaussianLaw(RiskLaw):
         log_kappa: ArrayLike | None = None,
         steps: ArrayLike = 1,
     ) -> Any:
-        """Most probability of reaching a goal whose blind success is kappa.
+        """Most probability of reaching a goal whose prior-only success is kappa.
 
         Shapes: all broadcast.
 
         Args:
             noise_multiplier: noise standard deviation / clip norm.
-            kappa: blind success, in [0, 1]; or
+            kappa: prior-only success, in [0, 1]; or
             log_kappa: its natural logarithm, for those too small for a float.
             steps: full-batch steps, composed adaptively.
 
@@ -78,11 +73,8 @@ class GaussianLaw(RiskLaw):
         steps: ArrayLike = 1,
     ) -> Any:
         """The natural logarithm of the same."""
-        sigma, blind = (
-            non_negative("noise_multiplier", noise_multiplier),
-            log_blind(kappa, log_kappa),
-        )
-        count = whole("steps", steps)
+        sigma, count = non_negative("noise_multiplier", noise_multiplier), whole("steps", steps)
+        blind = log_blind(kappa, log_kappa)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             gain = np.sqrt(count) / sigma
             found = special.log_ndtr(special.ndtri_exp(blind) + gain)
@@ -102,18 +94,17 @@ class GaussianLaw(RiskLaw):
         Raises:
             ValueError: kappa above gamma: no noise can help.
 
-        Source: as the bound, solved for the noise.
-
         Example:
             >>> round(gaussian.noise_for(0.1, kappa=1 / 11), 2)
             18.65
         """
-        blind, count = log_blind(kappa, log_kappa), whole("steps", steps)
-        gamma, blind, count = np.broadcast_arrays(probability("gamma", gamma), blind, count)
+        gamma, blind, count = np.broadcast_arrays(
+            probability("gamma", gamma), log_blind(kappa, log_kappa), whole("steps", steps)
+        )
         if np.any(blind > np.log(gamma)):
             worst = np.argmax((blind - np.log(gamma)).ravel())
             raise ValueError(
-                f"gamma is {gamma.flat[worst]:g}, below the blind success kappa = "
+                f"gamma is {gamma.flat[worst]:g}, below the prior-only success kappa = "
                 f"{np.exp(blind.flat[worst]):.6g}: no noise helps; give a gamma above it"
             )
         with np.errstate(divide="ignore"):
@@ -124,7 +115,7 @@ class GaussianLaw(RiskLaw):
     def kappa_at(
         self, noise_multiplier: ArrayLike, *, gamma: ArrayLike, steps: ArrayLike = 1
     ) -> Any:
-        """The blind success with which the bound is gamma.
+        """The prior-only success with which the bound is gamma.
 
         Example:
             >>> round(gaussian.kappa_at(1.0, gamma=0.3891), 3)
@@ -136,36 +127,98 @@ class GaussianLaw(RiskLaw):
             return one(special.ndtr(reached - np.sqrt(count) / sigma))
 
 
-@dataclass(frozen=True)
-class Glrt(RiskLaw):
-    """Power of the presence test that knows no direction (a likelihood-ratio test over all)."""
+gaussian = GaussianLaw(
+    Scope(
+        covers="all",
+        attackers="all attackers, models and gradient maps with a per-example norm of at most the "
+        "clip norm, over adaptive steps",
+        prior="averaged over the prior that kappa is computed for; other examples fixed or known",
+        known="everything but the example and the noise",
+        not_said="a bound for one given example, or for a sharper prior",
+        equation="Hayes et al. 2023",
+    )
+)
 
-    def __call__(self, noise_multiplier: ArrayLike, *, dim: ArrayLike, kappa: ArrayLike) -> Any:
-        """The larger power of the two tests (record in against out, and reversed) at level kappa.
 
-        Shapes: all broadcast.
+@scoped(
+    Scope(
+        covers="one",
+        attackers="one test of presence (the best only for a uniform direction)",
+        prior="presence of one example",
+        known="the noise multiplier and the norm",
+        not_said="a bound on reconstruction or identification",
+        equation="Kaissis et al. 2023",
+    )
+)
+def glrt(noise_multiplier: ArrayLike, *, dim: ArrayLike, kappa: ArrayLike) -> Any:
+    """Power of the presence test that knows no direction (a likelihood-ratio test over all).
 
-        Raises:
-            ValueError: kappa outside (0, 1), dim below 1.
+    The larger power of the two tests (example in against out, and reversed) at level kappa.
 
-        Source: Kaissis et al. 2023, relaxed threat model.
+    Shapes: all broadcast.
 
-        Example:
-            >>> round(glrt(0.5, dim=10, kappa=0.1), 3)
-            0.326
-        """
-        sigma, n = non_negative("noise_multiplier", noise_multiplier), whole("dim", dim)
-        sigma, n, kappa = np.broadcast_arrays(sigma, n, probability("kappa", kappa))
-        with np.errstate(divide="ignore", over="ignore"):
-            shift = np.minimum(1 / sigma**2, 1e9)
-        there = stats.ncx2.sf(stats.chi2.isf(kappa, n), n, shift)
-        back = stats.chi2.cdf(stats.ncx2.ppf(kappa, n, shift), n)
-        found = np.where(shift >= 1e9, 1.0, np.maximum(there, back))
-        return one(np.clip(found, 0.0, 1.0))
+    Raises:
+        ValueError: kappa outside (0, 1), dim below 1.
+
+    Source: Kaissis et al. 2023, relaxed threat model.
+
+    Example:
+        >>> round(glrt(0.5, dim=10, kappa=0.1), 3)
+        0.326
+    """
+    sigma, n, kappa = np.broadcast_arrays(
+        non_negative("noise_multiplier", noise_multiplier),
+        whole("dim", dim),
+        probability("kappa", kappa),
+    )
+    with np.errstate(divide="ignore", over="ignore"):
+        shift = np.minimum(1 / sigma**2, 1e9)
+    there = stats.ncx2.sf(stats.chi2.isf(kappa, n), n, shift)
+    back = stats.chi2.cdf(stats.ncx2.ppf(kappa, n, shift), n)
+    found = np.where(shift >= 1e9, 1.0, np.maximum(there, back))
+    return one(np.clip(found, 0.0, 1.0))
+
+
+@scoped(
+    Scope(
+        covers="one",
+        attackers="the inner product of two answers of the linear trap",
+        prior="two examples of equal norm at the given angle",
+        known="the noise multiplier",
+        not_said="that no other statistic leaks more",
+        equation="docs/errata.md, matching",
+    )
+)
+def auc(noise_multiplier: ArrayLike, *, dim: ArrayLike, cosine: ArrayLike = 0.0) -> Any:
+    """How well updates that hold the same example are distinguished from those that do not: AUC.
+
+    Phi((1 - cosine) / (noise sqrt(2 (2 + noise^2 N)))), the area under the curve of the inner
+    product of two noisy unit vectors. For one example its mean is 1, for two examples whose
+    directions have the given cosine it is that cosine; its variance is noise^2 (2 + noise^2 N) for
+    equal ones.
+
+    Shapes: all broadcast.
+
+    Args:
+        noise_multiplier: as everywhere.
+        dim: N.
+        cosine: of the angle between the two examples, in [-1, 1]; 0 for orthogonal ones.
+
+    Source: docs/errata.md, "matching"; normal approximation of the inner product's law.
+
+    Example:
+        >>> round(auc(0.1, dim=3072), 3)
+        0.892
+    """
+    sigma, n = non_negative("noise_multiplier", noise_multiplier), whole("dim", dim)
+    near = between("cosine", cosine, -1, 1)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        z = (1 - near) / (sigma * np.sqrt(2 * (2 + sigma**2 * n)))
+    return one(np.where(near == 1, 0.5, special.ndtr(np.nan_to_num(z, nan=0.0, posinf=np.inf))))
 
 
 def kappa_sphere(*, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0) -> Any:
-    """Blind success on the sphere: the best guess comes within an MSE of eta this often.
+    """Prior-only success on the sphere: the best guess comes within an MSE of eta this often.
 
     Uniform direction, |X| = norm known: a cap of half-angle arcsin sqrt(N eta / norm^2), 1 from
     eta = norm^2 / N on. Below 1e-308 it is 0: take `log_kappa_sphere` there.
@@ -190,77 +243,10 @@ def log_kappa_sphere(*, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0) -
 
 
 def log_blind(kappa: ArrayLike | None, log_kappa: ArrayLike | None) -> Array:
-    """The logarithm of the blind success, from whichever of the two is given."""
+    """The logarithm of the prior-only success, from whichever of the two is given."""
     if kappa is not None and log_kappa is None:
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(probability("kappa", kappa, closed=True)))
     if log_kappa is None or kappa is not None:
         raise ValueError("kappa and log_kappa: give exactly one of them")
     return between("log_kappa", log_kappa, -np.inf, 0)
-
-
-gaussian = GaussianLaw(
-    Scope(
-        covers="all",
-        attackers="all attackers, models and gradient maps with a per-record norm of at most the "
-        "clip norm, over adaptive steps",
-        prior="averaged over the prior that kappa is computed for; other records fixed or known",
-        known="everything but the record and the noise",
-        not_said="a bound for one given record, or for a sharper prior",
-        equation="Hayes et al. 2023",
-    )
-)
-glrt = Glrt(
-    Scope(
-        covers="one",
-        attackers="one test of presence (the best only for a uniform direction)",
-        prior="presence of one record",
-        known="the noise multiplier and the norm",
-        not_said="a bound on reconstruction or identification",
-        equation="Kaissis et al. 2023",
-    )
-)
-
-
-@dataclass(frozen=True)
-class Auc(RiskLaw):
-    """Area under the curve of the inner product of two noisy unit vectors."""
-
-    def __call__(
-        self, noise_multiplier: ArrayLike, *, dim: ArrayLike, cosine: ArrayLike = 0.0
-    ) -> Any:
-        """Phi((1 - cosine) / (noise sqrt(2 (2 + noise^2 N)))).
-
-        The inner product of two answers y of one record has mean 1, of two records whose directions
-        have the given cosine that cosine; its variance is noise^2 (2 + noise^2 N) for equal ones.
-
-        Shapes: all broadcast.
-
-        Args:
-            noise_multiplier: as everywhere.
-            dim: N.
-            cosine: of the angle between the two records, in [-1, 1]; 0 for orthogonal ones.
-
-        Source: docs/errata.md, "matching"; normal approximation of the inner product's law.
-
-        Example:
-            >>> round(auc(0.1, dim=3072), 3)
-            0.892
-        """
-        sigma, n = non_negative("noise_multiplier", noise_multiplier), whole("dim", dim)
-        near = between("cosine", cosine, -1, 1)
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            z = (1 - near) / (sigma * np.sqrt(2 * (2 + sigma**2 * n)))
-        return one(np.where(near == 1, 0.5, special.ndtr(np.nan_to_num(z, nan=0.0, posinf=np.inf))))
-
-
-auc = Auc(
-    Scope(
-        covers="one",
-        attackers="the inner product of two answers of the linear trap",
-        prior="two records of equal norm at the given angle",
-        known="the noise multiplier",
-        not_said="that no other statistic tells more",
-        equation="docs/errata.md, matching",
-    )
-)

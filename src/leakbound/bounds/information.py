@@ -1,10 +1,10 @@
-"""How many bits a masked update tells of the data: two bounds, and paper D's formula.
+"""How many bits an update leaks about the data, and what so few bits leave unknown.
 
-Two of these cover all attackers: `finite_precision` and `gaussian_channel`. `printed` and
-`corrected` are paper D's formula and its repair; they bound nothing, as they add the entropy of a
-mask to differential entropies. Bits throughout, but for `printed`. Sigma is the covariance of one
-example's gradient given what was sent before. What so few
-bits leave unknown: `fano`, `shannon_lower_bound` and `gaussian_distortion`.
+Bounds for all attackers: `finite_precision` and `gaussian_channel` on the bits; `fano`,
+`shannon_lower_bound` and `gaussian_distortion` on what so many bits can achieve, on average over
+the prior of examples. `printed` and `corrected` are paper D's formula and its repair; they bound
+nothing, as they add the entropy of a mask to differential entropies. All in bits, but for
+`printed`. Sigma is the covariance of one example's gradient given what was sent before.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ from leakbound.bounds.law import (
     Array,
     Scope,
     between,
-    inward,
-    least_where,
     non_negative,
     one,
     positive,
     probability,
     whole,
 )
+from leakbound.bounds.roots import inward, least_where
 
 __all__ = [
-    "Leakage",
     "MASKS",
     "MASK_TERMS",
+    "Leakage",
     "binary_entropy",
     "corrected",
     "fano",
@@ -47,9 +46,39 @@ __all__ = [
     "shannon_lower_bound",
 ]
 
-MASKS = ("fixed count", "fixed share", "public")
+MASKS = {
+    "fixed count": "every round sends exactly `kept` coordinates, whichever",
+    "fixed share": "every round sends `kept` coordinates on average, whichever",
+    "public": "which coordinates are sent does not depend on the data given the past",
+}
+"""Kinds of masks, with the assumption that each makes."""
 MASK_TERMS = ("squared", "linear", "ceiling")
-
+FORMAL = (
+    "Sigma is regular on the d* coordinates counted, and a sample's estimate is the true one",
+    "examples are independent draws; the rate is the same in every round",
+    "differential entropies may be added to and dropped like those of a mask (they may not)",
+)
+CHANNEL = (
+    "given the earlier rounds, the examples of a batch are independent draws, or batch_size is 1",
+    "Sigma, or its trace and rank, is an upper bound on the true one, on average over the past",
+    "the noise is Gaussian, independent of all else, fresh in each round, at least noise_std",
+)
+ROUNDED = Scope(
+    covers="all",
+    attackers="all attackers who see nothing of the data but what is sent",
+    prior="any",
+    known="the model, the earlier rounds and how the client computes",
+    not_said="that an attacker can extract so much; nor a bound for one given example",
+    equation="errata 4.5 (iii) of paper D",
+)
+NOISY = Scope(
+    covers="all",
+    attackers="all attackers who see nothing of the data but what is sent",
+    prior="examples drawn from any population with this Sigma",
+    known="the model, the earlier rounds, the population and the noise's law",
+    not_said="a bound for one given example; anything where Sigma is a sample's estimate",
+    equation="errata 4.5 (iv) of paper D",
+)
 _2_PI_E = 2 * math.pi * math.e
 
 
@@ -59,7 +88,7 @@ class Leakage:
 
     Attributes:
         value: in `unit`.
-        mask: the part of it that the mask tells.
+        mask: the part of it that the mask leaks.
         assumptions: checkable sentences.
     """
 
@@ -87,7 +116,7 @@ def binary_entropy(rate: ArrayLike) -> Any:
 
 
 def mask_entropy(coordinates: ArrayLike, kept: ArrayLike) -> Any:
-    """log2 C(coordinates, kept): the most that a mask with a fixed number of ones tells, in bits.
+    """log2 C(coordinates, kept): the most that a mask with a fixed number of ones leaks, in bits.
 
     Raises:
         ValueError: more kept than there are.
@@ -114,7 +143,7 @@ def gradient_entropy(eigenvalues: ArrayLike, *, batch_size: int) -> float:
     Source: paper D, eq. (24) with errata 4.2 to 4.4.
     """
     check.count(batch_size=batch_size)
-    values = _spectrum("eigenvalues", positive("eigenvalues", eigenvalues))
+    values = _spectrum(positive("eigenvalues", eigenvalues))
     return float(np.log2(_2_PI_E * values / batch_size).sum()) / 2
 
 
@@ -152,10 +181,11 @@ def printed(
     check.one_of(MASK_TERMS, mask_term=mask_term)
     check.count(batch_size=batch_size, rounds=rounds)
     check.fraction(rate=rate)
-    values = _spectrum("eigenvalues", positive("eigenvalues", eigenvalues))
+    values = _spectrum(positive("eigenvalues", eigenvalues))
     share = {"squared": (1 - 2 * rate) ** 2, "linear": rate - 1, "ceiling": -1.0}[mask_term]
     mask = 1 - share / (2 * math.log(2))
-    rest = -2 * math.log(batch_size) - _log_det(values) + len(values) * math.log(_2_PI_E)
+    log_det = float(np.log(values).sum())
+    rest = -2 * math.log(batch_size) - log_det + len(values) * math.log(_2_PI_E)
     assumptions = (*FORMAL, "the paper's algebra, which errs in four places (errata 4.1 to 4.4)")
     scope = _formal("paper D, eq. (6) and (15) as printed")
     return Leakage(rounds * (mask + rest), "bits and nats mixed", rounds * mask, scope, assumptions)
@@ -188,8 +218,12 @@ def corrected(
     """
     check.count(coordinates=coordinates, rounds=rounds)
     check.fraction(rate=rate)
-    values = _spectrum("eigenvalues", positive("eigenvalues", eigenvalues))
-    _enough(coordinates, values)
+    values = _spectrum(positive("eigenvalues", eigenvalues))
+    if coordinates < len(values):
+        raise ValueError(
+            f"coordinates is {coordinates} and there are {len(values)} eigenvalues; "
+            "give at least as many coordinates"
+        )
     mask = coordinates * binary_entropy(rate)
     value = rounds * (mask + 2 * gradient_entropy(values, batch_size=batch_size))
     scope = _formal("paper D, eq. (6) and (15) with errata 4.1 to 4.4")
@@ -230,7 +264,7 @@ def finite_precision(
     check.count(rounds=rounds)
     secret = _mask_bits(coordinates, kept, mask)
     data = float(non_negative("data_bits", data_bits))
-    assumptions = (MASK_KINDS[mask], f"every number is sent in at most {precision:g} bits")
+    assumptions = (MASKS[mask], f"every number is sent in at most {precision:g} bits")
     value = min(data, rounds * (precision * kept + secret))
     return Leakage(value, "bits", min(value, rounds * secret), ROUNDED, assumptions)
 
@@ -250,8 +284,8 @@ def gaussian_channel(
 ) -> Leakage:
     """Updates sent with noise: rounds * (bits of the mask + 1/2 log2 det(I + Sigma / (B s^2))).
 
-    The data tell the mask and the whole noisy gradient, and what is sent is read from these two.
-    The determinant alone is no bound where the mask depends on the data.
+    The data determine the mask and the whole noisy gradient, and what is sent follows from these
+    two. The determinant alone is no bound where the mask depends on the data.
 
     Args:
         eigenvalues: (n,) of Sigma, those that are 0 may be left out; or trace and rank.
@@ -289,42 +323,115 @@ def gaussian_channel(
                 "give both counts, or neither with a public mask"
             )
         secret = _mask_bits(coordinates, kept, mask)
-    told = _spectrum_or_trace(eigenvalues, trace, rank, signal)
-    value = rounds * (secret + told)
-    return Leakage(value, "bits", rounds * secret, NOISY, (MASK_KINDS[mask], *CHANNEL))
+    if eigenvalues is not None and trace is None and rank is None:
+        values = _spectrum(non_negative("eigenvalues", eigenvalues))
+        sent = float(np.log1p(signal * values).sum()) / (2 * math.log(2))
+    elif eigenvalues is not None or trace is None or rank is None:
+        raise ValueError(
+            f"trace is {trace!r} and rank {rank!r}; give eigenvalues, or trace and rank"
+        )
+    else:  # the most that it can be: all eigenvalues equal
+        check.non_negative(trace=trace)
+        check.count(rank=rank)
+        sent = rank * math.log1p(signal * trace / rank) / (2 * math.log(2))
+    value = rounds * (secret + sent)
+    return Leakage(value, "bits", rounds * secret, NOISY, (MASKS[mask], *CHANNEL))
 
 
-FORMAL = (
-    "Sigma is regular on the d* coordinates counted, and a sample's estimate is the true one",
-    "examples are independent draws; the rate is the same in every round",
-    "differential entropies may be added to and dropped like those of a mask (they may not)",
-)
-CHANNEL = (
-    "given the earlier rounds, the examples of a batch are independent draws, or batch_size is 1",
-    "Sigma, or its trace and rank, is an upper bound on the true one, on average over the past",
-    "the noise is Gaussian, independent of all else, fresh in each round, at least noise_std",
-)
-MASK_KINDS = {
-    "fixed count": "every round sends exactly `kept` coordinates, whichever",
-    "fixed share": "every round sends `kept` coordinates on average, whichever",
-    "public": "which coordinates are sent does not depend on the data given the past",
-}
-ROUNDED = Scope(
-    covers="all",
-    attackers="all attackers who see nothing of the data but what is sent",
-    prior="any",
-    known="the model, the earlier rounds and how the client computes",
-    not_said="that an attacker can read so much; nor a bound for one given record",
-    equation="errata 4.5 (iii) of paper D",
-)
-NOISY = Scope(
-    covers="all",
-    attackers="all attackers who see nothing of the data but what is sent",
-    prior="examples drawn from any population with this Sigma",
-    known="the model, the earlier rounds, the population and the noise's law",
-    not_said="a bound for one given record; anything where Sigma is a sample's estimate",
-    equation="errata 4.5 (iv) of paper D",
-)
+def fano(information: ArrayLike, *, kappa: ArrayLike) -> Any:
+    """Most probability of a goal of prior-only success kappa, from so many bits (Fano).
+
+    The largest p with p log2(p / kappa) + (1 - p) log2((1 - p) / (1 - kappa)) <= information. For
+    one of M equally likely candidates kappa is 1 / M.
+
+    Shapes: broadcast.
+
+    Args:
+        information: mutual information in bits of the example and all that was sent, such as
+            `Leakage.value`.
+        kappa: in (0, 1).
+
+    Raises:
+        ValueError: kappa outside (0, 1), information below 0.
+
+    Source: Cover and Thomas, "Elements of Information Theory", section 2.10.
+
+    Example:
+        >>> round(fano(1.0, kappa=0.01), 3)
+        0.277
+    """
+    bits, blind = np.broadcast_arrays(
+        non_negative("information", information), probability("kappa", kappa)
+    )
+
+    def enough(p: Array) -> Array:
+        nats = np.asarray(special.kl_div(p, blind) + special.kl_div(1 - p, 1 - blind))
+        return nats >= (bits * math.log(2))
+
+    full = -np.log2(blind) <= bits
+    found = least_where(lambda p: enough(p) | (p >= 1), blind, np.ones_like(blind))
+    found = inward(lambda p: enough(np.minimum(p, 1)) | (p >= 1) | full, found, 1.0)
+    return one(np.asarray(np.where(full, 1.0, np.minimum(found, 1.0))))
+
+
+def shannon_lower_bound(information: ArrayLike, *, entropy: ArrayLike, dimension: ArrayLike) -> Any:
+    """Least mean squared error per coordinate from so many bits: 2^(2 (h - I) / N) / (2 pi e).
+
+    Shapes: broadcast.
+
+    Args:
+        information: I, bits about the whole example.
+        entropy: h, the example's differential entropy in bits, in input units; may be negative.
+        dimension: N, coordinates of an example.
+
+    Assumptions: the prior has a density. Images of 256 levels have none: h is minus infinity and
+        the bound 0.
+
+    Source: Cover and Thomas, "Elements of Information Theory", sections 8.6 and 10.3.
+
+    Example:
+        >>> h = 0.5 * np.log2(2 * np.pi * np.e * 9)  # N(0, 9)
+        >>> round(shannon_lower_bound(1.0, entropy=h, dimension=1), 6)
+        2.25
+    """
+    bits, n = non_negative("information", information), whole("dimension", dimension)
+    h = between("entropy", entropy, -np.inf, np.finfo(float).max)
+    with np.errstate(over="ignore"):
+        return one(np.asarray(np.exp2(2 * (h - bits) / n) / _2_PI_E))
+
+
+def gaussian_distortion(information: ArrayLike, variances: ArrayLike) -> Any:
+    """The same for a Gaussian example, exactly: its distortion-rate function.
+
+    By reverse water-filling: mean of min(variance, level), with the level where the sum of
+    1/2 log2(variance / level) over those above it is the information. It is `shannon_lower_bound`
+    where the level is below every variance, and above it elsewhere.
+
+    Shapes: information any; the answer the same.
+
+    Args:
+        information: bits about the whole example.
+        variances: (N,) of the example, or the eigenvalues of its covariance; 0 is allowed.
+
+    Source: Cover and Thomas, "Elements of Information Theory", theorem 10.3.3.
+
+    Example:
+        >>> gaussian_distortion(1.0, [4.0, 1.0])
+        1.0
+    """
+    bits = non_negative("information", information)
+    values = np.sort(_spectrum(non_negative("variances", variances), "variances"))[::-1]
+    some = values[values > 0]
+    if not len(some):
+        return one(np.zeros(bits.shape))
+    logs = np.log2(some)
+    total, count = np.cumsum(logs), np.arange(1, len(some) + 1)
+    levels = (total - 2 * bits[..., None]) / count
+    below = np.append(logs[1:], -np.inf)
+    at = np.argmax(levels >= below, -1)
+    level = np.exp2(np.take_along_axis(levels, at[..., None], -1))[..., 0]
+    rest = np.append(np.cumsum(some[::-1])[::-1], 0.0)[at + 1]  # variances below the level
+    return one(np.asarray((level * count[at] + rest) / len(values)))
 
 
 def _formal(equation: str) -> Scope:
@@ -350,30 +457,10 @@ def _mask_bits(coordinates: int, kept: float, mask: str) -> float:
     return coordinates * float(binary_entropy(kept / coordinates))
 
 
-def _spectrum_or_trace(
-    eigenvalues: ArrayLike | None, trace: float | None, rank: int | None, signal: float
-) -> float:
-    """1/2 log2 det(I + signal * Sigma), or the most that it can be."""
-    if eigenvalues is not None and trace is None and rank is None:
-        values = _spectrum("eigenvalues", non_negative("eigenvalues", eigenvalues))
-        return float(np.log1p(signal * values).sum()) / (2 * math.log(2))
-    if eigenvalues is not None or trace is None or rank is None:
-        raise ValueError(
-            f"trace is {trace!r} and rank {rank!r}; give eigenvalues, or trace and rank"
-        )
-    check.non_negative(trace=trace)
-    check.count(rank=rank)
-    return rank * math.log1p(signal * trace / rank) / (2 * math.log(2))
-
-
-def _spectrum(name: str, values: Array) -> Array:
+def _spectrum(values: Array, name: str = "eigenvalues") -> Array:
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
         raise ValueError(f"{name} has shape {values.shape}; give a list of finite numbers")
     return values
-
-
-def _log_det(values: Array) -> float:
-    return float(np.log(values).sum())
 
 
 def _fewer(coordinates: Array, kept: Array) -> None:
@@ -382,109 +469,3 @@ def _fewer(coordinates: Array, kept: Array) -> None:
             f"kept is {np.max(kept):g} and coordinates {np.min(coordinates):g}; "
             "give at most as many kept as there are"
         )
-
-
-def _enough(coordinates: int, values: Array) -> None:
-    if coordinates < len(values):
-        raise ValueError(
-            f"coordinates is {coordinates} and there are {len(values)} eigenvalues; "
-            "give at least as many coordinates"
-        )
-
-
-def fano(information: ArrayLike, *, kappa: ArrayLike) -> Any:
-    """Most probability of a goal of blind success kappa, from so many bits (Fano).
-
-    The largest p with p log2(p / kappa) + (1 - p) log2((1 - p) / (1 - kappa)) <= information. For
-    one of M equally likely candidates kappa is 1 / M. It covers all attackers, on average over the
-    records' prior.
-
-    Shapes: broadcast.
-
-    Raises:
-        ValueError: kappa outside (0, 1), information below 0.
-
-    Source: Cover and Thomas, "Elements of Information Theory", section 2.10.
-
-    Example:
-        >>> round(fano(1.0, kappa=0.01), 3)
-        0.277
-    """
-    bits, blind = np.broadcast_arrays(
-        non_negative("information", information), probability("kappa", kappa)
-    )
-
-    def enough(p: Array) -> Array:
-        return np.asarray(special.kl_div(p, blind) + special.kl_div(1 - p, 1 - blind)) >= (
-            bits * math.log(2)
-        )
-
-    high = np.ones_like(blind)
-    full = -np.log2(blind) <= bits
-    found = least_where(lambda p: enough(p) | (p >= 1), blind, high)
-    found = inward(lambda p: enough(np.minimum(p, 1)) | (p >= 1) | full, found, 1.0)
-    return one(np.asarray(np.where(full, 1.0, np.minimum(found, 1.0))))
-
-
-def shannon_lower_bound(information: ArrayLike, *, entropy: ArrayLike, dimension: ArrayLike) -> Any:
-    """Least mean squared error per coordinate from so many bits: 2^(2 (h - I) / N) / (2 pi e).
-
-    It covers all attackers, on average over the prior.
-
-    Shapes: broadcast.
-
-    Args:
-        information: I, bits about the whole record.
-        entropy: h, the record's differential entropy in bits, in input units; it may be negative.
-        dimension: N, coordinates of a record.
-
-    Assumptions: the prior has a density. Images of 256 levels have none: h is minus infinity and
-        the floor 0.
-
-    Source: Cover and Thomas, "Elements of Information Theory", sections 8.6 and 10.3.
-
-    Example:
-        >>> h = 0.5 * np.log2(2 * np.pi * np.e * 9)  # N(0, 9)
-        >>> round(shannon_lower_bound(1.0, entropy=h, dimension=1), 6)
-        2.25
-    """
-    bits, n = non_negative("information", information), whole("dimension", dimension)
-    h = between("entropy", entropy, -np.inf, np.finfo(float).max)
-    with np.errstate(over="ignore"):
-        return one(np.asarray(np.exp2(2 * (h - bits) / n) / _2_PI_E))
-
-
-def gaussian_distortion(information: ArrayLike, variances: ArrayLike) -> Any:
-    """The same for a Gaussian record, exactly: coordinates of small variance are not told at all.
-
-    The distortion-rate function, by reverse water-filling: mean of min(variance, level), with the
-    level where the sum of 1/2 log2(variance / level) over those above it is the information. It is
-    `shannon_lower_bound` where the level is below every variance, and above it elsewhere.
-
-    Shapes: information any; the answer the same.
-
-    Args:
-        information: bits about the whole record.
-        variances: (N,) of the record, or the eigenvalues of its covariance; 0 is allowed.
-
-    Source: Cover and Thomas, "Elements of Information Theory", theorem 10.3.3.
-
-    Example:
-        >>> gaussian_distortion(1.0, [4.0, 1.0])
-        1.0
-    """
-    bits = non_negative("information", information)
-    values = np.sort(non_negative("variances", variances))[::-1]
-    if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
-        raise ValueError(f"variances has shape {values.shape}; give a list of finite numbers")
-    told = values[values > 0]
-    if not len(told):
-        return one(np.zeros(bits.shape))
-    logs = np.log2(told)
-    total, count = np.cumsum(logs), np.arange(1, len(told) + 1)
-    levels = (total - 2 * bits[..., None]) / count
-    below = np.append(logs[1:], -np.inf)
-    at = np.argmax(levels >= below, -1)
-    level = np.exp2(np.take_along_axis(levels, at[..., None], -1))[..., 0]
-    rest = np.append(np.cumsum(told[::-1])[::-1], 0.0)[at + 1]  # variances below the level
-    return one(np.asarray((level * count[at] + rest) / len(values)))

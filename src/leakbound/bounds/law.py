@@ -1,20 +1,17 @@
-"""What the risk laws share: their scope in words, checks of array arguments, safe inverses."""
+"""What the risk laws share: their scope in words, and checks of array arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[Any]  # of float64
-
-STEPS = 64
-"""Halvings of a bisection: enough for the last bit of any bracket of float64."""
-CLOSE = 5e-16
-"""How close `least_root` comes at least, beside rounding: its places are logarithms."""
+P = ParamSpec("P")
+T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -24,9 +21,9 @@ class Scope:
     Attributes:
         covers: "all" attackers (a bound), "trap" (all estimators of a linear trap's noisy answer),
             "equivariant" (unbiased or translation-equivariant ones), "one" (a single attack),
-            "attained" (one that works: a lower edge) or "none" (an approximation).
+            "attained" (one that works) or "none" (an approximation).
         attackers: whom the number covers, as a sentence.
-        prior: which records it holds for.
+        prior: which examples it holds for.
         known: what the attacker is taken to know.
         not_said: what the number does not say.
         equation: paper and equation.
@@ -41,8 +38,8 @@ class Scope:
 
     def __str__(self) -> str:
         return (
-            f"covers {self.attackers}; records: {self.prior}; known to the attacker: {self.known}; "
-            f"it does not say: {self.not_said} [{self.equation}]"
+            f"covers {self.attackers}; examples: {self.prior}; known to the attacker: {self.known};"
+            f" it does not say: {self.not_said} [{self.equation}]"
         )
 
 
@@ -51,10 +48,31 @@ class RiskLaw:
     """A probability gamma as a function of the noise multiplier, with its scope and inverses.
 
     Attributes:
-        scope: whom it covers, for which records, and what it does not say.
+        scope: whom it covers, for which examples, and what it does not say.
     """
 
     scope: Scope
+
+
+class Scoped(Protocol[P, T_co]):
+    """A function that carries its scope."""
+
+    scope: Scope
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T_co:
+        """The function."""
+        ...
+
+
+def scoped(scope: Scope) -> Callable[[Callable[P, T_co]], Scoped[P, T_co]]:
+    """Give a function that has no inverses its scope, as its attribute `scope`."""
+
+    def mark(function: Callable[P, T_co]) -> Scoped[P, T_co]:
+        marked = cast(Scoped[P, T_co], function)
+        marked.scope = scope
+        return marked
+
+    return mark
 
 
 def positive(name: str, value: ArrayLike, *, infinite: bool = False) -> Array:
@@ -118,86 +136,13 @@ def groups(*parts: Array) -> Iterator[tuple[Any, tuple[float, ...]]]:
         yield np.reshape(place == number, parts[0].shape), tuple(float(v) for v in kind)
 
 
-def least_where(holds: Callable[[Array], Array], low: Array, high: Array) -> Array:
-    """The least x in [low, high] from which `holds` stays true, elementwise, never below it.
-
-    `holds` must be monotone (false, then true) and true at `high`; the answer satisfies it.
-    """
-    low, high = (np.array(edge, dtype=float) for edge in np.broadcast_arrays(low, high))
-    for _ in range(STEPS):
-        middle = low + (high - low) / 2
-        fine = holds(middle)
-        high, low = np.where(fine, middle, high), np.where(fine, low, middle)
-    return high
-
-
-def least_root(excess: Callable[[Array], Array], low: Array, high: Array) -> Array:
-    """The least x in [low, high] where `excess` is not positive, elementwise, never below it.
-
-    `excess` is continuous and falls; the answer is a place where it was evaluated, or `high` where
-    it stays above 0. Chandrupatla's method: some ten evaluations where bisection takes 64. Each
-    entry's path depends on that entry alone.
-
-    Source: Chandrupatla, Advances in Engineering Software 28(3), 1997.
-
-    Example:
-        >>> found = least_root(lambda x: 2 - x * x, np.array([0.0, 1.0]), np.array([2.0, 9.0]))
-        >>> bool(np.abs(found - 2**0.5).max() < 1e-14)
-        True
-    """
-    a, b = (np.array(edge, dtype=float) for edge in np.broadcast_arrays(high, low))
-    fa, fb = excess(a), excess(b)
-    high, never, always = a, fa > 0, fb <= 0
-    c, fc, part = a, fa, np.full(a.shape, 0.5)
-    for _ in range(3 * STEPS):
-        near = np.minimum(np.abs(a), np.abs(b)) * 2.0**-51 + CLOSE
-        open_ = (np.abs(b - a) > 2 * near) & (fa != 0) & (fb != 0) & ~never & ~always
-        if not open_.any():
-            break
-        x = np.where(open_, a + part * (b - a), a)
-        fx = excess(x)
-        same = (fx > 0) == (fa > 0)
-        c, fc = np.where(same, a, b), np.where(same, fa, fb)
-        b, fb = np.where(same | ~open_, b, a), np.where(same | ~open_, fb, fa)
-        a, fa = np.where(open_, x, a), np.where(open_, fx, fa)
-        part = _next_part(a, fa, b, fb, c, fc, near)
-    return np.where(never, high, np.where((fa <= 0) & ~always, a, b))
-
-
-def _next_part(a: Array, fa: Array, b: Array, fb: Array, c: Array, fc: Array, near: Array) -> Array:
-    """Where to look next, from a (0) to b (1): inverse quadratic, or the middle if it is unsafe."""
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
-        smooth = (phi**2 < xi) & ((1 - phi) ** 2 < 1 - xi)
-        quadratic = fa / (fb - fa) * fc / (fb - fc)
-        quadratic = quadratic + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
-        edge = np.minimum(0.5, near / np.abs(b - a))
-        found = np.where(smooth & np.isfinite(quadratic), quadratic, 0.5)
-        return np.asarray(np.clip(found, edge, 1 - edge))
-
-
-def inward(fits: Callable[[Array], Array], value: Array, sign: float) -> Array:
-    """The value moved by some last bits, up (sign 1) or down (-1), to where it `fits` again.
-
-    An inverse ends within rounding of its answer; this puts it on the safe side. At most 2^-29 of
-    the value is given up.
-    """
-    found = np.array(value, dtype=float)
-    for step in range(23):
-        wrong = ~fits(found)
-        if not wrong.any():
-            break
-        found = np.where(wrong, found * (1 + sign * 2.0 ** (step - 52)), found)
-    return found
-
-
 def _inside(
     name: str,
     value: ArrayLike,
     low: float,
-    low_fine: bool,
+    low_allowed: bool,
     high: float,
-    high_fine: bool,
+    high_allowed: bool,
     words: str,
 ) -> Array:
     try:
@@ -207,9 +152,8 @@ def _inside(
         array = array.astype(np.float64)
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} is {value!r}; give a number or an array of numbers") from None
-    good = (array >= low) if low_fine else (array > low)
-    good &= (array <= high) if high_fine else (array < high)
-    if not np.all(good):
-        bad = array[~good].flat[0]
-        raise ValueError(f"{name} is {bad:g}; give numbers {words}")
+    good = (array >= low) if low_allowed else (array > low)
+    good &= (array <= high) if high_allowed else (array < high)
+    if not np.all(good):  # also NaN, which compares false
+        raise ValueError(f"{name} is {array[~good].flat[0]:g}; give numbers {words}")
     return array

@@ -1,8 +1,8 @@
-"""Steps of several settings together: both edges and epsilon where noise or rate changed.
+"""Steps of several settings together: bound, attained success and epsilon where settings changed.
 
-A history is a list of (noise multiplier, sampling rate, steps). Given how many steps of each kind
-hold the record, all is Gaussian. Where the attacker does not see which steps do, the privacy loss
-is composed on one grid for all kinds, with every error on the side of more risk.
+A history is a list of `Part`: (noise multiplier, sampling rate, steps). Given how many steps of
+each kind hold the example, all is Gaussian. Where the attacker does not see which steps do, the
+privacy loss is composed on one grid for all kinds. Every error is on the side of more risk.
 """
 
 from __future__ import annotations
@@ -13,43 +13,25 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import fft, optimize, special, stats
+from scipy import special, stats
 
 from leakbound.bounds.conversions import log_delta
 from leakbound.bounds.from_scratch import exact
-from leakbound.bounds.law import Array, least_where, one
-from leakbound.bounds.privacy_loss import (
-    COARSEST,
-    FAINT,
-    KEPT,
-    POINTS,
-    RESOLUTION,
-    TAIL,
-    UNIT,
-    WIDEST,
-    LossCurve,
-    coarser,
-    folded,
-    hockey_stick,
-    loss_range,
-    one_step,
-    raised,
-    sealed,
-)
+from leakbound.bounds.law import Array, one
+from leakbound.bounds.privacy_loss import Part, mixed_curve
+from leakbound.bounds.roots import least_where
 
-Part = tuple[float, float, int]
-"""Noise multiplier, sampling rate, steps."""
 MOST = 16
 """Kinds of steps that are composed; more are first merged, each merge towards more risk."""
 LIGHT, STEP = 1e-17, 1e-3
-"""Mass of a value that a lower edge leaves out, and the ratio to which it rounds values down."""
+"""Mass of a value that an attained success leaves out, and the ratio to which it rounds down."""
 WHOLE = 100.0
 """Width, in logarithms, from which all kinds are one."""
 CELLS = 2**13
-"""Cells of the grid on which weighted numbers of sightings are added up."""
+"""Cells of the grid on which weighted numbers of sampled steps are added up."""
 DUST = 1e-15
-"""Mass of numbers of sightings left out at either end of a kind: success for the upper edge, and
-failure for the lower."""
+"""Mass of numbers of sampled steps left out at either end of a kind: success for the upper bound,
+and failure for the attained success."""
 
 
 def merged(history: Sequence[Part], most: int = MOST, *, more: bool = True) -> list[Part]:
@@ -57,7 +39,7 @@ def merged(history: Sequence[Part], most: int = MOST, *, more: bool = True) -> l
 
     Kinds that are near each other become one, of their least noise and highest rate, or of their
     most noise and lowest rate. More noise is post-processing of less; a lower rate too, as
-    replacing the answer by one without the record with probability 1 - q / q' makes q out of q'.
+    replacing the answer by one without the example with probability 1 - q / q' makes q out of q'.
 
     Example:
         >>> merged([(1.0, 0.01, 5), (2.0, 0.02, 5), (1.0, 0.01, 7)], most=1)
@@ -72,33 +54,28 @@ def merged(history: Sequence[Part], most: int = MOST, *, more: bool = True) -> l
             key = (level, math.floor(math.log(rate) / width)) if width < WHOLE else (0, 0)
             kinds.setdefault(key, []).append(part)
         if len(kinds) <= most:
-            return sorted(_one_kind(own, more) for own in kinds.values())
+            break
         width = max(2 * width, 1e-3)
-
-
-def _one_kind(parts: list[Part], more: bool) -> Part:
-    noises, rates, counts = zip(*parts, strict=True)
-    ends = (min(noises), max(rates)) if more else (max(noises), min(rates))
-    return *ends, sum(counts)
+    low, high = (min, max) if more else (max, min)
+    rows = [zip(*own, strict=True) for own in kinds.values()]
+    return sorted((low(noises), high(rates), sum(counts)) for noises, rates, counts in rows)
 
 
 def sums(parts: Sequence[Part], weights: Sequence[float], *, up: bool) -> tuple[Array, Array]:
     """Values and masses of sum_i w_i k_i, k_i ~ Binom(T_i, q_i), rounded up or down to a grid.
 
-    One grid for each heaviest kind that has a sighting, so that light kinds are not drowned by the
-    cells of heavy ones. No sighting at all is exactly 0. At most `_lost` of the mass is left out.
+    One grid for each heaviest kind that is sampled, so that light kinds are not drowned by the
+    cells of heavy ones. No sampled step is exactly 0. At most `_lost` of the mass is left out.
     """
     order = sorted(range(len(parts)), key=lambda i: -weights[i])
     values, masses, none = [], [], 1.0
     for at, heaviest in enumerate(order):
         _, rate, steps = parts[heaviest]
-        free = [_sightings(parts[i]) for i in order[at + 1 :]]
-        k, chances = _sightings(parts[heaviest])
+        k, chances = _sampled_steps(parts[heaviest])
         rows = [(k[k > 0] * weights[heaviest], chances[k > 0] * none)]
-        rows += [
-            (count * weights[i], mass)
-            for i, (count, mass) in zip(order[at + 1 :], free, strict=True)
-        ]
+        for i in order[at + 1 :]:  # lighter kinds, sampled or not
+            count, mass = _sampled_steps(parts[i])
+            rows.append((count * weights[i], mass))
         value, mass = _added(rows, up=up)
         values.append(value)
         masses.append(mass)
@@ -107,7 +84,7 @@ def sums(parts: Sequence[Part], weights: Sequence[float], *, up: bool) -> tuple[
     return np.concatenate([*values, [0.0]]), mass / max(1.0, float(mass.sum()))
 
 
-def _sightings(part: Part) -> tuple[Array, Array]:
+def _sampled_steps(part: Part) -> tuple[Array, Array]:
     _, rate, steps = part
     low, high = stats.binom(steps, rate).ppf([DUST, 1 - DUST])
     k = np.arange(max(0.0, low - 1), min(steps, high + 1) + 1)
@@ -125,13 +102,19 @@ def _added(rows: Sequence[tuple[Array, Array]], *, up: bool) -> tuple[Array, Arr
     return np.arange(len(mass)) * cell, mass
 
 
+def _with_noise(parts: Sequence[Part]) -> tuple[list[Part], float]:
+    """The parts with noise, and the chance that no step without noise holds the example."""
+    none = float(np.prod([(1 - q) ** t for noise, q, t in parts if noise == 0]))
+    return [part for part in parts if part[0] > 0], none
+
+
 def _lost(parts: Sequence[Part], mass: Array) -> float:
     """Mass that `sums` may have left out."""
     return max(0.0, 1 - float(mass.sum())) + 4 * DUST * len(parts) ** 2
 
 
 def _thinned(value: Array, mass: Array) -> tuple[Array, Array]:
-    """Fewer values, none larger than before: for a lower edge, which takes long at each."""
+    """Fewer values, none larger than before: for the exact law, which takes long at each."""
     kept = (mass > LIGHT) & (value > 0)
     place, inverse = np.unique(np.floor(np.log(value[kept]) / STEP), return_inverse=True)
     found = np.bincount(inverse, weights=mass[kept])
@@ -140,9 +123,10 @@ def _thinned(value: Array, mass: Array) -> tuple[Array, Array]:
 
 
 def visible_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
-    """Most success where the attacker sees which steps hold the record.
+    """Most success where the attacker sees which steps hold the example.
 
-    The mean over the numbers of sightings of Phi(Phi^-1(kappa) + sqrt(sum_i k_i / noise_i^2)).
+    The mean of Phi(Phi^-1(kappa) + sqrt(sum_i k_i / noise_i^2)) over the numbers k_i of sampled
+    steps.
 
     Shapes: log_kappa any.
 
@@ -150,10 +134,8 @@ def visible_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
         >>> round(visible_upper([(1.0, 1.0, 1), (2.0, 1.0, 4)], np.log(0.1)), 3)
         0.553
     """
-    blind = np.asarray(log_kappa, float)
-    if any(noise == 0 for noise, *_ in parts):
-        bare = [part for part in parts if part[0] > 0]
-        none = float(np.prod([(1 - q) ** t for noise, q, t in parts if noise == 0]))
+    blind, (bare, none) = np.asarray(log_kappa, float), _with_noise(parts)
+    if len(bare) < len(parts):
         rest = visible_upper(bare, blind) if bare else np.exp(blind)
         return one(np.where(blind == 0, 1.0, np.minimum(1.0, 1 - none + none * rest)))
     value, mass = sums(parts, [noise**-2.0 for noise, *_ in parts], up=True)
@@ -166,9 +148,13 @@ def visible_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
 
 
 def visible_lower(parts: Sequence[Part], *, dim: int, eta: float, norm: float) -> float:
-    """What the linear trap attains that averages the steps which hold the record, best weighted."""
-    if any(noise == 0 for noise, *_ in parts):
-        return _some_without_noise(parts, dim, eta, norm)
+    """What the linear trap attains that averages the steps which hold the example, best weighted.
+
+    With steps without noise: an example in one of them is exact, else it is guessed.
+    """
+    bare, none = _with_noise(parts)
+    if len(bare) < len(parts):
+        return 1 - none + none * float(exact(np.inf, dim=dim, eta=eta, norm=norm))
     value, mass = _thinned(*sums(parts, [noise**-2.0 for noise, *_ in parts], up=False))
     with np.errstate(divide="ignore"):
         noise = 1 / np.sqrt(value)
@@ -178,7 +164,7 @@ def visible_lower(parts: Sequence[Part], *, dim: int, eta: float, norm: float) -
 def hidden_lower(parts: Sequence[Part], *, dim: int, eta: float, norm: float) -> float:
     """What the linear trap attains that adds up all steps, each kind weighted by q / noise^2."""
     if any(noise == 0 for noise, *_ in parts):
-        return _some_without_noise(parts, dim, eta, norm)
+        return visible_lower(parts, dim=dim, eta=eta, norm=norm)
     weights = [rate / noise**2 for noise, rate, _ in parts]
     weights = [w / max(weights) for w in weights]
     spread = math.sqrt(
@@ -190,134 +176,8 @@ def hidden_lower(parts: Sequence[Part], *, dim: int, eta: float, norm: float) ->
     return float(mass @ np.asarray(exact(noise, dim=dim, eta=eta, norm=norm)))
 
 
-def _some_without_noise(parts: Sequence[Part], dim: int, eta: float, norm: float) -> float:
-    """Steps without noise alone: a record in one of them is read off, else it is guessed."""
-    none = float(np.prod([(1 - q) ** t for noise, q, t in parts if noise == 0]))
-    return 1 - none + none * float(exact(np.inf, dim=dim, eta=eta, norm=norm))
-
-
-def hidden_curve(parts: Sequence[Part], remove: bool = True) -> LossCurve | None:
-    """`_curve`, kept by its numbers for the next question."""
-    kinds = tuple((float(noise), float(rate), int(steps)) for noise, rate, steps in parts)
-    grid = RESOLUTION, COARSEST, POINTS, WIDEST, TAIL
-    return KEPT.of(("kinds", kinds, remove, *grid), lambda: _curve(kinds, remove))
-
-
-def _curve(parts: tuple[Part, ...], remove: bool) -> LossCurve | None:
-    """delta(epsilon) of all steps, never below the truth; None where no grid is fine enough.
-
-    `bounds.privacy_loss.curve` for several kinds: one grid, the product of the spectra.
-
-    Args:
-        parts: the kinds of steps.
-        remove: P with the record and Q without; else the reverse.
-
-    Source: Doroshenko et al. 2022 (connect the dots).
-    """
-    if any(not 1 / WIDEST < noise < WIDEST for noise, *_ in parts):
-        return None
-    count = sum(steps for *_, steps in parts)
-    ranges = [loss_range(1 / noise, rate, count, remove) for noise, rate, _ in parts]
-    spreads = [
-        rate * (math.sqrt(math.expm1(min(noise**-2, TAIL))) if remove else min(1 / noise, 1.0))
-        for noise, rate, _ in parts
-    ]
-    interval = min(math.sqrt(8 * RESOLUTION / count), min(spreads) / 20)
-    interval = max(interval, max(high - low for low, high in ranges) / POINTS)
-    for _ in range(4):
-        if count * interval**2 / 8 > COARSEST:
-            return None
-        edges = [(math.floor(a / interval), math.ceil(b / interval)) for a, b in ranges]
-        rows = [
-            one_step(1 / noise, rate, interval, edge, remove)
-            for (noise, rate, _), edge in zip(parts, edges, strict=True)
-        ]
-        laws = [(mass, edge[0]) for (mass, _), edge in zip(rows, edges, strict=True)]
-        counts = [steps for *_, steps in parts]
-        first, last = _window(laws, counts, interval)
-        if last - first < POINTS:
-            break
-        interval *= 1.05 * (last - first) / POINTS
-    else:
-        return None
-    total, slack = _product(laws, counts, first, last)
-    lost = sum(t * math.log1p(-beyond) for t, (_, beyond) in zip(counts, rows, strict=True))
-    infinite = -math.expm1(lost) + math.exp(-TAIL)
-    sizes = [
-        1 + max(abs(a), abs(b)) + noise**-2 - math.log(rate)
-        for (a, b), (noise, rate, _) in zip(ranges, parts, strict=True)
-    ]
-    drift = 16 * UNIT * sum(t * size for t, size in zip(counts, sizes, strict=True))
-    delta = sealed(hockey_stick(total, infinite, interval))
-    return LossCurve(first * interval + drift, interval, delta, slack)
-
-
-def _window(laws: list[tuple[Array, int]], counts: list[int], interval: float) -> tuple[int, int]:
-    """Grid places that hold the sum of all steps but for exp(-TAIL) on either side (Chernoff)."""
-    kinds = []
-    for mass, lowest in laws:
-        places, weights = coarser(mass, lowest)
-        kinds.append((places * interval, weights))
-    spread = interval + math.sqrt(
-        sum(
-            t * float((losses - losses @ weights) ** 2 @ weights)
-            for t, (losses, weights) in zip(counts, kinds, strict=True)
-        )
-    )
-    ends = []
-    for sign in (-1.0, 1.0):
-        tops = [float(np.max(sign * losses)) for losses, _ in kinds]
-
-        def reach(log_tilt: float, sign: float = sign, tops: list[float] = tops) -> float:
-            tilt = math.exp(log_tilt)
-            logs = [
-                t * math.log(float(np.exp(tilt * (sign * losses - top)) @ weights))
-                for t, top, (losses, weights) in zip(counts, tops, kinds, strict=True)
-            ]
-            return (sum(logs) + TAIL) / tilt
-
-        bounds = math.log(1e-3 / spread), math.log(1e2 / spread)
-        found = optimize.minimize_scalar(
-            reach, bounds=bounds, method="bounded", options={"xatol": 0.05, "maxiter": 20}
-        )
-        highest = sum(t * top for t, top in zip(counts, tops, strict=True))
-        ends.append(highest + min(0.0, float(found.fun)))
-    return math.floor(-ends[0] / interval) - 1, math.ceil(ends[1] / interval) + 1
-
-
-def _product(
-    laws: list[tuple[Array, int]], counts: list[int], first: int, last: int
-) -> tuple[Array, float]:
-    """The law of the sum of all steps on [first, last], and the most that rounding moved in it.
-
-    As `privacy_loss._power`, whose bound on one kind's transform is added up over the kinds: with
-    all other factors of magnitude 1 at most, an error of one of them moves the product by no more.
-    """
-    length = int(fft.next_fast_len(last - first + 1, real=True))
-    error = (np.log2(length) + 1) * 8 * UNIT
-    wraps, spectra = [], []
-    for mass, _ in laws:
-        wraps.append(folded(mass, length))
-        spectra.append(fft.rfft(wraps[-1]))
-    logs = [np.log(np.minimum(np.abs(spectrum) + error, 1 + error)) for spectrum in spectra]
-    sizes = np.asarray(sum(count * log for log, count in zip(logs, counts, strict=True)))
-    total = np.ones_like(spectra[0])
-    for spectrum, count in zip(spectra, counts, strict=True):
-        total = total * raised(spectrum, count, sizes)
-    slack = 0.0
-    for wrapped, count, log in zip(wraps, counts, logs, strict=True):
-        near = float(np.exp(sizes - log).sum())
-        each = (error + 4 * UNIT) * (count + 1)
-        slack += min(2 * near * each, math.sqrt(length) * float(np.linalg.norm(wrapped)) * each)
-    slack += float(error * np.sqrt(2 * float((np.abs(total) ** 2).sum())))
-    slack += length * math.exp(-FAINT)
-    lowest = sum(t * low for t, (_, low) in zip(counts, laws, strict=True))
-    law = np.roll(fft.irfft(total, length), -((first - lowest) % length))
-    return np.maximum(0.0, law[: last - first + 1]), slack
-
-
 def hidden_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
-    """Most success where the attacker does not see which steps hold the record.
+    """Most success where the attacker does not see which steps hold the example.
 
     Shapes: log_kappa any.
 
@@ -329,7 +189,7 @@ def hidden_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
     blind = np.asarray(log_kappa, float)
     found = np.asarray(visible_upper(parts, blind))
     do = np.isfinite(blind) & (blind < 0)
-    composed = hidden_curve(parts) if do.any() else None
+    composed = mixed_curve(parts) if do.any() else None
     if composed is None:
         return one(found)
     sharper = composed.gamma(np.where(do, blind, -1.0))
@@ -337,15 +197,14 @@ def hidden_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
 
 
 def epsilon(parts: Sequence[Part], delta: float, *, visible: bool) -> float:
-    """The epsilon that goes with delta for all steps, adding or removing a record.
+    """The epsilon that goes with delta for all steps, adding or removing an example.
 
     Example:
         >>> round(epsilon([(2.0, 1.0, 2), (2.0, 1.0, 2)], 1e-5, visible=True), 2)
         4.38
     """
-    if any(noise == 0 for noise, *_ in parts):
-        none = float(np.prod([(1 - q) ** t for noise, q, t in parts if noise == 0]))
-        bare = [part for part in parts if part[0] > 0]
+    bare, none = _with_noise(parts)
+    if len(bare) < len(parts):
         if 1 - none >= delta:
             return math.inf
         return epsilon(bare, delta - (1 - none), visible=visible) if bare else 0.0
@@ -361,7 +220,7 @@ def epsilon(parts: Sequence[Part], delta: float, *, visible: bool) -> float:
     while not holds(np.array(high)) and high < 1e12:
         high *= 2
     found = float(least_where(holds, np.array(0.0), np.array(high)))
-    curves = [] if visible else [hidden_curve(parts), hidden_curve(parts, remove=False)]
+    curves = [] if visible else [mixed_curve(parts), mixed_curve(parts, remove=False)]
     if not curves or None in curves:
         return found
 

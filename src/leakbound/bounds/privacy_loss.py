@@ -1,15 +1,16 @@
 """The privacy loss of many subsampled Gaussian steps: its curve on a grid, never below the truth.
 
-One step's loss is put on a grid so that each cell keeps its mass under both laws (connect the dots,
-2207.04380), which can only raise delta(epsilon); all steps at once are a power of its Fourier
-transform. Cut tails count as an infinite loss, and what rounding may have moved is added.
+A step is a `Part` (noise multiplier, sampling rate, how many such steps). One step's loss is put on
+a grid so that each cell keeps its mass under both laws (connect the dots, 2207.04380), which can
+only raise delta(epsilon); all steps at once are a product of powers of their Fourier transforms.
+Cut tails count as an infinite loss, and what rounding may have moved is added.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,9 +19,28 @@ from scipy import fft, optimize, special
 
 from leakbound.bounds.law import Array
 
+Part = tuple[float, float, int]
+"""Noise multiplier, sampling rate, steps."""
 T = TypeVar("T")
 ENTRY = 512
-"""Bytes that an entry counts for beside its arrays."""
+"""Bytes that an entry of a cache counts for besides its arrays."""
+TAIL = 40.0
+"""Cut tails weigh exp(-TAIL) at most, over all steps together; that much is added."""
+RESOLUTION = 1e-5
+"""The grid of losses raises the sum of all losses by this much on average, if it may be so fine."""
+COARSEST = 2.0
+"""A grid that raises it by more than this is not used; `visible` stands alone there."""
+POINTS = 2**21
+WIDEST = 1e6
+"""Noise beyond this or its inverse is left to `visible`, which is as good there."""
+UNIT = 2.0**-53
+HUGE = 700.0
+FAINT = 300.0
+"""Frequencies of the composed law weaker than exp(-FAINT) are left out, and added to the slack."""
+FEW = 2048
+"""Cells of one step's grid, at least, on which the window is searched."""
+ROUGH = 8.0
+"""How much wider the cells of a rough curve are: a first guess, which a fine one then checks."""
 
 
 class ResultCache:
@@ -34,10 +54,10 @@ class ResultCache:
         most_bytes: of all results together; a result that is larger alone is not kept.
 
     Example:
-        >>> kept = ResultCache(10_000)
-        >>> kept.of(("square", 3), lambda: 9), kept.of(("square", 3), lambda: 0)
+        >>> cache = ResultCache(10_000)
+        >>> cache.of(("square", 3), lambda: 9), cache.of(("square", 3), lambda: 0)
         (9, 9)
-        >>> kept.hits, kept.misses
+        >>> cache.hits, cache.misses
         (1, 1)
     """
 
@@ -50,13 +70,10 @@ class ResultCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def of(self, key: Hashable, make: Callable[[], T], *, size: int | None = None) -> T:
-        """What `make` gives for the key; made once while it is kept.
+    def of(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gives for the key, which holds every number that it depends on.
 
-        Args:
-            key: every number that the result depends on.
-            make: computes it; it must not change what it gave away later.
-            size: bytes of the result; by default those of the arrays among its attributes.
+        `make` must not change later what it gave away.
         """
         with self._lock:
             if key in self._entries:
@@ -66,7 +83,8 @@ class ResultCache:
                 return found
             self.misses += 1
         made = make()
-        weight = ENTRY + (_bytes(made) if size is None else size)
+        parts = (made, *getattr(made, "__dict__", {}).values())
+        weight = ENTRY + sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
         with self._lock:
             if key in self._entries:
                 first: T = self._entries[key][0]
@@ -86,6 +104,10 @@ class ResultCache:
             self.bytes = 0
 
 
+CACHE = ResultCache(2**27)
+"""Curves of this process, by the numbers that they depend on: 128 MiB at most."""
+
+
 def sealed(array: Array) -> Array:
     """The array as one that nobody can write to, not even by its flags; give the only reference.
 
@@ -95,32 +117,6 @@ def sealed(array: Array) -> Array:
     """
     whole = np.ascontiguousarray(array)
     return np.frombuffer(whole.reshape(-1).data.toreadonly(), whole.dtype)
-
-
-def _bytes(thing: Any) -> int:
-    parts = thing if isinstance(thing, tuple) else tuple(getattr(thing, "__dict__", {}).values())
-    return sum(part.nbytes for part in (thing, *parts) if isinstance(part, np.ndarray))
-
-
-TAIL = 40.0
-"""Cut tails weigh exp(-TAIL) at most, over all steps together; that much is added."""
-RESOLUTION = 1e-5
-"""The grid of losses raises the sum of all losses by this much on average, if it may be so fine."""
-COARSEST = 2.0
-"""A grid that raises it by more than this is not used; `visible` stands alone there."""
-POINTS = 2**21
-WIDEST = 1e6
-"""Noise beyond this or its inverse is left to `visible`, which is as good there."""
-UNIT = 2.0**-53
-HUGE = 700.0
-FAINT = 300.0
-"""Frequencies of the composed law weaker than exp(-FAINT) are left out, and added to the slack."""
-FEW = 2048
-"""Cells of one step's grid, at least, on which the window is searched."""
-ROUGH = 8.0
-"""How much wider the cells of a rough curve are: a first guess, which a fine one then checks."""
-KEPT = ResultCache(2**27)
-"""Curves of this process, by the numbers that they depend on: 128 MiB at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,57 +165,80 @@ class LossCurve:
 def curve(
     noise: float, sampling_rate: float, steps: int, remove: bool = True, *, rough: bool = False
 ) -> LossCurve | None:
-    """The curve of all steps; none where no grid of a sensible size is fine enough.
-
-    ResultCache by its numbers, so that asking again costs nothing.
-
-    Args:
-        noise: noise multiplier, above 0 and finite.
-        sampling_rate: the chance that a step holds the record, in (0, 1].
-        steps: how many.
-        remove: P with the record and Q without; else the reverse.
-        rough: on wider cells: above the truth too, less close, several times faster.
-
-    Source: Doroshenko et al. 2022 (connect the dots).
+    """`mixed_curve` of steps of one kind.
 
     Example:
         >>> curve(1.0, 0.1, 10) is curve(1.0, 0.1, 10)
         True
     """
-    what = float(noise), float(sampling_rate), int(steps), bool(remove), bool(rough)
+    return mixed_curve([(noise, sampling_rate, steps)], remove, rough=rough)
+
+
+def mixed_curve(
+    parts: Sequence[Part], remove: bool = True, *, rough: bool = False
+) -> LossCurve | None:
+    """The curve of all steps; None where no grid of a sensible size is fine enough.
+
+    Kept by its numbers, so that asking again costs nothing.
+
+    Args:
+        parts: the kinds of steps; noise multipliers above 0 and finite, rates in (0, 1].
+        remove: P with the example and Q without; else the reverse.
+        rough: on wider cells: above the truth too, less close, several times faster.
+
+    Source: Doroshenko et al. 2022 (connect the dots).
+    """
+    kinds = tuple((float(noise), float(q), int(steps)) for noise, q, steps in parts)
+    what = kinds, bool(remove), bool(rough)
     grid = RESOLUTION, COARSEST, POINTS, WIDEST, TAIL
-    return KEPT.of(("steps", *what, *grid), lambda: _composed(*what))
+    return CACHE.of((*what, *grid), lambda: _composed(*what))
 
 
-def _composed(noise: float, q: float, steps: int, remove: bool, rough: bool) -> LossCurve | None:
-    if not 1 / WIDEST < noise < WIDEST:
+def _composed(parts: tuple[Part, ...], remove: bool, rough: bool) -> LossCurve | None:
+    if any(not 1 / WIDEST < noise < WIDEST for noise, *_ in parts):
         return None
-    shift, wider = 1 / noise, ROUGH if rough else 1.0
-    spread = q * (np.sqrt(np.expm1(min(shift**2, TAIL))) if remove else min(shift, 1.0))
-    interval = wider * float(min(np.sqrt(8 * RESOLUTION / steps), spread / 20))
+    steps = [(1 / noise, q) for noise, q, _ in parts]
+    counts = [count for *_, count in parts]
+    total, wider = sum(counts), ROUGH if rough else 1.0
+    spread = min(
+        q * (np.sqrt(np.expm1(min(shift**2, TAIL))) if remove else min(shift, 1.0))
+        for shift, q in steps
+    )
+    interval = wider * float(min(np.sqrt(8 * RESOLUTION / total), spread / 20))
     points = POINTS / wider**1.5
-    low, high = loss_range(shift, q, steps, remove)
-    interval = max(interval, (high - low) / points)
+    ranges = [_loss_range(shift, q, total, remove) for shift, q in steps]
+    interval = max(interval, max(high - low for low, high in ranges) / points)
     for _ in range(4):
-        if steps * interval**2 / 8 > COARSEST * wider or not interval > 0:
+        if total * interval**2 / 8 > COARSEST * wider or not interval > 0:
             return None
-        edges = int(np.floor(low / interval)), int(np.ceil(high / interval))
-        mass, beyond = one_step(shift, q, interval, edges, remove)
-        first, last = _window(mass, edges[0], interval, steps)
+        ends = [(int(np.floor(a / interval)), int(np.ceil(b / interval))) for a, b in ranges]
+        rows = [
+            one_step(shift, q, interval, own, remove)
+            for (shift, q), own in zip(steps, ends, strict=True)
+        ]
+        laws = [(mass, own[0]) for (mass, _), own in zip(rows, ends, strict=True)]
+        first, last = _window(laws, counts, interval)
         if last - first < points:
             break
         interval *= 1.05 * (last - first) / points
     else:
         return None
-    total, slack = _power(mass, edges[0], steps, first, last)
-    beyond = float(-np.expm1(steps * np.log1p(-beyond))) + np.exp(-TAIL)
-    size = 1 + max(abs(low), abs(high)) + shift**2 - np.log(q)
-    drift = float(16 * UNIT * steps * size)
-    delta = sealed(hockey_stick(total, beyond, interval))
-    return LossCurve(first * interval + drift, interval, delta, slack)
+    mass, slack = _power(laws, counts, first, last)
+    lost = sum(count * np.log1p(-beyond) for count, (_, beyond) in zip(counts, rows, strict=True))
+    infinite = float(-np.expm1(lost)) + np.exp(-TAIL)
+    drift = (
+        16
+        * UNIT
+        * sum(
+            count * (1 + max(abs(low), abs(high)) + shift**2 - np.log(q))
+            for count, (low, high), (shift, q) in zip(counts, ranges, steps, strict=True)
+        )
+    )
+    delta = sealed(hockey_stick(mass, infinite, interval))
+    return LossCurve(first * interval + float(drift), interval, delta, slack)
 
 
-def loss_range(shift: float, q: float, steps: int, remove: bool) -> tuple[float, float]:
+def _loss_range(shift: float, q: float, steps: int, remove: bool) -> tuple[float, float]:
     """The losses of one step, but for exp(-TAIL) / (2 steps) of P at either end."""
     far = -float(special.ndtri_exp(-TAIL - np.log(2 * steps)))
     ends = np.array([-far + (shift if remove and q == 1 else 0), far + (shift if remove else 0)])
@@ -247,10 +266,10 @@ def _tails(losses: Array, shift: float, q: float, remove: bool) -> tuple[Array, 
 
 
 def one_step(
-    shift: float, q: float, interval: float, edges: tuple[int, int], remove: bool
+    shift: float, q: float, interval: float, ends: tuple[int, int], remove: bool
 ) -> tuple[Array, float]:
     """Mass of one step on the grid, and at infinity: never lower losses than the true ones."""
-    losses = np.arange(edges[0], edges[1] + 1) * interval
+    losses = np.arange(ends[0], ends[1] + 1) * interval
     upper, log_lower = _tails(losses, shift, q, remove)
     upper = np.minimum.accumulate(upper)
     cell = -np.diff(upper)
@@ -268,30 +287,37 @@ def one_step(
     return mass, float(upper[-1])
 
 
-def _window(mass: Array, lowest: int, interval: float, steps: int) -> tuple[int, int]:
+def _window(laws: list[tuple[Array, int]], counts: list[int], interval: float) -> tuple[int, int]:
     """Grid places that hold the sum of all steps but for exp(-TAIL) on either side (Chernoff)."""
-    places, weights = coarser(mass, lowest)
-    losses = places * interval
-    mean = float(losses @ weights)
-    spread = np.sqrt(steps * float((losses - mean) ** 2 @ weights)) + interval
+    kinds = [(places * interval, own) for places, own in (_coarser(*law) for law in laws)]
+    variance = sum(
+        count * float((losses - float(losses @ own)) ** 2 @ own)
+        for count, (losses, own) in zip(counts, kinds, strict=True)
+    )
+    spread = np.sqrt(variance) + interval
     ends = []
     for sign in (-1.0, 1.0):
-        top = float((sign * losses).max())
-        below = sign * losses - top
+        tops = [float((sign * losses).max()) for losses, _ in kinds]
+        below = [
+            (count, sign * losses - top, own)
+            for count, top, (losses, own) in zip(counts, tops, kinds, strict=True)
+        ]
 
-        def reach(log_tilt: float, below: Array = below) -> float:
+        def reach(log_tilt: float, below: list[tuple[int, Array, Array]] = below) -> float:
             tilt = np.exp(log_tilt)
-            return float((steps * np.log(np.exp(tilt * below) @ weights) + TAIL) / tilt)
+            logs = sum(count * np.log(np.exp(tilt * down) @ own) for count, down, own in below)
+            return float((logs + TAIL) / tilt)
 
         bounds = np.log(1e-3 / spread), np.log(1e2 / spread)
         found = optimize.minimize_scalar(
             reach, bounds=bounds, method="bounded", options={"xatol": 0.05, "maxiter": 20}
         )
-        ends.append(steps * top + min(0.0, float(found.fun)))
+        highest = sum(count * top for count, top in zip(counts, tops, strict=True))
+        ends.append(highest + min(0.0, float(found.fun)))
     return int(np.floor(-ends[0] / interval)) - 1, int(np.ceil(ends[1] / interval)) + 1
 
 
-def coarser(mass: Array, lowest: int) -> tuple[Array, Array]:
+def _coarser(mass: Array, lowest: int) -> tuple[Array, Array]:
     """Places and weights of a law whose every moment generating function is at least the mass's.
 
     Each weight goes to the two ends of its group, so that the mean stays; the chord of the convex
@@ -305,42 +331,52 @@ def coarser(mass: Array, lowest: int) -> tuple[Array, Array]:
     weights = rows @ (1 - share)
     weights[1:] += (rows @ share)[:-1]
     places = lowest + group * np.arange(len(weights))
-    kept = weights > 0
-    return places[kept], weights[kept]
+    some = weights > 0
+    return places[some], weights[some]
 
 
-def _power(mass: Array, lowest: int, steps: int, first: int, last: int) -> tuple[Array, float]:
+def _power(
+    laws: list[tuple[Array, int]], counts: list[int], first: int, last: int
+) -> tuple[Array, float]:
     """The law of the sum of all steps on [first, last], and the most that rounding moved in it.
 
     A transform of length n errs by log2(n) * 7e-16 of its own size in the 2-norm and, entry by
-    entry, by that part of the sum of magnitudes (Higham, theorem 24.2); the power multiplies it by
-    the number of steps. The total variation that this allows is the second value.
+    entry, by that part of the sum of magnitudes (Higham, theorem 24.2); a power multiplies it by
+    the number of steps, and the other factors, of magnitude 1 at most, by no more. The total
+    variation that this allows is the second value.
     """
     length = int(fft.next_fast_len(last - first + 1, real=True))
-    wrapped = folded(mass, length)
-    spectrum = fft.rfft(wrapped)
     error = (np.log2(length) + 1) * 8 * UNIT
-    size = np.abs(spectrum)
-    logs = np.log(np.minimum(size + error, 1 + error))
-    power = raised(spectrum, steps, steps * logs)
-    total = np.roll(fft.irfft(power, length), -((first - steps * lowest) % length))
-    with np.errstate(under="ignore"):
-        near = np.exp((steps - 1) * logs)
-    entrywise = 2 * float(near.sum()) * (error + 4 * UNIT) * steps
-    normwise = np.sqrt(length) * float(np.linalg.norm(wrapped)) * (error + 4 * UNIT) * steps
+    wraps = [_folded(mass, length) for mass, _ in laws]
+    spectra = [fft.rfft(wrapped) for wrapped in wraps]
+    logs = [np.log(np.minimum(np.abs(spectrum) + error, 1 + error)) for spectrum in spectra]
+    sizes = np.asarray(sum(count * log for count, log in zip(counts, logs, strict=True)))
+    power, slack = None, 0.0
+    for wrapped, spectrum, log, count in zip(wraps, spectra, logs, counts, strict=True):
+        own = _raised(spectrum, count, sizes)
+        power = own if power is None else power * own
+        with np.errstate(under="ignore"):  # the magnitude of all factors but one of this kind
+            near = np.exp((sizes - count * log) + (count - 1) * log)
+        products = count if len(laws) == 1 else count + 1
+        entrywise = 2 * float(near.sum()) * (error + 4 * UNIT) * products
+        normwise = np.sqrt(length) * float(np.linalg.norm(wrapped)) * (error + 4 * UNIT) * products
+        slack += min(entrywise, normwise)
+    assert power is not None  # there is a kind of step
+    lowest = sum(count * low for count, (_, low) in zip(counts, laws, strict=True))
+    total = np.roll(fft.irfft(power, length), -((first - lowest) % length))
     back = error * np.sqrt(2 * float((np.abs(power) ** 2).sum())) + length * np.exp(-FAINT)
-    return np.maximum(0.0, total[: last - first + 1]), min(entrywise, normwise) + back
+    return np.maximum(0.0, total[: last - first + 1]), slack + back
 
 
-def folded(mass: Array, length: int) -> Array:
+def _folded(mass: Array, length: int) -> Array:
     """The mass on a circle of so many places."""
     wrapped = np.zeros(-(-len(mass) // length) * length)
     wrapped[: len(mass)] = mass
     return np.asarray(wrapped.reshape(-1, length).sum(0))
 
 
-def raised(base: Array, count: int, logs: Array) -> Array:
-    """base^count where its magnitude, below exp(logs), is above exp(-FAINT); 0 elsewhere.
+def _raised(base: Array, count: int, logs: Array) -> Array:
+    """base^count where the whole product, below exp(logs), is above exp(-FAINT); 0 elsewhere.
 
     What is fainter would be subnormal soon, on which processors are tens of times slower.
     """

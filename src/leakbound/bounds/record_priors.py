@@ -1,16 +1,19 @@
-"""The prior ladder: what an attacker reaches, and what none exceeds, the more it knows of images.
+"""Priors of examples: what an attacker attains and what none exceeds, the more it knows of images.
 
-Each rung is a prior of the records. `success` is attained by that prior's posterior attack on the
-linear trap's answer y = X / |X| + noise_multiplier * xi, so a lower edge; `log_kappa` bounds the
-blind success from above and makes the upper edge, `corridor(..., log_kappa=rung.log_kappa)`. In
-both, records come from the rung's prior, which names no norm to the attacker but that it holds.
-They are one concept: each prior has the same attack and the same bound, and builds on the others.
+Each `RecordPrior` is one distribution of examples. Its `success` is attained by the posterior
+attack of that prior on the linear trap's answer y = X / |X| + noise_multiplier * xi. Its
+`log_kappa` bounds the prior-only success from above, which makes the upper bound on every attacker:
+`corridor(..., log_kappa=prior.log_kappa)`. In both, examples are drawn from the prior, and the
+attacker knows no more of their norm than it says. All priors are one concept: they share their
+attack's setting and their bound, and the sharper ones build on the others.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,21 +22,11 @@ from scipy import special, stats
 from leakbound import check
 from leakbound.bounds.from_scratch import exact
 from leakbound.bounds.identification import gaussian, log_kappa_sphere
-from leakbound.bounds.law import (
-    Array,
-    Scope,
-    between,
-    least_where,
-    non_negative,
-    one,
-    positive,
-    single,
-    whole,
-)
+from leakbound.bounds.law import Array, Scope, between, non_negative, one, positive, single, whole
+from leakbound.bounds.roots import least_where
 
 __all__ = [
     "EmpiricallyBoundedPrior",
-    "Estimate",
     "Gallery",
     "GaussianImages",
     "KINDS",
@@ -41,19 +34,37 @@ __all__ = [
     "MIN_EXAMPLES",
     "Mixture",
     "RecordPrior",
+    "SuccessEstimate",
     "from_images",
     "largest_match_rate",
 ]
 
+KINDS = ("mixture", "gaussian", "gallery")
+"""Priors that `from_images` takes from images."""
+MIN_EXAMPLES = 64
+"""Examples that a prior is taken from at least."""
 CONFIDENCE = 0.95
 CHUNK = 256
-"""Records that are drawn and attacked at a time: bounds the memory."""
+"""Examples that are drawn and attacked at a time: bounds the memory."""
 PURE_NOISE = 1e100
-"""Stands for an infinite noise multiplier where an answer is drawn."""
+"""Replaces an infinite noise multiplier where an answer is drawn."""
+NORMS = 33
+"""Norms that the attack weighs for each part, over REACH standard deviations of |X|^2."""
+REACH = 3.5
+ROUNDING = 1e-9
+"""Of the sums behind the prior-only success, relative: added, as that has to be an upper bound."""
+LEAST_VARIANCE = 1e-12
+"""Of any direction, relative to the largest: keeps sums finite."""
+LIKELY = 4
+"""The most likely examples that a gallery's attack tries as its guess, besides the two means."""
+SLACK = 1e-9
+"""Rounding of squared distances, relative to the squared norms they come from, and of sums."""
+MOST, TOGETHER = 5000, 512
+"""Images that are compared with each other, and how many at once."""
 
 
 @dataclass(frozen=True)
-class Estimate:
+class SuccessEstimate:
     """A probability that was estimated from draws.
 
     Attributes:
@@ -68,11 +79,11 @@ class Estimate:
     n: int
 
     @classmethod
-    def of_counts(cls, hits: int, n: int) -> Estimate:
+    def of_counts(cls, hits: int, n: int) -> SuccessEstimate:
         """Clopper-Pearson interval of `hits` out of n.
 
         Example:
-            >>> Estimate.of_counts(0, 100).high < 0.037
+            >>> SuccessEstimate.of_counts(0, 100).high < 0.037
             True
         """
         tail = (1 - CONFIDENCE) / 2
@@ -81,13 +92,13 @@ class Estimate:
         return cls(hits / n, low, high, n)
 
     @classmethod
-    def of_chances(cls, values: Array) -> Estimate:
-        """Mean of chances in [0, 1], with the empirical Bernstein interval (Maurer, Pontil 2009).
+    def of_chances(cls, values: Array) -> SuccessEstimate:
+        """Mean of chances (n,) in [0, 1], n >= 2, with the empirical Bernstein interval.
 
-        Shapes: (n,) with n of at least 2.
+        Source: Maurer and Pontil 2009.
 
         Example:
-            >>> Estimate.of_chances(np.full(1000, 0.5)).high < 0.52
+            >>> SuccessEstimate.of_chances(np.full(1000, 0.5)).high < 0.52
             True
         """
         n, mean = len(values), float(values.mean())
@@ -96,78 +107,67 @@ class Estimate:
         return cls(mean, max(0.0, mean - wide), min(1.0, mean + wide), n)
 
 
-class RecordPrior(Protocol):
-    """A prior of the records, with its attack and its blind success."""
+class RecordPrior(ABC):
+    """A prior of examples, with its attack and its prior-only success.
 
-    @property
-    def name(self) -> str:
-        """For people."""
-        ...
+    Attributes:
+        name: for people.
+        dim: N.
+        informed: whether it knows the data: what does not bounds no attacker who does.
+        lower_scope: what `success` covers.
+        upper_scope: what the bound from `log_kappa` covers.
+    """
 
-    @property
-    def dim(self) -> int:
-        """N."""
-        ...
+    name: str
+    dim: int
+    informed: bool = True
+    lower_scope: Scope
+    upper_scope: Scope
 
-    @property
-    def informed(self) -> bool:
-        """Whether it knows the data: what does not bounds no attacker who does."""
-        ...
-
-    @property
-    def lower_scope(self) -> Scope:
-        """What `success` covers."""
-        ...
-
-    @property
-    def upper_scope(self) -> Scope:
-        """What the edge from `log_kappa` covers."""
-        ...
-
+    @abstractmethod
     def sample(self, count: int, generator: np.random.Generator) -> Array:
-        """Records (count, N) of the prior."""
-        ...
+        """Examples (count, N) of the prior."""
 
+    @abstractmethod
     def attack(self, answers: Array, noise_multiplier: float, *, eta: float) -> Array:
-        """Guesses (n, N) of the records behind answers (n, N)."""
-        ...
+        """Reconstructions (n, N) of the examples behind answers (n, N)."""
 
     def success(
         self, noise_multiplier: float, *, eta: float, draws: int, generator: np.random.Generator
-    ) -> Estimate:
-        """How often the attack comes within an MSE of eta of records of the prior."""
-        ...
+    ) -> SuccessEstimate:
+        """How often the attack comes within an MSE of eta of examples of the prior, by counting.
 
+        Raises:
+            ValueError: eta of 0 or below, draws that are no whole number.
+        """
+        noise, eta, draws = _setting(noise_multiplier, eta, draws)
+        hits = 0
+        for start in range(0, draws, CHUNK):
+            examples = self.sample(min(CHUNK, draws - start), generator)
+            guesses = self.attack(answer(examples, noise, generator), noise, eta=eta)
+            hits += int((((guesses - examples) ** 2).mean(1) <= eta).sum())
+        return SuccessEstimate.of_counts(hits, draws)
+
+    @abstractmethod
     def log_kappa(self, eta: ArrayLike) -> Any:
-        """Upper bound on the logarithm of the most mass of the prior within an MSE of eta."""
-        ...
+        """Upper bound on the logarithm of the most mass within an MSE of eta of any point.
+
+        Shapes: any.
+        """
 
 
-def answer(records: Array, noise_multiplier: float, generator: np.random.Generator) -> Array:
-    """What the linear trap's server sees of records (n, N): directions plus noise.
+def answer(examples: Array, noise_multiplier: float, generator: np.random.Generator) -> Array:
+    """What the linear trap's server sees of examples (n, N): directions plus noise.
 
     Example:
         >>> answer(np.array([[3.0, 4.0]]), 0.0, np.random.default_rng(0))
         array([[0.6, 0.8]])
     """
-    noise = min(noise_multiplier, PURE_NOISE) * generator.standard_normal(records.shape)
-    return np.asarray(records / np.linalg.norm(records, axis=1, keepdims=True) + noise)
+    noise = min(noise_multiplier, PURE_NOISE) * generator.standard_normal(examples.shape)
+    return np.asarray(examples / np.linalg.norm(examples, axis=1, keepdims=True) + noise)
 
 
-def counted(
-    rung: RecordPrior, noise: float, *, eta: float, draws: int, generator: np.random.Generator
-) -> Estimate:
-    """Success of a rung's attack on records of its own prior, by counting."""
-    noise, eta, draws = setting(noise, eta, draws)
-    hits = 0
-    for start in range(0, draws, CHUNK):
-        records = rung.sample(min(CHUNK, draws - start), generator)
-        guesses = rung.attack(answer(records, noise, generator), noise, eta=eta)
-        hits += int((((guesses - records) ** 2).mean(1) <= eta).sum())
-    return Estimate.of_counts(hits, draws)
-
-
-def setting(noise: float, eta: float, draws: int, least: int = 1) -> tuple[float, float, int]:
+def _setting(noise: float, eta: float, draws: int, least: int = 1) -> tuple[float, float, int]:
     """The checked arguments of `success`, all single numbers."""
     return (
         single("noise_multiplier", non_negative("noise_multiplier", noise)),
@@ -184,31 +184,33 @@ def flat_images(images: ArrayLike) -> Array:
     return array.reshape(len(array), -1)
 
 
-def edges(prior: str, attack: str, kappa: str) -> tuple[Scope, Scope]:
-    """The scopes of a rung's lower and upper edge."""
-    lower = Scope(
+def _attained(prior: str, attack: str) -> Scope:
+    return Scope(
         covers="attained",
         attackers=f"one attack on the linear trap's answer: {attack}",
         prior=prior,
         known="this prior and the noise multiplier",
-        not_said="that no attacker does better; what it reaches where records follow another prior",
-        equation="docs/risk.md, the ladder of priors",
+        not_said="that no attacker does better; what it reaches where examples follow another "
+        "prior",
+        equation="docs/risk.md, the family of priors",
     )
-    upper = Scope(
+
+
+def _bounded(prior: str, kappa: str) -> Scope:
+    return Scope(
         covers="all",
         attackers=gaussian.scope.attackers,
-        prior=f"averaged over {prior}; blind success: {kappa}",
-        known="this prior, and everything but the record and the noise",
-        not_said="a bound for one given record, or for an attacker with a sharper prior or told "
-        "more of the record, such as its norm where that varies",
+        prior=f"averaged over {prior}; prior-only success: {kappa}",
+        known="this prior, and everything but the example and the noise",
+        not_said="a bound for one given example, or for an attacker with a sharper prior or who "
+        "knows more of the example, such as its norm where that varies",
         equation=gaussian.scope.equation,
     )
-    return lower, upper
 
 
 @dataclass(frozen=True)
-class KnownNorm:
-    """The norm and no more: direction uniform on the sphere. Both edges are computed, not drawn.
+class KnownNorm(RecordPrior):
+    """The norm and no more: direction uniform on the sphere. Nothing is estimated from draws.
 
     Args:
         dim: N.
@@ -220,40 +222,25 @@ class KnownNorm:
     Source: docs/errata.md, "gamma*".
 
     Example:
-        >>> rung = KnownNorm(16)
-        >>> round(rung.success(0.5, eta=0.5 / 16).value, 4)
+        >>> prior = KnownNorm(16)
+        >>> round(prior.success(0.5, eta=0.5 / 16).value, 4)
         0.0683
     """
 
     dim: int
     norm: float = 1.0
 
+    name = "known norm"
+    informed = False  # a norm says nothing about what the data look like
+    lower_scope = exact.scope  # here all estimators of the trap's answer
+    upper_scope = _bounded("a direction uniform on the sphere of the norm", "a cap's share")
+
     def __post_init__(self) -> None:
         single("dim", whole("dim", self.dim))
         single("norm", positive("norm", self.norm))
 
-    @property
-    def informed(self) -> bool:
-        """False: a norm says nothing about what the data look like."""
-        return False
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        return "known norm"
-
-    @property
-    def lower_scope(self) -> Scope:
-        """What `success` covers: here all estimators of the trap's answer."""
-        return exact.scope
-
-    @property
-    def upper_scope(self) -> Scope:
-        """What the edge from `log_kappa` covers."""
-        return edges("a direction uniform on the sphere of the norm", "", "a cap's share")[1]
-
     def sample(self, count: int, generator: np.random.Generator) -> Array:
-        """Records (count, N) of uniform direction."""
+        """Examples (count, N) of uniform direction."""
         drawn = generator.standard_normal((count, self.dim))
         return np.asarray(self.norm * drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
 
@@ -269,10 +256,10 @@ class KnownNorm:
         eta: float,
         draws: int = 0,
         generator: np.random.Generator | None = None,
-    ) -> Estimate:
+    ) -> SuccessEstimate:
         """gamma*, which needs no draws."""
         value = float(exact(noise_multiplier, dim=self.dim, eta=eta, norm=self.norm))
-        return Estimate(value, value, value, 0)
+        return SuccessEstimate(value, value, value, 0)
 
     def log_kappa(self, eta: ArrayLike) -> Any:
         """Exact: the share of the sphere in the largest cap within eta.
@@ -282,15 +269,6 @@ class KnownNorm:
             0.25
         """
         return one(np.asarray(log_kappa_sphere(dim=self.dim, eta=eta, norm=self.norm)))
-
-
-NORMS = 33
-"""Norms that the attack weighs for each part, over REACH standard deviations of |X|^2."""
-REACH = 3.5
-ROUNDING = 1e-9
-"""Of the sums behind the blind success, relative: added, as that has to be an upper bound."""
-FLOOR = 1e-12
-"""The least variance of any direction, relative to the largest: keeps sums finite."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,13 +289,19 @@ class GaussianPart:
 
     @classmethod
     def from_samples(cls, rows: Array, components: int) -> GaussianPart:
-        """Moments of rows (n, N): principal components, and the mean variance of the rest."""
+        """Moments of rows (n, N): principal components, and the mean variance of the rest.
+
+        Raises:
+            ValueError: fewer than 2 rows, or rows that are all equal.
+        """
+        if len(rows) < 2 or not np.ptp(rows, axis=0).any():
+            raise ValueError(f"images: these {len(rows)} have no variance; give different ones")
         mean, (n, dim) = rows.mean(0), rows.shape
         _, values, directions = np.linalg.svd(rows - mean, full_matrices=False)
         spectrum = values**2 / n
         k = min(components, dim, len(spectrum))
         rest = float(spectrum[k:].sum() / (dim - k)) if dim > k else 0.0
-        least = max(FLOOR * float(spectrum[0]), 1e-200)
+        least = max(LEAST_VARIANCE * float(spectrum[0]), 1e-200)
         return cls(mean, directions[:k].T, np.maximum(spectrum[:k], least), max(rest, least))
 
     @property
@@ -327,7 +311,7 @@ class GaussianPart:
 
     @property
     def norms(self) -> Array:
-        """(NORMS,) norms that a record of it may have."""
+        """(NORMS,) norms that an example of it may have."""
         projected = self.mean @ self.basis
         level = self.mean @ self.mean + self.spectrum.sum()
         off = self.mean @ self.mean - projected @ projected
@@ -364,11 +348,11 @@ class GaussianPart:
         log = -(off**2 / wide).sum(2) - np.log(wide).sum(1) - beyond / rest
         log = log / 2 - self._others * np.log(rest) / 2 + len(self.mean) * np.log(r.T)
         weight = special.softmax(log, 1)
-        kept = (weight[..., None] * (off * (self.variances / wide))).sum(1)
+        leading = (weight[..., None] * (off * (self.variances / wide))).sum(1)
         gain = self.rest / rest
         across, steady = (weight * gain * r.T).sum(1)[:, None], (weight * gain).sum(1)[:, None]
         orthogonal = across * answers - steady * self.mean
-        mean = self.mean + orthogonal + (kept - orthogonal @ self.basis) @ self.basis.T
+        mean = self.mean + orthogonal + (leading - orthogonal @ self.basis) @ self.basis.T
         left = (self.variances * added / wide).sum(1) + self._others * gain * added[:, 0]
         return special.logsumexp(log, 1), mean, weight @ left
 
@@ -394,7 +378,7 @@ class GaussianPart:
         return np.where(square >= spectrum.sum(), 0.0, np.minimum(0.0, found))
 
 
-class Mixture:
+class Mixture(RecordPrior):
     """A mixture of Gaussian images: `from_samples` fits one part to each class or cluster.
 
     Args:
@@ -404,16 +388,24 @@ class Mixture:
     Raises:
         ValueError: no part, weights that are 0 or below or of another number.
 
-    Source: this project; Anderson 1955 for the blind success.
+    Source: this project; Anderson 1955 for the prior-only success.
     """
 
-    said = "images from a mixture of {} Gaussians"
-
-    def __init__(self, parts: list[GaussianPart], weights: ArrayLike) -> None:
+    def __init__(self, parts: Sequence[GaussianPart], weights: ArrayLike) -> None:
         w = positive("weights", weights)
         if not parts or w.shape != (len(parts),):
             raise ValueError(f"weights has shape {w.shape}; give one for each of {len(parts)}")
         self.parts, self.weights = tuple(parts), w / w.sum()
+        self.dim = len(parts[0].mean)
+        self._describe(
+            f"mixture of {len(parts)} Gaussians", f"images from a mixture of {len(parts)} Gaussians"
+        )
+
+    def _describe(self, name: str, prior: str) -> None:
+        attack = "the mean of the approximate posterior over norms, or of its likeliest part"
+        kappa = "Chernoff's bound on the ball at each Gaussian's mean, summed"
+        self.name, self.lower_scope = name, _attained(prior, attack)
+        self.upper_scope = _bounded(prior, kappa)
 
     @classmethod
     def from_samples(
@@ -446,41 +438,10 @@ class Mixture:
         names, counts = np.unique(groups, return_counts=True)
         if counts.min() < 2:
             raise ValueError(f"class {names[counts.argmin()]} has 1 image; give 2 or more of each")
-        return cls([_fit(rows[groups == name], k) for name in names], counts)
-
-    @property
-    def informed(self) -> bool:
-        """True: it is taken from data."""
-        return True
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        return f"mixture of {len(self.parts)} Gaussians"
-
-    @property
-    def dim(self) -> int:
-        """N."""
-        return len(self.parts[0].mean)
-
-    @property
-    def lower_scope(self) -> Scope:
-        """What `success` covers."""
-        return self._edges[0]
-
-    @property
-    def upper_scope(self) -> Scope:
-        """What the edge from `log_kappa` covers."""
-        return self._edges[1]
-
-    @property
-    def _edges(self) -> tuple[Scope, Scope]:
-        prior = self.said.format(len(self.parts))
-        attack = "the mean of the approximate posterior over norms, or of its likeliest part"
-        return edges(prior, attack, "Chernoff's bound on the ball at each Gaussian's mean, summed")
+        return cls([GaussianPart.from_samples(rows[groups == name], k) for name in names], counts)
 
     def sample(self, count: int, generator: np.random.Generator) -> Array:
-        """Records (count, N) of the prior."""
+        """Examples (count, N) of the prior."""
         which = generator.choice(len(self.parts), count, p=self.weights)
         rows = np.empty((count, self.dim))
         for i, part in enumerate(self.parts):
@@ -488,10 +449,7 @@ class Mixture:
         return rows
 
     def attack(self, answers: Array, noise_multiplier: float, *, eta: float) -> Array:
-        """The posterior mean if its expected MSE is within eta, or else that of the likeliest part.
-
-        Shapes: answers (n, N), guesses the same.
-        """
+        """The posterior mean if its expected MSE is within eta, else that of the likeliest part."""
         noise = min(noise_multiplier, PURE_NOISE)
         found = [part.posterior(answers, noise) for part in self.parts]
         log, means, left = (np.stack([f[i] for f in found], 1) for i in range(3))
@@ -502,23 +460,8 @@ class Mixture:
         likeliest = means[np.arange(len(means)), weight.argmax(1)]
         return np.asarray(np.where((error <= self.dim * eta)[:, None], middle, likeliest))
 
-    def success(
-        self, noise_multiplier: float, *, eta: float, draws: int, generator: np.random.Generator
-    ) -> Estimate:
-        """How often the attack comes within an MSE of eta of records of the prior.
-
-        Raises:
-            ValueError: eta of 0 or below, draws that are no whole number.
-        """
-        return counted(self, noise_multiplier, eta=eta, draws=draws, generator=generator)
-
     def log_kappa(self, eta: ArrayLike) -> Any:
-        """Upper bound on the logarithm of the most mass within an MSE of eta of any point.
-
-        The most of a sum is at most the sum of each part's most.
-
-        Shapes: any.
-        """
+        """As in `RecordPrior`: the most of a sum is at most the sum of each part's most."""
         levels = positive("eta", eta, infinite=True)
         square = self.dim * levels.ravel()
         each = np.stack([part.log_ball(square) for part in self.parts], 1)
@@ -531,15 +474,15 @@ class GaussianImages(Mixture):
 
     Example:
         >>> images = np.random.default_rng(0).normal(size=(500, 8)) + 1
-        >>> rung = GaussianImages.from_samples(images, components=4)
-        >>> round(float(np.exp(rung.log_kappa(0.1))), 3)
+        >>> prior = GaussianImages.from_samples(images, components=4)
+        >>> round(float(np.exp(prior.log_kappa(0.1))), 3)
         0.004
     """
 
-    said = "Gaussian images: a mean, leading directions, one variance for the rest"
-
     def __init__(self, part: GaussianPart) -> None:
         super().__init__([part], [1.0])
+        words = "Gaussian images: a mean, leading directions, one variance for the rest"
+        self._describe("Gaussian images", words)
 
     @classmethod
     def from_samples(cls, images: ArrayLike, *, components: int) -> Self:  # type: ignore[override]
@@ -548,19 +491,8 @@ class GaussianImages(Mixture):
         Raises:
             ValueError: fewer than 2 images, or images that are all equal.
         """
-        rows = flat_images(images)
-        return cls(_fit(rows, int(single("components", whole("components", components)))))
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        return "Gaussian images"
-
-
-def _fit(rows: Array, components: int) -> GaussianPart:
-    if len(rows) < 2 or not np.ptp(rows, axis=0).any():
-        raise ValueError(f"images: these {len(rows)} have no variance; give different ones")
-    return GaussianPart.from_samples(rows, components)
+        k = int(single("components", whole("components", components)))
+        return cls(GaussianPart.from_samples(flat_images(images), k))
 
 
 def _clusters(rows: Array, clusters: int, seed: int) -> Array:
@@ -572,20 +504,8 @@ def _clusters(rows: Array, clusters: int, seed: int) -> Array:
     return np.asarray(KMeans(count, n_init=3, random_state=seed).fit_predict(rows))
 
 
-LIKELY = 4
-"""The most likely records that the attack tries as its guess, besides the two means."""
-SLACK = 1e-9
-"""Rounding of squared distances, relative to the squared norms they come from, and of sums."""
-_LOWER, _UPPER = edges(
-    "the gallery, by its weights",
-    "the guess, of the likeliest records and the means of posterior and prior, whose ball holds "
-    "most posterior",
-    "the most mass within twice the radius of a record",
-)
-
-
-class Gallery:
-    """The record is one of the images, with known weights.
+class Gallery(RecordPrior):
+    """The example is one of the images, with known weights.
 
     Shapes: `images` (n, ...), `weights` (n,).
 
@@ -596,14 +516,23 @@ class Gallery:
     Raises:
         ValueError: an image of norm 0, weights that are negative or of another length.
 
-    Source: this project; docs/risk.md, "the ladder of priors".
+    Source: this project; docs/risk.md, the family of priors.
 
     Example:
-        >>> rung = Gallery(np.eye(4))
-        >>> found = rung.success(0.2, eta=0.1, draws=200, generator=np.random.default_rng(0))
-        >>> found.value > 0.99, round(float(np.exp(rung.log_kappa(0.1))), 3)
+        >>> prior = Gallery(np.eye(4))
+        >>> found = prior.success(0.2, eta=0.1, draws=200, generator=np.random.default_rng(0))
+        >>> found.value > 0.99, round(float(np.exp(prior.log_kappa(0.1))), 3)
         (True, 0.25)
     """
+
+    lower_scope = _attained(
+        "the gallery, by its weights",
+        "the guess, of the likeliest examples and the means of posterior and prior, whose ball "
+        "holds most posterior",
+    )
+    upper_scope = _bounded(
+        "the gallery, by its weights", "the most mass within twice the radius of an example"
+    )
 
     def __init__(self, images: ArrayLike, weights: ArrayLike | None = None) -> None:
         rows = flat_images(images)
@@ -618,36 +547,12 @@ class Gallery:
         if np.any(norms == 0):
             raise ValueError("images holds one of norm 0, which has no direction; leave it out")
         self.images, self.weights = rows, w / w.sum()
+        self.name, self.dim = f"gallery of {len(rows)} images", int(rows.shape[1])
         self._mean = self.weights @ rows
         self._directions, self._squares = rows / norms[:, None], norms**2
 
-    @property
-    def informed(self) -> bool:
-        """True: it is taken from data."""
-        return True
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        return f"gallery of {len(self.images)} images"
-
-    @property
-    def dim(self) -> int:
-        """N."""
-        return int(self.images.shape[1])
-
-    @property
-    def lower_scope(self) -> Scope:
-        """What `success` covers."""
-        return _LOWER
-
-    @property
-    def upper_scope(self) -> Scope:
-        """What the edge from `log_kappa` covers."""
-        return _UPPER
-
     def sample(self, count: int, generator: np.random.Generator) -> Array:
-        """Records (count, N) of the gallery."""
+        """Examples (count, N) of the gallery."""
         return np.asarray(self.images[generator.choice(len(self.images), count, p=self.weights)])
 
     def attack(self, answers: Array, noise_multiplier: float, *, eta: float) -> Array:
@@ -656,28 +561,21 @@ class Gallery:
 
     def success(
         self, noise_multiplier: float, *, eta: float, draws: int, generator: np.random.Generator
-    ) -> Estimate:
+    ) -> SuccessEstimate:
         """Mean posterior mass within eta of the guess: its expectation is the success.
-
-        Shapes: numbers. Units: `eta` MSE in input units squared.
 
         Raises:
             ValueError: eta of 0 or below, fewer than 2 draws.
         """
-        noise, eta, draws = setting(noise_multiplier, eta, draws, 2)
+        noise, eta, draws = _setting(noise_multiplier, eta, draws, 2)
         found = []
         for start in range(0, draws, CHUNK):
-            records = self.sample(min(CHUNK, draws - start), generator)
-            found.append(self._best(answer(records, noise, generator), noise, eta)[1])
-        return Estimate.of_chances(np.concatenate(found))
+            examples = self.sample(min(CHUNK, draws - start), generator)
+            found.append(self._best(answer(examples, noise, generator), noise, eta)[1])
+        return SuccessEstimate.of_chances(np.concatenate(found))
 
     def log_kappa(self, eta: ArrayLike) -> Any:
-        """Upper bound on the logarithm of the most weight within an MSE of eta of any point.
-
-        A ball that holds a record lies in the ball of twice the radius about that record.
-
-        Shapes: any.
-        """
+        """As in `RecordPrior`: a ball with an example lies in that of twice the radius there."""
         levels = positive("eta", eta, infinite=True)
         reach, most = 4 * self.dim * np.atleast_1d(levels).ravel(), np.zeros(levels.size)
         for start in range(0, len(self.images), CHUNK):
@@ -699,9 +597,8 @@ class Gallery:
         """Guesses (n, N) and the posterior mass (n,) within eta of each."""
         chance, rows = self.posterior(answers, noise), np.arange(len(answers))
         likely = np.argsort(-chance, 1)[:, :LIKELY]
-        blind = np.broadcast_to(self._mean, answers.shape)
         tries = [
-            blind,
+            np.broadcast_to(self._mean, answers.shape),
             chance @ self.images,
             *(self.images[likely[:, i]] for i in range(likely.shape[1])),
         ]
@@ -718,98 +615,64 @@ class Gallery:
         return np.asarray(total * (1 - slack) - 2 * points @ self.images.T)
 
 
-KINDS = ("mixture", "gaussian", "gallery")
-"""Priors that are taken from images."""
-MIN_EXAMPLES = 64
-"""Examples that a prior is taken from at least."""
-MOST, TOGETHER = 5000, 512
-"""Images that are compared with each other, and how many at once."""
-
-
-class EmpiricallyBoundedPrior:
-    """A rung whose blind success is at least the largest share that one of some images reaches.
+class EmpiricallyBoundedPrior(RecordPrior):
+    """A prior whose prior-only success is at least what one of some images reaches of the others.
 
     A model that was fitted to images can hold near ones for far rarer than they are: an attacker
-    with one such image, sent as a blind guess, would then beat the edge.
+    with one such image, sent as a guess without the update, would then beat the upper bound.
 
     Args:
-        rung: the prior.
+        prior: the model.
         groups: images (n, ...) of each group that the attacker can tell apart without the update,
             such as the classes where labels are known; each weighs by its size.
 
     Source: this project.
 
     Example:
-        >>> from leakbound.bounds.record_priors import KnownNorm
-        >>> rung = EmpiricallyBoundedPrior(KnownNorm(2), [[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]])
-        >>> round(float(np.exp(rung.log_kappa(1e-3))), 3)
+        >>> groups = [[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]]
+        >>> prior = EmpiricallyBoundedPrior(KnownNorm(2), groups)
+        >>> round(float(np.exp(prior.log_kappa(1e-3))), 3)
         0.5
     """
 
-    def __init__(self, rung: RecordPrior, groups: list[ArrayLike]) -> None:
-        self.rung, self.groups = rung, [flat_images(images) for images in groups]
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        return f"{self.rung.name}, no rarer than seen"
-
-    @property
-    def informed(self) -> bool:
-        """True: it has seen data."""
-        return True
-
-    @property
-    def dim(self) -> int:
-        """N."""
-        return self.rung.dim
-
-    @property
-    def lower_scope(self) -> Scope:
-        """What `success` covers."""
-        return self.rung.lower_scope
-
-    @property
-    def upper_scope(self) -> Scope:
-        """What the edge from `log_kappa` covers."""
-        return self.rung.upper_scope
+    def __init__(self, prior: RecordPrior, groups: Sequence[ArrayLike]) -> None:
+        self.prior, self.groups = prior, [flat_images(images) for images in groups]
+        self.name, self.dim = f"{prior.name}, no rarer than seen", prior.dim
+        self.lower_scope, self.upper_scope = prior.lower_scope, prior.upper_scope
 
     def sample(self, count: int, generator: np.random.Generator) -> Array:
-        """Records (count, N) of the prior."""
-        return self.rung.sample(count, generator)
+        """Examples (count, N) of the model."""
+        return self.prior.sample(count, generator)
 
     def attack(self, answers: Array, noise_multiplier: float, *, eta: float) -> Array:
-        """The rung's."""
-        return self.rung.attack(answers, noise_multiplier, eta=eta)
+        """The model's."""
+        return self.prior.attack(answers, noise_multiplier, eta=eta)
 
     def success(
         self, noise_multiplier: float, *, eta: float, draws: int, generator: np.random.Generator
-    ) -> Estimate:
-        """The rung's."""
-        return self.rung.success(noise_multiplier, eta=eta, draws=draws, generator=generator)
+    ) -> SuccessEstimate:
+        """The model's."""
+        return self.prior.success(noise_multiplier, eta=eta, draws=draws, generator=generator)
 
     def log_kappa(self, eta: ArrayLike) -> Any:
-        """Logarithm of the rung's bound or of what was seen, whichever is more.
-
-        Shapes: any.
-        """
+        """Logarithm of the model's bound or of the share that matches, whichever is more."""
         levels = positive("eta", eta, infinite=True)
         total = sum(len(group) for group in self.groups)
-        seen = [
+        share = [
             sum(len(g) / total * largest_match_rate(g, float(level)) for g in self.groups)
             for level in levels.ravel()
         ]
         with np.errstate(divide="ignore"):
-            found = np.maximum(np.asarray(self.rung.log_kappa(levels)).ravel(), np.log(seen))
+            found = np.maximum(np.asarray(self.prior.log_kappa(levels)).ravel(), np.log(share))
         return one(np.minimum(0.0, found).reshape(levels.shape))
 
 
 def from_images(
     images: ArrayLike, kind: str = "mixture", *, components: int = 32
 ) -> EmpiricallyBoundedPrior:
-    """A prior taken from public images, never trusted below what these reach of one another.
+    """A prior taken from public images, with at least the success that one of them has.
 
-    Shapes: `images` (n, ...); the trailing sizes are one record's values.
+    Shapes: `images` (n, ...); the trailing sizes are one example's values.
 
     Args:
         images: public ones, of the same kind as the private ones.

@@ -1,235 +1,228 @@
-"""Older bounds, for comparison: floors on unbiased attackers, and gammas from Renyi privacy.
+"""Earlier bounds, for comparison: errors of unbiased attackers, and gammas from Renyi privacy.
 
-The floors say nothing of attackers with a bias: a zero image, shrinkage, a prior or a network beats
-them. The gammas cover every attacker and are looser than `identification.gaussian`.
+The bounds on errors do not hold for attackers with a bias: a zero image, shrinkage, a prior or a
+network beats them. The gammas hold for every attacker and are looser than
+`identification.gaussian`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from leakbound.bounds.identification import log_blind
-from leakbound.bounds.law import Array, RiskLaw, Scope, non_negative, one, whole
+from leakbound.bounds.law import Array, Scope, non_negative, one, scoped, whole
 
-__all__ = [
-    "balle_gamma",
-    "dfil",
-    "fisher_bound",
-    "guo_bound",
-    "hannun_loss",
-    "renyi_gamma",
-]
+__all__ = ["balle_gamma", "dfil", "fisher_bound", "guo_bound", "hannun_loss", "renyi_gamma"]
 
 RANK = 1e-12
 """Eigenvalues below this part of the largest count as 0: directions that are not released."""
+_UNBIASED = "unbiased attackers only"
+_BIASED = "anything about attackers with a bias: a zero image, shrinkage, a prior, a network"
+_AT_ONE = Scope(
+    covers="equivariant",
+    attackers=_UNBIASED,
+    prior="the one example at which the Jacobian was taken",
+    known="everything but the example and the noise",
+    not_said=_BIASED,
+    equation="Hannun et al. 2021; Guo et al. 2022",
+)
+_PRIVATE = Scope(
+    covers="all",
+    attackers="all attackers of a mechanism with the stated privacy",
+    prior="averaged over the prior that kappa is computed for; other examples fixed or known",
+    known="everything but the example and the noise",
+    not_said="a bound for one given example, or for a sharper prior",
+    equation="Balle et al. 2022",
+)
 
 
-@dataclass(frozen=True)
-class Guo(RiskLaw):
-    """Least mean squared error of an unbiased attacker, from the 2-Renyi divergence."""
+@scoped(
+    Scope(
+        covers="equivariant",
+        attackers=_UNBIASED,
+        prior="every example of a domain with the given diameters",
+        known="everything but the example and the noise",
+        not_said=_BIASED,
+        equation="Guo et al. 2022",
+    )
+)
+def guo_bound(
+    noise_multiplier: ArrayLike, *, dim: int, diameters: ArrayLike, steps: ArrayLike = 1
+) -> Any:
+    """Least mean squared error of an unbiased attacker, from the 2-Renyi divergence.
 
-    def __call__(
-        self,
-        noise_multiplier: ArrayLike,
-        *,
-        dim: int,
-        diameters: ArrayLike,
-        steps: ArrayLike = 1,
-    ) -> Any:
-        """mean(diameters^2) / 4 / (e^epsilon - 1), epsilon = 4 steps / noise^2 (replace one).
+    mean(diameters^2) / 4 / (e^epsilon - 1), epsilon = 4 steps / noise^2. Two examples are compared,
+    so their clipped gradients differ by up to two clip norms.
 
-        Two records are compared, so their clipped gradients differ by up to two clip norms.
+    Shapes: noise_multiplier and steps broadcast; diameters a number or (dim,).
 
-        Shapes: noise_multiplier and steps broadcast; diameters a number or (dim,).
+    Args:
+        noise_multiplier: noise standard deviation / clip norm.
+        dim: N, the number of values of one example.
+        diameters: how far apart two examples can be in each value, input units.
+        steps: full-batch steps, composed adaptively.
 
-        Args:
-            noise_multiplier: noise standard deviation / clip norm.
-            dim: N, the number of values of one record.
-            diameters: how far apart two records can be in each value, input units.
-            steps: full-batch steps, composed adaptively.
+    Returns:
+        A lower bound on the error a value, squared input units; infinite without information, where
+        there is no unbiased attacker.
 
-        Returns:
-            A floor on the mean squared error a value, input units squared; infinite without
-            information, where there is no unbiased attacker.
+    Raises:
+        ValueError: diameters of another shape, a number outside its range.
 
-        Raises:
-            ValueError: diameters of another shape, a number outside its range.
+    Source: Guo et al. 2022, with the Gaussian mechanism's divergence of order 2
+    (replacing one example).
 
-        Source: Guo et al. 2022, with the Gaussian mechanism's divergence of order 2
-        (replacing one record).
-
-        Example:
-            >>> round(guo_bound(2.0, dim=4, diameters=1.0), 4)
-            0.1455
-        """
-        sigma, count = non_negative("noise_multiplier", noise_multiplier), whole("steps", steps)
-        n, wide = int(whole("dim", dim)), non_negative("diameters", diameters)
-        if wide.shape not in ((), (n,)):
-            raise ValueError(f"diameters has shape {wide.shape}; give a number or ({n},)")
-        with np.errstate(divide="ignore", over="ignore"):
-            square = float((wide**2).mean())
-            told = np.asarray(np.expm1(4 * count / sigma**2))
-            return one(np.where(square > 0, square / 4 / np.where(square > 0, told, 1.0), 0.0))
-
-
-@dataclass(frozen=True)
-class FisherFloor(RiskLaw):
-    """Least mean squared error of an unbiased attacker at one record: tr(I^+) / N."""
-
-    def __call__(self, information: ArrayLike) -> Any:
-        """The Cramer-Rao floor; directions of no information are left out, not counted as known.
-
-        Information adds over steps, and a step that samples the record at a rate q has at most q
-        times its information. After full clipping of a linear trap the norm is not released: the
-        floor is that on the tangent space. 1 / dfil^2 is a weaker one.
-
-        Shapes: information (..., N, N), symmetric; the answer (...).
-
-        Args:
-            information: Fisher information of the record, J^T J / (noise clip_norm)^2 with J the
-                Jacobian of the clipped gradient.
-
-        Raises:
-            ValueError: no square symmetric matrices, or a negative eigenvalue.
-
-        Source: Hannun et al. 2021, Guo et al. 2022.
-
-        Example:
-            >>> fisher_bound([[4.0, 0.0], [0.0, 1.0]])
-            0.625
-        """
-        values = _spectrum(information)
-        kept = _kept(values)
-        inverse = np.divide(1.0, values, out=np.zeros_like(values), where=kept)
-        return one(inverse.sum(-1) / values.shape[-1])
+    Example:
+        >>> round(guo_bound(2.0, dim=4, diameters=1.0), 4)
+        0.1455
+    """
+    sigma, count = non_negative("noise_multiplier", noise_multiplier), whole("steps", steps)
+    n, wide = int(whole("dim", dim)), non_negative("diameters", diameters)
+    if wide.shape not in ((), (n,)):
+        raise ValueError(f"diameters has shape {wide.shape}; give a number or ({n},)")
+    with np.errstate(divide="ignore", over="ignore"):
+        square = float((wide**2).mean())
+        power = np.asarray(np.expm1(4 * count / sigma**2))
+        return one(np.where(square > 0, square / 4 / np.where(square > 0, power, 1.0), 0.0))
 
 
-@dataclass(frozen=True)
-class FisherLoss(RiskLaw):
-    """What a release tells of one record: the root of the largest eigenvalue of I."""
+@scoped(_AT_ONE)
+def fisher_bound(information: ArrayLike) -> Any:
+    """Least mean squared error of an unbiased attacker at one example: tr(I^+) / N (Cramér-Rao).
 
-    def __call__(self, information: ArrayLike) -> Any:
-        """eta: any unbiased estimate of any unit combination errs by at least 1 / eta (rms).
+    Directions of no information are left out, not counted as known. Information adds over steps,
+    and a step that samples the example at a rate q has at most q times its information. After full
+    clipping of a linear trap the norm is not released: the bound is that on the tangent space.
+    1 / dfil^2 is a weaker one.
 
-        Shapes: information (..., N, N); the answer (...).
+    Shapes: information (..., N, N), symmetric; the answer (...).
 
-        Raises:
-            ValueError: as `fisher_bound`.
+    Args:
+        information: Fisher information of the example, J^T J / (noise clip_norm)^2 with J the
+            Jacobian of the clipped gradient.
 
-        Source: Hannun et al. 2021.
+    Raises:
+        ValueError: no square symmetric matrices, or a negative eigenvalue.
 
-        Example:
-            >>> hannun_loss([[4.0, 0.0], [0.0, 1.0]])
-            2.0
-        """
-        return one(np.sqrt(_spectrum(information)[..., -1]))
+    Source: Hannun et al. 2021, Guo et al. 2022.
 
-
-@dataclass(frozen=True)
-class Dfil(RiskLaw):
-    """The diagonal Fisher information loss: 1 / dfil^2 is a floor below `fisher_bound`."""
-
-    def __call__(self, information: ArrayLike) -> Any:
-        """sqrt(tr(I) / N), or sqrt(N tr(I)) / r where only r directions are released.
-
-        Shapes: information (..., N, N); the answer (...).
-
-        Raises:
-            ValueError: as `fisher_bound`.
-
-        Source: Guo et al. 2022.
-
-        Example:
-            >>> round(dfil([[4.0, 0.0], [0.0, 1.0]]) ** 2, 9)
-            2.5
-        """
-        values = _spectrum(information)
-        rank = np.maximum(_kept(values).sum(-1), 1)
-        return one(np.sqrt(values.shape[-1] * values.sum(-1)) / rank)
+    Example:
+        >>> fisher_bound([[4.0, 0.0], [0.0, 1.0]])
+        0.625
+    """
+    values = _spectrum(information)
+    inverse = np.divide(1.0, values, out=np.zeros_like(values), where=_released(values))
+    return one(inverse.sum(-1) / values.shape[-1])
 
 
-@dataclass(frozen=True)
-class Balle(RiskLaw):
-    """gamma <= (kappa e^epsilon)^((order - 1) / order), from Renyi or pure privacy."""
+@scoped(_AT_ONE)
+def hannun_loss(information: ArrayLike) -> Any:
+    """eta: any unbiased estimate of any unit combination errs by at least 1 / eta (rms).
 
-    def __call__(
-        self,
-        epsilon: ArrayLike,
-        *,
-        order: ArrayLike = np.inf,
-        kappa: ArrayLike | None = None,
-        log_kappa: ArrayLike | None = None,
-    ) -> Any:
-        """Most probability of reaching a goal whose blind success is kappa.
+    The root of the largest eigenvalue of I. Shapes and errors as in `fisher_bound`.
 
-        Shapes: all broadcast.
+    Source: Hannun et al. 2021.
 
-        Args:
-            epsilon: of (order, epsilon) Renyi privacy, at least 0, against the run without.
-            order: above 1; infinite for pure epsilon-DP.
-            kappa: blind success, in [0, 1]; or
-            log_kappa: its natural logarithm.
-
-        Raises:
-            ValueError: an order of 1 or below, negative epsilon, kappa outside [0, 1].
-
-        Source: Balle et al. 2022.
-
-        Example:
-            >>> round(balle_gamma(np.log(3.0), kappa=0.1), 9)
-            0.3
-        """
-        spent, degree = non_negative("epsilon", epsilon), np.asarray(order, float)
-        if not np.all(degree > 1):
-            raise ValueError(f"order is {order!r}; give numbers above 1, infinity for pure privacy")
-        spent, blind = np.broadcast_arrays(spent, log_blind(kappa, log_kappa))
-        most = np.where(spent == np.inf, 0.0, blind + np.where(spent == np.inf, 0.0, spent))
-        return one(np.exp(np.minimum(0.0, most * (1 - 1 / degree))))
+    Example:
+        >>> hannun_loss([[4.0, 0.0], [0.0, 1.0]])
+        2.0
+    """
+    return one(np.sqrt(_spectrum(information)[..., -1]))
 
 
-@dataclass(frozen=True)
-class GaussianRenyi(RiskLaw):
-    """`balle_gamma` of the Gaussian mechanism at its best order."""
+@scoped(_AT_ONE)
+def dfil(information: ArrayLike) -> Any:
+    """Diagonal Fisher information loss: sqrt(tr(I) / N), or sqrt(N tr(I)) / r of r directions.
 
-    def __call__(
-        self,
-        noise_multiplier: ArrayLike,
-        *,
-        kappa: ArrayLike | None = None,
-        log_kappa: ArrayLike | None = None,
-        steps: ArrayLike = 1,
-    ) -> Any:
-        """exp(-(sqrt(log 1/kappa) - mu / sqrt 2)^2), mu = sqrt(steps) / noise; 1 from mu on.
+    1 / dfil^2 is a bound below `fisher_bound`. Shapes and errors as there.
 
-        Order a costs a mu^2 / 2 (add or remove one); a = sqrt(2 log 1/kappa) / mu is the best one.
+    Source: Guo et al. 2022.
 
-        Shapes: all broadcast.
+    Example:
+        >>> round(dfil([[4.0, 0.0], [0.0, 1.0]]) ** 2, 9)
+        2.5
+    """
+    values = _spectrum(information)
+    rank = np.maximum(_released(values).sum(-1), 1)
+    return one(np.sqrt(values.shape[-1] * values.sum(-1)) / rank)
 
-        Args:
-            noise_multiplier: noise standard deviation / clip norm.
-            kappa: blind success, in [0, 1]; or
-            log_kappa: its natural logarithm.
-            steps: full-batch steps, composed adaptively.
 
-        Raises:
-            ValueError: kappa outside [0, 1], negative noise, steps below 1.
+@scoped(_PRIVATE)
+def balle_gamma(
+    epsilon: ArrayLike,
+    *,
+    order: ArrayLike = np.inf,
+    kappa: ArrayLike | None = None,
+    log_kappa: ArrayLike | None = None,
+) -> Any:
+    """Most probability of reaching a goal: gamma <= (kappa e^epsilon)^((order - 1) / order).
 
-        Source: Balle et al. 2022, with the Gaussian mechanism's divergence.
+    Shapes: all broadcast.
 
-        Example:
-            >>> round(renyi_gamma(1.0, kappa=0.1), 4)
-            0.5186
-        """
-        sigma, count = non_negative("noise_multiplier", noise_multiplier), whole("steps", steps)
-        sigma, blind, count = np.broadcast_arrays(sigma, log_blind(kappa, log_kappa), count)
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            room = np.sqrt(-blind) - np.sqrt(count / 2) / sigma
-            found = np.where(room > 0, np.exp(-(room**2)), 1.0)
-        return one(found)
+    Args:
+        epsilon: of (order, epsilon) Renyi privacy, at least 0, against the run without.
+        order: above 1; infinite for pure epsilon-DP.
+        kappa: prior-only success, in [0, 1]; or
+        log_kappa: its natural logarithm.
+
+    Raises:
+        ValueError: an order of 1 or below, negative epsilon, kappa outside [0, 1].
+
+    Source: Balle et al. 2022.
+
+    Example:
+        >>> round(balle_gamma(np.log(3.0), kappa=0.1), 9)
+        0.3
+    """
+    spent, degree = non_negative("epsilon", epsilon), np.asarray(order, float)
+    if not np.all(degree > 1):
+        raise ValueError(f"order is {order!r}; give numbers above 1, infinity for pure privacy")
+    spent, blind = np.broadcast_arrays(spent, log_blind(kappa, log_kappa))
+    most = np.where(spent == np.inf, 0.0, blind + np.where(spent == np.inf, 0.0, spent))
+    return one(np.exp(np.minimum(0.0, most * (1 - 1 / degree))))
+
+
+@scoped(_PRIVATE)
+def renyi_gamma(
+    noise_multiplier: ArrayLike,
+    *,
+    kappa: ArrayLike | None = None,
+    log_kappa: ArrayLike | None = None,
+    steps: ArrayLike = 1,
+) -> Any:
+    """`balle_gamma` of the Gaussian mechanism at its best order.
+
+    exp(-(sqrt(log 1/kappa) - mu / sqrt 2)^2), mu = sqrt(steps) / noise; 1 from mu on. Order a costs
+    a mu^2 / 2 (add or remove one); a = sqrt(2 log 1/kappa) / mu is the best one.
+
+    Shapes: all broadcast.
+
+    Args:
+        noise_multiplier: noise standard deviation / clip norm.
+        kappa: prior-only success, in [0, 1]; or
+        log_kappa: its natural logarithm.
+        steps: full-batch steps, composed adaptively.
+
+    Raises:
+        ValueError: kappa outside [0, 1], negative noise, steps below 1.
+
+    Source: Balle et al. 2022, with the Gaussian mechanism's divergence.
+
+    Example:
+        >>> round(renyi_gamma(1.0, kappa=0.1), 4)
+        0.5186
+    """
+    sigma, blind, count = np.broadcast_arrays(
+        non_negative("noise_multiplier", noise_multiplier),
+        log_blind(kappa, log_kappa),
+        whole("steps", steps),
+    )
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        room = np.sqrt(-blind) - np.sqrt(count / 2) / sigma
+        return one(np.where(room > 0, np.exp(-(room**2)), 1.0))
 
 
 def _spectrum(information: ArrayLike) -> Array:
@@ -245,43 +238,5 @@ def _spectrum(information: ArrayLike) -> Array:
     return np.maximum(values, 0.0)
 
 
-def _kept(values: Array) -> Array:
+def _released(values: Array) -> Array:
     return np.asarray((values > RANK * values[..., -1:]) & (values > 0))
-
-
-_UNBIASED = "unbiased attackers only"
-_BIASED = "anything about attackers with a bias: a zero image, shrinkage, a prior, a network"
-
-guo_bound = Guo(
-    Scope(
-        covers="equivariant",
-        attackers=_UNBIASED,
-        prior="every record of a domain with the given diameters",
-        known="everything but the record and the noise",
-        not_said=_BIASED,
-        equation="Guo et al. 2022",
-    )
-)
-fisher_bound = FisherFloor(
-    Scope(
-        covers="equivariant",
-        attackers=_UNBIASED,
-        prior="the one record at which the Jacobian was taken",
-        known="everything but the record and the noise",
-        not_said=_BIASED,
-        equation="Hannun et al. 2021; Guo et al. 2022",
-    )
-)
-hannun_loss = FisherLoss(fisher_bound.scope)
-dfil = Dfil(fisher_bound.scope)
-balle_gamma = Balle(
-    Scope(
-        covers="all",
-        attackers="all attackers of a mechanism with the stated privacy",
-        prior="averaged over the prior that kappa is computed for; other records fixed or known",
-        known="everything but the record and the noise",
-        not_said="a bound for one given record, or for a sharper prior",
-        equation="Balle et al. 2022",
-    )
-)
-renyi_gamma = GaussianRenyi(balle_gamma.scope)

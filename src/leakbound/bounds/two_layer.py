@@ -1,9 +1,11 @@
-"""Floors for the two-layer network of paper B, from the closed form of its gradient's Jacobian.
+"""The two-layer network of paper B: bounds from its gradient's Jacobian, and Table 1's orders.
 
 f(x) = sum_j a_j s(w_j . x), loss sum_i (y_i - f(x_i))^2 over B examples x_i in R^n. Parameters are
 laid out by hidden unit, (M, 1 + n): d loss / d a_j first, then d loss / d w_j. What is released is
 that gradient, clipped, with Gaussian noise, in part; J (B n, M (1 + n)) is its derivative.
-Orders, which bound nothing, stand in `two_layer`.
+
+`local_bound` and `bayes_bound` are bounds. An order (`upper_order`, `lower_order`) leaves out its
+constant and its logarithms: it says how an error changes with the setting, and bounds no error.
 """
 
 from __future__ import annotations
@@ -17,8 +19,12 @@ from scipy import integrate
 
 from leakbound import check
 from leakbound.bounds.activations import ACTIVATIONS
-from leakbound.bounds.cramer_rao import ErrorBound, full_bound, full_bound_from_samples
-from leakbound.bounds.cramer_rao import trace_bound as trace_floor_of
+from leakbound.bounds.cramer_rao import (
+    ErrorBound,
+    full_bound,
+    full_bound_from_samples,
+    trace_bound,
+)
 from leakbound.bounds.priors import Array, FlatPrior, GaussianPrior, real
 
 __all__ = [
@@ -47,7 +53,7 @@ LOCAL = (
     "examples are compared in their true order; an error after pairing can be lower",
 )
 MASKED = "which coordinates are sent does not change near these inputs"
-KINKED = "no hidden unit's kink lies at these inputs; what the gradient's jumps tell is not counted"
+KINKED = "no hidden unit's kink lies at these inputs; what the gradient's jumps leak is not counted"
 KNOWN_NORM = "the estimator knows every norm |x_i|: errors along x_i are not counted"
 PUBLIC_MASK = "which coordinates are sent does not depend on the data (dropout; not pruning)"
 EXACT = "paper B, eq. (27) with errata 2.5: R_L^2 >= (1 / B) tr (J J^T / noise_std^2)^-1"
@@ -199,9 +205,9 @@ def fisher(
     """The Fisher information (B n, B n) of the release about the inputs, in O(B^2 M n^2).
 
     The gradient is scaled by 1 / max(1, |gradient| / clip_norm), noise is added, and the
-    coordinates where `mask` (M, 1 + n) is False are withheld. The scale's own derivative is
-    counted: clipping removes the gradient's length, so the information is a little below that of
-    the paper's factor max(1, |gradient| / clip_norm) on the noise.
+    coordinates where `mask` (M, 1 + n) is False are withheld. The scale's own derivative counts:
+    clipping removes the gradient's length, so the information is a little below that of the paper's
+    factor max(1, |gradient| / clip_norm) on the noise.
 
     Raises:
         ValueError: wrong shapes, NaN, a noise_std or clip_norm that is not above 0.
@@ -256,21 +262,21 @@ def local_bound(
     norm_known: bool = False,
     trace: bool = False,
 ) -> ErrorBound:
-    """The Cramer-Rao floor at these inputs, for estimators that are unbiased near them.
+    """The Cramér-Rao bound at these inputs, for estimators that are unbiased near them.
 
     `value` is the mean squared error of one input's entry; times n it is the paper's R_L^2. It is
-    capped at the zero guess's error. It binds no biased attacker: see `bayes_bound`.
+    capped at the zero guess's error. It does not hold for biased attackers: see `bayes_bound`.
 
     Shapes: `inputs` (B, n), `targets` (B,), `mask` (M, 1 + n).
 
     Args:
         network: the weights.
-        inputs: at which the floor holds.
+        inputs: at which the bound holds.
         targets: known to the attacker.
         noise_std: of the noise on what is sent, as in `fisher`.
-        clip_norm: None where nothing is clipped.
-        mask: None where all is sent.
-        norm_known: whether the estimator is granted every |x_i|; the floor falls a little.
+        clip_norm: as in `fisher`.
+        mask: as in `fisher`.
+        norm_known: whether the estimator knows every |x_i|; the bound falls a little.
         trace: the coarser noise_std^2 B n^2 / |J|_F^2.
 
     Raises:
@@ -280,8 +286,8 @@ def local_bound(
 
     Example:
         >>> network = TwoLayer(np.eye(2), [1.0, 1.0], "cubic")
-        >>> floor = local_bound(network, [[0.6, 0.8]], [1.0], noise_std=0.01)
-        >>> floor.covers, 0 < floor.value < 1e-4
+        >>> bound = local_bound(network, [[0.6, 0.8]], [1.0], noise_std=0.01)
+        >>> bound.covers, 0 < bound.value < 1e-4
         ('unbiased', True)
     """
     x = real("inputs", inputs, 2)
@@ -290,21 +296,17 @@ def local_bound(
         frame = _tangent(x)
         information = frame.T @ information @ frame
     flat = FlatPrior(len(information), max(float((x**2).sum()), np.finfo(float).tiny))
-    by_trace = trace_floor_of(float(np.trace(information)), flat)
+    by_trace = trace_bound(float(np.trace(information)), flat)
     found = by_trace if trace else full_bound(information, flat)
+    kinked = not ACTIVATIONS[network.activation].smooth
+    cases = ((MASKED, mask is not None), (KNOWN_NORM, norm_known), (KINKED, kinked))
     return replace(
         found,
         value=found.value * len(information) / x.size,
-        assumptions=_assumed(network, mask is not None, norm_known),
+        assumptions=(*LOCAL, *(sentence for sentence, holds in cases if holds)),
         equation=TRACE if trace else EXACT,
         per_pixel=None if norm_known else found.per_pixel,
     )
-
-
-def _assumed(network: TwoLayer, masked: bool, norm_known: bool) -> tuple[str, ...]:
-    kinked = not ACTIVATIONS[network.activation].smooth
-    cases = ((MASKED, masked), (KNOWN_NORM, norm_known), (KINKED, kinked))
-    return (*LOCAL, *(sentence for sentence, holds in cases if holds))
 
 
 def _tangent(x: Array) -> Array:
@@ -327,7 +329,7 @@ def bayes_bound(
     clip_norm: float | None = None,
     mask: Any = None,
 ) -> ErrorBound:
-    """The van Trees floor for every attacker, where inputs are N(0, variance I).
+    """The van Trees bound for every attacker, where inputs are N(0, variance I).
 
     Args:
         network: the weights.
@@ -335,22 +337,20 @@ def bayes_bound(
         generator: draws the inputs at which the information is averaged.
         noise_std: of the noise on what is sent, as in `fisher`.
         variance: of one entry; None is 1 / n, inputs of about unit length.
-        draws: inputs drawn, at least 4; the floor is a 0.99 confidence limit.
-        clip_norm: None where nothing is clipped.
-        mask: None where all is sent.
-
-    Assumptions: a mask must not depend on the data; the activation must be smooth, because the
-        gradient of others jumps with the inputs and tells more than its derivative.
+        draws: inputs drawn, at least 4; the bound is a 0.99 confidence limit.
+        clip_norm: as in `fisher`.
+        mask: as in `fisher`; it must not depend on the data.
 
     Raises:
-        ValueError: as `fisher`; an activation with a kink; fewer than 4 draws.
+        ValueError: as `fisher`; an activation that is not smooth, whose gradient jumps with the
+            inputs and leaks more than its derivative; fewer than 4 draws.
 
     Source: paper A, eq. (1); paper B, Lemma D.6.
     """
     if not ACTIVATIONS[network.activation].smooth:
         smooth = ", ".join(name for name, one in ACTIVATIONS.items() if one.smooth)
         raise ValueError(
-            f"activation is {network.activation!r}, whose gradient jumps: a floor from its "
+            f"activation is {network.activation!r}, whose gradient jumps: a bound from its "
             f"derivative would be too high; take one of {smooth}"
         )
     y, n = real("targets", targets, 1), network.inner.shape[1]
@@ -363,15 +363,7 @@ def bayes_bound(
     return replace(found, assumptions=sentences, equation=BAYES)
 
 
-DEFENSES = (
-    "none",
-    "local_aggregation",
-    "noise",
-    "clipping",
-    "dp_sgd",
-    "dropout",
-    "pruning",
-)
+DEFENSES = ("none", "local_aggregation", "noise", "clipping", "dp_sgd", "dropout", "pruning")
 _UPPER = {
     "none": ("B sqrt(n / M)", "Theorem 3.1 (errata 2.2)"),
     "local_aggregation": ("B sqrt(n / M)", "Proposition 3.1"),
@@ -458,7 +450,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Order:
-    """How an error grows, with no constant: never a floor, and never a guarantee.
+    """How an error grows, with no constant: never a bound, and never a guarantee.
 
     Attributes:
         side: "upper" (the tensor attack's error) or "lower" (every estimator's).
@@ -495,7 +487,10 @@ def upper_order(defense: str, setting: OrderSetting) -> Order:
     formula, where = _UPPER[defense]
     if defense == "pruning":
         return Order("upper", defense, formula, None, (), f"paper B, {where}")
-    own = _thinned(setting) if defense == "dropout" else setting
+    own = setting
+    if defense == "dropout":  # of hidden units: a narrower network (errata 2.9)
+        width = max(1, round((1 - setting.rate) * setting.width))
+        own = replace(setting, width=width, rate=0.0)
     factor = float(own.batch)
     if defense == "noise":
         factor += own.noise_std
@@ -545,7 +540,7 @@ def conditions(setting: OrderSetting) -> tuple[Condition, Condition]:
 
 
 def mean_derivative(activation: str, order: int) -> float:
-    """E s^(order)(z) for a standard normal z, as E s(z) He_order(z): kinks need no care.
+    """E s^(order)(z) for a standard normal z, as E s(z) He_order(z), kinks or not.
 
     Example:
         >>> round(mean_derivative("cubic", 3), 9), round(mean_derivative("relu", 2), 9)
@@ -561,8 +556,3 @@ def mean_derivative(activation: str, order: int) -> float:
 
     halves = ((-12.0, 0.0), (0.0, 12.0))
     return sum(float(integrate.quad(integrand, *half, epsabs=1e-13)[0]) for half in halves)
-
-
-def _thinned(setting: OrderSetting) -> OrderSetting:
-    """Dropout of hidden units is a narrower network (errata 2.9)."""
-    return replace(setting, width=max(1, round((1 - setting.rate) * setting.width)), rate=0.0)

@@ -7,7 +7,6 @@ numbers out.
 from leakbound.channel.class_priors import ClassPriors
 from leakbound.channel.fisher import (
     Channel,
-    batches,
     fisher_matrix,
     fisher_operator,
     fisher_trace,
@@ -18,7 +17,6 @@ from leakbound.channel.overlap import overlaps
 __all__ = [
     "Channel",
     "ClassPriors",
-    "batches",
     "fisher_matrix",
     "fisher_operator",
     "fisher_trace",

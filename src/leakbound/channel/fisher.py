@@ -1,16 +1,17 @@
 """Fisher information of a release about its inputs: tensors in, numbers out.
 
 J is the Jacobian of what the defense sends without noise, J_F(x) = Jᵀ Σ⁻¹ J for Gaussian noise of
-covariance Σ. Where Σ depends on the batch, the pattern of the noise informs too: ½ Σ_i ∇log Σ_ii
-∇log Σ_iiᵀ is added, which no noise level makes smaller. J is the derivative where there is one: the
-gradient of a non-smooth model (ReLU, max pools) jumps, and what the jumps leak is not in it (see
-`smoothness`), so a bound from it is proved for smooth models only.
+covariance Σ. Where Σ depends on the batch, the pattern of the noise leaks too: ½ Σ_i ∇log Σ_ii
+∇log Σ_iiᵀ is added, which no noise level makes smaller. The gradient of a non-smooth model (ReLU,
+max pools) jumps, and what the jumps leak is not in J (see `smoothness`): a bound from it is proved
+for smooth models only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -72,7 +73,7 @@ class Channel:
                 "bounded by it"
             )
         if self.mask_private:
-            raise NotApplicable("which coordinates are sent depends on private data, and tells")
+            raise NotApplicable("which coordinates are sent depends on private data, and leaks it")
         if self.law.private and (self.defense is None or not self.defense.data_dependent_law):
             raise NotApplicable("the noise depends on private data in a way that is not known")
 
@@ -80,7 +81,7 @@ class Channel:
         """The noise-free release (P,)."""
         rows = pure_simulate(self.task, inputs, labels, self.defense)
         if len(rows) != 1:
-            raise NotApplicable(f"the release has {len(rows)} rows; floors are for one")
+            raise NotApplicable(f"the release has {len(rows)} rows; bounds are for one")
         return rows[0] if self.mask is None else rows[0] * self.mask[0]
 
     def variance(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
@@ -92,8 +93,23 @@ class Channel:
         if found is None:
             raise NotApplicable("the noise depends on private data in a way that is not known")
         if bool((found <= 0).any()):
-            raise NotApplicable("which coordinates get no noise depends on private data, and tells")
+            raise NotApplicable(
+                "which coordinates get no noise depends on private data, and leaks it"
+            )
         return found
+
+    def log_variance(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """The logarithm of `variance`, where there is one."""
+        own = self.variance(inputs, labels)
+        assert own is not None  # asked for only where the noise depends on the batch
+        return own.log()
+
+    def whiten_transposed(self, rows: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+        """S⁻ᵀ of rows (R, P); the root S of a diagonal covariance is its own transpose."""
+        covariance = self.law.covariance if isinstance(self.law, Gaussian) else None
+        if isinstance(covariance, Structured):
+            return covariance.whiten_transposed(rows)
+        return self.whiten(rows, inputs, labels)
 
     def whiten(self, rows: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """Rows (R, P) over the noise's standard deviation; where no noise is, none must arrive."""
@@ -112,8 +128,8 @@ class Channel:
 def strange_power(channel: Channel, update: Update, batch: Batch) -> float | None:
     """Mean power of what was sent less what is expected, over the noise's; None where it fits.
 
-    A defense that imitates itself by something smoother (a sign) would get the floor of that
-    stand-in. The number of coordinates makes the noise's mean power known to a few percent.
+    A defense that imitates itself by something smoother (a sign) would get the bound of that
+    approximation. Over so many coordinates the noise's mean power is known to a few percent.
     """
     rows = update.rows - channel.expected(batch.inputs, batch.labels).detach()
     if update.mask is not None:
@@ -143,7 +159,7 @@ def fisher_matrix(channel: Channel, batch: Batch, basis: Tensor | None = None) -
     if need > MOST_BYTES:
         raise NotApplicable(
             f"the Jacobian takes {need / 2**30:.1f} GiB; take fewer directions or the matrix-free "
-            "floor"
+            "bound"
         )
     frame = torch.eye(total).to(batch.inputs) if basis is None else basis.to(batch.inputs)
     changes, patterns = [], []
@@ -157,7 +173,8 @@ def fisher_matrix(channel: Channel, batch: Batch, basis: Tensor | None = None) -
     if patterns:
         pattern = torch.cat(patterns)
         found = found + 0.5 * (pattern @ pattern.T)
-    return _symmetric(found)
+    symmetric: Array = ((found + found.T) / 2).cpu().numpy()
+    return symmetric
 
 
 def fisher_trace(
@@ -192,13 +209,13 @@ def fisher_operator(channel: Channel, batch: Batch) -> Callable[[Array], Array]:
     inputs, labels = batch.inputs, batch.labels
 
     def one(direction: Tensor) -> Tensor:
-        of = _part(channel.expected, labels)
+        of = partial(channel.expected, labels=labels)
         change = jvp(of, (inputs,), (direction,))[1]
         white = channel.whiten(change[None], inputs, labels)
-        back = _unwhiten_transposed(channel, white, inputs, labels)[0]
+        back = channel.whiten_transposed(white, inputs, labels)[0]
         result: Tensor = vjp(of, inputs)[1](back)[0]
         if channel.variance(inputs, labels) is not None:
-            pattern = _part(_log_variance(channel), labels)
+            pattern = partial(channel.log_variance, labels=labels)
             slope = jvp(pattern, (inputs,), (direction,))[1]
             result = result + 0.5 * vjp(pattern, inputs)[1](slope)[0]
         return result
@@ -211,18 +228,12 @@ def fisher_operator(channel: Channel, batch: Batch) -> Callable[[Array], Array]:
     return apply
 
 
-def batches(public: Batch, size: int, count: int) -> Iterator[Batch]:
-    """`count` batches of public images, one after the other; fewer where they run out."""
-    for at in range(0, min(count * size, public.size - size + 1), size):
-        yield Batch(public.inputs[at : at + size], public.labels[at : at + size])
-
-
 def _moved(channel: Channel, batch: Batch, directions: Tensor) -> tuple[Tensor, Tensor | None]:
     """Changes (k, P) of the noise-free release and of the log variances along directions."""
     mean = _mean_moved(channel, batch, directions)
     if channel.variance(batch.inputs, batch.labels) is None:
         return mean, None
-    pattern = _part(_log_variance(channel), batch.labels)
+    pattern = partial(channel.log_variance, labels=batch.labels)
     slopes = [jvp(pattern, (batch.inputs,), (d,))[1] for d in directions]
     return mean, torch.stack(slopes)
 
@@ -231,7 +242,7 @@ def _mean_moved(channel: Channel, batch: Batch, directions: Tensor) -> Tensor:
     if _is_gradient(channel):
         changes = moved(channel.task, batch.inputs, batch.labels, directions)[1]
         return changes if channel.mask is None else changes * channel.mask[0]
-    of = _part(channel.expected, batch.labels)
+    of = partial(channel.expected, labels=batch.labels)
 
     def along(direction: Tensor) -> Tensor:
         change: Tensor = jvp(of, (batch.inputs,), (direction,))[1]
@@ -253,35 +264,5 @@ def _is_gradient(channel: Channel) -> bool:
     return together.imitate(alone.imitate(probe)) is probe
 
 
-def _log_variance(channel: Channel) -> Callable[[Tensor, Tensor], Tensor]:
-    def of(inputs: Tensor, labels: Tensor) -> Tensor:
-        own = channel.variance(inputs, labels)
-        assert own is not None  # asked for only where there is one
-        return own.log()
-
-    return of
-
-
-def _part(of: Callable[[Tensor, Tensor], Tensor], labels: Tensor) -> Callable[[Tensor], Tensor]:
-    def single(inputs: Tensor) -> Tensor:
-        return of(inputs, labels)
-
-    return single
-
-
-def _unwhiten_transposed(channel: Channel, white: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-    """S⁻ᵀ of rows (R, P); the root S of a diagonal covariance is its own transpose."""
-    assert isinstance(channel.law, Gaussian)  # checked when the channel was built
-    covariance = channel.law.covariance
-    if isinstance(covariance, Structured):
-        return covariance.whiten_transposed(white)
-    return channel.whiten(white, inputs, labels)
-
-
 def _chunk(width: int, like: Tensor) -> int:
     return max(1, min(64, CHUNK_BYTES // (16 * width * like.element_size())))
-
-
-def _symmetric(matrix: Tensor) -> Array:
-    found: Array = ((matrix + matrix.T) / 2).cpu().numpy()
-    return found

@@ -1,12 +1,13 @@
 """Overlaps of releases at two images a step apart: tensors in, numbers out.
 
-What the Weiss-Weinstein floor averages. No derivative with respect to the inputs is taken, so that
-kinks, jumps and thresholds of the release are seen as they are.
+What the Weiss-Weinstein bound averages. No derivative with respect to the inputs is taken, so that
+non-smooth activations, jumps and thresholds of the release count as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,11 +40,10 @@ def overlaps(channel: Channel, drawn: Iterable[Batch], basis: Tensor | None, ste
     Source: Weiss and Weinstein, IEEE Trans. IT 31(5), 1985; the Bhattacharyya coefficient of two
         Gaussians with one covariance.
     """
-    rows = [
-        _of_batch(channel, batch, basis, np.asarray(steps, dtype=np.float64)) for batch in drawn
-    ]
+    sizes = np.asarray(steps, dtype=np.float64)
+    rows = [_of_batch(channel, batch, basis, sizes) for batch in drawn]
     if not rows:
-        raise ValueError("drawn holds no batch; give at least four for a floor")
+        raise ValueError("drawn holds no batch; give at least four for a bound")
     return np.stack(rows)
 
 
@@ -56,24 +56,18 @@ def _of_batch(channel: Channel, batch: Batch, basis: Tensor | None, steps: Array
     if steps.ndim != 2 or frame.shape != (total, len(steps)):
         raise ValueError(f"steps {steps.shape} and basis {tuple(frame.shape)} do not fit {total}")
 
-    def of(point: Tensor) -> Tensor:
-        return channel.expected(point, labels)
-
     sizes = torch.as_tensor(steps).to(inputs)
     pairs = torch.cartesian_prod(*(torch.arange(count) for count in steps.shape))
-    width = len(channel.task.parameters)
+    width = 32 * (len(channel.task.parameters) + total) * inputs.element_size()
     found = []
-    for part in torch.split(pairs, _chunk(width + total, inputs)):
+    for part in torch.split(pairs, max(1, min(32, CHUNK_BYTES // width))):
         which, at = part.unbind(1)
         moves = (frame.T[which] * sizes[which, at][:, None] / 2).reshape(-1, *inputs.shape)
         with torch.no_grad():
-            ends: Tensor = vmap(of)(torch.cat([inputs + moves, inputs - moves]))
+            ends: Tensor = vmap(partial(channel.expected, labels=labels))(
+                torch.cat([inputs + moves, inputs - moves])
+            )
             change = channel.whiten(ends[: len(part)] - ends[len(part) :], inputs, labels)
         found.append(torch.exp(-change.double().square().sum(1) / 8))
     shares: Array = torch.cat(found).reshape(steps.shape).cpu().numpy()
     return shares
-
-
-def _chunk(width: int, like: Tensor) -> int:
-    """How many pairs of points at a time."""
-    return max(1, min(32, CHUNK_BYTES // (32 * width * like.element_size())))

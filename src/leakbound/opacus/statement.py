@@ -13,7 +13,7 @@ from leakbound._util.pictures import facts
 from leakbound.bounds import identification
 from leakbound.bounds import mixed_steps as mixed
 from leakbound.bounds.law import Scope, positive, probability, single
-from leakbound.bounds.mixed_steps import Part
+from leakbound.bounds.privacy_loss import Part
 from leakbound.bounds.record_priors import RecordPrior
 from leakbound.risk import Target, TrainingSetting
 from leakbound.risk.calibrate import under

@@ -18,7 +18,6 @@ from leakbound.assess.verdict import decide
 from leakbound.bounds import composition, conversions, from_scratch, identification
 from leakbound.bounds.law import (
     Scope,
-    least_where,
     non_negative,
     positive,
     probability,
@@ -26,6 +25,7 @@ from leakbound.bounds.law import (
     single,
     whole,
 )
+from leakbound.bounds.roots import least_where
 from leakbound.risk.statement import UNINFORMED
 
 Array = NDArray[Any]
