@@ -26,7 +26,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from leakbound.audit.bench import Bench, one_thread
 from leakbound.audit.cells import Result, reason_of, run_utility
-from leakbound.audit.plan import DataSpec, Plan, Unit, UtilityCell, build_defense
+from leakbound.audit.plan import Plan, Unit, UtilityCell, build_defense
 from leakbound.audit.utility import Opening, noise_of
 from leakbound.cluster.connection import connected, environment
 from leakbound.flower import state
@@ -257,6 +257,4 @@ def _tensor(array: Array) -> torch.Tensor:
     return torch.from_numpy(np.array(array.numpy()))
 
 
-@lru_cache(maxsize=1)
-def _bench(spec: DataSpec) -> Bench:
-    return Bench(spec)
+_bench = lru_cache(maxsize=1)(Bench)
