@@ -107,7 +107,8 @@ class Lpips:
         """
         both = {name for names in _HEAD_NAMES for name in names}
         state = read_weights(path, partial(_wanted, path), name="lpips_weights", ignored=both)
-        state = {_own_name(name): tensor.double() for name, tensor in state.items()}
+        own = {alias: name for name, alias in _HEAD_NAMES}
+        state = {own.get(name, name): tensor.double() for name, tensor in state.items()}
         for name, tensor in state.items():
             check.finite(f"lpips_weights {str(path)!r}: {name}", tensor)
         if any(float(state[name].min()) < 0 for name, _ in _HEAD_NAMES):
@@ -149,15 +150,15 @@ class Lpips:
             [2 * (image.detach().cpu().double() - low) / data_range - 1 for image in images]
             for images in both
         )
-        return [self._distance(guess, truth) for guess, truth in scaled]
-
-    def _distance(self, guess: Tensor, truth: Tensor) -> float:
-        total = 0.0
-        pairs = zip(self._features(guess), self._features(truth), _HEAD_NAMES, strict=True)
-        for a, b, (name, _) in pairs:
-            weights = self.state[name].flatten()
-            total += float((weights @ (a - b).square().flatten(1)).mean())
-        return total
+        heads = [self.state[name].flatten() for name, _ in _HEAD_NAMES]
+        values: list[float | None] = []
+        for guess, truth in scaled:
+            total = 0.0
+            parts = zip(heads, self._features(guess), self._features(truth), strict=True)
+            for weights, a, b in parts:
+                total += float((weights @ (a - b).square().flatten(1)).mean())
+            values.append(total)
+        return values
 
     def _features(self, image: Tensor) -> list[Tensor]:
         """What each slice makes of one image in [-1, 1]: (C, H, W), of length 1 at each place."""
@@ -193,8 +194,3 @@ def _wanted(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]
         stored = alias if alias in shapes and name not in shapes else name
         wanted[stored] = (1, part[-1].outputs, 1, 1)
     return {name: torch.empty(shape, device="meta") for name, shape in wanted.items()}
-
-
-def _own_name(name: str) -> str:
-    """The first of the two names of a last layer; any other name as it is."""
-    return next((own for own, alias in _HEAD_NAMES if alias == name), name)

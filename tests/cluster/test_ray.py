@@ -13,11 +13,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from leakbound import audit, cluster
+from leakbound.assess.record import Assessment, decode
 from leakbound.cluster import connection
 
 pytest.importorskip("ray")
@@ -27,7 +29,7 @@ pytestmark = [
 ]
 TABLE = {
     "name": "tiny",
-    "seeds": [0, 1, 2, 3],
+    "seeds": [0, 1],
     "data": {"source": "digits"},
     "models": [{"name": "mlp", "hidden": [16]}],
     "attacks": [{"name": "linear_inversion"}, {"name": "inverting_gradients", "steps": [60, 61]}],
@@ -84,9 +86,9 @@ def descendants(pid):
     return {key for key in every if key[0] in own - {pid}}
 
 
-@pytest.fixture
-def nothing_left():
-    """No process that the test started lives on, and no folder of Ray's."""
+@contextmanager
+def leaving_nothing():
+    """No process that is started meanwhile lives on, and no folder of Ray's."""
     before = descendants(os.getpid())
     yield
     limit = time.monotonic() + 600
@@ -95,6 +97,12 @@ def nothing_left():
     left = descendants(os.getpid()) - before
     assert not left, [processes().get(key) for key in left]
     assert not list(Path("/tmp").glob(f"leakbound-ray-{os.getpid()}-*"))
+
+
+@pytest.fixture
+def nothing_left():
+    with leaving_nothing():
+        yield
 
 
 def outcome(out):
@@ -106,69 +114,28 @@ def runs_of(out):
     return Counter(json.loads(t)["id"] for t in (out / "timings.jsonl").read_bytes().splitlines())
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("nothing_left")
-def test_a_worker_killed_in_mid_run_changes_no_byte(user_module, tmp_path):
-    """The worker tells its number through the model that it runs."""
-    pids = tmp_path / "pids"
-    pids.mkdir()
-    name = user_module("noted", f"Path({str(pids)!r}, str(os.getpid())).touch()")
-    table = TABLE | {"models": [*TABLE["models"], {"name": name}]}
-    plan = audit.parse(table)
-    audit.audit(plan, tmp_path / "local")
-    killed = []
-
-    def watch(now):
-        workers = {int(p.name) for p in pids.iterdir()} - {os.getpid(), *killed}
-        due = now.result is not None and now.done >= 8 + 20 * len(killed)
-        if due and len(killed) < 2 and workers:
-            killed.append(min(workers))
-            os.kill(killed[-1], signal.SIGKILL)
-
-    out = tmp_path / "ray"
-    result = audit.audit(plan, out, workers=2, run=cluster.engine(), watch=watch)
-    assert len(killed) == 2
-    assert result.failed == 0
-    assert outcome(out) == outcome(tmp_path / "local")
-    runs = runs_of(out)
-    assert set(runs.values()) == {1}
-    assert len(runs) == len(plan.experiments()) + len(plan.trainings()) == 48 + 8
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("nothing_left")
-def test_a_unit_that_no_worker_survives_is_recorded_as_failed(user_module, tmp_path):
-    here = os.getpid()
-    name = user_module("deadly", f"os.getpid() == {here} or os.kill(os.getpid(), 9)")
-    table = TABLE | {"models": [*TABLE["models"], {"name": name}], "seeds": [0]}
-    table |= {"attacks": TABLE["attacks"][:1], "utility": {"rounds": 0}}
-    plan = audit.parse(table | {"defenses": [{"name": "none"}]})
-    result = audit.audit(plan, tmp_path / "run", workers=2, run=cluster.engine())
-    assert result.failed == 1
-    rows = [json.loads(r) for r in (tmp_path / "run" / "records.jsonl").read_bytes().splitlines()]
-    assert [row.status for row in rows] == ["ok", "failed"]
-    assert rows[1].reason == "its process died (out of memory, or a crash)"
-    assert rows[1].verdict == "undecided"
-    assert (
-        rows[0] == audit.run_experiment(plan.experiments()[0], audit.PlanContext(plan.data)).record
-    )
-
-
 COMMAND = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); \
 import leakbound.report as r; r.write = lambda out, images: out; \
 from leakbound.cli import main; main()"
 
 
-def start(tmp_path, out):
-    plan = tmp_path / "tiny.toml"
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """A plan of 24 cells, and its records by this process alone."""
+    place = tmp_path_factory.mktemp("reference")
     text = "\n".join(
         f"[[attacks]]\nname = 'inverting_gradients'\nsteps = {steps}" for steps in (60, 61, 62, 63)
     )
-    plan.write_text(
+    (place / "tiny.toml").write_text(
         "seeds = [0, 1, 2, 3, 4, 5]\n[data]\nsource = 'digits'\n"
         f"[[models]]\nname = 'mlp'\n{text}\n",
         encoding="utf-8",
     )
+    audit.audit(audit.load(place / "tiny.toml"), place / "run")
+    return place / "tiny.toml", (place / "run" / "records.jsonl").read_bytes()
+
+
+def start(plan, out):
     line = [sys.executable, "-c", COMMAND, "audit", str(plan), "--out", str(out)]
     line += ["--workers", "2", "--engine", "ray"]
     process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -184,10 +151,10 @@ def start(tmp_path, out):
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
-def test_stopped_and_gone_on(tmp_path, how):
+def test_stopped_and_gone_on(reference, tmp_path, how):
     """Ctrl-C or a kill of the command: nothing lost, nothing left running; then to the end."""
-    out = tmp_path / "run"
-    process = start(tmp_path, out)
+    out, (plan, records) = tmp_path / "run", reference
+    process = start(plan, out)
     own = descendants(process.pid)
     assert len(own) >= 5
     if how is signal.SIGINT:
@@ -208,37 +175,10 @@ def test_stopped_and_gone_on(tmp_path, how):
         (left,) = Path("/tmp").glob(f"leakbound-ray-{process.pid}-*")
         shutil.rmtree(left)  # as docs/many_machines.md says
     kept = (out / "records.jsonl").read_bytes().count(b"\n")
-    plan = audit.load(tmp_path / "tiny.toml")
-    audit.audit(plan, out)
-    audit.audit(plan, tmp_path / "reference")
+    audit.audit(audit.load(plan), out)
     assert kept >= 3
-    assert (out / "records.jsonl").read_bytes() == (
-        tmp_path / "reference" / "records.jsonl"
-    ).read_bytes()
+    assert (out / "records.jsonl").read_bytes() == records
     assert set(runs_of(out).values()) == {1}
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("nothing_left")
-def test_only_the_loopback_listens_and_a_node_that_differs_is_named(tmp_path, monkeypatch):
-    from leakbound.cluster import workers
-
-    plan = audit.parse(TABLE)
-    flow = cluster.run(plan, workers=1)
-    next(flow)
-    listening = set()
-    for key in descendants(os.getpid()) | {(os.getpid(), "")}:
-        listening |= addresses(key[0])
-    assert listening
-    assert listening <= {"127.0.0.1", "::1"}
-    flow.close()
-
-    facts = workers.facts
-    monkeypatch.setattr(
-        workers, "facts", lambda *a: facts(*a) | {"versions": {"torch": "0.1"}}, raising=True
-    )
-    with pytest.raises(ValueError, match=r"node .* has other versions \(versions\.\w+ is"):
-        list(cluster.run(plan, workers=1))
 
 
 ASK = """
@@ -256,29 +196,43 @@ def asked(address, given):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
-def test_only_who_has_the_secret_is_let_in(monkeypatch):
+def test_only_who_has_the_secret_is_let_in_and_only_the_loopback_listens(monkeypatch):
     """Loopback is open to every account; twice, as Ray keeps the first secret in mind."""
     import ray
 
     told, fresh = [], secrets.token_hex
     monkeypatch.setattr(secrets, "token_hex", lambda n: told.append(fresh(n)) or told[-1])
+    monkeypatch.delenv("PYTHONBREAKPOINT", raising=False)
     before = dict(os.environ)
-    for _ in range(2):
-        with connection.connected(None, 1):
-            address = ray.get_runtime_context().gcs_address
-            assert ray.get(ray.remote(lambda: 7).remote()) == 7
-            assert "RAY_AUTH_TOKEN" not in os.environ
-            word = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": told[-1]}
-            for given in ({}, word | {"RAY_AUTH_TOKEN": "0" * 64}):
-                outsider = asked(address, given)
-                assert outsider.returncode != 0
-                assert "InvalidAuthToken" in outsider.stderr
-            assert int(asked(address, word).stdout) > 0
-            lines = " ".join(line for _, line in processes().values())
-            assert told[-1] not in lines  # which every account can read
+
+    def check(*wrong):
+        address = ray.get_runtime_context().gcs_address
+        assert "RAY_AUTH_TOKEN" not in os.environ
+        for given in wrong:
+            outsider = asked(address, given)
+            assert outsider.returncode != 0
+            assert "InvalidAuthToken" in outsider.stderr
+        assert (
+            int(asked(address, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": told[-1]}).stdout) > 0
+        )
+        lines = " ".join(line for _, line in processes().values())
+        assert told[-1] not in lines  # which every account can read
+        pids = {os.getpid(), *(pid for pid, _ in descendants(os.getpid()))}
+        listening = set().union(*(addresses(pid) for pid in pids))
+        assert listening
+        assert listening <= {"127.0.0.1", "::1"}
+
+    with connection.connected(None, 1):
+        assert ray.get(ray.remote(lambda: 7).remote()) == 7
+        check({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64})
+    with closing(cluster.run(audit.parse(TABLE), workers=1)) as flow:  # left in the middle
+        next(flow)
+        check({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": told[0]})
     assert len(set(told)) == 2
     assert all(len(one) == 64 for one in told)
-    assert dict(os.environ) == before
+    after = dict(os.environ)
+    after.pop("PYTHONBREAKPOINT", None)  # Ray's debugger
+    assert after == before
 
 
 def test_a_ray_without_secrets_is_not_started(monkeypatch):
@@ -428,4 +382,71 @@ def test_a_gpu_is_refused():
         device = type("Device", (), {"type": "cuda"})()
 
     with pytest.raises(ValueError, match="on CPUs"):
-        list(cluster.run(audit.parse(TABLE), bench=PlanContext()))
+        list(cluster.run(audit.parse(TABLE), context=PlanContext()))
+
+
+@pytest.fixture(scope="class")
+def one_ray():
+    with leaving_nothing(), connection.connected(None, 2):
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_ray")
+class TestOneRay:
+    """What needs no Ray of its own: `cluster.run` takes the one that this process is connected to.
+
+    The last in the file: the tests above start their own.
+    """
+
+    def test_a_worker_killed_in_mid_run_changes_no_byte(self, user_module, tmp_path):
+        """The worker tells its number through the model that it runs."""
+        pids = tmp_path / "pids"
+        pids.mkdir()
+        name = user_module("noted", f"Path({str(pids)!r}, str(os.getpid())).touch()")
+        table = TABLE | {"models": [*TABLE["models"], {"name": name}]}
+        plan = audit.parse(table)
+        audit.audit(plan, tmp_path / "local")
+        killed = []
+
+        def watch(now):
+            workers = {int(p.name) for p in pids.iterdir()} - {os.getpid(), *killed}
+            due = now.result is not None and now.done >= 4 + 10 * len(killed)
+            if due and len(killed) < 2 and workers:
+                killed.append(min(workers))
+                os.kill(killed[-1], signal.SIGKILL)
+
+        out = tmp_path / "ray"
+        result = audit.audit(plan, out, workers=2, run=cluster.engine(), watch=watch)
+        assert len(killed) == 2
+        assert result.failed == 0
+        assert outcome(out) == outcome(tmp_path / "local")
+        runs = runs_of(out)
+        assert set(runs.values()) == {1}
+        assert len(runs) == len(plan.experiments()) + len(plan.trainings()) == 24 + 8
+
+    def test_a_unit_that_no_worker_survives_is_recorded_as_failed(self, user_module, tmp_path):
+        here = os.getpid()
+        name = user_module("deadly", f"os.getpid() == {here} or os.kill(os.getpid(), 9)")
+        table = TABLE | {"models": [*TABLE["models"], {"name": name}], "seeds": [0]}
+        table |= {"attacks": TABLE["attacks"][:1], "utility": {"rounds": 0}}
+        plan = audit.parse(table | {"defenses": [{"name": "none"}]})
+        result = audit.audit(plan, tmp_path / "run", workers=2, run=cluster.engine())
+        assert result.failed == 1
+        lines = (tmp_path / "run" / "records.jsonl").read_bytes().splitlines()
+        rows = [decode(line, Assessment) for line in lines]
+        assert [row.status for row in rows] == ["ok", "failed"]
+        assert rows[1].reason == "its process died (out of memory, or a crash)"
+        assert rows[1].verdict == "undecided"
+        assert (
+            rows[0]
+            == audit.run_experiment(plan.experiments()[0], audit.PlanContext(plan.data)).record
+        )
+
+    def test_a_node_that_differs_is_named(self, monkeypatch):
+        from leakbound.cluster import workers
+
+        facts = workers.facts
+        monkeypatch.setattr(workers, "facts", lambda *a: facts(*a) | {"versions": {"torch": "0.1"}})
+        with pytest.raises(ValueError, match=r"node .* has other versions \(versions\.\w+ is"):
+            list(cluster.run(audit.parse(TABLE), workers=1))

@@ -156,7 +156,8 @@ def test_the_lower_edge_is_attained_by_playing_the_attack(participation):
     assert sharper.attained > hits + spread
 
 
-def test_merging_settings_only_adds_risk():
+def test_merging_settings_only_adds_risk(monkeypatch):
+    monkeypatch.setattr(mixed, "epsilon", lambda *given, **named: math.nan)  # slow, not looked at
     noises = np.geomspace(0.8, 2.0, 20)
     history = [(float(s), 0.01 + 3e-5 * i, 15) for i, s in enumerate(noises)]
     few = mixed.merged(history)

@@ -41,12 +41,9 @@ class RecentCache(Generic[T]):
         found = make()
         with self._lock:
             self._held[key] = found, size(found) + size(key)
-            while len(self._held) > LEAST and self._bytes() > self._most:
+            while len(self._held) > LEAST and sum(b for _, b in self._held.values()) > self._most:
                 self._held.popitem(last=False)
         return found
-
-    def _bytes(self) -> int:
-        return sum(own for _, own in self._held.values())
 
 
 def size(value: object) -> int:

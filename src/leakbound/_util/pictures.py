@@ -121,7 +121,12 @@ def images(
     broken = ~shown.isfinite()
     limits, said = _limits(shown[~broken], input_range)
     level = ((shown - limits[0]) / (limits[1] - limits[0])).clamp(0, 1)
-    level = _small(torch.where(broken, torch.full_like(level, 0.5), level))
+    level = torch.where(broken, 0.5, level)
+    height, width = level.shape[-2:]
+    factor = SIDE / max(height, width)
+    if factor < 1:  # averaged down
+        size = (max(1, round(height * factor)), max(1, round(width * factor)))
+        level = torch.nn.functional.interpolate(level, size=size, mode="area")
     figures = []
     for i, image in enumerate(level):
         caption = text(captions[i]) if i < len(captions) else ""
@@ -160,16 +165,6 @@ def _limits(
     if low == high:
         low, high = low - 0.5, high + 0.5
     return (low, high), f"black is {number(low)}, white is {number(high)}"
-
-
-def _small(level: Tensor) -> Tensor:
-    """Averaged down to `SIDE` pixels where larger."""
-    height, width = level.shape[-2:]
-    factor = SIDE / max(height, width)
-    if factor >= 1:
-        return level
-    size = (max(1, round(height * factor)), max(1, round(width * factor)))
-    return torch.nn.functional.interpolate(level, size=size, mode="area")
 
 
 def _png(level: Tensor) -> bytes:

@@ -97,14 +97,14 @@ class _Here:
     """Clients that take their turns in this process, one after the other."""
 
     def __init__(self, unit: TrainingUnit, context: PlanContext) -> None:
-        self._bench = context
+        self._context = context
         self._noise = [noise_of(unit, i) for i in range(unit.utility.clients)]
         self._states: list[State] = [None] * unit.utility.clients
 
     def __call__(self, opening: Opening) -> list[Update]:
         updates = []
         for i, part in enumerate(opening.parts):
-            batch, state = self._bench.batch(part), self._states[i]
+            batch, state = self._context.batch(part), self._states[i]
             update, self._states[i] = step(
                 opening.task, batch, opening.defense, self._noise[i], state
             )

@@ -75,25 +75,21 @@ def _connect(ray: Any, address: str | None, workers: int, folder: str) -> None:
     try:
         if address is None:
             _start_here(ray, workers or os.cpu_count() or 1, folder)
-        else:
-            _attach(ray, address)
+            return
+        if address == "auto":
+            from ray._private.services import canonicalize_bootstrap_address_or_die
+
+            with _loopback():
+                address = canonicalize_bootstrap_address_or_die(address)
+        local = _reach(address) in ("localhost", "127.0.0.1", "::1")
+        with _loopback() if local else nullcontext():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
     except (ConnectionError, RuntimeError, TimeoutError, AssertionError) as error:
         where = "can be started here" if address is None else f"is at the address {address!r}"
         raise ValueError(
             f"no Ray {where}: {one_line(error)}; give the address of a cluster that this machine "
             "is a node of, or none to start one here"
         ) from None
-
-
-def _attach(ray: Any, address: str) -> None:
-    from ray._private.services import canonicalize_bootstrap_address_or_die
-
-    if address == "auto":
-        with _loopback():
-            address = canonicalize_bootstrap_address_or_die(address)
-    local = _reach(address) in ("localhost", "127.0.0.1", "::1")
-    with _loopback() if local else nullcontext():
-        ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
 
 
 def _start_here(ray: Any, cpus: int, folder: str) -> None:

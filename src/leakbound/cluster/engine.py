@@ -38,17 +38,17 @@ def run(
     finished = set(done)
     every: list[Unit] = [*plan.trainings(), *plan.experiments()]
     units = [unit for unit in every if unit.id not in finished]
-    bench = context or PlanContext(plan.data)
-    if bench.device.type != "cpu":
-        raise ValueError(f"device is {str(bench.device)!r}, but workers on Ray compute on CPUs")
+    context = context or PlanContext(plan.data)
+    if context.device.type != "cpu":
+        raise ValueError(f"device is {str(context.device)!r}, but workers on Ray compute on CPUs")
     if not units:
         return
     with connected(address, workers) as count:
         from leakbound.cluster.workers import Actors
 
-        pool = Actors(plan, bench, pictures, min(count, len(units)))
+        pool = Actors(plan, context, pictures, min(count, len(units)))
         try:
-            yield from dispatch(units, pool, started, partial(died, context=bench))
+            yield from dispatch(units, pool, started, partial(died, context=context))
         finally:
             pool.close()
 

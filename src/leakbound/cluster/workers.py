@@ -69,7 +69,13 @@ class Actors:
             return self._bury(worker, starting, error)
         if not starting:
             return Done(worker, answer)
-        self._check(*answer)
+        node, found = answer
+        if (differs := difference(self._facts, found)) is not None:
+            what, where, here, there = differs
+            raise ValueError(
+                f"node {node} has {what} ({where} is {there} there and {here} here), so its "
+                "records may differ; make them equal, or keep to nodes that are"
+            )
         self._stillborn = 0
         return Ready(worker)
 
@@ -100,14 +106,6 @@ class Actors:
         self._start()
         return Died(worker)
 
-    def _check(self, node: str, found: dict[str, Any]) -> None:
-        if (differs := difference(self._facts, found)) is not None:
-            what, where, here, there = differs
-            raise ValueError(
-                f"node {node} has {what} ({where} is {there} there and {here} here), so its "
-                "records may differ; make them equal, or keep to nodes that are"
-            )
-
 
 class Worker:
     """What runs in a worker's process; an actor of Ray makes one."""
@@ -127,15 +125,16 @@ class Worker:
             os.chdir(folder)
         here = [str(Path(entry).absolute()) for entry in path if Path(entry).exists()]
         sys.path += [entry for entry in here if entry not in sys.path]
-        self._bench, self._pictures = PlanContext(plan.data), pictures
+        self._context, self._pictures = PlanContext(plan.data), pictures
         _import_code(plan)
-        return _node_name(), facts(plan, self._bench)
+        node = f"{platform.node()} ({_library.util.get_node_ip_address()})"
+        return node, facts(plan, self._context)
 
     def work(self, unit: Unit) -> Result:
         """Run one unit."""
         if isinstance(unit, TrainingUnit):
-            return run_training(unit, self._bench)
-        return run_experiment(unit, self._bench, pictures=self._pictures)
+            return run_training(unit, self._context)
+        return run_experiment(unit, self._context, pictures=self._pictures)
 
 
 def _import_code(plan: Plan) -> None:
@@ -143,7 +142,3 @@ def _import_code(plan: Plan) -> None:
     for name in named_code_of(plan):
         with suppress(ValueError):  # what is missing shows as a difference of `facts`
             user_code.find("code", name)
-
-
-def _node_name() -> str:
-    return f"{platform.node()} ({_library.util.get_node_ip_address()})"

@@ -26,7 +26,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from leakbound.audit.context import PlanContext, one_thread
 from leakbound.audit.experiment import Result, reason_of, run_training
-from leakbound.audit.plan import DataSpec, Plan, TrainingUnit, Unit, build_defense
+from leakbound.audit.plan import Plan, TrainingUnit, Unit, build_defense
 from leakbound.audit.utility import Opening, noise_of
 from leakbound.cluster.connection import connected, environment
 from leakbound.flower import state
@@ -65,15 +65,15 @@ def run(
             "engine is 'flower', which runs trainings alone; run experiments without it"
         )
     units = [unit for unit in plan.trainings() if unit.id not in finished]
-    bench = context or PlanContext(plan.data)
-    if bench.device.type != "cpu":
-        raise ValueError(f"device is {str(bench.device)!r}, but the simulation computes on CPUs")
+    context = context or PlanContext(plan.data)
+    if context.device.type != "cpu":
+        raise ValueError(f"device is {str(context.device)!r}, but the simulation computes on CPUs")
     if not units:
         return
     flow = Flow()
     path = os.pathsep.join(entry for entry in ["", *sys.path] if entry)
     with environment({"PYTHONPATH": path}), connected(None, workers, shared=False):
-        simulation = threading.Thread(target=_simulate, args=(units, bench, flow), daemon=True)
+        simulation = threading.Thread(target=_simulate, args=(units, context, flow), daemon=True)
         simulation.start()
         left = len(units)
         try:
@@ -91,7 +91,7 @@ def run(
             simulation.join(GRACE)
 
 
-def _simulate(units: Sequence[TrainingUnit], bench: PlanContext, flow: Flow) -> None:
+def _simulate(units: Sequence[TrainingUnit], context: PlanContext, flow: Flow) -> None:
     """Flower's engine, which takes the Ray that is there; its log keeps to errors."""
     from flwr.simulation import run_simulation
 
@@ -100,8 +100,8 @@ def _simulate(units: Sequence[TrainingUnit], bench: PlanContext, flow: Flow) -> 
     logger.setLevel(logging.CRITICAL)
     try:
         run_simulation(
-            server_app(units, bench, flow),
-            client_app(units, bench.dataset.fingerprint),
+            server_app(units, context, flow),
+            client_app(units, context.dataset.fingerprint),
             max(unit.utility.clients for unit in units),
             backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
         )
@@ -149,7 +149,7 @@ def client_app(units: Iterable[TrainingUnit], fingerprint: str) -> ClientApp:
 
 
 def server_app(
-    units: Sequence[TrainingUnit], bench: PlanContext, flow: Flow | None = None
+    units: Sequence[TrainingUnit], context: PlanContext, flow: Flow | None = None
 ) -> ServerApp:
     """An app that plays the trainings one after the other, and hands their results to `flow`."""
     app, out = ServerApp(), flow or Flow()
@@ -159,7 +159,7 @@ def server_app(
         try:
             for unit in units:
                 out.events.put(unit)
-                out.events.put(run_training(unit, bench, clients=GridClients(grid, unit, out)))
+                out.events.put(run_training(unit, context, clients=GridClients(grid, unit, out)))
         except Stopped:
             return
         except BaseException as error:
@@ -238,17 +238,17 @@ def _turn(
     turn: Any = content[TURN]
     arrays: Any = content[WEIGHTS]
     unit, number = known[str(turn["unit"])], int(turn["round"])
-    bench = _bench(unit.data)
-    if bench.dataset.fingerprint != fingerprint:
+    context = _context(unit.data)
+    if context.dataset.fingerprint != fingerprint:
         raise ValueError(f"data source {unit.data.source!r} is not the server's on this node")
-    task = bench.task(unit.model, unit.seed).with_parameters(_tensor(arrays["weights"]))
+    task = context.task(unit.model, unit.seed).with_parameters(_tensor(arrays["weights"]))
     plain = build_defense(unit.defense)
     ready = type(plain)(state.load(content, DEFENSE, unit.id, plain))
     noise, kept = noise_of(unit, int(turn["client"])), None
     if number > 1:
         kept, place = state.load(context.state, KEPT, unit.id, ready)
         noise.set_state(place)
-    update, kept = step(task, bench.batch(_tensor(arrays["images"])), ready, noise, kept)
+    update, kept = step(task, context.batch(_tensor(arrays["images"])), ready, noise, kept)
     state.save(context.state, KEPT, unit.id, (kept, noise.get_state()))
     sent = {"rows": Array(update.rows.numpy()), "examples": Array(np.array(update.examples))}
     if update.mask is not None:
@@ -261,6 +261,4 @@ def _tensor(array: Array) -> torch.Tensor:
     return torch.from_numpy(np.array(array.numpy()))
 
 
-@lru_cache(maxsize=1)
-def _bench(spec: DataSpec) -> PlanContext:
-    return PlanContext(spec)
+_context = lru_cache(maxsize=1)(PlanContext)

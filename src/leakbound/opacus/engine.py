@@ -102,20 +102,13 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         noise_generator: torch.Generator | None = None,
         **rest: Any,
     ) -> tuple[Any, ...]:
-        """As Opacus' `make_private`, with `whiten`, `public` and `public_loss`.
+        """As Opacus' `make_private`, also with noise of a public shape.
 
-        Args:
-            module: the plain model, before Opacus has put its hooks on it.
-            optimizer: a torch optimizer of its parameters.
-            data_loader: its length gives the sampling rate, 1 / len.
-            noise_multiplier: noise standard deviation / max_grad_norm.
-            max_grad_norm: L2 bound of every example's (whitened) gradient.
-            whiten: the shape of the noise; None: isotropic. `refresh` counts steps.
-            public: images that anyone may see, none of them private, which decide the shape.
-            public_loss: of the model's output and the public labels.
-            poisson_sampling: False leaves the loader as it is; no risk is known then.
-            noise_generator: a seeded generator, for experiments only.
-            rest: all other arguments of Opacus' `make_private`.
+        `whiten` is the shape (None: isotropic), computed every `refresh` steps from `public`:
+        images that anyone may see, none of them private, under `public_loss`. `max_grad_norm` then
+        bounds the whitened gradients. `module` is the plain model, before Opacus has put its hooks
+        on it. Without `poisson_sampling` the loader stays as it is, and no risk is known. A seeded
+        `noise_generator` is for experiments only.
 
         Raises:
             NotApplicable: a combination whose guarantee would not hold, or that has no gradient of
