@@ -5,9 +5,10 @@
     python tests/mutation run verdicts.json --faults faults.json --tree OLD --trace trace/
     python tests/mutation compare old.json new.json
 
-`trace` runs the tests once and notes which lines each one executes (it needs `coverage`). `run`
-puts one fault at a time into a copy of the tree and runs the tests that execute its line, cheap
-ones first, in a fork of a process that has imported torch already.
+`trace` runs the tests once, at most `--each` of a function's parameters, and notes which lines they
+execute (it needs `coverage`); several traces may share the tests. `run` puts one fault at a time
+into a copy of the tree and runs the test functions that execute its line, with all parameters,
+cheap ones first, in a fork of a process that has imported torch already.
 """
 
 from __future__ import annotations
@@ -49,19 +50,34 @@ def _cpu_seconds() -> float:
     return sum(os.times()[:4])
 
 
+def _function(test: str) -> str:
+    return test.split("[")[0]
+
+
 class Tracer:
     """A plugin that notes each test's CPU time, outcome and the lines it executes."""
 
-    def __init__(self, folder: Path, source: Path) -> None:
+    def __init__(self, folder: Path, source: Path, each: int) -> None:
         import coverage
 
-        self.outcome, self.start = "passed", 0.0
+        self.each, self.outcome, self.start = each, "passed", 0.0
         self.tests = (folder / "tests.jsonl").open("w", encoding="utf-8", buffering=1)
         self.coverage = coverage.Coverage(
             data_file=str(folder / "lines.sqlite"), source=[str(source)], config_file=False
         )
         self.coverage.set_option("run:core", "ctrace")
         self.coverage.start()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        of: dict[str, list[pytest.Item]] = defaultdict(list)
+        for item in items:
+            of[_function(item.nodeid)].append(item)
+        self.counts = {name: len(own) for name, own in of.items()}
+        kept = set()
+        for own in of.values():
+            kept |= {id(item) for item in own[:: -(-len(own) // self.each)]}
+        items[:] = [item for item in items if id(item) in kept]
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.coverage.switch_context(nodeid + "|setup")
@@ -78,6 +94,7 @@ class Tracer:
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         seconds = round(_cpu_seconds() - self.start, 3)
         row = {"test": nodeid, "seconds": seconds, "outcome": self.outcome}
+        row["parameters"] = self.counts[_function(nodeid)]
         self.tests.write(json.dumps(row) + "\n")
 
     def pytest_sessionfinish(self) -> None:
@@ -86,17 +103,21 @@ class Tracer:
 
 
 class Chosen:
-    """A plugin that keeps the chosen tests, in the order of their files' cost."""
+    """A plugin that keeps the chosen functions, in the order of their files' cost."""
 
-    def __init__(self, wanted: dict[str, float]) -> None:
-        self.wanted, self.failed = wanted, []
+    def __init__(self, wanted: dict[str, float], broken: set[str]) -> None:
+        self.wanted, self.broken, self.failed = wanted, broken, []
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         cost: Counter[str] = Counter()
         for name, seconds in self.wanted.items():
             cost[name.split("::")[0]] += seconds
-        items[:] = [item for item in items if item.nodeid in self.wanted]
+        items[:] = [
+            item
+            for item in items
+            if _function(item.nodeid) in self.wanted and item.nodeid not in self.broken
+        ]
         items.sort(key=lambda item: (cost[item.nodeid.split("::")[0]], item.nodeid.split("::")[0]))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -109,52 +130,63 @@ class Chosen:
 
 
 class Trace:
-    """What `trace` wrote: the tests that execute a line."""
+    """What `trace` wrote: the test functions that execute a line."""
 
-    def __init__(self, folder: Path, tree: Path) -> None:
+    def __init__(self, folders: list[Path]) -> None:
         import coverage
 
-        self.data = coverage.CoverageData(str(folder / "lines.sqlite"))
-        self.data.read()
-        self.files = {Path(file).as_posix(): file for file in self.data.measured_files()}
-        rows = map(json.loads, (folder / "tests.jsonl").read_text("utf-8").splitlines())
-        self.seconds = {row["test"]: row["seconds"] for row in rows if row["outcome"] == "passed"}
-        self.in_file: dict[str, list[str]] = defaultdict(list)
-        for name in self.seconds:
-            self.in_file[name.split("::")[0]].append(name)
-        self.tree = tree
-        self.known: dict[str, dict[int, list[str]]] = {}
+        self.data = [coverage.CoverageData(str(folder / "lines.sqlite")) for folder in folders]
+        for data in self.data:
+            data.read()
+        lines = [(folder / "tests.jsonl").read_text("utf-8").splitlines() for folder in folders]
+        rows = [json.loads(line) for own in lines for line in own]
+        self.broken = {row["test"] for row in rows if row["outcome"] != "passed"}
+        seconds: dict[str, list[float]] = defaultdict(list)
+        self.seconds: dict[str, float] = {}
+        self.in_file: dict[str, set[str]] = defaultdict(set)
+        for row in rows:
+            name = _function(row["test"])
+            seconds[name].append(row["seconds"])
+            self.seconds[name] = row["parameters"] * sum(seconds[name]) / len(seconds[name])
+            self.in_file[name.split("::")[0]].add(name)
+        self.known: dict[str, dict[int, set[str]]] = {}
 
     def covering(self, file: str, lines: range) -> set[str]:
-        """Tests that execute one of the lines, or share a fixture that does."""
+        """Functions that execute one of the lines, or share a fixture that does."""
         if file not in self.known:
-            ends = [own for own in self.files if own.endswith(f"/src/leakbound/{file}")]
-            self.known = {file: self.data.contexts_by_lineno(self.files[ends[0]]) if ends else {}}
+            of: dict[int, set[str]] = defaultdict(set)
+            for data in self.data:
+                for own in data.measured_files():
+                    if own.endswith(f"/src/leakbound/{file}"):
+                        for line, contexts in data.contexts_by_lineno(own).items():
+                            of[line] |= set(contexts)
+            self.known = {file: of}
         found = set()
         for line in lines:
             for context in self.known[file].get(line, ()):
-                name, _, phase = context.rpartition("|")
-                found |= {name} if phase == "call" else {name, *self.in_file[name.split("::")[0]]}
-        return {name for name in found if name in self.seconds}
+                test, _, phase = context.rpartition("|")
+                found |= {_function(test)} if phase == "call" else self.in_file[test.split("::")[0]]
+        return found & set(self.seconds)
 
     def choose(self, names: set[str], file: str, budget: float) -> dict[str, float]:
-        """Tests for a fault of this file: those about its module first, then the cheapest."""
+        """Functions for a fault of this file: those about its module first, then the cheapest."""
         path = Path(file)
         own = {path.stem, path.parent.name} - {"", "__init__", "base"}
 
         def order(name: str) -> tuple[bool, float]:
             test = name.split("::")[0]
-            return not (test.endswith(f"leakbound/{file}") or own & {Path(test).stem[5:]}), (
-                self.seconds[name]
+            near = (
+                test.endswith(f"leakbound/{file}") or Path(test).stem.removeprefix("test_") in own
             )
+            return not near, self.seconds[name]
 
         chosen: dict[str, float] = {}
         files: set[str] = set()
         for name in sorted(names, key=order):
-            files.add(name.split("::")[0])
-            if chosen and (sum(chosen.values()) + self.seconds[name] > budget or len(files) > 25):
-                continue
-            chosen[name] = self.seconds[name]
+            fits = sum(chosen.values()) + self.seconds[name] <= budget
+            if not chosen or (fits and len(files | {name.split("::")[0]}) <= 25):
+                chosen[name] = self.seconds[name]
+                files.add(name.split("::")[0])
         return chosen
 
 
@@ -162,6 +194,7 @@ class Runner:
     """A copy of the tree into which faults are put, and the forks that test it."""
 
     def __init__(self, tree: Path) -> None:
+        self.broken: set[str] = set()
         self.folder = Path(tempfile.mkdtemp(prefix="mutation-"))
         self.tree = self.folder / "tree"
         hidden = shutil.ignore_patterns(".*", "__pycache__", "site", "runs")
@@ -201,7 +234,7 @@ class Runner:
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
         sys.path[:0] = _sources(self.tree)
-        chosen = Chosen(wanted)
+        chosen = Chosen(wanted, self.broken)
         files = sorted({name.split("::")[0] for name in wanted})
         basetemp = f"--basetemp={self.folder / 'pytest'}"
         pytest.main([*COMMON, *(["-x"] if first else []), basetemp, *files], plugins=[chosen])
@@ -234,7 +267,9 @@ def make(options: argparse.Namespace) -> None:
 
 def trace(options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
-    tracer = Tracer(options.out.resolve(), options.tree.resolve() / "src" / "leakbound")
+    tracer = Tracer(
+        options.out.resolve(), options.tree.resolve() / "src" / "leakbound", options.each
+    )
     os.chdir(options.tree)
     sys.path[:0] = _sources(Path.cwd())
     os.environ["PYTHONPATH"] = os.pathsep.join(_sources(Path.cwd()))
@@ -245,7 +280,8 @@ def run(options: argparse.Namespace) -> None:
     faults = [Fault(**row) for row in json.loads(options.faults.read_text("utf-8"))]
     known = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
     runner = Runner(options.tree)
-    tests = Trace(options.trace, options.tree)
+    tests = Trace(options.trace)
+    runner.broken = tests.broken
     source = runner.tree / "src" / "leakbound"
     places = locate(source, faults)
     order = sorted(range(len(faults)), key=lambda at: faults[at].file)
@@ -289,8 +325,8 @@ def _verdict(runner: Runner, tests: Trace, fault: Fault, place: Place | None) ->
 def _confirm(runner: Runner, tests: Trace, known: dict[str, Any]) -> None:
     """A test that fails without any fault has killed nothing."""
     killers = {row["test"] for row in known.values() if row["verdict"] == "killed"}
-    wanted = {name: tests.seconds[name] for name in killers if name in tests.seconds}
-    broken = set(runner.failures(wanted, first=False) or ())
+    names = {_function(name) for name in killers} & set(tests.seconds)
+    broken = set(runner.failures({name: tests.seconds[name] for name in names}, False) or ())
     for row in known.values():
         if row.get("test") in broken:
             row["verdict"] = "unreliable"
@@ -313,11 +349,13 @@ def main() -> None:
     parser.add_argument("other", type=Path, nargs="?", help="the new verdicts, for compare")
     parser.add_argument("--tree", type=Path, default=Path.cwd(), help="the repository's root")
     parser.add_argument("--faults", type=Path, help="what make wrote")
-    parser.add_argument("--trace", type=Path, help="the folder that trace wrote")
+    parser.add_argument("--trace", type=Path, nargs="+", help="the folders that trace wrote")
+    parser.add_argument("--each", type=int, default=4, help="parameters of a function in a trace")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
-    options, options.rest = parser.parse_known_args()
-    options.rest = [word for word in options.rest if word != "--"]
+    at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    options = parser.parse_args(sys.argv[1:at])
+    options.rest = sys.argv[at + 1 :]
     globals()[options.task](options)
 
 
