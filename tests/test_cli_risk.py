@@ -268,11 +268,11 @@ def test_given_data_a_uniform_direction_protects_nothing(capsys):
     assert rows[0]["lower"] == pytest.approx(1)
     assert 0.99 > rows[0]["upper"] > rows[0]["alike"] > 0.001
     assert [row["verdict"] for row in rows] == ["undecided", "undecided", "protected"]
-    assert call("bound", *given, "--prior", "mixture") == 0
+    assert call("bound", *given, "--prior", "gaussian") == 0
     assert "attained on average over another: direction uniform on a sphere" in said(capsys)
 
 
-@pytest.mark.parametrize(("prior", "word"), [("sphere", "undecided"), ("mixture", "protected")])
+@pytest.mark.parametrize(("prior", "word"), [("sphere", "undecided"), ("gaussian", "protected")])
 def test_calibrate_ends_with_the_word_of_bound(capsys, prior, word):
     what = ("--target", "psnr>=30 with probability<=0.001", "--data", "mnist5k", "--prior", prior)
     found, _ = parsed(capsys, "calibrate", *what)

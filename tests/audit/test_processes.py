@@ -105,7 +105,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="ne
 @needs_proc
 @pytest.mark.filterwarnings("ignore:.*damaged line")
 def test_killed_stopped_and_resumed(tmp_path):
-    """SIGKILL, Ctrl-C, SIGTERM, then to the end: as never stopped, and nothing is run twice."""
+    """SIGKILL, Ctrl-C, then to the end: as never stopped, and nothing is run twice."""
     plan, wanted = reference(tmp_path)
     out = tmp_path / "run"
 
@@ -117,18 +117,16 @@ def test_killed_stopped_and_resumed(tmp_path):
     assert all_gone(process), "workers outlive their parent"
     kept = recorded(out)
 
-    for send, number, code in ((os.killpg, signal.SIGINT, 130), (os.kill, signal.SIGTERM, 143)):
-        process = start(plan, out)
-        wait_for(process, out, kept + 3)
-        send(process.pid, number)
-        _, errors = process.communicate(timeout=LONG)
-        assert process.returncode == code
-        last = errors.strip().splitlines()[-1]
-        assert last == "leakbound: stopped; nothing is lost: run the same command again to go on"
-        assert "Traceback" not in errors
-        assert "resource_tracker" not in errors
-        assert all_gone(process)
-        kept = recorded(out)
+    process = start(plan, out)
+    wait_for(process, out, kept + 3)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=LONG)
+    assert process.returncode == 130
+    last = errors.strip().splitlines()[-1]
+    assert last == "leakbound: stopped; nothing is lost: run the same command again to go on"
+    assert "Traceback" not in errors
+    assert "resource_tracker" not in errors
+    assert all_gone(process)
 
     result = audit.audit(audit.load(plan), out)
     assert result.failed == 0
@@ -136,7 +134,7 @@ def test_killed_stopped_and_resumed(tmp_path):
     times = Counter(json.loads(t)["id"] for t in (out / "timings.jsonl").read_bytes().splitlines())
     assert max(times.values()) == 1
     assert recorded(out) == 24 + 4
-    assert len(times) >= 24 + 4 - 3, "a stop may come between a record and the note of its time"
+    assert len(times) >= 24 + 4 - 2, "a stop may come between a record and the note of its time"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "term"])
