@@ -17,6 +17,7 @@ import argparse
 import importlib
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -41,8 +42,8 @@ COMMON = (
     *("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=no"),
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),
 )
-FEW, MANY = 12.0, 60.0
-"""Seconds of tests for a fault: at first, and where those found nothing."""
+FEW, MANY, LONGEST = 12.0, 60.0, 1800.0
+"""CPU seconds of tests for a fault, at first and where those found nothing; seconds of a hang."""
 
 
 def _cpu_seconds() -> float:
@@ -216,11 +217,14 @@ class Runner:
         child = os.fork()
         if child == 0:
             self._child(wanted, first, out)
-        limit = time.monotonic() + 90 + 4 * sum(wanted.values())
+        limit = time.monotonic() + LONGEST
         while time.monotonic() < limit:
-            if os.waitpid(child, os.WNOHANG) != (0, 0):
-                if out.exists():
-                    return json.loads(out.read_text("utf-8"))
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended and out.exists():
+                return json.loads(out.read_text("utf-8"))
+            if ended and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+                return None
+            if ended:
                 return [f"(it crashed: {(self.folder / 'log').read_text('utf-8')[-300:]})"]
             time.sleep(0.02)
         os.killpg(child, signal.SIGKILL)
@@ -229,6 +233,8 @@ class Runner:
 
     def _child(self, wanted: dict[str, float], first: bool, out: Path) -> None:
         os.setsid()
+        seconds = int(sum(os.times()[:2]) + 40 + 4 * sum(wanted.values()))
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 10))
         os.chdir(self.tree)
         quiet = os.open(self.folder / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(quiet, 1)
