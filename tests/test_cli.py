@@ -263,14 +263,13 @@ def test_output_into_a_pipe_that_closes_is_no_crash(arguments, first):
     assert (run.stdout, run.stderr) == (first, "")
 
 
-BOUND = ("bound", "--noise-multiplier", "1", "--dim", "64", "--norm", "3")
 MISTAKES = (("nonsense",),)
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        *(("audit", "--help"), (*BOUND, "--json"), *MISTAKES),
+        *(("audit", "--help"), ("--version",), *MISTAKES),
     ],
     ids=" ".join,
 )

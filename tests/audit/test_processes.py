@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -10,12 +12,14 @@ import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from leakbound import audit
 from leakbound.audit import cells as cells_module
+from leakbound.audit import engine
 from leakbound.audit.cells import DIED
 
 LONG = 600
@@ -261,6 +265,7 @@ def test_a_lack_of_memory_is_no_result_either(tiny, tmp_path, monkeypatch):
     assert audit.audit(tiny, tmp_path / "run").failed == 0
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_costs_its_own_cells_only(table, tmp_path, user_module):
     """The rest runs; both the cell and the training of the deadly model are recorded as failed."""
     name = user_module(
@@ -295,6 +300,16 @@ def test_a_process_that_dies_costs_its_own_cells_only(table, tmp_path, user_modu
     assert rows[0] == alone
 
 
+def test_a_worker_that_ends_at_once_is_no_failed_cell(monkeypatch):
+    monkeypatch.setattr(engine, "_started", functools.partial(os._exit, 3))
+    with (
+        ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool,
+        pytest.raises(ValueError, match="worker processes cannot start"),
+    ):
+        engine._wait_for_start(pool)
+
+
+@pytest.mark.slow
 def test_workers_that_cannot_start_are_no_failed_cells(tmp_path):
     """As in a script without `if __name__ == "__main__"`."""
     script = tmp_path / "script.py"
