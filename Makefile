@@ -22,10 +22,10 @@ proof: audit
 	$(BIN)/leakbound reproduce all --scale minutes
 
 test: setup
-	$(BIN)/python -m pytest -n auto -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
 
 test-slow: setup
-	$(BIN)/python -m pytest -n auto -m slow
+	$(BIN)/python -m pytest -n auto --dist loadfile -m slow
 
 check: setup
 	$(BIN)/ruff check .
