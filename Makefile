@@ -22,13 +22,13 @@ proof: audit
 	$(BIN)/leakbound reproduce all --scale minutes
 
 test: setup
-	$(BIN)/python -m pytest -n auto -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
 
 test-reproductions: setup
 	$(BIN)/python -m pytest -n auto -m "not slow" reproductions
 
 test-slow: setup
-	$(BIN)/python -m pytest -n auto -m slow tests src reproductions
+	$(BIN)/python -m pytest -n auto --dist loadfile -m slow tests src reproductions
 
 check: setup
 	$(BIN)/ruff check .

@@ -37,7 +37,7 @@ def test_starts_are_pulled_together(scene, monkeypatch):
             searches.append(self)
 
         monkeypatch.setattr(Search, "__post_init__", noted)
-        attack = GradInversion(steps=60, seeds=3, group=group, batch_norm=0.0, after=0.0)
+        attack = GradInversion(steps=30, seeds=3, group=group, batch_norm=0.0, after=0.0)
         attack(played.observation, stream(1, "group"))
         monkeypatch.undo()
         return float(torch.stack([s.images().detach() for s in searches]).var(0).mean())

@@ -63,19 +63,19 @@ def test_a_deep_prior_draws_in_range_and_never_mixes_images(shape):
 
 
 def test_a_deep_prior_can_draw_a_photograph():
-    """Its weights reach a real image by plain regression: 25 dB in 300 steps."""
+    """Its weights reach a real image by plain regression: 20 dB in 150 steps."""
     from skimage import data
 
     picture = torch.tensor(data.astronaut()[100:228:4, 160:288:4].copy()).float() / 255
     target = picture.permute(2, 0, 1)[None]
     prior = DeepPrior(tuple(target.shape), (0.0, 1.0), 32, stream(1, "prior"), LIKE)
     optimizer = torch.optim.Adam(prior.variables, lr=1e-2)
-    for _ in range(300):
+    for _ in range(150):
         optimizer.zero_grad()
         error = (prior() - target).square().mean()
         error.backward()
         optimizer.step()
-    assert float(error.detach()) < 10**-2.5
+    assert float(error.detach()) < 10**-2
 
 
 def test_neither_touches_the_global_random_state():

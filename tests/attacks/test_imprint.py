@@ -140,7 +140,7 @@ def test_the_law_of_uniform_bins():
     assert wanted == pytest.approx(0.9411, abs=1e-4)
 
 
-@pytest.mark.parametrize(("count", "rounds"), [(16, 60), (100, 40)])
+@pytest.mark.parametrize(("count", "rounds"), [(16, 60), (100, 10)])
 def test_four_images_are_exact_as_often_as_they_fall_apart(digits, count, rounds):
     task, attack = task_of(digits), RobbingTheFed(bins=count)
     whole = 0
@@ -163,7 +163,7 @@ def test_sixty_four_images_in_128_bins(digits):
     """Mean PSNR of isolated images at least 60 dB; their number within its law."""
     task, attack = task_of(digits, build="simple_convnet"), RobbingTheFed()
     alone, decibels, by_matching = [], [], []
-    for seed in range(12):
+    for seed in range(6):
         batch = drawn(digits, seed, 64)
         seen = played(task, batch, attack)
         answer = attack(seen.observation, stream(0))
@@ -188,7 +188,7 @@ def test_sixty_four_images_in_128_bins(digits):
     ]
     spread = np.std(simulated) / len(alone) ** 0.5
     print(
-        f"\nisolated {np.mean(alone):.2f} of 64 (law {law:.2f} +- {spread:.2f}, 12 rounds), by "
+        f"\nisolated {np.mean(alone):.2f} of 64 (law {law:.2f} +- {spread:.2f}), by "
         f"matching {np.mean(by_matching):.2f}; PSNR mean {np.mean(decibels):.1f}, least "
         f"{min(decibels):.1f} dB, n = {len(decibels)}"
     )
@@ -223,7 +223,7 @@ def test_mean_and_deviation_are_enough(digits):
     attack = RobbingTheFed(law="normal", mean=mean, std=std, features=784)
     task, alone = task_of(digits, public=None), []
     edges = mean + std * stats.norm.ppf(np.arange(1, 128) / 128)
-    for seed in range(12):
+    for seed in range(6):
         batch = drawn(digits, seed, 64)
         found = nearest(batch, attack(played(task, batch, attack).observation, stream(0)).inputs)
         bins = np.searchsorted(edges, batch.inputs.flatten(1).double().mean(1).numpy())
@@ -234,7 +234,7 @@ def test_mean_and_deviation_are_enough(digits):
         alone.append(int(exact.sum()))
     law, variance = number_alone(128, 64)
     print(f"\n{np.mean(alone):.2f} of 64 alone, law {law:.2f}")
-    assert np.mean(alone) == pytest.approx(law, abs=3 * (variance / 12) ** 0.5)
+    assert np.mean(alone) == pytest.approx(law, abs=3 * (variance / len(alone)) ** 0.5)
     assert replace(attack, mean=None, std=None).plant(task) is task
     for wrong in ({"std": None}, {"law": "public"}, {"mean": math.inf}, {"std": 0.0}):
         with pytest.raises(ValueError, match="std"):
@@ -443,6 +443,5 @@ def test_matching_can_only_lose_recoveries(digits):
     assert 0 < by_matching <= by_nearest
 
 
-@pytest.mark.parametrize("settings", [{}, {"measure": "random", "law": "normal", "bins": 16}])
-def test_contract(settings):
-    check_attack(RobbingTheFed(**settings))
+def test_contract_of_other_settings():
+    check_attack(RobbingTheFed(measure="random", law="normal", bins=16))

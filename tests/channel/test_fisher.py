@@ -123,11 +123,11 @@ def test_a_private_law_informs_through_its_pattern(task, batch, rule):
         mean, variance = (value.detach() for value in parts(batch.inputs))
         slope = by_differences(lambda x, p=parts: p(x)[0], batch.inputs)
         pattern = by_differences(lambda x, p=parts: p(x)[1].log(), batch.inputs)
-        draws = torch.randn(40000, len(mean), generator=torch.Generator().manual_seed(0)).double()
+        draws = torch.randn(10000, len(mean), generator=torch.Generator().manual_seed(0)).double()
         score = (draws / variance.sqrt()) @ slope + 0.5 * (draws**2 - 1) @ pattern
         wanted = (score.T @ score / len(draws)).numpy()
         scale = np.abs(wanted).max()
-        np.testing.assert_allclose(matrices[-1], wanted, atol=0.05 * scale)
+        np.testing.assert_allclose(matrices[-1], wanted, atol=0.1 * scale)
     low, high = np.trace(matrices[0]), np.trace(matrices[1])
     assert high > 1.0, "the pattern informs however much noise there is"
     assert low > high

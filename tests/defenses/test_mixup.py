@@ -83,7 +83,7 @@ def test_a_round_is_some_mix(mlp, task, batch, defense):
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 4.0])
 def test_the_share_is_the_larger_part_of_a_beta_draw(task, alpha):
     shares = []
-    for seed in range(300):
+    for seed in range(150):
         mix = _matrix(Mixup(alpha), task, seed)
         torch.testing.assert_close(mix.sum(0), torch.ones(6).double())
         torch.testing.assert_close(mix.sum(1), torch.ones(6).double())
@@ -94,12 +94,12 @@ def test_the_share_is_the_larger_part_of_a_beta_draw(task, alpha):
         return lambda s: stats.beta.cdf(s, beta, beta) - stats.beta.cdf(1 - s, beta, beta)
 
     assert stats.kstest(shares, folded(alpha)).pvalue > 1e-3
-    assert stats.kstest(shares, folded(2 * alpha)).pvalue < 1e-4
+    assert stats.kstest(shares, folded(2 * alpha)).pvalue < 1e-2
 
 
 def test_all_orders_are_equally_likely(task):
     counts = dict.fromkeys(permutations(range(3)), 0)
-    for seed in range(600):
+    for seed in range(240):
         mix = _matrix(Mixup(share=0.8), task, seed, 3)
         counts[tuple((mix - 0.8 * torch.eye(3)).argmax(1).tolist())] += 1
     assert stats.chisquare(list(counts.values())).pvalue > 1e-3

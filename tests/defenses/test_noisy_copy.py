@@ -175,19 +175,19 @@ def test_the_risk_over_rounds(defense, keep, falls):
     attack, means = LinearTrap("unbiased", rows=1, norm=3.0, features=16), []
     for count in (1, 8):
         errors = []
-        for seed in range(60):
+        for seed in range(30):
             batch = one_record(seed)
             guess = mean_of_sightings(attack, batch, defense, count, keep=keep, seed=seed)
             errors.append(float((guess - batch.inputs.flatten()).square().mean()))
         means.append(np.mean(errors))
-    spread = math.sqrt(2 / (16 * 60))  # relative standard error of the mean
+    spread = math.sqrt(2 / (16 * 30))  # relative standard error of the mean
     assert means[0] == pytest.approx(0.3**2, rel=4 * spread)
     wanted = means[0] / 8 if falls else means[0]
     assert means[1] == pytest.approx(wanted, rel=6 * spread if falls else 1e-9)
 
 
 def test_the_bound_on_all_attackers_is_reached_in_any_round():
-    radius, noise, count, eta = 3.0, 0.9, 400, 0.3
+    radius, noise, count, eta = 3.0, 0.9, 150, 0.3
     attack = LinearTrap("gamma", rows=1, norm=radius, eta=eta, features=16)
     hits = 0
     for seed in range(count):

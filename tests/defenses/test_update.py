@@ -157,14 +157,14 @@ def test_the_bound_of_a_cohort_is_that_of_its_smallest_client(sizes):
     assert update.law.covariance == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("sizes", [(8, 1), (4, 4), (1, 2)])
+@pytest.mark.parametrize("sizes", [(8, 1), (1, 2)])
 def test_gaussian_laws_of_unequal_clients_add_up(sizes):
     links = (GaussianNoise(0.3), Mean(), SecureAggregation(2))
     task, _, defense = _sent(1, *links)
     clients = [_sent(size, *links)[1] for size in sizes]
     assert defense.guarantee is Guarantee.RELEASE_LAW
     rows = []
-    for seed in range(400):
+    for seed in range(200):
         update = play(task, clients, defense, [stream(seed, i) for i in range(3)]).update
         rows.append(update.rows)
     declared = torch.as_tensor(update.law.covariance).double().mean()

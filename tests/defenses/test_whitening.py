@@ -146,7 +146,7 @@ def test_the_privacy_is_that_of_the_gaussian_mechanism(public, batch, ready):
     rows = _rows(public, batch, 1e3)  # every clip binds
     without = rows.clone()
     without[-1] = 0
-    laws, draws, count = [], [], 20_000
+    laws, draws, count = [], [], 4000
     for own, name in ((rows, "with"), (without, "without")):
         update = Update(own, Unit.EXAMPLE, (1,) * batch.size)
         for link in whole.links[:3]:  # whiten, clip, mean

@@ -85,11 +85,13 @@ def test_the_contract_of_a_search(make, batch, name):
 
 
 @pytest.mark.parametrize(
-    "defense",
-    [DpSgd(1.0, 0.5), TopK(0.9), chain(GaussianNoise(0.1)), HiddenDropout(0.5), Soteria(0.4)],
+    ("name", "defense"),
+    [
+        *(("frozen backbone", defense) for defense in (DpSgd(1.0, 0.5), TopK(0.9), Soteria(0.4))),
+        *(("frozen first layer", each) for each in (chain(GaussianNoise(0.1)), HiddenDropout(0.5))),
+    ],
     ids=repr,
 )
-@pytest.mark.parametrize("name", ["frozen backbone", "frozen first layer"])
 def test_the_contract_of_defenses(make, batch, name, defense):
     check_defense(defense, task=make(name), batch=batch)
 

@@ -68,8 +68,14 @@ def _mean_cosine(vectors):
     return float(((unit @ unit.T).sum() - len(unit)) / (len(unit) * (len(unit) - 1)))
 
 
-@pytest.mark.parametrize("backbone", BACKBONES)
-@pytest.mark.parametrize("norm", ["group", "batch", "none"])
+@pytest.mark.parametrize(
+    ("backbone", "norm"),
+    [
+        *((name, "none") for name in BACKBONES if name != "resnet18"),
+        *(("convnet64", norm) for norm in ("group", "batch")),
+        *(pytest.param("resnet18", n, marks=pytest.mark.slow) for n in ("group", "batch", "none")),
+    ],
+)
 def test_functional_calls_and_example_gradients(backbone, norm):
     task = Task.of(_model(backbone=backbone, norm=norm)).to("cpu", torch.float64)
     inputs, labels = torch.rand(2, 1, 12, 12, dtype=torch.float64), torch.tensor([0, 3])

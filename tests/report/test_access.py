@@ -158,9 +158,17 @@ def make_page(
     return make
 
 
+@pytest.fixture(scope="module")
+def made():
+    """The pages that were made, by name: no test changes one."""
+    return {}
+
+
 @pytest.fixture(params=[*SORTED, "evidence", "results"])
-def page_path(request, make_page):
-    return make_page(request.param)
+def page_path(request, make_page, made):
+    if request.param not in made:
+        made[request.param] = make_page(request.param)
+    return made[request.param]
 
 
 def test_names_ids_headings_and_tables(show, page_path):

@@ -71,7 +71,7 @@ def test_the_command_keeps_what_the_records_depend_on():
     assert command_of(info(device="H200")).endswith("--device cuda")
 
 
-@pytest.mark.parametrize("pictures", [True, False])
+@pytest.mark.parametrize("pictures", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_evidence_runs_again_to_the_same_bytes(tmp_path, pictures):
     first = tmp_path / "first"
     audit.audit(parse(SMALL), first, pictures=pictures)

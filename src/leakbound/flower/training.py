@@ -155,7 +155,7 @@ def server_app(
     app, out = ServerApp(), flow or Flow()
 
     @app.main()
-    def main(grid: Grid, context: Context) -> None:
+    def main(grid: Grid, _: Context) -> None:
         try:
             for unit in units:
                 out.events.put(unit)
@@ -238,17 +238,17 @@ def _turn(
     turn: Any = content[TURN]
     arrays: Any = content[WEIGHTS]
     unit, number = known[str(turn["unit"])], int(turn["round"])
-    context = _context(unit.data)
-    if context.dataset.fingerprint != fingerprint:
+    known_data = _context(unit.data)
+    if known_data.dataset.fingerprint != fingerprint:
         raise ValueError(f"data source {unit.data.source!r} is not the server's on this node")
-    task = context.task(unit.model, unit.seed).with_parameters(_tensor(arrays["weights"]))
+    task = known_data.task(unit.model, unit.seed).with_parameters(_tensor(arrays["weights"]))
     plain = build_defense(unit.defense)
     ready = type(plain)(state.load(content, DEFENSE, unit.id, plain))
     noise, kept = noise_of(unit, int(turn["client"])), None
     if number > 1:
         kept, place = state.load(context.state, KEPT, unit.id, ready)
         noise.set_state(place)
-    update, kept = step(task, context.batch(_tensor(arrays["images"])), ready, noise, kept)
+    update, kept = step(task, known_data.batch(_tensor(arrays["images"])), ready, noise, kept)
     state.save(context.state, KEPT, unit.id, (kept, noise.get_state()))
     sent = {"rows": Array(update.rows.numpy()), "examples": Array(np.array(update.examples))}
     if update.mask is not None:

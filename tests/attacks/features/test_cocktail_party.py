@@ -67,7 +67,7 @@ def cosines(found, true, *, signed=True):
     return (between if signed else between.abs()).amax(1)
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("count", [1, 2, 8])
 def test_relu_embeddings_are_exact(count):
     task, batch = perceptron(), digits(count)
     found = CocktailParty(layer="3").find(seen(task, batch), stream(0))

@@ -79,7 +79,7 @@ def residuals(flat, given, size):
     return torch.cat(parts).numpy()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("orders", [((3, 2),), ((2, 2), (3, 2))])
 def test_noisy_tensors_come_close_to_the_optimum(seed, orders):
     size = 3

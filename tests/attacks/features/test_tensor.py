@@ -101,6 +101,7 @@ def slope(activation, n, count, widths, seeds=SEEDS):
 # paper B's claims, one output and the square loss
 
 
+@pytest.mark.slow
 def test_the_error_falls_as_one_over_the_root_of_the_width():
     """Claim 2-1 on x^3 + x^2: n = 10, B = 2, M = 2k to 16k, 10 seeds."""
     found, (low, high) = slope("cubic", 10, 2, [2000, 5600, 16_000])
@@ -123,16 +124,16 @@ def test_slopes_in_the_width(activation, n, count):
 
 @pytest.mark.parametrize("activation", ["relu", "tanh", "gelu"])
 def test_more_units_tell_more(activation):
-    few, many = (errors(activation, 16, width, 2, seeds=range(5)) for width in (2000, 16_000))
+    few, many = (errors(activation, 12, width, 2, seeds=range(3)) for width in (1000, 8000))
     assert np.all(many < few)
     assert 2 < few.mean() / many.mean() < 4.5  # sqrt(8) = 2.8
-    assert many.mean() < 0.08
+    assert many.mean() < 0.1
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_more_examples_are_harder(activation):
-    """Claim 2-1, n = 16, M = 8000, 5 seeds."""
-    means = [errors(activation, 16, 8000, count, seeds=range(5)).mean() for count in (1, 2, 4)]
+    """Claim 2-1, n = 12, M = 4000, 3 seeds."""
+    means = [errors(activation, 12, 4000, count, seeds=range(3)).mean() for count in (1, 2, 4)]
     assert means[0] < means[1] < means[2]
 
 
@@ -147,10 +148,10 @@ def test_clipping_changes_nothing(activation):
 
 
 def test_noise_costs_nothing_until_it_is_as_large_as_the_signal():
-    """Claim 2-3: (B + s0) sqrt(n / M). ReLU, B = 1, n = 16, M = 8000, 6 seeds."""
+    """Claim 2-3: (B + s0) sqrt(n / M). ReLU, B = 1, n = 12, M = 4000, 6 seeds."""
     levels = [0.0, 0.1, 3.0, 6.0]
     means = [
-        errors("relu", 16, 8000, 1, seeds=range(6), defense=GaussianNoise(s) if s else None).mean()
+        errors("relu", 12, 4000, 1, seeds=range(6), defense=GaussianNoise(s) if s else None).mean()
         for s in levels
     ]
     assert means[1] == pytest.approx(means[0], rel=0.1)
@@ -158,6 +159,7 @@ def test_noise_costs_nothing_until_it_is_as_large_as_the_signal():
     assert means[3] / means[2] == pytest.approx(2, abs=0.5)
 
 
+@pytest.mark.slow
 def test_dropped_units_count_as_a_narrower_net():
     """Claim 2-4, entries of the gradient, x^3 + x^2, n = 10, B = 2, M = 8000: the means of 10
     seeds differ by less than 2.5 standard errors of their difference; undropped nets do differ."""
@@ -173,19 +175,19 @@ def test_pruning_leaves_the_span_but_not_the_features():
     """Claim 2-5 for the moments: survivors are no Gaussian sample. The fit needs
     none: it is exact, or says that it failed."""
     pruned, fits = MagnitudePruning(0.9), 0
-    plain = errors("relu", 16, 4000, 2, seeds=range(4))
-    moments = errors("relu", 16, 4000, 2, seeds=range(4), defense=pruned)
+    plain = errors("relu", 16, 4000, 2, seeds=range(2))
+    moments = errors("relu", 16, 4000, 2, seeds=range(2), defense=pruned)
     assert moments.mean() > 3 * plain.mean()
-    alone = errors("relu", 16, 4000, 1, seeds=range(4), defense=pruned)
+    alone = errors("relu", 16, 4000, 1, seeds=range(2), defense=pruned)
     assert alone.max() < 0.3  # pruned entries count as the zeros that were sent
-    for seed in range(4):
+    for seed in range(2):
         vectors = unit_vectors(2, 16, seed)
         seen = observe(vectors, "relu", 4000, seed, pruned).observation
         found = TensorMethod(fit=40).find(seen, stream(seed, "find"))
         exact = bool(feature_errors(found.vectors, vectors).max() < 1e-8)
         assert exact is (found.problem is None)
         fits += exact
-    assert fits >= 3
+    assert fits >= 1
 
 
 # the fit
@@ -194,7 +196,7 @@ def test_pruning_leaves_the_span_but_not_the_features():
 @pytest.mark.parametrize("activation", ["relu", "tanh", "gelu"])
 def test_without_noise_the_fit_is_exact(activation):
     """The error of sqrt(n / M) is the moments', not the gradient's: n = 16, B = 3, M = 3000."""
-    found = errors(activation, 16, 3000, 3, seeds=range(3), method=TensorMethod(fit=40))
+    found = errors(activation, 16, 3000, 3, seeds=range(1), method=TensorMethod(fit=40))
     assert found.max() < 1e-9
 
 
@@ -255,10 +257,10 @@ def found_error(digits, count, seed, method=TensorMethod(), **settings):  # noqa
     return float(mean), subspace_error(found.basis, entered), found.problem
 
 
-@pytest.mark.parametrize("count", [1, 4, 8])
+@pytest.mark.parametrize("count", [1, 8])
 def test_features_of_digits_are_found(digits, count):
-    """n = 32, M = 4096, ReLU, float32, 3 seeds; where a batch is too much, the method says so."""
-    found = [found_error(digits, count, seed) for seed in range(3)]
+    """n = 32, M = 4096, ReLU, float32, 2 seeds; where a batch is too much, the method says so."""
+    found = [found_error(digits, count, seed) for seed in range(2)]
     assert np.median([f[0] for f in found]) < 0.15
     assert np.median([f[1] for f in found]) < 0.12
     assert [f[0] > 0.3 for f in found] == [f[2] is not None for f in found]
@@ -266,19 +268,18 @@ def test_features_of_digits_are_found(digits, count):
 
 def test_wider_heads_tell_more(digits):
     few, many = (
-        np.mean([found_error(digits, 2, s, width=w)[0] for s in range(3)]) for w in (1024, 8192)
+        np.mean([found_error(digits, 2, s, width=w)[0] for s in range(2)]) for w in (1024, 8192)
     )
     assert many < 0.6 * few
 
 
-@pytest.mark.parametrize("same", [False, True])
-@pytest.mark.parametrize("count", [2, 6])
+@pytest.mark.parametrize(("count", "same"), [(2, False), (4, True)])
 def test_the_fit_finds_digits_features_to_rounding(digits, count, same):
     """Also of one class, whose coefficients are nearly equal."""
     method = TensorMethod(fit=40)
-    found = [found_error(digits, count, s, method, same=same, width=2048) for s in range(2)]
-    assert max(f[0] for f in found) < 1e-5
-    assert all(f[2] is None for f in found)
+    mean, _, problem = found_error(digits, count, 0, method, same=same, width=2048)
+    assert mean < 1e-5
+    assert problem is None
 
 
 @pytest.mark.parametrize(
@@ -297,11 +298,9 @@ def test_the_fit_finds_digits_features_to_rounding(digits, count, same):
     ids=repr,
 )
 def test_defenses(digits, defense, most, fitted):
-    """Mean error of 2 seeds, B = 2, by moments and after the fit."""
-    found = [found_error(digits, 2, s, defense=defense)[0] for s in range(2)]
-    assert np.mean(found) < most
-    found = [found_error(digits, 2, s, TensorMethod(fit=40), defense=defense)[0] for s in range(2)]
-    assert np.mean(found) < fitted
+    """Mean error at B = 2, by moments and after the fit."""
+    assert found_error(digits, 2, 0, defense=defense)[0] < most
+    assert found_error(digits, 2, 0, TensorMethod(fit=40), defense=defense)[0] < fitted
 
 
 def test_part_of_the_head_may_be_random(digits):
@@ -314,12 +313,14 @@ def test_part_of_the_head_may_be_random(digits):
 
 
 def test_photographs():
-    """The whole image enters the head: 4 crops of 8 x 8 x 3 pixels, B = 4, M = 8192."""
+    """The whole image enters the head: 4 crops of 6 x 6 x 3 pixels, B = 4, M = 4096."""
     from skimage import data as photographs
 
     image = torch.from_numpy(photographs.astronaut()).double().permute(2, 0, 1) / 255
-    crops = torch.stack([image[:, y : y + 64 : 8, 200 : 200 + 64 : 8] for y in (0, 100, 250, 400)])
-    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 8192), nn.ReLU(), nn.Linear(8192, 10))
+    crops = torch.stack(
+        [image[:, y : y + 66 : 11, 200 : 200 + 66 : 11] for y in (0, 100, 250, 400)]
+    )
+    model = nn.Sequential(nn.Flatten(), nn.Linear(108, 4096), nn.ReLU(), nn.Linear(4096, 10))
     method = TensorMethod(fit=30)
     task = Task.of(model.double(), classes=10)
     batch = Batch(crops, torch.tensor([1, 3, 3, 7]))
