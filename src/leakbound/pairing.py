@@ -1,4 +1,4 @@
-"""The only place where the truth meets a guess: which reconstruction is of which image."""
+"""The only place where truth meets guess: which reconstruction belongs to which true image."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Paired:
     order: tuple[int, ...]
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it: every true image above its guess, and their distance."""
+        """What a notebook shows: every true image above its reconstruction, and their distance."""
         scale = float(self.truth.inputs.min()), float(self.truth.inputs.max())
         unit = scale[0] >= 0 and scale[1] <= 1
         apart = [
@@ -51,9 +51,9 @@ class Paired:
             ]
         span = (0.0, 1.0) if unit else scale
         return pictures.block(
-            "True images, and below them what was rebuilt",
+            "True images, and below them their reconstructions",
             pictures.images(self.truth.inputs, labels, input_range=span, name="true image"),
-            pictures.images(self.inputs, captions, input_range=span, name="rebuilt image"),
+            pictures.images(self.inputs, captions, input_range=span, name="reconstructed image"),
         )
 
 

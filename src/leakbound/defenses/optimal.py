@@ -64,7 +64,7 @@ def _batch_sensitivity(
 
 @dataclass(frozen=True, repr=False)
 class _Noise(Defense):
-    """What both forms share: how much noise, how it is spread over coordinates, rounding."""
+    """What both forms share: the level, how it is spread over coordinates, rounding."""
 
     continuous = True
     keeps_law = False
