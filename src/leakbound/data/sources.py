@@ -6,22 +6,19 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.data.archive import read_zip
-from leakbound.data.builtin import digits, mnist5k, photos
 from leakbound.data.cifar import read_cifar
-from leakbound.data.folder import read_folder
 from leakbound.data.idx import read_idx
-from leakbound.data.images import WRITERS
+from leakbound.data.images import WRITERS, read_folder, read_zip
 from leakbound.data.npz import read_npz
+from leakbound.data.packaged import TABLES, digits, mnist5k, photos, table
 from leakbound.data.raw import Column, Options, Raw, fit, shape_after, within_limit
-from leakbound.data.tabular import TABLES, as_images
 from leakbound.types import Batch
 
 SOURCES: dict[str, str] = {
@@ -41,7 +38,7 @@ _NAMED: dict[str, Callable[[Options], Raw]] = {
     "mnist5k": mnist5k,
     "digits": digits,
     "photos": photos,
-    **{name: as_images(name) for name in TABLES},
+    **{name: partial(table, name) for name in TABLES},
 }
 _AT_PATH: dict[str, Callable[[Path, Options], Raw]] = {
     "folder": read_folder,
