@@ -33,7 +33,7 @@ __all__ = ["Round", "observed", "play", "resolve", "send", "step"]
 class Round:
     """What a round leaves: the attacker's view, and what only the audit knows.
 
-    `truth` meets the attacker's guess in `pairing` alone. `update` is the release with its true law
+    `truth` meets the reconstruction in `pairing` alone. `update` is the release with its true law
     and mask, and `defense` is resolved, for records and bounds; where the defense is not known,
     `observation` shows none of these.
     """

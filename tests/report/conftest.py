@@ -27,7 +27,7 @@ DP_SGD = {
 
 def defense(name: str, **parameters: Any) -> dict[str, Any]:
     settings = f"{name}({', '.join(f'{k}={v}' for k, v in parameters.items())})"
-    known = "known release law" if "noise" in name else "none"
+    known = "known noise distribution" if "noise" in name else "none"
     return {"name": name, "parameters": parameters, "settings": settings, "guarantee": known}
 
 

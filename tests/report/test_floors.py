@@ -116,8 +116,10 @@ def test_private_law_stands_beside_the_guarantee(tmp_path, make_cell, make_run, 
     cells = [make_cell(defense=one), make_cell(defense=two)]
     text = write(make_run(tmp_path / "run", cells)).read_text()
     assert "depends on the private batch" not in _row(text, "a_noise")
-    assert "known release law<br><small>depends on the private batch" in _row(text, "b_noise")
-    assert text.count("known release law, but it depends on the private batch") == 1
+    assert "known noise distribution<br><small>depends on the private batch" in _row(
+        text, "b_noise"
+    )
+    assert text.count("known noise distribution, but it depends on the private batch") == 1
     assert "tells of the batch itself" in text
 
 

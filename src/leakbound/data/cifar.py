@@ -74,8 +74,8 @@ def _binary(path: Path) -> tuple[Tensor, Tensor, int]:
     data = read_file(path)
     if not data:
         raise ValueError(f"{str(path)!r} is empty; get it again")
-    records = {10: _PIXELS + 1, 100: _PIXELS + 2}
-    fitting = [classes for classes, record in records.items() if len(data) % record == 0]
+    widths = {10: _PIXELS + 1, 100: _PIXELS + 2}
+    fitting = [classes for classes, width in widths.items() if len(data) % width == 0]
     if not fitting:
         raise ValueError(
             f"{str(path)!r} has {len(data)} bytes, a multiple of neither 3073 (CIFAR-10) nor 3074 "
@@ -89,7 +89,7 @@ def _binary(path: Path) -> tuple[Tensor, Tensor, int]:
             f"{str(path)!r} fits CIFAR-10 and CIFAR-100 by its size; rename it to test_batch.bin "
             "(CIFAR-10) or test.bin (CIFAR-100)"
         )
-    table = torch.frombuffer(data, dtype=torch.uint8).reshape(-1, records[fitting[0]])
+    table = torch.frombuffer(data, dtype=torch.uint8).reshape(-1, widths[fitting[0]])
     return table[:, -_PIXELS:], table[:, -_PIXELS - 1].long(), fitting[0]
 
 

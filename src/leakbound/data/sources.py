@@ -62,7 +62,7 @@ class Dataset:
         name: the source as it was given.
         classes: the number of classes; labels lie in 0..classes-1.
         class_names: as found in the source: text of a stranger, to be escaped where it is shown.
-        columns: of a table, whose records are images (1, 1, n); () for images.
+        columns: of a table, whose rows are images (1, 1, n); () for images.
         writers: who made each image, as a place in `writer_names`; None where that is not known.
         writer_names: as found in the source, text of a stranger like the class names. A subset
             keeps all, whether or not an image of theirs is left.
@@ -183,7 +183,7 @@ def load(
         channels: 1 for gray (Rec. 601 luma), 3 for RGB (gray is repeated).
         limit: keep the first N. Sources that are sorted by class (`mnist5k`, `photos`, folders and
             zip archives) are dealt out one image of each class in turn before that.
-        writer: for folders and zip archives, where an image's name tells who made it: "first" or
+        writer: for folders and zip archives, where an image's name says who made it: "first" or
             "last" (part of the file's name: WRITER_0001.png, 0108_WRITER.png), "outer_folder" or
             "inner_folder" (WRITER/CLASS/0001.png, CLASS/WRITER/0001.png). None: not read. Equal
             words are one writer, wherever they stand.

@@ -244,7 +244,7 @@ class Chain(Defense):
             if maker.guarantee is Guarantee.DIFFERENTIAL_PRIVACY and not reading:
                 return Guarantee.DIFFERENTIAL_PRIVACY
         known = isinstance(_sketched(self).law, Gaussian | Laplace)
-        return Guarantee.RELEASE_LAW if known else Guarantee.NONE
+        return Guarantee.KNOWN_NOISE if known else Guarantee.NONE
 
     @property
     def gives_bound(self) -> bool:  # type: ignore[override]
