@@ -255,7 +255,7 @@ class Liar(Defense):
 
     @property
     def guarantee(self):
-        return Guarantee.RELEASE_LAW
+        return Guarantee.KNOWN_NOISE
 
     def transform(self, update, state, context, source):
         noise = normal(update.rows.shape, source, like=update.rows)
@@ -314,7 +314,7 @@ class Promises(Defense):
 
     @property
     def guarantee(self):
-        return Guarantee.RELEASE_LAW
+        return Guarantee.KNOWN_NOISE
 
 
 @dataclass(frozen=True, repr=False)

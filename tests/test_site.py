@@ -186,10 +186,10 @@ def test_a_new_defense_gets_a_page_by_itself(hooks, monkeypatch):
     monkeypatch.setattr(registry, "entries", lambda kind: known if kind == "defense" else {})
     pages = catalogue.pages("defense", {"written.md": "# Written\n\nOf `quieter` noise."})
     page = pages["defenses/quieter.md"]
-    assert "**known release law**{ .guarantee .law }" in page
+    assert "**known noise distribution**{ .guarantee .law }" in page
     assert "leakbound attack --defense quieter,noise_std=" in page
     assert "- [Written](../written.md)" in page
-    assert "[`quieter`](quieter.md) | **known release law**" in pages["defenses/index.md"]
+    assert "[`quieter`](quieter.md) | **known noise distribution**" in pages["defenses/index.md"]
 
 
 def test_guarantees_are_those_of_the_code(hooks):

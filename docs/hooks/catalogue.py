@@ -37,9 +37,9 @@ PROMISES: Mapping[Guarantee, tuple[str, str, str]] = {
         "differential privacy",
         "A bound on what any attacker learns of one example; an accountant gives (ε, δ).",
     ),
-    Guarantee.RELEASE_LAW: (
+    Guarantee.KNOWN_NOISE: (
         "law",
-        "known release law",
+        "known noise distribution",
         "The noise is known exactly, so error bounds can be computed. No differential privacy.",
     ),
     Guarantee.NONE: (

@@ -1,4 +1,4 @@
-"""The only place where the truth meets a guess: which reconstruction is of which image."""
+"""The only place where the truth meets a reconstruction: which belongs to which true image."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Paired:
 
     Attributes:
         truth: what the clients held.
-        inputs: (B, *S) the guess for each true image.
+        inputs: (B, *S) the reconstruction of each true image.
         labels: (B,) the guessed labels in the same order; None if the attack has none.
-        order: for each true image, the position of its guess in the reconstruction.
+        order: for each true image, the position of its reconstruction among the attack's.
     """
 
     truth: Batch
@@ -33,7 +33,7 @@ class Paired:
     order: tuple[int, ...]
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it: every true image above its guess, and their distance."""
+        """What a notebook shows: every true image above its reconstruction, and their distance."""
         scale = float(self.truth.inputs.min()), float(self.truth.inputs.max())
         unit = scale[0] >= 0 and scale[1] <= 1
         apart = [
@@ -51,14 +51,14 @@ class Paired:
             ]
         span = (0.0, 1.0) if unit else scale
         return pictures.block(
-            "True images, and below them what was rebuilt",
+            "True images, and below them their reconstructions",
             pictures.images(self.truth.inputs, labels, input_range=span, name="true image"),
-            pictures.images(self.inputs, captions, input_range=span, name="rebuilt image"),
+            pictures.images(self.inputs, captions, input_range=span, name="reconstructed image"),
         )
 
 
 def pair(truth: Batch, reconstruction: Reconstruction) -> Paired:
-    """Give every true image one guess, at the least total mean squared error.
+    """Give every true image one reconstruction, at the least total mean squared error.
 
     An update does not say in which order the examples were, so an attack cannot either. Labels
     move with their images. Of more guesses than images, the best subset is taken.
@@ -84,7 +84,7 @@ def pair(truth: Batch, reconstruction: Reconstruction) -> Paired:
     if len(guesses) < truth.size:
         raise ValueError(
             f"reconstruction holds {len(guesses)} images and the truth {truth.size}; "
-            "an attack gives a guess for every image"
+            "an attack gives one for every image"
         )
     if labels is not None and len(labels) != len(guesses):
         raise ValueError(

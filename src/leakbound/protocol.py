@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -25,14 +26,14 @@ from leakbound.types import (
     Update,
 )
 
-__all__ = ["Round", "play", "resolve", "send", "step"]
+__all__ = ["Round", "observed", "play", "resolve", "send", "step"]
 
 
 @dataclass(frozen=True, eq=False)
 class Round:
     """What a round leaves: the attacker's view, and what only the audit knows.
 
-    `truth` meets the attacker's guess in `pairing` alone. `update` is the release with its true law
+    `truth` meets the reconstruction in `pairing` alone. `update` is the release with its true law
     and mask, and `defense` is resolved, for records and bounds; where the defense is not known,
     `observation` shows none of these.
     """
@@ -60,9 +61,9 @@ def send(task: Task, batch: Batch, defense: Defense, source: Source) -> Update:
 def step(
     task: Task, batch: Batch, defense: Chain, source: Source, state: State = None
 ) -> tuple[Update, State]:
-    """One of several rounds of a client: as `send`, with what the client keeps in between.
+    """One of several rounds of a client: as `send`, by a resolved defense.
 
-    `defense` is resolved; `state` is what the round before returned, None in the first.
+    `state` is what the round before returned, None in the first.
     """
     check.finite("inputs", batch.inputs)
     check.within("inputs", batch.inputs, task.input_range)
@@ -90,8 +91,8 @@ def play(
     Args:
         task: the model that the server sends.
         defense: a chain, or a single defense.
-        threat: what the attacker is told; the default knows labels and defense.
-        attack: a malicious server's attack may plant a change of the model.
+        threat: what the attacker knows; by default labels and defense.
+        attack: a malicious server's attack may change the model.
         auxiliary: public data that the attacker has.
         clients: one batch a client; as many as the defense's cohort asks for (one, or the clients
             of secure aggregation).
@@ -117,11 +118,42 @@ def play(
     if attack is not None and threat.server is Server.MALICIOUS:
         task = attack.plant(task)
     defense = resolve(defense, task, max(batch.size for batch in clients))
-    update = _aggregate(task, clients, defense, sources)
-    truth = Batch(
-        torch.cat([batch.inputs for batch in clients]),
-        torch.cat([batch.labels for batch in clients]),
+    sent = [step(task, b, defense, s)[0] for b, s in zip(clients, sources[:-1], strict=True)]
+    _, cohort = defense.sides
+    update, _ = cohort.transform(Update.stack(sent), cohort.init(task), None, sources[-1])
+    observation, truth = observed(
+        update,
+        task,
+        clients,
+        threat,
+        defense=defense,
+        auxiliary=auxiliary,
+        statistics=_statistics(task, clients, defense) if threat.statistics_known else None,
     )
+    return Round(observation, truth, update, defense)
+
+
+def observed(
+    update: Update,
+    task: Task,
+    clients: Sequence[Batch],
+    threat: ThreatModel,
+    *,
+    defense: Chain,
+    **more: Any,
+) -> tuple[Observation, Batch]:
+    """What an attacker sees of an update under a threat model, and apart from it the truth.
+
+    Args:
+        update: the release, with its true law and mask.
+        task: the model that the clients trained.
+        clients: the batches whose examples the update holds, one a client.
+        threat: what the attacker knows.
+        defense: resolved.
+        more: other fields of the observation.
+    """
+    inputs, labels = [b.inputs for b in clients], [b.labels for b in clients]
+    truth = Batch(torch.cat(inputs), torch.cat(labels))
     observation = Observation(
         update=update.seen(defense_known=threat.defense_known),
         task=task,
@@ -129,20 +161,20 @@ def play(
         input_shape=tuple(truth.inputs.shape[1:]),
         threat=threat,
         labels=truth.labels.clone() if threat.labels_known else None,
-        auxiliary=auxiliary,
         defense=defense if threat.defense_known else None,
-        statistics=_statistics(task, clients, defense) if threat.statistics_known else None,
+        **more,
     )
-    return Round(observation, truth, update, defense)
+    return observation, truth
 
 
 def _statistics(task: Task, clients: Sequence[Batch], defense: Chain) -> dict[str, Statistics]:
-    """What the clients' running statistics give away: the mean over clients of their batches'.
-
-    Raises:
-        NotApplicable: a link changes what the clients train on, and with it their statistics.
-    """
-    _refuse_other_inputs(defense)
+    """What the clients' running statistics leak: the mean over clients of their batches'."""
+    odd = [link for link in defense.links if link.replaces_examples or link.changes_training]
+    if odd:
+        raise NotApplicable(
+            f"{odd[0]!r} changes what the client trains on, and with it the statistics that it "
+            "leaks: leave statistics_known out"
+        )
     with torch.no_grad():
         each = [batch_statistics(task, batch.inputs) for batch in clients]
     return {
@@ -152,27 +184,6 @@ def _statistics(task: Task, clients: Sequence[Batch], defense: Chain) -> dict[st
         )
         for name in each[0]
     }
-
-
-def _refuse_other_inputs(defense: Chain) -> None:
-    odd = [
-        k for k in defense.links if k.replaces_examples or type(k).prepare is not Defense.prepare
-    ]
-    if odd:
-        raise NotApplicable(
-            f"{odd[0]!r} changes what the client trains on, and with it the statistics that it "
-            "gives away: leave statistics_known out"
-        )
-
-
-def _aggregate(
-    task: Task, clients: Sequence[Batch], defense: Chain, sources: Sequence[Source]
-) -> Update:
-    """What the clients send, after the links that run on all of their rows."""
-    sent = [step(task, b, defense, s)[0] for b, s in zip(clients, sources[:-1], strict=True)]
-    _, cohort = defense.sides
-    update, _ = cohort.transform(Update.stack(sent), cohort.init(task), None, sources[-1])
-    return update
 
 
 def _as_chain(defense: Defense) -> Chain:

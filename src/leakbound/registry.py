@@ -19,16 +19,7 @@ from typing import Any
 
 from leakbound import attacks, check, defenses, models, pruning
 
-__all__ = [
-    "Entry",
-    "Parameter",
-    "build",
-    "entries",
-    "find",
-    "settle",
-    "snake",
-    "takes_list",
-]
+__all__ = ["Entry", "Parameter", "build", "entries", "find", "settle", "snake", "takes_list"]
 
 GIVEN = {"model": frozenset({"input_shape", "classes", "generator"})}
 HIDDEN = frozenset(
@@ -36,9 +27,6 @@ HIDDEN = frozenset(
         "Attack",
         "BestOf",
         "ByNoise",
-        "Chain",
-        "Defense",
-        "chain",
         "LABEL_RULES",
         "RankReport",
         "infer",
@@ -46,8 +34,9 @@ HIDDEN = frozenset(
         "label_accuracy",
         "rank_analysis",
         "settings_hash",
-        "load_user_model",
-        "load_weights",
+        "Chain",
+        "Defense",
+        "chain",
         "LayerCount",
         "OneShot",
         "Pruning",
@@ -92,16 +81,12 @@ class Entry:
     def parameters(self) -> tuple[Parameter, ...]:
         """Its settings, without what the audit itself gives."""
         rows = []
-        for parameter in _signature(self.build).values():
-            if (
-                parameter.name in GIVEN.get(self.kind, ())
-                or parameter.kind is parameter.VAR_KEYWORD
-            ):
-                continue
-            kind = parameter.annotation
-            text = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
-            default = None if parameter.default is parameter.empty else parameter.default
-            rows.append(Parameter(parameter.name, text, default))
+        for own in _signature(self.build).values():
+            if own.name not in GIVEN.get(self.kind, ()) and own.kind is not own.VAR_KEYWORD:
+                kind = own.annotation
+                text = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
+                default = None if own.default is own.empty else own.default
+                rows.append(Parameter(own.name, text, default))
         return tuple(rows)
 
 
@@ -121,25 +106,22 @@ def entries(kind: str) -> Mapping[str, Entry]:
         (True, True)
     """
     package = PACKAGES[kind]
-    found = {
-        snake(name): Entry(kind, snake(name), getattr(package, name))
-        for name in package.__all__
-        if name not in HIDDEN
-    }
+    exported = (name for name in package.__all__ if name not in HIDDEN)
+    known = {snake(name): Entry(kind, snake(name), getattr(package, name)) for name in exported}
     for point in entry_points(group=f"leakbound.{kind}s"):
-        if point.name in found:
+        if point.name in known:
             raise ValueError(
                 f"the entry point {point.value!r} calls itself {point.name!r}, which is taken by "
                 f"another {kind}; give it another name"
             )
         try:
-            found[point.name] = Entry(kind, point.name, point.load())
+            known[point.name] = Entry(kind, point.name, point.load())
         except Exception as error:
             raise ValueError(
                 f"the entry point {point.value!r} for the {kind} {point.name!r} does not load: "
                 f"{error}; repair or uninstall that package"
             ) from error
-    return dict(sorted(found.items()))
+    return dict(sorted(known.items()))
 
 
 def find(kind: str, name: str) -> Entry:

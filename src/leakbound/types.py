@@ -45,10 +45,10 @@ __all__ = [
 
 
 class Guarantee(Enum):
-    """What a defense promises: differential privacy, a known release law, or nothing."""
+    """What a defense promises: differential privacy, a known noise distribution, or nothing."""
 
     DIFFERENTIAL_PRIVACY = "differential privacy"
-    RELEASE_LAW = "known release law"
+    KNOWN_NOISE = "known noise distribution"
     NONE = "none"
 
 

@@ -8,15 +8,16 @@ from sklearn import datasets
 
 from leakbound import models
 from leakbound.attacks import ConstantImage, GradientMatching, LinearInversion, dlg
+from leakbound.data import load
+from leakbound.data.packaged import TABLES, table
 from leakbound.data.raw import Options
-from leakbound.data.tabular import TABLES, Column, Table, as_images, load_table
 from leakbound.defenses import ClipExamples, GaussianNoise, NoDefense, chain
 from leakbound.domains import column_errors
 from leakbound.metrics import evaluate
 from leakbound.pairing import pair
 from leakbound.protocol import play
 from leakbound.random import stream
-from leakbound.types import NotApplicable, Task
+from leakbound.types import Batch, NotApplicable, Task
 
 SIZES = {
     "breast_cancer": (569, 30, 2),
@@ -28,29 +29,31 @@ SIZES = {
 
 @pytest.mark.parametrize("name", sorted(TABLES))
 def test_tables_are_scikit_learns_in_unit_columns(name):
-    table = load_table(name)
+    ours = load(name)
+    inputs = ours.inputs.flatten(1)
     count, width, classes = SIZES[name]
-    assert table.inputs.shape == (count, width)
-    assert (table.inputs.dtype, table.labels.dtype) == (torch.float32, torch.int64)
-    assert table.classes == classes
-    assert set(table.labels.tolist()) == set(range(classes))
-    assert (table.inputs.amin(0) == 0).all()
-    assert (table.inputs.amax(0) == 1).all()
+    assert ours.inputs.shape == (count, 1, 1, width)
+    assert (inputs.dtype, ours.labels.dtype) == (torch.float32, torch.int64)
+    assert ours.classes == classes
+    assert set(ours.labels.tolist()) == set(range(classes))
+    assert (inputs.amin(0) == 0).all()
+    assert (inputs.amax(0) == 1).all()
     options = {"scaled": False} if name == "diabetes" else {}
     theirs = getattr(datasets, f"load_{name}")(**options)
-    original = table.original(table.inputs)
+    low, wide = (torch.tensor([getattr(c, f) for c in ours.columns]) for f in ("low", "width"))
+    original = low + wide * inputs.double()
     assert torch.allclose(original, torch.from_numpy(theirs.data), atol=1e-3, rtol=1e-6)
-    assert [column.name for column in table.columns] == [str(n) for n in theirs.feature_names]
+    assert [column.name for column in ours.columns] == [str(n) for n in theirs.feature_names]
     if name != "diabetes":
-        assert table.labels.tolist() == theirs.target.tolist()
+        assert ours.labels.tolist() == theirs.target.tolist()
     else:
-        assert 0.45 < table.labels.double().mean() < 0.55
-    for k, column in enumerate(table.columns):
+        assert 0.45 < ours.labels.double().mean() < 0.55
+    for k, column in enumerate(ours.columns):
         assert column.whole == bool((theirs.data[:, k] == theirs.data[:, k].round()).all())
 
 
 def _see(name, size, seed, defense=None, **settings):
-    table = load_table(name)
+    table = load(name)
     width = len(table.columns)
     model = models.mlp(
         input_shape=(1, 1, width), classes=table.classes, generator=stream(seed), **settings
@@ -58,7 +61,8 @@ def _see(name, size, seed, defense=None, **settings):
     order = torch.randperm(len(table.inputs), generator=stream(seed, "batch"))[:size]
     sources = [stream(seed, "defense", i) for i in range(2)]
     task = Task.of(model, classes=table.classes)
-    return table, play(task, [table.batch(order)], defense or NoDefense(), sources)
+    batch = Batch(table.inputs[order].flatten(1), table.labels[order])
+    return table, play(task, [batch], defense or NoDefense(), sources)
 
 
 @pytest.mark.parametrize("name", sorted(TABLES))
@@ -110,28 +114,13 @@ def test_total_variation_needs_images():
         GradientMatching(steps=5, total_variation=0.1)(played.observation, stream(0))
 
 
-def test_images_of_one_row():
-    raw = as_images("iris")(Options(None, None, None))
-    assert raw.images.shape == (150, 1, 1, 4)
-    assert torch.equal(raw.images.flatten(1), load_table("iris").inputs)
-    with pytest.raises(ValueError, match="neither size nor channels"):
-        as_images("iris")(Options(8, None, None))
-
-
 def test_odd_input(monkeypatch):
     with pytest.raises(ValueError, match="did you mean 'iris'"):
-        load_table("irises")
+        table("irises", Options())
+    with pytest.raises(ValueError, match="neither size nor channels"):
+        load("iris", size=8)
     with pytest.raises(ValueError, match="runs from 1 to 1"):
         Column("flat", 1, 1)
-    columns = (Column("a", 0, 1),)
-    with pytest.raises(ValueError, match="there are 1 columns"):
-        Table("t", torch.zeros(2, 2), torch.zeros(2).long(), ("x",), columns)
-    with pytest.raises(ValueError, match="labels holds 1"):
-        Table("t", torch.zeros(2, 1), torch.zeros(1).long(), ("x",), columns)
-    with pytest.raises(ValueError, match="labels run from 0 to 2"):
-        Table("t", torch.zeros(2, 1), torch.tensor([0, 2]), ("x",), columns)
-    kept = load_table("iris").subset(torch.tensor([3]))
-    assert kept.batch(torch.tensor([0])).size == 1
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(ValueError, match="needs the package scikit-learn"):
-        load_table("iris")
+        load("iris")

@@ -32,7 +32,7 @@ from leakbound.protocol import play
 from leakbound.random import stream
 from leakbound.types import Batch, Gaussian, Guarantee, Laplace, Unit, Unknown
 
-DP, LAW, NONE = Guarantee.DIFFERENTIAL_PRIVACY, Guarantee.RELEASE_LAW, Guarantee.NONE
+DP, LAW, NONE = Guarantee.DIFFERENTIAL_PRIVACY, Guarantee.KNOWN_NOISE, Guarantee.NONE
 NOISE, LAPLACE = GaussianNoise(0.1), LaplaceNoise(0.1)
 DROP, HIDE, PRUNE = GradientDropout(0.5), HiddenDropout(0.5), MagnitudePruning(0.5)
 SUM, CLIP = SecureAggregation(2), Clip(0.5)

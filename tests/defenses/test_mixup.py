@@ -198,7 +198,7 @@ def test_every_minibatch_is_mixed(task, batch):
 
 def test_nothing_to_mix_is_refused(task, batch):
     one = Batch(batch.inputs[:1], batch.labels[:1])
-    with pytest.raises(ValueError, match="a batch of 1, which leaves an example with nothing"):
+    with pytest.raises(ValueError, match="a batch of 1, which leaves an example alone"):
         send(task, one, Mixup(), stream(0))
     some = Batch(batch.inputs[:3], batch.labels[:3])
     halves = replace(task, plan=LocalPlan(2, 0.1, 2))

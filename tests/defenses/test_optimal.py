@@ -102,7 +102,7 @@ def test_the_noise_that_is_added_is_the_noise_that_is_declared(public):
     assert isinstance(sent.law, Gaussian)
     assert not sent.law.private
     _check_noise(sent.rows, sent.law.variance)
-    assert fixed.guarantee is OptimalNoise().guarantee is Guarantee.RELEASE_LAW
+    assert fixed.guarantee is OptimalNoise().guarantee is Guarantee.KNOWN_NOISE
 
 
 def _check_noise(draws, variance):

@@ -109,7 +109,7 @@ def test_a_draw_that_is_covered_leaves_no_law(public, batch):
     assert whole.guarantee is Guarantee.NONE
     assert isinstance(_round(public, batch, whole).update.law, Unknown)
     fixed = chain(OptimalPruning(rate=0.8), GaussianNoise(0.1))
-    assert fixed.guarantee is Guarantee.RELEASE_LAW
+    assert fixed.guarantee is Guarantee.KNOWN_NOISE
 
 
 @pytest.mark.parametrize("kind", [OptimalPruning, LocalOptimalPruning])

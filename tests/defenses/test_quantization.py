@@ -144,7 +144,7 @@ def test_many_bits_are_the_gradient_and_few_are_not(task):
 
 
 def test_laws_and_guarantees(task, batch):
-    assert chain(Quantization(8), GaussianNoise(0.1)).guarantee is Guarantee.RELEASE_LAW
+    assert chain(Quantization(8), GaussianNoise(0.1)).guarantee is Guarantee.KNOWN_NOISE
     assert chain(Quantization(8, True), GaussianNoise(0.1)).guarantee is Guarantee.NONE
     assert chain(GaussianNoise(0.1), Quantization(8)).guarantee is Guarantee.NONE
     late = send(task, batch, chain(GaussianNoise(0.1), Quantization(8)), stream(0))

@@ -169,7 +169,7 @@ def test_it_runs_on_a_client_only(task, batch):
         Soteria().transform(update, None, None, stream(0))
     with pytest.raises(ValueError, match="Soteria"):
         chain(SecureAggregation(2), Soteria())
-    assert chain(Soteria(), GaussianNoise(0.1)).guarantee is Guarantee.RELEASE_LAW
+    assert chain(Soteria(), GaussianNoise(0.1)).guarantee is Guarantee.KNOWN_NOISE
     assert chain(Soteria(), GaussianNoise(0.1)).data_dependent_law
 
 

@@ -132,7 +132,7 @@ def test_what_an_earlier_link_withheld_is_kept_for_later():
 
 def test_guarantees():
     assert chain(TopK(0.5), GaussianNoise(0.1)).guarantee is Guarantee.NONE
-    assert chain(TopK(0.5, False), GaussianNoise(0.1)).guarantee is Guarantee.RELEASE_LAW
+    assert chain(TopK(0.5, False), GaussianNoise(0.1)).guarantee is Guarantee.KNOWN_NOISE
     assert chain(DpSgd(1.0, 1.0), TopK(0.5)).guarantee is Guarantee.DIFFERENTIAL_PRIVACY
     with pytest.raises(ValueError, match="TopK"):
         chain(SecureAggregation(2), TopK(0.5))

@@ -162,7 +162,7 @@ def test_gaussian_laws_of_unequal_clients_add_up(sizes):
     links = (GaussianNoise(0.3), Mean(), SecureAggregation(2))
     task, _, defense = _sent(1, *links)
     clients = [_sent(size, *links)[1] for size in sizes]
-    assert defense.guarantee is Guarantee.RELEASE_LAW
+    assert defense.guarantee is Guarantee.KNOWN_NOISE
     rows = []
     for seed in range(200):
         update = play(task, clients, defense, [stream(seed, i) for i in range(3)]).update

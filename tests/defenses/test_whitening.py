@@ -182,7 +182,7 @@ def test_the_covariance_does_not_depend_on_the_private_batch(public):
     assert not torch.equal(found[0][1], found[1][1])
 
 
-DP, LAW, NONE = Guarantee.DIFFERENTIAL_PRIVACY, Guarantee.RELEASE_LAW, Guarantee.NONE
+DP, LAW, NONE = Guarantee.DIFFERENTIAL_PRIVACY, Guarantee.KNOWN_NOISE, Guarantee.NONE
 
 
 def test_what_is_promised(public):

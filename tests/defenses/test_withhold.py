@@ -289,7 +289,7 @@ def test_what_is_promised_in_a_chain():
     late = chain(Withhold(), GaussianNoise(0.1))
     assert late.guarantee is Guarantee.NONE  # what is late has no law
     now = chain(Withhold(pseudo=False), GaussianNoise(0.1))
-    assert now.guarantee is Guarantee.RELEASE_LAW
+    assert now.guarantee is Guarantee.KNOWN_NOISE
     with pytest.raises(ValueError, match="bounds nothing"):
         chain(ClipExamples(1.0), Mean(), Withhold(), *DpSgd(1.0, 1.0).links[2:])
 

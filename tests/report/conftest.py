@@ -25,7 +25,7 @@ TALL = {"width": 1280, "height": 900}
 
 def defense(name: str, **parameters: Any) -> DefenseInfo:
     settings = f"{name}({', '.join(f'{k}={v}' for k, v in parameters.items())})"
-    known = "known release law" if "noise" in name else "none"
+    known = "known noise distribution" if "noise" in name else "none"
     return DefenseInfo(
         name=name,
         parameters=parameters,

@@ -111,8 +111,10 @@ def test_a_data_dependent_law_stands_beside_the_guarantee(
     own = [make_assessment(defense=one), make_assessment(defense=two)]
     text = write(make_run(tmp_path / "run", own)).read_text()
     assert "depends on the private batch" not in _row(text, "a_noise")
-    assert "known release law<br><small>depends on the private batch" in _row(text, "b_noise")
-    assert text.count("known release law, but it depends on the private batch") == 1
+    assert "known noise distribution<br><small>depends on the private batch" in _row(
+        text, "b_noise"
+    )
+    assert text.count("known noise distribution, but it depends on the private batch") == 1
     assert "leaks information about the batch itself" in text
 
 

@@ -50,10 +50,9 @@ def dirichlet(
 ) -> list[Tensor]:
     """Clients with unlike classes and sizes: each class is cut into Dirichlet shares.
 
-    The shares of a class over the clients are Dirichlet(concentration, ..., concentration),
-    independent of those of other classes: mean 1 / K and variance (K - 1) / (K^2 (K c + 1)) for K
-    clients and concentration c. Cuts are rounded, so that a share of n images is exact to 1 / n.
-    Small concentrations give most of a class to one client; large ones split every class evenly.
+    The shares of a class over the K clients are Dirichlet(concentration, ..., concentration),
+    independent of those of other classes, and rounded to whole images. Small concentrations give
+    most of a class to one client; large ones split every class evenly.
 
     Args:
         labels: (N,) int64, the class of each image.
@@ -61,7 +60,7 @@ def dirichlet(
         concentration: above 0; 0.1 to 1 are usual.
         generator: where the shares and the order of the images come from.
         least: images that every client must have. A split that leaves one with less is drawn again,
-            up to 1,000 times, which shifts the law above where that is common.
+            up to 1,000 times, which shifts the distribution where that is common.
 
     Returns:
         K disjoint ascending index tensors that hold every image.
@@ -77,7 +76,11 @@ def dirichlet(
         >>> len(parts), sum(len(part) for part in parts)
         (5, 100)
     """
-    _check_labels(labels)
+    if labels.ndim != 1 or labels.dtype != torch.int64 or bool((labels < 0).any()):
+        raise ValueError(
+            f"labels has shape {tuple(labels.shape)} and type {labels.dtype}; "
+            "give (N,) of int64, 0 or above"
+        )
     check.positive(concentration=concentration)
     check.count(least=least)
     _enough(len(labels), clients, least)
@@ -100,18 +103,9 @@ def dirichlet(
 
 
 def equal(count: int, clients: int, generator: torch.Generator) -> list[Tensor]:
-    """Clients that are alike: a random split whose sizes differ by one image at most.
+    """Clients that are alike: a random split of `count` images, sizes differing by one at most.
 
-    Args:
-        count: the number of images, N.
-        clients: the number of clients.
-        generator: where the order of the images comes from.
-
-    Returns:
-        Disjoint ascending index tensors, one a client, that hold every image.
-
-    Raises:
-        ValueError: more clients than images.
+    Returns disjoint ascending index tensors, one a client, that hold every image.
 
     Example:
         >>> [len(part) for part in equal(10, 3, torch.Generator().manual_seed(0))]
@@ -130,15 +124,12 @@ def hold_out(
     Of n images round(fraction * n) are held out, but at least 1 and at most n - 1.
 
     Args:
-        parts: each client's indices, such as `dirichlet` gives.
+        parts: each client's indices, at least two, such as `dirichlet` gives.
         fraction: the share that is held out, above 0 and below 1.
         generator: where the draws come from.
 
     Returns:
         (train, held_out), each with one ascending index tensor a client.
-
-    Raises:
-        ValueError: a fraction outside (0, 1), or a client with fewer than two images.
 
     Example:
         >>> parts = equal(10, 2, torch.Generator().manual_seed(0))
@@ -162,14 +153,6 @@ def hold_out(
         held_out.append(order[:size].sort().values)
         train.append(order[size:].sort().values)
     return train, held_out
-
-
-def _check_labels(labels: Tensor) -> None:
-    if labels.ndim != 1 or labels.dtype != torch.int64 or bool((labels < 0).any()):
-        raise ValueError(
-            f"labels has shape {tuple(labels.shape)} and type {labels.dtype}; "
-            "give (N,) of int64, 0 or above"
-        )
 
 
 def _enough(count: int, clients: int, least: int) -> None:

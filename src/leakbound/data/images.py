@@ -1,19 +1,35 @@
-"""Image files: decoded one at a time by Pillow, grouped into classes by the folder they lie in."""
+"""Image files in a folder or a zip archive: decoded one at a time, grouped into classes.
+
+Nothing of an archive is unpacked; the names in it are only text.
+"""
 
 from __future__ import annotations
 
 import io
+import math
+import os
 import warnings
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import PurePosixPath
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from leakbound.data.raw import Options, Raw, fit, interleave, shape_after, within_limit
+from leakbound.data.raw import (
+    Options,
+    Raw,
+    fit,
+    interleave,
+    read_file,
+    shape_after,
+    within_limit,
+)
+from leakbound.tensors.archive import open_archive, open_member, take
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,7 +43,7 @@ WRITERS: dict[str, str] = {
     "outer_folder": "the folder above that of the class: WRITER/CLASS/0001.png",
     "inner_folder": "the folder below that of the class: CLASS/WRITER/0001.png",
 }
-"""Where the name of an image tells who made it -> one line on that."""
+"""Where the name of an image says who made it -> one line on that."""
 
 _FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM")
 
@@ -41,14 +57,93 @@ Entry = tuple[str, Callable[[], bytes | bytearray]]
 """The name of an image, with / between its folders, and what reads its bytes."""
 
 
-def is_image(name: str) -> bool:
+def read_folder(path: Path, options: Options) -> Raw:
+    """Images below a folder; the class is the folder that an image lies in.
+
+    Other files and hidden ones are passed over. A symbolic link is followed only where it leads to
+    a file inside the folder; a link to a folder, to nothing or to anything outside is refused.
+
+    Raises:
+        ValueError: no folder, no image, a link that is refused, or what `_collect` refuses.
+    """
+    if not path.is_dir():
+        raise ValueError(f"folder {str(path)!r} does not exist; check the path")
+    root = path.resolve()
+    entries: list[Entry] = []
+    for here, folders, files in os.walk(root, onerror=_raised):
+        for name in folders:
+            if (Path(here) / name).is_symlink():
+                raise ValueError(f"{name!r} is a link to a folder; put a copy in its place")
+        for name in files:
+            file = Path(here) / name
+            relative = file.relative_to(root).as_posix()
+            if _is_image(relative):
+                if file.is_symlink():
+                    _check_link(file, root, relative)
+                entries.append((relative, partial(_read_file, file, relative)))
+    return _collect(entries, options)
+
+
+def _check_link(file: Path, root: Path, name: str) -> None:
+    target = Path(os.path.realpath(file))  # of a link to itself, too
+    if not target.is_relative_to(root):
+        raise ValueError(
+            f"image {name!r} is a link that leaves the folder; put a copy in its place"
+        )
+    if not target.exists():
+        raise ValueError(f"image {name!r} is a link that leads nowhere; remove it")
+
+
+def _read_file(file: Path, name: str) -> bytearray:
+    if file.is_file():
+        _check_size(name, file.stat().st_size)
+    return read_file(file)
+
+
+def _raised(error: OSError) -> None:
+    raise error
+
+
+def read_zip(path: Path, options: Options) -> Raw:
+    """Images inside a zip archive; the class is the folder that an image lies in.
+
+    Other files are passed over, as are hidden ones and those of macOS (`__MACOSX`).
+
+    Raises:
+        ValueError: not a zip archive, damaged, no image, too large, or what `_collect` refuses.
+    """
+    with open_archive(path) as archive:
+        entries: list[Entry] = []
+        total = 0
+        for member in archive.infolist():
+            name = "/".join(part for part in member.filename.replace("\\", "/").split("/") if part)
+            if not member.is_dir() and _is_image(name):
+                _check_size(name, member.file_size)
+                total += member.file_size
+                entries.append((name, partial(_read_member, archive, member)))
+        within_limit(f"the images of archive {str(path)!r}", total)
+        return _collect(entries, options)
+
+
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytearray:
+    with open_member(archive, member) as stream:
+        data = take(stream, member.file_size)
+    if len(data) != member.file_size:
+        raise ValueError(
+            f"{member.filename!r} in the archive declares {member.file_size} bytes, but holds "
+            f"{len(data)}; save the archive again"
+        )
+    return data
+
+
+def _is_image(name: str) -> bool:
     """The name ends like an image's and no part of it is hidden or made by macOS."""
     parts = name.split("/")
     hidden = any(p == "__MACOSX" or (p.startswith(".") and p not in (".", "..")) for p in parts)
     return name.lower().endswith(SUFFIXES) and not hidden
 
 
-def file_within_limit(name: str, size: int) -> None:
+def _check_size(name: str, size: int) -> None:
     """Refuse an image file of more than `MAX_FILE` bytes before it is read."""
     if size > MAX_FILE:
         raise ValueError(
@@ -56,7 +151,7 @@ def file_within_limit(name: str, size: int) -> None:
         )
 
 
-def collect(entries: list[Entry], options: Options) -> Raw:
+def _collect(entries: list[Entry], options: Options) -> Raw:
     """Images of equal size and channels, one of each class in turn, classes sorted by name.
 
     The class is the folder of the image, below the folder that all images share. Images that lie
@@ -65,24 +160,20 @@ def collect(entries: list[Entry], options: Options) -> Raw:
 
     Raises:
         ValueError: an image that cannot be read, differs in size or channels from the first, or
-            whose name tells no writer where one is asked for.
+            whose name has no writer where one is asked for.
     """
     if not entries:
         raise ValueError(f"it holds no image; give files that end in {', '.join(SUFFIXES)}")
     entries = sorted(entries, key=lambda entry: entry[0])
-    parents = [PurePosixPath(name).parent.parts for name, _ in entries]
-    told: list[str] = []
-    if options.writer is not None:
-        split = [_writer(name, options.writer) for name, _ in entries]
-        told, parents = [writer for writer, _ in split], [folders for _, folders in split]
-    labels, names = _numbers(_classes(parents))
+    origins = [_origin(name, options.writer) for name, _ in entries]
+    labels, names = _numbers(_classes([folders for _, folders in origins]))
     order = interleave(labels)[: options.limit]
     dealt = [entries[k] for k in order.tolist()]
     files = tuple(_printable(name) for name, _ in dealt)
     raw = Raw(_decode_all(dealt, options), labels[order], names, files=files)
-    if not told:
+    if options.writer is None:
         return raw
-    writers, writer_names = _numbers(told)
+    writers, writer_names = _numbers([writer for writer, _ in origins])
     return replace(raw, writers=writers[order], writer_names=writer_names)
 
 
@@ -153,26 +244,22 @@ def _decode_all(entries: list[Entry], options: Options) -> Tensor:
         shape = shape_after(image.shape, options)
         if k == 0:
             first = name
-            within_limit(
-                f"{len(entries)} images of {shape}", 4 * len(entries) * int(np.prod(shape))
-            )
+            size = 4 * len(entries) * math.prod(shape)
+            within_limit(f"{len(entries)} images of {shape}", size)
             images = torch.empty(len(entries), *shape)
-        _same_shape((first, tuple(images.shape[1:])), (name, shape))
+        channels, *sides = images.shape[1:]
+        if [*shape[1:]] != sides:
+            raise ValueError(
+                f"image {name!r} has {shape[1]} x {shape[2]} pixels, but {first!r} has "
+                f"{sides[0]} x {sides[1]}; give a size to resize all to, such as size = 32"
+            )
+        if shape[0] != channels:
+            raise ValueError(
+                f"image {name!r} has {shape[0]} channels, but {first!r} has {channels}; "
+                "give channels = 1 (gray) or channels = 3 (RGB)"
+            )
         images[k] = fit(image[None], options)[0]
     return images
-
-
-def _same_shape(a: tuple[str, tuple[int, ...]], b: tuple[str, tuple[int, ...]]) -> None:
-    if a[1][1:] != b[1][1:]:
-        raise ValueError(
-            f"image {b[0]!r} has {b[1][1]} x {b[1][2]} pixels, but {a[0]!r} has "
-            f"{a[1][1]} x {a[1][2]}; give a size to resize all to, such as size = 32"
-        )
-    if a[1][0] != b[1][0]:
-        raise ValueError(
-            f"image {b[0]!r} has {b[1][0]} channels, but {a[0]!r} has {a[1][0]}; "
-            "give channels = 1 (gray) or channels = 3 (RGB)"
-        )
 
 
 def _classes(parents: list[tuple[str, ...]]) -> list[str]:
@@ -190,10 +277,12 @@ def _numbers(words: list[str]) -> tuple[Tensor, tuple[str, ...]]:
     return torch.tensor([place[word] for word in words]), tuple(_printable(name) for name in names)
 
 
-def _writer(name: str, rule: str) -> tuple[str, tuple[str, ...]]:
-    """Who made the image of that name, and the folders that are left for its class."""
+def _origin(name: str, rule: str | None) -> tuple[str, tuple[str, ...]]:
+    """Who made the image of that name, by a rule, and the folders that are left for its class."""
     path = PurePosixPath(name)
     folders = path.parent.parts
+    if rule is None:
+        return "", folders
     if rule in _FOLDER:
         place, form = _FOLDER[rule]
         if len(folders) < place:

@@ -6,22 +6,19 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.data.archive import read_zip
-from leakbound.data.builtin import digits, mnist5k, photos
 from leakbound.data.cifar import read_cifar
-from leakbound.data.folder import read_folder
 from leakbound.data.idx import read_idx
-from leakbound.data.images import WRITERS
+from leakbound.data.images import WRITERS, read_folder, read_zip
 from leakbound.data.npz import read_npz
+from leakbound.data.packaged import TABLES, digits, mnist5k, photos, table
 from leakbound.data.raw import Options, Raw, fit, shape_after, within_limit
-from leakbound.data.tabular import TABLES, as_images
 from leakbound.domains import Column, Domain, of_shape
 from leakbound.types import Batch
 
@@ -42,7 +39,7 @@ _NAMED: dict[str, Callable[[Options], Raw]] = {
     "mnist5k": mnist5k,
     "digits": digits,
     "photos": photos,
-    **{name: as_images(name) for name in TABLES},
+    **{name: partial(table, name) for name in TABLES},
 }
 _AT_PATH: dict[str, Callable[[Path, Options], Raw]] = {
     "folder": read_folder,
@@ -66,7 +63,7 @@ class Dataset:
         name: the source as it was given.
         classes: the number of classes; labels lie in 0..classes-1.
         class_names: as found in the source: text of a stranger, to be escaped where it is shown.
-        columns: of a table, whose records are images (1, 1, n); () for images.
+        columns: of a table, whose rows are images (1, 1, n); () for images.
         writers: who made each image, as a place in `writer_names`; None where that is not known.
         writer_names: as found in the source, text of a stranger like the class names. A subset
             keeps all, whether or not an image of theirs is left.
@@ -192,7 +189,7 @@ def load(
         channels: 1 for gray (Rec. 601 luma), 3 for RGB (gray is repeated).
         limit: keep the first N. Sources that are sorted by class (`mnist5k`, `photos`, folders and
             zip archives) are dealt out one image of each class in turn before that.
-        writer: for folders and zip archives, where an image's name tells who made it: "first" or
+        writer: for folders and zip archives, where an image's name says who made it: "first" or
             "last" (part of the file's name: WRITER_0001.png, 0108_WRITER.png), "outer_folder" or
             "inner_folder" (WRITER/CLASS/0001.png, CLASS/WRITER/0001.png). None: not read. Equal
             words are one writer, wherever they stand.

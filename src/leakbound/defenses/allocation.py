@@ -1,8 +1,8 @@
 """How much noise each coordinate gets, and which ones are withheld: paper A's optima.
 
 s is the sensitivity ||dg_i/dx||² of every coordinate (P,), g² its squared gradient, or the
-expectations of both over public data. Noise of variances v lets an attacker's Fisher information
-have the trace Σ s/v, and costs Σ g² v of the loss to second order (U2, for a step of 1).
+expectations of both over public data. Under noise of variances v the attacker's Fisher information
+has the trace Σ s/v, and the loss grows by Σ g² v to second order (U2, for a step of 1).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Spans = list[tuple[int, int]]
 def shape(s: Tensor, g2: Tensor, rule: str, spans: Spans | None = None) -> Tensor:
     """Variances (P,) up to a factor.
 
+    Where g is near 0 the ratio is capped: |g| counts as at least 1e-8, the ratio as at most 1e6.
+    Where no coordinate is sensitive at all, for instance as a clamp saturates all, every one gets
+    the same.
+
     Args:
         s: sensitivity, (P,).
         g2: squared gradient, (P,).
         rule: "utility" is sqrt(s / g²), which leaves the least information at equal U2 (eq. 7);
             "energy" is sqrt(s), the least at equal RMS noise; "algorithm_1" is s / |g|, as that
-            algorithm is printed: it is optimal for neither, and here for comparison.
+            algorithm is printed: optimal for neither, and here for comparison.
         spans: (start, stop) of every tensor, for one variance a tensor from the norms within it.
-
-    Where g is near 0 the ratio is capped: |g| counts as at least 1e-8, the ratio as at most 1e6.
-    Where no coordinate is sensitive at all, every one gets the same: so too where a clamp
-    saturates every coordinate of a batch's gradient, which then tells nothing to first order.
 
     Source: Chen, Gursoy and Lei, theorem 3.5, eq. 7 and appendix B; the energy rule is
     Cauchy-Schwarz at a fixed trace.
@@ -42,7 +42,7 @@ def shape(s: Tensor, g2: Tensor, rule: str, spans: Spans | None = None) -> Tenso
     """
     check.one_of(RULES, rule=rule)
     if spans is not None:
-        s, g2 = _by_tensor(s, spans), _by_tensor(g2, spans)
+        s, g2 = (torch.cat([v[a:b].sum().expand(b - a) for a, b in spans]) for v in (s, g2))
     slope = root(g2).clamp_min(SMALLEST)
     if rule == "utility":
         ratio = (root(s) / slope).clamp_max(LARGEST)
@@ -59,10 +59,6 @@ def root(values: Tensor) -> Tensor:
     return torch.where(some, torch.where(some, values, 1.0).sqrt(), 0.0)
 
 
-def _by_tensor(values: Tensor, spans: Spans) -> Tensor:
-    return torch.cat([values[a:b].sum().expand(b - a) for a, b in spans])
-
-
 def with_rms(ratio: Tensor, noise_std: float) -> Tensor:
     """Variances in proportion to `ratio` whose mean is noise_std²: paper A's noise scale.
 
@@ -72,10 +68,9 @@ def with_rms(ratio: Tensor, noise_std: float) -> Tensor:
 
 
 def with_utility(ratio: Tensor, g2: Tensor, utility_std: float) -> Tensor:
-    """Variances in proportion to `ratio` that cost as much as equal noise of `utility_std`.
+    """Variances in proportion to `ratio` whose U2 is that of equal noise, utility_std² Σ g².
 
-    The cost is U2 = Σ g² v; with v = utility_std² everywhere it is utility_std² Σ g². Where the
-    gradient is zero no noise costs anything, and the RMS noise is `utility_std`.
+    Where the gradient is zero no noise costs anything, and the RMS noise is `utility_std`.
 
     Source: Chen, Gursoy and Lei, definition of U2 and theorem 3.5.
     """
@@ -95,13 +90,10 @@ def with_floor(
     Args:
         ratio: variances up to a factor, (P,).
         s: expected sensitivity, (P,).
-        error_floor: the mean squared error a pixel that is to be kept.
+        error_floor: the mean squared error a pixel that is to be kept; below `prior_variance`, the
+            error of the prior-only baseline.
         coordinates: how many pixels are hidden, all images of the batch together.
         prior_variance: the mean variance of a pixel in public data.
-
-    Raises:
-        ValueError: a floor that no noise reaches: the guess that sees no update has the error
-            `prior_variance`.
 
     Source: Chen, Gursoy and Lei, theorem 3.2, corrected (docs/errata.md, A1): the floor a pixel is
     1 / (tr J_D / coordinates + 1 / prior_variance), with tr J_D = Σ s / v.
@@ -109,7 +101,7 @@ def with_floor(
     if not 0 < error_floor < prior_variance:
         raise ValueError(
             f"error_floor is {error_floor!r}; noise can force any value above 0 and below "
-            f"{prior_variance:.4g}, the error of the best guess that sees no update"
+            f"{prior_variance:.4g}, the error of the prior-only baseline"
         )
     allowed = coordinates * (1 / error_floor - 1 / prior_variance)
     active = ratio > 0
@@ -124,11 +116,8 @@ def prune_order(s: Tensor, g2: Tensor) -> Tensor:
 
     Source: Chen, Gursoy and Lei, theorem 3.6 (its earlier version's "smallest" is an error).
     """
-    return torch.where(
-        g2 > 0,
-        s / g2.clamp_min(1e-300 if g2.dtype == torch.float64 else 1e-37),
-        torch.full_like(s, float("inf")),
-    )
+    least = 1e-300 if g2.dtype == torch.float64 else 1e-37
+    return torch.where(g2 > 0, s / g2.clamp_min(least), torch.inf)
 
 
 def keep_by_rate(order: Tensor, rate: float) -> Tensor:
@@ -143,8 +132,8 @@ def keep_by_utility(order: Tensor, g2: Tensor, share: float) -> tuple[Tensor, in
     """What to keep so that `share` of the first-order utility Σ g² is left: a fractional knapsack.
 
     Returns:
-        the coordinates kept for certain (P,), the index of the one in between, and the probability
-        with which that one is kept.
+        the coordinates that are kept (P,), the index of the one in between, and the probability
+        that this one is kept.
 
     Source: Chen, Gursoy and Lei, theorem 3.6 (mixed defense).
 

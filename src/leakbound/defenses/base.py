@@ -43,8 +43,7 @@ class Defense:
         guarantee: what it promises on its own.
         cohort_size: how many clients' updates it takes to run it.
         keeps_law: a noise law declared before it is still known after it.
-        law_survives_sums: its own noise law is still known after rows, or more such noise, are
-            added.
+        law_survives_sums: its own noise law is still known after sums of rows or of such noise.
         needs_bound: it needs rows to which one example can add only a bounded amount.
         gives_bound: it makes rows such.
         keeps_bound: rows that were bounded still are after it.
@@ -54,14 +53,12 @@ class Defense:
         hides_law: no law of what it sends is known, for instance as a draw is not seen in it.
         keeps_mask: its noise falls only on what a mask before it still sends.
         data_dependent_law: its noise or mask is chosen from the client's batch, and leaks it.
-        plain_gradient: what it promises holds for the gradient of the task as it was sent, so no
-            other link may change the local training.
+        plain_gradient: its promise holds for the task as it was sent: no link may change training.
         law_of_rows: its data-dependent law follows from the rows that it gets, not from examples.
-        replaces_examples: it computes the rows anew from other examples than the client's, so
-            nothing may change rows before it, and nothing after it may read the client's examples.
-        maps_basis: it changes the coordinates of rows; a later link that `unmaps_basis` the same
-            must undo it. None where it does not.
-        unmaps_basis: it undoes a link that `maps_basis` the same; None where it undoes nothing.
+        replaces_examples: it computes the rows anew from other examples than the client's: nothing
+            may change rows before it, nor read the client's examples after it.
+        maps_basis: it changes the coordinates of rows, and a later link must undo it; None: not so.
+        unmaps_basis: it undoes a link that `maps_basis` the same; None: no link.
         continuous: what it makes of rows has no jumps, so that bounds from derivatives hold. False
             for a class that overrides `imitate`, unless it says otherwise.
     """
@@ -109,12 +106,9 @@ class Defense:
     def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
         """The defense with all that it takes from public knowledge filled in.
 
-        Called by the server before a round, once for all clients; needs nothing of theirs.
-
-        Args:
-            task: the model as it is sent, with public data where there is some.
-            examples: the size of a client's batch.
-            previous: what `resolve` returned in the round before.
+        The server calls it before a round, once for all clients, with the task as it is sent (with
+        public data where there is some), the size of a client's batch, and what `resolve` returned
+        in the round before.
         """
         return self
 
@@ -127,10 +121,9 @@ class Defense:
         return None
 
     def begin(self, task: Task, state: State, source: Source) -> tuple[Task, State]:
-        """The task at the weights that the client starts from, and what it keeps.
+        """The task at the weights that the client starts from, after `prepare`, and what it keeps.
 
-        Called at the start of a round, after `prepare`. A defense that withholds weights replaces
-        those that the server sent by those that the client kept.
+        A defense that withholds weights replaces the server's by those that the client kept.
         """
         return task, state
 
@@ -146,10 +139,7 @@ class Defense:
         return rows
 
     def noise_variance(self, task: Task, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """(P,) the variance that its data-dependent law gives a candidate; None: no such law.
-
-        Differentiable in inputs and soft labels.
-        """
+        """(P,) the noise variance of a candidate, differentiable; None where data do not set it."""
         return None
 
     def infer(self, task: Task, update: Update) -> Task:
@@ -246,18 +236,15 @@ class Chain(Defense):
 
     @property
     def guarantee(self) -> Guarantee:  # type: ignore[override]
-        """The strongest promise that survives the other links.
-
-        Differential privacy survives all but links that read the client's batch (before the noise
-        they may mix examples, after it they are no post-processing).
-        """
+        """The strongest promise that survives the other links."""
         for maker in self.links:
-            others = [link for link in self.links if link is not maker]
-            private = maker.guarantee is Guarantee.DIFFERENTIAL_PRIVACY
-            if private and not any(link.uses_context for link in others):
+            # A link that reads the batch may mix examples before the noise; after it, it is no
+            # post-processing. All others keep differential privacy.
+            reading = any(link.uses_context for link in self.links if link is not maker)
+            if maker.guarantee is Guarantee.DIFFERENTIAL_PRIVACY and not reading:
                 return Guarantee.DIFFERENTIAL_PRIVACY
         known = isinstance(_sketched(self).law, Gaussian | Laplace)
-        return Guarantee.RELEASE_LAW if known else Guarantee.NONE
+        return Guarantee.KNOWN_NOISE if known else Guarantee.NONE
 
     @property
     def gives_bound(self) -> bool:  # type: ignore[override]
@@ -277,10 +264,8 @@ class Chain(Defense):
     @property
     def sides(self) -> tuple[Chain, Chain]:
         """The links that run on each client, and those that run on the stacked rows of all."""
-        at = next(
-            (i for i, link in enumerate(self.links) if link.returns(Unit.CLIENT) is Unit.COHORT),
-            len(self.links),
-        )
+        sums = [link.returns(Unit.CLIENT) is Unit.COHORT for link in self.links]
+        at = sums.index(True) if True in sums else len(sums)
         return _Part(self.links[:at]), _Part(self.links[at:])
 
     def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Chain:

@@ -20,17 +20,14 @@ REASON = "examples were mixed by a draw that is not seen"
 class Mixup(Defense):
     """Train on share · x_i + (1 - share) · x_j and the same mix of the labels, j = a random order.
 
-    One share and one order of the batch (of a minibatch, where there are such) per client and
-    round, as in the released mixup. The share is drawn from Beta(alpha, alpha), or fixed. As share
-    s with an order is the same set of mixes as 1 - s with the inverse order, a drawn share is taken
-    as at least 1/2: example i is mostly itself. Labels enter through the loss, share · loss(., y_i)
-    + (1 - share) · loss(., y_j), which for cross-entropy is the loss of the mixed label.
+    One share and one order of the batch (or minibatch) per client and round, as in the released
+    mixup. Labels enter through the loss, which for cross-entropy is then that of the mixed label.
 
     What the knowing attacker does: the order and the share are not sent, but their distribution is
-    known. They expect (`infer`) each example to be mixed with the batch's mean, which no order
-    changes, its deviations from the mean shrunk by E[s² + (1 - s)²] / E[s]: what explains the mixes
-    is then the best linear estimate of the examples. `mixed` is the task under a given draw, for an
-    attacker who tries draws: mixing is linear, and the right draw undoes it, except at s = 1/2.
+    known. They expect (`infer`) each example to be mixed with the batch's mean, its deviations from
+    the mean shrunk by E[s² + (1 - s)²] / E[s]: what explains the mixes is then the best linear
+    estimate of the examples. `mixed` is the task under a given draw, for an attacker who tries
+    draws: the right one undoes the mixing, except at s = 1/2.
 
     Args:
         alpha: of the share's Beta distribution; 1 is uniform, small values hardly mix.
@@ -39,8 +36,7 @@ class Mixup(Defense):
     Guarantees: none. The batch's sums of pixels, its labels and its mean image stay as they are.
 
     Raises:
-        ValueError: a client with one example, or a minibatch of one: there is nothing to mix it
-            with.
+        ValueError: a client, or a minibatch, with one example.
 
     Source: Zhang et al. 2018, eq. 1; Huang et al. 2021 (as a defense).
 
@@ -101,7 +97,7 @@ class FixedMixup(Resolved):
 
             alpha = self.settings.alpha
             drawn = float(betaincinv(alpha, alpha, float(uniform((1,), source, like=like))))
-            share = max(drawn, 1 - drawn)
+            share = max(drawn, 1 - drawn)  # s with an order mixes as 1 - s with its inverse
         return mixed(task, share, keys)
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
@@ -120,11 +116,7 @@ class FixedMixup(Resolved):
 def mixed(task: Task, share: float, keys: Tensor) -> Task:
     """The task that mixes every batch by a given draw, differentiable in inputs and soft labels.
 
-    Args:
-        task: the plain task.
-        share: the part of the own example.
-        keys: (n,) numbers; a batch of B <= n examples is mixed with itself in the order
-            argsort(keys[:B]).
+    A batch of B examples is mixed with itself in the order argsort(keys[:B]), keys (n,), n >= B.
     """
     rule = _Draw(share, keys)
     return _mixing(task, rule, rule)
@@ -187,6 +179,5 @@ def _check_mixable(link: Defense, plan: LocalPlan, examples: int) -> None:
     if smallest < 2:
         where = f"a batch of {examples}" + (f" in parts of {size}" if size < examples else "")
         raise ValueError(
-            f"{link!r} got {where}, which leaves an example with nothing to be mixed with; give "
-            "two or more examples to every step"
+            f"{link!r} got {where}, which leaves an example alone; give two or more to every step"
         )

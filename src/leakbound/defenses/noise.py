@@ -24,10 +24,10 @@ class GaussianNoise(Defense):
 
     Example:
         >>> GaussianNoise(0.01).guarantee.value
-        'known release law'
+        'known noise distribution'
     """
 
-    guarantee = Guarantee.RELEASE_LAW
+    guarantee = Guarantee.KNOWN_NOISE
 
     noise_std: float = 0.01
 
@@ -53,10 +53,10 @@ class LaplaceNoise(Defense):
 
     Example:
         >>> LaplaceNoise(0.01).guarantee.value
-        'known release law'
+        'known noise distribution'
     """
 
-    guarantee = Guarantee.RELEASE_LAW
+    guarantee = Guarantee.KNOWN_NOISE
     law_survives_sums = False
 
     noise_std: float = 0.01

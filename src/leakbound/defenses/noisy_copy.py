@@ -22,26 +22,21 @@ REASON = "noise was added to each example before the gradient: no law of the upd
 class NoisyCopy(Defense):
     """Train on one noisy copy of each example, drawn once, in all rounds.
 
-    An example x becomes x + w, w ~ N(0, noise_std² I), and only this copy is trained on. Whatever
-    is sent, in all rounds, is computed from the copies, so all attackers see at most x + w: with
-    noise_multiplier = noise_std / |X|, `bounds.from_scratch.exact` bounds every attacker on an
-    example of uniformly random direction, for any model, any number of local steps and any number
-    of rounds. Labels are trained on as they are, and it is not hidden that one example took part in
-    two rounds: these are separate risks. The bound does not cover attackers who know what images
-    look like; a copy that the eye can read is no defense.
+    An example x becomes x + w, w ~ N(0, noise_std² I), moved into the task's input range, and only
+    this copy is trained on. All that is sent is computed from the copies, so attackers see at most
+    x + w: with noise_multiplier = noise_std / |X|, `bounds.from_scratch.exact` bounds every
+    attacker on an example of uniformly random direction, for any model, local steps and rounds. The
+    bound does not cover attackers who know what images look like, nor labels, nor that one example
+    took part in two rounds.
 
-    The copy is moved into the task's input range, as every example is (post-processing of x + w).
-    Copies are kept in the client's state, which never leaves it, under a digest of the example's
-    values: an example that is seen again, in a later round or twice in one batch, has the same
-    copy. Keep the state between rounds (`protocol.step`): where it is lost, or an example comes
-    back with other values (augmented, encoded anew, edited), another copy is drawn, and k copies
-    leak as noise_std / sqrt(k). So do the copies of k clients that hold one example.
+    Copies are kept in the client's state, under a digest of the example's values: an example that
+    is seen again has the same copy. Keep the state between rounds (`protocol.step`): where it is
+    lost, or an example comes back with other values (augmented, edited), another copy is drawn, and
+    k copies leak as noise_std / sqrt(k). So do the copies of k clients that hold one example.
 
-    Matching attacks simulate it as it is: the client's plain gradient explains the update at the
-    copy, so they find x + w, and nobody knows w. Clipping and noise go behind it, as in
-    chain(NoisyCopy(0.1), DpSgd()). A chain refuses links before it that change the rows, which it
-    would undo, and links that read the client's batch (LocalOptimalNoise, LocalOptimalPruning),
-    which would read the example and not the copy.
+    Matching attacks find x + w. Clipping and noise go behind it, as in
+    chain(NoisyCopy(0.1), DpSgd()); a chain refuses other changes of the rows before it, and links
+    that read the client's batch.
 
     Args:
         noise_std: in input units.

@@ -64,7 +64,7 @@ def _batch_sensitivity(
 
 @dataclass(frozen=True, repr=False)
 class _Noise(Defense):
-    """What both forms share: how much noise, how it is spread over coordinates, rounding."""
+    """What both forms share: the level, how it is spread over coordinates, rounding."""
 
     continuous = True
     keeps_law = False
@@ -92,7 +92,7 @@ class _Noise(Defense):
     @property
     def guarantee(self) -> Guarantee:  # type: ignore[override]
         """A known noise distribution; none where the update is rounded instead."""
-        return Guarantee.NONE if self.rounding else Guarantee.RELEASE_LAW
+        return Guarantee.NONE if self.rounding else Guarantee.KNOWN_NOISE
 
     def imitate(self, rows: Tensor) -> Tensor:
         """The clamped rows."""
@@ -176,7 +176,7 @@ class OptimalNoise(_Noise):
 
     Example:
         >>> OptimalNoise(utility_std=0.02).guarantee.value
-        'known release law'
+        'known noise distribution'
     """
 
     accepts = frozenset({Unit.CLIENT, Unit.COHORT})
@@ -203,7 +203,7 @@ class OptimalNoise(_Noise):
 
     @property
     def plain_gradient(self) -> bool:  # type: ignore[override]
-        """Whether a floor was asked for, which local steps or dropped units would void."""
+        """Whether it promises an error floor, which local steps or dropped units would void."""
         return self.error_floor is not None
 
     def _sketch(self, update: Update) -> Update:
@@ -300,7 +300,7 @@ class LocalOptimalNoise(_Noise):
 
     Example:
         >>> LocalOptimalNoise(0.01).guarantee.value, LocalOptimalNoise(0.01).data_dependent_law
-        ('known release law', True)
+        ('known noise distribution', True)
     """
 
     accepts = frozenset({Unit.CLIENT})
@@ -356,7 +356,7 @@ class OptimalDpSgd(Chain):
 
     Example:
         >>> OptimalDpSgd(clamp=0.5).guarantee.value
-        'known release law'
+        'known noise distribution'
     """
 
     def __init__(self, clamp: float = 1.0, noise_std: float = 0.1) -> None:

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.defenses.withhold import BLOCK, ClientState, Withholding, as_bytes, blocks, choose
+from leakbound.defenses.withhold import (
+    BLOCK,
+    ClientState,
+    Masked,
+    Started,
+    Withholding,
+    as_bytes,
+    blocks,
+    choose,
+)
 from leakbound.random import Source, uniform
 from leakbound.types import Task
 
@@ -50,7 +59,7 @@ class Belief:
 class PriPrune(Withholding):
     """Learn for every weight the probability alpha that it is withheld; keep what is withheld.
 
-    In a round the client draws a mask (share with probability 1 - alpha), starts from the server's
+    A round: the client draws a mask (share with probability 1 - alpha), starts from the server's
     weights where it says share and from its own elsewhere, trains, and takes `mask_steps` steps on
 
         l_acc L_acc - l_pri sum_j w_j log alpha_j + l_sha sum_j alpha_j
@@ -60,14 +69,14 @@ class PriPrune(Withholding):
     sends the weights with alpha <= 1/2 and zeros elsewhere. Pruned weights take no part. Biases and
     the scales of norms are always sent.
 
-    At rest alpha_j = l_pri w_j / l_sha without the loss's part, so that a weight is withheld where
-    its gradient is more than l_sha N / (2 l_pri) times its layer's mean. By Markov's inequality
-    that is at most the share 2 l_pri / (l_sha N), and for most laws of gradients far less.
+    Without the loss's part alpha_j converges to l_pri w_j / l_sha, so that a weight is withheld
+    where its gradient is more than l_sha N / (2 l_pri) times its layer's mean. By Markov's
+    inequality that is at most the share 2 l_pri / (l_sha N), and usually far less.
 
-    All that it reads is its row: after the noise of DP-SGD it is post-processing, and the guarantee
-    stays. The mask is seen as zeros and was chosen from the gradients of all rounds so far: a
-    release of its own. A withheld weight that is shared later gives its training away. The drawn
-    start hides little from who looks for it: see the attack `mixed_start`.
+    It reads only its row: after the noise of DP-SGD it is post-processing, and the guarantee stays.
+    The mask is seen as zeros and was chosen from the gradients of all rounds so far: a release of
+    its own. A withheld weight that is shared later leaks its training, and the attack `mixed_start`
+    looks for the drawn start.
 
     Args:
         accuracy: l_acc, the weight of the training loss.
@@ -123,9 +132,7 @@ class PriPrune(Withholding):
         return replace(super().init(task), own=Belief(first, zero, zero))
 
     @torch.no_grad()
-    def _start(
-        self, kept: ClientState, server: Tensor, source: Source
-    ) -> tuple[ClientState, Tensor]:
+    def _start(self, kept: ClientState, server: Tensor, source: Source) -> Started:
         belief: Belief = kept.own
         noise, start = torch.empty_like(server), server
         weights, sent, least = kept.weights, kept.sent, torch.finfo(server.dtype).tiny
@@ -142,11 +149,9 @@ class PriPrune(Withholding):
         return replace(kept, own=replace(belief, noise=noise)), start
 
     @torch.no_grad()
-    def _mask(
-        self, change: Tensor, kept: ClientState, source: Source
-    ) -> tuple[Tensor, ClientState]:
+    def _mask(self, change: Tensor, kept: ClientState, source: Source) -> Masked:
         belief: Belief = kept.own
-        layers = _layers(change, kept)
+        layers = layer_shares(change, kept)
         for _ in range(self.mask_steps):
             belief = self._step(belief, change, kept, layers)
         share = torch.empty_like(kept.exists)
@@ -162,9 +167,9 @@ class PriPrune(Withholding):
         beta1, beta2, tiny = ADAM
         steps = belief.steps + 1
         first, second, logits = (
-            _like(old, kept.spans) for old in (belief.first, belief.second, belief.logits)
+            _with_gaps(old, kept.spans) for old in (belief.first, belief.second, belief.logits)
         )
-        tops = [second[gap].max() for gap in _gaps(kept.spans, len(second))]
+        tops = [change.new_zeros(())]
         for part, slope in self._slopes(belief, change, kept, layers):
             torch.lerp(belief.first[part], slope, 1 - beta1, out=first[part])
             torch.lerp(belief.second[part], slope.square_(), 1 - beta2, out=second[part])
@@ -181,29 +186,23 @@ class PriPrune(Withholding):
             torch.sub(belief.logits[part], move, out=logits[part]).clamp_(-edge, edge)
         return replace(belief, logits=logits, first=first, second=second, steps=steps)
 
-    def slope(self, belief: Belief, change: Tensor, kept: ClientState) -> Tensor:
-        """(P,) the derivative of the three-term loss by the logits of what may be withheld.
+    def _slopes(
+        self, belief: Belief, change: Tensor, kept: ClientState, layers: list[_LayerShare]
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """(P,) the derivative of the three-term loss by the logits, in blocks.
+
+        Blocks stay in the processor's cache, for memory is most of the cost; a block lies in memory
+        that the next one takes.
 
         Args:
             belief: the logits, with the noise of the mask that was drawn (None: no loss term).
             change: (P,) the change over the local steps, in gradient units.
             kept: with the weights of server and client at the start of the round.
-        """
-        total = torch.zeros_like(change)
-        with torch.no_grad():
-            for part, slope in self._slopes(belief, change, kept, _layers(change, kept)):
-                total[part] = slope
-        return total
-
-    def _slopes(
-        self, belief: Belief, change: Tensor, kept: ClientState, layers: list[_LayerShare]
-    ) -> Iterator[tuple[slice, Tensor]]:
-        """The slope in blocks that stay in the processor's cache: memory is most of the cost.
-
-        A block lies in memory that the next one takes.
+            layers: the shares of `change`.
         """
         price = self.sharing or self.privacy / (TYPICAL * max(1, sum(one.count for one in layers)))
         spare, one = change.new_empty(4, BLOCK), change.new_ones(())
+        noise, server, own = belief.noise, kept.server, kept.weights
         for layer in layers:
             for part in blocks((layer.span,)):
                 total, alpha, against, share = spare[:, : part.stop - part.start]
@@ -214,38 +213,24 @@ class PriPrune(Withholding):
                 if self.form == "linear":
                     share.mul_(alpha)
                 total.sub_(share.mul_(against), alpha=self.privacy)
-                if belief.noise is not None and kept.weights is not None:
-                    self._learn(belief, change, kept, part, (total, alpha, share))
+                if noise is not None and server is not None and own is not None:
+                    soft, along = alpha, share
+                    torch.sub(noise[part], belief.logits[part], out=soft)
+                    soft.div_(self.temperature).sigmoid_()
+                    torch.sub(server[part], own[part], out=along)
+                    along.mul_(change[part]).mul_(soft)  # dL / dv times the soft mask
+                    along.mul_(torch.sub(one, soft, out=soft))
+                    total.sub_(along, alpha=self.accuracy / self.temperature)
                 if not layer.whole:
                     total.mul_(as_bytes(kept.exists[part]))
                 yield part, total
 
-    def _learn(
-        self,
-        belief: Belief,
-        change: Tensor,
-        kept: ClientState,
-        part: slice,
-        spare: tuple[Tensor, Tensor, Tensor],
-    ) -> None:
-        """The loss's part of the slope, subtracted from the first of three tensors of a block."""
-        total, soft, along = spare
-        if belief.noise is None or kept.weights is None or kept.server is None:
-            return
-        torch.sub(belief.noise[part], belief.logits[part], out=soft)
-        if self.temperature != 1:
-            soft.div_(self.temperature)
-        soft.sigmoid_()
-        torch.sub(kept.server[part], kept.weights[part], out=along).mul_(change[part])  # dL / dv
-        along.mul_(soft).mul_(torch.sub(soft.new_ones(()), soft, out=soft))
-        total.sub_(along, alpha=self.accuracy / self.temperature)
-
 
 @dataclass(frozen=True)
 class _LayerShare:
-    """A layer's weights: how many exist, and their shares of the importance.
+    """The importance w_j of a layer's weights: a share of its |g|, times its share of the weights.
 
-    `each` is a layer's factor on |g|, `even` what every weight has where all gradients are zero.
+    `each` is the factor on |g|, `even` what every weight has where all gradients are zero.
     """
 
     span: tuple[int, int]
@@ -268,51 +253,27 @@ class _LayerShare:
             out.mul_(as_bytes(kept.exists[part]))
 
 
-def _layers(change: Tensor, kept: ClientState) -> list[_LayerShare]:
+def layer_shares(change: Tensor, kept: ClientState) -> list[_LayerShare]:
+    """Of every layer, how many weights exist and their importance at this change (P,)."""
     counts = [int(kept.exists[slice(*span)].count_nonzero()) for span in kept.spans]
     total = max(1, sum(counts))
-    found = []
+    shares = []
     for span, count in zip(kept.spans, counts, strict=True):
-        whole = count == span[1] - span[0]
-        norm = sum(_size(change[b], None if whole else kept.exists[b]) for b in _sums(span))
+        norm = 0.0
+        for part in blocks((span,), SUMMED):
+            size = change[part].abs()
+            if count < span[1] - span[0]:
+                size.mul_(as_bytes(kept.exists[part]))
+            norm += float(size.sum(dtype=torch.float64))
         each, even = (count / total / norm, 0.0) if norm > 0 else (0.0, 1 / total)
-        found.append(_LayerShare(span, count, each, even))
-    return found
-
-
-def _sums(span: tuple[int, int]) -> Iterator[slice]:
-    return blocks((span,), SUMMED)
-
-
-def _size(change: Tensor, exists: Tensor | None) -> float:
-    """The sum of |g| over what exists."""
-    size = change.abs()
-    if exists is not None:
-        size.mul_(as_bytes(exists))
-    return float(size.sum(dtype=torch.float64))
-
-
-def _gaps(spans: tuple[tuple[int, int], ...], size: int) -> Iterator[slice]:
-    """What lies between the spans, which are in order."""
-    edges = (0, *(edge for span in spans for edge in span), size)
-    for start, stop in zip(edges[::2], edges[1::2], strict=True):
-        if start < stop:
-            yield slice(start, stop)
-
-
-def _like(old: Tensor, spans: tuple[tuple[int, int], ...]) -> Tensor:
-    """A new tensor with the values of the old outside of the spans; inside there are none yet."""
-    fresh = torch.empty_like(old)
-    for gap in _gaps(spans, len(old)):
-        fresh[gap] = old[gap]
-    return fresh
-
-
-def importance(change: Tensor, kept: ClientState) -> Tensor:
-    """(P,) w_j: a weight's share of its layer's |g|, times the layer's share of the weights."""
-    shares = torch.zeros_like(change)
-    for layer in _layers(change, kept):
-        part = slice(*layer.span)
-        layer.shares(change, kept, part, shares[part])
-        shares[part].mul_(kept.exists[part])
+        shares.append(_LayerShare(span, count, each, even))
     return shares
+
+
+def _with_gaps(old: Tensor, spans: tuple[tuple[int, int], ...]) -> Tensor:
+    """A new tensor with the old values outside of the spans; inside there are none yet."""
+    fresh = torch.empty_like(old)
+    edges = (0, *(edge for span in spans for edge in span), len(old))
+    for start, stop in zip(edges[::2], edges[1::2], strict=True):
+        fresh[start:stop] = old[start:stop]
+    return fresh

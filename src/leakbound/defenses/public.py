@@ -1,4 +1,4 @@
-"""What public data tell of a model's gradients: expected sensitivities, shapes of noise."""
+"""What public data say of a model's gradients: expected sensitivities, shapes of noise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEAST = 1e-4
 """A public shape gives no coordinate less than this part of the mean variance: a coordinate that
 no public image moves may be moved by a private one, and without noise it would be seen exactly."""
 DEAD = 1e-20
-"""A layer with less than this part of all sensitivity counts as one that tells nothing."""
+"""A layer with less than this part of all sensitivity counts as one that leaks nothing."""
 PART = 16
 SHRINK = 0.1
 """How far estimated correlations are shrunk towards none."""
@@ -97,8 +97,7 @@ def _expected(task: Task, examples: int, images: int, clamp: float | None) -> Ex
     if clamp is not None:
         return _over_batches(task, public, examples, clamp)
     s = sensitivity(task, public.inputs, public.labels, source, directions=1).values
-    total = torch.zeros_like(s)
-    squares = torch.zeros_like(s)
+    total, squares = torch.zeros_like(s), torch.zeros_like(s)
     for at in range(0, public.size, PART):
         part = slice(at, at + PART)
         each = example_gradients(task, public.inputs[part], public.labels[part])
@@ -111,19 +110,17 @@ def _expected(task: Task, examples: int, images: int, clamp: float | None) -> Ex
 
 
 def _over_batches(task: Task, public: Batch, examples: int, clamp: float) -> Expected:
-    size = examples
-    if size > public.size:
+    if examples > public.size:
         raise NotApplicable(
-            f"batches of {size} images are clamped as a whole, but {public.size} public ones are "
-            f"used; give {size} public images and images={size}, or no clamp"
+            f"batches of {examples} images are clamped as a whole, but {public.size} public ones "
+            f"are used; give {examples} public images and images={examples}, or no clamp"
         )
     source = stream(0, "public", "batches")
-    s, g2, count = [], [], public.size // size
-    for at in range(0, count * size, size):
-        part = slice(at, at + size)
+    s, g2 = [], []
+    for at in range(0, public.size - examples + 1, examples):
+        part = slice(at, at + examples)
         one = sensitivity(task, public.inputs[part], public.labels[part], source, directions=1)
-        inside = one.gradient.abs() < clamp
-        s.append(one.values * inside)
+        s.append(one.values * (one.gradient.abs() < clamp))
         g2.append(one.gradient.clamp(-clamp, clamp).square())
     return Expected(torch.stack(s).mean(0), torch.stack(g2).mean(0))
 
@@ -150,8 +147,7 @@ def _public_shape(settings: PublicShape, task: Task, examples: int) -> Tensor | 
         return structured * float(1 / structured.diagonal.mean())
     spans = [(a, b) for _, _, a, b in task.layout] if settings.layers else None
     ratio = shape(known.s, known.g2, settings.rule, spans)
-    ratio = ratio / ratio.mean()
-    ratio = ratio.clamp_min(LEAST)
+    ratio = (ratio / ratio.mean()).clamp_min(LEAST)
     return ratio / ratio.mean()
 
 

@@ -50,28 +50,22 @@ class Sign(Defense):
 class Quantization(Defense):
     """Round every coordinate to one of 2^bits - 1 evenly spaced levels between -max|g| and max|g|.
 
-    The levels are k · step, k whole, so that zero is one of them (dead units and withheld
-    coordinates stay zero) and one of the 2^bits code words is not used. step = max|g| / L with
-    L = 2^(bits-1) - 1; the maximum is that of every tensor (`scope="tensor"`) or of the whole row
-    (`scope="global"`).
+    The levels are k · step, k whole, with step = max|g| / (2^(bits-1) - 1). Zero is one of them, so
+    withheld coordinates stay zero. Stochastic rounding takes the level below with probability 1 - f
+    and the one above with probability f, where f is how far between them the value lies: unbiased,
+    with variance f (1 - f) step². No noise distribution is declared for it: it has two values, and
+    both depend on the gradient.
 
-    Rounding to the nearest level makes the release a function of the data alone. Stochastic
-    rounding takes the level below with probability 1 - f and the one above with probability f,
-    where f is how far between them the value lies: unbiased, with variance f (1 - f) step². No
-    noise distribution is declared for it: it has two values, and both depend on the gradient.
-
-    What the knowing attacker does: the step shows in the values, and with it that each coordinate
-    is off by at most step / 2 (stochastic: by less than step). They simulate rounding to the
+    What the knowing attacker does: the step shows in the values. They simulate rounding to the
     nearest on the candidate's own grid, with the slope of the plain gradient (straight-through), so
-    that the true input matches exactly. At 4 bits or less they do not: far from the truth the slope
-    of the simulation points there less well than that of the plain gradient. Stochastic rounding is
-    compared with its mean, the plain gradient, or (`noise_variance`) weighed by the variance that
-    the candidate would have got.
+    that the true input matches exactly; at 4 bits or less the plain gradient's slope points better,
+    and they compare with it. Stochastic rounding is compared with its mean, the plain gradient, or
+    (`noise_variance`) weighed by the variance that the candidate would have got.
 
     Args:
         bits: 2 to 24; one bit has no level but the signs, see `Sign`.
         stochastic: unbiased random rounding.
-        scope: "tensor" or "global".
+        scope: the maximum is that of every "tensor", or "global": of the whole row.
 
     Guarantees: none. Rounding hides no more than half a step, and the largest values hardly at all.
 

@@ -25,25 +25,18 @@ TOGETHER = 2**22
 class Soteria(Defense):
     """Withhold the columns of a linear layer's weight gradient for the features that leak most.
 
-    Let r be the input of the defended layer (the data representation) for an example x. Of all
-    changes of r in a given number of entries, zeroing entry i moves the input whose representation
-    it would be by |r_i| / ||dr_i/dx|| (the shortest dx with dr_i · dx = -r_i), so that the entries
-    with the largest |r_i| / ||dr_i/dx|| are zeroed: exactly floor(rate · F) of the F features that
-    are largest, summed over the examples of the batch, of equal ones those with the lower index.
-    Only this layer's gradient changes, as if its input had been the perturbed r; its bias and all
-    other layers are sent as they are. Features that are 0 are withheld last, for their columns are
-    0 anyway.
+    Let r be the layer's input (the data representation) for an example x. To zero r_i the input has
+    to move by |r_i| / ||dr_i/dx|| (the shortest dx with dr_i · dx = -r_i). Of the F features the
+    floor(rate · F) with the largest distances, summed over the batch, are withheld; of equal ones
+    those with the lower index. The layer's bias and all other layers are sent as they are.
 
-    What the knowing attacker does: withheld columns are zero (and known as the mask), so they leave
-    them out of the match; the convolutions before the layer still leak the whole input.
+    What the knowing attacker does: they leave the withheld columns out of the match; the
+    convolutions before the layer still leak the whole input.
 
     Args:
         rate: the fraction of the layer's input features.
         layer: the name of a linear layer, also where a server has wrapped the model into another;
             None is the first whose input is not the model's own.
-
-    Cost: a forward-mode pass a pixel or a backward pass a feature, whichever are fewer; exact,
-    nothing is drawn.
 
     Guarantees: none; which columns are withheld is seen and depends on the data.
 
@@ -146,6 +139,7 @@ def distances(task: Task, inputs: Tensor, layer: str) -> Tensor:
 
     with torch.no_grad():
         r = of(inputs)
+        # A backward pass a feature, or a forward-mode pass a pixel, whichever are fewer.
         cheaper = _by_feature if r[0].numel() < inputs[0].numel() else _by_pixel
         squares = cheaper(of, inputs, r)
     return torch.where(r == 0, 0.0, r.abs() / squares.sqrt())

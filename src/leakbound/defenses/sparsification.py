@@ -116,19 +116,14 @@ class GradientDropout(Defense):
 class TopK(Defense):
     """Withhold the fraction `rate` of coordinates that are smallest, and send them later.
 
-    The client adds to its update what it withheld before (its memory m), sends all but the
-    floor(rate · P) smallest coordinates of the sum, and keeps the rest: u = g + m, y = top(u),
-    m' = u - y. The first round is magnitude pruning of the whole update; without `error_feedback`
-    every round is. Memory is in gradient units: sent weights are the same where the server's step
-    does not change between rounds.
+    The client adds to its update g what it withheld before (its memory m, in gradient units), sends
+    all but the floor(rate · P) smallest coordinates of the sum, and keeps the rest: u = g + m,
+    y = top(u), m' = u - y. Without `error_feedback` it is magnitude pruning of the whole update.
 
-    The mask is known, so a matching attack leaves withheld coordinates out. From the second round
-    on the release also holds gradients of earlier weights and batches, in a part that the attacker
-    does not know, and no noise distribution is declared. But what is withheld is only late: T
-    releases sum up to the T gradients but for the memory that is left, and whoever sees all rounds
-    of a client (or sends it the same weights again and again) gets the mean gradient up to
-    ||m|| / T. As ||m'|| <= sqrt(r) (G + ||m||) at rate r and gradients of norm up to G, the memory
-    stays below 2 sqrt(r) / (1 - r) G. Fewer coordinates a round buy time, not privacy.
+    From the second round on no noise distribution is declared. What is withheld is only late: the
+    mean of T releases is the mean gradient up to ||m|| / T, and the memory stays below
+    2 sqrt(r) / (1 - r) G at rate r and gradients of norm up to G. Fewer coordinates a round buy
+    time, not privacy.
 
     Args:
         rate: the fraction of coordinates that is withheld.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass
 
 from torch import Tensor
 
@@ -29,7 +29,7 @@ class Whiten(Defense):
     """Every row y becomes S⁻¹ y: in these coordinates noise of the public covariance S Sᵀ is white.
 
     The covariance is chosen from the model and public data alone and has mean variance 1, so that
-    lengths keep their size.
+    lengths keep their size. A chain that whitens must color again, with the same settings.
 
     Args:
         rule: see `allocation.shape`.
@@ -37,8 +37,6 @@ class Whiten(Defense):
         rank: how many directions "low_rank" adds.
         images: how many public images decide.
         refresh: use the same covariance for so many rounds.
-
-    A chain that whitens must color again, with the same settings.
 
     Guarantees: none of its own: the map is public, and whoever knows it undoes it. For the same
     reason it takes nothing from the links behind it, `ClipExamples` and the noise.
@@ -71,10 +69,7 @@ class Whiten(Defense):
     @property
     def maps_basis(self) -> Hashable:  # type: ignore[override]
         """Its settings: `Color` of the same ones undoes it."""
-        return self._values()
-
-    def _values(self) -> Hashable:
-        return tuple(getattr(self, field.name) for field in fields(Whiten))
+        return astuple(self)
 
     def _sketch(self, update: Update) -> Update:
         root = tiny_covariance(update, correlated=self.correlation != "none")
@@ -104,13 +99,10 @@ class Color(Whiten):
 
     Example:
         >>> import torch
-        >>> from leakbound import models
         >>> from leakbound.types import Batch, Unit
-        >>> public = Batch(torch.linspace(0, 1, 32).reshape(8, 1, 2, 2), torch.arange(8) % 2)
-        >>> source = torch.Generator().manual_seed(0)
-        >>> model = models.mlp(input_shape=(1, 2, 2), classes=2, hidden=(), generator=source)
-        >>> task = Task.of(model, public=public)
-        >>> update = Update(torch.ones(1, 10), Unit.EXAMPLE, (1,))
+        >>> public = Batch(torch.linspace(0, 1, 32).reshape(8, 4), torch.arange(8) % 2)
+        >>> task = Task.of(torch.nn.Linear(4, 2), public=public)
+        >>> update, source = Update(torch.ones(1, 10), Unit.EXAMPLE, (1,)), torch.Generator()
         >>> there, _ = Whiten().resolve(task, 1).transform(update, None, None, source)
         >>> back, _ = Color().resolve(task, 1).transform(there, None, None, source)
         >>> torch.allclose(there.rows, update.rows), torch.allclose(back.rows, update.rows)
@@ -127,7 +119,7 @@ class Color(Whiten):
     @property
     def unmaps_basis(self) -> Hashable:  # type: ignore[override]
         """Its settings: it undoes `Whiten` of the same ones."""
-        return self._values()
+        return astuple(self)
 
 
 @dataclass(frozen=True, repr=False, eq=False)

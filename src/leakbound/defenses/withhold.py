@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from leakbound import check
@@ -22,7 +21,6 @@ from leakbound.types import Exact, Task, Unit, Unknown, Update
 RULES = ("largest", "random", "mix")
 BLOCK = 2**16
 """Weights that are worked on together: a few such arrays stay in the processor's cache."""
-SAMPLE = 2**14
 WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -37,7 +35,7 @@ class ClientState:
         sent: (P,) which of them it sent then.
         server: (P,) within a round, the weights that the server sent.
         start: (P,) within a round, the weights that the client started from.
-        pruned: the model's own mask, by which `exists` was found.
+        pruned: the model's own mask, which decided `exists`.
         rate: the learning rate of this round's local steps.
         own: what else a defense keeps.
     """
@@ -51,6 +49,10 @@ class ClientState:
     pruned: Tensor | None = None
     rate: float = 1.0
     own: Any = None
+
+
+Started = tuple[ClientState, Tensor]
+Masked = tuple[Tensor, ClientState]
 
 
 class Withholding(Defense):
@@ -94,14 +96,10 @@ class Withholding(Defense):
         rate = task.plan.learning_rate
         return task.with_parameters(start), replace(kept, server=server, start=start, rate=rate)
 
-    def _start(
-        self, kept: ClientState, server: Tensor, source: Source
-    ) -> tuple[ClientState, Tensor]:
+    def _start(self, kept: ClientState, server: Tensor, source: Source) -> Started:
         raise NotImplementedError
 
-    def _mask(
-        self, change: Tensor, kept: ClientState, source: Source
-    ) -> tuple[Tensor, ClientState]:
+    def _mask(self, change: Tensor, kept: ClientState, source: Source) -> Masked:
         raise NotImplementedError
 
     def transform(
@@ -153,23 +151,18 @@ class Withholding(Defense):
 class Withhold(Withholding):
     """Withhold the fraction `rate` of the weights of every layer and send zeros in their place.
 
-    Which ones: those whose loss gradient (the change over the local steps) is `"largest"` in
-    magnitude, `"random"` ones, or a `"mix"`: the largest for a `share` of the rate, random ones for
-    the rest. Exactly floor(rate * n) of a layer's n weights (those that base pruning left); biases
-    and the scales of norms are always sent.
-
-    With `pseudo` the client keeps the weights that it withholds, and goes on from its own in the
-    next round (pseudo-pruning); else it drops them and goes on from the server's.
-
-    The mask is seen as zeros. Where it was chosen by value it is a release of its own: in every
-    layer all withheld gradients are at least as large as all that are sent. With `pseudo`, what is
-    withheld is only late: once such a weight is sent, its change holds the gradients of all rounds
-    since it was last sent. `docs/pruned_learning.md` says what both are worth to an attacker.
+    Exactly floor(rate * n) of a layer's n weights go (of those that base pruning left); biases and
+    the scales of norms are always sent. The mask is seen as zeros. Where it was chosen by value it
+    is a release of its own: in every layer all withheld gradients are at least as large as all that
+    are sent. With `pseudo`, what is withheld is only late: once such a weight is sent, its change
+    holds the gradients of all rounds since it was last sent (docs/pruned_learning.md).
 
     Args:
-        rule: "largest", "random" or "mix".
+        rule: withhold the weights whose loss gradient (the change over the local steps) is
+            "largest" in magnitude, "random" ones, or a "mix" of both.
         rate: the fraction of a layer's weights that is withheld.
-        pseudo: whether the client keeps its own values of what it withholds.
+        pseudo: keep the withheld weights and go on from them in the next round (pseudo-pruning);
+            else drop them and go on from the server's.
         scope: "layer", or "global" for the largest of the whole model.
         share: of a mix, which share of the rate goes to the largest.
 
@@ -217,9 +210,7 @@ class Withhold(Withholding):
         """Whether it sends what earlier rounds withheld."""
         return self.pseudo
 
-    def _start(
-        self, kept: ClientState, server: Tensor, source: Source
-    ) -> tuple[ClientState, Tensor]:
+    def _start(self, kept: ClientState, server: Tensor, source: Source) -> Started:
         if kept.weights is None or kept.sent is None:
             return kept, server
         start = torch.empty_like(server)
@@ -229,9 +220,7 @@ class Withhold(Withholding):
                 choose(own, kept.weights[part], server[part], start[part])
         return kept, start
 
-    def _mask(
-        self, change: Tensor, kept: ClientState, source: Source
-    ) -> tuple[Tensor, ClientState]:
+    def _mask(self, change: Tensor, kept: ClientState, source: Source) -> Masked:
         largest = {"largest": 1.0, "random": 0.0, "mix": self.share}[self.rule] * self.rate
         gone = torch.zeros_like(kept.exists)
         spans = kept.spans if self.scope == "layer" else ((0, len(change)),)
@@ -265,11 +254,9 @@ def _existing(task: Task, spans: tuple[tuple[int, int], ...]) -> Tensor:
 
 
 def blocks(spans: tuple[tuple[int, int], ...], size: int = BLOCK) -> Iterator[slice]:
-    """The spans in slices of `size`, the last of each shorter.
-
-    `BLOCK` is a multiple of all that torch computes at once, so that the bits are those of the
-    whole: the rest of a tensor it computes one by one, and the last bits may differ.
-    """
+    """The spans in slices of `size`, the last of each shorter."""
+    # BLOCK is a multiple of all that torch computes at once, so that the bits are those of the
+    # whole: the rest of a tensor it computes one by one, and the last bits may differ.
     for start, stop in spans:
         for at in range(start, stop, size):
             yield slice(at, min(at + size, stop))
@@ -294,7 +281,7 @@ def mask_of_largest(values: Tensor, count: int) -> Tensor:
         return torch.zeros_like(values, dtype=torch.bool)
     place = len(values) - count
     if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
-        least = _ranked(values.detach().numpy(), place)  # many times faster
+        least = float(np.partition(values.detach().numpy(), place)[place])  # many times faster
     else:
         least = float(values.kthvalue(place + 1).values)
     mask = values > least
@@ -306,28 +293,3 @@ def mask_of_largest(values: Tensor, count: int) -> Tensor:
         mask[part][equal] = True
         missing -= len(equal)
     return mask
-
-
-def _ranked(values: NDArray[Any], place: int) -> float:
-    """The value at `place` in order, from 0: by sorting the few that lie around it.
-
-    A sample says between which two values it lies, most probably; counting says whether it does.
-    Else, or of few values, all are copied, and fresh memory costs more than sorting.
-    """
-    size = len(values)
-    if size <= 4 * SAMPLE:
-        return float(np.partition(values, place)[place])
-    golden = int(size * (5**0.5 - 1) / 2)  # no step that a layer's shape may share
-    sample = np.sort(values[np.arange(SAMPLE) * golden % size])
-    at, room = place * SAMPLE // size, SAMPLE // 50
-    low, high = sample[max(0, at - room)], sample[min(SAMPLE - 1, at + room)]
-    below, near = 0, []
-    for part in blocks(((0, size),)):
-        block = values[part]
-        below += int((block < low).sum())
-        near.append(block[(block >= low) & (block <= high)])
-    if not below <= place < below + sum(map(len, near)):
-        return float(np.partition(values, place)[place])
-    if low == high:
-        return float(low)
-    return float(np.partition(np.concatenate(near), place - below)[place - below])

@@ -12,7 +12,7 @@ from leakbound import check
 from leakbound.defenses import Chain, Defense, LocalAggregation, NoDefense, chain
 from leakbound.defenses.base import State
 from leakbound.defenses.withhold import ClientState
-from leakbound.protocol import resolve, step
+from leakbound.protocol import observed, resolve, step
 from leakbound.pruning import Pruning, prunable
 from leakbound.random import Source, permutation, secure, stream
 from leakbound.types import Batch, Guarantee, Observation, Task, ThreatModel, Unit, Update
@@ -420,34 +420,16 @@ def observe(
     last.turn(client)
     past: tuple[Observation, ...] = ()
     for one in seen:
-        observation, truth = _observation(one, client, threat, auxiliary, past)
+        turns = one.turns if one.total is not None else (one.turn(client),)
+        observation, truth = observed(
+            one.total or turns[0].update,
+            one.task if one.total is not None else turns[0].task,
+            [turn.batch for turn in turns],
+            threat,
+            defense=one.defense,
+            auxiliary=auxiliary,
+            sent=turns[0].sent,
+            history=past,
+        )
         past = (*past, replace(observation, history=()))
-    return observation, truth
-
-
-def _observation(
-    one: FederatedRound,
-    client: int,
-    threat: ThreatModel,
-    auxiliary: Batch | None,
-    past: tuple[Observation, ...],
-) -> tuple[Observation, Batch]:
-    turns = one.turns if one.total is not None else (one.turn(client),)
-    truth = Batch(
-        torch.cat([turn.batch.inputs for turn in turns]),
-        torch.cat([turn.batch.labels for turn in turns]),
-    )
-    update = one.total if one.total is not None else turns[0].update
-    observation = Observation(
-        update=update.seen(defense_known=threat.defense_known),
-        task=one.task if one.total is not None else turns[0].task,
-        cohort=tuple(turn.batch.size for turn in turns),
-        input_shape=tuple(truth.inputs.shape[1:]),
-        threat=threat,
-        labels=truth.labels.clone() if threat.labels_known else None,
-        auxiliary=auxiliary,
-        defense=one.defense if threat.defense_known else None,
-        sent=turns[0].sent if one.total is None else None,
-        history=past,
-    )
     return observation, truth

@@ -46,9 +46,7 @@ def load_user_model(path: str, **kwargs: Any) -> nn.Module:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Copy a safetensors state dict into `model`, after a check of every name, shape and kind.
-
-    The model is left as it was where anything does not fit.
+    """Copy a safetensors state dict into `model`, or change nothing where a tensor does not fit.
 
     Raises:
         ValueError: another file format, a file that cannot be read, or the first tensor that is
@@ -69,8 +67,8 @@ def read_weights(
 
     Args:
         path: the file.
-        choose: gives the tensors that are wanted (only shape and type count, so the meta device
-            will do), from the names and shapes that the file declares.
+        choose: gives the tensors that are wanted (only shape and type count), from the names and
+            shapes that the file declares.
         name: what errors call the file.
         ignored: names that may be in the file and are not read.
 
@@ -80,9 +78,8 @@ def read_weights(
     if path.suffix != ".safetensors":
         raise ValueError(
             f"{name} is {str(path)!r}; give a .safetensors file. Pickled files (.pt, .pth, .bin) "
-            "can run code when opened and are refused: "
-            "convert with safetensors.torch.save_file(model.state_dict(), ...), or with "
-            "save_model(model, ...) where tensors are shared"
+            "can run code when opened and are refused: convert with safetensors.torch."
+            "save_file(model.state_dict(), ...), or save_model(model, ...) where tensors are shared"
         )
     files.check_regular(path, name)
     try:

@@ -45,7 +45,7 @@ def conv(
     The paper describes depth 2 and only counts the parameters of the others. With 2048 hidden units
     these kernels and channels give its counts exactly. Paddings and places of the pools are our
     choice: padding 2 everywhere, early pools. The weights start by PyTorch's default distribution,
-    at which depth 4 and 6 hardly tell images apart: plain SGD may stay at chance for long; Adam
+    at which depth 4 and 6 hardly distinguish images: plain SGD may stay at chance for long; Adam
     does not.
 
     Args:

@@ -31,9 +31,9 @@ RULES = ("rate", "time")
 class PruneFL(Pruning):
     """Take out small weights and bring back those with large gradients, every so many rounds.
 
-    Weights that may go are the smallest of every layer that is in use; they compete with all that
-    are out by g²/t: the mean squared gradient over the weight's time. Starts with the largest
-    weights of every layer; the paper's training of one client before that is left out.
+    The smallest weights of every layer that are in use compete with all that are out by g²/t: the
+    mean squared gradient over the weight's time. Starts with the largest weights of every layer,
+    without the paper's training of one client before that.
 
     Leakage: in an adjusting round a client reports its squared gradient of ALL weights, pruned ones
     too. That releases |g| exactly, beside the update: whatever protects the update must cover it as
@@ -41,7 +41,7 @@ class PruneFL(Pruning):
 
     Args:
         rate: the fraction that goes; see `rule`.
-        every: adjust in every so-manieth round.
+        every: adjust in every round of this many.
         candidates: the fraction of each layer's weights that may go in one adjustment.
         half_life: `candidates` halves in so many rounds (the paper's text: 10000); None: it stays,
             as in the authors' code.
@@ -80,7 +80,7 @@ class PruneFL(Pruning):
             check.positive(times=time)
 
     def adjusts(self, round_: int) -> bool:
-        """Every so-manieth round."""
+        """Every `every` rounds."""
         check.count(round_=round_)
         return round_ % self.every == 0
 
@@ -92,10 +92,10 @@ class PruneFL(Pruning):
         """The mask of most squared gradient per time; see `Pruning.server_mask`."""
         if not self.adjusts(round_):
             return old_mask(task)
+        shape = None if report is None else tuple(report.shape)
         if report is None or report.shape != task.parameters.shape:
-            given = None if report is None else tuple(report.shape)
             raise ValueError(
-                f"report has shape {given}; PruneFL takes the mean of the clients' reports, "
+                f"report has shape {shape}; PruneFL takes the mean of the clients' reports, "
                 f"({len(task.parameters)},)"
             )
         check.finite("report", report)
@@ -182,7 +182,7 @@ class FedDST(Pruning):
 
     Args:
         rate: the fraction that goes, over all layers.
-        every: adjust in every so-manieth round.
+        every: adjust in every round of this many.
         alpha: the part of a layer that moves in the first rounds is about this.
         end: from this round on the mask stays (the authors: half of all rounds).
 
@@ -207,7 +207,7 @@ class FedDST(Pruning):
         check.fraction(alpha=self.alpha)
 
     def adjusts(self, round_: int) -> bool:
-        """Every so-manieth round before the end."""
+        """Every `every` rounds before the end."""
         check.count(round_=round_)
         return round_ % self.every == 0 and round_ < self.end
 

@@ -37,9 +37,9 @@ class LayerCount:
 class Pruning(ABC):
     """Base of all schemes: a mask for the first round and, where it adapts, for later ones.
 
-    A round of the federation, from 1: where `adjusts(round_)`, every client may first choose its
-    own mask (`client_mask`) and sends its `report` beside its update; after the aggregation the
-    server chooses the new mask (`server_mask`). A weight that comes back starts at 0.
+    In every round (from 1) where `adjusts(round_)`, each client may first choose its own mask
+    (`client_mask`) and sends its `report` beside its update; after the aggregation the server
+    chooses the new mask (`server_mask`). A weight that comes back starts at 0.
 
     Class attributes:
         reads_data: the first mask is chosen from images, and leaks them.
@@ -66,10 +66,7 @@ class Pruning(ABC):
     def start(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
         """The mask (P,) of the first round, chosen by the server for a model that is not pruned.
 
-        Args:
-            task: the model at its first weights.
-            batch: public data or one client's, where the scheme reads any; the mask then leaks it.
-            source: for random choices.
+        `batch` is public data or one client's, where the scheme reads any; the mask then leaks it.
         """
         if task.kept is not None:
             raise ValueError("task is pruned already; give task.pruned(None)")

