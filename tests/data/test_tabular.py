@@ -12,7 +12,7 @@ from leakbound.data import load
 from leakbound.data.packaged import TABLES, table
 from leakbound.data.raw import Options
 from leakbound.defenses import ClipExamples, GaussianNoise, NoDefense, chain
-from leakbound.domains import column_errors
+from leakbound.domains import Column, column_errors
 from leakbound.metrics import evaluate
 from leakbound.pairing import pair
 from leakbound.protocol import play
