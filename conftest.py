@@ -1,5 +1,6 @@
 """One torch thread, as the audit's workers: sums depend on the number of threads. Pages without
-Python's internals. A browser."""
+Python's internals. A browser.
+"""
 
 from __future__ import annotations
 
@@ -79,6 +80,7 @@ def _patient(make: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """A headless Chromium; tests are skipped without one."""
     path = os.environ.get("LEAKBOUND_CHROMIUM") or next(
         filter(None, map(shutil.which, BROWSERS)), None
     )
