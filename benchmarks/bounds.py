@@ -15,21 +15,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from leakbound.audit.calibrate import calibrate
-from leakbound.audit.corridor import Setting
 from scipy import fft, special
 
 from leakbound.bounds import composition, conversions, from_scratch
 from leakbound.bounds.edgeworth import cumulants, edgeworth
 from leakbound.bounds.identification import gaussian
 from leakbound.bounds.privacy_loss import CACHE, curve
+from leakbound.risk import TrainingSetting, calibrate_setting
 
 Run = Callable[[], object]
 TARGET = "psnr>=20 with probability<=0.001"
 NOISE = np.linspace(0.3, 5.0, 400)
 KAPPA = np.geomspace(1e-6, 0.5, 400)
 SAMPLED = {"sampling_rate": 0.01, "steps": 1000}
-HIDDEN = Setting(1.0, dim=784, norm=9.0, steps=1000, sampling_rate=0.01, participation="hidden")
+HIDDEN = TrainingSetting(
+    1.0, dim=784, norm=9.0, steps=1000, sampling_rate=0.01, participation="hidden"
+)
 
 
 @dataclass(frozen=True)
@@ -157,9 +158,9 @@ def kept() -> list[Case]:
     """What is kept against what is made anew, and a calibration of both."""
 
     def calibration() -> object:
-        return calibrate(TARGET, HIDDEN, prior=None)
+        return calibrate_setting(TARGET, HIDDEN, prior=None)
 
-    noise = calibrate(TARGET, HIDDEN, prior=None).noise_multiplier
+    noise = calibrate_setting(TARGET, HIDDEN, prior=None).noise_multiplier
 
     return [
         Case(

@@ -102,7 +102,7 @@ def measure(client: Client, trials: int, few: bool) -> None:
         order = torch.randperm(len(images.labels), generator=stream(trial, "images"))[:count]
         batch = Batch(images.inputs[order], images.labels[order])
         model, before, after = trained(client, batch, trial)
-        outcome = captured.attack(
+        outcome = captured.attack_update(
             captured.load(after, before),
             model,
             input_shape=SHAPE,

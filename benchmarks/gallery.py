@@ -33,7 +33,7 @@ Rows = Sequence[tuple[str, Mapping[str, Any]]]
 
 def cells(plan: Mapping[str, Any]) -> list[Result]:
     """A plan's results, in its order: defenses, then attacks, then seeds."""
-    parsed = parse({"seeds": list(range(SEEDS)), "floor": {"kind": "none"}} | dict(plan))
+    parsed = parse({"seeds": list(range(SEEDS)), "error_bound": {"kind": "none"}} | dict(plan))
     found = {result.id: result for result in run(parsed, workers=1)}
     return [found[cell.id] for cell in parsed.experiments()]
 
@@ -168,9 +168,9 @@ def leak_map() -> dict[str, Any]:
     levels = {"noise 0.1": 0.1, "noise 0.3": 0.3}
     plan = {
         "data": {"source": "mnist5k"},
-        "models": [{"name": "mlp", "activation": "tanh"}],  # smooth: its floors are proved
+        "models": [{"name": "mlp", "activation": "tanh"}],  # smooth: its bounds are proved
         "attacks": [{"name": "inverting_gradients", "steps": 1000}],
-        "floor": {"kind": "full"},
+        "error_bound": {"kind": "full"},
         "defenses": [{"name": "gaussian_noise", "noise_std": level} for level in levels.values()],
     }
     results = cells(plan)

@@ -5,7 +5,7 @@ the measured peak of float32 matrix products that the counted operations come to
 paper-scale plan of the systematic evaluation would take (each kind of cell is run for a few steps,
 and its steps extrapolated). Without a GPU it says so and measures nothing.
 
-    python benchmarks/gpu.py [--rounds 7] [--rehearse]
+    python contextmarks/gpu.py [--rounds 7] [--rehearse]
 
 `--rehearse` runs the same lines on the CPU at small sizes, to see that they run; its numbers say
 nothing.
@@ -28,7 +28,7 @@ from figures.setting import attack_stream, setting
 
 import leakbound
 from leakbound import audit, client
-from leakbound.audit import Bench, Plan
+from leakbound.audit import Plan, PlanContext
 from leakbound.audit.plan import Spec
 
 CASES = (("batch of 8 at 32 x 32", 8, 32), ("one image at 224 x 224", 1, 224))
@@ -84,13 +84,13 @@ def steps(device: str, rounds: int, peak: float, lengths: tuple[int, int]) -> No
 
 def plan_time(device: str, plan: Plan, few: int, more: int) -> None:
     """Cells a minute of the plan: each attack and batch size run briefly, undefended."""
-    bench = Bench(plan.data, device)
+    context = PlanContext(plan.data, device)
     cells = Counter((cell.attack, cell.batch_size) for cell in plan.experiments())
     print("| attack | batch | ms a step | s a cell | cells |")
     print("|---|--:|--:|--:|--:|")
     total = 0.0
     for (attack, size), number in cells.items():
-        brief, longer = (_cell(plan, bench, attack, size, length) for length in (few, more))
+        brief, longer = (_cell(plan, context, attack, size, length) for length in (few, more))
         step = (longer - brief) / (more - few)
         one = brief + step * (dict(attack.settings).get("steps", 1000) - few)
         total += number * one
@@ -99,7 +99,7 @@ def plan_time(device: str, plan: Plan, few: int, more: int) -> None:
     print(f"\n{cells.total()} cells in {total / 3600:.1f} h: {rate:.1f} cells a minute")
 
 
-def _cell(plan: Plan, bench: Bench, attack: Spec, size: int, length: int) -> float:
+def _cell(plan: Plan, context: PlanContext, attack: Spec, size: int, length: int) -> float:
     """Seconds of one cell with so many steps."""
     short = Spec(attack.name, tuple(sorted({**dict(attack.settings), "steps": length}.items())))
     one = dataclasses.replace(
@@ -107,8 +107,8 @@ def _cell(plan: Plan, bench: Bench, attack: Spec, size: int, length: int) -> flo
     )
     (cell,) = one.experiments()
     began = time.perf_counter()
-    result = audit.run_cell(cell, bench, pictures=False)
-    _wait(bench.device.type)
+    result = audit.run_experiment(cell, context, pictures=False)
+    _wait(context.device.type)
     if result.record["status"] == "failed":
         raise RuntimeError(f"a cell failed: {result.record['reason']}")
     return time.perf_counter() - began

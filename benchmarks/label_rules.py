@@ -15,9 +15,9 @@ import sys
 
 import numpy as np
 import torch
-from leakbound.audit.bench import Bench
 
 from leakbound.attacks.label_rules import LABEL_RULES, infer, label_accuracy
+from leakbound.audit import PlanContext
 from leakbound.audit.plan import DataSpec, ModelSpec
 from leakbound.defenses import LocalAggregation, NoDefense
 from leakbound.protocol import play
@@ -27,7 +27,7 @@ from leakbound.types import Batch, NotApplicable, Observation, Task, ThreatModel
 NETWORKS, BATCHES, SIZES = 3, 10, (1, 4, 16, 64)
 STATES = {"fresh": 0, "trained": 200}
 KINDS = ("uniform", "skewed")
-BENCH = Bench(DataSpec())
+BENCH = PlanContext(DataSpec())
 
 
 def draw(kind: str, size: int, seed: int, turn: int) -> Batch:

@@ -34,7 +34,7 @@ MODELS: dict[str, tuple[str, str, dict[str, str]]] = {
     "ConvNet": ("convnet64", "photos", {"norm": "none"}),
     "ResNet-18": ("resnet18", "photos", {}),
 }
-FLOOR = Policy(floor="always")
+BOUNDED = Policy(error_bound="always")
 
 
 def setting(name: str) -> tuple[Task, data.Dataset]:
@@ -75,12 +75,12 @@ def cost(name: str, size: int, rounds: int) -> str:
         "step": step,
         "inspect": lambda: inspect(task),
         "measure": lambda: read(plain, NoDefense(), Policy()),
-        "with a floor": lambda: read(noisy, noise, FLOOR),
+        "with a bound": lambda: read(noisy, noise, BOUNDED),
         "step again": step,
     }
     middle = {job: statistics.median(taken) for job, taken in turns(jobs, rounds).items()}
     one = middle["step"]
-    shown = [f"{middle[j] / one:.2f}" for j in ("inspect", "measure", "with a floor")]
+    shown = [f"{middle[j] / one:.2f}" for j in ("inspect", "measure", "with a bound")]
     often = (middle["inspect"] + middle["measure"] / EVERY) / one
     control = middle["step again"] / one
     cells = " | ".join([f"{1e3 * one:.1f}", *shown, f"{often:.2f}", f"{control:.2f}"])
@@ -95,7 +95,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print("ratios to one training step (medians of interleaved runs)")
     print(
-        "| model | batch | step, ms | inspect | measure | measure with a floor "
+        "| model | batch | step, ms | inspect | measure | measure with a bound "
         f"| meter, every {EVERY} | step again |"
     )
     print("|---|--:|--:|--:|--:|--:|--:|--:|")

@@ -1,4 +1,4 @@
-"""What optimal defenses cost a training step, and what the full floor gains over the trace floor.
+"""What optimal defenses cost a training step, and what the full bound gains over the trace bound.
 
 Ratios inside one interleaved run on SimpleConvNet and real MNIST, one thread, with a GEMM control;
 about four minutes. Writes docs/optimal_defenses_cost.md unless called with --print.
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from leakbound.audit.bench import Bench
 
+from leakbound.audit import PlanContext
 from leakbound.audit.plan import DataSpec, ModelSpec
 from leakbound.bounds import (
     GaussianPrior,
@@ -53,7 +53,7 @@ DEFENSES: list[tuple[str, Callable[[int], Defense]]] = [
 ]
 
 
-def seconds(bench: Bench, defense: Defense, count: int) -> float:
+def seconds(bench: PlanContext, defense: Defense, count: int) -> float:
     """Seconds of `count` rounds of all clients; each round has new weights, as in training."""
     task = bench.task(ModelSpec("simple_convnet"), 0)
     clients = bench.batches(SIZE, CLIENTS, 0)
@@ -77,7 +77,7 @@ def control() -> float:
     return time.perf_counter() - began
 
 
-def cost(bench: Bench) -> list[str]:
+def cost(bench: PlanContext) -> list[str]:
     """Median ratio to the undefended step for every defense and refresh."""
     lines = ["| defense | " + " | ".join(f"R = {r}" for r in REFRESH) + " |"]
     lines.append("|---|" + "--:|" * len(REFRESH))
@@ -100,8 +100,8 @@ def cost(bench: Bench) -> list[str]:
     return lines
 
 
-def floors(bench: Bench) -> list[str]:
-    """Full floor over trace floor, from the same Fisher informations of prior images."""
+def bounds(bench: PlanContext) -> list[str]:
+    """Full bound over trace bound, from the same Fisher informations of prior images."""
     public = bench.public
     assert public is not None
     pixels = public.inputs.flatten(1).double().numpy()
@@ -144,9 +144,9 @@ def floors(bench: Bench) -> list[str]:
 def main() -> None:
     """Print the tables and write the page."""
     torch.set_num_threads(1)
-    bench = Bench(replace(DataSpec()))
+    bench = PlanContext(replace(DataSpec()))
     lines = [
-        "# What optimal defenses cost, and what the full floor gains",
+        "# What optimal defenses cost, and what the full bound gains",
         "",
         f"SimpleConvNet, real MNIST, {CLIENTS} clients with {SIZE} images, one thread. Ratios of a "
         "round's time to an undefended one's, median (minimum) of "
@@ -156,9 +156,9 @@ def main() -> None:
         *cost(bench),
         "Floors on the mean squared error a pixel, 48 images drawn from the prior (Gaussian, from "
         "public images, in its leading directions), lower 99 % limits. SimpleConvNet has kinks, so "
-        "that these floors are [not proved](floors.md): they compare kinds and costs.",
+        "that these bounds are [not proved](bounds.md): they compare kinds and costs.",
         "",
-        *floors(bench),
+        *bounds(bench),
     ]
     print("\n".join(lines))
     if "--print" not in sys.argv:

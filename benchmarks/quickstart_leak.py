@@ -82,7 +82,7 @@ def measure(name, app, clients, attacked, config, specs, *, told, defense=None, 
         values, blind, explained, began = [], [], [], time.perf_counter()
         for capture in found[skipped : skipped + attacked]:
             number, count = int(capture.about["client"]) - 2, int(capture.about["examples"])
-            outcome = captured.attack(
+            outcome = captured.attack_update(
                 capture,
                 Net(),
                 input_shape=(1, 28, 28),

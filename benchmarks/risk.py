@@ -10,11 +10,10 @@ import statistics
 import time
 
 import numpy as np
-from leakbound.audit.calibrate import calibrate
-from leakbound.audit.corridor import Setting
 
 from leakbound.bounds import composition, from_scratch
 from leakbound.bounds.privacy_loss import CACHE
+from leakbound.risk import TrainingSetting, calibrate_setting
 
 ROUNDS = 9
 TARGET = "psnr>=20 with probability<=0.001"
@@ -22,10 +21,10 @@ TARGET = "psnr>=20 with probability<=0.001"
 
 def sampled(participation: str) -> None:
     CACHE.clear()
-    setting = Setting(
+    setting = TrainingSetting(
         1.0, dim=784, norm=9.0, steps=1000, sampling_rate=0.01, participation=participation
     )
-    calibrate(TARGET, setting, records=5000, prior=None)
+    calibrate_setting(TARGET, setting, examples=5000, prior=None)
 
 
 def composed() -> None:
@@ -43,8 +42,8 @@ def main() -> None:
             np.linspace(0.002, 0.01, 1000), dim=3072, eta=0.037 / 3072
         ),
         "1,000 sampled steps": composed,
-        "calibrate, one full step": lambda: calibrate(
-            TARGET, Setting(1.0, dim=784, norm=9.0), prior=None
+        "calibrate, one full step": lambda: calibrate_setting(
+            TARGET, TrainingSetting(1.0, dim=784, norm=9.0), prior=None
         ),
         "calibrate, 1,000 visible sampled steps": lambda: sampled("visible"),
         "calibrate, 1,000 hidden sampled steps": lambda: sampled("hidden"),

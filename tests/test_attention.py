@@ -15,7 +15,7 @@ import leakbound as lb
 from leakbound import client
 from leakbound.attacks import LinearInversion, inverting_gradients
 from leakbound.bounds.smoothness import not_smooth
-from leakbound.captured import attack
+from leakbound.captured import attack_update
 from leakbound.channel.fisher import Channel, fisher_matrix
 from leakbound.defenses import DpSgd, GaussianNoise, NoDefense, chain
 from leakbound.engines.sensitivity import along, example_gradients, moved, sensitivity
@@ -216,7 +216,7 @@ def test_other_outputs_are_refused_with_the_mend(form, batch):
     model = Returning(form)
     update = {name: torch.ones_like(p) for name, p in model.named_parameters()}
     with pytest.raises(ValueError, match=rf"^the model returns a .*{words}"):
-        attack(update, model, kind="gradient", input_shape=SHAPE)
+        attack_update(update, model, kind="gradient", input_shape=SHAPE)
 
 
 def test_plain_attention_ends_with_the_last_of_several_threads():

@@ -11,7 +11,7 @@ from PIL import Image
 
 from leakbound import data
 from leakbound.cli import main
-from leakbound.risk import TrainingSetting, calibrate
+from leakbound.risk import TrainingSetting, calibrate_setting
 
 TARGET = "psnr>=20 with probability<=0.001"
 KNOWN = ("--dim", 784, "--norm", 9)
@@ -38,7 +38,7 @@ def parsed(capsys, *arguments):
 def test_calibrate_shows_answer_and_scope(capsys):
     assert call("calibrate", "--target", TARGET, "--data", "mnist5k", "--prior", "sphere") == 0
     text = said(capsys)
-    found = calibrate(TARGET, TrainingSetting(1.0, dim=784, norm=4.225793), prior=None)
+    found = calibrate_setting(TARGET, TrainingSetting(1.0, dim=784, norm=4.225793), prior=None)
     assert f"noise_multiplier = {found.noise_multiplier:.6g}" in text
     for words in (
         "1 step at rate 1 (visible participation)",

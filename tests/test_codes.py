@@ -10,7 +10,7 @@ from torch import nn
 import leakbound as lb
 from leakbound import client
 from leakbound.attacks import inverting_gradients, rank_analysis
-from leakbound.captured import attack, load
+from leakbound.captured import attack_update, load
 from leakbound.captured.model import task_of
 from leakbound.cli import main
 from leakbound.defenses import NoDefense
@@ -115,7 +115,7 @@ def test_captured_updates():
     with pytest.raises(ValueError, match=CODES):
         task_of(model, load(gradient, before, kind="gradient"), **given)
     with pytest.raises(ValueError, match=CODES):
-        attack(gradient, model, before=before, kind="gradient", labels=batch.labels, **given)
+        attack_update(gradient, model, before=before, kind="gradient", labels=batch.labels, **given)
 
 
 MODEL = """

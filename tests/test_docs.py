@@ -10,7 +10,7 @@ import pytest
 
 from leakbound import cli, registry
 from leakbound.audit import parse
-from leakbound.cli.shared import spec_of
+from leakbound.audit.plan_file import spec_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [

@@ -14,7 +14,7 @@ from PIL import Image
 
 import leakbound as lb
 from leakbound._util import pictures
-from leakbound.risk import Outcome, Result, TrainingSetting, calibrate, corridor, parse, run
+from leakbound.risk import Outcome, Result, TrainingSetting, calibrate_setting, corridor, parse, run
 
 TAGS = {"div", "strong", "small", "em", "br", "span", "img"}
 TAGS |= {"table", "thead", "tbody", "tr", "th", "td"}
@@ -280,7 +280,7 @@ def test_a_blind_success_below_any_float_is_a_power():
 
 
 def test_a_calibration_says_what_it_means():
-    found = calibrate(
+    found = calibrate_setting(
         "mse<=0.0006 with probability<=0.001",
         TrainingSetting(1.0, dim=784),
         clip_norm=2,

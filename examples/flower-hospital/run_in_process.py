@@ -29,7 +29,7 @@ def federation(name: str, *, defended: bool, given: argparse.Namespace) -> None:
     torch.manual_seed(0)  # the model's first weights
     print(f"-- {name}")
 
-    def judge(outcome: captured.Outcome) -> None:
+    def judge(outcome: captured.UpdateResult) -> None:
         guess = outcome.answers[0]
         truth = hospitals(given.hospitals)[0]  # the smallest: the server attacks it
         if guess is None:

@@ -1,7 +1,17 @@
 """leakbound: how much training data do federated updates leak, and what bounds it?
 
-The names below are the public interface; they are imported when they are first used, so that
-`import leakbound` costs nothing.
+Five verbs, each of which returns an object with `.verdict`, its numbers, `.plot()`,
+`.to_html(path)` and a form for notebooks:
+
+    simulate(model, batch, defense=..., attack=...)     attack one simulated update
+    run_audit(model, data, attacks=..., defenses=...)   compare defenses under many attacks
+    calibrate("psnr>=30 with probability<=0.001", ...)  the noise that meets a stated risk
+    attack_update("after.safetensors", model, ...)      attack an update that was captured
+    error_bound(model, batch, defense, public=...)      what bounds every attacker
+
+Below them stand the core types (`Batch`, `Task`, `Update`, `Observation`, ...), the functions of
+one round (`play`, `send`, `pair`, `evaluate`) and the packages (`leakbound.attacks`,
+`leakbound.defenses`, ...). All are imported when they are first used: `import leakbound` is fast.
 """
 
 from __future__ import annotations
@@ -11,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from leakbound import (
+        assess,
         attacks,
         audit,
         bounds,
@@ -18,6 +29,7 @@ if TYPE_CHECKING:
         client,
         data,
         defenses,
+        domains,
         federation,
         information,
         inspection,
@@ -25,12 +37,17 @@ if TYPE_CHECKING:
         metrics,
         models,
         pruning,
+        risk,
         tensors,
     )
+    from leakbound.audit.run_audit import run_audit
+    from leakbound.audit.simulate import error_bound, simulate
+    from leakbound.captured.run import attack_update
     from leakbound.metrics import evaluate
     from leakbound.pairing import pair
     from leakbound.protocol import play, send
     from leakbound.random import secure, stream
+    from leakbound.risk.calibrate import calibrate
     from leakbound.types import (
         Batch,
         LocalPlan,
@@ -43,6 +60,11 @@ if TYPE_CHECKING:
     )
 
 _WHERE = {
+    "simulate": "audit.simulate",
+    "run_audit": "audit.run_audit",
+    "calibrate": "risk.calibrate",
+    "attack_update": "captured.run",
+    "error_bound": "audit.simulate",
     "evaluate": "metrics",
     "pair": "pairing",
     "play": "protocol",
@@ -59,11 +81,17 @@ _WHERE = {
     "Update": "types",
 }
 _PACKAGES = (
-    *("attacks", "audit", "bounds", "captured", "client", "data", "defenses", "federation"),
-    *("information", "inspection", "meter", "metrics", "models", "pruning", "tensors"),
+    *("assess", "attacks", "audit", "bounds", "captured", "client", "data", "defenses", "domains"),
+    *("federation", "information", "inspection", "meter", "metrics", "models", "pruning", "risk"),
+    "tensors",
 )
 
 __all__ = [
+    "simulate",
+    "run_audit",
+    "calibrate",
+    "attack_update",
+    "error_bound",
     "Batch",
     "LocalPlan",
     "NotApplicable",
@@ -72,6 +100,13 @@ __all__ = [
     "Task",
     "ThreatModel",
     "Update",
+    "evaluate",
+    "pair",
+    "play",
+    "secure",
+    "send",
+    "stream",
+    "assess",
     "attacks",
     "audit",
     "bounds",
@@ -79,19 +114,15 @@ __all__ = [
     "client",
     "data",
     "defenses",
-    "evaluate",
+    "domains",
     "federation",
     "information",
     "inspection",
     "meter",
     "metrics",
     "models",
-    "pair",
-    "play",
     "pruning",
-    "secure",
-    "send",
-    "stream",
+    "risk",
     "tensors",
 ]
 

@@ -53,7 +53,7 @@ def trained(model, batch, *, steps=1, kind="SGD", precision=None, **settings):
 
 
 def attacked(update, before, build=mlp, kind="weights", attacks=LINEAR, **told):
-    return captured.attack(
+    return captured.attack_update(
         load(update, before, kind=kind), build(), input_shape=SHAPE, attacks=attacks, **told
     )
 
@@ -124,7 +124,7 @@ def certified(model, inputs, labels, after=lambda update: update, optimizer=None
         step.step()
         sent = {k: before[k] - v for k, v in named(model).items()}
     try:
-        found = captured.attack(
+        found = captured.attack_update(
             load(sent, before, kind="gradient"), model, input_shape=tuple(inputs.shape[1:]),
             attacks=LINEAR, **told,
         )  # fmt: skip

@@ -58,7 +58,7 @@ def named(outcome, at=0):
 def test_one_step_on_one_image_gives_the_image_away_with_a_certificate(digits):
     batch = some(digits, 1)
     before, after = trained(mlp(), batch)
-    found = captured.attack(after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR)
+    found = captured.attack_update(after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR)
     (record,), found_at = found.records, named(found)
     assert record.metrics == {}
     assert record.verdict == "exposed (certified)"
@@ -95,7 +95,7 @@ def test_every_kind_is_the_same_observation(kind, digits):
 def test_the_truth_makes_it_a_measured_record(digits):
     batch = some(digits, 1)
     before, after = trained(mlp(), batch)
-    found = captured.attack(
+    found = captured.attack_update(
         after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR, truth=batch
     )
     assert found.records[0].metrics["psnr"][0] > 60
@@ -105,7 +105,7 @@ def test_the_truth_makes_it_a_measured_record(digits):
 @pytest.mark.parametrize("steps", [1, 3, 12])
 def test_local_steps_on_one_image_are_counted_by_replaying_them(steps, digits):
     before, after = trained(mlp(), some(digits, 1), steps)
-    found = captured.attack(
+    found = captured.attack_update(
         after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR, learning_rate=RATE
     )
     told = named(found)["local steps"]
@@ -115,7 +115,7 @@ def test_local_steps_on_one_image_are_counted_by_replaying_them(steps, digits):
 
 def test_a_wrong_rate_does_not_pass_for_a_replay(digits):
     before, after = trained(mlp(), some(digits, 1), 3)
-    found = captured.attack(
+    found = captured.attack_update(
         after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR, learning_rate=RATE * 1.5
     )
     assert not named(found)["local steps"].sure
@@ -124,26 +124,26 @@ def test_a_wrong_rate_does_not_pass_for_a_replay(digits):
 @pytest.mark.parametrize("count", [1, 2, 4, 32])
 def test_the_rank_of_the_first_layer_counts_the_examples(count, digits):
     before, after = trained(mlp(), some(digits, count))
-    found = captured.attack(after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR)
+    found = captured.attack_update(after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR)
     assert named(found)["batch size"].value == str(count)
 
 
 def test_several_steps_do_not_pass_for_several_examples(digits):
     before, after = trained(mlp(), some(digits, 2), steps=4)
-    found = captured.attack(after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR)
+    found = captured.attack_update(after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR)
     assert named(found)["batch size"].value == "2"
 
 
 def test_where_the_batch_size_cannot_be_told_it_is_asked_for(digits):
     before, after = trained(convnet(), some(digits, 2), steps=2)
     with pytest.raises(ValueError, match=r"batch size times local steps at least .*--batch-size"):
-        captured.attack(after, convnet(), before=before, input_shape=SHAPE)
+        captured.attack_update(after, convnet(), before=before, input_shape=SHAPE)
 
 
 def test_the_labels_of_a_batch_are_certain_where_the_bias_is_negative(digits):
     batch = some(digits, 4)
     before, after = trained(mlp(), batch)
-    found = captured.attack(after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR)
+    found = captured.attack_update(after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR)
     words = ", ".join(map(str, sorted(batch.labels.tolist())))
     assert named(found)["labels"].value == words
     assert f"classes {words} for certain" in named(found)["labels"].how
@@ -152,7 +152,7 @@ def test_the_labels_of_a_batch_are_certain_where_the_bias_is_negative(digits):
 def test_told_labels_go_to_the_attacker(digits):
     batch = some(digits, 2)
     before, after = trained(mlp(), batch)
-    found = captured.attack(
+    found = captured.attack_update(
         after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR, labels=batch.labels
     )
     assert found.understood[0].observation.threat.labels_known
@@ -162,7 +162,7 @@ def test_told_labels_go_to_the_attacker(digits):
 def test_what_a_guess_explains_is_the_energy_that_its_own_update_gives_again(digits):
     batch = some(digits, 1)
     before, after = trained(mlp(), batch)
-    found = captured.attack(
+    found = captured.attack_update(
         after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR, learning_rate=RATE
     )
     known = found.understood[0]
@@ -176,7 +176,7 @@ def test_what_a_guess_explains_is_the_energy_that_its_own_update_gives_again(dig
 
 def test_an_attack_that_does_not_apply_says_why(digits):
     before, after = trained(convnet(), some(digits, 1))
-    found = captured.attack(
+    found = captured.attack_update(
         after, convnet(), before=before, input_shape=SHAPE, attacks=[*LINEAR, "robbing_the_fed"]
     )
     assert [r.status for r in found.records] == ["not_applicable"] * 2
@@ -195,7 +195,7 @@ def test_declared_noise_gives_law_bounds_and_an_honest_share(noise, known, digit
     norm = float(torch.cat([v.flatten() for v in rows.values()]).norm())
     torch.manual_seed(0)
     sent = {k: v / max(1, norm) + noise * torch.randn_like(v) for k, v in rows.items()}
-    found = captured.attack(
+    found = captured.attack_update(
         sent,
         mlp(),
         before=before,
@@ -222,7 +222,7 @@ def test_declared_noise_gives_law_bounds_and_an_honest_share(noise, known, digit
 
 def test_under_a_declared_defense_nothing_is_certified(digits):
     before, after = trained(mlp(), some(digits, 1))
-    found = captured.attack(
+    found = captured.attack_update(
         after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR, examples=1,
         defense=Clip(1e6),
     )  # fmt: skip
@@ -233,7 +233,7 @@ def test_under_a_declared_defense_nothing_is_certified(digits):
 def test_a_defense_of_several_clients_is_refused(digits):
     before, after = trained(mlp(), some(digits, 1))
     with pytest.raises(ValueError, match="a captured update is one client's"):
-        captured.attack(
+        captured.attack_update(
             after, mlp(), before=before, input_shape=SHAPE, examples=1, defense=SecureAggregation(3)
         )
 
@@ -244,7 +244,7 @@ def test_dropout_is_switched_off_and_said_so(digits):
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 20), nn.Dropout(0.5), nn.Linear(20, 10))
 
     before, after = trained(build().eval(), some(digits, 1))
-    found = captured.attack(after, build(), before=before, input_shape=SHAPE, attacks=LINEAR)
+    found = captured.attack_update(after, build(), before=before, input_shape=SHAPE, attacks=LINEAR)
     assert any("dropout" in note for note in found.records[0].capture.notes)
     assert found.records[0].capture.explained.direction > 0.999
 
@@ -261,7 +261,7 @@ def test_batch_norm_stays_in_its_mode_at_the_captured_statistics(training, digit
         own[2].running_mean += 0.3
     batch = some(digits, 3)
     before, after = trained(own, batch)
-    found = captured.attack(
+    found = captured.attack_update(
         after, build(), before=before, input_shape=SHAPE, learning_rate=RATE, steps=1,
         attacks=LINEAR, labels=batch.labels,
     )  # fmt: skip
@@ -302,7 +302,7 @@ def test_bad_input_is_one_clear_line(name, digits):
             given[key] = dict(given[key]().state_dict())
     given.setdefault("kind", "weights")
     with pytest.raises(ValueError, match=words):
-        captured.attack(given.pop("update"), mlp(), **given)
+        captured.attack_update(given.pop("update"), mlp(), **given)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,9 @@ def test_bad_input_is_one_clear_line(name, digits):
 def test_a_truth_that_does_not_fit_is_refused(inputs, labels, words, digits):
     before, after = trained(mlp(), some(digits, 1))
     with pytest.raises(ValueError, match=words):
-        captured.attack(after, mlp(), before=before, input_shape=SHAPE, truth=Batch(inputs, labels))
+        captured.attack_update(
+            after, mlp(), before=before, input_shape=SHAPE, truth=Batch(inputs, labels)
+        )
 
 
 def test_the_folder_holds_records_that_a_report_reads_with_and_without_truth(digits, tmp_path):
@@ -326,7 +328,7 @@ def test_the_folder_holds_records_that_a_report_reads_with_and_without_truth(dig
     before, after = trained(mlp(), batch)
     for truth in (None, batch):
         out = tmp_path / ("told" if truth else "untold")
-        found = captured.attack(
+        found = captured.attack_update(
             after, mlp(), before=before, input_shape=SHAPE, out=out, truth=truth, name="<b>my</b>",
             attacks=[*LINEAR, "robbing_the_fed"],
         )  # fmt: skip
@@ -345,7 +347,7 @@ def test_the_folder_holds_records_that_a_report_reads_with_and_without_truth(dig
 
 def test_without_pictures_none_is_written(digits, tmp_path):
     before, after = trained(mlp(), some(digits, 1))
-    found = captured.attack(
+    found = captured.attack_update(
         after, mlp(), before=before, input_shape=SHAPE, out=tmp_path / "r", attacks=LINEAR,
         pictures=False,
     )  # fmt: skip
@@ -357,7 +359,7 @@ def test_a_folder_of_other_files_is_left_alone(digits, tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     before, after = trained(mlp(), some(digits, 1))
     with pytest.raises(ValueError, match="holds other files"):
-        captured.attack(
+        captured.attack_update(
             after, mlp(), before=before, input_shape=SHAPE, out=tmp_path, attacks=LINEAR
         )
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
@@ -366,7 +368,7 @@ def test_a_folder_of_other_files_is_left_alone(digits, tmp_path):
 def test_the_same_capture_gives_the_same_records(digits):
     before, after = trained(mlp(), some(digits, 2))
     a, b = (
-        captured.attack(
+        captured.attack_update(
             after, mlp(), before=before, input_shape=SHAPE,
             attacks=[*LINEAR, "gradient_matching"], learning_rate=RATE, steps=1,
         ).records
@@ -384,7 +386,7 @@ def test_told_refuses_counts_that_are_none():
 def test_a_convolution_network_gives_one_image_away_above_20_decibels(digits):
     batch = some(digits, 1, first=7)
     before, after = trained(convnet(), batch)
-    found = captured.attack(after, convnet(), before=before, input_shape=SHAPE, truth=batch)
+    found = captured.attack_update(after, convnet(), before=before, input_shape=SHAPE, truth=batch)
     best = max(r.metrics["psnr"][0] for r in found.records if r.status == "ok")
     assert best > 20
 
@@ -393,7 +395,7 @@ def test_a_convolution_network_gives_one_image_away_above_20_decibels(digits):
 def test_one_epoch_of_minibatches_gives_some_images_away_and_not_all(digits):
     batch = some(digits, 32)
     before, after = trained(mlp(), batch, steps=4, size=8)
-    found = captured.attack(
+    found = captured.attack_update(
         after, mlp(), before=before, input_shape=SHAPE, truth=batch, learning_rate=RATE,
         examples=32, batch_size=8, attacks=["linear_inversion", "fed_avg_matching"],
     )  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import FedAvg, FedAvgM
 
-from leakbound.captured import attack, load, load_all
+from leakbound.captured import attack_update, load, load_all
 from leakbound.captured.observe import observe
 from leakbound.client import gradient
 from leakbound.defenses import GaussianNoise
@@ -95,7 +95,7 @@ def test_a_captured_update_is_the_clients_gradient(flower, batches):
 def test_a_report_of_round_1_takes_four_lines(flower, batches, tmp_path):
     strategy = Watched(fedavg())
     run(flower.server_app(1, strategy=strategy), flower.client_app(batches=batches), 2)
-    attack(
+    attack_update(
         strategy.captures[0],
         flower.Net(),
         input_shape=(1, 8, 8),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from leakbound import client, tensors
-from leakbound.captured import attack, load
+from leakbound.captured import attack_update, load
 from leakbound.captured.model import task_of
 from leakbound.captured.observe import TrainingInfo, understand
 from leakbound.types import LocalPlan, Task
@@ -133,7 +133,7 @@ def test_the_order_of_the_state_dict_is_kept():
 def test_an_adapter_is_attacked_by_what_it_sends(make_model, batch):
     model = make_model("LoRA")
     start, end = dict(model.state_dict()), trained_on(model, batch)
-    found = attack(
+    found = attack_update(
         own(model, end), model, before=start, kind="weights", input_shape=SHAPE, examples=4,
         learning_rate=RATE, steps=1,
         attacks=["linear_inversion", "inverting_gradients"],
@@ -143,7 +143,7 @@ def test_an_adapter_is_attacked_by_what_it_sends(make_model, batch):
         assert record.status == "not_applicable"
         assert "is frozen" in record.reason
     assert "give the labels" in found.records[1].reason
-    found = attack(
+    found = attack_update(
         own(model, end), model, before=start, kind="weights", input_shape=SHAPE, steps=1,
         labels=batch.labels, learning_rate=RATE, attacks=["inverting_gradients"],
     )  # fmt: skip

@@ -28,7 +28,7 @@ from leakbound.opacus import (
 from leakbound.opacus.batches import SecureSampler
 from leakbound.opacus.engine import refuse_misfit
 from leakbound.random import stream
-from leakbound.risk import Target, TrainingSetting, calibrate
+from leakbound.risk import Target, TrainingSetting, calibrate_setting
 from leakbound.types import Batch, NotApplicable
 
 from .conftest import net
@@ -73,7 +73,10 @@ def test_a_training_keeps_the_risk_that_was_asked_for():
     engine = RiskEngine()
     *private, found = engine.make_private_with_risk(epochs=3, **ASK, **made(engine))
     wanted = TrainingSetting(1.0, 12, 2.0, 30, 0.1, "hidden")
-    assert found.noise_multiplier == calibrate(ASK["target"], wanted, prior=SPHERE).noise_multiplier
+    assert (
+        found.noise_multiplier
+        == calibrate_setting(ASK["target"], wanted, prior=SPHERE).noise_multiplier
+    )
     assert private[1].noise_multiplier == found.noise_multiplier
     train(*private, epochs=1)
     early = engine.risk()

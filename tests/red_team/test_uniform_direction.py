@@ -16,7 +16,7 @@ from leakbound.bounds import record_priors
 from leakbound.cli import main
 from leakbound.meter import Policy
 from leakbound.opacus import risk
-from leakbound.risk import TrainingSetting, calibrate, corridor
+from leakbound.risk import TrainingSetting, calibrate_setting, corridor
 
 ETA, LEAST = 0.01, 1e-4
 NOISES = (0.0374, 0.1, 0.3)
@@ -62,7 +62,7 @@ def least(hits, count):
 def test_the_attack_is_real(digits):
     """At the noise that a uniform direction asks for, for every norm that digits have."""
     norm = np.linalg.norm(np.concatenate(digits), axis=1).min()
-    found = calibrate(
+    found = calibrate_setting(
         "psnr>=20 with probability<=0.001", TrainingSetting(1.0, 784, norm), prior=None
     )
     assert found.corridor.bound[0] <= 0.001
@@ -85,7 +85,7 @@ def test_what_is_stated_of_given_data_is_above_it(digits, noise):
 
 @pytest.mark.parametrize("prior", [None, record_priors.KnownNorm(784, 4.2)])
 def test_no_number_under_a_uniform_direction_protects(prior):
-    found = calibrate(
+    found = calibrate_setting(
         "psnr>=20 with probability<=0.001", TrainingSetting(1.0, 784, 4.2), prior=prior
     )
     assert found.verdict == "undecided"

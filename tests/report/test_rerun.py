@@ -11,9 +11,9 @@ import tyro
 from msgspec.structs import replace
 
 from leakbound import cli
+from leakbound.audit import plan_file
 from leakbound.audit.plan import Experiment, Plan, defense_name, plain
 from leakbound.audit.plan_file import parse
-from leakbound.cli import shared
 from leakbound.report import write
 from leakbound.report.rerun import ERROR_BOUND, PSNR, RISK, digest, reruns
 
@@ -83,9 +83,9 @@ def named(command: str) -> Plan:
     return parse(
         {
             "data": {"source": given.data},
-            "models": [shared.spec_of("model", given.model)],
-            "attacks": [shared.spec_of("attack", given.attack[0])],
-            "defenses": [shared.spec_of("defense", given.defense)],
+            "models": [plan_file.spec_of("model", given.model)],
+            "attacks": [plan_file.spec_of("attack", given.attack[0])],
+            "defenses": [plan_file.spec_of("defense", given.defense)],
             "batch_sizes": [given.batch_size],
             "seeds": [given.seed],
             "threat": {

@@ -12,13 +12,13 @@ from scipy import stats
 from leakbound.bounds import composition
 from leakbound.bounds.record_priors import GaussianImages, KnownNorm
 from leakbound.defenses import DpSgd
-from leakbound.risk import calibrate as module
+from leakbound.risk import calibrate_setting as module
 from leakbound.risk.calibrate import Calibration
 from leakbound.risk.corridor import TrainingSetting
 from leakbound.risk.kappa import BaselineMatches
 
 
-def calibrate(*arguments, prior=None, **more):
+def calibrate_setting(*arguments, prior=None, **more):
     return module(*arguments, prior=prior, **more)
 
 
@@ -78,7 +78,9 @@ def test_certified_in_fifty_digits():
         assert len(cases) >= 40
         for dim, error, gamma, steps in cases:
             target = f"mse<={error / dim!r} with probability<={gamma!r}"
-            noise = calibrate(target, TrainingSetting(1.0, dim=dim, steps=steps)).noise_multiplier
+            noise = calibrate_setting(
+                target, TrainingSetting(1.0, dim=dim, steps=steps)
+            ).noise_multiplier
             assert certified(noise, dim, error, steps) <= gamma, (dim, error, gamma)
             assert certified(noise * 0.99, dim, error, steps) > gamma, (dim, error, gamma)
             assert certified(noise * 0.9995, dim, error, steps) > gamma, (dim, error, gamma)
@@ -97,12 +99,12 @@ def power(noise, steps, q, log_kappa, interval):
 
 @pytest.mark.parametrize(("error", "gamma"), [(0.3, 0.01), (0.6, 0.2)])
 def test_sampled_steps_against_dp_accounting(error, gamma):
-    found = calibrate(f"mse<={error / 16!r} with probability<={gamma}", sampled())
+    found = calibrate_setting(f"mse<={error / 16!r} with probability<={gamma}", sampled())
     noise, blind = found.noise_multiplier, float(found.corridor.log_kappa[0])
     assert power(noise, 20, 0.05, blind, 2e-4) <= gamma * (1 + 2e-3)  # it rounds upwards too
     assert power(noise * 0.99, 20, 0.05, blind, 2e-4) > gamma
     assert found.corridor.attained[0] <= found.corridor.bound[0] <= gamma
-    seen = calibrate(
+    seen = calibrate_setting(
         f"mse<={error / 16!r} with probability<={gamma}", sampled(participation="visible")
     )
     assert seen.noise_multiplier >= noise
@@ -126,18 +128,18 @@ def test_one_more_breaks_the_target(seen):
         blind = found.corridor.log_kappa[0]
         return law(found.noise_multiplier, log_kappa=blind, **(known | changes))
 
-    found = calibrate(target, setting, solve="steps")
+    found = calibrate_setting(target, setting, solve="steps")
     assert found.setting.sampling_rate == 0.05
     assert found.setting.steps > 20
     assert upper(found) <= gamma < upper(found, steps=found.setting.steps + 1)
-    found = calibrate(target, setting, solve="sampling_rate")
+    found = calibrate_setting(target, setting, solve="sampling_rate")
     rate = found.setting.sampling_rate
     assert upper(found) <= gamma < upper(found, sampling_rate=rate * 1.01)
 
 
 def test_clip_norm_is_the_multiplier_turned_round():
-    plain = calibrate(TARGET, TrainingSetting(1.0, dim=784, norm=9.0))
-    found = calibrate(
+    plain = calibrate_setting(TARGET, TrainingSetting(1.0, dim=784, norm=9.0))
+    found = calibrate_setting(
         TARGET, TrainingSetting(1.0, dim=784, norm=9.0), solve="clip_norm", noise_std=2.0
     )
     assert found.noise_multiplier >= plain.noise_multiplier
@@ -148,9 +150,11 @@ def test_clip_norm_is_the_multiplier_turned_round():
 
 def test_all_is_accepted_at_full_rate():
     easy = sampled(noise_multiplier=50.0, steps=2)
-    found = calibrate(f"mse<={0.3 / 16} with probability<=0.01", easy, solve="sampling_rate")
+    found = calibrate_setting(
+        f"mse<={0.3 / 16} with probability<=0.01", easy, solve="sampling_rate"
+    )
     assert found.setting.sampling_rate == 1.0
-    most = calibrate(
+    most = calibrate_setting(
         f"mse<={0.3 / 16} with probability<=0.01",
         TrainingSetting(1e9, dim=16),
         solve="steps",
@@ -159,7 +163,9 @@ def test_all_is_accepted_at_full_rate():
 
 
 def test_it_is_a_defense():
-    found = calibrate(TARGET, TrainingSetting(1.0, dim=784, norm=9.0), clip_norm=2.0, examples=5000)
+    found = calibrate_setting(
+        TARGET, TrainingSetting(1.0, dim=784, norm=9.0), clip_norm=2.0, examples=5000
+    )
     assert isinstance(found, Calibration)
     expected = DpSgd(clip_norm=2.0, noise_multiplier=found.noise_multiplier)
     assert repr(found.defense()) == repr(expected)
@@ -167,7 +173,7 @@ def test_it_is_a_defense():
     alone = 1 / (stats.norm.ppf(0.001) - stats.norm.ppf(1 / 5000))
     assert found.identification_noise == pytest.approx(alone, rel=1e-4)
     assert found.less_noise == pytest.approx(1 - found.noise_multiplier / alone, rel=1e-4)
-    few = calibrate(TARGET, TrainingSetting(1.0, dim=784, norm=9.0), examples=900)
+    few = calibrate_setting(TARGET, TrainingSetting(1.0, dim=784, norm=9.0), examples=900)
     assert few.identification_noise is None
     assert few.less_noise is None
 
@@ -176,7 +182,7 @@ def test_it_is_a_defense():
 def test_rare_sampling_needs_little_noise(rate):
     """At a rate of the accepted probability: once a hang, and a division by zero."""
     setting = TrainingSetting(1.0, dim=784, norm=9.0, sampling_rate=rate)
-    found = calibrate(TARGET, setting, examples=5000)
+    found = calibrate_setting(TARGET, setting, examples=5000)
     assert found.corridor.bound[0] <= 0.001
     assert (found.noise_multiplier == 0) == (rate < 0.001)
     if rate < 0.001:
@@ -185,23 +191,25 @@ def test_rare_sampling_needs_little_noise(rate):
         with pytest.raises(ValueError, match=r"noise_multiplier is 0.*needs no noise"):
             found.defense()
         with pytest.raises(ValueError, match="clip_norm: any meets"):
-            calibrate(TARGET, setting, solve="clip_norm", noise_std=1.0)
+            calibrate_setting(TARGET, setting, solve="clip_norm", noise_std=1.0)
 
 
 def test_a_prior():
     images = np.random.default_rng(0).normal(size=(400, 8)) * 0.1 + 0.5
     rung = GaussianImages.from_samples(images, components=3)
     setting = TrainingSetting(1.0, dim=8, norm=1.0)
-    found = calibrate("mse<=0.0005 with probability<=0.05", setting, prior=rung)
-    plain = calibrate("mse<=0.0005 with probability<=0.05", setting)
+    found = calibrate_setting("mse<=0.0005 with probability<=0.05", setting, prior=rung)
+    plain = calibrate_setting("mse<=0.0005 with probability<=0.05", setting)
     assert found.prior == rung.name
     assert rung.name in found.corridor.bound_scope.prior
     assert found.noise_multiplier > plain.noise_multiplier  # a sharper prior costs noise
     assert found.corridor.bound[0] <= 0.05
-    same = calibrate("mse<=0.0005 with probability<=0.05", setting, prior=KnownNorm(8))
+    same = calibrate_setting("mse<=0.0005 with probability<=0.05", setting, prior=KnownNorm(8))
     assert same.noise_multiplier == pytest.approx(plain.noise_multiplier, rel=1e-4)
     with pytest.raises(ValueError, match="prior is of 8 values an example, but dim is 9"):
-        calibrate("mse<=0.0005 with probability<=0.05", TrainingSetting(1.0, dim=9), prior=rung)
+        calibrate_setting(
+            "mse<=0.0005 with probability<=0.05", TrainingSetting(1.0, dim=9), prior=rung
+        )
 
 
 @pytest.mark.parametrize(
@@ -238,7 +246,7 @@ def test_a_prior():
 )
 def test_refusals(target, changes, more, words):
     with pytest.raises(ValueError, match=words) as caught:
-        calibrate(
+        calibrate_setting(
             target, TrainingSetting(**({"noise_multiplier": 1.0, "dim": 16} | changes)), **more
         )
     assert "\n" not in str(caught.value)
@@ -249,11 +257,13 @@ def test_next_to_the_blind_success():
     blind = float(0.5 * stats.beta.cdf(0.5, 15 / 2, 0.5))
     for slack in (1e-3, 1e-6):
         target = f"mse<={0.5 / 16} with probability<={blind * (1 + slack)!r}"
-        found = calibrate(target, TrainingSetting(1.0, dim=16))
+        found = calibrate_setting(target, TrainingSetting(1.0, dim=16))
         assert found.corridor.bound[0] <= blind * (1 + slack)
         assert found.noise_multiplier > 0.1 / slack
     with pytest.raises(ValueError, match="no noise helps"):
-        calibrate(f"mse<={0.5 / 16} with probability<={blind!r}", TrainingSetting(1.0, dim=16))
+        calibrate_setting(
+            f"mse<={0.5 / 16} with probability<={blind!r}", TrainingSetting(1.0, dim=16)
+        )
 
 
 @pytest.mark.parametrize(
@@ -276,4 +286,4 @@ def test_an_inverse_that_errs_is_caught(monkeypatch, solve, method, wrong):
     target = f"mse<={0.4 / 16} with probability<=0.05"
     for seen in ("visible", "hidden"):
         setting = sampled(noise_multiplier=0.8, participation=seen)
-        assert calibrate(target, setting, solve=solve).corridor.bound[0] <= 0.05
+        assert calibrate_setting(target, setting, solve=solve).corridor.bound[0] <= 0.05

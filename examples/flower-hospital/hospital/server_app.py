@@ -19,7 +19,7 @@ def server_app(
     *,
     defended: bool = True,
     attack_steps: int = 500,
-    on_report: Callable[[captured.Outcome], None] = lambda outcome: None,
+    on_report: Callable[[captured.UpdateResult], None] = lambda outcome: None,
 ) -> ServerApp:
     """The app. What it sees of round 1 goes to `out`, and a leak report to `out`/report."""
     out = Path(out)
@@ -62,11 +62,11 @@ def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
 
 def report(
     seen: list[captured.Capture], out: Path, defense: Defense | None, steps: int
-) -> captured.Outcome:
+) -> captured.UpdateResult:
     """Attack the update of the smallest hospital, knowing the defense, and write a leak report."""
     smallest = min(seen, key=lambda capture: float(capture.about["examples"]))
     settings = (("restarts", 2), ("steps", steps), ("total_variation", 0.001))
-    outcome = captured.attack(
+    outcome = captured.attack_update(
         smallest,
         Net(),
         input_shape=(1, 28, 28),

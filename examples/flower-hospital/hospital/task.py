@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from leakbound import data
-from leakbound.audit import Calibration, Setting, calibrate
 from leakbound.bounds.record_priors import from_images
 from leakbound.data.federated import dirichlet
 from leakbound.random import stream
+from leakbound.risk import Calibration, TrainingSetting, calibrate_setting
 
 ROUNDS = 10
 RISK = "psnr>=30 with probability<=0.001"
@@ -72,8 +72,8 @@ def calibration() -> Calibration:
     would leak something about them.
     """
     public = images()[0].inputs.flatten(1)
-    setting = Setting(1.0, dim=28 * 28, norm=float(public.norm(dim=1).min()), steps=ROUNDS)
-    return calibrate(RISK, setting, clip_norm=CLIP_NORM, prior=from_images(public))
+    setting = TrainingSetting(1.0, dim=28 * 28, norm=float(public.norm(dim=1).min()), steps=ROUNDS)
+    return calibrate_setting(RISK, setting, clip_norm=CLIP_NORM, prior=from_images(public))
 
 
 def accuracy(model: nn.Module, batch) -> tuple[float, float]:

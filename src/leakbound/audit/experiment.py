@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from leakbound import registry
 from leakbound._util import pictures as html
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.measure import measure, objective_of, release_of, shown, utility_of
@@ -34,6 +35,7 @@ from leakbound.audit.context import PlanContext, one_line, one_thread
 from leakbound.audit.utility import Clients, train
 from leakbound.client import clients_layer_inputs
 from leakbound.defenses import Chain
+from leakbound.metrics import Metric
 from leakbound.protocol import Round, play
 from leakbound.random import stream
 from leakbound.risk import limits
@@ -221,6 +223,17 @@ def defense_info(links: tuple[plans.Spec, ...], built: Chain) -> DefenseInfo:
     )
 
 
+def links_of(defense: Chain) -> tuple[plans.Spec, ...]:
+    """The links of a defense as a plan would name them."""
+    return tuple(
+        plans.Spec(
+            registry.snake(type(link).__name__),
+            tuple((f.name, plans.plain(getattr(link, f.name))) for f in fields(link) if f.init),
+        )
+        for link in defense.links
+    )
+
+
 def threat_info(threat: ThreatModel) -> Threat:
     """A threat model as records name it."""
     return Threat(**plans.plain(threat))
@@ -280,23 +293,56 @@ def _judge(
 ) -> tuple[Assessment, dict[str, bytes]]:
     """The record filled in from truth and reconstruction, and the pictures."""
     domain = context.dataset.domain
-    criterion = Criterion.of_psnr(unit.psnr, domain)
     low, _ = domain.input_range
     path = unit.lpips_weights
-    measured = measure(
-        played.truth,
+    released = _released(unit, context, played, Criterion.of_psnr(unit.psnr, domain))
+    return judged(
+        record,
+        played,
         answer,
-        criterion,
-        context.public,
+        released,
+        (unit.error_bound, unit.risk),
+        stream(unit.seed, "bounds", unit.error_bound.kind, unit.batch_size),
         distractors=context.distractors,
         more=[] if path is None else [context.lpips(path).metric(low)],
+        images=images,
     )
-    released = _released(unit, context, played, criterion)
-    source = stream(unit.seed, "bounds", unit.error_bound.kind, unit.batch_size)
-    bounds, note = limits.bounds(released, unit.error_bound, unit.risk, source)
+
+
+def judged(
+    record: Assessment,
+    played: Round,
+    answer: Reconstruction,
+    released: limits.Released,
+    wanted: tuple[limits.ErrorBoundSpec, limits.RiskSpec],
+    source: torch.Generator,
+    *,
+    distractors: Tensor | None = None,
+    more: Sequence[Metric] = (),
+    images: bool = True,
+) -> tuple[Assessment, dict[str, bytes]]:
+    """A record filled in from truth and reconstruction, and the pictures that it names.
+
+    Args:
+        record: what is known before anything has run.
+        played: the round.
+        answer: the attack's.
+        released: what was sent, as bounds see it.
+        wanted: which bounds.
+        source: the bounds' draws.
+        distractors: as in `measure`.
+        more: metrics, as in `measure`.
+        images: whether pictures of the data may be kept.
+    """
+    criterion = released.criterion
+    domain = criterion.domain
+    measured = measure(
+        played.truth, answer, criterion, released.public, distractors=distractors, more=more
+    )
+    bounds, note = limits.bounds(released, *wanted, source)
     leaks = None
     if images and any(bound.on_error for bound in bounds):
-        leaks = limits.leak_map(released, unit.error_bound)
+        leaks = limits.leak_map(released, wanted[0])
     pair_ = measured.paired
     parts = shown(domain, pair_.truth.inputs, pair_.inputs, images=images, leaks=leaks)
     parts.fields.pop("values", None)

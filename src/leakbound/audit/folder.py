@@ -8,10 +8,12 @@ from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from leakbound import report
 from leakbound._util import files, pictures
-from leakbound.assess.record import Assessment, Damage, Record, Training, is_picture
+from leakbound.assess.record import Assessment, Damage, Record, Training, Verdict, is_picture
+from leakbound.assess.verdict import together
 from leakbound.audit import engine
 from leakbound.audit.context import PlanContext, check_plan
 from leakbound.audit.estimate import Clock, estimate
@@ -19,6 +21,11 @@ from leakbound.audit.experiment import Result, is_result
 from leakbound.audit.journal import Journal
 from leakbound.audit.plan import Plan, Unit
 from leakbound.audit.run_file import claim, header
+from leakbound.report import folder as report_folder
+from leakbound.report.presented import Presented
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TIMES = "timings.jsonl"
 
@@ -57,7 +64,7 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AuditResult(Presented):
     """A finished audit: its folder and how its experiments ended.
 
     Attributes:
@@ -69,6 +76,35 @@ class Outcome:
     experiments: int
     failed: int
     counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> Verdict:
+        """That of all experiments together: exposed if any is, protected only if every one is."""
+        return together(one.verdict for one in self.assessments)
+
+    @property
+    def assessments(self) -> list[Assessment]:
+        """The record of every experiment."""
+        return report_folder.read(self.folder).assessments
+
+    @property
+    def trainings(self) -> list[Training]:
+        """The record of every training: what the defenses cost."""
+        return report_folder.read(self.folder).trainings
+
+    def _figure(self) -> Figure:
+        from leakbound.report import figures
+
+        return figures.assessments(self.assessments)
+
+    def to_html(self, path: Path | str) -> Path:
+        """Write the report as one file that loads nothing; its path.
+
+        Raises:
+            ValueError: a run whose report needs several pages (they stand in its folder:
+                `leakbound.report.write`), or a path that holds a file of yours.
+        """
+        return report.write_one(self.folder, Path(path))
 
     def _repr_html_(self) -> str:
         """How the experiments of an audit ended."""
@@ -92,7 +128,7 @@ def audit(
     watch: Callable[[Progress], None] = lambda progress: None,
     run: Runner = engine.run,
     trainings_only: bool = False,
-) -> Outcome:
+) -> AuditResult:
     """Run a plan into a folder, going on from what the folder already holds.
 
     Leaves `run.json`, `records.jsonl` and `utility.jsonl` in the plan's order, `timings.jsonl` and
@@ -135,7 +171,7 @@ def _audit(
     watch: Callable[[Progress], None],
     trainings_only: bool,
     clock_of: Callable[[Plan, set[str]], Clock | None],
-) -> Outcome:
+) -> AuditResult:
     experiments, trainings = [e.id for e in plan.experiments()], [t.id for t in plan.trainings()]
     left_alone = experiments if trainings_only else []
     experiments = [] if trainings_only else experiments
@@ -178,7 +214,7 @@ def _audit(
             records.finish(experiments)
     counts = Counter(records.ends.values())
     untrained = sum(end == "failed" for end in utility.ends.values())
-    return Outcome(
+    return AuditResult(
         folder, len(experiments), counts["failed"] + untrained, dict(sorted(counts.items()))
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from leakbound.audit.plan import (
     build_defense,
     refuse_large,
 )
+from leakbound.defenses import Chain
 from leakbound.risk.limits import ErrorBoundSpec, RiskSpec
 from leakbound.types import Server, ThreatModel
 
@@ -67,6 +68,60 @@ def load(path: Path) -> Plan:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is not valid TOML: {error}") from None
     return parse(table, name=path.stem)
+
+
+def spec_of(kind: str, text: str) -> dict[str, Any]:
+    """`name,key=value,...` as a plan's table; values as in TOML.
+
+    Example:
+        >>> spec_of("defense", "gaussian_noise,noise_std=0.1")
+        {'name': 'gaussian_noise', 'noise_std': 0.1}
+    """
+    name, _, settings = text.partition(",")
+    try:
+        table = tomllib.loads(f"settings = {{{settings}}}")["settings"]
+    except tomllib.TOMLDecodeError:
+        raise ValueError(
+            f'{kind} is {text!r}; write settings as in {kind} NAME,key=1.5,other="text"'
+        ) from None
+    if len(text) > LIMIT or "name" in table:
+        raise ValueError(f"{kind} is {text!r}; the name stands first: NAME,key=value")
+    return {"name": name, **table}
+
+
+def row_of(kind: str, given: object) -> dict[str, Any]:
+    """A plan's table for an attack, a defense or a model as users give it.
+
+    Args:
+        kind: "attack", "defense" or "model".
+        given: a name with settings ("dlg,steps=100"), a table as in plans, or an attack or a
+            defense that is registered under its own name.
+
+    Raises:
+        ValueError: something else, or an object that its name and settings do not describe.
+
+    Example:
+        >>> from leakbound.defenses import DpSgd
+        >>> [link["name"] for link in row_of("defense", DpSgd(1.0, 0.5))["links"]]
+        ['clip_examples', 'mean', 'gaussian_mechanism']
+    """
+    if isinstance(given, str):
+        return spec_of(kind, given)
+    if isinstance(given, Mapping):
+        return dict(given)
+    if isinstance(given, Chain):
+        rows = [row_of(kind, link) for link in given.links]
+        return {"links": rows} if rows else NO_DEFENSE
+    name = registry.snake(type(given).__name__)
+    if name in registry.entries(kind) and is_dataclass(given):
+        own = {f.name: getattr(given, f.name) for f in fields(given) if f.init}
+        own = {f: value for f, value in own.items() if value is not None}
+        if registry.build(kind, name, own) == given:
+            return {"name": name, **own}
+    raise ValueError(
+        f"{kind} is {str(given)[:60]!r}, which no name and settings describe; give it by name "
+        f'(`leakbound list`), as in "NAME,key=1.5"'
+    )
 
 
 def parse(table: Mapping[str, Any], *, name: str = "plan") -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -27,13 +27,12 @@ from leakbound.attacks import settings_hash
 from leakbound.attacks.base import Attack, expected_rows, seen_task
 from leakbound.audit import plan as plans
 from leakbound.audit.context import PlanContext
-from leakbound.audit.experiment import defense_info, threat_info
+from leakbound.audit.experiment import defense_info, links_of, threat_info
 from leakbound.captured.capture import Capture
 from leakbound.captured.observe import Understood
 from leakbound.captured.proofs import certificate
 from leakbound.defenses import Chain, chain
 from leakbound.random import stream
-from leakbound.registry import snake
 from leakbound.risk.limits import ErrorBoundSpec, Released, RiskSpec, bounds
 from leakbound.types import Batch, Observation, Reconstruction
 
@@ -155,7 +154,7 @@ def header(case: Case, name: str, attack: Attack | None, settings: str = "") -> 
         attack=AttackInfo(
             name=name, settings=shown_, hash=settings_hash(attack) if attack else "none"
         ),
-        defense=defense_info(named_defense(built), built),
+        defense=defense_info(links_of(built), built),
         model=ModelInfo(name=case.spec.name, parameters={}, size=len(seen.task.parameters)),
         data=DataInfo(
             source="captured",
@@ -284,17 +283,6 @@ def public_images(
                 f"model takes {tuple(input_shape)}; give images of that shape"
             )
     return context
-
-
-def named_defense(defense: Chain) -> tuple[plans.Spec, ...]:
-    """The links of a defense as a plan would name them."""
-    return tuple(
-        plans.Spec(
-            snake(type(link).__name__),
-            tuple((f.name, plans.plain(getattr(link, f.name))) for f in fields(link) if f.init),
-        )
-        for link in defense.links
-    )
 
 
 def bounds_of(case: Case) -> tuple[tuple[Bound, ...], str | None]:

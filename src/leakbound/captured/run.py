@@ -9,15 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from torch import Tensor, nn
 
 from leakbound import check, registry
 from leakbound._util import files
+from leakbound._util import pictures as html
 from leakbound.assess.criterion import Criterion
-from leakbound.assess.record import KEYS, SCHEMA, UNDECIDED, Assessment, encode
+from leakbound.assess.record import KEYS, SCHEMA, UNDECIDED, Assessment, Verdict, encode
+from leakbound.assess.verdict import together
 from leakbound.attacks import Attack, FedAvgMatching
 from leakbound.attacks.pace import Pace, ended_by_interrupt, noted
 from leakbound.attacks.planted import Front
@@ -48,7 +50,11 @@ from leakbound.captured.work import Watch, Work
 from leakbound.defenses import Defense
 from leakbound.domains import of_shape
 from leakbound.random import stream
+from leakbound.report.presented import Presented
 from leakbound.types import Batch, NotApplicable, Reconstruction
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ONE_STEP = ("linear_inversion", "inverting_gradients", "strong_matching")
 SMALL = ("inverting_gradients_large_steps",)
@@ -57,6 +63,7 @@ MANY = ("linear_inversion", "inverting_gradients")
 FEW, LOTS = 8, 64
 """Up to how many examples the longest search runs unasked, and beyond how many few attacks do."""
 LARGEST = 10**8
+MOST_PICTURES = 6
 LEAST = 2.0
 """Seconds below which a search for the number of local steps does not begin."""
 OWN_DATA = "captured updates"
@@ -64,7 +71,7 @@ PLANTED = ("robbing_the_fed", "linear_trap", "trap_weights")
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class UpdateResult(Presented):
     """What came out: one record an update and attack, the guesses, and where all was written.
 
     Attributes:
@@ -89,6 +96,11 @@ class Outcome:
         return dict(sorted(Counter(record.end for record in self.records).items()))
 
     @property
+    def verdict(self) -> Verdict:
+        """That of all attacks on all updates together."""
+        return together(record.verdict for record in self.records)
+
+    @property
     def best(self) -> Reconstruction | None:
         """The guess that explains most of its update, of all that explain some."""
         found = [
@@ -97,6 +109,21 @@ class Outcome:
             if answer is not None and answer.problem is None
         ]
         return max(found, key=lambda row: row[:2])[2] if found else None
+
+    def _figure(self) -> Figure:
+        from leakbound.report import figures
+
+        return figures.assessments(self.records)
+
+    def _repr_html_(self) -> str:
+        """Every attack's verdict, and how much of its update the reconstruction explains."""
+        rows = [
+            (one.attack.name, one.end, html.number(_direction(one)), one.certificate or "")
+            for one in self.records
+        ]
+        head = ("attack", "verdict", "share explained", "certificate")
+        shown = [html.picture(content, "reconstructed") for content in self.pictures.values()]
+        return html.block(self.verdict, html.table(head, rows), *shown[:MOST_PICTURES])
 
 
 @dataclass(frozen=True)
@@ -147,7 +174,7 @@ class Settings:
             plans.build_attack(spec)
 
 
-def attack(
+def attack_update(
     capture: Capture | Given,
     model: nn.Module,
     *,
@@ -173,7 +200,7 @@ def attack(
     name: str = "",
     pictures: bool = True,
     watch: Watch = lambda done, total, what, left: None,
-) -> Outcome:
+) -> UpdateResult:
     """Attack one captured update: what `load` returned, or what it takes (with `before`, `kind`).
 
     `model` is the architecture; its weights count only where the capture has none before. What is
@@ -218,8 +245,8 @@ def attack_all(
     watch: Watch = lambda done, total, what, left: None,
     understood: Callable[[Case], None] = lambda case: None,
     ended: Callable[[Assessment], None] = lambda record: None,
-) -> Outcome:
-    """Attack several captured updates of one model, the cheapest attacks first; as `attack`.
+) -> UpdateResult:
+    """Attack several captured updates of one model, the cheapest attacks first; as `attack_update`.
 
     Every update is read, and `understood` called with what was found, before the first attack;
     `ended` is called with every record. When `settings.seconds` are over, the search that runs ends
@@ -228,7 +255,7 @@ def attack_all(
     again.
 
     Raises:
-        ValueError: as `attack`; a truth for more than one update.
+        ValueError: as `attack_update`; a truth for more than one update.
     """
     if not captures:
         raise ValueError("captures is empty; give at least one update")
@@ -331,10 +358,10 @@ def _truth(given: Batch | Path | str | None) -> Batch | None:
 
 def _outcome(
     made: Mapping[tuple[int, int], tuple[Made, Reconstruction | None]], work: Work
-) -> Outcome:
+) -> UpdateResult:
     """What was made, update by update."""
     ordered = [made[key] for key in sorted(made)]
-    return Outcome(
+    return UpdateResult(
         tuple(m.record for m, _ in ordered),
         tuple(case.understood for case in work.cases),
         tuple(answer for _, answer in ordered),
@@ -438,13 +465,13 @@ def _direction(record: Assessment) -> float:
 
 
 def write_run(
-    outcome: Outcome,
+    outcome: UpdateResult,
     folder: Path,
     cases: Sequence[Case],
     settings: Settings,
     pictures: bool,
     total: int,
-) -> Outcome:
+) -> UpdateResult:
     """Records, pictures, run.json and the page into a folder of their own.
 
     `total` is how many attacks were to run; those that are missing are called missing on the page.

@@ -15,9 +15,10 @@ from leakbound.assess.record import Assessment, ColumnResult
 from leakbound.attacks.pace import Pace, planned
 from leakbound.audit.context import check_plan
 from leakbound.audit.plan import build_attack
+from leakbound.audit.plan_file import spec_of
 from leakbound.cli import captured
 from leakbound.cli.progress import Bar
-from leakbound.cli.shared import announce_code, check_files, spec_of, write_files
+from leakbound.cli.shared import announce_code, check_files, write_files
 from leakbound.cli.terminal import brief, console, errors
 from leakbound.risk.statement import of_bound, of_guarantee
 

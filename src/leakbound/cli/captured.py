@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from leakbound import captured, registry, tensors
 from leakbound.assess.record import CERTIFIED, Assessment
 from leakbound.audit import plan as plans
-from leakbound.audit.plan_file import parse
-from leakbound.captured import Capture, Outcome, Settings, TrainingInfo
+from leakbound.audit.plan_file import parse, spec_of
+from leakbound.captured import Capture, Settings, TrainingInfo, UpdateResult
 from leakbound.captured.assess import Case
 from leakbound.captured.findings import Finding
 from leakbound.captured.observe import SEARCH
 from leakbound.cli.progress import Bar
-from leakbound.cli.shared import spec_of
 from leakbound.cli.terminal import brief, console, errors
 from leakbound.models.custom import load_user_model
 from leakbound.random import stream
@@ -283,7 +282,7 @@ def _certificate(record: Assessment) -> None:
         )
 
 
-def _show(outcome: Outcome, shown: Mapping[int, Sequence[Finding]]) -> None:
+def _show(outcome: UpdateResult, shown: Mapping[int, Sequence[Finding]]) -> None:
     records = outcome.records
     for at, understood in enumerate(outcome.understood):
         own = [record for record in records if record.seed == at]

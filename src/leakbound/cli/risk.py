@@ -82,62 +82,47 @@ def bound(command: options.BoundOptions) -> int:
 
 def calibration(command: options.Calibrate) -> int:
     """The setting that meets a target, what it means and what it costs."""
-    target = Target.parse(command.target, input_range=width_of(command.input_range))
-    noise = command.noise_multiplier
-    given, sought = noise is not None, command.solve in ("steps", "sampling_rate")
-    if given and not sought:
-        raise ValueError(
-            f"noise_multiplier is {noise:g}, but --solve {command.solve} finds it; leave it out"
-        )
-    if sought and not given:
-        raise ValueError(f"noise_multiplier is not given; --solve {command.solve} needs it")
-    examples = examples_of(command).without_constants(target)
-    prior = examples.prior(command.prior)
-    setting = setting_of(command, examples, 1.0 if noise is None else noise)
     with errors.status("calibrating ..."):
         found = calibrate(
-            target,
-            setting,
+            command.target,
+            data=command.data,
+            dim=command.dim,
+            norm=command.norm,
+            steps=command.steps,
+            sampling_rate=command.sampling_rate,
+            participation=command.participation,
             solve=command.solve,
+            noise_multiplier=command.noise_multiplier,
             clip_norm=command.clip_norm,
             noise_std=command.noise_std,
             delta=command.delta,
-            prior=prior,
-            matches=examples.matches(target.eta),
-            examples=examples.count,
-        )
-    if command.json:
-        shown = {**found.plain(), "left_out": list(examples.left_out)}
-        print(json.dumps(shown, indent=1, sort_keys=True, allow_nan=False))
-    else:
-        _show_calibration(found, examples)
-    return 0
-
-
-def examples_of(command: options.BoundOptions | options.Calibrate) -> Examples:
-    """The examples that the options name."""
-    if command.data is not None:
-        return Examples.of_data(
-            command.data,
+            prior=command.prior,
             size=command.size,
             channels=command.channels,
             exclude=command.exclude,
-            dim=command.dim,
-            norm=command.norm,
             input_range=command.input_range,
         )
-    if command.dim is None or command.norm is None:
-        raise ValueError("dim and norm are not given; give both, or --data to take them from")
-    if command.size is not None or command.channels is not None:
-        raise ValueError("size and channels resize the images of --data, which is not given")
-    if command.exclude:
-        raise ValueError("exclude leaves examples of --data out, which is not given")
-    return Examples.of_numbers(command.dim, command.norm, command.input_range)
+    if command.json:
+        print(json.dumps(found.plain(), indent=1, sort_keys=True, allow_nan=False))
+    else:
+        _show_calibration(found)
+    return 0
 
 
-def setting_of(
-    command: options.BoundOptions | options.Calibrate, examples: Examples, noise: float
-) -> TrainingSetting:
+def examples_of(command: options.BoundOptions) -> Examples:
+    """The examples that the options name."""
+    return Examples.of(
+        command.data,
+        dim=command.dim,
+        norm=command.norm,
+        size=command.size,
+        channels=command.channels,
+        exclude=command.exclude,
+        input_range=command.input_range,
+    )
+
+
+def setting_of(command: options.BoundOptions, examples: Examples, noise: float) -> TrainingSetting:
     """What the bounds need, at a noise multiplier."""
     if math.isinf(noise):
         raise ValueError("noise_multiplier is inf; give a number, such as 1")
@@ -167,7 +152,7 @@ def thresholds_of(command: options.BoundOptions) -> list[tuple[float, float]]:
 
 
 def _show_bound(found: dict[str, Any], edges: Corridor, examples: Examples) -> None:
-    console.print(_setting_line(edges.setting, found["epsilon"], found["delta"], examples))
+    console.print(_setting_line(edges.setting, found["epsilon"], found["delta"], examples.source))
     table = Table(show_edge=False)
     for column in COLUMNS:
         table.add_column(column, justify="right")
@@ -198,11 +183,11 @@ def _show_bound(found: dict[str, Any], edges: Corridor, examples: Examples) -> N
     _show_scopes(edges)
 
 
-def _show_calibration(found: Calibration, examples: Examples) -> None:
+def _show_calibration(found: Calibration) -> None:
     answer = {**asdict(found.setting), "clip_norm": found.clip_norm}[found.solved]
     console.print(f"{escape(str(found.target))}: [bold]{found.solved} = {answer:.6g}[/bold]")
     edges, private = found.corridor, _finite(found.epsilon)
-    console.print(_setting_line(found.setting, private, found.delta, examples))
+    console.print(_setting_line(found.setting, private, found.delta, found.source))
     table = Table(show_edge=False, show_header=False)
     table.add_row("upper bound: no attacker exceeds", f"{edges.bound[0]:.6g}")
     table.add_row("attained on a linear trap", f"{edges.attained[0]:.3g}")
@@ -219,14 +204,14 @@ def _show_calibration(found: Calibration, examples: Examples) -> None:
     if found.solved == "steps" and found.setting.steps == MOST_STEPS:
         console.print("more steps were not tried")
     console.print(f"prior: {escape(found.prior)}")
-    if examples.left_out:
-        one = len(examples.left_out) == 1
+    if found.left_out:
+        one = len(found.left_out) == 1
         console.print(
-            f"[bold]{len(examples.left_out)} example{' is' if one else 's are'} left out[/bold]: a "
+            f"[bold]{len(found.left_out)} example{' is' if one else 's are'} left out[/bold]: a "
             f"constant image matches {'it' if one else 'each of them'} within the threshold, and "
             "no amount of noise protects such an example. The answer is for the other "
-            f"{examples.count}. Left out: "
-            f"{safe(listed(examples.left_out))}"
+            f"{found.examples}. Left out: "
+            f"{safe(listed(found.left_out))}"
         )
     if blind is not None and blind.example > found.target.gamma:
         console.print(
@@ -258,9 +243,9 @@ def _show_scopes(edges: Corridor) -> None:
 
 
 def _setting_line(
-    setting: TrainingSetting, epsilon: float | None, delta: float, examples: Examples
+    setting: TrainingSetting, epsilon: float | None, delta: float, source: str | None
 ) -> str:
-    known = "" if examples.source is None else f" of {safe(examples.source)}"
+    known = "" if source is None else f" of {safe(source)}"
     private = "infinite" if epsilon is None else f"{epsilon:.4g}"
     return (
         f"noise multiplier {setting.noise_multiplier:.6g}, {setting.steps} "

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from leakbound import audit as audits
 from leakbound._util import files
 from leakbound.audit.context import named_code_of
 from leakbound.audit.plan import Experiment, Plan, TrainingUnit, defense_name
-from leakbound.audit.plan_file import LIMIT
 from leakbound.cli.progress import Bar, duration
 from leakbound.cli.terminal import brief, errors
 
@@ -39,20 +36,6 @@ def announce_code(plan: Plan) -> None:
     """Say which Python code of the user is imported, before it is."""
     for name in named_code_of(plan):
         errors.print(f"importing Python code that the plan names: {brief(name)}", soft_wrap=True)
-
-
-def spec_of(kind: str, text: str) -> dict[str, Any]:
-    """`name,key=value,...` as a table; values as in TOML."""
-    name, _, settings = text.partition(",")
-    try:
-        table = tomllib.loads(f"settings = {{{settings}}}")["settings"]
-    except tomllib.TOMLDecodeError:
-        raise ValueError(
-            f'{kind} is {text!r}; write settings as in {kind} NAME,key=1.5,other="text"'
-        ) from None
-    if len(text) > LIMIT or "name" in table:
-        raise ValueError(f"{kind} is {text!r}; the name stands first: NAME,key=value")
-    return {"name": name, **table}
 
 
 def check_files(folder: Path, names: Iterable[str]) -> None:

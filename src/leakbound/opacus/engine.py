@@ -33,7 +33,7 @@ from leakbound.risk import (
     BaselineMatches,
     Target,
     TrainingSetting,
-    calibrate,
+    calibrate_setting,
 )
 from leakbound.risk.corridor import Participation
 from leakbound.types import Batch, Loss, NotApplicable
@@ -197,7 +197,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         refuse_misfit(data_loader, dim, target)
         each = len(data_loader)
         setting = TrainingSetting(1.0, dim, norm, epochs * each, 1 / each, participation)
-        calibration = calibrate(
+        calibration = calibrate_setting(
             target, setting, clip_norm=max_grad_norm, delta=delta, prior=prior, matches=matches
         )
         calibration.defense()  # refuses where no noise is needed

@@ -159,7 +159,7 @@ def risk(
 ) -> Statement:
     """The risk that an example is reconstructed, after the steps of an accountant.
 
-    Steps of one setting: `audit.corridor`. Of several: the privacy losses are composed on one grid
+    Steps of one setting: `risk.corridor`. Of several: the privacy losses are composed on one grid
     (`bounds.mixed_steps`), and the attack weighs steps by their noise. Numerical errors go to more
     risk in the upper bound, and to less in the attained success.
 

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -74,6 +75,8 @@ POINTS = 400
 """How many points of one line are drawn."""
 FAINTEST = 1e-9
 """Probabilities below this are drawn at it."""
+CORRIDOR = (5.4, 3.6)
+"""Inches of the corridor's plot."""
 _BEYOND = 1e6
 
 
@@ -560,17 +563,25 @@ def corridor_png(
 
     Shapes: `thresholds`, `attained`, `bound` (n,), thresholds rising.
     """
+    return _png(partial(draw_corridor, thresholds, attained, bound, accepted, label), CORRIDOR)
 
-    def draw(axes: Axes) -> None:
-        low, high = np.maximum(attained, FAINTEST), np.maximum(bound, FAINTEST)
-        axes.fill_between(thresholds, low, high, color=COLORS[4], alpha=0.35, lw=0)
-        axes.plot(thresholds, high, color=COLORS[0], label="upper bound: no attacker exceeds it")
-        axes.plot(thresholds, low, color=COLORS[1], ls="--", label="attained on a linear trap")
-        axes.axhline(accepted, color=GRAY, ls=":", label=f"accepted: {accepted:g}")
-        axes.set(yscale="log", ylim=(FAINTEST, 1.5), xlabel=label, ylabel="probability")
-        axes.legend(frameon=False, loc="best")
 
-    return _png(draw, (5.4, 3.6))
+def draw_corridor(
+    thresholds: Sequence[float],
+    attained: NDArray[Any],
+    bound: NDArray[Any],
+    accepted: float,
+    label: str,
+    axes: Axes,
+) -> None:
+    """Draw what `corridor_png` draws."""
+    low, high = np.maximum(attained, FAINTEST), np.maximum(bound, FAINTEST)
+    axes.fill_between(thresholds, low, high, color=COLORS[4], alpha=0.35, lw=0)
+    axes.plot(thresholds, high, color=COLORS[0], label="upper bound: no attacker exceeds it")
+    axes.plot(thresholds, low, color=COLORS[1], ls="--", label="attained on a linear trap")
+    axes.axhline(accepted, color=GRAY, ls=":", label=f"accepted: {accepted:g}")
+    axes.set(yscale="log", ylim=(FAINTEST, 1.5), xlabel=label, ylabel="probability")
+    axes.legend(frameon=False, loc="best")
 
 
 def surface_png(
@@ -612,10 +623,16 @@ def surface_png(
 
 def _png(draw: Callable[[Axes], None], size: tuple[float, float]) -> bytes:
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE | {"text.parse_math": True})
-        drawn = Figure(figsize=size, layout="constrained")
-        draw(drawn.add_subplot())
+        drawn = drawing(draw, size)
         buffer = io.BytesIO()
         drawn.savefig(buffer, format="png", dpi=150, metadata={"Software": None})
         return buffer.getvalue()
+
+
+def drawing(draw: Callable[[Axes], None], size: tuple[float, float]) -> Figure:
+    """A figure in the house style, on whose axes `draw` draws; changes matplotlib's settings."""
+    matplotlib.rcdefaults()
+    matplotlib.rcParams.update(STYLE | {"text.parse_math": True})
+    drawn = Figure(figsize=size, layout="constrained")
+    draw(drawn.add_subplot())
+    return drawn

@@ -61,6 +61,22 @@ def write(folder: Path, *, images: bool = True) -> Path:
     return folder / FILE
 
 
+def write_one(folder: Path, path: Path) -> Path:
+    """Write a run's report to a path anywhere: one file that holds all.
+
+    Raises:
+        ValueError: as `write`; a run whose report needs several pages.
+    """
+    check_installed()
+    first, *more = _pages(read(Path(folder)), True)
+    if more:
+        raise ValueError(
+            f"the report of {folder} has {len(more) + 1} pages, which stand beside its pictures; "
+            "write them there: leakbound.report.write"
+        )
+    return save(path, first[1])
+
+
 def _pages(run: Run, images: bool) -> Iterator[tuple[str, str]]:
     """The report's pages as text, by their file names; `FILE` first."""
     names = tables.Names(run.assessments, run.trainings)

@@ -1,9 +1,10 @@
 """What a statement about risk rests on: kappa, bounds on all attackers, corridor, calibration."""
 
-from leakbound.risk.calibrate import Calibration, calibrate
+from leakbound.risk.calibrate import Calibration, calibrate, calibrate_setting
 from leakbound.risk.corridor import Corridor, TrainingSetting, corridor
 from leakbound.risk.kappa import BaselineMatches, baseline_matches
 from leakbound.risk.limits import ErrorBoundSpec, RiskSpec
+from leakbound.risk.release_bounds import ReleaseBounds
 from leakbound.risk.target import Target
 
 __all__ = [
@@ -11,10 +12,12 @@ __all__ = [
     "Calibration",
     "Corridor",
     "ErrorBoundSpec",
+    "ReleaseBounds",
     "RiskSpec",
     "Target",
     "TrainingSetting",
     "baseline_matches",
     "calibrate",
+    "calibrate_setting",
     "corridor",
 ]

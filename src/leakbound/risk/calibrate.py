@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,14 +12,17 @@ from numpy.typing import ArrayLike
 
 from leakbound import check
 from leakbound._util import pictures
+from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
 from leakbound.assess.record import Verdict
 from leakbound.bounds import composition, identification
 from leakbound.bounds.law import positive, probability
 from leakbound.bounds.record_priors import RecordPrior
 from leakbound.bounds.roots import FAR, edge
+from leakbound.report.presented import Presented
 from leakbound.risk.corridor import (
     MOST_STEPS,
     Corridor,
+    Participation,
     TrainingSetting,
     bound_law,
     corridor,
@@ -28,10 +31,13 @@ from leakbound.risk.corridor import (
     spelled,
     uninformed_note,
 )
+from leakbound.risk.examples import Examples, width_of
 from leakbound.risk.kappa import BaselineMatches, refuse_matched
 from leakbound.risk.target import Target
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from leakbound.defenses import Chain
 
 Excess = Callable[..., float]
@@ -41,6 +47,8 @@ SOLVES = ("noise_multiplier", "clip_norm", "steps", "sampling_rate")
 UNIFORM = "direction uniform on a sphere"
 DIGITS = 5
 """Significant digits of an answer, rounded to the safe side."""
+AROUND = 5.0
+"""Decibels that the plot shows beside the target."""
 NEAR = 5e-5
 """How close a search comes, as a part of the answer."""
 LEAST = 1e-12
@@ -50,7 +58,7 @@ KAPPA_ERROR, GAMMA_ERROR = 1e-8, 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class Calibration:
+class Calibration(Presented):
     """A setting whose upper bound meets a target, and what it means.
 
     Attributes:
@@ -65,6 +73,10 @@ class Calibration:
         identification_noise: the multiplier that protects against naming one of `examples` examples
             with the target's probability; None where no noise does.
         examples: how many examples are behind it.
+        source: the data source that they come from.
+        left_out: names of examples that no amount of noise protects, for which it does not hold.
+        record_prior: the prior itself; None is a uniform direction.
+        input_width: of the range of an input.
     """
 
     target: Target
@@ -78,6 +90,10 @@ class Calibration:
     matches: BaselineMatches | None = None
     identification_noise: float | None = None
     examples: int | None = None
+    source: str | None = None
+    left_out: tuple[str, ...] = ()
+    record_prior: RecordPrior | None = None
+    input_width: float = 1.0
 
     @property
     def verdict(self) -> Verdict:
@@ -122,6 +138,7 @@ class Calibration:
             "matches": None if self.matches is None else asdict(self.matches),
             "identification_noise": noise if noise is not None and math.isfinite(noise) else None,
             "examples": self.examples,
+            "left_out": list(self.left_out),
             "attained_scope": asdict(found.attained_scope),
             "bound_scope": asdict(found.bound_scope),
         }
@@ -140,6 +157,14 @@ class Calibration:
         from leakbound.defenses import DpSgd
 
         return DpSgd(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
+
+    def _figure(self) -> Figure:
+        from leakbound.report import figures
+
+        psnr = np.linspace(-AROUND, AROUND, 41) + psnr_of_mse(self.target.eta, self.input_width)
+        eta = mse_of_psnr(psnr, self.input_width)
+        found = under(self.record_prior, self.setting, eta)
+        return figures.corridor(psnr.tolist(), found.attained, found.bound, self.target.gamma)
 
     def _repr_html_(self) -> str:
         """The target, the setting that meets it, and what it means."""
@@ -170,7 +195,7 @@ class Calibration:
         )
 
 
-def calibrate(
+def calibrate_setting(
     target: Target | str,
     setting: TrainingSetting,
     *,
@@ -209,7 +234,7 @@ def calibrate(
 
     Example:
         >>> goal = "mse<=0.0006 with probability<=0.001"
-        >>> found = calibrate(goal, TrainingSetting(1.0, dim=784), prior=None)
+        >>> found = calibrate_setting(goal, TrainingSetting(1.0, dim=784), prior=None)
         >>> round(found.noise_multiplier, 3), found.verdict
         (0.047, 'undecided')
     """
@@ -237,7 +262,106 @@ def calibrate(
         matches=matches,
         identification_noise=_identification(found, wanted, examples),
         examples=examples,
+        record_prior=prior,
+        input_width=input_range,
     )
+
+
+def calibrate(
+    target: Target | str,
+    *,
+    data: str | None = None,
+    dim: int | None = None,
+    norm: Sequence[float] | None = None,
+    steps: int = 1,
+    sampling_rate: float = 1.0,
+    participation: Participation = "visible",
+    solve: Solve = "noise_multiplier",
+    noise_multiplier: float | None = None,
+    clip_norm: float = 1.0,
+    noise_std: float | None = None,
+    delta: float = 1e-5,
+    prior: str | None = None,
+    size: int | None = None,
+    channels: int | None = None,
+    exclude: Sequence[str] = (),
+    input_range: tuple[float, float] = (0.0, 1.0),
+) -> Calibration:
+    """The noise, clip norm, steps or sampling rate at which DP-SGD meets a risk that you accept.
+
+    Args:
+        target: such as "psnr>=30 with probability<=0.001".
+        data: a data source (`leakbound list`) of examples of the same kind, or
+        dim: values of one example, and
+        norm: the least norm of an example, or the least and the greatest.
+        steps: of the training.
+        sampling_rate: the probability with which an example takes part in a step.
+        participation: whether the attacker sees who takes part: "visible" or "hidden".
+        solve: "noise_multiplier", "clip_norm", "steps" (the most) or "sampling_rate".
+        noise_multiplier: where it is not what is solved for.
+        clip_norm: per-example bound of the gradient's norm.
+        noise_std: on the sum of clipped gradients, where the clip norm is solved for.
+        delta: at which epsilon is reported.
+        prior: what attackers know of examples: "mixture" (with data the default), "gaussian" or
+            "gallery"; "sphere" knows nothing, and its answer is never called protected.
+        size: to which images are resized.
+        channels: to which images are converted.
+        exclude: names or numbers of examples of the data to leave out.
+        input_range: lowest and highest value of an input.
+
+    Returns:
+        The answer; `.defense()` is it as DP-SGD, ready to use.
+
+    Raises:
+        ValueError: nothing meets the target, and why; arguments that do not fit.
+
+    Source: this project; docs/risk.md, and the bounds in docs/errata.md, "the valid corridor".
+
+    Example:
+        >>> found = calibrate("psnr>=32 with probability<=0.01", dim=784, norm=[9.0])
+        >>> round(found.noise_multiplier, 3), found.defense()
+        (0.016, ClipExamples(clip_norm=1.0) → Mean() → GaussianMechanism(noise_multiplier=0.016436))
+    """
+    if isinstance(target, str):
+        target = Target.parse(target, input_range=width_of(input_range))
+    sought = solve in ("steps", "sampling_rate")
+    if noise_multiplier is not None and not sought:
+        raise ValueError(
+            f"noise_multiplier is {noise_multiplier:g}, but solve is {solve!r}, which finds it; "
+            "leave it out"
+        )
+    if noise_multiplier is None and sought:
+        raise ValueError(f"noise_multiplier is not given, and solve is {solve!r}, which needs it")
+    examples = Examples.of(
+        data,
+        dim=dim,
+        norm=norm,
+        size=size,
+        channels=channels,
+        exclude=exclude,
+        input_range=input_range,
+    ).without_constants(target)
+    setting = TrainingSetting(
+        1.0 if noise_multiplier is None else noise_multiplier,
+        dim=examples.dim,
+        norm=examples.norms[0],
+        steps=steps,
+        sampling_rate=sampling_rate,
+        participation=participation,
+    )
+    found = calibrate_setting(
+        target,
+        setting,
+        solve=solve,
+        clip_norm=clip_norm,
+        noise_std=noise_std,
+        delta=delta,
+        input_range=width_of(input_range),
+        prior=examples.prior(prior),
+        matches=examples.matches(target.eta),
+        examples=examples.count,
+    )
+    return replace(found, source=examples.source, left_out=examples.left_out)
 
 
 def _check(solve: Solve, clip_norm: float, noise_std: float | None, delta: float) -> None:

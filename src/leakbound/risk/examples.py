@@ -45,6 +45,40 @@ class Examples:
         return None if self.images is None else len(self.images)
 
     @staticmethod
+    def of(
+        data: str | None,
+        *,
+        dim: int | None = None,
+        norm: Sequence[float] | None = None,
+        size: int | None = None,
+        channels: int | None = None,
+        exclude: Sequence[str] = (),
+        input_range: tuple[float, float] = (0.0, 1.0),
+    ) -> Examples:
+        """As `of_data` where there are data, else as `of_numbers`.
+
+        Raises:
+            ValueError: neither data nor both numbers, or what only data have.
+        """
+        if data is not None:
+            return Examples.of_data(
+                data,
+                size=size,
+                channels=channels,
+                exclude=exclude,
+                dim=dim,
+                norm=norm,
+                input_range=input_range,
+            )
+        if dim is None or norm is None:
+            raise ValueError("dim and norm are not given; give both, or data to take them from")
+        if size is not None or channels is not None:
+            raise ValueError("size and channels resize the images of data, which are not given")
+        if exclude:
+            raise ValueError("exclude leaves examples of data out, which are not given")
+        return Examples.of_numbers(dim, norm, input_range)
+
+    @staticmethod
     def of_numbers(
         dim: int, norm: Sequence[float], input_range: tuple[float, float] = (0.0, 1.0)
     ) -> Examples:

@@ -1,0 +1,321 @@
+"""One simulated update, from a model and a batch in memory: attacked, and bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from leakbound._util import pictures
+from leakbound.assess.criterion import Criterion
+from leakbound.assess.record import (
+    Assessment,
+    AttackInfo,
+    DataInfo,
+    DefenseInfo,
+    ModelInfo,
+    Values,
+    Verdict,
+)
+from leakbound.attacks import Attack, settings_hash
+from leakbound.attacks.pace import noted
+from leakbound.audit import experiment
+from leakbound.audit.context import one_thread
+from leakbound.audit.plan import attack_info, build_attack, build_defense, digest, plain
+from leakbound.audit.plan_file import parse, row_of
+from leakbound.defenses import Chain, Defense, chain
+from leakbound.domains import Domain, of_shape
+from leakbound.pairing import pair
+from leakbound.protocol import Round, play
+from leakbound.random import stream
+from leakbound.report.presented import Presented
+from leakbound.risk import limits
+from leakbound.risk.release_bounds import ReleaseBounds
+from leakbound.types import Batch, LocalPlan, Reconstruction, Task, ThreatModel
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+GIVEN = "given"
+"""What records call data and models that are not named."""
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation(Presented):
+    """What an attack made of a simulated update, and what bounds every attack.
+
+    Attributes:
+        assessment: the record: metrics, bounds and the verdict.
+        truth: (B, *S) what the clients held.
+        reconstruction: (B, *S) what the attack made of it, in the order of the truth.
+        round: what was sent, and what the attacker saw.
+        answer: the attack's own answer.
+        pictures: file name to PNG, as the assessment names them.
+    """
+
+    assessment: Assessment
+    truth: Tensor
+    reconstruction: Tensor
+    round: Round
+    answer: Reconstruction
+    pictures: Mapping[str, bytes]
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the attack reached, or what the bounds exclude."""
+        assert self.assessment.verdict is not None  # the attack applied, or there is no simulation
+        return self.assessment.verdict
+
+    @property
+    def psnr(self) -> Values:
+        """The PSNR of every example in dB; None where an example is matched exactly."""
+        return self.assessment.psnr
+
+    @property
+    def metrics(self) -> dict[str, Values]:
+        """By name one number an example."""
+        return self.assessment.metrics
+
+    def _figure(self) -> Figure:
+        from leakbound.report import figures
+
+        captions = [f"{pictures.number(value)} dB" for value in self.psnr]
+        span = self.round.observation.task.input_range
+        return figures.examples(self.truth, self.reconstruction, captions, span)
+
+    def _repr_html_(self) -> str:
+        """The verdict, pictures and numbers."""
+        return experiment.Result(self.assessment, dict(self.pictures))._repr_html_()
+
+
+def simulate(
+    model: nn.Module,
+    batch: Batch | tuple[Tensor, Tensor] | Sequence[Batch],
+    *,
+    defense: Defense | str | None = None,
+    attack: Attack | str = "inverting_gradients",
+    seed: int = 0,
+    public: Batch | None = None,
+    psnr: float = 20.0,
+    threat: ThreatModel | None = None,
+    plan: LocalPlan | None = None,
+    classes: int | None = None,
+    input_range: tuple[float, float] = (0.0, 1.0),
+    domain: Domain | None = None,
+    error_bound: str = "trace",
+    probability: float | None = 0.001,
+) -> Simulation:
+    """Attack the update that a client would send for this batch, and judge what came out.
+
+    The attacker knows labels and defense, unless `threat` says otherwise; no attack sees the batch.
+
+    Args:
+        model: with the weights that the server sends; returns (B, K) for inputs (B, *S).
+        batch: what one client holds, `Batch(inputs, labels)` or both as a pair; or one batch a
+            client, where the defense sums several.
+        defense: a defense, or its name with settings, as in "gaussian_noise,noise_std=0.01".
+        attack: an attack, or its name with settings, as in "inverting_gradients,steps=500".
+        seed: names every draw; the same seed gives the same numbers.
+        public: examples of the same kind that the attacker has. Bounds that rest on a prior need
+            them.
+        psnr: in dB, from which an example counts as reconstructed.
+        threat: what the attacker knows.
+        plan: the client's local training; one step on the whole batch by default.
+        classes: labels run from 0 to `classes` - 1, where the attacker does not know them.
+        input_range: lowest and highest value of an input.
+        domain: what one example is; by default images for inputs (C, H, W), else values.
+        error_bound: which bound on every attacker's error: "trace", "full", "weiss_weinstein" or
+            "none".
+        probability: the accepted probability of a reconstruction; None asks for no such bound.
+
+    Raises:
+        NotApplicable: the attack or the defense does not apply here, with the reason.
+        ValueError: an argument that does not fit, by name.
+
+    Source: the round is that of docs/attacks.md; the verdict that of docs/evidence.md.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+        >>> batch = Batch(torch.rand(1, 1, 8, 8), torch.tensor([3]))
+        >>> found = simulate(model, batch, attack="linear_inversion")
+        >>> found.verdict, found.psnr[0] > 60
+        ('exposed', True)
+    """
+    clients = clients_of(batch)
+    built, defense_info = defense_of(defense)
+    built_attack, about = _attack(attack)
+    task = Task.of(model, plan=plan, input_range=input_range, classes=classes, public=public)
+    threat = threat or ThreatModel()
+    sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
+    with one_thread():
+        played = play(
+            task, clients, built, sources, threat=threat, attack=built_attack, auxiliary=public
+        )
+        answer = noted(built_attack(played.observation, stream(seed, "attack", about.name)))
+    shape = tuple(clients[0].inputs.shape[1:])
+    domain = domain or of_shape(shape, input_range)
+    header = Assessment(
+        experiment=digest([about.hash, repr(built), seed, plain(threat)])[:16],
+        attack=about,
+        defense=defense_info,
+        model=ModelInfo(name=type(model).__name__, parameters={}, size=len(task.parameters)),
+        data=DataInfo(source=GIVEN, domain=domain.name, shape=shape, classes=classes),
+        batch_size=clients[0].size,
+        clients=built.cohort_size,
+        seed=seed,
+        threat=experiment.threat_info(threat),
+        criterion=Criterion.of_psnr(psnr, domain).info,
+    )
+    with one_thread():
+        record, files = experiment.judged(
+            header,
+            played,
+            answer,
+            _released(played, Criterion.of_psnr(psnr, domain), threat, public),
+            (limits.ErrorBoundSpec(error_bound), limits.RiskSpec(probability)),
+            stream(seed, "bounds", error_bound),
+            distractors=None if public is None else public.inputs[:100],
+        )
+    found = pair(played.truth, answer)
+    return Simulation(record, found.truth.inputs, found.inputs, played, answer, files)
+
+
+def error_bound(
+    model: nn.Module,
+    batch: Batch | tuple[Tensor, Tensor] | Sequence[Batch],
+    defense: Defense | str,
+    *,
+    public: Batch | None,
+    kind: str = "full",
+    prior: str = "gaussian",
+    components: int = 32,
+    images: int = 16,
+    probability: float | None = 0.001,
+    seed: int = 0,
+    psnr: float = 20.0,
+    threat: ThreatModel | None = None,
+    classes: int | None = None,
+    input_range: tuple[float, float] = (0.0, 1.0),
+    domain: Domain | None = None,
+) -> ReleaseBounds:
+    """What bounds every attacker on the update that a client would send for this batch.
+
+    Arguments as in `simulate`; no attack runs.
+
+    Args:
+        model: with the weights that the server sends.
+        batch: what one client holds. Its labels count as known.
+        defense: with noise of a known law; without noise there is no bound.
+        public: examples of the same kind, from which the prior is fitted.
+        kind: "full" (with a leak map), "trace" (faster) or "weiss_weinstein" (for models with
+            non-smooth activations too).
+        prior: "gaussian", "isotropic" or "flat".
+        components: leading directions of the prior.
+        images: over how many draws of the prior the information is averaged.
+        probability: the accepted probability of a reconstruction, for defenses with differential
+            privacy; None asks for no such bound.
+        seed: names every draw.
+        psnr: in dB, from which an example counts as reconstructed.
+        threat: what the attacker knows.
+        classes: labels run from 0 to `classes` - 1.
+        input_range: lowest and highest value of an input.
+        domain: what one example is.
+
+    Raises:
+        ValueError: an argument that does not fit, by name.
+
+    Source: docs/bounds.md; paper A, section 4.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Sigmoid(), nn.Linear(32, 10))
+        >>> from leakbound import data
+        >>> digits = data.load("digits")
+        >>> public, batch = digits.batch(torch.arange(500)), digits.batch(torch.tensor([1000]))
+        >>> found = error_bound(model, batch, "gaussian_noise,noise_std=0.1", public=public)
+        >>> found.leak_map().shape, found.psnr < 20
+        (torch.Size([1, 1, 8, 8]), True)
+    """
+    clients = clients_of(batch)
+    built, _ = defense_of(defense)
+    task = Task.of(model, input_range=input_range, classes=classes, public=public)
+    threat = threat or ThreatModel()
+    spec = limits.ErrorBoundSpec(kind, prior, components, images)
+    domain = domain or of_shape(clients[0].inputs.shape[1:], input_range)
+    sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
+    with one_thread():
+        played = play(task, clients, built, sources, threat=threat, auxiliary=public)
+        released = _released(played, Criterion.of_psnr(psnr, domain), threat, public)
+        found, note = limits.bounds(
+            released, spec, limits.RiskSpec(probability), stream(seed, "bounds", kind)
+        )
+        known = limits.leak_map(released, spec) if any(b.on_error for b in found) else None
+    return ReleaseBounds(found, note, psnr, known)
+
+
+def clients_of(batch: Batch | tuple[Tensor, Tensor] | Sequence[Batch]) -> list[Batch]:
+    """One batch a client, from what users give.
+
+    Raises:
+        ValueError: something else.
+    """
+    if isinstance(batch, Batch):
+        return [batch]
+    parts = list(batch) if isinstance(batch, tuple | list) else []
+    if len(parts) == 2 and all(isinstance(part, Tensor) for part in parts):
+        return [Batch(parts[0], parts[1])]
+    if parts and all(isinstance(part, Batch) for part in parts):
+        return parts
+    raise ValueError(
+        f"batch is a {type(batch).__name__}; give leakbound.Batch(inputs, labels), both as a pair, "
+        "or a list with one Batch a client"
+    )
+
+
+def defense_of(given: Defense | str | None) -> tuple[Chain, DefenseInfo]:
+    """A defense as a chain, and as records name it; None is no defense.
+
+    Raises:
+        ValueError: no defense, or several.
+    """
+    if isinstance(given, Defense):
+        built = given if isinstance(given, Chain) else chain(given)
+        return built, experiment.defense_info(experiment.links_of(built), built)
+    rows = [row_of("defense", "none" if given is None else given)]
+    plan = parse({"models": [{"name": "mlp"}], "attacks": [{"name": "dlg"}], "defenses": rows})
+    if len(plan.defenses) != 1:
+        raise ValueError(f"defense names {len(plan.defenses)} settings; give one value for each")
+    links = plan.defenses[0]
+    return build_defense(links), experiment.defense_info(links, build_defense(links))
+
+
+def _attack(given: Attack | str) -> tuple[Attack, AttackInfo]:
+    if isinstance(given, Attack):
+        name = type(given).__name__
+        return given, AttackInfo(name=name, settings=repr(given), hash=settings_hash(given))
+    plan = parse({"models": [{"name": "mlp"}], "attacks": [row_of("attack", given)]})
+    if len(plan.attacks) != 1:
+        raise ValueError(f"attack names {len(plan.attacks)} settings; give one value for each")
+    return build_attack(plan.attacks[0]), attack_info(plan.attacks[0])
+
+
+def _released(
+    played: Round, criterion: Criterion, threat: ThreatModel, public: Batch | None
+) -> limits.Released:
+    """A round's release as bounds see it."""
+    assert isinstance(played.defense, Chain)
+    return limits.Released(
+        task=played.observation.task,
+        update=played.update,
+        defense=played.defense,
+        criterion=criterion,
+        threat=threat,
+        cohort=played.observation.cohort,
+        batch=played.truth,
+        public=public,
+    )

@@ -1,0 +1,154 @@
+"""Figures and pages of single results, as the five verbs return them: `.plot()` and `.to_html`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from leakbound._util import pictures
+from leakbound.assess.record import Assessment
+from leakbound.report import charts, template
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_EXAMPLES = 8
+MOST_ROWS = 40
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; \
+style-src 'unsafe-inline'">
+<style>body{{margin:2em auto;max-width:60em;padding:0 1em;color-scheme:light dark}}</style>
+</head><body>{body}</body></html>
+"""
+
+
+def save_page(path: Path | str, title: str, body: str) -> Path:
+    """Write a result's notebook form as a page of its own.
+
+    Args:
+        path: the file.
+        title: of the page, escaped here.
+        body: HTML that is escaped already.
+
+    Raises:
+        ValueError: it cannot be written, or would replace a file that leakbound did not write.
+    """
+    return template.save(Path(path), PAGE.format(title=pictures.text(title), body=body))
+
+
+def examples(
+    truth: Tensor,
+    guess: Tensor,
+    captions: Sequence[str],
+    input_range: tuple[float, float],
+) -> Figure:
+    """True examples above reconstructed ones: pictures, or lines where they are no images.
+
+    Shapes: `truth`, `guess` (B, *S), one caption for each.
+    """
+    shown = min(len(truth), MOST_EXAMPLES)
+    drawn = _figure((1.6 * shown + 0.6, 3.6))
+    grid = drawn.subplots(2, shown, squeeze=False)
+    for row, (word, batch) in enumerate((("true", truth), ("reconstructed", guess))):
+        for place in range(shown):
+            axes, own = grid[row][place], batch[place].detach().cpu().double()
+            if pictures.is_image(own[None]):
+                level = own.permute(1, 2, 0).numpy()
+                low, high = input_range
+                axes.imshow(
+                    level.squeeze(-1)
+                    if level.shape[2] == 1
+                    else np.clip((level - low) / (high - low), 0, 1),
+                    cmap="gray",
+                    vmin=low,
+                    vmax=high,
+                )
+                axes.set(xticks=[], yticks=[])
+            else:
+                axes.plot(own.flatten().numpy(), marker=".", lw=0.8)
+                axes.set(ylim=input_range, xticks=[])
+            axes.grid(False)
+            if place == 0:
+                axes.set_ylabel(word)
+            if row == 1:
+                axes.set_xlabel(captions[place])
+    return drawn
+
+
+def assessments(own: Sequence[Assessment]) -> Figure:
+    """By attack and defense every example's PSNR, or how much of an update is explained."""
+    ran = [one for one in own if one.status == "ok"]
+    measured = any(one.psnr for one in ran)
+    rows: dict[str, list[float]] = {}
+    for one in ran:
+        values = [v for v in one.psnr if v is not None] if measured else _explained(one)
+        label = f"{one.defense.name} · {one.attack.name}"
+        rows.setdefault(label, []).extend(values)
+    kept = dict(sorted(rows.items(), key=lambda row: max(row[1], default=0.0))[-MOST_ROWS:])
+
+    def draw(axes: Axes) -> None:
+        for place, values in enumerate(kept.values()):
+            axes.plot(values, [place] * len(values), "o", color=charts.COLORS[0], alpha=0.6)
+        axes.set_yticks(range(len(kept)), [*kept])
+        if measured:
+            for limit in sorted({one.criterion.value for one in ran}):
+                axes.axvline(limit, color=charts.GRAY, ls=":")
+        axes.set_xlabel("PSNR in dB (dotted: criterion)" if measured else "share explained")
+
+    return _drawn(draw, (7.0, 1.2 + 0.28 * max(1, len(kept))))
+
+
+def corridor(
+    thresholds: Sequence[float], attained: NDArray[Any], bound: NDArray[Any], accepted: float
+) -> Figure:
+    """Attained success and upper bound over the PSNR threshold.
+
+    Shapes: `attained`, `bound` (n,), `thresholds` n rising decibels.
+    """
+
+    def draw(axes: Axes) -> None:
+        charts.draw_corridor(thresholds, attained, bound, accepted, "PSNR threshold (dB)", axes)
+
+    return _drawn(draw, charts.CORRIDOR)
+
+
+def leak_map(known: Tensor) -> Figure:
+    """How much of each value is given away, (B, *S) in [0, 1]: pictures, or bars by value."""
+    first = known[0].detach().cpu().double()
+
+    def draw(axes: Axes) -> None:
+        if first.ndim == 3 and min(first.shape[1:]) >= 2:
+            mesh = axes.imshow(first.mean(0).numpy(), vmin=0, vmax=1, cmap="cividis")
+            axes.set(xticks=[], yticks=[])
+            axes.figure.colorbar(mesh, ax=axes, label="share of uncertainty taken away")
+        else:
+            axes.bar(range(first.numel()), first.flatten().numpy(), color=charts.COLORS[0])
+            axes.set(ylim=(0, 1), xlabel="value", ylabel="share of uncertainty taken away")
+        axes.grid(False)
+
+    return _drawn(draw, (4.4, 3.6))
+
+
+def _explained(own: Assessment) -> list[float]:
+    found = None if own.capture is None else own.capture.explained
+    return [] if found is None or found.direction is None else [found.direction]
+
+
+def _figure(size: tuple[float, float]) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=size, layout="constrained")
+
+
+def _drawn(draw: Callable[[Axes], None], size: tuple[float, float]) -> Figure:
+    with matplotlib.rc_context():
+        return charts.drawing(draw, size)

@@ -1,0 +1,78 @@
+"""What bounds every attacker on one release, from a model and a batch in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from leakbound._util import pictures
+from leakbound.assess.record import Bound, Verdict
+from leakbound.assess.verdict import verdict
+from leakbound.report.presented import Presented
+from leakbound.risk.statement import of_bound
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, eq=False)
+class ReleaseBounds(Presented):
+    """Bounds on every attacker for one release.
+
+    Attributes:
+        known: the leak map.
+        bounds: on the error, and on the probability of success; those that there are.
+        note: why others are missing.
+        criterion_psnr: in dB, from which an example counts as reconstructed.
+    """
+
+    bounds: tuple[Bound, ...]
+    note: str | None
+    criterion_psnr: float
+    known: Tensor | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the bounds alone say; never "exposed", as no attack was run."""
+        return verdict((), self.bounds)
+
+    @property
+    def error(self) -> Bound | None:
+        """The lower bound on the mean squared error; None where there is none (see `note`)."""
+        return next((bound for bound in self.bounds if bound.on_error), None)
+
+    @property
+    def probability(self) -> float | None:
+        """With what probability any attacker reconstructs an example; None: not known."""
+        return next((b.probability for b in self.bounds if b.probability is not None), None)
+
+    @property
+    def psnr(self) -> float | None:
+        """The PSNR in dB that no attacker exceeds on average; None where it is not known."""
+        return None if self.error is None else self.error.psnr
+
+    def _figure(self) -> Figure:
+        from leakbound.report import figures
+
+        if self.known is None:
+            raise ValueError(f"there is no leak map: {self.note or 'kind is not full'}")
+        return figures.leak_map(self.known)
+
+    def leak_map(self) -> Tensor | None:
+        """How much of each value's uncertainty the release takes away, (B, *S) in [0, 1].
+
+        None without a full bound.
+        """
+        return self.known
+
+    def _repr_html_(self) -> str:
+        """The verdict, every bound as a sentence, and the leak map."""
+        known = self.known
+        return pictures.block(
+            self.verdict,
+            *(pictures.note(of_bound(bound, self.criterion_psnr)) for bound in self.bounds),
+            pictures.note(f"no bound: {self.note}") if self.note else "",
+            "" if known is None else pictures.images(known, input_range=(0, 1), name="leak map"),
+        )
