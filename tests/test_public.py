@@ -19,8 +19,9 @@ from pathlib import Path
 import pytest
 
 import leakbound
-from leakbound import audit, cli, registry
+from leakbound import assess, audit, registry
 from leakbound.audit import plan_file
+from leakbound.cli.options import VERBS
 from leakbound.report import evidence
 
 ROOT = Path(__file__).parent.parent
@@ -28,6 +29,7 @@ LISTED = Path(__file__).with_name("public.txt")
 FORMS = Path(__file__).with_name("public_forms.txt")
 PACKAGES = (
     "leakbound",
+    "leakbound.assess",
     "leakbound.attacks",
     "leakbound.attacks.base",
     "leakbound.attacks.features",
@@ -50,6 +52,7 @@ PACKAGES = (
     "leakbound.data",
     "leakbound.data.federated",
     "leakbound.defenses",
+    "leakbound.domains",
     "leakbound.federation",
     "leakbound.flower",
     "leakbound.information",
@@ -66,11 +69,17 @@ PACKAGES = (
     "leakbound.random",
     "leakbound.registry",
     "leakbound.report",
+    "leakbound.risk",
     "leakbound.engines.sensitivity",
     "leakbound.tensors",
     "leakbound.testing",
     "leakbound.types",
 )
+SCHEMAS = {
+    ROOT / "docs" / "reference" / "records.schema.json": assess.schema,
+    ROOT / "docs" / "reference" / "report.schema.json": lambda: json.loads(evidence.schema()),
+}
+"""JSON schemas that are published, and what they are made from."""
 ALONE = ("leakbound.report.evidence.schema",)
 """Public names of modules that are private otherwise."""
 PRIVATE = {"leakbound.report.evidence", "leakbound.flower.compat"}
@@ -131,8 +140,7 @@ def listing():
 
 def _commands():
     """Every command, with its options and what they are by default."""
-    for member in typing.get_args(cli.Command):
-        command = typing.get_args(member)[0]
+    for verb, (command, _) in VERBS.items():
         hints = typing.get_type_hints(command)
         for field in dataclasses.fields(command):
             given = field.default is not dataclasses.MISSING
@@ -142,14 +150,15 @@ def _commands():
             name = f"--{field.name.replace('_', '-')}"
             if "Positional" in field.type:
                 name = field.name.upper()
-            yield f"leakbound {command.__name__.lower()} {name} = {text}"
+            yield f"leakbound {verb} {name} = {text}"
 
 
 EVERY_TABLE = {
     "models": [{"name": "mlp"}],
     "attacks": [{"name": "linear_inversion"}],
     "defenses": [{"name": "none"}, {"links": [{"name": "sign"}]}],
-    **{key: {} for key in ("data", "threat", "criterion", "utility", "floor", "risk", "metrics")},
+    **{key: {} for key in ("data", "threat", "criterion", "utility", "risk", "metrics")},
+    "error_bound": {},
 }
 
 
@@ -170,7 +179,7 @@ def _plan_keys():
             yield from (f"plan: {first}: {key}" for key in third)
     rows = [f for f in dataclasses.fields(type(plan.models[0])) if f.name != "settings"]
     yield from (f"plan: [[models]] {field.name}" for field in rows)
-    for name in ("batch_sizes", "seeds", "threat", "threshold", "lpips_weights"):
+    for name in ("batch_sizes", "seeds", "threat", "psnr", "lpips_weights"):
         yield f"plan by default: {name} = {getattr(plan, name)!r}"
     bare = audit.parse({name: EVERY_TABLE[name] for name in ("models", "attacks")})
     yield f"plan by default: utility.rounds = {bare.utility.rounds}, without [utility]"
@@ -180,46 +189,21 @@ def _plan_keys():
             yield f"plan: {kind} {entry.name}({settings})"
 
 
-def _record_fields():
-    """The fields of a cell's record and of a training's, two levels deep."""
-    plan = audit.parse(
-        {
-            "data": {"source": "digits", "limit": 400},
-            "models": [{"name": "mlp", "hidden": [8]}],
-            "defenses": [{"name": "dp_sgd"}],
-            "attacks": [{"name": "linear_inversion"}],
-            "error_bound": {"images": 2, "components": 4},
-            "utility": {"rounds": 1, "clients": 1, "repeats": 1},
-        }
-    )
-    for result in audit.run(plan):
-        kind = "record" if "cell" in result.record else "training's record"
-        for name, value in result.record.items():
-            yield f"{kind}: {name}"
-            inner = value if isinstance(value, list) else [value]
-            open_ = name in ("defense", "model", "attack")  # their parameters are those of plans
-            for one in inner:
-                if isinstance(one, dict):
-                    yield from (f"{kind}: {name}.{key}" for key in one)
-                    deep = [(k, v) for k, v in one.items() if isinstance(v, dict) and not open_]
-                    yield from (f"{kind}: {name}.{k}.{key}" for k, v in deep for key in v)
-
-
-def _report_fields(node, own="report.json"):
-    """Every field of the JSON Schema with its type, and which may not be missing."""
+def _fields(node, own):
+    """Every field of a JSON schema with its type, and which may not be missing."""
     if isinstance(node, list):
         for one in node:
-            yield from _report_fields(one, own)
+            yield from _fields(one, own)
     if not isinstance(node, dict):
         return
     for name, field in node.get("properties", {}).items():
         must = "" if name in node.get("required", ()) else ", may be missing"
         yield f"{own} {name}: {_kind(field)}{must}"
-        yield from _report_fields(field, f"{own} {name}.")
+        yield from _fields(field, f"{own} {name}.")
     for name, part in node.get("$defs", {}).items():
-        yield from _report_fields(part, f"{own} {name}:")
+        yield from _fields(part, f"{own} {name}:")
     for key in ("items", "anyOf", "oneOf", "allOf"):
-        yield from _report_fields(node.get(key), own)
+        yield from _fields(node.get(key), own)
 
 
 def _kind(field):
@@ -229,9 +213,10 @@ def _kind(field):
 
 def forms():
     """What is public and is no name in Python, sorted in each part."""
-    for part in (_commands, _plan_keys, _record_fields):
+    for part in (_commands, _plan_keys):
         yield from sorted(set(part()))
-    yield from sorted(_report_fields(json.loads(evidence.schema())))
+    yield from sorted(_fields(assess.schema(), "record"))
+    yield from sorted(_fields(json.loads(evidence.schema()), "report.json"))
 
 
 @pytest.mark.parametrize(("written", "found"), [(LISTED, listing), (FORMS, forms)])
@@ -242,6 +227,15 @@ def test_the_public_interface_is_the_listed_one(written, found):
     assert not gone, f"gone or changed: {gone}; {told}"
     assert not new, f"new: {new}; {told}"
     assert now == listed, told
+
+
+def _published(schema):
+    return json.dumps(schema, indent=1, sort_keys=True) + "\n"
+
+
+@pytest.mark.parametrize("path", SCHEMAS, ids=lambda path: path.name)
+def test_the_published_schema_is_the_one_that_is_read_by(path):
+    assert path.read_text("utf-8") == _published(SCHEMAS[path]())
 
 
 def test_no_public_module_is_forgotten():
@@ -332,3 +326,5 @@ def test_a_planted_private_name_is_caught(code, public):
 if __name__ == "__main__":
     for path, found in ((LISTED, listing), (FORMS, forms)):
         path.write_text("\n".join(found()) + "\n", encoding="utf-8")
+    for path, schema in SCHEMAS.items():
+        path.write_text(_published(schema()), encoding="utf-8")

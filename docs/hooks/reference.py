@@ -49,7 +49,9 @@ def pages() -> dict[str, str]:
     head = (
         "# Reference\n\nFrom the docstrings. What `__all__` names is public; the rest may change. "
         "Attacks and defenses have [pages of](../attacks/index.md) [their own](../defenses/"
-        "index.md), the command line `leakbound COMMAND --help`.\n\n"
+        "index.md), the command line `leakbound COMMAND --help`. Records have a JSON schema: "
+        "[records.jsonl and utility.jsonl](records.schema.json), "
+        "[report.json](report.schema.json).\n\n"
     )
     return {"reference/index.md": head + "\n".join(rows) + "\n"} | found
 
