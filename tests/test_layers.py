@@ -1,11 +1,14 @@
 """The shape of the package: imports point one way without cycles; nothing grows too large."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 import leakbound
 
@@ -359,3 +362,32 @@ def test_importing_the_command_line_does_not_import_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+KINDS = re.compile(
+    r"len\(\w*\.?(?:input_)?shape\) *[!=]= *3|isinstance\([^)]*(?:Image|Table|Number)Domain"
+    r"|domain\.name *[!=]=|\.columns is (?:not )?None"
+)
+
+
+def _asks_the_kind(text):
+    return bool(KINDS.search(text))
+
+
+def test_only_domains_ask_what_kind_of_data_it_is():
+    found = [str(path) for path, text in _texts().items() if _asks_the_kind(text)]
+    assert [path for path in found if "/domains/" not in path] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if len(observation.input_shape) == 3:",
+        "if len(shape) != 3:",
+        "isinstance(domain, TableDomain)",
+        'if domain.name == "images":',
+        "if dataset.columns is not None:",
+    ],
+)
+def test_a_planted_question_is_caught(text):
+    assert _asks_the_kind(text)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, max_pool2d
 
 from leakbound import check
+from leakbound.domains import has_neighbors
 from leakbound.metrics import Metric, Values
 from leakbound.models.custom import read_weights
 from leakbound.pairing import Paired
@@ -130,7 +131,7 @@ class Lpips:
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Whether images of that shape, (C, H, W), have a value: gray or RGB, and large enough."""
-        return len(shape) == 3 and shape[0] in (1, _RGB) and min(shape[1:]) >= self.smallest
+        return has_neighbors(shape) and shape[0] in (1, _RGB) and min(shape[1:]) >= self.smallest
 
     def metric(self, low: float = 0.0) -> Metric:
         """It as a metric of images whose least value is `low`."""

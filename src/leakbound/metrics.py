@@ -16,6 +16,7 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
+from leakbound.domains import has_neighbors
 from leakbound.pairing import Paired, squared_distances
 
 __all__ = [
@@ -249,7 +250,7 @@ def _images(paired: Paired) -> tuple[Tensor, Tensor]:
 
 
 def _shortest_side(images: Tensor) -> int:
-    return min(images.shape[2:]) if images.ndim == 4 else 0
+    return min(images.shape[2:]) if has_neighbors(images.shape[1:]) else 0
 
 
 def _listed(values: Tensor) -> Values:

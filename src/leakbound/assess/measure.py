@@ -107,14 +107,13 @@ def shown(
         leaks: a leak map in [0, 1], shown beside pictures.
     """
     own = domain.fields(truth, guess)
-    if own.columns is not None:
-        columns = [msgspec.convert(c, ColumnResult, from_attributes=True) for c in own.columns]
-        if not images:
-            bare: dict[str, None] = {"truth": None, "reconstruction": None}
-            columns = [msgspec.structs.replace(column, **bare) for column in columns]
-        return Shown({"columns": tuple(columns)})
+    columns = [msgspec.convert(c, ColumnResult, from_attributes=True) for c in own.columns or ()]
     if not images:
-        return Shown({})
+        bare: dict[str, None] = {"truth": None, "reconstruction": None}
+        columns = [msgspec.structs.replace(column, **bare) for column in columns]
+    fields: dict[str, Any] = {"columns": tuple(columns)} if columns else {}
+    if not images:
+        return Shown(fields)
     files, named = {}, {}
     strips = [(name, part, domain.input_range) for name, part in (own.pictures or {}).items()]
     if leaks is not None and strips:
@@ -122,7 +121,7 @@ def shown(
     for name, part, span in strips:
         file, content = strip(part, span)
         files[file], named[name] = content, file
-    return Shown({"pictures": named, "values": own.values}, files)
+    return Shown({**fields, "pictures": named, "values": own.values}, files)
 
 
 def objective_of(answer: Reconstruction) -> ObjectiveValues:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from leakbound._util import user_code
+from leakbound.domains import has_neighbors
 from leakbound.random import normal
 from leakbound.types import NotApplicable, Task
 
@@ -94,7 +95,7 @@ def build(
         NotApplicable: inputs that are no images.
         ValueError: the user's code does not import, or builds something else.
     """
-    if len(shape) != 3:
+    if not has_neighbors(shape):
         raise NotApplicable("a generator of images needs inputs (C, H, W)")
     if name == UNTRAINED:
         model: Any = _untrained((shape[0], shape[1], shape[2]), latent, generator)

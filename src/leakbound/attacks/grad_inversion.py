@@ -14,6 +14,7 @@ from leakbound.attacks.matching.attack import GradientMatching
 from leakbound.attacks.matching.engine import Evaluator
 from leakbound.attacks.matching.loop import Loop, answer
 from leakbound.attacks.matching.search import Search
+from leakbound.domains import has_neighbors
 from leakbound.types import NotApplicable, Observation, Reconstruction
 
 
@@ -89,7 +90,7 @@ class GradInversion(Attack):
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         """Run all starts in step."""
-        if len(observation.input_shape) != 3:
+        if not has_neighbors(observation.input_shape):
             raise NotApplicable("registration needs images (C, H, W)")
         settings = self.search()
         if not bool((observation.update.rows != 0).any()):

@@ -25,6 +25,7 @@ from leakbound.attacks.private_law import (
     negative_log_likelihood,
 )
 from leakbound.client import refuse_codes
+from leakbound.domains import has_neighbors
 from leakbound.random import normal, uniform
 from leakbound.types import Batch, NotApplicable, Observation, Reconstruction, Task
 
@@ -171,7 +172,7 @@ class LawMatching(Attack):
         x = self._start(observation, task, generator)
         if defense.noise_variance(task, x, labels) is None:
             raise NotApplicable("the defense's noise does not depend on the batch")
-        if self.total_variation and len(observation.input_shape) != 3:
+        if self.total_variation and not has_neighbors(observation.input_shape):
             raise NotApplicable("total variation needs images (C, H, W)")
         if not bool(observation.update.rows.any()):
             reason = "gradient vanished: the update is zero everywhere"

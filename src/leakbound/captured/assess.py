@@ -32,6 +32,7 @@ from leakbound.captured.capture import Capture
 from leakbound.captured.observe import Understood
 from leakbound.captured.proofs import certificate
 from leakbound.defenses import Chain, chain
+from leakbound.domains import has_neighbors
 from leakbound.random import stream
 from leakbound.risk.limits import ErrorBoundSpec, Released, RiskSpec, bounds
 from leakbound.types import Batch, Observation, Reconstruction
@@ -274,7 +275,7 @@ def public_images(
     context = PublicImages(plans.DataSpec(source), input_range)
     if context.input_shape != tuple(input_shape):
         channels, height, width = context.input_shape
-        if len(input_shape) == 3 and input_shape[1] == input_shape[2]:
+        if has_neighbors(input_shape) and input_shape[1] == input_shape[2]:
             spec = plans.DataSpec(source, size=input_shape[1], channels=input_shape[0])
             context = PublicImages(spec, input_range)
         if context.input_shape != tuple(input_shape):

@@ -17,6 +17,7 @@ __all__ = [
     "NumberDomain",
     "TableDomain",
     "column_errors",
+    "has_neighbors",
     "of_shape",
 ]
 
@@ -35,4 +36,16 @@ def of_shape(
     shape = tuple(shape)
     if columns:
         return TableDomain(shape, input_range, columns=tuple(columns))
-    return (ImageDomain if len(shape) == 3 else NumberDomain)(shape, input_range)
+    return (ImageDomain if has_neighbors(shape) else NumberDomain)(shape, input_range)
+
+
+def has_neighbors(shape: Sequence[int]) -> bool:
+    """Whether inputs of this shape count as images (C, H, W), whose neighboring values are alike.
+
+    What an attacker assumes who knows the model's input and nothing else.
+
+    Example:
+        >>> has_neighbors((3, 32, 32)), has_neighbors((30,))
+        (True, False)
+    """
+    return len(shape) == 3

@@ -14,6 +14,7 @@ from leakbound.attacks.features.base import FoundFeatures
 from leakbound.attacks.features.lowrank import NotSeparable, fit_column
 from leakbound.attacks.features.separation import Separated, Separation, separate
 from leakbound.client import forward
+from leakbound.domains import has_neighbors
 from leakbound.random import uniform
 from leakbound.types import NotApplicable, Observation, Task
 
@@ -103,7 +104,7 @@ def listen(
     """
     task = seen_task(observation)
     name, probe, inputs = probed(task, observation, generator, layer)
-    image = len(observation.input_shape) == 3 and torch.equal(inputs, probe.flatten(1))
+    image = has_neighbors(observation.input_shape) and torch.equal(inputs, probe.flatten(1))
     small = NEAR * float(inputs.square().mean().sqrt())
     positive = float(inputs.clamp_max(0).norm()) <= NEAR * float(inputs.norm())
     often = float((inputs.abs() <= small).double().mean()) > OFTEN

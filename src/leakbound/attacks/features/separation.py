@@ -14,6 +14,7 @@ from leakbound.attacks.features.contrast import contrasts, gaussian_ceiling, rot
 from leakbound.attacks.features.likelihood import heavy_tailed, nonnegative
 from leakbound.attacks.features.lowrank import RowSpace, row_space
 from leakbound.attacks.pace import tick
+from leakbound.domains import has_neighbors
 
 KINDS = ("general", "nonnegative", "image", "nonnegative image")
 SOLVERS = ("likelihood", "contrast", "published")
@@ -176,7 +177,7 @@ def differences(rows: Tensor, shape: tuple[int, ...] | None) -> Tensor:
     Raises:
         ValueError: no (C, H, W) whose product is n.
     """
-    if shape is None or len(shape) != 3 or math.prod(shape) != rows.shape[1]:
+    if shape is None or not has_neighbors(shape) or math.prod(shape) != rows.shape[1]:
         raise ValueError(f"shape is {shape}; images of {rows.shape[1]} values need (C, H, W)")
     images = rows.reshape(-1, *shape)
     parts = [images.diff(dim=axis).flatten(1) for axis in (2, 3)]

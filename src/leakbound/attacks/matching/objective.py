@@ -24,6 +24,7 @@ from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.attacks.matching.terms import Smooth, Term
 from leakbound.client import clients_layer_inputs, refuse_codes
 from leakbound.covariance import Structured
+from leakbound.domains import has_neighbors
 from leakbound.types import NotApplicable, Observation, Task
 
 
@@ -94,7 +95,7 @@ class Objective:
         if zeros_first and hidden is not None:
             seen = seen.masked_fill(hidden, 0.0)
         noise_share = observation.noise_share if whitener is None else _white_noise_share(seen)
-        images = len(observation.input_shape) == 3
+        images = has_neighbors(observation.input_shape)
         variation = settings.total_variation + settings.noise_variation * noise_share**0.5
         shown = 1.0 if hidden is None else 1 - float(hidden.double().mean())
         smoothing = settings.smoothing / max(shown, 1e-3) ** 0.5 if images else 0.0
