@@ -125,7 +125,7 @@ def test_arguments(complain, plan, tmp_path):
     assert "did you mean 'idlg'" in line
     assert "NAME,key=1.5" in complain("attack", "--attack", "idlg,steps=")
     assert "name stands first" in complain("attack", "--attack", 'idlg,name="x"')
-    assert "2 cells" in complain("attack", "--attack", "idlg,steps=[1, 2]")
+    assert "2 experiments" in complain("attack", "--attack", "idlg,steps=[1, 2]")
     assert "finite" in complain("attack", "--defense", "gaussian_noise,noise_std=nan")
 
 
@@ -261,7 +261,10 @@ def test_hostile_names_stay_text(plan, tmp_path, capsys):
         main([str(argument) for argument in plan(text)])
     shown = capsys.readouterr()
     assert caught.value.code == 0
-    assert "audit ../../<script>alert(1)</script>[bold]x[/] \\x1b[2J new line: 1 cell" in shown.out
+    assert (
+        "audit ../../<script>alert(1)</script>[bold]x[/] \\x1b[2J new line: 1 experiment"
+        in shown.out
+    )
     assert "\x1b" not in shown.out + shown.err
     after = {p for p in tmp_path.rglob("*") if tmp_path / "run" not in [p, *p.parents]}
     assert after - before == {tmp_path / "plan.toml"}

@@ -213,7 +213,9 @@ def test_an_interrupt_keeps_what_is_finished(place, capsys, monkeypatch):
     assert call(*given("after.safetensors", *more)) == 130
     (line,) = (place / "run" / "records.jsonl").read_text().splitlines()
     assert json.loads(line)["attack"]["name"] == "linear_inversion"
-    assert "1 cell of 2 is still missing" in (place / "run" / "report.html").read_text("utf-8")
+    assert "1 experiment of 2 is still missing" in (place / "run" / "report.html").read_text(
+        "utf-8"
+    )
     err = " ".join(capsys.readouterr().err.split())
     assert "what was found until then is in run; the same command runs all attacks again" in err
 

@@ -85,7 +85,7 @@ def test_visible_epsilon_is_the_larger(capsys):
     seen, _ = parsed(capsys, *arguments)
     assert seen["epsilon"] > hidden["epsilon"]
     assert "who see which steps" in seen["bound_scope"]["attackers"]
-    for row in (*hidden["criterion"], *seen["criterion"]):
+    for row in (*hidden["thresholds"], *seen["thresholds"]):
         assert row["attained"] <= row["bound"]
 
 
@@ -104,7 +104,7 @@ def test_bound_table_and_files(capsys, tmp_path):
     kept = json.loads((out / "bound.json").read_text())
     assert kept.pop("written_by").startswith("leakbound, sha256 ")
     assert found == kept
-    rows = found["criterion"]
+    rows = found["thresholds"]
     assert [row["psnr"] for row in rows] == sorted(row["psnr"] for row in rows)
     assert [row["verdict"] for row in rows] == [_verdict(row, 0.01, False) for row in rows]
     assert min(row["bound"] for row in rows) < 0.01
@@ -124,7 +124,7 @@ def test_what_a_guess_reaches_is_not_exposed_by_the_update(capsys):
     given = ("--norm", 2.5298, "--dim", 64, "--psnr", 5, 30)
     for noise, words in ((0, ["undecided", "exposed"]), (5.0, ["undecided", "undecided"])):
         found, _ = parsed(capsys, "bound", "--noise-multiplier", noise, *given)
-        rows = found["criterion"]
+        rows = found["thresholds"]
         assert rows[0]["attained"] == rows[0]["bound"] == 1.0
         assert [row["verdict"] for row in rows] == words
 
@@ -153,7 +153,7 @@ def test_json_stays_json_with_out(capsys, tmp_path):
         capsys, "bound", "--noise-multiplier", 0, *KNOWN, "--psnr", 20, "--out", tmp_path
     )
     assert found["epsilon"] is None
-    assert [row["verdict"] for row in found["criterion"]] == ["exposed"]
+    assert [row["verdict"] for row in found["thresholds"]] == ["exposed"]
     assert "written: bound.json, corridor.png into" in errors
     json.loads((tmp_path / "bound.json").read_text())
 
@@ -166,7 +166,7 @@ def test_priors_from_data(capsys, prior):
     assert prior in found["prior"].lower() or "Gaussian" in found["prior"]
     assert found["prior"] in found["bound_scope"]["prior"]
     assert "sphere" in found["attained_scope"]["prior"]
-    for row in found["criterion"]:  # two priors: the attained edge is never called protected
+    for row in found["thresholds"]:  # two priors: the attained edge is never called protected
         assert row["verdict"] == _verdict(row, 0.001)
 
 
@@ -202,7 +202,10 @@ BOUND = ("bound", "--noise-multiplier", "1")
         ((*GOOD, *KNOWN, "--input-range", 1, 0), "input_range is 1 0"),
         ((*GOOD, *KNOWN, "--input-range", 0, "nan"), "input_range is"),
         ((*GOOD, *KNOWN, "--input-range", 0, 1e200), "input_range is"),
-        ((*GOOD, *KNOWN, "--noise-multiplier", 1), "noise_multiplier is 1, but --solve"),
+        (
+            (*GOOD, *KNOWN, "--noise-multiplier", 1),
+            "noise_multiplier is 1, but solve is 'noise_multiplier'",
+        ),
         ((*GOOD, *KNOWN, "--noise-std", 1), "noise_std"),
         ((*GOOD, *KNOWN, "--solve", "clip_norm"), "noise_std"),
         ((*GOOD, *KNOWN, "--solve", "steps"), "noise_multiplier is not given"),
@@ -269,11 +272,11 @@ def test_given_data_a_uniform_direction_protects_nothing(capsys, digits):
     given = ("--noise-multiplier", 1.1, "--data", digits, "--steps", 1000)
     given += ("--sampling-rate", 0.01, "--psnr", 15, 25, 30)
     blank, _ = parsed(capsys, "bound", *given, "--prior", "sphere")
-    rows = blank["criterion"]
+    rows = blank["thresholds"]
     assert rows[1]["bound"] < 1e-100
     assert {row["verdict"] for row in rows} == {"undecided"}
     found, _ = parsed(capsys, "bound", *given)
-    rows = found["criterion"]
+    rows = found["thresholds"]
     # at 15 dB the zero image is what is "attained" of the smallest record: no update tells it
     assert rows[0]["attained"] == pytest.approx(1)
     assert 1 > rows[0]["bound"] > rows[0]["matched"] > 0.001
@@ -296,9 +299,9 @@ def test_calibrate_ends_with_the_word_of_bound(capsys, prior, word, digits):
         prior,
     )
     beside, _ = parsed(capsys, "bound", *given, "--data", digits)
-    assert beside["criterion"][0]["verdict"] == word
+    assert beside["thresholds"][0]["verdict"] == word
     assert call("calibrate", *what) == 0
-    assert f"what `leakbound bound` says about this answer: {word}" in said(capsys)
+    assert f"verdict of `leakbound bound` on this answer: {word}" in said(capsys)
 
 
 def images(folder, *, dark=(), count=80):

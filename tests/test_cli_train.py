@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from leakbound import audit, cli
+from leakbound.assess.record import DefenseInfo, ModelInfo, Training
 from leakbound.cli.train import Mean, table
 
 PLAN = """
@@ -120,13 +121,23 @@ def test_without_out_the_folder_is_named_by_the_plan(plan, tmp_path, capsys, mon
 
 def test_failed_and_diverged_trainings_are_counted_not_averaged():
     def unit(loss, accuracy=0.5, status="ok"):
-        return {
-            "model": {"name": "mlp", "parameters": {}},
-            "defense": {"name": "none", "parameters": {}},
-            "status": status,
-            "training_loss": loss,
-            "accuracy": accuracy,
-        }
+        return Training(
+            training=f"{loss} {status}",
+            model=ModelInfo(name="mlp", parameters={}),
+            defense=DefenseInfo(
+                name="none",
+                parameters={},
+                settings="none",
+                guarantee="none",
+                data_dependent_law=False,
+            ),
+            seed=0,
+            rounds=1,
+            optimizer="adam",
+            status=status,
+            training_loss=loss,
+            accuracy=accuracy,
+        )
 
     (row,) = table([unit(1.0), unit(3.0), unit(None), unit(None, None, "failed")])
     assert (row.loss.mean, row.loss.n, row.diverged, row.failed) == (2.0, 2, 1, 1)

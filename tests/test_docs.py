@@ -11,10 +11,12 @@ import pytest
 from leakbound import cli, registry
 from leakbound.audit import parse
 from leakbound.audit.plan_file import spec_of
+from leakbound.cli.options import Attack
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    ROOT / "reproductions" / "README.md",
     ROOT / "benchmarks" / "RESULTS.md",
     *sorted((ROOT / "examples").glob("*/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
@@ -53,7 +55,7 @@ def commands():
 def parsed(words, monkeypatch):
     """What the real command line makes of the words; nothing runs."""
     seen = []
-    monkeypatch.setattr(cli, "_run", lambda command: seen.append(command) or 0)
+    monkeypatch.setattr(cli, "_run", lambda command, known: seen.append(command) or 0)
     with pytest.raises(SystemExit) as end:
         cli.main(words)
     assert end.value.code == 0, words
@@ -63,12 +65,9 @@ def parsed(words, monkeypatch):
 def options():
     """Every command with the options that its help names."""
     import dataclasses
-    import typing
 
-    for member in typing.get_args(cli.Command):
-        command = typing.get_args(member)[0]
-        names = {field.name.replace("_", "-") for field in dataclasses.fields(command)}
-        yield command.__name__.lower(), names
+    for verb, (command, _) in cli.verbs([]).items():
+        yield verb, {field.name.replace("_", "-") for field in dataclasses.fields(command)}
 
 
 def unknown_fences(text):
@@ -146,7 +145,7 @@ def test_plans_parse(code):
 @pytest.mark.parametrize("words", list(commands()))
 def test_commands_parse(words, monkeypatch):
     command = parsed(words, monkeypatch)
-    if isinstance(command, cli.Attack):
+    if isinstance(command, Attack):
         named = [("attack", text) for text in command.attack]
         named += [("defense", command.defense)] * (command.defense != "none")
         for kind, text in named:

@@ -14,7 +14,9 @@ from PIL import Image
 
 import leakbound as lb
 from leakbound._util import pictures
-from leakbound.risk import Outcome, Result, TrainingSetting, calibrate_setting, corridor, parse, run
+from leakbound.assess.record import DefenseInfo, ModelInfo, Training
+from leakbound.audit import AuditResult, Result, parse, run
+from leakbound.risk import TrainingSetting, calibrate_setting, corridor
 
 TAGS = {"div", "strong", "small", "em", "br", "span", "img"}
 TAGS |= {"table", "thead", "tbody", "tr", "th", "td"}
@@ -249,10 +251,10 @@ def test_a_pair_in_other_units_keeps_one_scale():
 
 
 def test_an_outcome_counts_its_verdicts():
-    outcome = Outcome(Path("runs") / HOSTILE, 3, 1, {"exposed": 2, "not_applicable": 1})
+    outcome = AuditResult(Path("runs") / HOSTILE, 3, 1, {"exposed": 2, "not_applicable": 1})
     page = safe(outcome._repr_html_())
     assert "not applicable" in page
-    assert "failed cells or trainings: 1" in page
+    assert "failed experiments or trainings: 1" in page
 
 
 def test_a_corridor_shows_both_edges_and_whom_they_cover():
@@ -308,7 +310,7 @@ def test_a_cell_shows_truth_guess_and_numbers():
     result = cell()
     page = safe(result._repr_html_())
     assert len(pixels(page)) == 2
-    assert f"{result.record['metrics']['psnr'][0]:.3g}" in page
+    assert f"{result.record.psnr[0]:.3g}" in page
     assert result.record.verdict in page
 
 
@@ -319,8 +321,20 @@ def test_a_cell_without_an_answer_says_why():
 
 
 def test_a_training_shows_its_numbers():
-    record = {"status": "ok", "training_loss": 0.5, "accuracy": 0.75, "reason": None}
-    assert "0.75" in safe(Result("id", record)._repr_html_())
+    info = DefenseInfo(
+        name="none", parameters={}, settings="none", guarantee="none", data_dependent_law=False
+    )
+    record = Training(
+        training="id",
+        defense=info,
+        model=ModelInfo(name="mlp", parameters={}),
+        seed=0,
+        rounds=1,
+        optimizer="adam",
+        training_loss=0.5,
+        accuracy=0.75,
+    )
+    assert "0.75" in safe(Result(record)._repr_html_())
 
 
 @pytest.mark.browser
@@ -332,7 +346,7 @@ def test_the_browser_draws_all_and_says_nothing(tmp_path, played):
     things = [
         played,
         lb.Reconstruction(torch.rand(3, 3, 9, 9), problem=HOSTILE),
-        Outcome(Path(HOSTILE), 3, 1, {HOSTILE: 2}),
+        AuditResult(Path(HOSTILE), 3, 1, {HOSTILE: 2}),
         corridor(TrainingSetting(0.5, dim=16), np.linspace(0.1, 0.9, 40) / 16),
     ]
     body = "".join(thing._repr_html_() for thing in things)

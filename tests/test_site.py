@@ -145,7 +145,7 @@ def test_a_page_says_how_to_run_it(entry, hooks, monkeypatch):
     assert line in page
     assert table in page
     seen = []
-    monkeypatch.setattr(cli, "_run", lambda command: seen.append(command) or 0)
+    monkeypatch.setattr(cli, "_run", lambda command, known: seen.append(command) or 0)
     with pytest.raises(SystemExit) as end:
         cli.main(shlex.split(line)[1:])
     assert end.value.code == 0

@@ -33,7 +33,7 @@ def federation(name: str, *, defended: bool, given: argparse.Namespace) -> None:
         guess = outcome.answers[0]
         truth = hospitals(given.hospitals)[0]  # the smallest: the server attacks it
         if guess is None:
-            print("the attack does not apply:", outcome.records[0]["reason"])
+            print("the attack does not apply:", outcome.records[0].reason)
             return
         psnr = evaluate(pair(truth, guess), data_range=1.0)["psnr"]
         print("PSNR of the images that the server rebuilt:", [round(v, 1) for v in psnr], "dB")

@@ -74,7 +74,7 @@ def not_smooth(
     Shapes: inputs (B, *S), labels (B,). Only their shapes and types count, and no value of them is
     read, so a model that branches on values is refused.
 
-    Source: this project; docs/floors.md.
+    Source: this project; docs/error_bounds.md.
 
     Example:
         >>> relu = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2), torch.nn.ReLU())

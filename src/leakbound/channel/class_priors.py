@@ -32,7 +32,7 @@ class ClassPriors:
         kind: "gaussian" (principal directions), "isotropic" or "flat".
         components: leading directions of "gaussian".
 
-    Source: this project; docs/floors.md.
+    Source: this project; docs/error_bounds.md.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)

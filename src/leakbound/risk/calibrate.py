@@ -332,6 +332,8 @@ def calibrate(
         )
     if noise_multiplier is None and sought:
         raise ValueError(f"noise_multiplier is not given, and solve is {solve!r}, which needs it")
+    if noise_multiplier is not None and math.isinf(noise_multiplier):
+        raise ValueError("noise_multiplier is inf; give a number, such as 1")
     examples = Examples.of(
         data,
         dim=dim,
