@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from leakbound import audit
+from leakbound.assess.record import Assessment, read
 from leakbound.audit import engine
 from leakbound.audit import experiment as experiments
 from leakbound.audit.experiment import DIED
@@ -249,7 +250,7 @@ def test_a_unit_whose_worker_was_killed_is_no_result(times, table, tmp_path, use
         over.set()
         killer.join()
     if times == 3:
-        (record,) = map(json.loads, (tmp_path / "run" / "records.jsonl").read_bytes().splitlines())
+        (record,) = read(tmp_path / "run" / "records.jsonl", Assessment)
         assert (record.status, record.reason) == ("failed", DIED)
         assert audit.audit(plan, tmp_path / "run").failed == 0
     assert outcome(tmp_path / "run") == outcome(tmp_path / "undisturbed")
@@ -346,4 +347,4 @@ def test_a_data_set_that_changes_while_the_audit_runs(table, tmp_path):
     assert bench.dataset.classes == 4
     write()
     with pytest.raises(ValueError, match="changed while the audit ran"):
-        list(audit.run(plan, workers=2, bench=bench))
+        list(audit.run(plan, workers=2, context=bench))

@@ -19,6 +19,12 @@ class Unit:
 
 
 @dataclass
+class Record:
+    key: str
+    status: str = "ok"
+
+
+@dataclass
 class FakePool:
     """Works in order, one step a `wait`; `kills` says whether a worker dies at a unit now."""
 
@@ -54,11 +60,11 @@ class FakePool:
             self.born += 1
             return Died(worker)
         self.queues[worker].pop(0)
-        return Done(worker, Result(unit.id, {"id": unit.id}))
+        return Done(worker, Result(Record(unit.id)))
 
 
 def lost(unit):
-    return Result(unit.id, {"id": unit.id, "status": "failed"})
+    return Result(Record(unit.id, "failed"))
 
 
 def play(kills, units=20, workers=2, seed=0):
@@ -72,7 +78,7 @@ def play(kills, units=20, workers=2, seed=0):
 
 
 def failures(found):
-    return {key for key, record in found.items() if record.get("status") == "failed"}
+    return {key for key, record in found.items() if record.status == "failed"}
 
 
 def test_all_units_once_and_all_workers_busy():

@@ -237,7 +237,7 @@ def test_what_a_person_and_a_program_read():
     for part in ("1,000 steps", "20 dB PSNR or better", "Epsilon is", "delta 1e-05", "784 values"):
         assert part in text
     plain = json.loads(json.dumps(found.plain(), allow_nan=False))
-    assert plain["upper"] == found.bound
+    assert plain["bound"] == found.bound
     assert plain["words"] == text
     page = found._repr_html_()
     assert page.startswith("<p><strong>EXPERIMENT ONLY")

@@ -7,7 +7,6 @@ what the estimator reaches.
 
 import numpy as np
 import pytest
-from leakbound.audit.corridor_verdict import verdict_of
 from scipy import stats
 
 from leakbound import audit, data
@@ -74,7 +73,7 @@ def test_the_attack_is_real(digits):
 def test_what_is_stated_of_given_data_is_above_it(digits, noise):
     public, private = digits
     prior = record_priors.from_images(public)
-    edges = audit.corridor(
+    edges = corridor(
         TrainingSetting(noise, 784, np.linalg.norm(private, axis=1).min()),
         ETA,
         log_kappa=prior.log_kappa,
@@ -89,13 +88,13 @@ def test_no_number_under_a_uniform_direction_protects(prior):
         "psnr>=20 with probability<=0.001", TrainingSetting(1.0, 784, 4.2), prior=prior
     )
     assert found.verdict == "undecided"
-    assert verdict_of(found.corridor, 0, None, 0.5) == "undecided"
-    assert risk([(10.0, 0.1, 20)], dim=784, norm=4.2, psnr=20, prior=prior).upper is None
+    assert found.corridor.verdict(0, 0.5) == "undecided"
+    assert risk([(10.0, 0.1, 20)], dim=784, norm=4.2, psnr=20, prior=prior).bound is None
     if prior is not None:
         edges = corridor(
             TrainingSetting(1.0, 784, 4.2), ETA, log_kappa=prior.log_kappa, informed=prior.informed
         )
-        assert verdict_of(edges, 0, None, 0.5) == "undecided"
+        assert edges.verdict(0, 0.5) == "undecided"
 
 
 @pytest.mark.parametrize(

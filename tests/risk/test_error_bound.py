@@ -181,7 +181,7 @@ def test_no_picture_changes_the_record(table, monkeypatch):
         raise ValueError("fisher has the eigenvalue -1e-7; it must not be negative")
 
     (plain,) = audit.run(plan)
-    monkeypatch.setattr(limits, "full_floor", broken)
+    monkeypatch.setattr(limits, "full_bound", broken)
     (other,) = audit.run(plan)
     shown = other.record.pictures
     assert "leak_map" not in shown

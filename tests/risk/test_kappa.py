@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leakbound.bounds.record_priors import seen
+from leakbound.bounds import record_priors
 from leakbound.risk.kappa import BaselineMatches, baseline_matches, refuse_matched
 from leakbound.risk.target import Target
 
@@ -74,10 +74,10 @@ def test_records_that_reach_each_other_are_counted(monkeypatch):
     np.fill_diagonal(apart, np.inf)
     for eta in (0.2, 0.8, 2.0):
         wanted = (apart <= eta).sum(1).max() / 59
-        monkeypatch.setattr(seen, "TOGETHER", 7)
+        monkeypatch.setattr(record_priors, "TOGETHER", 7)
         assert baseline_matches(flat, eta).example == pytest.approx(wanted)
     assert baseline_matches([[0.3, 0.1]], 0.1).example == 0.0
-    monkeypatch.setattr(seen, "MOST", 20)
+    monkeypatch.setattr(record_priors, "MOST", 20)
     few = flat[::3]
     near = np.square(few[:, None] - few).mean(2) <= 0.8
     assert baseline_matches(flat, 0.8).example == pytest.approx((near.sum(1).max() - 1) / 19)

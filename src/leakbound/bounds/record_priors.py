@@ -114,15 +114,15 @@ class RecordPrior(ABC):
         name: for people.
         dim: N.
         informed: whether it knows the data: what does not bounds no attacker who does.
-        lower_scope: what `success` covers.
-        upper_scope: what the bound from `log_kappa` covers.
+        attained_scope: what `success` covers.
+        bound_scope: what the bound from `log_kappa` covers.
     """
 
     name: str
     dim: int
     informed: bool = True
-    lower_scope: Scope
-    upper_scope: Scope
+    attained_scope: Scope
+    bound_scope: Scope
 
     @abstractmethod
     def sample(self, count: int, generator: np.random.Generator) -> Array:
@@ -232,8 +232,8 @@ class KnownNorm(RecordPrior):
 
     name = "known norm"
     informed = False  # a norm says nothing about what the data look like
-    lower_scope = exact.scope  # here all estimators of the trap's answer
-    upper_scope = _bounded("a direction uniform on the sphere of the norm", "a cap's share")
+    attained_scope = exact.scope  # here all estimators of the trap's answer
+    bound_scope = _bounded("a direction uniform on the sphere of the norm", "a cap's share")
 
     def __post_init__(self) -> None:
         single("dim", whole("dim", self.dim))
@@ -404,8 +404,8 @@ class Mixture(RecordPrior):
     def _describe(self, name: str, prior: str) -> None:
         attack = "the mean of the approximate posterior over norms, or of its likeliest part"
         kappa = "Chernoff's bound on the ball at each Gaussian's mean, summed"
-        self.name, self.lower_scope = name, _attained(prior, attack)
-        self.upper_scope = _bounded(prior, kappa)
+        self.name, self.attained_scope = name, _attained(prior, attack)
+        self.bound_scope = _bounded(prior, kappa)
 
     @classmethod
     def from_samples(
@@ -525,12 +525,12 @@ class Gallery(RecordPrior):
         (True, 0.25)
     """
 
-    lower_scope = _attained(
+    attained_scope = _attained(
         "the gallery, by its weights",
         "the guess, of the likeliest examples and the means of posterior and prior, whose ball "
         "holds most posterior",
     )
-    upper_scope = _bounded(
+    bound_scope = _bounded(
         "the gallery, by its weights", "the most mass within twice the radius of an example"
     )
 
@@ -638,7 +638,7 @@ class EmpiricallyBoundedPrior(RecordPrior):
     def __init__(self, prior: RecordPrior, groups: Sequence[ArrayLike]) -> None:
         self.prior, self.groups = prior, [flat_images(images) for images in groups]
         self.name, self.dim = f"{prior.name}, no rarer than seen", prior.dim
-        self.lower_scope, self.upper_scope = prior.lower_scope, prior.upper_scope
+        self.attained_scope, self.bound_scope = prior.attained_scope, prior.bound_scope
 
     def sample(self, count: int, generator: np.random.Generator) -> Array:
         """Examples (count, N) of the model."""

@@ -324,16 +324,7 @@ def calibrate(
     """
     if isinstance(target, str):
         target = Target.parse(target, input_range=width_of(input_range))
-    sought = solve in ("steps", "sampling_rate")
-    if noise_multiplier is not None and not sought:
-        raise ValueError(
-            f"noise_multiplier is {noise_multiplier:g}, but solve is {solve!r}, which finds it; "
-            "leave it out"
-        )
-    if noise_multiplier is None and sought:
-        raise ValueError(f"noise_multiplier is not given, and solve is {solve!r}, which needs it")
-    if noise_multiplier is not None and math.isinf(noise_multiplier):
-        raise ValueError("noise_multiplier is inf; give a number, such as 1")
+    noise = _given_noise(solve, noise_multiplier)
     examples = Examples.of(
         data,
         dim=dim,
@@ -344,7 +335,7 @@ def calibrate(
         input_range=input_range,
     ).without_constants(target)
     setting = TrainingSetting(
-        1.0 if noise_multiplier is None else noise_multiplier,
+        noise,
         dim=examples.dim,
         norm=examples.norms[0],
         steps=steps,
@@ -364,6 +355,20 @@ def calibrate(
         examples=examples.count,
     )
     return replace(found, source=examples.source, left_out=examples.left_out)
+
+
+def _given_noise(solve: Solve, noise: float | None) -> float:
+    """The noise multiplier to start from: given where something else is solved for, else any."""
+    sought = solve in ("steps", "sampling_rate")
+    if noise is None and sought:
+        raise ValueError(f"noise_multiplier is not given, and solve is {solve!r}, which needs it")
+    if noise is not None and not sought:
+        raise ValueError(
+            f"noise_multiplier is {noise:g}, but solve is {solve!r}, which finds it; leave it out"
+        )
+    if noise is not None and math.isinf(noise):
+        raise ValueError("noise_multiplier is inf; give a number, such as 1")
+    return 1.0 if noise is None else noise
 
 
 def _check(solve: Solve, clip_norm: float, noise_std: float | None, delta: float) -> None:
