@@ -110,18 +110,20 @@ def test_list(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(("kind", "name"), [("trace", "tight_trace"), ("full", "full")])
-def test_a_floor_that_is_not_proved_says_nothing_of_attackers(capsys, kind, name, monkeypatch):
+def test_a_bound_that_is_not_proved_says_nothing_of_attackers(capsys, kind, name, monkeypatch):
     monkeypatch.setattr(terminal.console, "width", 400)
-    given = ["attack", "--data", "digits", "--attack", "linear_inversion", "--floor", kind]
+    given = ["attack", "--data", "digits", "--attack", "linear_inversion", "--error-bound", kind]
     given += ["--defense", "gaussian_noise,noise_std=0.1", "--model"]
     assert call(*given, "mlp") == 0  # of ReLUs
     kinked = capsys.readouterr().out
-    assert f"floor ({name}), not proved here: a mean squared error of" in kinked
+    assert f"lower bound on the error ({name}), not proved here: a mean squared error of" in kinked
     assert "is not known to be smooth in the inputs (relu" in kinked
     assert "no attacker" not in kinked
     assert call(*given, 'mlp,activation="tanh"') == 0
     smooth = capsys.readouterr().out
-    assert f"floor ({name}): no attacker has a mean squared error below" in smooth
+    assert (
+        f"lower bound on the error ({name}): no attacker has a mean squared error below" in smooth
+    )
     assert "proved" not in smooth
 
 
@@ -155,8 +157,8 @@ def test_attack_is_the_cell_of_the_grid(plan, tmp_path, capsys):
     out = tmp_path / "run"
     assert call("audit", plan, "--out", out, "--workers", "1") == 0
     shown = capsys.readouterr()
-    assert "audit plan: 4 cells, 1 worker, into" in shown.out
-    assert re.search(r"4 cells: \d exposed(, \d undecided)?\n", shown.out)
+    assert "audit plan: 4 experiments, 1 worker, into" in shown.out
+    assert re.search(r"4 experiments: \d exposed(, \d undecided)?\n", shown.out)
     assert f"report: {out / 'report.html'}\n" in shown.out
     assert re.fullmatch(r"4 of 4 done after \d+ s", shown.err.splitlines()[-1])
     settings = ["--data", "digits", "--attack", "inverting_gradients,steps=2", "--seed", "1"]
@@ -202,17 +204,17 @@ def test_a_malicious_server_is_asked_for(capsys):
 
 
 def test_failed_cells_make_the_exit_code_1(plan, tmp_path, capsys, monkeypatch):
-    from leakbound.audit import cells
+    from leakbound.audit import experiment
 
     def broken(*_):
         raise RuntimeError("[bold]broken[/] \x1b[2J\n<b>")
 
     with monkeypatch.context() as patch:
-        patch.setattr(cells, "_judge", lambda *_: broken())
+        patch.setattr(experiment, "_judge", lambda *_: broken())
         assert call("audit", plan, "--out", tmp_path / "run", "--workers", "1") == 1
         shown = capsys.readouterr()
-        assert "4 cells: 4 failed" in shown.out
-        assert shown.err.endswith("leakbound: 4 cells failed; the report gives the reasons\n")
+        assert "4 experiments: 4 failed" in shown.out
+        assert shown.err.endswith("leakbound: 4 experiments failed; the report gives the reasons\n")
         assert call("attack", "--data", "digits", "--attack", "linear_inversion") == 1
         shown = capsys.readouterr().out
         assert "failed: RuntimeError: [bold]broken[/] \\x1b[2J <b>" in shown
@@ -318,7 +320,7 @@ def test_progress_on_a_terminal(plan, tmp_path, columns):
     assert bars
     assert max(map(len, bars)) <= columns
     assert "of 4 done" not in plain
-    assert "4 cells: " in plain
+    assert "4 experiments: " in plain
 
 
 def on_terminal(arguments: list[str], columns: int) -> str:

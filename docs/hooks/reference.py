@@ -59,11 +59,17 @@ def pages() -> dict[str, str]:
     return {"reference/index.md": head + "\n".join(rows) + "\n"} | found
 
 
+def _home(place: str) -> str:
+    """The page of a module: its own, or that of the package that exports its names."""
+    return place if f"leakbound.{place}" in MODULES else place.partition(".")[0]
+
+
 def _page(name: str) -> str:
     module = import_module(name)
     own = [n for n in getattr(module, "__all__", ()) if not n.startswith("_")]
     if name == "leakbound":  # its packages have pages; the names are documented where they live
-        rows = [f"- [`{n}`]({place}.md)" for n, place in sorted(module._WHERE.items())]
+        homes = {n: _home(place) for n, place in module._WHERE.items()}
+        rows = [f"- [`{n}`]({place}.md)" for n, place in homes.items()]
         packages = [f"- [`{n}`]({n}.md)" for n in module._PACKAGES]
         first = (module.__doc__ or "").strip()
         return (

@@ -324,7 +324,7 @@ def test_declared_noise_that_was_not_added_bounds_nothing(noise, digits):
     )  # fmt: skip
     (record,) = outcome.records
     assert "of the declared noise's energy: that noise was not added" in of(outcome)[1]
-    assert record.bounds == []
+    assert record.bounds == ()
     assert "was not added" in record.bounds_note
     assert record.verdict == "undecided"
     assert record.release.noise_share is None

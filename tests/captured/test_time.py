@@ -1,6 +1,5 @@
 """What is read off an update is told first, cheap attacks run first, and no search is endless."""
 
-import json
 import signal
 import time
 
@@ -9,6 +8,7 @@ import torch
 from torch import nn
 
 from leakbound import data
+from leakbound.assess.record import Assessment, read
 from leakbound.audit.plan import Spec
 from leakbound.captured import Settings, TrainingInfo, findings, load
 from leakbound.captured.observe import found_steps
@@ -131,7 +131,7 @@ def test_an_interrupt_keeps_what_the_search_has_found(clients, tmp_path):
             watch=interrupt,
         )
     assert signal.getsignal(signal.SIGINT) is before
-    record = json.loads((out / "records.jsonl").read_bytes())
+    (record,) = read(out / "records.jsonl", Assessment)
     assert record.problem.startswith("stopped early, after")
     assert (out / "report.html").exists()
 

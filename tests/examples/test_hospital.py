@@ -73,7 +73,7 @@ def test_the_noise_meets_the_stated_risk(hospital):
     found = hospital.task.calibration()
     assert str(found.target) == "PSNR >= 30 dB with probability <= 0.001"
     assert found.setting.steps == hospital.task.ROUNDS
-    assert 0 < float(found.edges.upper[0]) <= 0.001
+    assert 0 < float(found.corridor.bound[0]) <= 0.001
     assert found.verdict == "protected"
 
 

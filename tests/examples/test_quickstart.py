@@ -176,7 +176,7 @@ def with_snippet(snippet):
 def test_the_first_snippet_of_the_docs_in_ordinary_training(quickstart):
     """As a reader of the page has it: nobody refuses, and what leaves is defended."""
     space = with_snippet(first_snippet())
-    clip, noise = space.defense.links
+    clip, noise = space["defense"].links
     torch.manual_seed(0)
     replies = trained(space["app"], quickstart)
     assert len(replies) == 4

@@ -114,4 +114,4 @@ def test_the_meter_measures_what_is_trained(flower, digits, batches, tmp_path):
     assert not flower.ask(app, model=model).has_error()
     reading = json.loads(path.read_text())
     assert reading["action"] == "send"
-    assert reading.verdict == "undecided"
+    assert reading["verdict"] == "undecided"

@@ -163,7 +163,3 @@ def _say(text: str) -> None:
 def _warn(message: Warning | str, category: object, *rest: object, **more: object) -> None:
     if not issubclass(category if isinstance(category, type) else Warning, DeprecationWarning):
         _say(f"warning: {message}")
-
-
-if __name__ == "__main__":
-    main()

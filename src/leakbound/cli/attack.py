@@ -96,7 +96,7 @@ def _show(record: Assessment) -> None:
     )
     if record.status != "ok":
         console.print(f"{record.status.replace('_', ' ')}: {brief(record.reason or '')}")
-        if record.threat.server == "honest" and "malicious server" in (record.reason or ""):
+        if record.threat.server == "honest" and "plants no" in (record.reason or ""):
             console.print("(--malicious-server gives the attack such a server)")
         return
     table = Table(show_edge=False)

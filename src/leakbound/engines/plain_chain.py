@@ -295,7 +295,7 @@ class ChainPoint:
         total, norm = self.output.new_zeros(2, len(self.task.parameters))
         places = {name: slice(start, stop) for name, _, start, stop in self.task.layout}
         for name, _, delta in self._weighted():
-            if name in more:
+            if name in more and f"{name}weight" in places:  # its bias alone may be trained
                 found, place = more[name].power(delta), places[f"{name}weight"]
                 total[place], norm[place] = found.total.flatten(), found.norm.flatten()
         return Power(total, norm)

@@ -46,6 +46,7 @@ from leakbound.types import (
     Server,
     Task,
     ThreatModel,
+    Unknown,
     Update,
 )
 
@@ -242,6 +243,8 @@ def why_no_error_bound(released: Released) -> str | None:
     law = released.update.law
     if released.examples > 1:
         return "a bound on the mean error of several examples does not bound their pairs"
+    if isinstance(law, Unknown):
+        return f"the noise distribution is not known: {law.reason}"
     if not isinstance(law, Gaussian):
         return "the release has no Gaussian noise of a known law"
     if law.private:
