@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("flwr")
 
 from leakbound import audit
-from leakbound._util.files import encode
+from leakbound.assess.record import encode
 from leakbound.audit import utility
 from leakbound.flower import grid, training
 
@@ -169,7 +169,7 @@ def test_cells_and_gpus_are_refused():
         next(training.run(plan))
     bench = type("PlanContext", (), {"device": type("Device", (), {"type": "cuda"})()})()
     with pytest.raises(ValueError, match="on CPUs"):
-        next(training.run(plan, done, bench=bench))
+        next(training.run(plan, done, context=bench))
     everything = {*done, *(unit.id for unit in plan.trainings())}
     assert list(training.run(plan, everything)) == []
 
