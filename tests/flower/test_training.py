@@ -222,4 +222,4 @@ def test_the_simulation_engine_gives_the_same_records(local):
 def test_records_hold_a_curve(local):
     for line in local.values():
         record = json.loads(line)
-        assert [number for number, _ in record.curve] == [0, 5, 6]
+        assert [number for number, _ in record["curve"]] == [0, 5, 6]

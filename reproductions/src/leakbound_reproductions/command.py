@@ -21,11 +21,9 @@ from rich.progress import (
 from rich.table import Table
 
 from leakbound import report
-from leakbound._util import files
-from leakbound.audit import run_file
 from leakbound.audit.folder import TIMES
-from leakbound.cli.shared import workers_of
-from leakbound.cli.terminal import console, errors, safe
+from leakbound.cli import kit
+from leakbound.cli.kit import console, errors, safe, workers_of
 from leakbound_reproductions import kept, pages, results
 from leakbound_reproductions.reproductions import Reproduction, named
 from leakbound_reproductions.results import Results
@@ -78,24 +76,24 @@ def _claimed(about: Reproduction, command: options.Reproduce, folder: Path) -> I
     """The folder is ours alone, and of this reproduction, these versions and this machine."""
     plan = {"name": about.name, "scale": command.scale, "color": command.color}
     with ExitStack() as held:
-        with files.writing(folder):
-            held.enter_context(files.claimed(folder))
-            run_file.claim(folder, {"schema": results.SCHEMA, "plan": plan, **_here()})
-            files.check(*(folder / name for name in (results.FILE, TEXT, PAGE, kept.DATA)))
-            files.check(folder / TIMES, key="id")
+        with kit.writing(folder):
+            held.enter_context(kit.claimed(folder))
+            kit.claim(folder, {"schema": results.SCHEMA, "plan": plan, **_here()})
+            kit.check(*(folder / name for name in (results.FILE, TEXT, PAGE, kept.DATA)))
+            kit.check(folder / TIMES, key="id")
         yield
 
 
 def _here() -> dict[str, Any]:
     """Versions and machine, as an audit's run.json has them."""
-    return {"versions": run_file.versions(), "machine": run_file.machine()}
+    return {"versions": kit.versions(), "machine": kit.machine()}
 
 
 def _data(folder: Path) -> dict[str, Any]:
     """What named the data: of the run itself, and of the audits in it."""
     found: dict[str, Any] = kept.data_of(folder)
     for path in sorted(folder.glob("*/run.json")):
-        own = json.loads(files.read(path)).get("data")
+        own = json.loads(kit.read(path)).get("data")
         if own is not None:
             found[path.parent.name] = own
     return found
@@ -103,12 +101,12 @@ def _data(folder: Path) -> dict[str, Any]:
 
 def _write(found: Results, folder: Path, seconds: float) -> None:
     assert not {results.FILE, TEXT, PAGE} & set(found.outcome.pages), "written over here"
-    with files.writing(folder):
-        files.write(folder / results.FILE, results.encode(found))
-        files.write(folder / TEXT, pages.markdown(found).encode())
-        files.write(folder / PAGE, pages.html(found, folder).encode())
+    with kit.writing(folder):
+        kit.write(folder / results.FILE, results.encode(found))
+        kit.write(folder / TEXT, pages.markdown(found).encode())
+        kit.write(folder / PAGE, pages.html(found, folder).encode())
         cost = {"id": "reproduce", "schema": 1, "seconds": round(seconds, 1)}
-        files.append(folder / TIMES, cost, "id")
+        kit.append(folder / TIMES, cost, "id")
 
 
 def _show(found: Results, folder: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakbound._util import files
+from leakbound.cli import kit
 from leakbound.data.sources import Dataset
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ class Parts:
         path = self.folder / f"{name}.json"
         if not self.has(name):
             made = json.dumps({"value": make()}, allow_nan=False).encode()
-            files.write(files.folder(self.folder.parent, self.folder.name) / path.name, made)
+            kit.write(kit.folder(self.folder.parent, self.folder.name) / path.name, made)
         try:
-            return json.loads(files.read(path))["value"]
+            return json.loads(kit.read(path))["value"]
         except (ValueError, TypeError, KeyError):
             raise ValueError(f"{path} is damaged; remove it and run again") from None
 
@@ -62,23 +62,23 @@ def note_data(folder: Path, name: str, dataset: Dataset) -> None:
             "or take another folder"
         )
     content = json.dumps({"data": known | {name: own}}, indent=1, sort_keys=True).encode()
-    files.write(folder / DATA, content)
+    kit.write(folder / DATA, content)
 
 
 def data_of(folder: Path) -> dict[str, Any]:
     """What `note_data` wrote into a folder."""
     path = folder / DATA
-    found: dict[str, Any] = json.loads(files.read(path))["data"] if path.exists() else {}
+    found: dict[str, Any] = json.loads(kit.read(path))["data"] if path.exists() else {}
     return found
 
 
 def page(path: Path, lines: Iterable[str]) -> None:
     """Write a page in Markdown, or a table."""
-    files.write(path, ("\n".join(lines) + "\n").encode())
+    kit.write(path, ("\n".join(lines) + "\n").encode())
 
 
 def figure(drawn: Figure, path: Path, dpi: int) -> None:
     """Write a figure as PNG; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     drawn.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
-    files.write(path, buffer.getvalue())
+    kit.write(path, buffer.getvalue())

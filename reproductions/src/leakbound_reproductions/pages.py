@@ -6,7 +6,7 @@ import base64
 from collections.abc import Iterable
 from pathlib import Path
 
-from leakbound._util import files
+from leakbound.cli import kit
 from leakbound_reproductions import words
 from leakbound_reproductions.claim import Claim, Finding
 from leakbound_reproductions.results import Results
@@ -191,9 +191,9 @@ overflow:hidden;clip-path:inset(50%);white-space:nowrap}
 
 def html(results: Results, folder: Path) -> str:
     """The same as one HTML page that holds its figures and needs no network."""
-    from leakbound.report.template import environment_of
+    from jinja2 import Environment, StrictUndefined
 
-    environment = environment_of()
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
     environment.filters["plain"] = lambda text: text.replace("`", "")
     return environment.from_string(TEMPLATE).render(
         results=results,
@@ -212,4 +212,4 @@ def html(results: Results, folder: Path) -> str:
 
 def _embedded(path: Path) -> str:
     kind = {".svg": "svg+xml"}.get(path.suffix, "png")
-    return f"data:image/{kind};base64,{base64.b64encode(files.read(path)).decode()}"
+    return f"data:image/{kind};base64,{base64.b64encode(kit.read(path)).decode()}"

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from leakbound._util import files
+from leakbound.cli import kit
 from leakbound_reproductions.claim import Claim, Finding, Interval, Mark
 from leakbound_reproductions.outcome import Figure, Outcome
 from leakbound_reproductions.reproductions import REPRODUCTIONS, Reproduction
@@ -102,7 +102,7 @@ def read(folder: Path) -> Results:
     path = folder / FILE
     if not path.is_file():
         raise ValueError(f"folder {str(folder)!r} holds no {FILE}; run `leakbound reproduce` first")
-    return decode(files.read(path))
+    return decode(kit.read(path))
 
 
 def _claim(claim: Claim) -> dict[str, Any]:

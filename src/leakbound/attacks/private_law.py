@@ -33,6 +33,8 @@ from leakbound.types import (
     Update,
 )
 
+__all__ = ["CandidateLikelihood", "Replay", "log_likelihoods", "replay", "score"]
+
 FLOOR = 1e-12
 """Least variance of a coordinate, as a share of the candidate's mean variance."""
 CHANGED = 0.1

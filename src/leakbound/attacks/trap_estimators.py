@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+__all__ = ["Reading", "most_often", "shrinkage", "sphere_mean", "unbiased"]
+
 STEPS = 1000
 
 

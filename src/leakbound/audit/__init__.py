@@ -1,28 +1,50 @@
 """The audit: a plan of experiments, run, recorded, resumed and judged."""
 
-from leakbound.audit.context import PlanContext
+from leakbound.audit.context import PlanContext, one_thread
 from leakbound.audit.engine import run
-from leakbound.audit.experiment import Result, run_experiment
-from leakbound.audit.folder import AuditResult, Progress, audit
-from leakbound.audit.plan import Experiment, Plan
+from leakbound.audit.experiment import Result, run_experiment, run_training
+from leakbound.audit.folder import TIMES, AuditResult, Progress, audit
+from leakbound.audit.plan import (
+    DataSpec,
+    Experiment,
+    ModelSpec,
+    Plan,
+    Spec,
+    TrainingUnit,
+    UtilitySpec,
+    attack_info,
+    build_defense,
+    defense_name,
+)
 from leakbound.audit.plan_file import load, parse
 from leakbound.audit.run_audit import run_audit
 from leakbound.audit.simulate import Simulation, error_bound, simulate
 
 __all__ = [
     "AuditResult",
+    "DataSpec",
     "Experiment",
+    "ModelSpec",
     "Plan",
     "PlanContext",
     "Progress",
     "Result",
     "Simulation",
+    "Spec",
+    "TIMES",
+    "TrainingUnit",
+    "UtilitySpec",
+    "attack_info",
     "audit",
+    "build_defense",
+    "defense_name",
     "error_bound",
     "load",
+    "one_thread",
     "parse",
     "run",
     "run_audit",
     "run_experiment",
+    "run_training",
     "simulate",
 ]

@@ -12,6 +12,16 @@ from torch import Tensor
 
 from leakbound import check
 
+__all__ = [
+    "keep_by_rate",
+    "keep_by_utility",
+    "prune_order",
+    "shape",
+    "with_floor",
+    "with_rms",
+    "with_utility",
+]
+
 SMALLEST = 1e-8
 LARGEST = 1e6
 RULES = ("utility", "energy", "algorithm_1")

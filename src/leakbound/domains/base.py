@@ -98,6 +98,11 @@ class Domain(Protocol):
         ...
 
     @property
+    def distance_is_rmse(self) -> bool:
+        """Whether `distance` is the root mean squared error, which our bounds speak of."""
+        ...
+
+    @property
     def copies_count_once(self) -> bool:
         """Whether equal examples are copies of one."""
         ...

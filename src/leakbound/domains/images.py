@@ -61,6 +61,11 @@ class NumberDomain:
         return False
 
     @property
+    def distance_is_rmse(self) -> bool:
+        """Whether `distance` is the root mean squared error, which our bounds speak of."""
+        return True
+
+    @property
     def copies_count_once(self) -> bool:
         """Whether equal examples are copies of one."""
         return True

@@ -23,6 +23,16 @@ from leakbound._util.decibels import mse_of_psnr
 from leakbound.assess.record import Assessment, Training, Values
 from leakbound.report.tables import LEVEL, ConfigurationKey, Names, defined, grouped
 
+__all__ = [
+    "BASELINE",
+    "BestAttackError",
+    "Rounds",
+    "best_attack_error",
+    "measured",
+    "rounds_of",
+    "squared_errors",
+]
+
 BASELINE = "prior-only baseline"
 """The guess that sees no update, which every attacker has."""
 UNPROVED = "unproved"

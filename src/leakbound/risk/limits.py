@@ -158,6 +158,9 @@ def bounds(
     """All bounds that there are for a release, and why others are missing."""
     found: list[Bound] = []
     notes: list[str] = []
+    domain = released.criterion.domain
+    if not domain.distance_is_rmse:
+        return (), f"no bound is known for the distance of {domain.name}"
     makers: tuple[Callable[[], Bound | None], ...] = (
         partial(error_bound, released, error, source),
         partial(probability, released, risk),

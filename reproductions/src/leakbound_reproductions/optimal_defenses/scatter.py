@@ -15,7 +15,7 @@ import torch
 from leakbound import client
 from leakbound.audit.context import PlanContext
 from leakbound.audit.plan import ModelSpec, Spec, build_defense
-from leakbound.defenses.base import Chain, State
+from leakbound.defenses.base import Chain
 from leakbound.protocol import resolve, step
 from leakbound.random import stream
 from leakbound.types import Batch, Gaussian, Task, Update
@@ -51,7 +51,7 @@ def descend(bench: PlanContext, model: ModelSpec, links: tuple[Spec, ...], seed:
     task, parts = bench.task(model, seed), bench.batches(SHARE, CLIENTS, seed)
     defense = build_defense(links)
     sources = [stream(seed, "scatter", i) for i in range(CLIENTS)]
-    states: list[State] = [None] * CLIENTS
+    states: list[Any] = [None] * CLIENTS
     weights, ready = task.parameters.clone(), None
     optimizer = torch.optim.Adam([weights], lr=RATE)
     squares: list[dict[str, float]] = []
@@ -72,7 +72,7 @@ def _turn(
     parts: Sequence[Batch],
     defense: Chain,
     sources: Sequence[torch.Generator],
-    states: list[State],
+    states: list[Any],
     i: int,
 ) -> Update:
     update, states[i] = step(task, parts[i], defense, sources[i], states[i])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from leakbound._util import files
+from leakbound.cli import kit
 from leakbound_reproductions.outcome import Tell
 from leakbound_reproductions.priprune import cell as cells
 from leakbound_reproductions.priprune.cell import Record
@@ -24,18 +24,18 @@ def records(
 
     Ctrl-C loses only the cells that are running: each record is written when it is there.
     """
-    files.folder(folder)
+    kit.folder(folder)
     path = folder / "cells.jsonl"
-    files.check(path, key="id")
+    kit.check(path, key="id")
     done = read(path)
     once = {cell.id: cell for cell in wanted}
     todo = [cell for id_, cell in once.items() if id_ not in done]
     before = len(once) - len(todo)
     tell("cells", before, len(once))
     for now, (record, seconds) in enumerate(_each(todo, workers), 1):
-        files.append(path, {"schema": 1, **record}, "id")
+        kit.append(path, {"schema": 1, **record}, "id")
         cost = {"id": record["id"], "schema": 1, "seconds": seconds}
-        files.append(folder / "timings.jsonl", cost, "id")
+        kit.append(folder / "timings.jsonl", cost, "id")
         done[record["id"]] = record
         tell("cells", before + now, len(once))
     return {id_: done[id_] for id_ in once}
@@ -45,8 +45,8 @@ def read(path: Path) -> dict[str, Record]:
     """The journal's records by id; a line that was cut short is passed over."""
     found: dict[str, Record] = {}
     if path.exists():
-        for line in files.read(path).splitlines(keepends=True):
-            record = files.decode(line, "id")
+        for line in kit.read(path).splitlines(keepends=True):
+            record = kit.decode(line, "id")
             if record is not None:
                 del record["schema"]
                 found[record["id"]] = record

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from leakbound.bounds import two_layer
-from leakbound.bounds.priors import Array
 from leakbound.bounds.two_layer import OrderSetting, lower_order, upper_order
 from leakbound.random import stream
 from leakbound_reproductions.systematic_evaluation.trial import (
@@ -77,7 +78,7 @@ class Row:
         return float(np.median(self.spans))
 
     @property
-    def logs(self) -> Array:
+    def logs(self) -> NDArray[Any]:
         """(seeds,) logarithms of the errors."""
         return np.asarray(np.log(self.errors))
 
@@ -224,7 +225,7 @@ def slope(rows: Sequence[Row], value: Callable[[Cell], float]) -> Slope:
     return interval(slopes([value(r.cell) for r in rows], [r.logs for r in rows]))
 
 
-def slopes(levels: Sequence[float], logs: Sequence[Array]) -> Array:
+def slopes(levels: Sequence[float], logs: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """(seeds,) the slope of each seed: logs, one array a level, over the level's logarithm.
 
     Of the seeds that all levels have, which are the first ones.
@@ -235,7 +236,7 @@ def slopes(levels: Sequence[float], logs: Sequence[Array]) -> Array:
     return np.asarray(x @ (y - y.mean(0)) / (x @ x))
 
 
-def interval(values: Array) -> Slope:
+def interval(values: NDArray[Any]) -> Slope:
     """Mean with a 95 % t interval."""
     size = len(values)
     margin = float(stats.t.ppf(0.975, size - 1) * values.std(ddof=1) / size**0.5)

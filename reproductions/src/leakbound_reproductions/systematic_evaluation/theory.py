@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from leakbound._util import files
 from leakbound.audit.context import one_thread
+from leakbound.cli import kit
 from leakbound_reproductions import kept
 from leakbound_reproductions.outcome import Tell
 from leakbound_reproductions.systematic_evaluation import sweep, theory_figure
@@ -53,7 +53,7 @@ def study(folder: Path, scale: str, tell: Tell) -> Theory:
 
     Each trial is kept in theory.jsonl as soon as it is there; a later call goes on from them.
     """
-    files.folder(folder)
+    kit.folder(folder)
     seeds, wanted = SEEDS[scale], sweep.cells(quick=scale == "minutes")
     with one_thread():
         journal, times, part = folder / "theory.jsonl", PRECISE[scale], "two-layer networks"
@@ -79,7 +79,7 @@ def study(folder: Path, scale: str, tell: Tell) -> Theory:
 
 def measure(each: Mapping[Cell, range], journal: Path, part: str, tell: Tell) -> list[Row]:
     """The rows of the cells, each at its seeds; trials that the journal has are not run again."""
-    files.check(journal, key="seed")
+    kit.check(journal, key="seed")
     trials, rows = _read(journal), []
     done, total = 0, sum(map(len, each.values()))
     tell(part, 0, total)
@@ -88,7 +88,7 @@ def measure(each: Mapping[Cell, range], journal: Path, part: str, tell: Tell) ->
             if (cell, seed) not in trials:
                 trials[cell, seed] = run(cell, seed)
                 known = {"schema": 1, "version": VERSION, "cell": asdict(cell), "seed": seed}
-                files.append(journal, known | asdict(trials[cell, seed]), "seed")
+                kit.append(journal, known | asdict(trials[cell, seed]), "seed")
             done += 1
             tell(part, done, total)
         rows.append(sweep.row(cell, [trials[cell, seed] for seed in seeds]))
@@ -97,9 +97,9 @@ def measure(each: Mapping[Cell, range], journal: Path, part: str, tell: Tell) ->
 
 def _read(journal: Path) -> dict[tuple[Cell, int], Trial]:
     found = {}
-    lines = files.read(journal).splitlines(keepends=True) if journal.exists() else []
+    lines = kit.read(journal).splitlines(keepends=True) if journal.exists() else []
     for line in lines:
-        record: dict[str, Any] | None = files.decode(line, "seed")
+        record: dict[str, Any] | None = kit.decode(line, "seed")
         if record is not None and record["version"] == VERSION:
             trial = Trial(record["error"], record["span"], record["floor"])
             found[Cell(**record["cell"]), record["seed"]] = trial
@@ -111,7 +111,7 @@ def _write(found: Theory, folder: Path) -> None:
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(COLUMNS)
     writer.writerows(_values(row) for row in found.rows.all)
-    files.write(folder / "theory.csv", table.getvalue().encode())
+    kit.write(folder / "theory.csv", table.getvalue().encode())
     theory_figure.draw(found.rows, found.shares, folder / "theory.png")
     kept.page(folder / "theory.md", _page(found))
 

@@ -13,10 +13,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from leakbound.bounds.priors import Array
 from leakbound_reproductions.by_seed import Part, claimed, repeated
 from leakbound_reproductions.claim import Claim, Mark
 from leakbound_reproductions.systematic_evaluation.sweep import (
@@ -132,7 +133,7 @@ def rate(rows: Rows) -> Claim:
         series = _working(rows.widths(activation, batch, "printed"))
         text = f"{activation}, B = {batch}: slope of log error in log M is -1/2"
         widths, logs = [r.cell.width for r in series], [r.logs for r in series]
-        values: Sequence[float] | Array = slopes(widths, logs) if len(series) > 1 else ()
+        values: Sequence[float] | NDArray[Any] = slopes(widths, logs) if len(series) > 1 else ()
         parts.append(Part(text, values, (-0.5 - TILDE, -0.5 + TILDE)))
     each = slopes(INPUTS, [rows[cell].logs for cell in over_inputs()])
     text = "relu, B = 1: slope of log error in log n is 1/2"
@@ -232,7 +233,7 @@ def noise(rows: Rows) -> Claim:
     )
 
 
-def clipped(rows: Rows) -> Array:
+def clipped(rows: Rows) -> NDArray[Any]:
     """(seeds,) log error of DP-SGD over that of as much noise without clipping: means of levels."""
     wide = Cell(width=WIDTHS[-1])
     scaled = replace(wide, defense="clipping", level=CLIP_FACTOR)
@@ -293,7 +294,7 @@ def pruned_span(rows: Rows) -> str:
     )
 
 
-def _pruned(rows: Rows, plain: Cell, method: str) -> Array:
+def _pruned(rows: Rows, plain: Cell, method: str) -> NDArray[Any]:
     """(seeds,) log share outside the span under pruning, by a method, over that without."""
     under = replace(plain, defense="prune_layer", level=RATES[2], method=method)
     return np.asarray(np.log(rows[under].spans) - np.log(rows[plain].spans))
@@ -370,7 +371,7 @@ def _working(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row.median <= WORKS]
 
 
-def _ratio(logs: Array) -> str:
+def _ratio(logs: NDArray[Any]) -> str:
     """A ratio from its logarithms by seed, with its interval of 95 %."""
     found = interval(logs)
     value, low, high = (f"{math.exp(end):.3g}" for end in (found.value, found.low, found.high))

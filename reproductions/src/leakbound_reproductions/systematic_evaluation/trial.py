@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from leakbound.attacks.features.errors import feature_errors, subspace_error
 from leakbound.bounds import two_layer
-from leakbound.bounds.priors import Array
 from leakbound.random import bernoulli, normal, stream, uniform
 from leakbound_reproductions.systematic_evaluation.tensor_attack import METHODS
 
@@ -49,11 +50,11 @@ class Problem:
     """A network with its batch: inputs (B, n) of unit length and targets (B,) of +-1."""
 
     network: two_layer.TwoLayer
-    inputs: Array
-    targets: Array
+    inputs: NDArray[Any]
+    targets: NDArray[Any]
 
     @property
-    def gradient(self) -> Array:
+    def gradient(self) -> NDArray[Any]:
         """(M, 1 + n)."""
         return two_layer.gradient(self.network, self.inputs, self.targets)
 
@@ -70,8 +71,8 @@ class Sent:
     """
 
     problem: Problem
-    outer: Array
-    mask: Array | None = None
+    outer: NDArray[Any]
+    mask: NDArray[Any] | None = None
     clip_norm: float | None = None
 
 
@@ -132,7 +133,7 @@ def _defended(problem: Problem, cell: Cell, source: torch.Generator) -> Sent:
     return Sent(problem, whole[:, 0] * (1 if mask is None else mask[:, 0]), mask)
 
 
-def pruned(whole: Array, rate: float, *, whole_model: bool) -> Array:
+def pruned(whole: NDArray[Any], rate: float, *, whole_model: bool) -> NDArray[Any]:
     """(M, 1 + n) True where kept: the smallest |entries| go, of each tensor or of the model."""
     size = np.abs(whole)
     if whole_model:
@@ -140,14 +141,16 @@ def pruned(whole: Array, rate: float, *, whole_model: bool) -> Array:
     return np.concatenate([_largest(size[:, :1], rate), _largest(size[:, 1:], rate)], 1)
 
 
-def _largest(size: Array, rate: float) -> Array:
+def _largest(size: NDArray[Any], rate: float) -> NDArray[Any]:
     dropped = math.floor(rate * size.size)
     keep = np.ones(size.size, dtype=bool)
     keep[np.argsort(size, axis=None, kind="stable")[:dropped]] = False
     return keep.reshape(size.shape)
 
 
-def local_update(problem: Problem, steps: int, outer_rate: float, inner_rate: float) -> Array:
+def local_update(
+    problem: Problem, steps: int, outer_rate: float, inner_rate: float
+) -> NDArray[Any]:
     """(M, 1 + n): (weights before - weights after) / (learning rate x steps) of gradient descent.
 
     The paper's learning rates differ between the layers. Equal ones leave the w_j nearly where they

@@ -11,6 +11,8 @@ from torch import Tensor
 from leakbound import check
 from leakbound.random import normal
 
+__all__ = ["coefficients", "decompose"]
+
 SWEEPS, ROUGH = 300, 8
 STILL, FINE, CANCELS = 1e-13, 1e-11, 1e-8
 LARGEST_STEP = 0.9

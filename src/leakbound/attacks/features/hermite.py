@@ -12,6 +12,8 @@ from torch import Tensor
 from leakbound import check
 from leakbound.types import NotApplicable
 
+__all__ = ["hermite_means", "tensor_orders", "usable_orders"]
+
 HIGHEST = 4
 NEGLIGIBLE = 1e-3
 """A coefficient with less than this part of the activation's norm is taken as zero."""

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from leakbound.attacks.features.diagonalize import coefficients
 
+__all__ = ["Moments", "Responses", "contracted", "moments", "resolve_signs"]
+
 ROUNDS = 4
 WIDE = 8
 """Fourth-order tensors of more examples are contracted with the first moments alone."""

@@ -1,0 +1,73 @@
+"""What every domain promises. A new domain is one row in `DOMAINS`."""
+
+import pytest
+import torch
+
+from leakbound.domains import Column, ImageDomain, NumberDomain, TableDomain
+from leakbound.random import stream
+from leakbound.task import Batch
+
+COLUMNS = (Column("age", 18, 90, whole=True), Column("weight", 40.0, 160.0), Column("sex", 0, 1))
+DOMAINS = [
+    NumberDomain((5,)),
+    NumberDomain((2, 3), (-1.0, 2.0)),
+    ImageDomain((3, 6, 5), (-2.0, 2.0)),
+    TableDomain((1, 1, 3), columns=COLUMNS),
+]
+
+
+@pytest.fixture(params=DOMAINS, ids=repr)
+def domain(request):
+    return request.param
+
+
+def drawn(domain, seed, n=40):
+    return domain.start(n, stream(seed, "contract"))
+
+
+def test_starts_are_valid_and_repeat(domain):
+    first = drawn(domain, 0)
+    assert first.shape == (40, *domain.shape)
+    assert first.dtype == domain.dtype
+    assert torch.equal(domain.project(first), first)
+    assert torch.equal(drawn(domain, 0), first)
+    assert not torch.equal(drawn(domain, 1), first)
+
+
+def test_projection_gives_valid_examples(domain):
+    wild = 100 * (drawn(domain, 0) - 0.5)
+    wild[0] = float("nan")
+    wild[1] = float("inf")
+    once = domain.project(wild)
+    low, high = domain.input_range
+    assert bool(((once >= low) & (once <= high)).all())
+    assert torch.equal(domain.project(once), once)
+
+
+def test_the_blind_guess_is_valid(domain):
+    public = Batch(drawn(domain, 2), torch.zeros(40, dtype=torch.long))
+    for guess in (domain.blind(None), domain.blind(public)):
+        assert guess.shape == domain.shape
+        assert torch.allclose(domain.project(guess[None])[0], guess)
+
+
+def test_the_distance_is_what_bounds_need(domain):
+    """d_{s+t}(x, y) <= d_s(x, z) + d_t(z, y), and nothing is nearer than itself."""
+    x, y, z = (drawn(domain, seed) for seed in range(3))
+    assert domain.distance(x, x).tolist() == [0.0] * 40
+    assert torch.allclose(domain.distance(x, y), domain.distance(y, x))
+    for s, t in ((1.0, 1.0), (0.5, 2.0)):
+        sides = domain.distance(x, z, s) + domain.distance(z, y, t)
+        assert bool((domain.distance(x, y, s + t) <= sides + 1e-12).all())
+
+
+def test_a_domain_that_says_so_measures_root_mean_squares(domain):
+    x, y = drawn(domain, 0), drawn(domain, 1)
+    wanted = (x - y).double().square().flatten(1).mean(1).sqrt()
+    assert torch.allclose(domain.distance(x, y), wanted) == domain.distance_is_rmse
+
+
+def test_fields_are_of_all_examples(domain):
+    x, y = drawn(domain, 0, 3), drawn(domain, 1, 3)
+    shown = domain.fields(x, y)
+    assert any(part is not None for part in (shown.pictures, shown.columns, shown.values))
