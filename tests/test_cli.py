@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+import types
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -363,3 +365,55 @@ def test_a_missing_report_library_is_told_before_any_cell_runs(tmp_path, capsys,
     assert ending.value.code == 2
     assert "pip install 'leakbound[report]'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+class AddedVerb:
+    """An entry point as `importlib.metadata` gives it."""
+
+    def __init__(self, name, load):
+        self.name, self.load = name, load
+
+
+@dataclass(frozen=True)
+class Greet:
+    """Say hello."""
+
+    name: str = "you"
+    """Whom to greet."""
+
+
+def greet(options):
+    print(f"hello {options.name}")
+    return 3
+
+
+def added(monkeypatch, *points):
+    monkeypatch.setattr(cli, "entry_points", lambda group: points)
+
+
+def test_a_verb_of_another_distribution_runs(monkeypatch, capsys):
+    module = types.ModuleType("greeting")
+    module.greet = greet
+    monkeypatch.setitem(sys.modules, "greeting", module)
+    added(monkeypatch, AddedVerb("greet", lambda: (Greet, "greeting:greet")))
+    assert call("greet", "--name", "Ada") == 3
+    assert capsys.readouterr().out == "hello Ada\n"
+    assert call("--help") == 0
+    assert "greet" in capsys.readouterr().out
+
+
+def test_a_verb_that_does_not_load_leaves_the_rest_alone(monkeypatch, capsys):
+    def broken():
+        raise ImportError("no such thing")
+
+    added(monkeypatch, AddedVerb("greet", broken), AddedVerb("list", lambda: (Greet, "x:y")))
+    assert call("--help") == 0
+    shown = capsys.readouterr()
+    assert "the verb 'greet' does not load: no such thing" in shown.err
+    assert call("list", "--json") == 0
+
+
+def test_the_reproductions_say_how_they_are_installed(monkeypatch, capsys):
+    added(monkeypatch)
+    assert call("reproduce", "priprune") == 2
+    assert "install it with: pip install ./reproductions" in capsys.readouterr().err

@@ -28,6 +28,9 @@ GROUP = "leakbound.commands"
 """Entry points of verbs from elsewhere: each as in `VERBS`, a dataclass of options with the name of
 the function ("package.module:function") that takes them and returns the exit code."""
 
+APART = {"reproduce": "pip install ./reproductions"}
+"""Verbs of our other distributions, and how to install them."""
+
 Verb = tuple[type, str]
 
 
@@ -94,6 +97,10 @@ def _ended(arguments: list[str]) -> int:
             print(f"leakbound {version('leakbound')}")
             return 0
         known = verbs(arguments)
+        if arguments and arguments[0] in APART.keys() - known:
+            name = arguments[0]
+            _say(f"{name!r} is a distribution of its own; install it with: {APART[name]}")
+            return USAGE
         command = _parsed(arguments, known)
         with warnings.catch_warnings():
             warnings.showwarning = _warn
