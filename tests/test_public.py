@@ -329,7 +329,7 @@ def test_the_reproductions_use_what_is_public():
         ("import leakbound as lb\nlb.data.load('digits')", True),
         ("from leakbound.defenses.base import Defense", True),
         ("from leakbound.bounds import composition as c\nc.subsampled.log(1)", True),
-        ("from leakbound.audit.experiment import run_training", False),
+        ("from leakbound.audit.experiment import judged", False),
         ("from leakbound import bounds\nbounds.identification.log_blind(None, 0)", False),
         ("import leakbound.report.evidence\nleakbound.report.evidence.page({})", False),
     ],

@@ -17,7 +17,7 @@ def mse_of_psnr(psnr: Any, data_range: float = 1.0) -> Any:
     Shapes: a number or a numpy array; the answer the same.
 
     Args:
-        psnr: in dB; the error of an infinite one is 0.
+        psnr: in dB, cut at `EXTREME`; the error of an infinite one is 0.
         data_range: R, high - low in input units.
 
     Example:
@@ -25,11 +25,11 @@ def mse_of_psnr(psnr: Any, data_range: float = 1.0) -> Any:
         0.01
     """
     if isinstance(psnr, np.ndarray):
-        with np.errstate(over="ignore", divide="ignore"):
-            return data_range**2 / 10 ** (psnr / 10)
-    if abs(psnr) > 3000:  # beyond what a float holds
-        return 0.0 if psnr > 0 else math.inf
-    return data_range**2 / 10 ** (psnr / 10)
+        error = data_range**2 / 10 ** (np.clip(psnr, -EXTREME, EXTREME) / 10)
+        return np.where(psnr == np.inf, 0.0, error)
+    if psnr == math.inf:
+        return 0.0
+    return data_range**2 / 10 ** (max(min(psnr, EXTREME), -EXTREME) / 10)
 
 
 def psnr_of_mse(mse: Any, data_range: float = 1.0) -> Any:
