@@ -221,7 +221,7 @@ def test_a_planted_layer_inside_the_agreed_model_is_read(attack, digits):
     assert len(found) >= 3
     assert reading.verdict == EXPOSED
     assert reading.decision.action == "refuse"
-    assert any("looks planted" in words for words in reading.decision.reasons)
+    assert any("looks malicious" in words for words in reading.decision.reasons)
     ordinary = outcome(read(plain, batch), "PlantedLayer")
     assert "no marks" in ordinary.problem
 

@@ -188,7 +188,7 @@ METRICS = (
     Metric("ms_ssim", ms_ssim, True, "", "structural similarity at five scales"),
     Metric("ncc", ncc, True, "", "normalized cross-correlation"),
     Metric("label_accuracy", label_accuracy, True, "", "share of right labels"),
-    Metric("identification", identification, True, "", "share of images told from others", True),
+    Metric("identification", identification, True, "", "share of images identified", True),
 )
 """Every metric that `evaluate` computes, in the order of a report."""
 

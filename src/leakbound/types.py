@@ -65,7 +65,7 @@ Statistics = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class ThreatModel:
-    """What the attacker is told. The default attacker knows the defense, its law and its mask.
+    """What the attacker knows. The default attacker knows the defense, its law and its mask.
 
     `statistics_known`: the statistics of the batch in every batch norm, which a client gives away
     that sends its running statistics along. Those of public images, and the running ones of the
@@ -259,9 +259,9 @@ class Observation:
             ("one row is of one", update.unit.name.lower()),
             ("coordinates seen", sent),
             ("noise", law),
-            ("examples to rebuild", self.examples),
+            ("examples to reconstruct", self.examples),
             ("each", " x ".join(map(str, self.input_shape))),
-            ("the attacker is told", ", ".join(k for k, v in told.items() if v) or "nothing more"),
+            ("the attacker knows", ", ".join(k for k, v in told.items() if v) or "nothing more"),
             ("server", self.threat.server.value),
             ("earlier rounds", len(self.history) or None),
         )
@@ -300,7 +300,7 @@ class Reconstruction:
         features = "" if found is None else f"{len(found)} inputs of the layer {self.layer}"
         return pictures.block(
             "Reconstruction",
-            pictures.images(self.inputs, captions, name="rebuilt image"),
+            pictures.images(self.inputs, captions, name="reconstructed image"),
             pictures.note(", ".join(filter(None, (end, features)))) if end or features else "",
             f"<em>the attack says that it failed: {pictures.text(self.problem)}; "
             "this is no evidence of safety</em>"

@@ -73,7 +73,7 @@ def test_normalized_images_are_certified_in_their_own_range_alone(deviation, dig
     _, notes, proof = of(attacked(gradient, before, kind="gradient"))
     assert proof is None
     low, high = float(fed.inputs.min()), float(fed.inputs.max())
-    assert "outside of input_range 0 to 1: what is rebuilt is cut off" in notes
+    assert "outside of input_range 0 to 1: what is reconstructed is cut off" in notes
     assert f"(--input-range {low:.3g} {high:.3g})" in notes
     right = attacked(gradient, before, kind="gradient", input_range=(low, high))
     _, notes, proof = of(right)
@@ -412,7 +412,7 @@ def test_told_labels_that_the_update_contradicts_are_noted(digits):
     before, after, _ = trained(mlp(), batch)
     label = int(batch.labels)
     _, notes, _ = of(attacked(after, before, labels=[(label + 1) % 10]))
-    assert f"the labels that were told do not hold {label}" in notes
+    assert f"the labels that were given do not hold {label}" in notes
     assert "do not hold" not in of(attacked(after, before, labels=[label]))[1]
 
 

@@ -140,7 +140,7 @@ def test_a_planted_model_is_refused_before_training(flower, setup, one, caplog):
         reply = flower.ask(app, arrays=planted(flower))
     assert reply.error.reason == REFUSED
     assert trained == []
-    assert "looks planted (imprint)" in warnings(caplog)[0]
+    assert "looks malicious (imprint)" in warnings(caplog)[0]
     assert not flower.ask(app).has_error()  # the agreed model is trained
     assert trained == [0]
 
@@ -375,7 +375,7 @@ def test_without_public_images_gains_are_seen_by_the_shape_that_was_tapped(
             asked = flower.message(grid, round=round, node=node, arrays=ArrayRecord(state))
             assert flower.ask(app, asked, grid=grid).error.reason == REFUSED
     said = [words.partition(": ")[2] for words in warnings(caplog)]
-    assert "looks planted (huge gain)" in said[0]
+    assert "looks malicious (huge gain)" in said[0]
     assert len(set(said)) == 1  # the same for other images
     assert not flower.ask(app).has_error()  # the agreed model's gains are small
 

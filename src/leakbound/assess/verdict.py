@@ -68,7 +68,7 @@ def verdict(
     general = [bound for bound in bounds if bound.covers == "all"]
     excluding = [bound for bound in general if bound.excludes_threshold]
     if (exposed or certified) and any(bound.on_error for bound in excluding):
-        raise RuntimeError("an attack reached a threshold that a bound excludes: one is wrong")
+        raise RuntimeError("an attack met a criterion that a bound excludes: one is wrong")
     return decide(
         exposed=exposed,
         certified=certified,

@@ -133,11 +133,11 @@ class CandidateLikelihood(Attack):
         if not bool((observation.update.rows != 0).any()):
             return "gradient vanished: the update is zero everywhere"
         if len(scores) < 2:
-            return "there is one candidate only: nothing was told apart"
+            return "there is one candidate only: nothing was distinguished"
         first, second = scores.topk(2).values.tolist()
         least = CLOSE if isinstance(observation.update.law, Exact) else NATS
         if not first - second >= least:
-            return f"candidates are hardly told apart: the best leads by {first - second:.2g}"
+            return f"candidates are hardly distinguished: the best leads by {first - second:.2g}"
         return None
 
 

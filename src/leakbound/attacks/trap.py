@@ -150,7 +150,7 @@ class LinearTrap(Attack):
         if self.eta is not None:
             check.positive(eta=self.eta)
         elif self.estimator == "gamma":
-            raise ValueError("eta is None; give the squared error that 'gamma' is to reach")
+            raise ValueError("eta is None; give the squared error for 'gamma'")
 
     def plant(self, task: Task) -> Task:
         """The trap in place of the model, or beside it; the task itself where no size is known."""
@@ -363,7 +363,7 @@ def _ratios(observation: Observation) -> Tensor:
     task = _task(observation)
     assert isinstance(task.model, Trap)  # as _task found
     if task.model.layer.bias is None:
-        raise NotApplicable("the trap that was planted has no bias to divide by")
+        raise NotApplicable("the server's trap has no bias to divide by")
     weight = _caught(observation)
     bias = _trap_rows(task, observation.update.rows, "layer.bias")
     used = bias != 0

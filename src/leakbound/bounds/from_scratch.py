@@ -215,7 +215,7 @@ class ExactLaw(RiskLaw):
         if np.any(blind >= target):
             worst = np.argmax((blind - target).ravel())
             raise ValueError(
-                f"gamma is {gamma.flat[worst]:g}, but a guess that sees nothing reaches eta = "
+                f"gamma is {gamma.flat[worst]:g}, but a prior-only guess already meets eta = "
                 f"{eta.flat[worst]:g} with probability {np.exp(blind.flat[worst]):.3g}: no finite "
                 "noise helps; give a smaller eta or a larger gamma"
             )
@@ -354,7 +354,7 @@ ncc = NccLaw(
         attackers="the unbiased estimate of the linear trap",
         prior="every fixed example of the given spread",
         known="the noise multiplier",
-        not_said="what other estimators reach",
+        not_said="what other estimators attain",
         equation="this project; population value: paper C (H12)",
     )
 )

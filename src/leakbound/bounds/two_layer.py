@@ -53,7 +53,7 @@ LOCAL = (
     "examples are compared in their true order; an error after pairing can be lower",
 )
 MASKED = "which coordinates are sent does not change near these inputs"
-KINKED = "no hidden unit's kink lies at these inputs; what the gradient's jumps leak is not counted"
+KINKED = "no hidden unit is non-smooth at these inputs; leaks through jumps are not counted"
 KNOWN_NORM = "the estimator knows every norm |x_i|: errors along x_i are not counted"
 PUBLIC_MASK = "which coordinates are sent does not depend on the data (dropout; not pruning)"
 EXACT = "paper B, eq. (27) with errata 2.5: R_L^2 >= (1 / B) tr (J J^T / noise_std^2)^-1"

@@ -63,7 +63,7 @@ def contradiction(told: Sequence[int], found: Sequence[int]) -> str | None:
         return None
     words = ", ".join(map(str, lost))
     return (
-        f"the labels that were told do not hold {words}, which by the signs of the last layer's "
+        f"the labels that were given do not hold {words}, which by the signs of the last layer's "
         "bias gradients occur (for plain cross-entropy, without weight decay or noise): check the "
         "labels, the kind and the weights before"
     )

@@ -141,8 +141,8 @@ def outside(seen: Observation) -> str | None:
     most = high if abs(most - high) < slack else most
     return (
         f"the first layer gives values from {least:.3g} to {most:.3g}, outside of input_range "
-        f"{low:g} to {high:g}: what is rebuilt is cut off there, and nothing is certified; give "
-        f"the range that the model is fed (--input-range {min(low, least):.3g} "
+        f"{low:g} to {high:g}: what is reconstructed is cut off there, and nothing is certified; "
+        f"give the range that the model is fed (--input-range {min(low, least):.3g} "
         f"{max(high, most):.3g})"
     )
 

@@ -66,7 +66,7 @@ class Channel:
 
     def __post_init__(self) -> None:
         if isinstance(self.law, Unknown):
-            raise NotApplicable(f"no release law is known: {self.law.reason}")
+            raise NotApplicable(f"the noise distribution is not known: {self.law.reason}")
         if not isinstance(self.law, Gaussian):
             raise NotApplicable(
                 "the release has no Gaussian noise, so an attacker's Fisher information is not "

@@ -58,17 +58,17 @@ class Attack:
     defense: str = "none"
     """Which defense."""
     batch_size: Whole = None
-    """Examples a client, 1 by default; of an --update told by it where it tells."""
+    """Examples a client, 1 by default; of an --update inferred where it shows them."""
     seed: int = 0
     """Names the weights, the batch and the noise."""
     labels_unknown: bool = False
-    """The attacker is not told the labels."""
+    """The attacker does not know the labels."""
     defense_unknown: bool = False
-    """The attacker is not told the defense (a weaker attacker than the default)."""
+    """The attacker does not know the defense (a weaker attacker than the default)."""
     malicious_server: bool = False
     """The server may change the model that it sends, as some attacks need."""
     statistics_known: bool = False
-    """The attacker is told the batch's statistics in every batch norm."""
+    """The attacker knows the batch's statistics in every batch norm."""
     error_bound: Literal["none", "trace", "full", "weiss_weinstein"] = "trace"
     """Lower bound on the mean error, proved for smooth models. "full": tighter, slower, draws a
     leak map. "weiss_weinstein": also for non-smooth activations (ReLU, max pools)."""
@@ -110,7 +110,7 @@ class Attack:
     no_images: bool = False
     """Keep no picture of what was reconstructed from the --update."""
     time: Number = None
-    """Seconds for all attacks, cheapest first; a search that is cut keeps its best guess."""
+    """Seconds for all attacks, cheapest first; a search that is cut keeps its best candidate."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class Evidence:
     out: Annotated[Path | None, arg(metavar="FILE|DIR", help_behavior_hint="")] = None
     """Where the page goes, with report.json and the plan beside it; the run's folder by default."""
     delta: float = 1e-5
-    """At which the epsilon of one release is told."""
+    """At which the epsilon of one release is stated."""
     no_images: bool = False
     """Leave all pictures of the data out."""
 

@@ -233,7 +233,7 @@ def _show_prior(prior: str) -> None:
 def _less(found: Calibration) -> str:
     noise, share = found.identification_noise, found.less_noise
     if noise is None or share is None:
-        return "none reaches the target" if noise is None else f"{noise:.6g}"
+        return "none meets the target" if noise is None else f"{noise:.6g}"
     return f"{noise:.6g} (this answer: {abs(share):.1%} {'less' if share >= 0 else 'more'})"
 
 

@@ -64,7 +64,7 @@ class PlantedLayer(Attack):
             return RobbingTheFed()(seen, generator)
         marks = [f for f in inspection.statistics(task) if f.layer == name and f.marked]
         if not any(f.kind in ("trap weights", "rarely active") for f in marks):
-            raise NotApplicable("the layer that sees the input has no marks of a planted one")
+            raise NotApplicable("the layer that sees the input has no marks of a malicious one")
         every = torch.arange(len(rows), device=rows.device)
         return TrapWeights()(_alone(observation, prefix, every, rows, bias, "trap"), generator)
 

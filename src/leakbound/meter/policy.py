@@ -122,7 +122,7 @@ class Decision:
 
 
 def _of(finding: LayerFinding) -> str:
-    return f"the server's model looks planted ({finding.kind}): {finding.words}"
+    return f"the server's model looks malicious ({finding.kind}): {finding.words}"
 
 
 def _strictest(rules: list[tuple[str, str]]) -> Decision:

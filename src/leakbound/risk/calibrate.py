@@ -177,7 +177,7 @@ class Calibration(Presented):
             ("sampling rate", f"{setting.sampling_rate:g}"),
             ("who takes part", f"{setting.participation} to the attacker"),
             ("differential privacy", f"epsilon {_epsilon(self.epsilon)} at delta {self.delta:g}"),
-            ("a prior-only baseline reaches it with", spelled(float(edges.log_kappa[0]))),
+            ("a prior-only baseline meets it with", spelled(float(edges.log_kappa[0]))),
             ("attained", pictures.number(float(edges.attained[0]))),
             ("no attacker exceeds", pictures.number(float(edges.bound[0]))),
             ("prior of the examples", self.prior),

@@ -148,7 +148,7 @@ class Corridor:
         lines = ((names[0], self.attained.tolist()), (names[1], self.bound.tolist()))
         curve = ""
         if len(self.eta) > 1:
-            axes = ("mean squared error reached", "probability")
+            axes = ("mean squared error", "probability")
             curve = pictures.curves(self.eta.tolist(), lines, x_name=axes[0], y_name=axes[1])
         order = np.argsort(self.eta)
         last = len(order) - 1

@@ -66,7 +66,7 @@ def _check_order(metric: Metric, shape: tuple[int, ...], name: str) -> bool:
             more <= less + 1e-9,
             f"{name} scores more noise better on average; higher_is_better may be wrong",
         )
-    require(means[-1] < means[0], f"{name} scores a perfect reconstruction and noise alike")
+    require(means[-1] < means[0], f"{name} gives a perfect reconstruction and noise the same score")
     paired, others = _noisy(shape, 0.3)
     values = _values(metric, paired, others, name)
     order = permutation(len(values), stream(0, "contract", "permute"))

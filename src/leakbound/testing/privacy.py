@@ -70,7 +70,7 @@ def _check_bound(
         ]
         require(
             all(u.bound == bound for u in pair),
-            f"{name} its bound depends on the data, which tells of them",
+            f"{name} its bound depends on the data and leaks information about them",
         )
         change = float((pair[0].rows - pair[1].rows).norm(dim=1).max())
         rounding = 1e-9 * float(pair[1].rows.abs().max())

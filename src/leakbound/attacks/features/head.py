@@ -262,7 +262,7 @@ def random_units(task: Task, head: Head, random: int | None) -> tuple[Tensor, fl
         chosen = _planted(above)
     bias = parts.get(f"{head.first}.bias")
     if bias is not None and bool((bias[chosen] != 0).any()):
-        raise NotApplicable("the head's hidden units have biases: it is not the one to be planted")
+        raise NotApplicable("the head's hidden units have biases: the server put in none")
     rows = weight[chosen]
     spread = float(rows.square().mean().sqrt())
     if spread == 0 or rows.shape[1] * len(rows) < 8:

@@ -179,7 +179,7 @@ def _problem(seen: Moments, vectors: Tensor, left: float) -> str | None:
         return f"fewer than {count} features stand out of the sampling error of the moments"
     cosine = (vectors @ vectors.T).abs()
     if count > 1 and float((cosine - torch.eye(count).to(cosine)).max()) > CLOSE:
-        return "two features are nearly collinear: they cannot be told apart"
+        return "two features are nearly collinear: they cannot be separated"
     if left > LEFT:
         return "the moments are no sum of powers of so few features"
     return None

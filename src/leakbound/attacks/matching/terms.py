@@ -178,7 +178,7 @@ def statistics(kind: str, observation: Observation, task: Task) -> Mapping[str, 
     if kind in ("exact", "best") and observation.statistics is not None:
         return observation.statistics
     if kind == "exact":
-        raise NotApplicable("the statistics of the batch are not told: statistics_known is false")
+        raise NotApplicable("the statistics of the batch are not known: statistics_known is false")
     public = task.public if observation.auxiliary is None else observation.auxiliary
     fits = public is not None and tuple(public.inputs.shape[1:]) == observation.input_shape
     if kind in ("proxy", "best") and public is not None and fits:

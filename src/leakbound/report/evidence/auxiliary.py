@@ -27,9 +27,9 @@ from leakbound.report.tables import Names
 STATEMENTS = {
     "accepted_by": "Who accepted these thresholds, and when",
     "data_holder": "Who holds the data that are to be protected",
-    "data_collection": "How the data are collected, stored and reached before any noise",
-    "data_security": "Who can reach data, models and logs without the noise, and what keeps others "
-    "out",
+    "data_collection": "How the data are collected, stored and accessed before any noise",
+    "data_security": "Who can access data, models and logs without the noise, and what prevents "
+    "others",
     "unit_of_privacy": "Whose records count as one: an example, a person, a client",
     "neighboring_relation": "Which data sets count as neighbors: one unit added or removed, or "
     "replaced",
