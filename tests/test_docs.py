@@ -11,7 +11,7 @@ import pytest
 from leakbound import cli, registry
 from leakbound.audit import parse
 from leakbound.audit.plan_file import spec_of
-from leakbound.cli.options import Attack
+from leakbound.cli.options import AttackOptions
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -145,7 +145,7 @@ def test_plans_parse(code):
 @pytest.mark.parametrize("words", list(commands()))
 def test_commands_parse(words, monkeypatch):
     command = parsed(words, monkeypatch)
-    if isinstance(command, Attack):
+    if isinstance(command, AttackOptions):
         named = [("attack", text) for text in command.attack]
         named += [("defense", command.defense)] * (command.defense != "none")
         for kind, text in named:

@@ -12,7 +12,7 @@ from torch import nn
 from leakbound import data
 from leakbound.attacks import ConstantImage, LinearTrap, MeanImage
 from leakbound.attacks.trap_estimators import (
-    Reading,
+    TrapReading,
     bessel_ratio,
     most_often,
     shrinkage,
@@ -436,7 +436,7 @@ def test_bessel_ratio_limits():
 @pytest.mark.parametrize("noise", [0.0, 1e-200, 1e200])
 @pytest.mark.parametrize("norm", [0.0, 1e-160, 1.0, 1e160])
 def test_extremes_give_the_right_limit(noise, norm):
-    reading = Reading(torch.tensor([3.0, 4.0], dtype=torch.float64), 1.0, noise, norm)
+    reading = TrapReading(torch.tensor([3.0, 4.0], dtype=torch.float64), 1.0, noise, norm)
     found = [shrinkage(reading), sphere_mean(reading), most_often(reading, 0.1)]
     assert all(bool(guess.isfinite().all()) for guess in found)
     nothing = norm == 0 or noise / norm > 1e30

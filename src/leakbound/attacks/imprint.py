@@ -12,7 +12,7 @@ from torch import Tensor
 from leakbound import check
 from leakbound.attacks.base import Attack, boxed
 from leakbound.attacks.blind import VANISHED
-from leakbound.attacks.planted import Caught, Front, Prior, caught, in_front, planted_task
+from leakbound.attacks.planted import Caught, Front, PixelPrior, caught, in_front, planted_task
 from leakbound.random import normal, stream
 from leakbound.types import Observation, Reconstruction, Task
 
@@ -130,7 +130,7 @@ class RobbingTheFed(Attack):
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         """Read the edges; the generator is not used."""
         task = planted_task(observation, "imprint")
-        prior, edges = Prior.of(observation), _edges(task)
+        prior, edges = PixelPrior.of(observation), _edges(task)
         images, hits, alone, moved = [], 0, 0, False
         for row in caught(observation, task, differences=True):
             found, clear = _decoded(row, edges, prior)
@@ -207,7 +207,7 @@ def _edges(task: Task) -> Edges:
     return Edges(weight[0] * scale, lower, upper)
 
 
-def _decoded(row: Caught, edges: Edges, prior: Prior) -> tuple[Tensor, int]:
+def _decoded(row: Caught, edges: Edges, prior: PixelPrior) -> tuple[Tensor, int]:
     """The images (n, N) behind the steps, the clearest first, n at most the row's examples.
 
     Also how many are clear: their expected squared error is a quarter of the prior's at most.
@@ -266,7 +266,7 @@ def _steps(values: Tensor, precision: Tensor) -> list[int]:
     return starts[::-1]
 
 
-def _size(step: Tensor, variance: Tensor, edges: Edges, at: int, prior: Prior) -> Tensor:
+def _size(step: Tensor, variance: Tensor, edges: Edges, at: int, prior: PixelPrior) -> Tensor:
     """The step of the bias, read from itself and from q.x, which lies between the bin's edges."""
     own, trust = step[-1], 1 / variance[-1]
     middle, width = (edges.lower[at] + edges.upper[at]) / 2, edges.upper[at] - edges.lower[at]

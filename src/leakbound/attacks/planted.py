@@ -149,14 +149,14 @@ def _scatter(row: Tensor, differences: bool) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Prior:
+class PixelPrior:
     """What is known of a pixel before the update is seen: its mean and variance, (N,) float64."""
 
     mean: Tensor
     variance: Tensor
 
     @staticmethod
-    def of(observation: Observation) -> Prior:
+    def of(observation: Observation) -> PixelPrior:
         """From the public images; uniform in the input range where there are none that fit."""
         low, high = observation.task.input_range
         public = public_images(observation)
@@ -164,9 +164,9 @@ class Prior:
         like = observation.update.rows.double()
         if public is None or tuple(public.shape[1:]) != shape or len(public) < 2:
             one = like.new_ones(shape).flatten()
-            return Prior(one * (low + high) / 2, one * (high - low) ** 2 / 12)
+            return PixelPrior(one * (low + high) / 2, one * (high - low) ** 2 / 12)
         pixels = public.flatten(1).to(like)
-        return Prior(pixels.mean(0), pixels.var(0) + 1e-3 * (high - low) ** 2)
+        return PixelPrior(pixels.mean(0), pixels.var(0) + 1e-3 * (high - low) ** 2)
 
     def fused(self, value: Tensor, variance: Tensor) -> Tensor:
         """The mean of each pixel after a reading of it with Gaussian noise of that variance."""

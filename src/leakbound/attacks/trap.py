@@ -12,7 +12,7 @@ from leakbound import check
 from leakbound.attacks.base import Attack, boxed, expected_rows, seen_task
 from leakbound.attacks.blind import VANISHED, public_images
 from leakbound.attacks.trap_estimators import (
-    Reading,
+    TrapReading,
     most_often,
     shrinkage,
     sphere_mean,
@@ -196,7 +196,7 @@ class LinearTrap(Attack):
         counts = torch.tensor(observation.update.examples, device=each.device)
         return each.repeat_interleave(counts, 0)
 
-    def _estimate(self, reading: Reading) -> Tensor:
+    def _estimate(self, reading: TrapReading) -> Tensor:
         if self.estimator == "unbiased":
             return unbiased(reading)
         if self.estimator == "shrinkage":
@@ -223,7 +223,7 @@ class _Reader:
         self.largest = math.sqrt(width) * max(abs(low), abs(high))
         self.usual = math.sqrt(width * (low * low + low * high + high * high) / 3)
 
-    def all(self) -> list[Reading]:
+    def all(self) -> list[TrapReading]:
         """One reading a row of the update."""
         examples = torch.tensor(self.observation.update.examples, device=self.noise.device)
         if int(examples.max()) > 1:
@@ -235,7 +235,7 @@ class _Reader:
         else:
             norms, scale = self._found()
         rows = zip(self.means, scale.tolist(), self.noise.tolist(), norms.tolist(), strict=True)
-        return [Reading(*row) for row in rows]
+        return [TrapReading(*row) for row in rows]
 
     def _full(self, value: float) -> Tensor:
         return torch.full_like(self.noise, value)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["Reading", "most_often", "shrinkage", "sphere_mean", "unbiased"]
+__all__ = ["TrapReading", "most_often", "shrinkage", "sphere_mean", "unbiased"]
 
 STEPS = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class TrapReading:
     """What the rows of a linear trap say together: z = scale X + N(0, noise_std^2 I).
 
     Attributes:
@@ -47,7 +47,7 @@ class Reading:
         return unit
 
 
-def unbiased(reading: Reading) -> Tensor:
+def unbiased(reading: TrapReading) -> Tensor:
     """Of z: z / scale, the best unbiased estimator; its error follows a chi-square law.
 
     Source: paper C, Theorem IV.1; docs/errata.md, C1.
@@ -55,7 +55,7 @@ def unbiased(reading: Reading) -> Tensor:
     return reading.mean / reading.scale
 
 
-def shrinkage(reading: Reading) -> Tensor:
+def shrinkage(reading: TrapReading) -> Tensor:
     """Of z: c z / scale, c = 1 / (1 + N noise^2), the multiple of least mean squared error.
 
     Source: James and Stein 1961, here with the norm known.
@@ -65,7 +65,7 @@ def shrinkage(reading: Reading) -> Tensor:
     return reading.mean / reading.scale / factor
 
 
-def sphere_mean(reading: Reading) -> Tensor:
+def sphere_mean(reading: TrapReading) -> Tensor:
     """The mean of X given z, X uniform on the sphere of radius |X|: least mean error of all.
 
     The posterior of the direction is von Mises-Fisher of concentration |z| scale |X| / noise_std^2.
@@ -82,7 +82,7 @@ def sphere_mean(reading: Reading) -> Tensor:
     return reading.norm * ratio * reading.direction
 
 
-def most_often(reading: Reading, eta: float) -> Tensor:
+def most_often(reading: TrapReading, eta: float) -> Tensor:
     """|X| cos(theta) z / |z|, sin^2 theta = N eta / |X|^2: reaches an MSE of eta most often of all.
 
     It attains gamma*. From N eta >= |X|^2 on it is the zero image, which always succeeds.

@@ -11,7 +11,7 @@ from torch import Tensor
 from leakbound import check
 from leakbound.attacks.base import Attack, boxed
 from leakbound.attacks.blind import VANISHED
-from leakbound.attacks.planted import Caught, Prior, caught, in_front, planted_task
+from leakbound.attacks.planted import Caught, PixelPrior, caught, in_front, planted_task
 from leakbound.random import normal, stream
 from leakbound.types import Observation, Reconstruction, Task
 
@@ -96,10 +96,10 @@ class TrapWeights(Attack):
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         """Read the rows; the generator is not used."""
-        task, prior = planted_task(observation, "trap"), Prior.of(observation)
+        task, prior = planted_task(observation, "trap"), PixelPrior.of(observation)
         images, sure, left = [], 0, 0
         for row in caught(observation, task, differences=False):
-            reader = _Reader(row, task, prior)
+            reader = _WeightReader(row, task, prior)
             found, supports = reader.all()
             images += [*found, prior.mean.expand(row.examples - len(found), -1)]
             sure += sum(n > 1 for n in supports)
@@ -115,10 +115,10 @@ class TrapWeights(Attack):
         return Reconstruction(boxed(answer, task), None, problem=problem)
 
 
-class _Reader:
+class _WeightReader:
     """What the rows of one update say, less what has been explained; float64."""
 
-    def __init__(self, row: Caught, task: Task, prior: Prior) -> None:
+    def __init__(self, row: Caught, task: Task, prior: PixelPrior) -> None:
         parts = task.unflatten(task.parameters)
         self.weight, self.bias = parts["layer.weight"].double(), parts["layer.bias"].double()
         self.row, self.prior, self.range = row, prior, task.input_range

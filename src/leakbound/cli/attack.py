@@ -31,7 +31,7 @@ _OF_UPDATES = (
 )
 
 
-def attack(command: options.Attack) -> int:
+def attack(command: options.AttackOptions) -> int:
     """Run one experiment and show what came out, or attack a captured update."""
     if command.update is not None:
         return captured.attack(command)

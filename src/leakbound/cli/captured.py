@@ -35,7 +35,7 @@ MOST = 100_000
 """Examples, steps and classes of one update: more is a slip, and would run for hours."""
 
 
-def attack(command: options.Attack) -> int:
+def attack(command: options.AttackOptions) -> int:
     """Attack a captured update, or all of a folder, and show what came out."""
     assert command.update is not None  # the command line asks here only then
     for name in (*_OF_EXPERIMENTS, "lpips_weights"):
@@ -94,7 +94,7 @@ def attack(command: options.Attack) -> int:
     return 1 if "failed" in ends else 0 if "ok" in ends else 2
 
 
-def _settings(command: options.Attack, first: Capture) -> Settings:
+def _settings(command: options.AttackOptions, first: Capture) -> Settings:
     """How updates are attacked; the first one says the input shape where the user does not."""
     return Settings(
         _shape(command.input_shape or first.about.get("input_shape", "")),
@@ -121,7 +121,7 @@ def _stopped(out: Path | None, done: int) -> None:
     )
 
 
-def capture(command: options.Capture) -> int:
+def capture(command: options.CaptureOptions) -> int:
     """Run a Flower app in this process, and keep what its server sees."""
     try:
         from leakbound.flower import capture_app
@@ -160,7 +160,7 @@ def capture(command: options.Capture) -> int:
     return 0
 
 
-def _captures(command: options.Attack) -> list[Capture]:
+def _captures(command: options.AttackOptions) -> list[Capture]:
     path, before = command.update, command.before
     assert path is not None  # asked in `attack`
     if not path.exists():
@@ -175,7 +175,7 @@ def _captures(command: options.Attack) -> list[Capture]:
     return [captured.load(path, before, kind=command.kind)]
 
 
-def _model(command: options.Attack, settings: Settings) -> nn.Module:
+def _model(command: options.AttackOptions, settings: Settings) -> nn.Module:
     """The model by name, or of the user's code; the program says which code it imports."""
     spec = spec_of("model", command.model)
     name, own = spec.pop("name"), spec

@@ -42,7 +42,7 @@ class Audit:
 
 
 @dataclass(frozen=True)
-class Attack:
+class AttackOptions:
     """Run one experiment: one attack on one batch under one defense. Or attack a captured --update.
 
     Settings follow a name after commas, as in --defense gaussian_noise,noise_std=0.01
@@ -114,7 +114,7 @@ class Attack:
 
 
 @dataclass(frozen=True)
-class Capture:
+class CaptureOptions:
     """Run a Flower app in this process and keep what its server sees of some rounds.
 
     This runs the app's code. What is kept can be attacked: leakbound attack --update DIR
@@ -315,8 +315,8 @@ class Calibrate:
 
 VERBS: dict[str, tuple[type, str]] = {
     "audit": (Audit, "leakbound.cli.audit:audit"),
-    "attack": (Attack, "leakbound.cli.attack:attack"),
-    "capture": (Capture, "leakbound.cli.captured:capture"),
+    "attack": (AttackOptions, "leakbound.cli.attack:attack"),
+    "capture": (CaptureOptions, "leakbound.cli.captured:capture"),
     "bound": (BoundOptions, "leakbound.cli.risk:bound"),
     "calibrate": (Calibrate, "leakbound.cli.risk:calibration"),
     "train": (Train, "leakbound.cli.train:train"),

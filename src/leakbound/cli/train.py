@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
+import msgspec
 from rich.markup import escape
 from rich.table import Table
 
@@ -26,40 +25,9 @@ from leakbound.cli.terminal import brief, console, errors
 
 if TYPE_CHECKING:
     from leakbound.cli import options
+    from leakbound.report.tables import MeanInterval
 
-LEVEL = 0.95
-"""Of the intervals of means over seeds."""
 PAGE = "training.html"
-
-
-@dataclass(frozen=True)
-class Mean:
-    """A mean over n seeds and its 95 % interval by Student's t, which one seed has not."""
-
-    mean: float
-    low: float | None
-    high: float | None
-    n: int
-
-    @staticmethod
-    def of(values: Sequence[float]) -> Mean | None:
-        """The mean of some numbers; None of none.
-
-        Example:
-            >>> Mean.of([1.0, 2.0, 3.0])
-            Mean(mean=2.0, low=-0.4841, high=4.484, n=3)
-            >>> Mean.of([1.0])
-            Mean(mean=1.0, low=None, high=None, n=1)
-        """
-        from scipy.stats import t
-
-        if not values:
-            return None
-        n, middle = len(values), fmean(values)
-        if n == 1:
-            return Mean(middle, None, None, 1)
-        half = float(t.ppf((1 + LEVEL) / 2, n - 1)) * stdev(values) / math.sqrt(n)
-        return Mean(middle, float(f"{middle - half:.4g}"), float(f"{middle + half:.4g}"), n)
 
 
 @dataclass(frozen=True)
@@ -71,8 +39,8 @@ class TrainingRow:
 
     model: str
     defense: str
-    loss: Mean | None
-    accuracy: Mean | None
+    loss: MeanInterval | None
+    accuracy: MeanInterval | None
     diverged: int
     failed: int
 
@@ -129,7 +97,7 @@ def _tell(plan: Plan, out: Path, failed: int, as_json: bool) -> int:
     page = out / PAGE
     write_files(out, {PAGE: _page(plan, units, rows).encode()})
     if as_json:
-        print(json.dumps([asdict(row) for row in rows], indent=1, allow_nan=False))
+        print(json.dumps([msgspec.to_builtins(row) for row in rows], indent=1, allow_nan=False))
     else:
         _show(rows)
         console.print(f"curves: {brief(page)}", soft_wrap=True)
@@ -160,8 +128,10 @@ def table(units: Iterable[Training]) -> list[TrainingRow]:
         rows.append(
             TrainingRow(
                 *key,
-                loss=Mean.of(losses),
-                accuracy=Mean.of([unit.accuracy for unit in ok if unit.accuracy is not None]),
+                loss=tables.mean_of(losses),
+                accuracy=tables.mean_of(
+                    [unit.accuracy for unit in ok if unit.accuracy is not None]
+                ),
                 diverged=len(ok) - len(losses),
                 failed=len(own) - len(ok),
             )
@@ -188,7 +158,7 @@ def _words(row: TrainingRow) -> tuple[str, str, str, str]:
     return loss, _number(row.accuracy, 3), str(seeds), str(row.failed or "")
 
 
-def _number(value: Mean | None, digits: int) -> str:
+def _number(value: MeanInterval | None, digits: int) -> str:
     if value is None:
         return "–"
     if value.low is None or value.high is None:

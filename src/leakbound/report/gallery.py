@@ -56,7 +56,7 @@ class CapturedUpdate:
 
 
 @dataclass(frozen=True)
-class Entry:
+class GalleryEntry:
     """One experiment of the gallery.
 
     `truth` and `leak_map` are set where they differ from those of the entry before. `columns`: of
@@ -121,7 +121,7 @@ class Card:
     clients: int
     defense: str
     seed: int
-    entries: tuple[Entry, ...]
+    entries: tuple[GalleryEntry, ...]
     cost: tuple[float | None, float | None]
     table: ExampleTable
 
@@ -180,7 +180,7 @@ def cards_of(
     load = cache(partial(run.picture, inline=inline))
     most, commands = room(page), reruns(run.info.plan, _experiments(page))
 
-    def entries(own: Iterable[Assessment]) -> Iterable[Entry]:
+    def entries(own: Iterable[Assessment]) -> Iterable[GalleryEntry]:
         last: dict[str, str] = {}
         for a in own:
             files = a.pictures if images else {}
@@ -189,7 +189,7 @@ def cards_of(
             last |= new
             strips = {n: load(file) for n, file in new.items()}
             guess = files.get("reconstruction")
-            yield Entry(
+            yield GalleryEntry(
                 a,
                 names.attack(a),
                 CapturedUpdate.of(a),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from leakbound import data
 from leakbound.attacks import LinearTrap
-from leakbound.attacks.trap_estimators import Reading
+from leakbound.attacks.trap_estimators import TrapReading
 from leakbound.client import gradient
 from leakbound.models import resnet18
 from leakbound.random import normal, permutation, stream
@@ -93,7 +93,7 @@ def release(found: Records, noise_multiplier: float, source: torch.Generator) ->
 def errors(
     found: Records,
     noise_multiplier: float,
-    estimator: Callable[[Reading], Tensor],
+    estimator: Callable[[TrapReading], Tensor],
     source: torch.Generator,
     *,
     scale_known: bool = True,
@@ -104,7 +104,7 @@ def errors(
     if not scale_known:
         scale = CLIP / found.flat.norm(dim=1).clamp_min(CLIP)
     rows = zip(seen, scale.tolist(), strict=True)
-    guess = [estimator(Reading(z, s, CLIP * noise_multiplier, NORM)) for z, s in rows]
+    guess = [estimator(TrapReading(z, s, CLIP * noise_multiplier, NORM)) for z, s in rows]
     return (torch.stack(guess) - found.flat).square().mean(1)
 
 
