@@ -36,7 +36,7 @@ PACKAGES = (
     "leakbound.attacks.features.diagonalize",
     "leakbound.attacks.features.hermite",
     "leakbound.attacks.features.moments",
-    "leakbound.attacks.private_law",
+    "leakbound.attacks.data_dependent_law",
     "leakbound.attacks.trap_estimators",
     "leakbound.audit",
     "leakbound.bounds",

@@ -22,9 +22,9 @@ from leakbound.random import Source
 from leakbound.types import (
     Batch,
     ClientContext,
+    DefenseProtocol,
     NotApplicable,
     Observation,
-    Release,
     Statistics,
     Task,
     Unit,
@@ -390,7 +390,7 @@ def simulate(
     labels: Tensor,
     *,
     cohort: tuple[int, ...],
-    defense: Release | None,
+    defense: DefenseProtocol | None,
 ) -> Tensor:
     """The rows (R, P) that an attacker expects to see for a guess of all clients' data.
 
@@ -420,7 +420,7 @@ def shown(observation: Observation, plain: Tensor) -> Tensor:
     return _sent([plain] if len(cohort) == 1 else list(torch.split(plain, sizes)), defense)
 
 
-def _sent(parts: list[Tensor], defense: Release | None) -> Tensor:
+def _sent(parts: list[Tensor], defense: DefenseProtocol | None) -> Tensor:
     """Every client's rows by the known defense's deterministic part; their sum where none is."""
     if defense is None:
         return (
@@ -434,7 +434,7 @@ def _sent(parts: list[Tensor], defense: Release | None) -> Tensor:
 def respond(
     task: Task,
     batch: Batch,
-    defense: Release,
+    defense: DefenseProtocol,
     source: Source,
     state: Any = None,
     each: Each = example_gradients,
@@ -458,7 +458,9 @@ def respond(
     return update, state
 
 
-def pure_simulate(task: Task, inputs: Tensor, labels: Tensor, defense: Release | None) -> Tensor:
+def pure_simulate(
+    task: Task, inputs: Tensor, labels: Tensor, defense: DefenseProtocol | None
+) -> Tensor:
     """As `simulate` for one client, but free of autograd calls, so that `torch.func` can see it.
 
     Raises:

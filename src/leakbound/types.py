@@ -33,7 +33,7 @@ __all__ = [
     "NotApplicable",
     "Observation",
     "Reconstruction",
-    "Release",
+    "DefenseProtocol",
     "Server",
     "Statistics",
     "Task",
@@ -86,7 +86,7 @@ class ClientContext:
     batch: Batch
 
 
-class Release(Protocol):
+class DefenseProtocol(Protocol):
     """What client and attacker do with a defense (every `Defense` has these)."""
 
     @property
@@ -95,7 +95,7 @@ class Release(Protocol):
         ...
 
     @property
-    def sides(self) -> tuple[Release, Release]:
+    def sides(self) -> tuple[DefenseProtocol, DefenseProtocol]:
         """The part that runs on each client, and the part that runs on the rows of all."""
         ...
 
@@ -169,7 +169,7 @@ class Observation:
     threat: ThreatModel = ThreatModel()
     labels: Tensor | None = None
     auxiliary: Batch | None = None
-    defense: Release | None = None
+    defense: DefenseProtocol | None = None
     statistics: Mapping[str, Statistics] | None = None
     sent: Tensor | None = None
     history: tuple[Observation, ...] = ()

@@ -8,8 +8,8 @@ import torch
 from scipy import stats
 
 from leakbound.attacks import GradientMatching, LawEvolution, LawMatching, VarianceReadout
+from leakbound.attacks.data_dependent_law import negative_log_likelihood
 from leakbound.attacks.matching.diagnose import unexplained
-from leakbound.attacks.private_law import negative_log_likelihood
 from leakbound.attacks.variance import Curve, _log_power
 from leakbound.client import local_update, simulate
 from leakbound.covariance import Structured

@@ -8,6 +8,7 @@ from leakbound.attacks.analytic import LinearInversion
 from leakbound.attacks.base import Attack, BestOf, ByNoise
 from leakbound.attacks.blind import ConstantImage, MeanImage
 from leakbound.attacks.cocktail import CocktailPartyImages
+from leakbound.attacks.data_dependent_law import CandidateLikelihood
 from leakbound.attacks.fedavg import FedAvgMatching
 from leakbound.attacks.gias import Gias
 from leakbound.attacks.grad_inversion import GradInversion
@@ -29,7 +30,6 @@ from leakbound.attacks.matching.presets import (
     strong_matching,
 )
 from leakbound.attacks.mixed_start import MixedStart
-from leakbound.attacks.private_law import CandidateLikelihood
 from leakbound.attacks.rank import RankReport, rank_analysis
 from leakbound.attacks.sparse import SparseRecovery
 from leakbound.attacks.sparse_inversion import (

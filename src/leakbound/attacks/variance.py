@@ -14,16 +14,16 @@ from leakbound import check
 from leakbound._util.cache import RecentCache
 from leakbound.attacks.analytic import _layer, input_layer
 from leakbound.attacks.base import Attack, boxed, seen_task
-from leakbound.attacks.labels import infer_labels
-from leakbound.attacks.matching.distances import total_variation
-from leakbound.attacks.pace import tick
-from leakbound.attacks.private_law import (
+from leakbound.attacks.data_dependent_law import (
     CandidateLikelihood,
     _defense,
     _sent,
     _single,
     negative_log_likelihood,
 )
+from leakbound.attacks.labels import infer_labels
+from leakbound.attacks.matching.distances import total_variation
+from leakbound.attacks.pace import tick
 from leakbound.client import refuse_codes
 from leakbound.domains import has_neighbors
 from leakbound.random import normal, uniform

@@ -1,7 +1,7 @@
 """Bounds: what no attacker can beat, each with its law, its assumptions and whom it covers.
 
-Numpy and scipy only, float64: numbers in, numbers out. A floor on the error of a reconstruction
-is a lower bound; every estimate behind it errs downwards, so that a floor is never flattered. The
+Numpy and scipy only, float64: numbers in, numbers out. A bound on the error of a reconstruction
+is a lower bound; every estimate behind it errs downwards, so that a bound is never flattered. The
 laws of the risk, a probability for each error threshold, stand in modules of their own.
 """
 

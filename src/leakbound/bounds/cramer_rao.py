@@ -1,9 +1,9 @@
-"""Bayesian Cramer-Rao (van Trees) floors on the error of a reconstruction.
+"""Bayesian Cramer-Rao (van Trees) bounds on the error of a reconstruction.
 
 x in R^m is what is rebuilt (m = batch size * inputs), y the release, J_D = E_x J_F(x) its Fisher
 information averaged over the prior, J_P the prior's own: E||R(y) - x||^2 >= tr (J_D + J_P)^-1.
 Paper A's trace form has d, the number of parameters, where m is right (errata 0.1); its lambda_1
-is the largest eigenvalue (0.2). Every floor is capped at the prior's variance.
+is the largest eigenvalue (0.2). Every bound is capped at the prior's variance.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ErrorBound:
 
 
 def trace_bound(fisher_trace: float, prior: Prior) -> ErrorBound:
-    """The floor of Theorem 3.2, corrected: m^2 / (tr J_D + m lambda_max(J_P)), over m.
+    """The bound of Theorem 3.2, corrected: m^2 / (tr J_D + m lambda_max(J_P)), over m.
 
     Units: `fisher_trace` tr J_D over all inputs, 1 / input units squared; infinite without noise.
         With a prior in k of m directions, k stands for m in the formula, and m divides at the end.
@@ -80,7 +80,7 @@ def trace_bound(fisher_trace: float, prior: Prior) -> ErrorBound:
 
 
 def tight_trace_bound(fisher_trace: float, prior: Prior) -> ErrorBound:
-    """The tighter trace floor, m^2 / (tr J_D + tr J_P), over m; else as `trace_bound`.
+    """The tighter trace bound, m^2 / (tr J_D + tr J_P), over m; else as `trace_bound`.
 
     Source: paper A, proof of Theorem 3.2, without its last step.
 
@@ -96,7 +96,7 @@ def tight_trace_bound(fisher_trace: float, prior: Prior) -> ErrorBound:
 def trace_bound_from_samples(
     traces: Any, prior: Prior, *, tight: bool = True, confidence: float = 0.99
 ) -> ErrorBound:
-    """A trace floor at an upper confidence limit of the mean of tr J_F(x) over sampled images.
+    """A trace bound at an upper confidence limit of the mean of tr J_F(x) over sampled images.
 
     Args:
         traces: (n,) of independent images of the prior, 1 / input units squared.
@@ -118,18 +118,18 @@ def trace_bound_from_samples(
     if values.min() < 0:
         raise ValueError(f"traces holds {values.min():.6g}; a Fisher information is never negative")
     error, margin = _spread("traces", values[None], confidence)
-    floor = (tight_trace_bound if tight else trace_bound)(float(values.mean()) + margin, prior)
-    slope = (floor.value * prior.dimension / prior.rank) ** 2 / prior.dimension
-    return _marked(floor, slope * error, confidence)
+    bound = (tight_trace_bound if tight else trace_bound)(float(values.mean()) + margin, prior)
+    slope = (bound.value * prior.dimension / prior.rank) ** 2 / prior.dimension
+    return _marked(bound, slope * error, confidence)
 
 
 def full_bound(fisher: Any, prior: Prior) -> ErrorBound:
-    """The van Trees floor tr (J_D + J_P)^-1 / m, with its leak map.
+    """The van Trees bound tr (J_D + J_P)^-1 / m, with its leak map.
 
     Shapes: `fisher` J_D (m, m), or (k, k) in the prior's basis; 1 / input units squared.
 
     Assumptions: `fisher` is J_D; for an average of samples use `full_bound_from_samples`. The
-        floor is the best attacker's error in a linear-Gaussian model. Rounding errs downwards.
+        bound is the best attacker's error in a linear-Gaussian model. Rounding errs downwards.
 
     Raises:
         ValueError: a wrong shape, NaN, not symmetric, a negative eigenvalue.
@@ -138,8 +138,8 @@ def full_bound(fisher: Any, prior: Prior) -> ErrorBound:
 
     Example:
         >>> from leakbound.bounds.priors import UserPrior
-        >>> floor = full_bound([[1.0, 0.0], [0.0, 3.0]], UserPrior("uneven", [1.0, 1.0], 2.0))
-        >>> round(floor.value, 9), floor.per_pixel.round(9).tolist()
+        >>> bound = full_bound([[1.0, 0.0], [0.0, 3.0]], UserPrior("uneven", [1.0, 1.0], 2.0))
+        >>> round(bound.value, 9), bound.per_pixel.round(9).tolist()
         (0.375, [0.5, 0.25])
     """
     matrix = _projected("fisher", fisher, prior)
@@ -153,15 +153,15 @@ def full_bound(fisher: Any, prior: Prior) -> ErrorBound:
         errors = 1 / (float(known) + np.maximum(values, 0) + slack)
     directions = root.T @ vectors
     total = float((directions**2 @ errors).sum()) if np.isfinite(errors).all() else np.inf
-    floor = _floor("full", total, prior, FULL)
+    bound = _bound("full", total, prior, FULL)
     if total > prior.variance * (1 + 1e-9):
-        return floor
+        return bound
     in_pixels = directions if prior.basis is None else prior.basis @ directions
-    return replace(floor, per_pixel=in_pixels**2 @ errors)
+    return replace(bound, per_pixel=in_pixels**2 @ errors)
 
 
 def full_bound_from_samples(fishers: Any, prior: Prior, *, confidence: float = 0.99) -> ErrorBound:
-    """The full floor from J_F(x) of sampled images, as a lower confidence limit.
+    """The full bound from J_F(x) of sampled images, as a lower confidence limit.
 
     The inverse of a sample mean is too large on average. Instead, tr J^-1 >= 2 tr V - tr V J V for
     every symmetric V, linear in J and equal at V = J^-1: one half of the samples chooses V, the
@@ -207,11 +207,11 @@ def matrix_free_bound(
     *,
     confidence: float = 0.99,
 ) -> ErrorBound:
-    """The full floor from products with J_F(x) alone, for m too large for matrices.
+    """The full bound from products with J_F(x) alone, for m too large for matrices.
 
     `first` chooses V = (J_P + c I + low rank)^-1 by randomized Rayleigh-Ritz; `second` evaluates
     2 tr V - tr V J V as tr V + z^T V (z - J V z) with random signs z, which is unbiased. Any V
-    gives a valid floor, so a low rank, few probes or few images only loosen it.
+    gives a valid bound, so a low rank, few probes or few images only loosen it.
 
     Args:
         first: functions (m, r) -> (m, r), each applying J_F(x_j) of one image of the prior.
@@ -256,10 +256,10 @@ def _trace_floor(name: str, trace: float, information: float, prior: Prior, law:
     if not trace >= 0:
         raise ValueError(f"fisher_trace is {trace!r}; give a number of at least 0")
     total = float(trace) + information
-    return _floor(name, prior.rank**2 / total if total > 0 else np.inf, prior, law)
+    return _bound(name, prior.rank**2 / total if total > 0 else np.inf, prior, law)
 
 
-def _floor(name: str, total: float, prior: Prior, law: str) -> ErrorBound:
+def _bound(name: str, total: float, prior: Prior, law: str) -> ErrorBound:
     """A bound on the total error, at least 0 and at most the prior's variance, over m."""
     value = max(0.0, min(float(total), prior.variance)) / prior.dimension
     known, assumptions = prior.rests_on_prior, ASSUMPTIONS + prior.assumptions
@@ -267,15 +267,15 @@ def _floor(name: str, total: float, prior: Prior, law: str) -> ErrorBound:
 
 
 def _sampled(name: str, gains: Array, prior: Prior, confidence: float) -> ErrorBound:
-    """The full floor from values (folds, n) of the variational bound, as a lower limit."""
+    """The full bound from values (folds, n) of the variational bound, as a lower limit."""
     error, margin = _spread(name, gains, confidence)
-    floor = _floor("full", float(gains.mean()) - margin, prior, VARIATIONAL)
-    return _marked(floor, error / prior.dimension, confidence)
+    bound = _bound("full", float(gains.mean()) - margin, prior, VARIATIONAL)
+    return _marked(bound, error / prior.dimension, confidence)
 
 
-def _marked(floor: ErrorBound, error: float, confidence: float) -> ErrorBound:
+def _marked(bound: ErrorBound, error: float, confidence: float) -> ErrorBound:
     sentence = f"J_D is sampled: a {confidence:.4g} confidence limit that takes its mean as normal"
-    return replace(floor, assumptions=(*floor.assumptions, sentence), standard_error=error)
+    return replace(bound, assumptions=(*bound.assumptions, sentence), standard_error=error)
 
 
 def _spread(name: str, values: Array, confidence: float) -> tuple[float, float]:

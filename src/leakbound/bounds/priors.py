@@ -1,8 +1,8 @@
 """What the attacker knows of the images before the release: priors with their Fisher information.
 
-A floor needs a prior's Fisher information J_P, its total variance and the coordinates of both.
+A bound needs a prior's Fisher information J_P, its total variance and the coordinates of both.
 Where it has a `basis` Q (m, k), Q^T x is rebuilt and all else is handed to the attacker for free:
-the error in a subspace is at most the whole, so the floor errs downwards. Q^T x must not depend on
+the error in a subspace is at most the whole, so the bound errs downwards. Q^T x must not depend on
 what is handed over, as principal components of a Gaussian do not.
 """
 
@@ -39,7 +39,7 @@ class Prior:
         variance: tr Cov of the k coordinates, input units squared.
         basis: (m, k) orthonormal columns with k < m; None for the inputs themselves (k = m).
         rests_on_prior: False for the flat one, which is a limit.
-        covers: the attackers for which a floor with this prior is proved.
+        covers: the attackers for which a bound with this prior is proved.
         assumptions: what has to hold of the images, as sentences to check.
     """
 
@@ -54,7 +54,7 @@ class Prior:
 
     @property
     def rank(self) -> int:
-        """k, the number of coordinates in which the floor is computed."""
+        """k, the number of coordinates in which the bound is computed."""
         return len(self.information)
 
     @property
@@ -101,11 +101,11 @@ def joined(parts: Sequence[Prior], name: str) -> Prior:
 
 
 class FlatPrior(Prior):
-    """No knowledge but a total variance: J_P = 0, and floors are capped at the variance.
+    """No knowledge but a total variance: J_P = 0, and bounds are capped at the variance.
 
     A uniform prior on a bounded set is *not* smooth: for U[0, 1] and noise of standard deviation 1
     the formula gives 1, above the prior's variance 1/12. The cap mends the absurdity, not the
-    proof: the best attacker's error is 0.077 there, below the capped 0.083. So floors with this
+    proof: the best attacker's error is 0.077 there, below the capped 0.083. So bounds with this
     prior cover unbiased attackers only.
 
     Args:
@@ -232,7 +232,7 @@ class MixturePrior(Prior):
     """A mixture of Gaussians, with a certified bound on its Fisher information.
 
     Fisher information is convex in the density, so J_P <= sum_k w_k C_k^-1; this upper bound is
-    what `information` holds, and a larger J_P only lowers a floor. `monte_carlo` estimates J_P.
+    what `information` holds, and a larger J_P only lowers a bound. `monte_carlo` estimates J_P.
 
     Args:
         weights: (K,), above 0, sum 1.

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from leakbound.client import pure_simulate
 from leakbound.engines import activations
-from leakbound.types import Release, Task
+from leakbound.types import DefenseProtocol, Task
 
 _GROUPS = {
     "sums and products": (
@@ -64,7 +64,7 @@ SMOOTH = frozenset(
 
 
 def not_smooth(
-    task: Task, inputs: Tensor, labels: Tensor, defense: Release | None = None
+    task: Task, inputs: Tensor, labels: Tensor, defense: DefenseProtocol | None = None
 ) -> tuple[str, ...]:
     """What keeps the release from being proved smooth in the inputs, by name; () where it is.
 

@@ -1,6 +1,6 @@
-"""Weiss-Weinstein floors: they hold for every release function, kinks and jumps included.
+"""Weiss-Weinstein bounds: they hold for every release function, with jumps or not smooth.
 
-The Cramer-Rao floors need a noise-free release g(x) without jumps; gradients of ReLU and max-pool
+The Cramer-Rao bounds need a noise-free release g(x) without jumps; gradients of ReLU and max-pool
 networks jump. Here y = g(x) + N(0, Sigma) with x ~ N(mean, C) and g any measurable function.
 
 Derivation. Let p be the law of (y, x), L(h) = sqrt(p(y, x + h u) / p(y, x)) for a unit vector u and
@@ -48,13 +48,13 @@ def weiss_weinstein_bound(
     directions: Any = None,
     confidence: float = 0.99,
 ) -> ErrorBound:
-    """The Weiss-Weinstein floor from overlaps at sampled images, as a lower confidence limit.
+    """The Weiss-Weinstein bound from overlaps at sampled images, as a lower confidence limit.
 
     One half of the images chooses a step and a factor c for each direction, the other evaluates the
     bound, linear in the overlaps and so without bias; then the halves change places. In choosing,
     each half is joined by one image whose overlaps are 0, and a spread counts as a loss: a step so
     small that the sampled images may not show the jumps of g is not taken. This costs a linear
-    release about a quarter of its floor at n = 16 and 2% at n = 64.
+    release about a quarter of its bound at n = 16 and 2% at n = 64.
 
     Args:
         overlaps: (n, r, S) in [0, 1], n >= 4 independent images x of the prior:
@@ -90,7 +90,7 @@ def weiss_weinstein_bound(
         gains.append(_gains(test[:number], _choose(fit, grid, known), grid, known))
     error, margin = _spread("overlaps", np.array(gains), confidence)
     total = max(0.0, min(float(np.mean(gains)) - margin, prior.variance))
-    return _floor(total / prior.dimension, error / prior.dimension, prior, confidence)
+    return _bound(total / prior.dimension, error / prior.dimension, prior, confidence)
 
 
 def direction_bounds(means: Any, steps: Any, information: Any) -> Array:
@@ -264,7 +264,7 @@ def _checked(overlaps: Any, grid: Array) -> Array:
     return shares
 
 
-def _floor(value: float, error: float, prior: Prior, confidence: float) -> ErrorBound:
+def _bound(value: float, error: float, prior: Prior, confidence: float) -> ErrorBound:
     sentence = f"mu is sampled: a {confidence:.4g} confidence limit that takes its mean as normal"
     own = tuple(one for one in prior.assumptions if one != SMOOTH)
     return ErrorBound(

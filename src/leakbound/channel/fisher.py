@@ -25,10 +25,10 @@ from leakbound.engines.sensitivity import moved
 from leakbound.random import Source, normal
 from leakbound.types import (
     Batch,
+    DefenseProtocol,
     Gaussian,
     Law,
     NotApplicable,
-    Release,
     Task,
     Unit,
     Unknown,
@@ -59,7 +59,7 @@ class Channel:
     """
 
     task: Task
-    defense: Release | None
+    defense: DefenseProtocol | None
     law: Law
     mask: Tensor | None = None
     mask_private: bool = False

@@ -37,8 +37,8 @@ Verb = tuple[type, str]
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the `leakbound` command.
 
-    Exits with 0, 1 (cells failed), 2 (a mistake), 130 (Ctrl-C), 143 (SIGTERM) or 141 (the reader of
-    the output is gone).
+    Exits with 0, 1 (experiments failed), 2 (a mistake), 130 (Ctrl-C), 143 (SIGTERM) or 141 (the
+    reader of the output is gone).
     """
     given = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):  # a character that the terminal lacks is no crash

@@ -63,7 +63,7 @@ def _plan(command: options.Audit) -> tuple[Plan, Path]:
 
 
 def _engine(command: options.Audit) -> tuple[Runner, int]:
-    """What runs the cells, and with how many workers; 0 for as many as a cluster has CPUs."""
+    """What runs the experiments, and with how many workers; 0 for as many as a cluster has CPUs."""
     if command.engine == "local":
         if command.address is not None:
             raise ValueError(

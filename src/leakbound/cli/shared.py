@@ -65,7 +65,7 @@ def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 cell`, `2 cells`."""
+    """`1 experiment`, `2 experiments`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 

@@ -11,7 +11,7 @@ LONGEST = 300  # characters of a stranger's text on the screen
 
 
 class _Console(Console):
-    """Rich's own ends the program with 1 when the reader is gone, which means failed cells here."""
+    """Rich's own ends with 1 when the reader is gone, which means failed experiments here."""
 
     def on_broken_pipe(self) -> None:
         """Leave it to `leakbound.cli.main`."""

@@ -38,7 +38,7 @@ from leakbound.random import Source, bernoulli, normal, stream
 from leakbound.types import Gaussian, Guarantee, NotApplicable, Task, Unit, Unknown, Update
 
 FEWEST = 8
-"""Public images that an error floor is decided from."""
+"""Public images that an error bound is decided from."""
 
 
 def _set_level(defense: Defense, default: float, levels: dict[str, float | None]) -> None:
@@ -197,13 +197,13 @@ class OptimalNoise(_Noise):
         if self.error_floor is not None and (self.refresh > 1 or self.rounding):
             raise ValueError(
                 f"error_floor is {self.error_floor!r} with refresh={self.refresh!r} and "
-                f"rounding={self.rounding!r}; the floor is that of Gaussian noise for the model as "
+                f"rounding={self.rounding!r}; the bound is that of Gaussian noise for the model as "
                 "it is: use refresh = 1 and no rounding"
             )
 
     @property
     def plain_gradient(self) -> bool:  # type: ignore[override]
-        """Whether it promises an error floor, which local steps or dropped units would void."""
+        """Whether it promises an error bound, which local steps or dropped units would void."""
         return self.error_floor is not None
 
     def _sketch(self, update: Update) -> Update:

@@ -53,7 +53,7 @@ def run(
     """Run a plan's trainings on Flower's simulation engine; otherwise as `leakbound.audit.run`.
 
     One client a node, `workers` of them at a time (processes with one torch thread each), in a Ray
-    on this machine's loopback that ends with the generator. All of the plan's cells are done.
+    on this machine's loopback that ends with the generator. All of the plan's experiments are done.
 
     Raises:
         ValueError: experiments not done, which Flower does not run; or a simulation that

@@ -216,7 +216,7 @@ def error_bound(released: Released, spec: ErrorBoundSpec, source: torch.Generato
 
     def make() -> ErrorBound | str:
         try:
-            return _floor(released, spec, labels, source)
+            return _error_bound(released, spec, labels, source)
         except NotApplicable as error:
             return error.reason
 
@@ -346,7 +346,7 @@ def _multiplier(defense: Chain) -> float:
     return max(found)
 
 
-def _floor(
+def _error_bound(
     released: Released, spec: ErrorBoundSpec, labels: Tensor, source: torch.Generator
 ) -> ErrorBound:
     channel, by_class = _channel(released), _by_class(spec, released)
@@ -380,7 +380,7 @@ def _without_smoothness(
     )
 
 
-def _proved(floor: ErrorBound, channel: Channel, batch: Batch) -> ErrorBound:
+def _proved(bound: ErrorBound, channel: Channel, batch: Batch) -> ErrorBound:
     """The bound, marked where its proof does not apply: jumps, noise with random directions."""
     assert isinstance(channel.law, Gaussian)  # checked when the channel was built
     found = not_smooth(channel.task, batch.inputs, batch.labels, channel.defense)
@@ -389,9 +389,9 @@ def _proved(floor: ErrorBound, channel: Channel, batch: Batch) -> ErrorBound:
     elif channel.law.private:
         words = "the noise of private data is taken along one draw of the defense's directions"
     else:
-        return floor
+        return bound
     sentence = f"{words}: the bound is not proved"
-    return replace(floor, covers=UNPROVED, assumptions=(sentence, *floor.assumptions))
+    return replace(bound, covers=UNPROVED, assumptions=(sentence, *bound.assumptions))
 
 
 def _channel(released: Released) -> Channel:

@@ -14,8 +14,8 @@ from leakbound import data
 from leakbound.audit.context import one_thread
 from leakbound_reproductions.kept import Parts, note_data, page
 from leakbound_reproductions.mean_to_extreme import (
+    batch_mates,
     claims,
-    company,
     copies,
     draws,
     figures,
@@ -106,7 +106,7 @@ class _Run:
             "crossing": lambda: draws.crossing(thousands),
             "sightings": lambda: draws.sightings(setting.sighted),
             "batches": lambda: draws.batches(self.color, setting.trials),
-            "company": lambda: company.errors(self.color, setting.trials),
+            "company": lambda: batch_mates.errors(self.color, setting.trials),
             "certificates": lambda: [asdict(row) for row in grid.certificates(thousands // 10)],
         }
         found: dict[str, Any] = {}

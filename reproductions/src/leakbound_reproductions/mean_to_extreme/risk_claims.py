@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from leakbound_reproductions.claim import Claim, Finding, Interval, finding, proportion, student
-from leakbound_reproductions.mean_to_extreme import company, draws, rivals, trap
+from leakbound_reproductions.mean_to_extreme import batch_mates as mates
+from leakbound_reproductions.mean_to_extreme import draws, rivals, trap
 from leakbound_reproductions.mean_to_extreme.grid import Certificate
 
 ABOVE = (math.nextafter(1.0, 2.0), math.inf)
@@ -24,16 +25,16 @@ def batches(risks: Mapping[str, list[float]], read: Mapping[str, list[float]]) -
     """3-8: whether company protects.
 
     Args:
-        risks: of `company.errors`.
+        risks: of `mates.errors`.
         read: of `draws.batches`, for the remark.
     """
-    judged = [noise for noise in company.JUDGED if noise]
+    judged = [noise for noise in mates.JUDGED if noise]
     among, found = len(judged) * len(draws.BATCHES), []
     for noise in judged:
         for size in draws.BATCHES:
-            value, interval = _company(risks, company.INFORMED, noise, size)
+            value, interval = _company(risks, mates.INFORMED, noise, size)
             words = f"noise {noise:g}, B = {size}: least error over that at B = 1"
-            n = len(risks[f"{company.INFORMED} {noise} {size}"])
+            n = len(risks[f"{mates.INFORMED} {noise} {size}"])
             found.append(finding(words, value, interval, ABOVE, n=n, among=among, paper="above 1"))
     return Claim(
         "3-8",
@@ -46,7 +47,7 @@ def batches(risks: Mapping[str, list[float]], read: Mapping[str, list[float]]) -
         "knows the noise, the clip norm, B, the record's norm and, at every B alike, the mean of "
         "other such images; in closed form he takes the best multiple of the reading, of which the "
         "plain reading is one and no update another. Geometric means of ratios by record; noise "
-        f"multipliers at which he errs at B = 1 less than {company.READABLE:g} of the zero image "
+        f"multipliers at which he errs at B = 1 less than {mates.READABLE:g} of the zero image "
         f"(0.9: ours), of those tested {_listed(judged, 'g')} alone. Tolerance: none, the sign "
         "decides",
         tuple(found),
@@ -74,11 +75,10 @@ def _company(
 
 
 def _company_remark(risks: Mapping[str, list[float]], read: Mapping[str, list[float]]) -> str:
-    sizes = ", ".join(str(size) for size in company.SIZES)
+    sizes = ", ".join(str(size) for size in mates.SIZES)
     exact = "; ".join(
-        _listed((company.share(noise, size) for size in company.SIZES), ".6f")
-        + f" at noise {noise:g}"
-        for noise in company.FAINT
+        _listed((mates.share(noise, size) for size in mates.SIZES), ".6f") + f" at noise {noise:g}"
+        for noise in mates.FAINT
     )
 
     def ratios(knows: str, noises: Iterable[float]) -> str:
@@ -96,7 +96,7 @@ def _company_remark(risks: Mapping[str, list[float]], read: Mapping[str, list[fl
     )
     others = _listed(draws.BATCHES, "d")
     still = _listed(
-        (_company(risks, company.INFORMED, 0.0, size)[0] for size in draws.BATCHES), ".3g"
+        (_company(risks, mates.INFORMED, 0.0, size)[0] for size in draws.BATCHES), ".3g"
     )
     return (
         f"Without noise he errs by {still} of the zero image's error at B = {others}, by nothing "
@@ -104,9 +104,9 @@ def _company_remark(risks: Mapping[str, list[float]], read: Mapping[str, list[fl
         "At more noise there is little left to read and nothing is judged. Of records that "
         f"share nothing the best linear attacker leaves 1 - 1 / (B + sigma² N) of the zero image's "
         f"error, for B = {sizes}: {exact}. It grows with B at every noise. Measured as above at "
-        f"B = {others}: {ratios(company.INFORMED, company.FAINT)}. Who does not know the mean of "
+        f"B = {others}: {ratios(mates.INFORMED, mates.FAINT)}. Who does not know the mean of "
         "such images learns it from company, which tells of no single record: his error over that "
-        f"at B = 1 is {ratios(company.BLIND, noisy)}. He was in the first draft of this reading; "
+        f"at B = 1 is {ratios(mates.BLIND, noisy)}. He was in the first draft of this reading; "
         "the mean was granted after a look at his numbers. An earlier form of this command judged "
         "the plain reading alone, divided by B, and said that the claim does not hold: its mean "
         f"squared error less that at B = 1 is {plain}. Below 0 the division by B "

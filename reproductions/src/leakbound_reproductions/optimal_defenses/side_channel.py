@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from scipy import stats
 
-from leakbound.attacks.private_law import replay, score
+from leakbound.attacks.data_dependent_law import replay, score
 from leakbound.audit import PlanContext
 from leakbound.audit.plan import DataSpec, ModelSpec
 from leakbound.defenses import Defense, GaussianNoise, LocalOptimalNoise, OptimalNoise

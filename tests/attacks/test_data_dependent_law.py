@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from leakbound.attacks import CandidateLikelihood
-from leakbound.attacks.private_law import (
+from leakbound.attacks.data_dependent_law import (
     Replay,
     log_likelihoods,
     negative_log_likelihood,

@@ -20,6 +20,7 @@ from leakbound.engines.sensitivity import example_gradients
 from leakbound.random import Source
 from leakbound.types import (
     Batch,
+    DefenseProtocol,
     Exact,
     Gaussian,
     Laplace,
@@ -27,7 +28,6 @@ from leakbound.types import (
     NotApplicable,
     Observation,
     Reconstruction,
-    Release,
     Task,
     Unknown,
     Update,
@@ -148,7 +148,7 @@ def _single(observation: Observation) -> None:
         raise NotApplicable(f"a candidate is one image, and the batch holds {observation.examples}")
 
 
-def _defense(observation: Observation) -> Release:
+def _defense(observation: Observation) -> DefenseProtocol:
     if observation.defense is None:
         raise NotApplicable("the defense is not known, so that nothing can be replayed")
     return observation.defense
@@ -195,7 +195,7 @@ def replay(
     return found
 
 
-def _sent(observation: Observation, defense: Release, one: Batch, source: Source) -> Update:
+def _sent(observation: Observation, defense: DefenseProtocol, one: Batch, source: Source) -> Update:
     update, _ = respond(observation.task, one, defense, source, each=example_gradients)
     together = defense.sides[1]
     update, _ = together.transform(
