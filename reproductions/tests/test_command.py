@@ -14,6 +14,7 @@ from filelock import FileLock
 from leakbound import cli
 from leakbound_reproductions.claim import Claim, finding, student
 from leakbound_reproductions.kept import Parts
+from leakbound_reproductions.options import Reproduce
 from leakbound_reproductions.outcome import SCALES, Figure, Outcome
 from leakbound_reproductions.reproductions import REPRODUCTIONS
 
@@ -70,7 +71,7 @@ def ran(*arguments):
 
 
 def test_names_and_scales_are_those_of_the_registry():
-    hints = typing.get_type_hints(cli.Reproduce)
+    hints = typing.get_type_hints(Reproduce)
     assert set(typing.get_args(hints["name"])) == {*REPRODUCTIONS, "all"}
     assert typing.get_args(hints["scale"]) == SCALES
 

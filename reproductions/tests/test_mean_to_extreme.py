@@ -14,8 +14,8 @@ from leakbound.random import normal, stream
 from leakbound.types import Batch, Reconstruction
 from leakbound_reproductions.claim import Verdict
 from leakbound_reproductions.mean_to_extreme import (
+    batch_mates,
     claims,
-    company,
     copies,
     draws,
     figures,
@@ -154,19 +154,19 @@ def test_the_best_multiple_is_the_least_and_its_error_that_of_the_closed_form():
     """Records of norm C that share nothing: no other multiple, 0 and 1 among them, errs less."""
     dim, clip, source = 60, 2.0, stream(12, "company")
     like = torch.zeros(1, dtype=torch.float64)
-    nothing, noise = company.blind(dim, clip), 0.3
+    nothing, noise = batch_mates.blind(dim, clip), 0.3
     for size in (1, 4):
         own, around = [], {0.0: [], 0.5: [], 1.5: [], "reading": []}
         for _ in range(2000):
             x = normal((size, dim), source, like=like)
             x = clip * x / x.norm(dim=1, keepdim=True)
             seen = x.sum(0) + noise * clip * normal((dim,), source, like=like)
-            said = company.guess(seen, clip, size, noise * clip, clip, nothing)
+            said = batch_mates.guess(seen, clip, size, noise * clip, clip, nothing)
             own.append(float((said - x[0]).square().sum()) / clip**2)
             for other, errors in around.items():
                 moved = seen if other == "reading" else other * said
                 errors.append(float((moved - x[0]).square().sum()) / clip**2)
-        assert np.mean(own) == pytest.approx(company.share(noise, size, dim), rel=0.02)
+        assert np.mean(own) == pytest.approx(batch_mates.share(noise, size, dim), rel=0.02)
         assert all(np.mean(errors) > np.mean(own) for errors in around.values())
 
 
@@ -176,17 +176,19 @@ def test_who_knows_the_mean_is_never_helped_by_company_and_who_does_not_is():
     common, clip, noise = torch.ones(50, dtype=torch.float64), 5.0, 0.3
     x = common + normal((4000, 50), source, like=like)
     priors = {
-        "informed": company.informed(x[2000:], clip),
-        "blind": company.blind(50, clip),
+        "informed": batch_mates.informed(x[2000:], clip),
+        "blind": batch_mates.blind(50, clip),
     }
     errors = {}
     for size in (1, 8):
         for first in range(0, 1600, 8):
             some = x[first : first + size]
-            seen = company.clipped(some, clip).sum(0)
+            seen = batch_mates.clipped(some, clip).sum(0)
             seen = seen + noise * clip * normal((50,), source, like=like)
             for knows, prior in priors.items():
-                said = company.guess(seen, float(some[0].norm()), size, noise * clip, clip, prior)
+                said = batch_mates.guess(
+                    seen, float(some[0].norm()), size, noise * clip, clip, prior
+                )
                 error = float((said - some[0]).square().mean())
                 errors.setdefault((knows, size), []).append(error)
     mean = {name: float(np.mean(own)) for name, own in errors.items()}
@@ -199,23 +201,23 @@ def test_a_clip_that_is_known_is_undone():
     """Without noise and company the record comes back, clipped or not."""
     for norm in (0.5, 3.0):
         x = torch.full((1, 4), norm / 2).double()
-        for prior in (company.blind(4, 1.0), company.informed(torch.eye(4).double(), 1.0)):
-            said = company.guess(company.clipped(x, 1.0)[0], norm, 1, 0.0, 1.0, prior)
+        for prior in (batch_mates.blind(4, 1.0), batch_mates.informed(torch.eye(4).double(), 1.0)):
+            said = batch_mates.guess(batch_mates.clipped(x, 1.0)[0], norm, 1, 0.0, 1.0, prior)
             torch.testing.assert_close(said, x[0])
 
 
 def test_company_is_judged_where_the_attack_still_reads_something():
-    assert company.JUDGED == (0.0, 0.01)
-    assert company.FAINT == (0.1, 0.5)
-    shares = [company.share(0.5, size) for size in company.SIZES]
+    assert batch_mates.JUDGED == (0.0, 0.01)
+    assert batch_mates.FAINT == (0.1, 0.5)
+    shares = [batch_mates.share(0.5, size) for size in batch_mates.SIZES]
     assert shares == sorted(set(shares))
 
 
 def test_errors_in_company_are_of_the_same_records_and_black_images_are_left_out(monkeypatch):
-    found = company.errors("photos", 4)
-    knows = (company.INFORMED, company.BLIND)
+    found = batch_mates.errors("photos", 4)
+    knows = (batch_mates.INFORMED, batch_mates.BLIND)
     assert set(found) == {
-        f"{k} {n} {b}" for k in knows for n in draws.BATCH_NOISES for b in company.SIZES
+        f"{k} {n} {b}" for k in knows for n in draws.BATCH_NOISES for b in batch_mates.SIZES
     }
     assert all(len(own) == 4 for own in found.values())
     assert max(found["informed 0.0 1"] + found["blind 0.0 1"]) < 1e-12
@@ -227,9 +229,9 @@ def test_errors_in_company_are_of_the_same_records_and_black_images_are_left_out
         return replace(source, inputs=torch.cat([source.inputs[:64], 0 * source.inputs[64:]]))
 
     monkeypatch.setattr(data, "load", half_black)
-    assert np.isfinite(list(company.errors("photos", 4).values())).all()
+    assert np.isfinite(list(batch_mates.errors("photos", 4).values())).all()
     with pytest.raises(ValueError, match="color is 'photos', with 32 images; give 64"):
-        company.errors("photos", 1)
+        batch_mates.errors("photos", 1)
 
 
 def test_intervals_cover_as_often_as_they_say():
@@ -357,9 +359,9 @@ def _measured():
         "batches": {f"{n} {b}": ratios(-0.1) for n in draws.BATCH_NOISES for b in draws.BATCHES},
         "company": {
             f"{knows} {n} {b}": ratios(0.2 if b == 1 else 0.3)
-            for knows in (company.INFORMED, company.BLIND)
+            for knows in (batch_mates.INFORMED, batch_mates.BLIND)
             for n in draws.BATCH_NOISES
-            for b in company.SIZES
+            for b in batch_mates.SIZES
         },
         "rivals": attacks,
         "certificates": [
@@ -435,7 +437,7 @@ def test_company_is_compared_by_record():
     measured = _measured()
     for noise in draws.BATCH_NOISES:
         alone = source.lognormal(0, 2, 50)
-        for size in company.SIZES:
+        for size in batch_mates.SIZES:
             more = 1 if size == 1 else 1.1 + 0.01 * source.standard_normal(50)
             measured["company"][f"informed {noise} {size}"] = (alone * more).tolist()
     claim = risk_claims.batches(measured["company"], measured["batches"])
@@ -459,7 +461,7 @@ def test_a_run_keeps_its_parts_and_a_second_one_computes_nothing(monkeypatch, tm
         monkeypatch.setattr(figures, name, lambda folder: None)
     for name in ("rows", "limits", "crossing", "sightings", "batches"):
         monkeypatch.setattr(draws, name, lambda *given, name=name: measured[name])
-    monkeypatch.setattr(company, "errors", lambda *given: measured["company"])
+    monkeypatch.setattr(batch_mates, "errors", lambda *given: measured["company"])
     measured["rivals"]["0.005"]["DLG"][0] = None  # a failure is kept and read again
     made = [grid.Certificate(**row) for row in measured["certificates"]]
     monkeypatch.setattr(grid, "certificates", lambda draws: made)
@@ -483,7 +485,12 @@ def test_a_run_keeps_its_parts_and_a_second_one_computes_nothing(monkeypatch, tm
         assert (tmp_path / figure.file).read_bytes().startswith(b"\x89PNG")
     assert told[-1] == ("attacks of claim 3-9", 14, 14)
     assert "photos 2 x 2 x 1" in (tmp_path / "data.json").read_text()
-    for module, name in ((draws, "rows"), (company, "errors"), (grid, "box"), (rivals, "errors")):
+    for module, name in (
+        (draws, "rows"),
+        (batch_mates, "errors"),
+        (grid, "box"),
+        (rivals, "errors"),
+    ):
         monkeypatch.setattr(module, name, refuse)
     assert run() == first
 

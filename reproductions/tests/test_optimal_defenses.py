@@ -1,6 +1,5 @@
 """The study's arithmetic against other code, and its parts on a small scale."""
 
-import json
 import math
 from dataclasses import replace
 
@@ -9,6 +8,7 @@ import pytest
 from scipy import stats
 
 from leakbound import audit
+from leakbound.assess import Assessment, read
 from leakbound.audit.plan import DataSpec, ModelSpec, Spec, defense_name
 from leakbound.defenses import GaussianNoise, LocalOptimalNoise
 from leakbound_reproductions import paired
@@ -38,7 +38,7 @@ def test_plans_are_the_same_cells_for_both_attackers():
     assert naive.defenses == aware.defenses
     assert naive.seeds == aware.seeds
     assert found["sgd"].utility.optimizer == "sgd"
-    assert len(found["sgd"].utility_cells()) == len(aware.utility_cells())
+    assert len(found["sgd"].trainings()) == len(aware.trainings())
 
 
 def test_paired_is_a_paired_t_test():
@@ -89,11 +89,10 @@ def test_reading_an_audit(tmp_path):
     assert set(found) == {Key("gaussian_noise", "noise_std", x) for x in (0.1, 1.0)}
     point = found[Key("gaussian_noise", "noise_std", 0.1)]
     assert set(point.mse) == {"inverting_gradients", "linear_inversion", "blind"}
-    with (tmp_path / "run" / "records.jsonl").open() as stream:
-        records = [json.loads(line) for line in stream]
-    own = [r for r in records if r["seed"] == 1 and r["defense"]["parameters"]["noise_std"] == 0.1]
-    best = min(np.mean(r["metrics"]["mse"]) for r in own)
-    blind = 10 ** (-own[0]["blind"]["psnr"][0] / 10)
+    records = read(tmp_path / "run" / "records.jsonl", Assessment)
+    own = [r for r in records if r.seed == 1 and r.defense.parameters["noise_std"] == 0.1]
+    best = min(np.mean(r.metrics["mse"]) for r in own)
+    blind = 10 ** (-own[0].baseline[0] / 10)
     assert point.strongest()[1] == pytest.approx(min(best, blind))
     assert set(point.early) == {0, 1}
     assert point.floor[0] > 0
@@ -417,7 +416,7 @@ def test_a_descent_is_five_steps_of_adam_on_the_mean_gradient():
     from leakbound.models import mlp
     from leakbound.random import stream
 
-    bench = audit.Bench(DataSpec("digits"))
+    bench = audit.PlanContext(DataSpec("digits"))
     spec = ModelSpec("mlp", (("hidden", (8,)),))
     found = scatter.descend(bench, spec, (), 3)
     model = mlp(input_shape=bench.input_shape, classes=10, hidden=(8,), generator=stream(0, "x"))
@@ -437,7 +436,7 @@ def test_a_descent_is_five_steps_of_adam_on_the_mean_gradient():
 
 
 def test_a_descent_notes_its_noise():
-    bench = audit.Bench(DataSpec("digits"))
+    bench = audit.PlanContext(DataSpec("digits"))
     spec = ModelSpec("mlp", (("hidden", (8,)),))
     equal = scatter.descend(bench, spec, (Spec("gaussian_noise", (("noise_std", 0.1),)),), 0)
     assert list(equal.noise.values()) == pytest.approx([0.1] * 4, rel=1e-5)
@@ -453,11 +452,11 @@ def test_plans_of_every_scale_parse(scale):
     setting = settings.SETTINGS[scale]
     found = settings.plans(setting)
     levels = 2 * (len(setting.noises) + len(setting.rates))
-    assert len(found["naive"].cells()) == levels * setting.seeds
+    assert len(found["naive"].experiments()) == levels * setting.seeds
     assert not found["naive"].threat.defense_known
     assert ("aware" in found) is bool(setting.aware)
     for name in ("noise training", "pruning training"):
-        assert len(found[name].utility_cells()) == 2 * setting.trained
+        assert len(found[name].trainings()) == 2 * setting.trained
     assert found["pruning training"].utility.learning_rate == 5e-4
 
 

@@ -1,14 +1,32 @@
 """The study's tables and claims, on records that are made so that the answers are known."""
 
-import json
+import dataclasses
 import math
-from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from leakbound.audit.plan import attack_record, defense_name, defense_parameters, plain
+from leakbound.assess.record import (
+    Assessment,
+    Bound,
+    CriterionInfo,
+    DataInfo,
+    DefenseInfo,
+    Features,
+    ModelInfo,
+    Threat,
+    Training,
+    encode,
+)
+from leakbound.audit.plan import (
+    TrainingUnit,
+    attack_info,
+    defense_name,
+    defense_parameters,
+    plain,
+)
 from leakbound.types import Server
 from leakbound_reproductions.claim import Claim, Verdict
 from leakbound_reproductions.outcome import SCALES
@@ -33,23 +51,66 @@ def _psnr(error):
 
 
 def _defense(links):
-    return {"name": defense_name(links), "parameters": defense_parameters(links)}
+    return DefenseInfo(
+        name=defense_name(links),
+        parameters=plain(defense_parameters(links)),
+        settings="",
+        guarantee="none",
+        data_dependent_law=False,
+    )
+
+
+FLOOR = Bound(
+    name="trace",
+    value=0.05**2,
+    psnr=None,
+    prior="flat",
+    covers="all",
+    rests_on_prior=True,
+    excludes_threshold=False,
+    on_average=False,
+)
+MODEL = ModelInfo(name="mlp", parameters={})
+THREAT = Threat(labels_known=True, defense_known=True, server="honest", statistics_known=False)
 
 
 def _cell(cell, part, error, span):
-    own = {"attack": attack_record(cell.attack), "batch_size": cell.batch_size, "seed": cell.seed}
-    bounds = []
-    if part == "floors":
-        bounds = [{"value": 0.05**2, "covers": "all", "probability": None}]
-    return own | {
-        "cell": cell.id,
-        "defense": _defense(cell.defense),
-        "status": "ok",
-        "metrics": {"psnr": [_psnr(error)] * cell.batch_size},
-        "blind": {"psnr": [_psnr(BLIND)] * cell.batch_size},
-        "features": {"span": span},
-        "bounds": bounds,
-    }
+    return Assessment(
+        experiment=cell.id,
+        attack=attack_info(cell.attack),
+        defense=_defense(cell.defense),
+        model=MODEL,
+        data=DataInfo(source="digits", domain="images", shape=(1, 8, 8)),
+        batch_size=cell.batch_size,
+        clients=1,
+        seed=cell.seed,
+        threat=THREAT,
+        criterion=CriterionInfo(value=20, within=0.1),
+        metrics={"psnr": (_psnr(error),) * cell.batch_size},
+        baseline=(_psnr(BLIND),) * cell.batch_size,
+        matched=(False,) * cell.batch_size,
+        features=Features(layer="1", span=span),
+        bounds=(FLOOR,) if part == "floors" else (),
+        verdict="undecided",
+    )
+
+
+def _training(unit, loss):
+    return Training(
+        training=unit.id,
+        defense=_defense(unit.defense),
+        model=MODEL,
+        seed=unit.seed,
+        rounds=60,
+        optimizer="adam",
+        training_loss=loss,
+        accuracy=0.9,
+    )
+
+
+def _named(links):
+    """What the tables call a defense."""
+    return label(_training(TrainingUnit(None, None, links, 0, None), 0.0))
 
 
 def _made(folder, error_of, loss_of, wanted=None, span_of=lambda defense, batch, seed: 0.25):
@@ -59,20 +120,15 @@ def _made(folder, error_of, loss_of, wanted=None, span_of=lambda defense, batch,
         place = folder / part.data / part.name
         place.mkdir(parents=True)
         rows = []
-        for cell in part.plan.cells():
-            name = part.attacks[attack_record(cell.attack)["hash"]]
-            error = error_of(label({"defense": _defense(cell.defense)}), name, cell.seed)
-            span = span_of(label({"defense": _defense(cell.defense)}), cell.batch_size, cell.seed)
-            rows.append(_cell(cell, part.name, error, span))
+        for cell in part.plan.experiments():
+            name, defense = part.attacks[attack_info(cell.attack).hash], _named(cell.defense)
+            span = span_of(defense, cell.batch_size, cell.seed)
+            rows.append(_cell(cell, part.name, error_of(defense, name, cell.seed), span))
         units = []
-        for unit in part.plan.utility_cells():
-            defense = _defense(unit.defense)
-            loss = loss_of(label({"defense": defense}), unit.seed)
-            row = {"unit": unit.id, "seed": unit.seed, "status": "ok", "defense": defense}
-            units.append(row | {"training_loss": loss, "accuracy": 0.9, "rounds": 60})
+        for unit in part.plan.trainings():
+            units.append(_training(unit, loss_of(_named(unit.defense), unit.seed)))
         for file, lines in (("records.jsonl", rows), ("utility.jsonl", units)):
-            text = "".join(json.dumps(plain(line)) + "\n" for line in lines)
-            (place / file).write_text(text, encoding="utf-8")
+            (place / file).write_bytes(b"".join(map(encode, lines)))
     return Measured.read(wanted, folder)
 
 
@@ -82,7 +138,7 @@ def _wanted():
     found = []
     for data in (parts.DIGITS, parts.COLOR):
         for name, (own, labels) in parts._of(plan).items():
-            hashes = (attack_record(spec)["hash"] for spec in own.attacks)
+            hashes = (attack_info(spec).hash for spec in own.attacks)
             found.append(parts.Part(data, name, own, dict(zip(hashes, labels, strict=True))))
     return found
 
@@ -168,13 +224,14 @@ def test_a_beaten_floor_is_told(tmp_path):
 def test_a_crash_everywhere_leaves_a_page(tmp_path):
     """Hours of work are not lost to one defense under which nothing ran."""
     found = _made(tmp_path, lambda d, a, s: 0.1 + 0.01 * s, _loss)
+    nothing = {"status": "failed", "metrics": {}, "baseline": (), "matched": ()}
     for cells in found.cells.values():
-        for cell in cells:
-            if label(cell) == "none" or cell["batch_size"] == 2:
-                cell |= {"status": "failed", "metrics": None, "blind": None}
+        for at, cell in enumerate(cells):
+            if label(cell) == "none" or cell.batch_size == 2:
+                cells[at] = replace(cell, **nothing)
     for units in found.trainings.values():
-        for unit in units:
-            unit["status"] = "failed" if label(unit) == "none" else "ok"
+        for at, unit in enumerate(units):
+            units[at] = replace(unit, status="failed" if label(unit) == "none" else "ok")
     assert len(evaluation_claims.claims(found, "3 rounds")) == 3
     page = "\n".join(evaluation_page.page(found, "photos"))
     assert "| none | –" in page or "none: without" in page
@@ -218,12 +275,10 @@ def _with_longer(folder, error_of):
     """The plan of minutes with longer searches under pruning and dropout."""
     wanted = [p for p in parts.parts("minutes", "photos") if p.name != parts.PRUNED_FEATURES]
     plan = parts.base("minutes")
-    masks = tuple(
-        own for own in plan.defenses if family(label({"defense": _defense(own)})) in MASKS
-    )
+    masks = tuple(own for own in plan.defenses if family(_named(own)) in MASKS)
     for data in (parts.DIGITS, parts.COLOR):
         for name, (own, labels) in parts._longer(plan, masks).items():
-            hashes = (attack_record(spec)["hash"] for spec in own.attacks)
+            hashes = (attack_info(spec).hash for spec in own.attacks)
             wanted.append(parts.Part(data, name, own, dict(zip(hashes, labels, strict=True))))
     return _made(folder, error_of, _loss, wanted)
 
@@ -264,9 +319,9 @@ def test_what_features_gain_is_judged_on_the_longest_searches(tmp_path):
     assert evaluation_claims.features_help(found, "3 rounds").verdict is Verdict.FAILS
     for data in found.data:
         for cell in found.cells[data, parts.LONGER_ABLATION]:
-            name = found.names[data, parts.LONGER_ABLATION][cell["attack"]["hash"]]
+            name = found.names[data, parts.LONGER_ABLATION][cell.attack.hash]
             worse = 1.4 if name == "without features" and label(cell) != "prune 0.9" else 1.0
-            cell["metrics"]["psnr"] = [p - 20 * math.log10(worse) for p in cell["metrics"]["psnr"]]
+            cell.metrics["psnr"] = tuple(p - 20 * math.log10(worse) for p in cell.psnr)
     assert evaluation_claims.features_help(found, "3 rounds").verdict is Verdict.HOLDS
     page = "\n".join(evaluation_page.page(found, "photos"))
     row = "| digits, B = 4 | clip 2 | without features | 0.101 | 0.141 | -2.9 [-2.9, -2.9] dB"
@@ -297,7 +352,7 @@ def test_plans_keep_servers_apart(scale):
         assert part.plan.threat.defense_known == (part.name != parts.PUBLISHED)
         if part.name == "floors":
             assert part.plan.batch_sizes == (1,)
-            assert part.plan.floor.kind == "trace"
+            assert part.plan.error_bound.kind == "trace"
 
 
 def test_ablations_change_one_thing():
@@ -391,13 +446,14 @@ def test_features_that_cannot_be_read_leave_the_claim_untested(tmp_path, lost):
     """The other rounds would have confirmed it."""
     found = _features(tmp_path, lambda d, b, s: SPANS[d, b])
     cells = found.cells["digits", parts.PRUNED_FEATURES]
-    (at,) = (c for c in cells if (label(c), c["batch_size"], c["seed"]) == ("prune 0.7", 2, 1))
+    wanted = ("prune 0.7", 2, 1)
+    (at,) = (i for i, c in enumerate(cells) if (label(c), c.batch_size, c.seed) == wanted)
     if lost == "failed":
-        at |= {"status": "failed", "features": None}
+        cells[at] = replace(cells[at], status="failed", features=None)
     elif lost == "nothing found":
-        at |= {"features": {"span": None}}
+        cells[at] = replace(cells[at], features=Features(layer="1"))
     elif lost == "missing":
-        cells.remove(at)
+        del cells[at]
     else:
         cells.clear()
     claim = _on_features(found)
@@ -544,8 +600,8 @@ def test_a_small_study_runs_and_goes_on(tmp_path, monkeypatch):
     """All parts with two steps of every search, twice: the second run finds everything done."""
     plan = parts.base("minutes")
     few = tuple(_short(spec) for spec in plan.attacks)
-    utility = replace(plan.utility, rounds=2, repeats=2, clients=2)
-    plan = replace(plan, seeds=(0, 1), batch_sizes=(2,), attacks=few, utility=utility)
+    utility = dataclasses.replace(plan.utility, rounds=2, repeats=2, clients=2)
+    plan = dataclasses.replace(plan, seeds=(0, 1), batch_sizes=(2,), attacks=few, utility=utility)
     monkeypatch.setattr(parts, "base", lambda scale: plan)
     monkeypatch.setattr(parts, "FEATURE_BATCHES", (1,))
     monkeypatch.setattr(evaluation_page, "FEATURE_BATCHES", (1,))
@@ -560,7 +616,7 @@ def test_a_small_study_runs_and_goes_on(tmp_path, monkeypatch):
 
 
 def _short(spec):
-    return replace(spec, settings=tuple((spec.parameters | {"steps": 2}).items()))
+    return dataclasses.replace(spec, settings=tuple((spec.parameters | {"steps": 2}).items()))
 
 
 def _numbers(page):
