@@ -535,7 +535,7 @@ def test_the_honest_gray_attack_passes():
         (metrics.psnr, False, "a perfect reconstruction not the best value"),
         (lambda paired, *, data_range: [1.0], False, "one value for each image"),
         (lambda paired, *, data_range: [float("nan")] * len(paired.inputs), False, "finite"),
-        (lambda paired, *, data_range: [1.0] * len(paired.inputs), False, "alike"),
+        (lambda paired, *, data_range: [1.0] * len(paired.inputs), False, "the same score"),
         (lambda paired, *, data_range: sorted(metrics.mse(paired, data_range=1.0)), False, "perm"),
     ],
 )

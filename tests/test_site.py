@@ -175,7 +175,7 @@ def test_the_command_of_a_page_applies(entry, hooks, capsys):
     else:
         words += ["--attack", "inverting_gradients,steps=3"]
     with pytest.raises(SystemExit) as end:
-        cli.main([*words, "--floor", "none", "--json"])
+        cli.main([*words, "--error-bound", "none", "--json"])
     assert (end.value.code, json.loads(capsys.readouterr().out)["status"]) == (0, "ok")
 
 
