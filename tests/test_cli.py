@@ -416,4 +416,5 @@ def test_a_verb_that_does_not_load_leaves_the_rest_alone(monkeypatch, capsys):
 def test_the_reproductions_say_how_they_are_installed(monkeypatch, capsys):
     added(monkeypatch)
     assert call("reproduce", "priprune") == 2
-    assert "install it with: pip install ./reproductions" in capsys.readouterr().err
+    said = '"reproduce" is a distribution of its own; install it with: pip install ./reproductions'
+    assert capsys.readouterr().err == f"leakbound: {said}\n"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import types
 import typing
+from pathlib import Path
 
 import pytest
 from filelock import FileLock
@@ -136,6 +138,63 @@ def test_a_folder_of_another_run_is_refused(fake, tmp_path, capsys):
     assert ran(NAME, "--out", other) == 2
     assert "holds other files" in capsys.readouterr().err
     assert [path.name for path in other.iterdir() if path.name != ".lock"] == ["thesis.txt"]
+
+
+def user_file(path):
+    path.write_text("mine")
+
+
+def user_json(path):
+    path.write_text('{"schema": 1, "leakbound": "0.1", "written_by": "me"}\n')
+
+
+def folder(path):
+    path.mkdir()
+    (path / "mine.txt").write_text("mine")
+
+
+def link(path):
+    target = path.parent.parent / "target"
+    target.write_text("mine")
+    path.symlink_to(target)
+
+
+def dangling(path):
+    path.symlink_to(path.parent.parent / "nowhere")
+
+
+KINDS = [user_file, user_json, Path.touch, folder, os.mkfifo, link, dangling]
+
+
+def snapshot(place):
+    """All files and links of a folder, and what must not change of them."""
+    found = {}
+    for path in sorted(place.rglob("*")):
+        about = path.lstat()
+        content = path.read_bytes() if path.is_file() else None
+        changed = None if path.is_dir() else about.st_mtime_ns
+        found[path] = (about.st_ino, about.st_mode, changed, content)
+    return found
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize(
+    "name",
+    ["run.json", "results.json", "results.md", "results.html", "data.json", "timings.jsonl"],
+)
+def test_a_file_under_a_name_that_it_would_write(name, make, fake, tmp_path, capsys):
+    """It ends with 2, names the path and a way out, runs nothing and changes nothing."""
+    out = tmp_path / "run"
+    out.mkdir()
+    make(out / name)
+    before = snapshot(tmp_path)
+    assert ran(NAME, "--out", out) == 2
+    error = capsys.readouterr().err
+    assert name in error
+    assert any(way in error for way in ("move it away", "another", "empty or new"))
+    assert "Traceback" not in error
+    assert snapshot(tmp_path) == before
+    assert fake.asked is None
 
 
 def test_a_file_where_the_folder_should_be(fake, tmp_path, capsys):

@@ -99,7 +99,7 @@ def _ended(arguments: list[str]) -> int:
         known = verbs(arguments)
         if arguments and arguments[0] in APART.keys() - known:
             name = arguments[0]
-            _say(f"{name!r} is a distribution of its own; install it with: {APART[name]}")
+            _say(f'"{name}" is a distribution of its own; install it with: {APART[name]}')
             return USAGE
         command = _parsed(arguments, known)
         with warnings.catch_warnings():
