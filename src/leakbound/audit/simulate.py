@@ -228,7 +228,7 @@ def error_bound(
     Raises:
         ValueError: an argument that does not fit, by name.
 
-    Source: docs/bounds.md; paper A, section 4.
+    Source: docs/error_bounds.md; paper A, section 4.
 
     Example:
         >>> import torch
