@@ -142,6 +142,8 @@ def test_failed_and_diverged_trainings_are_counted_not_averaged():
     (row,) = table([unit(1.0), unit(3.0), unit(None), unit(None, None, "failed")])
     assert (row.loss.mean, row.loss.n, row.diverged, row.failed) == (2.0, 2, 1, 1)
     assert row.accuracy.n == 3
+    (row,) = table([unit(None, None, "failed")])
+    assert (row.loss, row.accuracy, row.failed) == (None, None, 1)
 
 
 def test_a_failed_training_is_told(plan, tmp_path, capsys):

@@ -231,6 +231,7 @@ TABLE = {
 def test_the_file_is_part_of_the_plan_s_name():
     plan = audit.parse(TABLE)
     assert plan == audit.parse(TABLE | {"metrics": {}})
+    assert plain(plan)["lpips_weights"] is None
     named = audit.parse(TABLE | {"metrics": {"lpips_weights": "a.safetensors"}})
     other = audit.parse(TABLE | {"metrics": {"lpips_weights": "b.safetensors"}})
     plans = (plan, named, other)
