@@ -83,8 +83,8 @@ def test_a_floor_is_computed_once_for_all_attacks(table, monkeypatch):
     table["attacks"] += [{"name": "linear_inversion"}, {"name": "dlg", "steps": 1, "restarts": 1}]
     table["defenses"] = [{"name": "gaussian_noise"}]
     calls = []
-    original = limits._floor
-    monkeypatch.setattr(limits, "_floor", lambda *a: calls.append(1) or original(*a))
+    original = limits._error_bound
+    monkeypatch.setattr(limits, "_error_bound", lambda *a: calls.append(1) or original(*a))
     found = records(table)
     assert len(calls) == 1
     assert len({repr(record.bounds) for record in found}) == 1
