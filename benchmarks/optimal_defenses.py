@@ -154,9 +154,10 @@ def main() -> None:
         "by `benchmarks/optimal_defenses.py`.",
         "",
         *cost(bench),
-        "Floors on the mean squared error a pixel, 48 images drawn from the prior (Gaussian, from "
-        "public images, in its leading directions), lower 99 % limits. SimpleConvNet has kinks, so "
-        "that these bounds are [not proved](bounds.md): they compare kinds and costs.",
+        "Lower bounds on the mean squared error a pixel, 48 images drawn from the prior (Gaussian, "
+        "from public images, in its leading directions), lower 99 % limits. SimpleConvNet has "
+        "kinks, so that these bounds are [not proved](error_bounds.md): they compare kinds and "
+        "costs.",
         "",
         *bounds(bench),
     ]
