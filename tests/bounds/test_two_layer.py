@@ -222,7 +222,9 @@ def test_a_gradient_that_jumps_has_no_floor_for_all(activation):
     network, x, y = _problem(activation)
     with pytest.raises(ValueError, match="jumps"):
         bayes_bound(network, y, np.random.default_rng(0), noise_std=1.0)
-    assert any("non-smooth" in text for text in local_bound(network, x, y, noise_std=1.0).assumptions)
+    assert any(
+        "non-smooth" in text for text in local_bound(network, x, y, noise_std=1.0).assumptions
+    )
 
 
 def test_refuses():
