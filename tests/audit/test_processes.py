@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from leakbound import audit
-from leakbound.assess.record import Assessment, read
+from leakbound.assess.record import Assessment, Training, read
 from leakbound.audit import engine
 from leakbound.audit import experiment as experiments
 from leakbound.audit.experiment import DIED
@@ -291,11 +291,11 @@ def test_a_process_that_dies_costs_its_own_cells_only(table, tmp_path, user_modu
     plan = audit.parse(table)
     result = audit.audit(plan, tmp_path / "run", workers=2)
     assert result.failed == 2
-    rows = [json.loads(r) for r in (tmp_path / "run" / "records.jsonl").read_bytes().splitlines()]
+    rows = list(read(tmp_path / "run" / "records.jsonl", Assessment))
     assert [row.status for row in rows] == ["ok", "failed"]
     assert rows[1].reason == DIED
     assert rows[1].verdict == "undecided"
-    again = [json.loads(t) for t in (tmp_path / "run" / "utility.jsonl").read_bytes().splitlines()]
+    again = read(tmp_path / "run" / "utility.jsonl", Training)
     assert [row.status for row in again] == ["ok", "failed"]
     alone = audit.run_experiment(plan.experiments()[0], audit.PlanContext(plan.data)).record
     assert rows[0] == alone
