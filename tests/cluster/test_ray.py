@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from leakbound import audit, cluster
-from leakbound.assess.record import Assessment, decode
+from leakbound.assess.record import Assessment, decode, encode
 from leakbound.cluster import connection
 
 pytest.importorskip("ray")
@@ -307,7 +307,7 @@ def addresses(pid):
 def test_a_cluster_of_others_stays_up(tmp_path):
     """We connect to it from another process, run, and it works on."""
     plan = audit.parse(TABLE)
-    local = sorted(json.dumps(r.record, sort_keys=True) for r in audit.run(plan))
+    local = sorted(encode(result.record) for result in audit.run(plan))
     script = tmp_path / "head.py"
     script.write_text(
         "import sys\n"
@@ -331,7 +331,7 @@ def test_a_cluster_of_others_stays_up(tmp_path):
         finally:
             out, _ = head.communicate("go\n", timeout=600)
     assert out.strip() == "still here"
-    assert sorted(json.dumps(r.record, sort_keys=True) for r in results) == local
+    assert sorted(encode(result.record) for result in results) == local
 
 
 @pytest.mark.parametrize(
