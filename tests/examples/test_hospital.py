@@ -27,11 +27,16 @@ def hospital(imported):
 
 @pytest.fixture
 def small(hospital, monkeypatch):
-    """The same app, its hospitals cut down to a few images."""
+    """The same app, its hospitals cut down to a few images; the first alone stays the smallest.
+
+    Flower samples clients in any order, so with two smallest the server may attack the second.
+    """
     whole = hospital.task.hospitals
 
     def cut(count):
-        return [type(b)(b.inputs[:4], b.labels[:4]) for b in whole(count)]
+        first, *others = whole(count)
+        kept = [(first, hospital.task.SMALL), *((other, 8) for other in others)]
+        return [type(b)(b.inputs[:n], b.labels[:n]) for b, n in kept]
 
     for module in (hospital.task, hospital.client_app):
         monkeypatch.setattr(module, "hospitals", cut)
