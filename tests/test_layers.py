@@ -44,7 +44,7 @@ ONE_PLACE = {"flwr": "flower", "opacus": "opacus", "ray": "cluster"}
 
 
 # What is still wrong: take out of these lists what is mended, put nothing in.
-MOST_LINES = 54_900  # of the wheel; 48,000 is the aim
+MOST_LINES = 54_780  # of the wheel; 48,000 is the aim
 MOST_ROOT_MODULES = 14
 IN_CYCLES: set[str] = set()
 
