@@ -18,10 +18,10 @@ import numpy as np
 from scipy import fft, special
 
 from leakbound.bounds import composition, conversions, from_scratch
-from leakbound.bounds.edgeworth import cumulants, edgeworth
 from leakbound.bounds.identification import gaussian
 from leakbound.bounds.privacy_loss import CACHE, curve
 from leakbound.risk import TrainingSetting, calibrate_setting
+from leakbound_reproductions.mean_to_extreme.edgeworth import cumulants, edgeworth
 
 Run = Callable[[], object]
 TARGET = "psnr>=20 with probability<=0.001"

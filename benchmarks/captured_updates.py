@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from leakbound import captured, data, models
+from leakbound.assess import Assessment
 from leakbound.audit.plan import Spec
 from leakbound.random import stream
 from leakbound.types import Batch
@@ -96,7 +97,7 @@ def measure(client: Client, trials: int, few: bool) -> None:
     known: dict[str, Any] = {
         "learning_rate": RATE, "steps": client.steps, "examples": count, "batch_size": size,
     }  # fmt: skip
-    records: dict[str, list[dict[str, Any]]] = {name: [] for name in client.attacks}
+    records: dict[str, list[Assessment]] = {name: [] for name in client.attacks}
     began = time.perf_counter()
     for trial in range(trials):
         order = torch.randperm(len(images.labels), generator=stream(trial, "images"))[:count]
@@ -111,17 +112,17 @@ def measure(client: Client, trials: int, few: bool) -> None:
             **{name: known[name] for name in client.told},
         )
         for record in outcome.records:
-            records[record["attack"]["name"]].append(record)
+            records[record.attack.name].append(record)
     seconds = (time.perf_counter() - began) / trials
     training = f"{count} images, {client.steps} steps" + (f" of {size}" if size else "")
     for name, own in records.items():
-        ok = [record for record in own if record["status"] == "ok"]
-        values = [value for record in ok for value in record["metrics"]["psnr"]]
+        ok = [record for record in own if record.status == "ok"]
+        values = [value for record in ok for value in record.psnr]
         if not values:
-            print(f"| {client.model} | {training} | {name} | {own[0]['reason']} |", flush=True)
+            print(f"| {client.model} | {training} | {name} | {own[0].reason} |", flush=True)
             continue
-        blind = [value for record in ok for value in record["blind"]["psnr"]]
-        shares = [(record["capture"]["explained"] or {}).get("direction") for record in ok]
+        blind = [value for record in ok for value in record.baseline]
+        shares = [record.capture.explained and record.capture.explained.direction for record in ok]
         hits = sum(value >= THRESHOLD for value in values)
         print(
             f"| {client.model} | {training} | {', '.join(client.told) or 'nothing'} | {name} | "

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from leakbound.audit.pictures import GAP
 from matplotlib.figure import Figure
 from PIL import Image
 
+from leakbound.assess.measure import GAP
 from leakbound.audit import Result, parse, run
 
 FOLDER = Path(__file__).parent.parent / "docs" / "images" / "gallery"
@@ -40,13 +40,13 @@ def cells(plan: Mapping[str, Any]) -> list[Result]:
 
 def picture(result: Result, name: str) -> np.ndarray:
     """One picture of a cell: its images side by side as they are stored."""
-    file = result.pictures[result.record["pictures"][name]]
+    file = result.pictures[result.record.pictures[name]]
     return np.asarray(Image.open(io.BytesIO(file)))
 
 
 def psnr(result: Result) -> list[float]:
     """Of every image of a cell."""
-    return list(result.record["metrics"]["psnr"])
+    return list(result.record.psnr)
 
 
 def said(values: Sequence[float]) -> str:
@@ -159,7 +159,7 @@ def malicious() -> dict[str, Any]:
 
 def _tiles(result: Result, name: str) -> list[np.ndarray]:
     """The images of a batch, which the audit stores side by side."""
-    sheet, wide = picture(result, name), result.record["data"]["shape"][2]
+    sheet, wide = picture(result, name), result.record.data.shape[2]
     return [sheet[:, x : x + wide] for x in range(0, sheet.shape[1], wide + GAP)]
 
 

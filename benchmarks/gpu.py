@@ -109,8 +109,8 @@ def _cell(plan: Plan, context: PlanContext, attack: Spec, size: int, length: int
     began = time.perf_counter()
     result = audit.run_experiment(cell, context, pictures=False)
     _wait(context.device.type)
-    if result.record["status"] == "failed":
-        raise RuntimeError(f"a cell failed: {result.record['reason']}")
+    if result.record.status == "failed":
+        raise RuntimeError(f"a cell failed: {result.record.reason}")
     return time.perf_counter() - began
 
 

@@ -16,7 +16,7 @@ import sys
 import numpy as np
 import torch
 
-from leakbound.attacks.label_rules import LABEL_RULES, infer, label_accuracy
+from leakbound.attacks.labels import LABEL_RULES, infer, label_accuracy
 from leakbound.audit import PlanContext
 from leakbound.audit.plan import DataSpec, ModelSpec
 from leakbound.defenses import LocalAggregation, NoDefense

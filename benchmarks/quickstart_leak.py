@@ -92,12 +92,12 @@ def measure(name, app, clients, attacked, config, specs, *, told, defense=None, 
                 **told,
             )
             (record,) = outcome.records
-            if record["status"] != "ok":
-                print(f"{name}: {spec.name}: {record['status']}: {record['reason']}")
+            if record.status != "ok":
+                print(f"{name}: {spec.name}: {record.status}: {record.reason}")
                 continue
-            values += record["metrics"]["psnr"]
-            blind += record["blind"]["psnr"]
-            explained.append((record["capture"]["explained"] or {}).get("direction"))
+            values += record.psnr
+            blind += record.baseline
+            explained.append(record.capture.explained and record.capture.explained.direction)
         if not values:
             continue
         hits = sum(value >= 20 for value in values)

@@ -41,13 +41,13 @@ def main() -> None:
     for i, line in enumerate(axes):
         for j, axis in enumerate(line):
             result = ordered[max(i - 1, 0) * COLUMNS + j]
-            name = result.record["pictures"]["truth" if i == 0 else "reconstruction"]
+            name = result.record.pictures["truth" if i == 0 else "reconstruction"]
             image = Image.open(io.BytesIO(result.pictures[name]))
             axis.imshow(np.asarray(image), cmap="gray", vmin=0, vmax=255)
             axis.set_xticks([])
             axis.set_yticks([])
             if i:
-                axis.set_xlabel(f"{result.record['metrics']['psnr'][0]:.0f} dB", fontsize=8)
+                axis.set_xlabel(f"{result.record.psnr[0]:.0f} dB", fontsize=8)
         label = "true" if i == 0 else ROWS[i - 1][0]
         line[0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=10)
     figure.subplots_adjust(left=0.21, right=0.995, top=0.995, bottom=0.03, hspace=0.35, wspace=0.05)

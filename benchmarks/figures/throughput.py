@@ -93,7 +93,7 @@ def _audit(plan: audit.Plan, cells: int) -> float:
     began = time.perf_counter()
     results = list(audit.run(plan, workers=WORKERS, pictures=False))
     taken = time.perf_counter() - began
-    failed = [r.record for r in results if r.record["status"] != "ok"]
+    failed = [r.record for r in results if r.record.status != "ok"]
     if failed or len(results) != cells:
         raise RuntimeError(f"{len(results)} of {cells} cells came, {len(failed)} failed")
     return 60 * cells / taken

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         defenses,
         domains,
         federation,
-        information,
         inspection,
         meter,
         metrics,
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
         risk,
         tensors,
     )
-    from leakbound.audit.run_audit import run_audit
+    from leakbound.audit.folder import run_audit
     from leakbound.audit.simulate import error_bound, simulate
     from leakbound.captured.run import attack_update
     from leakbound.metrics import evaluate
@@ -58,33 +57,6 @@ if TYPE_CHECKING:
         ThreatModel,
         Update,
     )
-
-_WHERE = {
-    "simulate": "audit.simulate",
-    "run_audit": "audit.run_audit",
-    "calibrate": "risk.calibrate",
-    "attack_update": "captured.run",
-    "error_bound": "audit.simulate",
-    "evaluate": "metrics",
-    "pair": "pairing",
-    "play": "protocol",
-    "send": "protocol",
-    "secure": "random",
-    "stream": "random",
-    "Batch": "types",
-    "LocalPlan": "types",
-    "NotApplicable": "types",
-    "Observation": "types",
-    "Reconstruction": "types",
-    "Task": "types",
-    "ThreatModel": "types",
-    "Update": "types",
-}
-_PACKAGES = (
-    *("assess", "attacks", "audit", "bounds", "captured", "client", "data", "defenses", "domains"),
-    *("federation", "information", "inspection", "meter", "metrics", "models", "pruning", "risk"),
-    "tensors",
-)
 
 __all__ = [
     "simulate",
@@ -116,7 +88,6 @@ __all__ = [
     "defenses",
     "domains",
     "federation",
-    "information",
     "inspection",
     "meter",
     "metrics",
@@ -125,6 +96,21 @@ __all__ = [
     "risk",
     "tensors",
 ]
+
+
+_WHERE = {
+    "simulate": "audit.simulate",
+    "run_audit": "audit.folder",
+    "calibrate": "risk.calibrate",
+    "attack_update": "captured.run",
+    "error_bound": "audit.simulate",
+    "evaluate": "metrics",
+    "pair": "pairing",
+    **dict.fromkeys(("play", "send"), "protocol"),
+    **dict.fromkeys(("secure", "stream"), "random"),
+    **dict.fromkeys((name for name in __all__ if name[0].isupper()), "types"),
+}
+_PACKAGES = tuple(name for name in __all__ if name not in _WHERE)
 
 
 def __getattr__(name: str) -> Any:

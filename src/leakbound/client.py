@@ -7,14 +7,15 @@ All functions are differentiable in the inputs (and in soft labels), to any orde
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import accumulate, pairwise
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jvp, vjp, vmap
+from torch.func import functional_call, grad, jvp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from leakbound import check
@@ -42,7 +43,6 @@ __all__ = [
     "forward",
     "gradient",
     "input_jvp",
-    "input_vjp",
     "layer_inputs",
     "local_update",
     "plain_attention",
@@ -67,14 +67,9 @@ def call(
 ) -> Tensor:
     """The output of the task's model with these tensors, by name, for inputs (B, *S).
 
-    An output with `logits`, as transformers' models return, counts as its logits.
-
-    Args:
-        task: whose model is called.
-        tensors: parameters and buffers; what is missing is as in the module.
-        inputs: (B, *S).
-        twice: the output may be differentiated twice, or in forward mode. PyTorch's fused attention
-            kernels cannot; the plain ones are then taken.
+    An output with `logits`, as transformers' models return, counts as its logits. Tensors that are
+    missing are as in the module. `twice`: the output may be differentiated twice, or in forward
+    mode; PyTorch's fused attention kernels cannot, and the plain ones are then taken.
 
     Raises:
         NotApplicable: the model looks its inputs up in a table, and these are no valid codes.
@@ -162,7 +157,6 @@ class WrongOutput(ValueError):
 
 
 def _logits(output: Any) -> Tensor:
-    """The tensor in a model's output."""
     if isinstance(output, Tensor):
         return output
     found = output.get("logits") if isinstance(output, Mapping) else None
@@ -196,11 +190,9 @@ def plain_attention() -> Iterator[None]:
     PyTorch's fused ones have no second derivative, no forward mode and no `vmap` of a gradient.
 
     Example:
-        >>> x = torch.randn(1, 2, 4, requires_grad=True)
+        >>> x = torch.ones(1, 2, 4)
         >>> with plain_attention():
-        ...     y = nn.functional.scaled_dot_product_attention(x, x, x).sum()
-        >>> (slope,) = torch.autograd.grad(y, x, create_graph=True)
-        >>> torch.autograd.grad(slope.sum(), x)[0].shape
+        ...     nn.functional.scaled_dot_product_attention(x, x, x).shape
         torch.Size([1, 2, 4])
     """
     # The switches are the process's, and clients may run in threads: the first to come sets them,
@@ -239,16 +231,13 @@ def layer_inputs(
     def note(name: str) -> Any:
         return lambda _, args: found[name].append(args[0] if len(args) == 1 else None)
 
-    known, handles = dict(task.model.named_modules()), []
+    known = dict(task.model.named_modules())
     if missing := [name for name in names if name not in known]:
         raise ValueError(f"the model has no layer {missing[0]!r}; name one of its modules")
-    try:
+    with ExitStack() as hooks:
         for name in names:
-            handles.append(known[name].register_forward_pre_hook(note(name)))
+            hooks.enter_context(known[name].register_forward_pre_hook(note(name)))
         forward(task, inputs, parameters)
-    finally:
-        for handle in handles:
-            handle.remove()
     odd = [n for n, seen in found.items() if len(seen) != 1 or not isinstance(seen[0], Tensor)]
     if odd:
         raise ValueError(
@@ -297,8 +286,7 @@ def gradient(
 ) -> Tensor:
     """Gradient (P,) of the batch-mean loss with respect to the weights.
 
-    Shapes:
-        inputs (B, *S); labels (B,) class numbers, or (B, K) probabilities.
+    Inputs are (B, *S), labels (B,) class numbers, or (B, K) probabilities.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
@@ -332,19 +320,15 @@ def example_gradients(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
     return _of_kept(task, each)
 
 
-def local_update(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
+def local_update(
+    task: Task, inputs: Tensor, labels: Tensor, slope: Callable[..., Tensor] = gradient
+) -> Tensor:
     """The update (P,) after the task's local plan, in gradient units.
 
-    The sum of the gradients along the local steps, which is
-    (theta_before - theta_after) / learning_rate. One step gives `gradient` itself. Minibatches are
-    consecutive slices, in turn and again from the first, the same for client and attacker.
+    The sum of the gradients along the local steps, (theta_before - theta_after) / learning_rate.
+    One step gives `gradient` itself. Minibatches are consecutive slices, in turn and again from the
+    first, the same for client and attacker. `slope` computes a step's gradient.
     """
-    return _along_steps(task, inputs, labels, gradient)
-
-
-def _along_steps(
-    task: Task, inputs: Tensor, labels: Tensor, slope: Callable[..., Tensor]
-) -> Tensor:
     plan = task.plan
     size = plan.batch_size or len(inputs)
     slices = [slice(a, a + size) for a in range(0, len(inputs), size)]
@@ -398,12 +382,8 @@ def simulate(
     applied. With no known defense, what is expected is each client's plain update, summed.
     """
     unit = Unit.CLIENT if defense is None else defense.starts
-    at, parts = 0, []
-    for size in cohort:
-        part = slice(at, at + size)
-        parts.append(rows(task, inputs[part], labels[part], unit))
-        at += size
-    return _sent(parts, defense)
+    places = pairwise(accumulate(cohort, initial=0))
+    return _sent([rows(task, inputs[a:z], labels[a:z], unit) for a, z in places], defense)
 
 
 def shown(observation: Observation, plain: Tensor) -> Tensor:
@@ -421,7 +401,6 @@ def shown(observation: Observation, plain: Tensor) -> Tensor:
 
 
 def _sent(parts: list[Tensor], defense: DefenseProtocol | None) -> Tensor:
-    """Every client's rows by the known defense's deterministic part; their sum where none is."""
     if defense is None:
         return (
             parts[0] if len(parts) == len(parts[0]) == 1 else torch.cat(parts).sum(0, keepdim=True)
@@ -472,7 +451,7 @@ def pure_simulate(
     elif (size or len(inputs)) < len(inputs):
         raise ValueError(f"batch_size is {size}; give a local plan on the full batch")
     else:
-        plain = _along_steps(task, inputs, labels, pure_gradient)[None]
+        plain = local_update(task, inputs, labels, pure_gradient)[None]
     if defense is None:
         return plain
     alone, together = defense.sides
@@ -481,22 +460,8 @@ def pure_simulate(
 
 def input_jvp(task: Task, inputs: Tensor, labels: Tensor, tangent: Tensor) -> Tensor:
     """Change (P,) of the gradient when the inputs move along `tangent` (B, *S)."""
-
-    def of(x: Tensor) -> Tensor:
-        return pure_gradient(task, x, labels)
-
-    change: Tensor = jvp(of, (inputs,), (tangent,))[1]
+    change: Tensor = jvp(lambda x: pure_gradient(task, x, labels), (inputs,), (tangent,))[1]
     return change
-
-
-def input_vjp(task: Task, inputs: Tensor, labels: Tensor, cotangent: Tensor) -> Tensor:
-    """Gradient (B, *S) with respect to the inputs of <gradient, cotangent>, cotangent (P,)."""
-
-    def of(x: Tensor) -> Tensor:
-        return pure_gradient(task, x, labels)
-
-    pulled: Tensor = vjp(of, inputs)[1](cotangent)[0]
-    return pulled
 
 
 def pure_gradient(
@@ -509,5 +474,4 @@ def pure_gradient(
 
 
 def _of_kept(task: Task, rows: Tensor) -> Tensor:
-    """Gradients (..., P) of the weights that the model has; pruned ones have none."""
     return rows if task.kept is None else rows * task.kept

@@ -10,11 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class LowRank:
-    """I plus a low-rank part, squared: root I + Q diag(gain) Qᵀ over [start, stop).
-
-    Shapes:
-        basis Q (stop - start, k) with orthonormal columns; gain (k,) above -1.
-    """
+    """Root I + Q diag(gain) Qᵀ over [start, stop); Q's k columns are orthonormal, gain above -1."""
 
     start: int
     stop: int
@@ -22,11 +18,9 @@ class LowRank:
     gain: Tensor
 
     def color(self, rows: Tensor) -> Tensor:
-        """Root times rows (R, stop - start)."""
         return self._apply(rows, self.gain)
 
     def whiten(self, rows: Tensor) -> Tensor:
-        """Inverse root times rows."""
         return self._apply(rows, -self.gain / (1 + self.gain))
 
     def _apply(self, rows: Tensor, gain: Tensor) -> Tensor:
@@ -35,11 +29,9 @@ class LowRank:
 
     @property
     def diagonal(self) -> Tensor:
-        """The variances (stop - start,)."""
         return 1 + self.basis.square() @ ((1 + self.gain).square() - 1)
 
     def to(self, like: Tensor) -> LowRank:
-        """In the type and on the device of another tensor."""
         return replace(self, basis=self.basis.to(like), gain=self.gain.to(like))
 
 
@@ -47,10 +39,7 @@ class LowRank:
 class Kronecker:
     """A matrix of coordinates (a, b), row by row, whose rows and columns are correlated.
 
-    The root is left ⊗ right, both symmetric and positive definite.
-
-    Shapes:
-        left (a, a), or (a,) for a diagonal; right (b, b) or (b,); their inverses beside them.
+    The root is left ⊗ right, both symmetric and positive definite; a vector is a diagonal.
     """
 
     start: int
@@ -61,11 +50,9 @@ class Kronecker:
     right_inverse: Tensor
 
     def color(self, rows: Tensor) -> Tensor:
-        """Root times rows (R, a · b)."""
         return self._apply(rows, self.left, self.right)
 
     def whiten(self, rows: Tensor) -> Tensor:
-        """Inverse root times rows."""
         return self._apply(rows, self.left_inverse, self.right_inverse)
 
     def _apply(self, rows: Tensor, left: Tensor, right: Tensor) -> Tensor:
@@ -77,22 +64,16 @@ class Kronecker:
 
     @property
     def diagonal(self) -> Tensor:
-        """The variances (a · b,)."""
         sides = (s.square() if s.ndim == 1 else s.square().sum(1) for s in (self.left, self.right))
         return torch.outer(*sides).flatten()
 
     def to(self, like: Tensor) -> Kronecker:
-        """In the type and on the device of another tensor."""
         names = ("left", "right", "left_inverse", "right_inverse")
         return replace(self, **{name: getattr(self, name).to(like) for name in names})
 
     @staticmethod
     def of(start: int, left: Tensor, right: Tensor) -> Kronecker:
-        """The block whose covariance is left ⊗ right, at `start`; a vector is a diagonal.
-
-        Raises:
-            ValueError: a factor that is not positive definite.
-        """
+        """The block whose covariance is left ⊗ right, at `start`; a vector is a diagonal."""
         roots = []
         for factor in (left, right):
             plain = factor.ndim == 1
@@ -112,16 +93,8 @@ class Kronecker:
 class Structured:
     """The covariance S Sᵀ over P coordinates with S = diag(scale) · (root of every block).
 
-    Shapes:
-        scale (P,), above zero; blocks do not overlap and stand in order: one over all coordinates,
-        or one a layer; outside of blocks the root is the identity.
-
-    Example:
-        >>> shape = Structured.of(torch.ones(3), [(0, 2, torch.tensor([[1.0], [1.0]]))])
-        >>> shape.dense().round(decimals=4)
-        tensor([[2., 1., 0.],
-                [1., 2., 0.],
-                [0., 0., 1.]])
+    `scale` (P,) is above zero; blocks do not overlap and stand in order: one over all coordinates,
+    or one a layer; outside of blocks the root is the identity.
     """
 
     scale: Tensor
@@ -129,11 +102,7 @@ class Structured:
 
     @staticmethod
     def of(diagonal: Tensor, factors: list[tuple[int, int, Tensor]] | None = None) -> Structured:
-        """diag(diagonal) plus U Uᵀ for each (start, stop, U); U is (stop - start, k).
-
-        Raises:
-            ValueError: an entry of the diagonal that is not above zero and finite.
-        """
+        """diag(diagonal) plus U Uᵀ for each (start, stop, U); U is (stop - start, k)."""
         if not bool(((diagonal > 0) & diagonal.isfinite()).all()):
             raise ValueError(
                 f"diagonal holds {float(diagonal.min())}; a covariance that whitens needs every "
@@ -164,10 +133,6 @@ class Structured:
             parts += [rows[:, at : block.start], mixed]
             at = block.stop
         return torch.cat([*parts, rows[:, at:]], 1) if parts else rows
-
-    def whiten_transposed(self, rows: Tensor) -> Tensor:
-        """S⁻ᵀ y for rows y (R, P); with `whiten` before it, the precision times y."""
-        return self._mix(rows, whiten=True) / self.scale.to(rows)
 
     @property
     def diagonal(self) -> Tensor:

@@ -40,7 +40,6 @@ class _Convolution:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of its weights."""
         return self.outputs, self.inputs, self.side, self.side
 
 
@@ -73,9 +72,7 @@ _VGG: _Slices = (
 )
 _NETWORKS = {"alex": _ALEX, "vgg": _VGG}
 _FIRST = {network[0][0].shape: name for name, network in _NETWORKS.items()}
-_SMALLEST = {"alex": 31, "vgg": 16}  # pixels a side that leave one position to the last slice
-_HEADS = range(len(_ALEX))
-_HEAD_NAMES = tuple((f"lin{i}.model.1.weight", f"lins.{i}.model.1.weight") for i in _HEADS)
+_HEAD_NAMES = tuple((f"lin{i}.model.1.weight", f"lins.{i}.model.1.weight") for i in range(5))
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,10 +84,6 @@ class Lpips:
 
     Source: Zhang et al., "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric",
         CVPR 2018.
-
-    Example:
-        >>> network = Lpips.load(Path("lpips_alex.safetensors"))  # doctest: +SKIP
-        >>> evaluate(paired, data_range=1.0, more=[network.metric(low=0.0)])  # doctest: +SKIP
     """
 
     name: str
@@ -100,11 +93,8 @@ class Lpips:
     def load(cls, path: Path) -> Lpips:
         """Read the state dict of the package `lpips`, `LPIPS(net="alex")` or `LPIPS(net="vgg")`.
 
-        The last layers may be stored as `lin0...`, as `lins.0...` or as both.
-
-        Raises:
-            ValueError: no safetensors file, a tensor that does not fit, or values that no trained
-                LPIPS has.
+        The last layers may be stored as `lin0...`, as `lins.0...` or as both. No such file, or
+        values that no trained LPIPS has, are a `ValueError`.
         """
         both = {name for names in _HEAD_NAMES for name in names}
         state = read_weights(path, partial(_wanted, path), name="lpips_weights", ignored=both)
@@ -127,7 +117,7 @@ class Lpips:
     @property
     def smallest(self) -> int:
         """Pixels a side that an image needs."""
-        return _SMALLEST[self.name]
+        return {"alex": 31, "vgg": 16}[self.name]  # leaves one position to the last slice
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Whether images of that shape, (C, H, W), have a value: gray or RGB, and large enough."""
@@ -146,17 +136,15 @@ class Lpips:
         check.positive(data_range=data_range)
         if not self.takes(tuple(paired.inputs.shape[1:])):
             return [None] * len(paired.inputs)
-        both = zip(paired.inputs, paired.truth.inputs, strict=True)
-        scaled = (
-            [2 * (image.detach().cpu().double() - low) / data_range - 1 for image in images]
-            for images in both
-        )
         heads = [self.state[name].flatten() for name, _ in _HEAD_NAMES]
-        values: list[float | None] = []
-        for guess, truth in scaled:
+        values: Values = []
+        for both in zip(paired.inputs, paired.truth.inputs, strict=True):
+            guess, truth = (
+                self._features(2 * (image.detach().cpu().double() - low) / data_range - 1)
+                for image in both
+            )
             total = 0.0
-            parts = zip(heads, self._features(guess), self._features(truth), strict=True)
-            for weights, a, b in parts:
+            for weights, a, b in zip(heads, guess, truth, strict=True):
                 total += float((weights @ (a - b).square().flatten(1)).mean())
             values.append(total)
         return values
@@ -183,15 +171,13 @@ def _wanted(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]
             f"lpips_weights {str(path)!r} holds net.slice1.0.weight of shape {first}; give the "
             'state dict of lpips.LPIPS(net="alex") or lpips.LPIPS(net="vgg")'
         )
-    network = _NETWORKS[_FIRST[first]]
-    wanted: dict[str, tuple[int, ...]] = {
-        "scaling_layer.shift": (1, _RGB, 1, 1),
-        "scaling_layer.scale": (1, _RGB, 1, 1),
-    }
-    for layer in (layer for part in network for layer in part):
-        wanted[f"{layer.name}.weight"] = layer.shape
-        wanted[f"{layer.name}.bias"] = (layer.outputs,)
-    for part, (name, alias) in zip(network, _HEAD_NAMES, strict=True):
+    wanted: dict[str, tuple[int, ...]] = dict.fromkeys(
+        ("scaling_layer.shift", "scaling_layer.scale"), (1, _RGB, 1, 1)
+    )
+    for part, (name, alias) in zip(_NETWORKS[_FIRST[first]], _HEAD_NAMES, strict=True):
+        for layer in part:
+            wanted[f"{layer.name}.weight"] = layer.shape
+            wanted[f"{layer.name}.bias"] = (layer.outputs,)
         stored = alias if alias in shapes and name not in shapes else name
         wanted[stored] = (1, part[-1].outputs, 1, 1)
     return {name: torch.empty(shape, device="meta") for name, shape in wanted.items()}

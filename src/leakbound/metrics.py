@@ -35,8 +35,6 @@ __all__ = [
     "psnr_of_mse",
     "rmse",
     "ssim",
-    "success_rate",
-    "summary",
 ]
 
 Values = list[float | None]
@@ -76,27 +74,18 @@ def rmse(paired: Paired, *, data_range: float) -> Values:
 
 
 def psnr(paired: Paired, *, data_range: float) -> Values:
-    """Peak signal-to-noise ratio 10 log10(R^2 / MSE) in dB, at most `PSNR_CAP`.
-
-    Example:
-        >>> from leakbound.types import Batch
-        >>> truth = Batch(torch.zeros(1, 1, 4, 4), torch.tensor([0]))
-        >>> guess = Paired(truth, torch.full((1, 1, 4, 4), 0.5), None, (0,))
-        >>> [round(decibels, 2) for decibels in psnr(guess, data_range=1.0)]
-        [6.02]
-    """
+    """Peak signal-to-noise ratio 10 log10(R^2 / MSE) in dB, at most `PSNR_CAP`."""
     floor = 10 ** (-PSNR_CAP / 10)
-    ratios = [error / data_range**2 for error in _errors(paired, data_range)]
-    return [-10 * math.log10(max(ratio, floor)) for ratio in ratios]
+    errors = _errors(paired, data_range)
+    return [-10 * math.log10(max(error / data_range**2, floor)) for error in errors]
 
 
 def ssim(paired: Paired, *, data_range: float) -> Values:
     """Structural similarity: Gaussian window, standard deviation 1.5, 11 pixels wide.
 
-    The mean over all places where the window lies inside the image, as in the paper and in
-    scikit-image. In an image with a side under 11 pixels, the window has the largest odd width that
-    fits and its standard deviation shrinks alike: such values do not compare with those of larger
-    images. None below 3 pixels.
+    The mean over all places where the window lies inside the image. In an image with a side under
+    11 pixels, the window has the largest odd width that fits and its standard deviation shrinks
+    alike: such values do not compare with those of larger images. None below 3 pixels.
 
     Source: Wang et al., "Image Quality Assessment", IEEE TIP 2004.
     """
@@ -105,10 +94,10 @@ def ssim(paired: Paired, *, data_range: float) -> Values:
     side = _shortest_side(guess)
     if side < 3:
         return [None] * len(guess)
-    from torchmetrics.functional.image import structural_similarity_index_measure as compute
+    from torchmetrics.functional import image
 
     window = min(_WINDOW, side - 1 + side % 2)
-    _, full = compute(
+    _, full = image.structural_similarity_index_measure(
         guess,
         truth,
         sigma=_SIGMA * window / _WINDOW,
@@ -129,11 +118,9 @@ def ms_ssim(paired: Paired, *, data_range: float) -> Values:
     guess, truth = _images(paired)
     if _shortest_side(guess) < _MS_SSIM_SMALLEST:
         return [None] * len(guess)
-    from torchmetrics.functional.image import (
-        multiscale_structural_similarity_index_measure as compute,
-    )
+    from torchmetrics.functional.image import multiscale_structural_similarity_index_measure as ms
 
-    return _listed(compute(guess, truth, data_range=data_range, reduction="none"))
+    return _listed(ms(guess, truth, data_range=data_range, reduction="none"))
 
 
 def ncc(paired: Paired, *, data_range: float) -> Values:
@@ -146,8 +133,7 @@ def ncc(paired: Paired, *, data_range: float) -> Values:
     a = guess - guess.mean(1, keepdim=True)
     b = truth - truth.mean(1, keepdim=True)
     values = torch.nn.functional.cosine_similarity(a, b, dim=1, eps=0.0).clamp(-1, 1)
-    listed = zip(constant.tolist(), values.tolist(), strict=True)
-    return [None if skip else value for skip, value in listed]
+    return [None if skip else v for skip, v in zip(constant.tolist(), values.tolist(), strict=True)]
 
 
 def label_accuracy(paired: Paired, *, data_range: float) -> Values:
@@ -209,39 +195,11 @@ def evaluate(
     }
 
 
-def success_rate(
-    values: Sequence[float | None], threshold: float, higher_is_better: bool
-) -> float | None:
-    """Share of the defined values that reach `threshold`; None where none is defined.
-
-    Example:
-        >>> success_rate([25.0, 12.0, None], threshold=20.0, higher_is_better=True)
-        0.5
-    """
-    known = [v for v in values if v is not None]
-    if not known:
-        return None
-    reached = [v >= threshold if higher_is_better else v <= threshold for v in known]
-    return sum(reached) / len(known)
-
-
-def summary(values: Sequence[float | None]) -> dict[str, float | None]:
-    """Mean, least and greatest of the defined values; None where none is defined.
-
-    Example:
-        >>> summary([1.0, None, 3.0])
-        {'mean': 2.0, 'min': 1.0, 'max': 3.0}
-    """
-    known = [v for v in values if v is not None]
-    if not known:
-        return {"mean": None, "min": None, "max": None}
-    return {"mean": math.fsum(known) / len(known), "min": min(known), "max": max(known)}
-
-
 def _errors(paired: Paired, data_range: float) -> list[float]:
     check.positive(data_range=data_range)
     guess, truth = _images(paired)
-    return [float(error) for error in (guess - truth).square().flatten(1).mean(1)]
+    errors: list[float] = (guess - truth).square().flatten(1).mean(1).tolist()
+    return errors
 
 
 def _images(paired: Paired) -> tuple[Tensor, Tensor]:
@@ -254,4 +212,5 @@ def _shortest_side(images: Tensor) -> int:
 
 
 def _listed(values: Tensor) -> Values:
-    return [float(v) for v in values]
+    listed: Values = values.tolist()
+    return listed

@@ -36,19 +36,13 @@ class Paired:
         """What a notebook shows: every true image above its reconstruction, and their distance."""
         scale = float(self.truth.inputs.min()), float(self.truth.inputs.max())
         unit = scale[0] >= 0 and scale[1] <= 1
-        apart = [
-            float((guess.double() - true.double()).square().mean())
-            for true, guess in zip(
-                self.truth.inputs[: pictures.MOST], self.inputs[: pictures.MOST], strict=True
-            )
-        ]
+        truth, guess = (x[: pictures.MOST].double() for x in (self.truth.inputs, self.inputs))
         labels = [f"label {label}" for label in self.truth.labels[: pictures.MOST].tolist()]
-        captions = [f"MSE {pictures.number(error)}" for error in apart]
-        if unit:
-            captions = [
-                f"{c}; {pictures.number(-10 * math.log10(max(e, 1e-15)))} dB"
-                for c, e in zip(captions, apart, strict=True)
-            ]
+        captions = []
+        for true, own in zip(truth, guess, strict=True):
+            error = float((own - true).square().mean())
+            level = f"; {pictures.number(-10 * math.log10(max(error, 1e-15)))} dB" if unit else ""
+            captions.append(f"MSE {pictures.number(error)}{level}")
         span = (0.0, 1.0) if unit else scale
         return pictures.block(
             "True images, and below them their reconstructions",
@@ -61,10 +55,7 @@ def pair(truth: Batch, reconstruction: Reconstruction) -> Paired:
     """Give every true image one reconstruction, at the least total mean squared error.
 
     An update does not say in which order the examples were, so an attack cannot either. Labels
-    move with their images. Of more guesses than images, the best subset is taken.
-
-    Shapes:
-        truth.inputs (B, *S); reconstruction.inputs (N, *S) with N >= B.
+    move with their images. Of more guesses (N, *S) than images (B, *S), the best subset is taken.
 
     Raises:
         ValueError: fewer guesses than images, other shapes, or entries that are not finite.
@@ -94,7 +85,7 @@ def pair(truth: Batch, reconstruction: Reconstruction) -> Paired:
     check.finite("truth", truth.inputs)
     check.finite("reconstruction", guesses)
     costs = squared_distances(truth.inputs, guesses)
-    order = tuple(int(i) for i in linear_sum_assignment(costs.numpy())[1])
+    order = tuple(linear_sum_assignment(costs.numpy())[1].tolist())
     index = torch.tensor(order)
     moved = None if labels is None else labels[index.to(labels.device)]
     return Paired(truth, guesses[index.to(guesses.device)], moved, order)
@@ -102,8 +93,7 @@ def pair(truth: Batch, reconstruction: Reconstruction) -> Paired:
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
     """Mean squared error between every image of `a` (A, *S) and of `b` (B, *S): (A, B), float64."""
-    left = a.detach().cpu().double().flatten(1)
-    right = b.detach().cpu().double().flatten(1)
+    left, right = (images.detach().cpu().double().flatten(1) for images in (a, b))
     if len(left) == 0 or len(right) == 0:
         return torch.zeros(len(left), len(right), dtype=torch.float64)
     return torch.stack([(right - row).square().mean(1) for row in left])

@@ -44,7 +44,6 @@ class Round:
     defense: Chain
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it: the server's side; the truth stays unprinted."""
         held = f"kept aside for pairing, not shown: the true batch of {self.truth.size}"
         return self.observation._repr_html_() + pictures.note(held)
 
@@ -88,15 +87,10 @@ def play(
 ) -> Round:
     """Run one round and return what the server sees beside what it must not see.
 
-    Args:
-        task: the model that the server sends.
-        defense: a chain, or a single defense.
-        threat: what the attacker knows; by default labels and defense.
-        attack: a malicious server's attack may change the model.
-        auxiliary: public data that the attacker has.
-        clients: one batch a client; as many as the defense's cohort asks for (one, or the clients
-            of secure aggregation).
-        sources: one source of randomness a client, and one more for the cohort's links.
+    `clients` holds one batch a client, as many as the defense's cohort asks for; `sources` one
+    source of randomness a client, and one more for the cohort's links. `threat` is what attackers
+    know, by default labels and defense; a malicious server's `attack` may change the model;
+    `auxiliary` is public data that the attacker has.
 
     Example:
         >>> from leakbound.defenses import SecureAggregation
@@ -142,15 +136,10 @@ def observed(
     defense: Chain,
     **more: Any,
 ) -> tuple[Observation, Batch]:
-    """What an attacker sees of an update under a threat model, and apart from it the truth.
+    """What an attacker sees of a release under a threat model, and apart from it the truth.
 
-    Args:
-        update: the release, with its true law and mask.
-        task: the model that the clients trained.
-        clients: the batches whose examples the update holds, one a client.
-        threat: what the attacker knows.
-        defense: resolved.
-        more: other fields of the observation.
+    `update` has its true law and mask, `clients` are the batches whose examples it holds, `defense`
+    is resolved, and `more` are other fields of the observation.
     """
     inputs, labels = [b.inputs for b in clients], [b.labels for b in clients]
     truth = Batch(torch.cat(inputs), torch.cat(labels))
@@ -168,7 +157,7 @@ def observed(
 
 
 def _statistics(task: Task, clients: Sequence[Batch], defense: Chain) -> dict[str, Statistics]:
-    """What the clients' running statistics leak: the mean over clients of their batches'."""
+    """The mean over clients of their batches' statistics."""
     odd = [link for link in defense.links if link.replaces_examples or link.changes_training]
     if odd:
         raise NotApplicable(

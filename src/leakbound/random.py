@@ -67,11 +67,7 @@ def secure() -> SecureSource:
 
 def uniform(shape: Sequence[int], source: Source, *, like: Tensor | None = None) -> Tensor:
     """Uniform draws in [0, 1), of the given shape, in the type and on the device of `like`."""
-    if isinstance(source, SecureSource):
-        draw = source.uniform(math.prod(shape)).reshape(tuple(shape))
-    else:
-        draw = torch.rand(tuple(shape), generator=source, dtype=_wide(like))
-    cast = _cast(draw, like)
+    cast = _cast(_drawn(shape, source, _wide(like)), like)
     return cast.clamp_max_(1 - torch.finfo(cast.dtype).eps / 2)  # the cast may round up to 1
 
 
@@ -86,11 +82,7 @@ def normal(shape: Sequence[int], source: Source, *, like: Tensor | None = None) 
 
 def laplace(shape: Sequence[int], source: Source, *, like: Tensor | None = None) -> Tensor:
     """Standard Laplace draws (scale 1, variance 2) of the given shape."""
-    if isinstance(source, SecureSource):
-        flat = source.uniform(math.prod(shape)).reshape(tuple(shape))
-    else:
-        flat = torch.rand(tuple(shape), generator=source, dtype=torch.float64)
-    centered = flat - 0.5
+    centered = _drawn(shape, source, torch.float64) - 0.5
     draw = -centered.sign() * torch.log1p(-2 * centered.abs().clamp_max(0.5 - 2.0**-54))
     return _cast(draw, like)
 
@@ -110,11 +102,9 @@ GRID = -24
 def on_grid(values: Tensor, spread: float | Tensor) -> Tensor:
     """Noisy values rounded to a grid of 2^-24 to 2^-25 of the noise's spread; 0 spread: as given.
 
-    A float that was scaled and added cannot take every value, and which ones it can tells of the
+    A float that was scaled and added cannot take every value, and which ones it can leaks the
     number underneath. On a grid that is wide beside the spacing of the draws every number has many
-    draws behind it; all that follows is post-processing.
-
-    Shapes: spread is a number or a tensor that broadcasts against values, of the same type.
+    draws behind it; all that follows is post-processing. `spread` broadcasts against `values`.
 
     Source: Mironov 2012; Holohan and Braghin 2021; docs/sharp_edges/floating_point_noise.md.
 
@@ -131,6 +121,12 @@ def on_grid(values: Tensor, spread: float | Tensor) -> Tensor:
 def permutation(count: int, source: torch.Generator) -> Tensor:
     """A random order of 0..count-1."""
     return torch.randperm(count, generator=source)
+
+
+def _drawn(shape: Sequence[int], source: Source, dtype: torch.dtype) -> Tensor:
+    if isinstance(source, SecureSource):
+        return source.uniform(math.prod(shape)).reshape(tuple(shape))
+    return torch.rand(tuple(shape), generator=source, dtype=dtype)
 
 
 def _wide(like: Tensor | None) -> torch.dtype:

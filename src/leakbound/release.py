@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,11 +13,6 @@ from leakbound.covariance import Structured
 from leakbound.random import SecureSource, Source, laplace, normal, on_grid
 
 Covariance = float | Tensor | Structured
-
-
-def variance_of(covariance: Covariance) -> float | Tensor:
-    """The diagonal of a covariance."""
-    return covariance.diagonal if isinstance(covariance, Structured) else covariance
 
 
 class Unit(IntEnum):
@@ -52,7 +48,8 @@ class Gaussian:
     @property
     def variance(self) -> float | Tensor:
         """The variance of every coordinate: a scalar, (P,) or (R, P)."""
-        return variance_of(self.covariance)
+        own = self.covariance
+        return own.diagonal if isinstance(own, Structured) else own
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,9 +126,6 @@ class Update:
         Noise covers the zeros of a mask, so the mask is no longer visible: it is dropped. With
         `keep_mask` what is withheld stays withheld, and noise falls on the rest only. Noise of the
         system's entropy is added in float64, and the sum is put on a grid (`random.on_grid`).
-
-        Raises:
-            ValueError: variances that are 0 or infinite in the type of the rows.
         """
         _check_representable(noise, self.rows)
         public = not noise.private and (isinstance(self.law, Exact) or self.spread_public)
@@ -169,11 +163,8 @@ class Update:
     def masked(self, mask: Tensor, *, by_value: bool, drawn: bool = False) -> Update:
         """Withhold the coordinates where `mask` (R, P) is False.
 
-        Args:
-            mask: what is still sent.
-            by_value: the mask was chosen from the rows themselves. It is then an observation of
-                its own (the law is private), and after noise no law is known any more.
-            drawn: the mask was drawn at random, independent of the rows.
+        A mask chosen `by_value` of the rows is an observation of its own (the law is private), and
+        after noise no law is known any more; one that was `drawn` is independent of the rows.
         """
         law: Law = self.law
         covered = isinstance(law, Exact) and law.private and not self.mask_private
@@ -236,10 +227,8 @@ class Update:
         if not defense_known:
             law = Unknown("the defense is not known to the attacker")
             return Update(self.rows, self.unit, self.examples, law)
-        spread = self.law.covariance if isinstance(self.law, Gaussian) else None
-        spread = self.law.scale if isinstance(self.law, Laplace) else spread
         hidden = self.law.private and not self.spread_public
-        if not isinstance(spread, float | int | None) and hidden:
+        if not isinstance(_spread(self.law), float | int | None) and hidden:
             reason = "the noise depends on the private batch: its law is not sent"
             return replace(self, law=Unknown(reason))
         return self
@@ -283,20 +272,19 @@ def _noisy(rows: Tensor, noise: Gaussian | Laplace, source: Source, mask: Tensor
         root = noise.covariance.to(wide)
         white = root.whiten(wide) + normal(wide.shape, source, like=wide)
         return root.color(on_grid(white, 1.0)).to(rows)
-    spread = noise.scale if isinstance(noise, Laplace) else noise.covariance
-    size = torch.as_tensor(spread).to(wide)
+    size = torch.as_tensor(_spread(noise)).to(wide)
     size = size if isinstance(noise, Laplace) else size.sqrt()
     released = on_grid(wide + _draw(wide, noise, source), size).to(rows)
     return released if mask is None else torch.where(mask, released, rows)
 
 
 def _draw(like: Tensor, noise: Gaussian | Laplace, source: Source) -> Tensor:
+    spread = _spread(noise)
+    size = spread.to(like) if isinstance(spread, Tensor) else spread
     if isinstance(noise, Laplace):
-        return laplace(like.shape, source, like=like) * _like(noise.scale, like)
+        return laplace(like.shape, source, like=like) * size
     draw = normal(like.shape, source, like=like)
-    if isinstance(noise.covariance, Structured):
-        return noise.covariance.color(draw)
-    return draw * _like(noise.covariance, like) ** 0.5
+    return size.color(draw) if isinstance(size, Structured) else draw * size**0.5
 
 
 def _law_of_rows(updates: list[Update]) -> Law:
@@ -324,11 +312,7 @@ def _sum_of(law: Law, noise: Gaussian | Laplace) -> Law:
 
 
 def _restricted(noise: Gaussian | Laplace, mask: Tensor) -> Gaussian | Laplace:
-    """The law of noise on the coordinates of a mask (R, P) alone; of correlated noise, its parts.
-
-    Raises:
-        ValueError: correlated noise, which a mask would cut in two.
-    """
+    """The law of noise on the coordinates of a mask (R, P) alone; refuses correlated noise."""
     if isinstance(noise, Laplace):
         return replace(noise, scale=mask * torch.as_tensor(noise.scale, device=mask.device))
     if isinstance(noise.covariance, Structured):
@@ -336,25 +320,25 @@ def _restricted(noise: Gaussian | Laplace, mask: Tensor) -> Gaussian | Laplace:
     return replace(noise, covariance=mask * torch.as_tensor(noise.covariance, device=mask.device))
 
 
+def _spread(law: Law) -> Any:
+    """The covariance of Gaussian noise, the scale of Laplace noise; None where there is none."""
+    return getattr(law, "covariance", getattr(law, "scale", None))
+
+
 def _same_law(a: Law, b: Law) -> bool:
     if type(a) is not type(b) or a.private != b.private:
         return False
-    if isinstance(a, Gaussian) and isinstance(b, Gaussian):
-        return _same_number(a.covariance, b.covariance)
-    if isinstance(a, Laplace) and isinstance(b, Laplace):
-        return _same_number(a.scale, b.scale)
-    return True
-
-
-def _same_number(a: Covariance, b: Covariance) -> bool:
-    if isinstance(a, Structured) or isinstance(b, Structured):
-        return isinstance(a, Structured) and isinstance(b, Structured) and a.equals(b)
-    return torch.equal(torch.as_tensor(a), torch.as_tensor(b))
+    one, other = _spread(a), _spread(b)
+    if isinstance(one, Structured) and isinstance(other, Structured):
+        return one.equals(other)
+    if one is None or isinstance(one, Structured) or isinstance(other, Structured):
+        return one is other
+    return torch.equal(torch.as_tensor(one), torch.as_tensor(other))
 
 
 def _check_representable(noise: Gaussian | Laplace, rows: Tensor) -> None:
     """No variance (of Laplace noise, scale) above 0 may become 0 or infinite in the rows' type."""
-    spread = noise.covariance if isinstance(noise, Gaussian) else noise.scale
+    spread = _spread(noise)
     name = "variance" if isinstance(noise, Gaussian) else "scale"
     if isinstance(spread, Structured):
         given = spread.scale
@@ -374,7 +358,3 @@ def _check_representable(noise: Gaussian | Laplace, rows: Tensor) -> None:
             f"the noise has a {name} of {value:.4g}, which is 0 or infinite in {rows.dtype}; give "
             "a level that this type can hold, or a task of another type"
         )
-
-
-def _like(value: float | Tensor, rows: Tensor) -> float | Tensor:
-    return value.to(rows) if isinstance(value, Tensor) else value

@@ -23,6 +23,7 @@ from leakbound.task import Batch, LocalPlan, Loss, Task
 __all__ = [
     "Batch",
     "ClientContext",
+    "DefenseProtocol",
     "Exact",
     "Gaussian",
     "Guarantee",
@@ -33,7 +34,6 @@ __all__ = [
     "NotApplicable",
     "Observation",
     "Reconstruction",
-    "DefenseProtocol",
     "Server",
     "Statistics",
     "Task",
@@ -68,8 +68,7 @@ class ThreatModel:
     """What the attacker knows. The default attacker knows the defense, its law and its mask.
 
     `statistics_known`: the statistics of the batch in every batch norm, which a client gives away
-    that sends its running statistics along. Those of public images, and the running ones of the
-    model that the server sent, need no telling.
+    that sends its running statistics along.
     """
 
     labels_known: bool = True
@@ -92,57 +91,45 @@ class DefenseProtocol(Protocol):
     @property
     def starts(self) -> Unit:
         """The unit of the rows that the first link wants."""
-        ...
 
     @property
     def sides(self) -> tuple[DefenseProtocol, DefenseProtocol]:
         """The part that runs on each client, and the part that runs on the rows of all."""
-        ...
 
     @property
     def continuous(self) -> bool:
         """Whether what it sends has no jumps."""
-        ...
 
     @property
     def data_dependent_law(self) -> bool:
         """Whether the law of the release (noise or mask) depends on the client's batch."""
-        ...
 
     @property
     def gives_bound(self) -> bool:
         """Whether some link bounds what one example adds, whatever its gradient is."""
-        ...
 
     def prepare(self, task: Task, source: Source) -> Task:
         """The task that the client trains."""
-        ...
 
     def init(self, task: Task) -> Any:
         """What one client keeps between rounds."""
-        ...
 
     def begin(self, task: Task, state: Any, source: Source) -> tuple[Task, Any]:
         """The weights that the client starts from: those it was sent, and those it kept."""
-        ...
 
     def transform(
         self, update: Update, state: Any, context: ClientContext | None, source: Source
     ) -> tuple[Update, Any]:
         """Change the update."""
-        ...
 
     def imitate(self, rows: Tensor) -> Tensor:
         """The noise-free, differentiable part on rows (R, P)."""
-        ...
 
     def noise_variance(self, task: Task, inputs: Tensor, labels: Tensor) -> Tensor | None:
         """(P,) the noise variance that a guess would have got, differentiable; None if public."""
-        ...
 
     def infer(self, task: Task, update: Update) -> Task:
         """The task that the client really trained, as far as the update gives it away."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,11 +175,10 @@ class Observation:
     def weights(self) -> Tensor | None:
         """(R, P) weight of each coordinate for an attacker who knows law and mask; None: all alike.
 
-        1 / standard deviation where noise differs between coordinates, 0 where a coordinate was
-        withheld. Scaled to a largest weight of 1; coordinates without noise count as if theirs were
-        a thousandth of the smallest.
+        1 / standard deviation, 0 where a coordinate was withheld; the largest is 1. Coordinates
+        without noise count as if theirs were a thousandth of the smallest.
         """
-        law, mask = self.update.law, self.update.mask
+        law, mask, rows = self.update.law, self.update.mask, self.update.rows
         if not self.threat.defense_known:
             return None
         spread = torch.ones((), dtype=torch.float64)
@@ -204,20 +190,16 @@ class Observation:
             return None
         some = spread[spread > 0]
         floor = some.min() if len(some) else spread.new_ones(())
-        weights = (1 / (spread / floor).clamp_min(1e-3)).to(self.update.rows)
-        weights = weights.expand_as(self.update.rows)
-        if mask is not None:
-            weights = weights * mask
+        weights = (1 / (spread / floor).clamp_min(1e-3)).to(rows).expand_as(rows)
+        weights = weights if mask is None else weights * mask
         return weights / weights.max().clamp_min(1e-30)
 
     @property
     def correlation(self) -> Structured | None:
         """The covariance of correlated noise whose law the attacker knows; None elsewhere."""
         law = self.update.law
-        known = self.threat.defense_known and isinstance(law, Gaussian)
-        if known and isinstance(law, Gaussian) and isinstance(law.covariance, Structured):
-            return law.covariance
-        return None
+        own = law.covariance if isinstance(law, Gaussian) and self.threat.defense_known else None
+        return own if isinstance(own, Structured) else None
 
     @property
     def noise_variance(self) -> Tensor | None:
@@ -241,19 +223,13 @@ class Observation:
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it: what the attacker knows, in words; there is no truth."""
-        update = self.update
-        law = {Exact: "none", Unknown: "of a law that is not known"}.get(
-            type(update.law), type(update.law).__name__
-        )
+        update, kind = self.update, type(self.update.law)
+        law = {Exact: "none", Unknown: "of a law that is not known"}.get(kind, kind.__name__)
         sent = "all" if update.mask is None else f"{float(update.mask.double().mean()):.1%}"
-        told = {
-            "labels": self.labels is not None,
-            "the defense": self.threat.defense_known,
-            "batch norm statistics": self.statistics is not None,
-            f"{0 if self.auxiliary is None else self.auxiliary.size} public examples": (
-                self.auxiliary is not None
-            ),
-        }
+        told = ["labels"] * (self.labels is not None)
+        told += ["the defense"] * self.threat.defense_known
+        told += ["batch norm statistics"] * (self.statistics is not None)
+        told += [] if self.auxiliary is None else [f"{self.auxiliary.size} public examples"]
         pairs = (
             ("rows", f"{len(update.rows)} of {update.rows.shape[1]} numbers"),
             ("one row is of one", update.unit.name.lower()),
@@ -261,7 +237,7 @@ class Observation:
             ("noise", law),
             ("examples to reconstruct", self.examples),
             ("each", " x ".join(map(str, self.input_shape))),
-            ("the attacker knows", ", ".join(k for k, v in told.items() if v) or "nothing more"),
+            ("the attacker knows", ", ".join(told) or "nothing more"),
             ("server", self.threat.server.value),
             ("earlier rounds", len(self.history) or None),
         )
@@ -295,17 +271,15 @@ class Reconstruction:
         """What a notebook shows of it: the pictures, their labels, and whether it is trusted."""
         labels = self.labels if self.labels is not None and self.labels.ndim == 1 else ()
         captions = [f"label {int(label)}" for label in labels[: pictures.MOST]]
-        end = "" if self.objective != self.objective else f"objective {self.objective:.4g}"
-        found = self.features
-        features = "" if found is None else f"{len(found)} inputs of the layer {self.layer}"
+        notes = [] if self.objective != self.objective else [f"objective {self.objective:.4g}"]
+        if self.features is not None:
+            notes.append(f"{len(self.features)} inputs of the layer {self.layer}")
+        problem = f"the attack says that it failed: {pictures.text(self.problem)}"
         return pictures.block(
             "Reconstruction",
             pictures.images(self.inputs, captions, name="reconstructed image"),
-            pictures.note(", ".join(filter(None, (end, features)))) if end or features else "",
-            f"<em>the attack says that it failed: {pictures.text(self.problem)}; "
-            "this is no evidence of safety</em>"
-            if self.problem
-            else "",
+            pictures.note(", ".join(notes)) if notes else "",
+            f"<em>{problem}; this is no evidence of safety</em>" if self.problem else "",
         )
 
 

@@ -20,11 +20,6 @@ class RecentCache(Generic[T]):
 
     A key whose tensors were overwritten since counts as another. The tensors of all results and
     keys take at most `most_bytes`; the latest two results stay anyway.
-
-    Example:
-        >>> kept = RecentCache[int]()
-        >>> kept.get("a", lambda: 1), kept.get("a", lambda: 2)
-        (1, 1)
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
@@ -47,13 +42,7 @@ class RecentCache(Generic[T]):
 
 
 def size(value: object) -> int:
-    """The bytes of all tensors in a tensor, module, dataclass, mapping or sequence of such.
-
-    Example:
-        >>> import torch
-        >>> size({"a": (torch.zeros(3), torch.zeros(1, dtype=torch.float64)), "b": 1})
-        20
-    """
+    """The bytes of all tensors in it."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors(value))
 
 

@@ -14,10 +14,8 @@ EXTREME = 300.0
 def mse_of_psnr(psnr: Any, data_range: float = 1.0) -> Any:
     """The mean squared error R^2 / 10^(PSNR / 10) of a PSNR in dB, in squared input units.
 
-    Shapes: a number or a numpy array; the answer the same.
-
     Args:
-        psnr: in dB, cut at `EXTREME`; the error of an infinite one is 0.
+        psnr: a number or a numpy array in dB, cut at `EXTREME`; of an infinite one it is 0.
         data_range: R, high - low in input units.
 
     Example:

@@ -57,13 +57,7 @@ _KINDS = {
 
 
 def opened(path: Path) -> BinaryIO:
-    """A regular file, open for reading; a link to one is followed.
-
-    A FIFO would block for ever, and a device may never end, so both are refused unopened.
-
-    Raises:
-        OSError: no regular file, or one that cannot be read.
-    """
+    """A regular file, open for reading; a FIFO would block for ever, and a device may never end."""
     _regular(Path(path).stat(), path)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -75,11 +69,7 @@ def opened(path: Path) -> BinaryIO:
 
 
 def check_regular(path: Path, what: str = "file") -> None:
-    """As `opened`, of a file that a library opens by its name.
-
-    Raises:
-        ValueError: no such file, or no regular one.
-    """
+    """As `opened`, of a file that a library opens by its name; what it refuses is a ValueError."""
     try:
         _regular(Path(path).stat(), path)
     except FileNotFoundError:
@@ -114,10 +104,6 @@ def folder(base: Path, *names: str) -> Path:
 
     Every folder that is made, parents too, is its owner's alone. `base` may be a link to a folder,
     since the user names it. The folders below it may not: they would lead elsewhere.
-
-    Raises:
-        ValueError: something else than a folder lies below `base`.
-        OSError: `base` is no folder, or cannot be made.
     """
     place = Path(base)
     for parent in [*reversed(place.parents), place]:
@@ -134,11 +120,7 @@ def folder(base: Path, *names: str) -> Path:
 
 
 def check(*paths: Path, key: str | None = None) -> None:
-    """Refuse early what `write` would refuse later, before any work is done.
-
-    Raises:
-        ValueError: something that leakbound did not write lies at one of the paths.
-    """
+    """Refuse early what `write` would refuse later, before any work is done."""
     for path in paths:
         _known(path, key)
 
@@ -147,19 +129,12 @@ def write(path: Path, content: bytes | Iterable[bytes], *, key: str | None = Non
     """Write a file in one step; readable by its owner only. It replaces only what is ours.
 
     A kill leaves the old file or the new one; what it leaves beside them `folder` removes.
-
-    Args:
-        path: in a folder that is there.
-        content: of a document without its seal, or the lines of a journal, whole or one by one.
-        key: of the journal's records; None for documents.
-
-    Raises:
-        ValueError: something is at the path that leakbound did not write, or that was changed.
-        OSError: the folder or disk cannot be written.
+    `content`: a document without its seal, or with a `key` a journal's lines, whole or one by one.
     """
     path = Path(path)
     if isinstance(content, bytes):
-        named = _is_named_by(path, content)
+        digest = hashlib.sha256(content).hexdigest()
+        named = _CONTENT.fullmatch(path.stem) is not None and digest.startswith(path.stem)
         content = content if named or key is not None else _sealed(path, content)
         if _holds(path, content):
             return
@@ -191,12 +166,7 @@ def _write_all(descriptor: int, content: bytes) -> None:
 
 
 def appending(path: Path, key: str) -> int:
-    """A descriptor that appends to a journal of ours that is there.
-
-    Raises:
-        ValueError: it is no journal of ours.
-        OSError: it cannot be opened.
-    """
+    """A descriptor that appends to a journal of ours that is there."""
     before = _known(path, key)
     flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags)
@@ -207,7 +177,7 @@ def appending(path: Path, key: str) -> int:
 
 
 def append(path: Path, record: Mapping[str, Any], key: str) -> None:
-    """Append one record to a journal, made with it where it is missing; raises as `write`.
+    """Append one record to a journal, made with it where it is missing.
 
     A kill of the process loses nothing; it is not waited for the disk.
     """
@@ -240,12 +210,7 @@ def decode(line: bytes, key: str) -> dict[str, Any] | None:
 
 @contextmanager
 def claimed(base: Path) -> Iterator[Path]:
-    """The folder of a run, made where it is missing and held against other processes.
-
-    Raises:
-        ValueError: a folder that holds other files than a run's, or that another process holds.
-        OSError: it cannot be written.
-    """
+    """The folder of a run, made where it is missing and held against other processes."""
     from filelock import FileLock, Timeout
 
     place = folder(base)
@@ -265,12 +230,7 @@ def claimed(base: Path) -> Iterator[Path]:
 
 
 def check_run(place: Path) -> None:
-    """Refuse a folder that is no run's: it has no run.json of ours, but other files.
-
-    Raises:
-        ValueError: such a folder, or a run.json or a lock that leakbound did not write.
-        OSError: no folder, or one that cannot be read.
-    """
+    """Refuse a folder that is no run's: it has no run.json of ours, but other files."""
     names = {path.name for path in place.iterdir()} if os.path.lexists(place) else set()
     lock = place / LOCK
     if LOCK in names:
@@ -344,26 +304,16 @@ def _settle(part: Path, path: Path, before: os.stat_result | None) -> None:
 
 
 def _holds(path: Path, content: bytes) -> bool:
-    """Whether a regular file has these bytes already."""
     try:
         found = os.lstat(path)
-        if not stat.S_ISREG(found.st_mode) or found.st_size != len(content):
-            return False
-        return read(path) == content
+        alike = stat.S_ISREG(found.st_mode) and found.st_size == len(content)
+        return alike and read(path) == content
     except OSError:
         return False
 
 
-def _is_named_by(path: Path, content: bytes) -> bool:
-    digest = hashlib.sha256(content).hexdigest()
-    return _CONTENT.fullmatch(path.stem) is not None and digest.startswith(path.stem)
-
-
 def _known(path: Path, key: str | None, *, named: bool = False) -> os.stat_result | None:
-    """What lies at the path, which is ours; None where nothing does.
-
-    A regular file at the name that its content's digest gives (`named`) is a damaged copy of ours.
-    """
+    """What lies at the path, which is ours; if `named` by its content's digest, a damaged copy."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:

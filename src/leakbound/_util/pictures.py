@@ -32,12 +32,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def text(value: object) -> str:
-    """Anything as escaped text of bounded length, without control characters.
-
-    Example:
-        >>> text("<b> & more")
-        '&lt;b&gt; &amp; more'
-    """
+    """Anything as escaped text of bounded length, without control characters."""
     line = " ".join(str(value)[: 4 * LONGEST].split())
     line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
     return html.escape(line if len(line) <= LONGEST else line[:LONGEST] + " ...")
@@ -50,27 +45,15 @@ def block(title: str, *parts: str) -> str:
 
 
 def note(words: object) -> str:
-    """A remark in small letters."""
     return f"<small>{text(words)}</small>"
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number for reading: few digits, a dash where there is none.
-
-    Example:
-        >>> number(0.0012345), number(float("nan")), number(None), number(1e-12)
-        ('0.00123', '–', '–', '1e-12')
-    """
     return "–" if value is None or math.isnan(value) else f"{value:.{digits}g}"
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """A table of escaped cells, the first column left, the others right; `ROWS` rows at most.
-
-    Example:
-        >>> "<td" in table(["what", "n"], [["<i>", 3]]), "<i>" in table(["what"], [["<i>"]])
-        (True, False)
-    """
+    """A table of escaped cells, the first column left, the others right; `ROWS` rows at most."""
     all_rows = list(rows)
     body = "".join(_row("td", row) for row in all_rows[:ROWS])
     top = f"<thead>{_row('th', head)}</thead>" if head else ""
@@ -101,18 +84,8 @@ def images(
 ) -> str:
     """Images (N, C, H, W) side by side, each with its caption; text where they are no images.
 
-    Args:
-        pixels: of one channel (gray) or three (RGB), at least 2 x 2.
-        captions: one for each image, or fewer.
-        input_range: black and white; values outside are clamped. None: 0 and 1 where all values lie
-            there, else their own least and largest, which a note then states.
-        name: of one image, for screen readers.
-
-    Example:
-        >>> images(torch.zeros(2, 1, 8, 8)).count("<img")
-        2
-        >>> images(torch.zeros(2, 10))
-        '<small>2 x 10 numbers: no images to show</small>'
+    Values outside `input_range` are clamped. None: 0 and 1 where all values lie there, else their
+    own least and largest, which a note then states. Screen readers say `name`.
     """
     if not is_image(pixels):
         shape = " x ".join(map(str, pixels.shape)) or "1"
@@ -140,7 +113,6 @@ def images(
 
 
 def is_image(pixels: Tensor) -> bool:
-    """Whether a tensor is a batch of gray or color images of 2 x 2 pixels or more."""
     if pixels.ndim != 4 or len(pixels) == 0 or pixels.is_complex():
         return False
     return pixels.shape[1] in (1, 3) and min(pixels.shape[2:]) >= 2
@@ -151,7 +123,7 @@ def picture(content: bytes, name: str) -> str:
     if not content.startswith(_PNG) or len(content) > MOST_BYTES:
         return note(f"{name}: not a picture of at most {MOST_BYTES} bytes")
     style = "image-rendering:pixelated;height:64px;max-width:100%;object-fit:contain"
-    return f"<img alt='{text(name)}' style='{style}' src='{_uri('image/png', content)}'>"
+    return _image(name, style, content)
 
 
 def _limits(
@@ -179,16 +151,17 @@ def _png(level: Tensor) -> bytes:
 def _figure(content: bytes, name: str, size: Sequence[int], caption: str) -> str:
     grown = max(1, round(72 / max(size)))
     style = f"image-rendering:pixelated;width:{size[1] * grown}px;height:{size[0] * grown}px"
-    image = f"<img alt='{text(name)}' style='{style}' src='{_uri('image/png', content)}'>"
     wide = "min-width:124px;" if caption else ""
     return (
-        f"<div style='display:inline-block;vertical-align:top;margin:0 6px 4px 0;{wide}"
-        f"text-align:center'>{image}<br><small>{caption}</small></div>"
+        f"<div style='display:inline-block;vertical-align:top;margin:0 6px 4px 0;{wide}text-align:"
+        f"center'>{_image(name, style, content)}<br><small>{caption}</small></div>"
     )
 
 
-def _uri(kind: str, content: bytes) -> str:
-    return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
+def _image(name: str, style: str, content: bytes, kind: str = "png") -> str:
+    code = base64.b64encode(content).decode("ascii")
+    styled = f" style='{style}'" if style else ""
+    return f"<img alt='{text(name)}'{styled} src='data:image/{kind};base64,{code}'>"
 
 
 def curves(
@@ -202,11 +175,6 @@ def curves(
 
     Values that are not finite are left out; text where fewer than two places remain. Of the lines
     (names and values), four are shown at most.
-
-    Example:
-        >>> plot = curves([1, 2], [("a", [0.1, 0.2])], x_name="error", y_name="chance")
-        >>> plot.startswith("<img alt='chance over error'")
-        True
     """
     lines = lines[: len(COLORS)]
     kept = [
@@ -217,10 +185,8 @@ def curves(
     kept.sort()
     if len(kept) < 2 or kept[0][0] == kept[-1][0]:
         return note("too few points for a curve")
-    svg = _drawn(kept, x_name, y_name)
-    style = "width:360px;max-width:100%"
-    about = f"{y_name} over {x_name}"
-    plot = f"<img alt='{text(about)}' style='{style}' src='{_uri('image/svg+xml', svg.encode())}'>"
+    svg = _drawn(kept, x_name, y_name).encode()
+    plot = _image(f"{y_name} over {x_name}", "width:360px;max-width:100%", svg, "svg+xml")
     return f"{plot}<div>{' '.join(_key(i, name) for i, (name, _) in enumerate(lines))}</div>"
 
 
@@ -269,5 +235,5 @@ def _key(index: int, name: str) -> str:
         "<svg xmlns='http://www.w3.org/2000/svg' width='28' height='8'><path d='M0,4 H28' "
         f"stroke='{COLORS[index]}' stroke-dasharray='{DASHES[index]}' stroke-width='2'/></svg>"
     )
-    image = f"<img alt='' src='{_uri('image/svg+xml', line.encode())}'>"
+    image = _image("", "", line.encode(), "svg+xml")
     return f"<span style='margin-right:12px'>{image} <small>{text(name)}</small></span>"

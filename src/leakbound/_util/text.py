@@ -4,11 +4,6 @@ from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    r"""A stranger's text on one line that no terminal takes for a command.
-
-    Example:
-        >>> printable("a\x1b[2Jb\nc")
-        'a\\x1b[2Jb c'
-    """
+    """A stranger's text on one line that no terminal takes for a command."""
     line = " ".join(text.split())
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)

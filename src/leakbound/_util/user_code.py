@@ -11,17 +11,7 @@ import torch
 
 
 def find(kind: str, path: str) -> Callable[..., Any]:
-    """Import the module and return the callable; `kind` says in errors what it was to be.
-
-    This runs the module's code.
-
-    Raises:
-        ValueError: the module or the name is missing or does not import, or is not callable.
-
-    Example:
-        >>> find("model", "torch.nn:Flatten")()
-        Flatten(start_dim=1, end_dim=-1)
-    """
+    """Import the module, which runs its code; `kind` says in errors what the callable was to be."""
     module_name, colon, name = path.partition(":")
     if not (module_name and colon and name) or module_name.startswith("."):
         raise ValueError(f"{kind} is {path!r}; write 'package.module:build'")

@@ -17,14 +17,8 @@ from leakbound.domains import Domain
 class Criterion:
     """An example is reconstructed if the domain's distance to it is at most `within`.
 
-    Measured success, the prior-only baseline, kappa and the bounds all use it: that puts attack
-    and theorem on one axis.
-
-    Example:
-        >>> from leakbound.domains import ImageDomain
-        >>> found = Criterion.of_psnr(20.0, ImageDomain((1, 28, 28)))
-        >>> found.within, found.psnr, found.error
-        (0.1, 20.0, 0.01)
+    Measured success, the prior-only baseline, kappa and the bounds all use it: that puts attack and
+    theorem on one axis.
     """
 
     domain: Domain
@@ -35,11 +29,7 @@ class Criterion:
 
     @staticmethod
     def of_psnr(psnr: float, domain: Domain) -> Criterion:
-        """A PSNR of at least so many dB: a root mean squared error of at most range / 10^(psnr/20).
-
-        Raises:
-            ValueError: a PSNR that is not positive, or beyond what a number holds.
-        """
+        """A PSNR of at least so many dB: a root mean squared error of range / 10^(psnr/20)."""
         check.positive(psnr=psnr)
         if psnr >= EXTREME:
             raise ValueError(f"psnr is {psnr:g}; give decibels, such as 20")
@@ -59,15 +49,12 @@ class Criterion:
 
     @property
     def info(self) -> CriterionInfo:
-        """The criterion as records hold it."""
         return CriterionInfo(value=self.psnr, within=float(f"{self.within:.9g}"))
 
     def met(self, truth: Tensor, guess: Tensor, baseline: Tensor) -> tuple[bool, ...]:
-        """By paired example: it is reconstructed, and better than the prior-only baseline has it.
+        """By paired example (N, *shape): it is reconstructed, and better than the baseline has it.
 
         What the baseline reconstructs as well is not the update's fault.
-
-        Shapes: `truth`, `guess`, `baseline` (N, *shape).
         """
         own = self.domain.distance(truth, guess).tolist()
         other = self.domain.distance(truth, baseline).tolist()

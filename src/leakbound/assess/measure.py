@@ -24,13 +24,7 @@ GAP = 2
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """A reconstruction in the order of the truth.
-
-    Attributes:
-        metrics: by name one number an example.
-        baseline: the PSNR of the prior-only baseline.
-        matched: by example, whether the criterion is met and the baseline is beaten.
-    """
+    """A reconstruction in the order of the truth; the fields are those of an `Assessment`."""
 
     paired: Paired
     metrics: dict[str, tuple[float | None, ...]]
@@ -39,7 +33,6 @@ class Measured:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """As an `Assessment` holds it."""
         return {"metrics": self.metrics, "baseline": self.baseline, "matched": self.matched}
 
 
@@ -55,14 +48,7 @@ def measure(
 ) -> Measured:
     """Pair an answer with the truth and measure both it and the prior-only baseline.
 
-    Args:
-        truth: (B, *S) what the clients held.
-        answer: the attack's.
-        criterion: with the domain.
-        public: what the baseline is taken from.
-        distractors: other examples, for `metrics.identification`.
-        more: metrics besides `metrics.METRICS`.
-        quick: the PSNR alone.
+    The baseline is taken from `public` examples; `quick` measures the PSNR alone.
     """
     domain, paired = criterion.domain, pair(truth, answer)
     low, high = domain.input_range
@@ -97,14 +83,9 @@ def shown(
     images: bool,
     leaks: Tensor | None = None,
 ) -> Shown:
-    """Pictures or columns, as the domain has them.
+    """Pictures or columns, as the domain has them; without `images` errors by column alone.
 
-    Args:
-        domain: of the examples.
-        truth: (B, *S), None where it is not known.
-        guess: (B, *S) in the order of the truth.
-        images: whether anything of the data may be shown; without it errors by column alone.
-        leaks: a leak map in [0, 1], shown beside pictures.
+    `guess` stands in the order of the truth; `leaks` is a leak map in [0, 1].
     """
     own = domain.fields(truth, guess)
     columns = [msgspec.convert(c, ColumnResult, from_attributes=True) for c in own.columns or ()]
@@ -125,7 +106,6 @@ def shown(
 
 
 def objective_of(answer: Reconstruction) -> ObjectiveValues:
-    """The attack's own objective before and after."""
     start = answer.trace[0] if answer.trace else answer.objective
     return ObjectiveValues(start=short(start), end=short(answer.objective))
 
@@ -133,7 +113,6 @@ def objective_of(answer: Reconstruction) -> ObjectiveValues:
 def release_of(
     update: Update, utility: dict[str, float | None], **more: float | None
 ) -> ReleaseInfo:
-    """What is known of an update's noise and of what it withholds."""
     withheld = 0.0 if update.mask is None else 1 - float(update.mask.double().mean())
     return ReleaseInfo(
         law=type(update.law).__name__,
@@ -168,14 +147,9 @@ def utility_of(update: Update, truth: Batch, seen: Observation) -> dict[str, flo
 
 
 def strip(images: Tensor, input_range: tuple[float, float]) -> tuple[str, bytes]:
-    r"""The images (B, C, H, W) side by side as one PNG; returns its file name and bytes.
+    """The images (B, C, H, W) side by side as one PNG; returns its file name and bytes.
 
     One channel becomes gray; three RGB; of other numbers the first is shown.
-
-    Example:
-        >>> name, content = strip(torch.zeros(2, 1, 8, 8), (0.0, 1.0))
-        >>> name.endswith(".png"), content[:4]
-        (True, b'\x89PNG')
     """
     from PIL import Image
 

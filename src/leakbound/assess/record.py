@@ -1,7 +1,7 @@
 """The one form of a record: an assessment of an update, or what a defense costs a training.
 
-A line of `records.jsonl` is an `Assessment`, a line of `utility.jsonl` a `Training`. Whoever writes
-or reads them does it here. The JSON schema is docs/reference/records.schema.json.
+A line of `records.jsonl` is an `Assessment`, a line of `utility.jsonl` a `Training`; `run.json` is
+a `RunInfo`. Whoever writes or reads them does it here (docs/reference/records.schema.json).
 """
 
 from __future__ import annotations
@@ -340,24 +340,56 @@ class Training(RecordPart, frozen=True, kw_only=True):
         return self.status
 
 
+class DataFacts(RecordPart, frozen=True, kw_only=True):
+    """The data of a run; `copies` were left out, `weights` are the digests of weight files."""
+
+    source: str
+    fingerprint: str
+    examples: Count
+    shape: tuple[Count, ...]
+    classes: Count | None = None
+    copies: Count = 0
+    weights: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class RunInfo(RecordPart, frozen=True, kw_only=True):
+    """The content of `run.json`.
+
+    `plan` has every list of values expanded; `code`: digests of the Python files that it names;
+    `written_by`: the seal that `files.write` adds.
+    """
+
+    schema: Literal[1] = SCHEMA
+    plan: Parameters
+    plan_hash: str
+    data: DataFacts
+    code: dict[str, str] = msgspec.field(default_factory=dict)
+    versions: dict[str, str]
+    machine: dict[str, str | int]
+    pictures: bool
+    experiments: Count
+    own_data: bool
+    written_by: str | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def name(self) -> str:
+        return str(self.plan.get("name") or "audit")
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return found
+
+
 Record = Assessment | Training
 R = TypeVar("R", Assessment, Training)
+P = TypeVar("P", bound=RecordPart)
 KEYS: dict[type[Record], str] = {Assessment: "experiment", Training: "training"}
 """The field that names a record of each kind, by which its file is recognized."""
 
 
-def decode(line: bytes, kind: type[R]) -> R:
-    """The record in a line.
-
-    Raises:
-        Damage: it holds none.
-
-    Example:
-        >>> decode(b'{"schema": 1}', Training)
-        Traceback (most recent call last):
-        ...
-        leakbound.assess.record.Damage: Object missing required field `training`
-    """
+def decode(line: bytes, kind: type[P]) -> P:
+    """The record in a line; `Damage` where it holds none."""
     try:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -365,7 +397,6 @@ def decode(line: bytes, kind: type[R]) -> R:
 
 
 def encode(record: Record) -> bytes:
-    """The record as its line: one canonical form."""
     return files.encode(msgspec.to_builtins(record))
 
 
@@ -391,7 +422,6 @@ def schema() -> dict[str, Any]:
 
 
 def short(value: float | None) -> float | None:
-    """Nine digits, and None for what JSON has no number for."""
     if value is None or value != value or value in (float("inf"), float("-inf")):
         return None
     return float(f"{value:.9g}")

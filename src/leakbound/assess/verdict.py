@@ -18,20 +18,7 @@ from leakbound.assess.record import (
 def decide(
     *, exposed: bool, certified: bool = False, excluded: bool = False, on_average: bool = False
 ) -> Verdict:
-    """The verdict from what was shown; what an attack did comes before what a bound says.
-
-    Args:
-        exposed: an attack met the criterion and beat the prior-only baseline.
-        certified: the truth is not known, but the update proves that the reconstruction is right.
-        excluded: a bound on all attackers excludes the criterion, or allows it no more than the
-            accepted probability.
-        on_average: a bound on all attackers' mean error lies above the criterion's error; a single
-            example may still leak.
-
-    Example:
-        >>> decide(exposed=False), decide(exposed=True, excluded=True)
-        ('undecided', 'exposed')
-    """
+    """The verdict from what was shown; what an attack did comes before what a bound says."""
     if exposed:
         return EXPOSED
     if certified:
@@ -46,18 +33,8 @@ def verdict(
 ) -> Verdict:
     """The verdict on one attack on one update.
 
-    Args:
-        matched: by example, as `Criterion.met` gives it; empty where the truth is not known.
-        bounds: on this release.
-        certified: a certificate says that the reconstruction is the input.
-
-    Raises:
-        RuntimeError: exposed although a bound excludes it for certain (not only with a
-            probability), or certified although the truth is another: one of them is wrong.
-
-    Example:
-        >>> verdict([True, False]), verdict([False]), verdict([], certified=True)
-        ('exposed', 'undecided', 'exposed (certified)')
+    `matched` is empty where the truth is not known. What contradicts itself is a `RuntimeError`: an
+    attack met what a bound excludes for certain, or a certificate names another truth.
     """
     exposed = any(matched)
     if certified and matched and not exposed:
@@ -78,14 +55,7 @@ def verdict(
 
 
 def together(given: Iterable[Verdict | None]) -> Verdict:
-    """The verdict on a configuration from those of its experiments; None is no verdict.
-
-    Exposed if any experiment is; protected only if every one is.
-
-    Example:
-        >>> together(["protected", "protected on average", None])
-        'protected on average'
-    """
+    """The verdict on a configuration: exposed if one experiment is, protected only if all are."""
     known = {one for one in given if one is not None}
     for worst in (EXPOSED, CERTIFIED):
         if worst in known:

@@ -7,16 +7,15 @@ from leakbound.attacks.across_rounds import AcrossRounds
 from leakbound.attacks.analytic import LinearInversion
 from leakbound.attacks.base import Attack, BestOf, ByNoise
 from leakbound.attacks.blind import ConstantImage, MeanImage
-from leakbound.attacks.cocktail import CocktailPartyImages
 from leakbound.attacks.data_dependent_law import CandidateLikelihood
+from leakbound.attacks.features.cocktail_party import CocktailPartyImages
 from leakbound.attacks.fedavg import FedAvgMatching
 from leakbound.attacks.gias import Gias
 from leakbound.attacks.grad_inversion import GradInversion
 from leakbound.attacks.imprint import RobbingTheFed
-from leakbound.attacks.label_rules import LABEL_RULES, infer, label_accuracy
-from leakbound.attacks.labels import infer_labels
-from leakbound.attacks.matching.attack import GradientMatching
-from leakbound.attacks.matching.presets import (
+from leakbound.attacks.labels import LABEL_RULES, infer, infer_labels, label_accuracy
+from leakbound.attacks.matching.attack import (
+    GradientMatching,
     dlg,
     idlg,
     inverting_gradients,

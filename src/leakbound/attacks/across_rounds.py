@@ -29,11 +29,10 @@ class AcrossRounds(MatchingSettings):
 
     A guess is played through all rounds: where the client sent a coordinate in the round before (or
     in the first round) it trains from the server's weight, and where it withheld it, from its own.
-    The distance is between the rows of all rounds, of which the cosine takes the mean, each on the
-    coordinates that were sent. What is seen of a coordinate last sent in round s, or never (s = 0),
-    is (server's weight of round s + 1 - weight sent) / learning rate; what is expected is the sum
-    of the guess's gradients from round s + 1 on. Without a history this is
-    `sparse_gradient_inversion`; with T rounds a step costs T gradients.
+    The distance is between the rows of all rounds, on the coordinates that were sent. What is seen
+    of a coordinate last sent in round s is (server's weight of round s + 1 - weight sent) /
+    learning rate; what is expected is the sum of the guess's gradients from round s + 1 on. Without
+    a history this is `sparse_gradient_inversion`; with T rounds a step costs T gradients.
 
     Args:
         mask: what counts as withheld: "recovered" (what is exactly zero in the message), "told"
@@ -71,7 +70,6 @@ class AcrossRounds(MatchingSettings):
         check.one_of(WITHHELD, withheld=self.withheld)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        """Search from one random start."""
         rounds = [evidence(seen, self.mask) for seen in (*observation.history, observation)]
         for earlier, later in pairwise(rounds):
             same = earlier.update.rows.shape == later.update.rows.shape
@@ -88,11 +86,8 @@ class AcrossRounds(MatchingSettings):
 
 @dataclass(frozen=True, eq=False)
 class _Round:
-    """What is known of one round before any guess.
-
-    Attributes:
-        own: (R, P) bool, where the client goes on from a weight of its own.
-        base: (R, P) the server's weight that the client last started from.
+    """What is known of one round before any guess: where the client goes on from a weight of its
+    own (R, P), and the server's weight (R, P) that it last started from.
     """
 
     seen: Observation
@@ -139,7 +134,6 @@ class _KeptWeights:
     rounds: list[_Round]
 
     def rows(self, images: Tensor, labels: Tensor) -> Tensor:
-        """The client's rows (T R, P) of a guess, each round's from its weights in that round."""
         each, moved = list[Tensor](), torch.zeros_like(self.rounds[0].base)
         for played in self.rounds:
             each.append(expected_rows(played.seen, played.started(moved), images, labels))

@@ -32,7 +32,7 @@ class Attack:
             cls.at_once = Attack.at_once  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        """All settings; those marked `unlisted` only where they are not the default."""
+        """All settings; those marked `unlisted` only where they are changed."""
         shown = [
             f"{f.name}={getattr(self, f.name)!r}"
             for f in fields(self)
@@ -52,11 +52,10 @@ class Attack:
     def many(
         self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """An answer to each, none of which depends on the others' company, to the bit.
+        """An answer to each observation, by its own generator; the others change no bit of it.
 
-        An attack may share computation between them, by the engine that is quickest for many: the
-        answer is that of a call up to rounding, which searches amplify. Every observation has a
-        generator of its own. Raises what a failing call raises.
+        An attack may share computation between them: the answer is that of a call up to rounding,
+        which searches amplify. Raises what a failing call raises.
 
         Guarantees:
             On one torch thread, `many([a, b])` is `many([a]) + many([b])`.
@@ -87,7 +86,6 @@ class BestOf(Attack):
         check.non_negative(enough=self.enough or 0.0)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        """Run until the objective is low enough or all starts are used."""
         best = self.attack(observation, generator)
         for _ in range(1, self.restarts):
             if self._done(best):
@@ -97,13 +95,11 @@ class BestOf(Attack):
 
     @property
     def at_once(self) -> int:
-        """The repeated attack's own."""
         return self.attack.at_once
 
     def many(
         self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """Every start of all observations that are not done, then the next."""
         best = self.attack.many(observations, generators)
         for _ in range(1, self.restarts):
             live = [i for i, answer in enumerate(best) if not self._done(answer)]
@@ -117,7 +113,6 @@ class BestOf(Attack):
         return low and answer.problem is None
 
     def plant(self, task: Task) -> Task:
-        """The repeated attack's own change."""
         return self.attack.plant(task)
 
 
@@ -139,7 +134,6 @@ class ByNoise(Attack):
         check.fraction(share=self.share)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        """Run one of the two."""
         return (self.noisy if self._hides(observation) else self.clean)(observation, generator)
 
     def _hides(self, observation: Observation) -> bool:
@@ -147,13 +141,11 @@ class ByNoise(Attack):
 
     @property
     def at_once(self) -> int:
-        """The larger of the two."""
         return max(self.clean.at_once, self.noisy.at_once)
 
     def many(
         self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """Each of the two for all that it is taken for."""
         answers: dict[int, Reconstruction] = {}
         hidden = [self._hides(observation) for observation in observations]
         for attack, kind in ((self.clean, False), (self.noisy, True)):
@@ -163,7 +155,6 @@ class ByNoise(Attack):
         return [answers[i] for i in range(len(observations))]
 
     def plant(self, task: Task) -> Task:
-        """What both need."""
         return self.noisy.plant(self.clean.plant(task))
 
 

@@ -26,8 +26,8 @@ class ConstantImage(Attack):
 
     Args:
         value: the gray value, moved into the input range; None: the mean of all public pixels,
-            which has the least mean squared error of all constants over public images. 0 is the
-            zero image, which beats the unbiased estimator of a trap once N noise^2 > 1.
+            which has the least mean squared error over public images. 0 beats the unbiased
+            estimator of a trap once N noise^2 > 1.
 
     Raises:
         NotApplicable: None, and there are no public images.
@@ -37,10 +37,8 @@ class ConstantImage(Attack):
     Example:
         >>> import leakbound as lb
         >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
-        >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
-        >>> task, sources = lb.Task.of(model, classes=3), [lb.stream(0, "a"), lb.stream(0, "b")]
-        >>> seen = lb.play(task, [batch], lb.defenses.NoDefense(), sources).observation
-        >>> ConstantImage(0.25)(seen, lb.stream(0, "attack")).inputs.unique()
+        >>> batch = torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2])
+        >>> lb.simulate(model, batch, attack=ConstantImage(0.25)).reconstruction.unique()
         tensor([0.2500])
     """
 
@@ -51,7 +49,6 @@ class ConstantImage(Attack):
             raise ValueError(f"value is {self.value!r}; give a finite number or None")
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        """The constant; the generator is not used."""
         value = self.value
         if value is None:
             value = float(_some_public(observation).double().mean())
@@ -61,7 +58,7 @@ class ConstantImage(Attack):
 
 @dataclass(frozen=True)
 class MeanImage(Attack):
-    """Answer the mean public image, whatever was sent: the best guess without an update.
+    """Answer the mean public image, whatever was sent: the best reconstruction without an update.
 
     Raises:
         NotApplicable: there are no public images of the input's shape.
@@ -72,16 +69,12 @@ class MeanImage(Attack):
         >>> import leakbound as lb
         >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
         >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
-        >>> task = lb.Task.of(model, classes=3, public=batch)
-        >>> sources = [lb.stream(0, "client"), lb.stream(0, "server")]
-        >>> seen = lb.play(task, [batch], lb.defenses.NoDefense(), sources).observation
-        >>> answer = MeanImage()(seen, lb.stream(0, "attack"))
-        >>> torch.equal(answer.inputs, batch.inputs)  # the mean of one public image
+        >>> found = lb.simulate(model, batch, attack=MeanImage(), public=batch)
+        >>> torch.equal(found.reconstruction, batch.inputs)  # the mean of one public image
         True
     """
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        """The mean; the generator is not used."""
         public = _some_public(observation)
         if tuple(public.shape[1:]) != observation.input_shape:
             raise NotApplicable("public images have another shape than the input")

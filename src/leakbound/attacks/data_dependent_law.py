@@ -33,7 +33,7 @@ from leakbound.types import (
     Update,
 )
 
-__all__ = ["CandidateLikelihood", "Replay", "log_likelihoods", "replay", "score"]
+__all__ = ["CandidateLikelihood", "Replay", "replay", "score"]
 
 FLOOR = 1e-12
 """Least variance of a coordinate, as a share of the candidate's mean variance."""
@@ -50,8 +50,8 @@ class Replay:
     Attributes:
         mean: (R, P) the noise-free rows.
         law: the law of the noise around them, with its covariance.
-        kept: (R, P) share of the replays that sent a coordinate; None where no mask was chosen
-            from the batch.
+        kept: (R, P) share of the replays that sent a coordinate; None where no mask was chosen from
+            the batch.
     """
 
     mean: Tensor
@@ -61,13 +61,12 @@ class Replay:
 
 @dataclass(frozen=True)
 class CandidateLikelihood(Attack):
-    """Name the public image under whose own mean, noise law and mask the update is most likely.
+    """Name the public image under whose own mean, noise and mask the update is most likely.
 
-    Every candidate is sent through the client and the defense; what it would have got is then known
-    exactly but for the defense's random directions. No free scale is fitted. Where noise swamps the
-    mean, a public law leaves nothing to tell candidates apart by, but a law chosen from the batch
-    does. Candidates are the observation's auxiliary images, of the true label where it is told and
-    some have it.
+    Every candidate is sent through the client and the defense. Where noise swamps the mean, a
+    public noise distribution does not distinguish candidates, but one chosen from the batch does.
+    Candidates are the observation's auxiliary images, of the true label where it is known and some
+    have it.
 
     Args:
         use_mean: False takes the mean as zero: the pattern of the noise alone.
@@ -79,20 +78,17 @@ class CandidateLikelihood(Attack):
     Raises:
         NotApplicable: several examples, no auxiliary images, or a defense without a release law.
 
-    Source: this project (the variance of the locally optimal noise names the record; see
-    `docs/sharp_edges/private_noise.md`).
+    Source: this project; `docs/sharp_edges/private_noise.md`.
 
     Example:
         >>> import leakbound as lb
-        >>> from leakbound.random import uniform
         >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
-        >>> known = lb.Batch(uniform((20, 1, 4, 4), lb.stream(0, "known")), torch.arange(20) % 3)
-        >>> batch = lb.Batch(known.inputs[5:6], known.labels[5:6])
-        >>> task, sources = lb.Task.of(model), [lb.stream(0, "client"), lb.stream(0, "server")]
-        >>> noise = lb.defenses.LocalOptimalNoise(noise_std=1000.0)
-        >>> seen = lb.play(task, [batch], noise, sources, auxiliary=known).observation
-        >>> answer = CandidateLikelihood()(seen, lb.stream(0, "attack"))
-        >>> torch.equal(answer.inputs, batch.inputs)  # under a thousand times the gradient
+        >>> inputs = torch.rand(20, 1, 4, 4, generator=lb.stream(0, "known"))
+        >>> known, batch = lb.Batch(inputs, torch.arange(20) % 3), (inputs[5:6], torch.tensor([2]))
+        >>> noise = lb.defenses.LocalOptimalNoise(noise_std=1000.0)  # a thousand times the gradient
+        >>> attack = CandidateLikelihood()
+        >>> found = lb.simulate(model, batch, defense=noise, attack=attack, public=known)
+        >>> torch.equal(found.reconstruction, batch[0])
         True
     """
 
@@ -104,12 +100,10 @@ class CandidateLikelihood(Attack):
         check.count(draws=self.draws, limit=self.limit)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        """Replay all candidates; draws come from the generator."""
         _single(observation)
         candidates = self._candidates(observation)
-        scores = log_likelihoods(
-            observation, candidates, generator, use_mean=self.use_mean, draws=self.draws
-        )
+        replays = replay(observation, candidates, generator, draws=self.draws)
+        scores = score(observation, replays, use_mean=self.use_mean)
         best = int(scores.argmax())
         inputs = boxed(candidates.inputs[best : best + 1], observation.task)
         labels = observation.labels
@@ -154,37 +148,13 @@ def _defense(observation: Observation) -> DefenseProtocol:
     return observation.defense
 
 
-def log_likelihoods(
-    observation: Observation,
-    candidates: Batch,
-    generator: Source,
-    *,
-    use_mean: bool = True,
-    draws: int = 1,
-) -> Tensor:
-    """Log-likelihood of the update under every candidate, (n,) in float64.
-
-    Up to a constant that is the same for all candidates. Without noise: how far masks agree, plus
-    the cosine of the rows, which is a score and no likelihood.
-
-    Args:
-        observation: what was seen.
-        candidates: single images with their labels; each is one client's whole batch.
-        generator: where the replays' draws come from.
-        use_mean: False takes every candidate's noise-free update as zero.
-        draws: how many replays of a candidate are averaged.
-
-    Raises:
-        NotApplicable: the defense is not known, or leaves no release law.
-    """
-    replays = replay(observation, candidates, generator, draws=draws)
-    return score(observation, replays, use_mean=use_mean)
-
-
 def replay(
     observation: Observation, candidates: Batch, generator: Source, *, draws: int = 1
 ) -> list[Replay]:
-    """Run client and defense on every candidate; serves for all updates of one task and defense."""
+    """Run client and defense on every candidate: single images, each one client's whole batch.
+
+    Serves for all updates of one task and defense. `draws` replays of a candidate are averaged.
+    """
     defense, task = _defense(observation), seen_task(observation)
     found = []
     for i in range(candidates.size):
@@ -220,7 +190,11 @@ def _averaged(mean: Tensor, sent: list[Update]) -> Replay:
 
 
 def score(observation: Observation, replays: list[Replay], *, use_mean: bool = True) -> Tensor:
-    """Log-likelihood of the update under every replay, as `log_likelihoods` gives it."""
+    """Log-likelihood of the update under every replay, (n,) in float64, up to a constant.
+
+    Without noise: how far masks agree, plus the cosine of the rows. `use_mean`: False takes every
+    candidate's noise-free update as zero.
+    """
     seen, mask = observation.update.rows.double(), observation.update.mask
     return torch.tensor(
         [float(_one(seen, mask, found, use_mean)) for found in replays], dtype=torch.float64
@@ -267,18 +241,11 @@ def negative_log_likelihood(
     floor: float,
     freedom: float = math.inf,
 ) -> tuple[Tensor, Tensor]:
-    """-log p(y; g, v) a coordinate up to a constant, and the mean of (y - g)²/v; differentiable.
+    """-log p(y; g, v) a coordinate up to a constant, and the mean of (y - g)²/v; differentiable in
+    the guess (B, *S).
 
-    Args:
-        observation: what was seen, of one client.
-        task: the task that it is taken to have trained.
-        inputs: the guess, (B, *S).
-        labels: (B,).
-        floor: what is added to every variance, as a share of their mean.
-        freedom: degrees of freedom of a Student law; infinite for the Gaussian one.
-
-    Raises:
-        NotApplicable: no noise of a known law, or the summed noise of several clients.
+    `floor`: what is added to every variance, as a share of their mean. `freedom`: of a Student law;
+    infinite for the Gaussian one.
     """
     if len(observation.cohort) > 1:
         raise NotApplicable(f"the noise of {len(observation.cohort)} clients was summed")

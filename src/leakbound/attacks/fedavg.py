@@ -25,17 +25,14 @@ UNLIKE = 1e9
 
 @dataclass(frozen=True, repr=False)
 class FedAvgMatching(MatchingSettings):
-    """Gradient matching through simulated local training whose plan is not told.
+    """Gradient matching through simulated local training whose plan is not known.
 
     The number of local steps is the candidate whose short search leaves the least of the update's
-    energy unexplained (unlike the cosine, that sees its length). The order of the examples, and so
-    who shares a minibatch, is not told either: labels are dealt to the minibatches at random, and
-    of several deals the one is kept whose short search leaves the least. The epochs share one
-    order, or every epoch has images and an order of its own; a term that does not depend on the
-    order then pulls the epochs together, and in the end they are matched and averaged.
-
-    The local learning rate and the minibatches' size are the task's, which the server sets. Steps
-    that a known defense sets are told.
+    energy unexplained. Labels are dealt to the minibatches at random, and of several deals the one
+    is kept whose short search leaves the least. The epochs share one order, or every epoch has
+    images and an order of its own; a term that does not depend on the order then pulls the epochs
+    together, and in the end they are matched and averaged. Learning rate and minibatch size are the
+    task's; steps that a known defense sets are known.
 
     Args:
         local_steps: how many the client took; None to find out among `candidates`.
@@ -53,10 +50,9 @@ class FedAvgMatching(MatchingSettings):
     Example:
         >>> import leakbound as lb
         >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
-        >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
-        >>> task, sources = lb.Task.of(model, plan=lb.LocalPlan(5, 0.1)), [lb.stream(0)] * 2
-        >>> seen = lb.play(task, [batch], lb.defenses.NoDefense(), sources).observation
-        >>> attack = FedAvgMatching(candidates=(1, 5), trial=10)
+        >>> batch = torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2])
+        >>> attack, plan = FedAvgMatching(candidates=(1, 5), trial=10), lb.LocalPlan(5, 0.1)
+        >>> seen = lb.simulate(model, batch, attack="linear_inversion", plan=plan).round.observation
         >>> attack.find_steps(seen, lb.stream(0, "attack"))
         5
     """
@@ -83,7 +79,6 @@ class FedAvgMatching(MatchingSettings):
         check.non_negative(together_weight=self.together_weight)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        """Find the number of steps, then search once with it."""
         if not bool((observation.update.rows != 0).any()):
             middle = torch.full(observation.batch_shape, float("nan")).to(observation.update.rows)
             reason = "gradient vanished: the update is zero everywhere"
@@ -130,11 +125,8 @@ class FedAvgMatching(MatchingSettings):
 
 @dataclass(frozen=True, eq=False)
 class _Guess:
-    """What the attacker supposes of the local training.
-
-    Attributes:
-        copies: epochs with images of their own.
-        labels: of all copies, client by client; None where they are searched with the images.
+    """What the attacker supposes of the local training: its steps, how many epochs have images of
+    their own, and the labels of all copies, client by client (None: searched with the images).
     """
 
     steps: int
@@ -169,15 +161,11 @@ class LocalSearch:
             self.search.objective = replace(objective, terms=terms)
 
     def answer(self) -> Reconstruction:
-        """The best iterate, averaged over the epochs in which an image was trained on."""
         found = answer(self.search)
         return found if self.copies == 1 else self._averaged(found)
 
     def misfit(self) -> float:
-        """Share of the (weighted) update's energy that the best guess leaves, its length counted.
-
-        Infinite where it is not a number.
-        """
+        """Share of the (weighted) update's energy that the best guess leaves; its length counts."""
         self.search.recall()
         objective = self.search.objective
         images, labels = self.search.guess()
@@ -252,12 +240,10 @@ class _Together:
     layers: tuple[str, ...] = ()
 
     def __call__(self, images: Tensor, inside: Mapping[str, Tensor]) -> Tensor:
-        """How far the epochs are apart."""
         return self.apart(images)
 
 
 def _planned(observation: Observation, steps: int) -> Observation:
-    """The observation of a task with so many local steps."""
     given = seen_task(observation).plan
     plan = LocalPlan(steps, given.learning_rate, given.batch_size)
     return replace(observation, task=replace(observation.task, plan=plan))

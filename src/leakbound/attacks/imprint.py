@@ -30,18 +30,15 @@ class RobbingTheFed(Attack):
     derivative by all units that are on. The gradients of neighbors differ by the images between
     their thresholds: where that is one image, (dW_i - dW_i+1) / (db_i - db_i+1) is the image.
 
-    As a function of i the gradient is constant between the images' bins. The steps are found by
-    the best piecewise constant fit under the known noise and with withheld coordinates left out,
-    and each piece is averaged over all of its units; without noise these are the plain differences.
-    Under noise the size of a step is read from its bin, too (q.x lies in it), and pixels are
-    weighed against what public images say of them. Two images in one bin leave their weighted mean.
-    What leaves no step is answered by the mean public image (gray, where there is none).
+    The steps are found by the best piecewise constant fit under the known noise, with withheld
+    coordinates left out, and averaged over all units of a piece. Under noise the size of a step is
+    read from its bin, too, and pixels are weighed against what public images say of them. Two
+    images in one bin leave their weighted mean. What leaves no step is answered by the mean public
+    image.
 
     Args:
         bins: k, the number of units. Of B images in k equally likely bins all are alone with
-            probability k! / (k - B)! / k^B. The number alone has the mean
-            m = B (1 - 1/k)^(B - 1) and the variance
-            m + B (B - 1) (1 - 1/k) (1 - 2/k)^(B - 2) - m^2.
+            probability k! / (k - B)! / k^B; B (1 - 1/k)^(B - 1) are alone on average.
         measure: q: "mean" of the pixels, "cosine" (one row of the discrete cosine transform of the
             flattened image) or "random" (normal), the last two of unit norm.
         law: where the thresholds come from: quantiles of the "public" images' measurements, or of
@@ -65,21 +62,14 @@ class RobbingTheFed(Attack):
     the fit under noise is this package's own).
 
     Example:
-        >>> from leakbound import models
-        >>> from leakbound.defenses import NoDefense
-        >>> from leakbound.protocol import play
-        >>> from leakbound.random import stream, uniform
-        >>> from leakbound.types import Batch, Server, ThreatModel
-        >>> def images(n, name):
-        ...     return Batch(uniform((n, 1, 6, 6), stream(0, name)), torch.arange(n) % 3)
-        >>> model = models.mlp(input_shape=(1, 6, 6), classes=3, generator=stream(0, "model"))
-        >>> task = Task.of(model, classes=3, public=images(200, "public"))
-        >>> attack, threat = RobbingTheFed(bins=100), ThreatModel(server=Server.MALICIOUS)
-        >>> batch, sources = images(2, "batch"), [stream(0, "client"), stream(0, "cohort")]
-        >>> played = play(task, [batch], NoDefense(), sources, threat=threat, attack=attack)
-        >>> found = attack(played.observation, stream(0)).inputs
-        >>> error = torch.cdist(found.flatten(1), batch.inputs.flatten(1))
-        >>> bool((error.amin(0) < 1e-3).all())
+        >>> import leakbound as lb
+        >>> from leakbound.types import Server
+        >>> model = lb.models.mlp(input_shape=(1, 6, 6), classes=3, generator=lb.stream(0, "model"))
+        >>> images = torch.rand(202, 1, 6, 6, generator=lb.stream(0, "images"))
+        >>> public = lb.Batch(images[2:], torch.arange(200) % 3)
+        >>> threat = lb.ThreatModel(server=Server.MALICIOUS)
+        >>> batch, attack = (images[:2], torch.arange(2)), RobbingTheFed(bins=100)
+        >>> min(lb.simulate(model, batch, attack=attack, public=public, threat=threat).psnr) > 60
         True
     """
 
@@ -128,7 +118,6 @@ class RobbingTheFed(Attack):
         return in_front(task, weight, -thresholds, self.gain, "imprint")
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        """Read the edges; the generator is not used."""
         task = planted_task(observation, "imprint")
         prior, edges = PixelPrior.of(observation), _edges(task)
         images, hits, alone, moved = [], 0, 0, False
@@ -180,14 +169,14 @@ class RobbingTheFed(Attack):
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """What the planted layer asks: direction q (N,), and the two edges of every bin (k,)."""
+    """What the layer asks: direction q (N,), and the two edges of every bin (k,)."""
 
     direction: Tensor
     lower: Tensor
     upper: Tensor
 
     def moved(self, task: Task, row: Caught, images: Tensor) -> bool:
-        """Whether the change of the layer over several local steps moved an image's units."""
+        """Whether several local steps moved the layer enough to switch an image's units."""
         if task.plan.steps == 1:
             return False
         parts = task.unflatten(task.parameters)
@@ -208,9 +197,8 @@ def _edges(task: Task) -> Edges:
 
 
 def _decoded(row: Caught, edges: Edges, prior: PixelPrior) -> tuple[Tensor, int]:
-    """The images (n, N) behind the steps, the clearest first, n at most the row's examples.
-
-    Also how many are clear: their expected squared error is a quarter of the prior's at most.
+    """The images (n, N) behind the steps, the clearest first, and how many are clear: their
+    expected squared error is a quarter of the prior's at most.
     """
     values, precision = row.values.flip(0), row.precision.flip(0)
     starts = _steps(values, precision)
@@ -236,10 +224,8 @@ def _decoded(row: Caught, edges: Edges, prior: PixelPrior) -> tuple[Tensor, int]
 
 
 def _steps(values: Tensor, precision: Tensor) -> list[int]:
-    """Where the best piecewise constant fit starts a new level; the first level is 0.
-
-    Optimal partitioning: the least sum of squared standardized residuals plus a price for each
-    step, which noise alone pays with probability `CHANCE` at most.
+    """Where the best piecewise constant fit starts a new level; the first level is 0. A step costs
+    what noise alone pays with probability `CHANCE` at most (optimal partitioning).
     """
     count, width = values.shape
     price = float(stats.chi2.isf(CHANCE / count, width))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from leakbound import check
 from leakbound.attacks.base import seen_task
 from leakbound.client import forward
 from leakbound.random import uniform
@@ -15,18 +18,15 @@ from leakbound.types import Exact, NotApplicable, Observation, Task
 
 STAND_INS = 64
 PUBLIC = 256
+SUM_WEIGHT = 100.0
+Rule = Callable[[Observation, torch.Generator], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class LastLayer:
-    """The last linear layer's gradient, as far as the update shows it.
-
-    Shapes: weight (K, h) and bias (K,), summed over the clients, a local step's mean; None where
-        the layer has none, it is frozen, or (the bias) it was withheld. One of them is there.
-
-    Attributes:
-        task: the task that the attacker simulates.
-        name: the layer's name within the model.
+    """The last linear layer's gradient, as far as the update shows it: weight (K, h) and bias (K,),
+    summed over the clients, a local step's mean. One of them may be None: the layer has none, it is
+    frozen, or (the bias) it was withheld.
     """
 
     task: Task
@@ -36,29 +36,20 @@ class LastLayer:
 
     @property
     def rows(self) -> Tensor:
-        """The weight.
-
-        Raises:
-            NotApplicable: it is frozen.
-        """
         if self.weight is None:
             raise NotApplicable(f"the weight of the last layer {self.name!r} is frozen: not sent")
         return self.weight
 
 
 def infer_labels(observation: Observation, generator: torch.Generator) -> Tensor:
-    """Labels (N,), sorted, of the examples behind the update, under cross-entropy.
+    """Labels (N,), sorted, of the examples behind the update, under cross-entropy: the rule "bias".
 
-    The last layer's bias gradient is the mean of p - y. One example: its class is the only
-    negative entry. Several: class k has N·(mean p_k) - (sum of p - y)_k examples, with mean p from
-    public data where there is some, else from random images; whole numbers are filled greedily.
-    Classes whose entry is negative in a release without noise are there for certain: no
-    probability is negative, whatever the weights were.
-    Without a bias, the layer's weight gradient is (p - y) times the layer's input: one example's
-    class is the row of the largest norm; of several, the sums of the rows over the mean sum of the
-    layer's input stand in for the bias.
-
-    This is the rule "bias" of `label_rules`, which has others to compare.
+    The last layer's bias gradient is the mean of p - y. One example: its class is the only negative
+    entry. Several: class k has N·(mean p_k) - (sum of p - y)_k examples, with mean p from public
+    data where there is some, else from random images; whole numbers are filled greedily. Classes
+    whose entry is negative in a release without noise are there for certain. Without a bias, one
+    example's class is the row of the largest norm; of several, the sums of the rows over the mean
+    sum of the layer's input stand in for the bias.
 
     Assumptions: cross-entropy; a linear last layer with one row a class; updates not rescaled by an
     unknown factor (clipping makes counts of several examples unreliable, not the single label).
@@ -83,11 +74,6 @@ def infer_labels(observation: Observation, generator: torch.Generator) -> Tensor
 
 
 def last_layer(observation: Observation) -> LastLayer:
-    """The last linear layer's part of the update.
-
-    Raises:
-        NotApplicable: no such layer, it is frozen, or its gradient was withheld or vanished.
-    """
     task = seen_task(observation)
     name = _last_linear(task)
     parts = task.unflatten(observation.update.rows.sum(0) / task.plan.steps)
@@ -112,9 +98,8 @@ def counts(output: Tensor, signal: Tensor, observation: Observation) -> Tensor:
 
 
 def fill(expected: Tensor, examples: int, *, certain: Tensor | None = None) -> Tensor:
-    """The most likely multiset of labels, largest expected count (K,) first.
-
-    `certain` (K,) marks classes that get at least one example, as far as there are enough.
+    """The most likely multiset of labels, largest expected count (K,) first. `certain` (K,) marks
+    classes that get at least one example, as far as there are enough.
     """
     left = expected.clone()
     found: list[int] = []
@@ -154,3 +139,183 @@ def _last_linear(task: Task) -> str:
     if task.label_range is not None and linear[-1][1].out_features != task.label_range:
         raise NotApplicable("the last linear layer has not one row a class")
     return str(linear[-1][0])
+
+
+def infer(rule: str, observation: Observation, generator: torch.Generator) -> Tensor:
+    """Labels (N,), sorted, of the examples behind the update, by the rule of this name.
+
+    Assumptions: cross-entropy; a linear last layer with one row a class. See each rule for more.
+
+    Raises:
+        ValueError: no such rule.
+        NotApplicable: the rule's assumptions fail.
+
+    Example:
+        >>> import leakbound as lb
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+        >>> batch = torch.ones(1, 1, 2, 2), torch.tensor([2])
+        >>> infer("idlg", lb.simulate(model, batch).round.observation, lb.stream(2))
+        tensor([2])
+    """
+    check.one_of(LABEL_RULES, rule=rule)
+    return LABEL_RULES[rule](observation, generator)
+
+
+def label_accuracy(found: Tensor, truth: Tensor) -> float:
+    """Share of the true labels (N,) that the labels found contain, as multisets.
+
+    Example:
+        >>> label_accuracy(torch.tensor([1, 1, 2]), torch.tensor([2, 1, 3]))
+        0.6666666666666666
+    """
+    if len(truth) == 0:
+        raise ValueError("truth holds no label; give at least one")
+    both = Counter(found.tolist()) & Counter(truth.tolist())
+    return both.total() / len(truth)
+
+
+def idlg(observation: Observation, generator: torch.Generator) -> Tensor:
+    """One example: the class whose row has a negative product with every other row; where rounding
+    leaves none, that of most negative products, the longest first (Zhao et al. 2020, iDLG).
+
+    Of two classes both rows have the same length: the sign of the row's sum tells.
+    """
+    layer = _checked(observation)
+    if observation.examples > 1:
+        raise NotApplicable(f"idlg reads one label, and {observation.examples} examples were used")
+    rows = layer.rows.double()
+    if len(rows) < 3:
+        return rows.sum(1).argmin().reshape(1)
+    products = rows @ rows.T
+    negative = (products < 0).sum(1).double()
+    lengths = products.diagonal().sqrt()
+    return (negative + lengths / (1 + lengths.max())).argmax().reshape(1)
+
+
+def yin(observation: Observation, generator: torch.Generator) -> Tensor:
+    """Distinct labels: the N classes whose rows of the weight gradient have the least entries (Yin
+    et al. 2021, GradInversion).
+    """
+    layer = _checked(observation)
+    if observation.examples > len(layer.rows):
+        raise NotApplicable(
+            f"yin needs distinct labels: {observation.examples} examples, {len(layer.rows)} classes"
+        )
+    least = layer.rows.amin(1).argsort(stable=True)
+    return least[: observation.examples].sort().values
+
+
+def wainakh(observation: Observation, generator: torch.Generator) -> Tensor:
+    """Impact and offset (Wainakh et al. 2022, LLG*, white box).
+
+    A negative row sum says that its class occurs. One example of a class lowers its sum by the
+    impact; other classes raise it by the offset. Both are means over stand-in batches of one class
+    each, whose row sums are mean(p s) - mean(s) y, s >= 0 the sum of the layer's input.
+    """
+    layer = _checked(observation)
+    output, totals = typical(layer.task, layer.name, stand_ins(observation, generator))
+    total = _positive(totals.mean())
+    offset = (output * totals[:, None]).mean(0)
+    examples, classes = observation.examples, len(offset)
+    impact = (offset.mean() - total) * (1 + 1 / classes) / examples
+    left = layer.rows.sum(1) / len(observation.cohort)
+    found: list[int] = []
+    for label in left.argsort(stable=True).tolist()[:examples]:
+        if left[label] < 0:
+            found.append(label)
+    left[found] -= impact
+    left = left - offset
+    while len(found) < examples:
+        label = int(left.argmin())
+        found.append(label)
+        left[label] -= impact
+    return torch.tensor(sorted(found), device=left.device)
+
+
+def geng(observation: Observation, generator: torch.Generator) -> Tensor:
+    """Counts from mean probabilities: N (mean p_k - row sum k / mean sum of the layer's input),
+    which is taken to be much the same for every example (Geng et al. 2021).
+    """
+    layer = _checked(observation)
+    output, totals = typical(layer.task, layer.name, stand_ins(observation, generator))
+    signal = layer.rows.sum(1) / _positive(totals.mean())
+    return fill(counts(output.mean(0), signal, observation), observation.examples)
+
+
+def dimitrov(observation: Observation, generator: torch.Generator) -> Tensor:
+    """As `geng`, but mean probabilities and mean sum of the layer's input are interpolated between
+    the weights that the server sent and those that came back (Dimitrov et al. 2022).
+    """
+    layer = _checked(observation)
+    plan, clients = layer.task.plan, len(observation.cohort)
+    images = stand_ins(observation, generator)
+    moved = layer.task.parameters - plan.learning_rate * observation.update.rows.sum(0) / clients
+    output, totals = typical(layer.task, layer.name, images)
+    after, totals_after = typical(layer.task.with_parameters(moved), layer.name, images)
+    expected = torch.zeros_like(layer.rows[:, 0])
+    for step in range(plan.steps):
+        past = step / plan.steps
+        mean, total = output.mean(0), totals.mean()
+        if step:
+            mean = torch.lerp(mean, after.mean(0), past)
+            total = torch.lerp(total, totals_after.mean(), past)
+        signal = layer.rows.sum(1) / _positive(total)
+        expected += counts(mean, signal, observation) / plan.steps
+    if not bool(torch.isfinite(expected).all()):
+        raise NotApplicable("the weights at the end of the local steps give no finite output")
+    return fill(expected, observation.examples)
+
+
+def ma(observation: Observation, generator: torch.Generator) -> Tensor:
+    """Counts that explain the bias gradient, with probabilities of the batch itself (Ma et al.
+    2023).
+
+    Row k of the weight gradient over entry k of the bias gradient is the mean of the layer's input
+    over the examples of class k, which should look alike to the layer. Sent through it, this gives
+    the probabilities P_k of that class; the counts n >= 0 solve sum_k n_k (P_k - e_k) = N db, sum n
+    = N, in least squares.
+    """
+    from scipy.optimize import nnls
+
+    layer = _checked(observation)
+    if layer.bias is None or not bool(torch.isfinite(layer.bias).all()):
+        raise NotApplicable("ma needs the gradient of the last layer's bias")
+    clients, examples = len(observation.cohort), observation.examples
+    held = layer.task.unflatten(layer.task.parameters)
+    prefix = f"{layer.name}." if layer.name else ""
+    bias = layer.bias.double() / clients
+    means = layer.rows.double() / clients / bias.where(bias != 0, 1.0)[:, None]
+    outputs = means @ held[f"{prefix}weight"].double().T + held[f"{prefix}bias"].double()
+    system = outputs.softmax(-1).T - torch.eye(len(bias)).to(bias)
+    scale = float(bias.abs().max())
+    rows = torch.cat([system / scale, torch.full_like(bias, SUM_WEIGHT)[None]])
+    values = torch.cat([bias / scale, bias.new_tensor([SUM_WEIGHT])])
+    shares, _ = nnls(rows.cpu().numpy(), values.cpu().numpy())
+    return fill(torch.from_numpy(shares).to(bias) * examples, examples)
+
+
+LABEL_RULES: dict[str, Rule] = {
+    "idlg": idlg,
+    "yin": yin,
+    "wainakh": wainakh,
+    "geng": geng,
+    "dimitrov": dimitrov,
+    "ma": ma,
+    "bias": infer_labels,
+}
+"""Name -> rule; "bias" is the default, `labels.infer_labels`."""
+
+
+def _checked(observation: Observation) -> LastLayer:
+    layer = last_layer(observation)
+    if not bool(torch.isfinite(layer.rows).all()):
+        raise NotApplicable("the last layer's gradient is not finite")
+    if not bool((layer.rows != 0).any()):
+        raise NotApplicable("the last layer's weight gradient is zero: it tells no label")
+    return layer
+
+
+def _positive(total: Tensor) -> Tensor:
+    if not float(total) > 0:
+        raise NotApplicable("the last layer's input does not sum to more than zero on other images")
+    return total

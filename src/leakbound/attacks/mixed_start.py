@@ -32,17 +32,15 @@ class MixedStart(MatchingSettings):
 
     A weight that the client sent in the round before has two candidates for where it started (the
     server's weight, or the one sent) and so two for its gradient, (start - weight sent) / learning
-    rate. After every step a weight's chance of its own start is reckoned from how near the guess's
-    gradient lies to the two, under normal errors of one variance in each tensor; variance and share
-    of own starts are estimated along the way (expectation maximization). The guess is trained at
-    the weights so mixed. The choice hardens as the guess gets better.
+    rate. After every step a weight's chance of its own start is estimated from how near the guess's
+    gradient lies to the two (expectation maximization, normal errors of one variance a tensor); the
+    guess is trained at the weights so mixed.
 
     A weight that was withheld in the round before has an own value that nobody saw: it is left out
     of the match, and where it started is searched together with the images; so is the start of one
-    that is withheld now. Draws, probabilities
-    and settings of the defense are not used. Nothing is assumed of the batches of other rounds: who
-    knows that they are the same attacks the first, or all (`AcrossRounds`). Without a history, or
-    where no weights are sent, this is `sparse_gradient_inversion`, to the bit.
+    that is withheld now. Nothing is assumed of the batches of other rounds: who knows that they are
+    the same attacks the first, or all (`AcrossRounds`). Without a history, or where no weights are
+    sent, this is `sparse_gradient_inversion`, to the bit.
 
     Args:
         mask: what counts as withheld: "recovered" (what is exactly zero in the message), "told"
@@ -59,7 +57,7 @@ class MixedStart(MatchingSettings):
 
     Measured against PriPrune's defaults (MNIST at 14 x 14, one image, five seeds, 800 steps): 41,
     31, 34 and 17 dB in rounds 5, 10, 20 and 50, where `sparse_gradient_inversion` has 13, 10, 11
-    and 11. Starts that were hidden for long are far off, and found only in part.
+    and 11.
 
     Assumptions: the client took part in the last round of the history; tensors of fewer than two
         dimensions start from the server's weights.
@@ -90,7 +88,6 @@ class MixedStart(MatchingSettings):
         check.positive(reach=self.reach)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        """Search from one random start."""
         rounds = [evidence(seen, self.mask) for seen in (*observation.history, observation)]
         objective = Objective.of(self, rounds[-1])
         if len(rounds) == 1 or any(seen.sent is None for seen in rounds):
@@ -112,15 +109,10 @@ class MixedStart(MatchingSettings):
 class Starts:
     """Which weights the client started from: what the search estimates beside the images.
 
-    Attributes:
-        server: (P,) the weights that the server sent.
-        literal: (1, P) the gradient seen where the client started from those.
-        gap: (P,) what is added to it where the client started from its own.
-        hidden: (P,) bool, weights whose own value nobody saw, or of which nothing is seen now.
-        trust: (1, P) weights of the coordinates in the match.
-        used: (P,) bool, where there is a choice.
-        own: (P,) the chance that the client started from its own, and `best_own` at the best guess.
-        variables: what was searched of the starts of hidden weights, in units of `scale`.
+    `literal` (1, P) is the gradient seen where the client started from the server's weights, `gap`
+    (P,) what is added where it started from its own, and `own` (P,) the chance of that. `hidden`
+    (P,): nobody saw the own value, or nothing is seen now. `variables`: what was searched of the
+    starts of hidden weights, in units of `scale`.
     """
 
     def __init__(
@@ -148,9 +140,8 @@ class Starts:
             self.variables = [torch.zeros_like(away[self.hidden]).requires_grad_()]
 
     def place(self, objective: Objective) -> Objective:
-        """Train the guess, and read the gradient, where the client is now thought to have started.
-
-        Coordinates without a known own weight start at `server`, plus what was searched.
+        """Train the guess, and read the gradient, where the client is now thought to have started;
+        where its own weight is not known, at `server` plus what was searched.
         """
         start = self.server + self.rate * self.gap * self.own
         for moved in self.variables:
@@ -179,16 +170,13 @@ class Starts:
         self.own = chances
 
     def recall(self) -> None:
-        """Back to what was thought of the starts at the best guess."""
         self.own = self.best_own
 
 
 def last_sent(rounds: list[Observation]) -> tuple[Tensor, Tensor]:
     """The client's last known weights (P,), and bool (P,) where it has trained on since unseen.
-
-    Known are those that it sent, and those that pruning took out then, which are 0. The last round
-    is the one under attack: of what is pruned in it, and of tensors of fewer than two dimensions,
-    the server's weights are returned. A weight that was never sent counts as the server's, too.
+    What pruning took out is known to be 0. Of what is pruned in the last round (the one under
+    attack), of tensors of fewer than two dimensions, and of weights never sent: the server's.
     """
     now = rounds[-1].task
     weights = now.parameters.clone()
@@ -206,5 +194,4 @@ def last_sent(rounds: list[Observation]) -> tuple[Tensor, Tensor]:
 
 
 def _size(values: Tensor) -> float:
-    """Root mean square; 0 of nothing."""
     return float(values.square().mean().sqrt()) if len(values) else 0.0

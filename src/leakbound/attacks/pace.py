@@ -27,20 +27,8 @@ STEPS, CLIENTS, TIMES = ("steps", "generations"), "local_steps", ("restarts", "s
 class Pace:
     """A budget for what runs inside; a pace inside another keeps to the shorter time.
 
-    Args:
-        seconds: from now; None is no limit.
-        watch: called after every step of a search, with the number of steps so far.
-
-    Attributes:
-        steps: of searches so far.
-        cut: a search was stopped before its end.
-
-    Example:
-        >>> with Pace(0.0) as pace:
-        ...     tick(), pace.cut
-        (True, True)
-        >>> tick()
-        False
+    `watch` is called after every step of a search with the number of steps so far; `cut`: a search
+    was stopped before its end.
     """
 
     def __init__(
@@ -60,22 +48,18 @@ class Pace:
         _OPEN.reset(self._token.pop())
 
     def stop(self) -> None:
-        """The time is up from now on."""
         self.end = -math.inf
 
     @property
     def over(self) -> bool:
-        """The time is up, here or in the pace around it."""
         return time.monotonic() >= self.end or (self._above is not None and self._above.over)
 
     @property
     def left(self) -> float:
-        """Seconds until the time is up; infinite without a limit."""
         own = max(0.0, self.end - time.monotonic())
         return own if self._above is None else min(own, self._above.left)
 
     def step(self) -> None:
-        """Count a step, here and in the pace around it."""
         self.steps += 1
         if self._watch is not None:
             self._watch(self.steps)
@@ -105,9 +89,8 @@ def tick() -> bool:
 
 @contextmanager
 def ended_by_interrupt(pace: Pace) -> Iterator[None]:
-    """The first Ctrl-C ends the pace (searches return their best) and is raised after the block.
-
-    A second one is raised at once. Outside of the main thread nothing changes.
+    """The first Ctrl-C ends the pace (searches return their best) and is raised after the block, a
+    second one at once. Outside of the main thread nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -130,20 +113,13 @@ def ended_by_interrupt(pace: Pace) -> Iterator[None]:
 
 
 def noted(answer: Reconstruction) -> Reconstruction:
-    """The answer, with a word where the open `Pace` stopped its search."""
     pace = _OPEN.get()
     return answer if pace is None else pace.noted(answer)
 
 
 def planned(attack: Any) -> int:
-    """How many evaluations of its objective an attack takes at most; 0 for closed forms.
-
-    Inferred from the settings' names (`steps`, `restarts`, ...), of attacks inside too.
-
-    Example:
-        >>> from leakbound.attacks import LinearInversion, inverting_gradients
-        >>> planned(LinearInversion()), planned(inverting_gradients(steps=50, restarts=2))
-        (0, 100)
+    """How many evaluations of its objective an attack takes at most; 0 for closed forms. Inferred
+    from the settings' names (`steps`, `restarts`, ...), of attacks inside too.
     """
     own: dict[str, Any] = {field.name: getattr(attack, field.name) for field in fields(attack)}
     counts = [k for k in own if k in STEPS or (k.endswith("_steps") and k != CLIENTS)]

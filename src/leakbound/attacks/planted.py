@@ -15,11 +15,9 @@ QUIET = 0.1
 
 
 class Front(nn.Module):
-    """A model whose image is brightened by what a planted layer says of it.
-
-    output = inner(x + gain sum_i relu(W_i x + b_i)): the way back weighs all units alike, so the
-    loss has one and the same derivative by every unit that an image switches on. It has no weights
-    of its own, and takes no share of a clip norm.
+    """output = inner(x + gain sum_i relu(W_i x + b_i)): the loss has one and the same derivative by
+    every unit that an image switches on. It has no weights of its own, and takes no share of a clip
+    norm.
     """
 
     def __init__(self, features: int, units: int, gain: float, kind: str, inner: nn.Module) -> None:
@@ -29,23 +27,15 @@ class Front(nn.Module):
         self.training = False
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The model's output for the brightened images."""
         caught = self.layer(inputs.flatten(1)).relu().sum(1) * self.gain
         output: Tensor = self.inner(inputs + caught.view(-1, *[1] * (inputs.ndim - 1)))
         return output
 
 
 def in_front(task: Task, weight: Tensor, bias: Tensor, gain: float, kind: str) -> Task:
-    """The task with a planted layer of weight (units, N) and bias (units,) in front of its model.
-
-    Forward, W and b are taken 1 / (gain units) times as large as given: the image is brightened by
-    the mean of relu(W_i x + b_i), whatever the gain, and the model still works.
-
-    Example:
-        >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
-        >>> planted = in_front(task, torch.ones(3, 4), torch.zeros(3), 1.0, "trap")
-        >>> [name for name, *_ in planted.layout]
-        ['layer.weight', 'layer.bias', 'inner.1.weight', 'inner.1.bias']
+    """The task with a planted layer of weight (units, N) and bias (units,) before its model. W and
+    b are taken 1 / (gain units) times as large: the image is brightened by the mean of relu(W_i x +
+    b_i), whatever the gain, and the model still works.
     """
     units, features = weight.shape
     like = task.parameters
@@ -57,11 +47,6 @@ def in_front(task: Task, weight: Tensor, bias: Tensor, gain: float, kind: str) -
 
 
 def planted_task(observation: Observation, kind: str) -> Task:
-    """The task that holds the planted layer.
-
-    Raises:
-        NotApplicable: there is none, and why.
-    """
     if observation.threat.server is not Server.MALICIOUS:
         raise NotApplicable("the server is honest: it sends the agreed model and plants no layer")
     task = seen_task(observation)
@@ -74,15 +59,10 @@ def planted_task(observation: Observation, kind: str) -> Task:
 
 @dataclass(frozen=True, eq=False)
 class Caught:
-    """What the planted layer sent in one row of the update.
+    """[dW | db] (units, N + 1) of one row of the update, float64, and 1 / variance of each.
 
-    Attributes:
-        values: (units, N + 1) [dW | db], float64.
-        precision: (units, N + 1) 1 / variance of each value, 0 where it was withheld (what was
-            withheld for its size is known to be small: 0, with the variance of that). Values
-            without noise have that of rounding; noise of no known law is white, and its variance
-            read from the quietest tenth of `still` applied to the values.
-        examples: how many examples the row holds.
+    Precision is 0 where a value was withheld; what was withheld for its size is known to be small.
+    Values without noise have the variance of rounding; noise of no known law is white.
     """
 
     values: Tensor
@@ -91,13 +71,8 @@ class Caught:
 
 
 def caught(observation: Observation, task: Task, *, differences: bool) -> list[Caught]:
-    """What each row of the update holds of the planted layer.
-
-    `differences`: most units say the same as their neighbor (bins); else some say nothing (traps).
-    Noise of unknown law is read from those.
-
-    Raises:
-        NotApplicable: the update is not finite.
+    """What each row of the update holds of the planted layer. `differences`: most units say the
+    same as their neighbor (bins); else some say nothing (traps). Unknown noise is read from those.
     """
     update = observation.update
     if not bool(update.rows.isfinite().all()):
@@ -125,7 +100,6 @@ def caught(observation: Observation, task: Task, *, differences: bool) -> list[C
 
 def _pruned(row: Tensor, seen: Tensor) -> Tensor:
     """1 / variance of what was withheld because it was small: uniform up to the least that was not.
-
     Weights and biases apart, since pruning may have looked at them apart.
     """
     least = torch.where(seen > 0, row.abs(), torch.inf)
@@ -150,7 +124,7 @@ def _scatter(row: Tensor, differences: bool) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class PixelPrior:
-    """What is known of a pixel before the update is seen: its mean and variance, (N,) float64."""
+    """Mean and variance (N,), float64, of a pixel before the update is seen."""
 
     mean: Tensor
     variance: Tensor

@@ -32,9 +32,8 @@ MOST_NORMS, TURNS = 64, 100
 
 
 class Trap(nn.Module):
-    """A linear layer on the flattened input, beside a model or in its place.
-
-    The output (B, K + rows) is the model's (B, K), if it is there, and the trap's.
+    """A linear layer on the flattened input; its output (B, rows) follows the model's (B, K), if
+    any.
     """
 
     def __init__(
@@ -46,7 +45,6 @@ class Trap(nn.Module):
         self.training = False
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The outputs of the model and of the trap."""
         caught: Tensor = self.scale * self.layer(inputs.flatten(1))
         if self.inner is None:
             return caught
@@ -67,7 +65,6 @@ class TrapLoss:
     inner: Loss | None = None
 
     def __call__(self, output: Tensor, labels: Tensor) -> Tensor:
-        """The loss of outputs (B, K + rows)."""
         caught = output[:, output.shape[1] - self.rows :].sum(1).mean()
         if self.inner is None:
             return caught
@@ -79,15 +76,13 @@ class LinearTrap(Attack):
     """A malicious server plants a linear layer whose gradient holds copies of the input.
 
     It sends f(X) = W X with the sum of the outputs as loss: the gradient of each of the `rows` rows
-    of W is X itself, and the noisy copies are averaged. With clipping to C the noise on the average
-    is as small as it can be if rows >= ceil((C / (scale min |X|))^2); the default reaches C =
-    4 min |X| at scale 1. The rows are weighted by their known noise (the plain mean where it is
-    alike), and what clipping and other known parts of the defense did to the scale is found by
-    simulating the client. The noise is taken as white. An unknown defense is taken to clip nothing,
-    and its noise is read from the scatter of the rows.
+    of W is X itself. With clipping to C the noise on the average is as small as it can be if rows
+    >= ceil((C / (scale min |X|))^2); the default reaches C = 4 min |X| at scale 1. The rows are
+    weighted by their known noise, and what clipping and other known parts of the defense did to the
+    scale is found by simulating the client. The noise is taken as white. An unknown defense is
+    taken to clip nothing, and its noise is read from the scatter of the rows.
 
-    Several examples in one update row: the trap sees their mean, and the mean is the answer for
-    each, with a `problem` that says so.
+    Several examples in one update row: the answer for each is their mean, with a `problem`.
 
     Args:
         estimator: "unbiased" (paper C's), "shrinkage" (best multiple of it), "optimal" (least mean
@@ -100,10 +95,9 @@ class LinearTrap(Attack):
             all of the model.
         bias: give the trap a trainable bias, whose gradient takes its share of the clip norm: the
             noise is then that of |X|^2 + 1 (paper C wants none).
-        norm: |X| if the attacker knows it. None: where nothing was clipped the scale needs no
-            norm, and |X| is read from the update; else the mean norm of those public images that
-            agree with the update (of uniform pixels, if none are public): the radius with the
-            least expected squared error.
+        norm: |X| if the attacker knows it. None: where nothing was clipped the scale needs no norm,
+            and |X| is read from the update; else the mean norm of those public images that agree
+            with the update (of uniform pixels, if none are public).
         eta: mean squared error that "gamma" aims at, in input units squared.
         features: number of input values; None: that of the public images.
 
@@ -116,17 +110,12 @@ class LinearTrap(Attack):
     Source: Riess et al. (paper C), section IV, corrected: docs/errata.md.
 
     Example:
-        >>> from leakbound.random import stream
-        >>> from leakbound.types import Batch, ThreatModel
-        >>> from leakbound.protocol import play
-        >>> trap = LinearTrap("unbiased", features=4)
-        >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
-        >>> batch = Batch(torch.tensor([[[[0.1, 0.2], [0.3, 0.4]]]]), torch.tensor([0]))
-        >>> from leakbound.defenses import NoDefense
-        >>> threat = ThreatModel(server=Server.MALICIOUS)
-        >>> sources = [stream(0, "client"), stream(0, "cohort")]
-        >>> seen = play(task, [batch], NoDefense(), sources, threat=threat, attack=trap).observation
-        >>> trap(seen, stream(0, "attack")).inputs.flatten()
+        >>> import leakbound as lb
+        >>> from leakbound.types import ThreatModel
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+        >>> batch = torch.tensor([[[[0.1, 0.2], [0.3, 0.4]]]]), torch.tensor([0])
+        >>> trap, threat = LinearTrap("unbiased", features=4), ThreatModel(server=Server.MALICIOUS)
+        >>> lb.simulate(model, batch, attack=trap, threat=threat).reconstruction.flatten()
         tensor([0.1000, 0.2000, 0.3000, 0.4000])
     """
 
@@ -171,7 +160,6 @@ class LinearTrap(Attack):
         return replace(task, model=model, parameters=parameters, loss=loss, buffers=buffers)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        """Read the trap; the generator is not used."""
         guess = self.estimate(observation)
         inputs = boxed(
             guess.to(observation.update.rows).reshape(observation.batch_shape), _task(observation)
@@ -208,10 +196,7 @@ class LinearTrap(Attack):
 
 
 class _Reader:
-    """From the observed rows of the trap to scale, noise and norm of the record behind each.
-
-    Tensors are (R,), one entry a row of the update, unless said otherwise; float64.
-    """
+    """Scale, noise and norm (R,) of the record behind each row of the update; float64."""
 
     def __init__(self, norm: float | None, observation: Observation) -> None:
         self.norm, self.observation = norm, observation
@@ -224,7 +209,6 @@ class _Reader:
         self.usual = math.sqrt(width * (low * low + low * high + high * high) / 3)
 
     def all(self) -> list[TrapReading]:
-        """One reading a row of the update."""
         examples = torch.tensor(self.observation.update.examples, device=self.noise.device)
         if int(examples.max()) > 1:
             scale = self._scale(self._full(self.norm or float(self._public().mean())))
@@ -300,11 +284,6 @@ class _Reader:
 
 
 def _task(observation: Observation) -> Task:
-    """The task that holds the trap.
-
-    Raises:
-        NotApplicable: there is no trap, and why.
-    """
     if observation.threat.server is not Server.MALICIOUS:
         raise NotApplicable("the server is honest: it sends the agreed model and plants no trap")
     task = seen_task(observation)
@@ -329,9 +308,8 @@ def _trap_rows(task: Task, rows: Tensor, name: str = "layer.weight") -> Tensor:
 
 
 def _matched(observation: Observation, task: Task, caught: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows' mean (R, N) weighted by their noise, and its standard deviation (R,).
-
-    Noise of an unknown law is read from the scatter of the rows (0 where there is only one).
+    """The rows' mean (R, N) weighted by their noise, and its standard deviation (R,): of an unknown
+    law read from the scatter of the rows (0 where there is only one).
     """
     update = observation.update
     weights = torch.ones_like(caught)
@@ -355,11 +333,7 @@ def _matched(observation: Observation, task: Task, caught: Tensor) -> tuple[Tens
 
 
 def _ratios(observation: Observation) -> Tensor:
-    """dW_j / db_j, the mean over the rows whose bias gradient is not zero, (R, N).
-
-    Raises:
-        NotApplicable: the trap that was planted has no bias.
-    """
+    """dW_j / db_j, the mean over the rows whose bias gradient is not zero, (R, N)."""
     task = _task(observation)
     assert isinstance(task.model, Trap)  # as _task found
     if task.model.layer.bias is None:

@@ -23,16 +23,13 @@ class TrapWeights(Attack):
     """A malicious server plants rows that few images activate; one that one activates holds it.
 
     In each row a random half of the weights is negative, -|N(0, 1)|, and the other half positive,
-    scale |N(0, 1)|. The gradient of a row is the sum over the images that activate it of
-    d_n [x_n | 1], with one d_n for all rows. A row that one image activates gives the image,
-    dW_i / db_i. Rows with one and the same gradient were activated by the same images: the value
-    that most rows agree on is taken as an image, their mean as its reading (pixels are weighed
-    against what public images say under noise). Its share is subtracted from every row that it
-    activates, which lays further images bare, until all rows are explained.
+    scale |N(0, 1)|. A row that one image activates gives the image, dW_i / db_i. Rows with one and
+    the same gradient were activated by the same images: the value that most rows agree on is taken
+    as an image, and its share is subtracted from every row that it activates, until all are
+    explained.
 
     If each of B images activates a row with probability p, independently, an image is alone in one
-    of the rows with probability 1 - (1 - p (1 - p)^(B - 1))^rows, best at p = 1 / B. What is found
-    by subtraction comes on top.
+    of the rows with probability 1 - (1 - p (1 - p)^(B - 1))^rows, best at p = 1 / B.
 
     Args:
         rows: the number of units.
@@ -95,7 +92,6 @@ class TrapWeights(Attack):
         return in_front(task, weight, -low * weight.sum(1), self.gain, "trap")
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        """Read the rows; the generator is not used."""
         task, prior = planted_task(observation, "trap"), PixelPrior.of(observation)
         images, sure, left = [], 0, 0
         for row in caught(observation, task, differences=False):
@@ -153,7 +149,6 @@ class _WeightReader:
         return images, supports
 
     def unexplained(self) -> int:
-        """How many rows hold more than noise."""
         return int((self._loud(4.0) & ~self.used).sum())
 
     def _loud(self, factor: float) -> Tensor:

@@ -43,9 +43,9 @@ class VarianceReadout(Attack):
 
     Row r of that layer has g_rp = delta_r x_p, so that the noise of the local optimum has, up to a
     factor for the row, the variance sqrt(|grad delta_r|²/delta_r² + ... + 1/x_p²): dark pixels get
-    the most. The factor is taken out with each row's median; what a log-power says of a pixel is
-    learned by replaying the defense on public images, as a function that never turns (isotonic
-    regression). More noise changes nothing: it scales all powers alike.
+    the most. Each row's median takes the factor out; the monotone function from log-power to pixel
+    is fitted by replaying the defense on public images. More noise changes nothing: it scales all
+    powers.
 
     Args:
         images: how many public images are replayed at most.
@@ -70,7 +70,6 @@ class VarianceReadout(Attack):
         check.count(images=self.images, bins=self.bins)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        """Calibrate on public images, whose noise is drawn from the generator; then read."""
         _single(observation)
         task, defense = seen_task(observation), _defense(observation)
         name = input_layer(task, observation.input_shape)
@@ -119,9 +118,9 @@ class LawMatching(Attack):
     """Search the inputs under which update and noise pattern are most likely together.
 
     Minimizes -log p(y; g(x), v(x)) / P + total_variation · TV(x) by Adam, where v(x) is the noise
-    variance that a guess would have got. Naive matching takes the noise for an obstacle; this takes
-    it for a second observation. p is Gaussian, or a Student law that forgives what the defense's
-    random directions do to single variances. The answer is the iterate of lowest objective.
+    variance that a guess would have got: a second observation. p is Gaussian, or a Student law that
+    forgives what the defense's random directions do to single variances. The answer is the iterate
+    of lowest objective.
 
     Args:
         total_variation: weight of the total variation.
@@ -140,7 +139,7 @@ class LawMatching(Attack):
     Raises:
         NotApplicable: noise of a public law, or several clients.
 
-    Source: this project; what a covariance that depends on x tells: `docs/errata.md`, A12.
+    Source: this project; what a covariance that depends on x leaks: `docs/errata.md`, A12.
 
     Example:
         >>> LawMatching(start="readout").start
@@ -163,7 +162,6 @@ class LawMatching(Attack):
         check.one_of(["random", "candidate", "readout"], start=self.start)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        """Search from one start."""
         task, labels = seen_task(observation), observation.labels
         defense = _defense(observation)
         if len(observation.cohort) > 1:
@@ -239,10 +237,9 @@ class LawMatching(Attack):
 class LawEvolution(Attack):
     """Search the span of public images for the inputs under which update and noise are likeliest.
 
-    For Gaussian noise of any law that the attacker knows or can replay. As `LawMatching`, without
-    slopes: where the noise depends on the batch, the likelihood of convolutions with max pools
-    falls towards the truth over long ways, but is so rough that its slope says nothing.
-    Cross-entropy method on the coefficients of the leading principal components of public images.
+    For Gaussian noise of any distribution that the attacker knows or can replay. As `LawMatching`,
+    without slopes, which say nothing of convolutions with max pools. Cross-entropy method on the
+    coefficients of the leading principal components of public images.
 
     Args:
         components: how many principal components.
@@ -280,7 +277,6 @@ class LawEvolution(Attack):
         check.non_negative(lift=self.lift)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        """Evolve one population."""
         if not self.public_laws and not _defense(observation).data_dependent_law:
             raise NotApplicable("the defense's noise does not depend on the batch")
         task = seen_task(observation)
@@ -377,13 +373,7 @@ class Curve:
 
     @staticmethod
     def fitted(x: Tensor, y: Tensor, bins: int) -> Curve:
-        """Isotonic regression, in the direction of the covariance, of means over equal bins.
-
-        Example:
-            >>> x = torch.tensor([0.0, 1.0, 2.0, 3.0])
-            >>> Curve.fitted(x, torch.tensor([3.0, 1.0, 2.0, 0.0]), 4).value.tolist()
-            [3.0, 1.5, 1.5, 0.0]
-        """
+        """Isotonic regression, in the direction of the covariance, of means over equal bins."""
         order = torch.argsort(x, stable=True)
         size = math.ceil(len(x) / bins)
         at = torch.stack([part.mean() for part in torch.split(x[order], size)])
@@ -394,7 +384,6 @@ class Curve:
         return Curve(at, torch.as_tensor(fitted.copy()).to(value))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Its values, in the shape of `x`."""
         if len(self.at) == 1:
             return self.value.expand(x.shape)
         right = torch.searchsorted(self.at, x.contiguous()).clamp(1, len(self.at) - 1)

@@ -3,7 +3,7 @@
 from leakbound.audit.context import PlanContext, one_thread
 from leakbound.audit.engine import run
 from leakbound.audit.experiment import Result, run_experiment, run_training
-from leakbound.audit.folder import TIMES, AuditResult, Progress, audit
+from leakbound.audit.folder import TIMES, AuditResult, Progress, audit, run_audit
 from leakbound.audit.plan import (
     DataSpec,
     Experiment,
@@ -17,7 +17,6 @@ from leakbound.audit.plan import (
     defense_name,
 )
 from leakbound.audit.plan_file import load, parse
-from leakbound.audit.run_audit import run_audit
 from leakbound.audit.simulate import Simulation, error_bound, simulate
 
 __all__ = [

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,11 +46,8 @@ class PlanContext:
 
     Args:
         spec: which data.
-        device: where models and batches live, as `torch.device` spells it. Every draw is made on
-            the CPU, so a GPU computes from the same weights, batches and noise.
-
-    Raises:
-        ValueError: no such device here.
+        device: where models and batches live. Every draw is made on the CPU, so a GPU computes from
+            the same weights, batches and noise.
     """
 
     def __init__(self, spec: DataSpec, device: str = "cpu") -> None:
@@ -71,18 +68,16 @@ class PlanContext:
     def splits(self) -> dict[str, Tensor]:
         """Disjoint indices: private (the clients'), public (the attacker's) and test.
 
-        Fewer than 10 images are all private: the attacker then has no public ones. An image that
-        equals one of another split is in the first of them only; equal records of a table may be
-        different people's and stay.
+        Fewer than 10 images are all private. Copies of an image stand in the first split only;
+        equal records of a table may be different people's and stay.
         """
         count = len(self.dataset.labels)
         if count < FEW:
             none = torch.zeros(0, dtype=torch.long)
             return {"private": torch.arange(count), "public": none, "test": none}
         parts = data.split(count, SPLITS, seed=0, name="audit")
-        if not self.dataset.domain.copies_count_once:
-            return parts
-        return data.without_copies(parts, self.dataset.inputs)
+        once = self.dataset.domain.copies_count_once
+        return data.without_copies(parts, self.dataset.inputs) if once else parts
 
     @property
     def copies(self) -> int:
@@ -112,11 +107,7 @@ class PlanContext:
         return Batch(own.inputs.to(self.device), own.labels.to(self.device))
 
     def batches(self, size: int, clients: int, seed: int) -> list[Batch]:
-        """Private batches, the same for every defense and attack of that size and seed.
-
-        Raises:
-            ValueError: more images than the data has private ones.
-        """
+        """Private batches, the same for every defense and attack of that size and seed."""
         private = self.splits["private"]
         if size * clients > len(private):
             raise ValueError(
@@ -129,11 +120,7 @@ class PlanContext:
         return [self.batch(private[order[a : a + size]]) for a in starts]
 
     def task(self, spec: ModelSpec, seed: int) -> Task:
-        """The model at its weights: fresh from the seed, from a file, or trained for some steps.
-
-        Raises:
-            ValueError: the model cannot be built, or does not fit the data.
-        """
+        """The model at its weights: fresh from the seed, from a file, or trained for some steps."""
         with one_thread():
             return self.once(("task", spec, seed), lambda: self._make_task(spec, seed))
 
@@ -161,9 +148,7 @@ class PlanContext:
                 f"model {spec.name!r} returns {shape} for one image; give a model that returns "
                 f"(1, K) with K at least the {self.dataset.classes} classes of the data"
             )
-        if spec.train_steps:
-            task = self._trained(task, spec.train_steps, seed)
-        return task
+        return self._trained(task, spec.train_steps, seed) if spec.train_steps else task
 
     def _module(self, spec: ModelSpec, seed: int) -> nn.Module:
         given = {
@@ -171,11 +156,7 @@ class PlanContext:
             "classes": self.dataset.classes,
             "generator": stream(seed, "model", spec.name),
         }
-        settings = dict(spec.settings)
-        if ":" in spec.name:
-            model: nn.Module = load_user_model(spec.name, **given, **settings)
-        else:
-            model = registry.build("model", spec.name, settings, **given)
+        model = module_of(spec.name, dict(spec.settings), **given)
         if spec.weights is not None:
             load_weights(model, Path(spec.weights))
         return model
@@ -188,9 +169,8 @@ class PlanContext:
         optimizer = torch.optim.Adam([weights], lr=1e-3)
         for _ in range(steps):
             batch = self.batch(pool[permutation(len(pool), source)[:64]])
-            weights.grad = client.gradient(
-                task, batch.inputs, batch.labels, weights.detach()
-            ).detach()
+            found = client.gradient(task, batch.inputs, batch.labels, weights.detach())
+            weights.grad = found.detach()
             optimizer.step()
         check.finite(f"the weights after {steps} train_steps", weights.detach())
         return task.with_parameters(weights.detach().clone())
@@ -214,20 +194,16 @@ class PlanContext:
         """What `make` gives, made at the first call with that key."""
         if key not in self._kept:
             self._kept[key] = make()
-        kept: T = self._kept[key]
-        return kept
+        return cast(T, self._kept[key])
+
+
+def module_of(name: str, settings: dict[str, Any], **given: Any) -> nn.Module:
+    if ":" in name:
+        return load_user_model(name, **given, **settings)
+    return cast(nn.Module, registry.build("model", name, settings, **given))
 
 
 def usable(device: str) -> torch.device:
-    """A device that is here.
-
-    Raises:
-        ValueError: another one, or no name of a device.
-
-    Example:
-        >>> usable("cpu")
-        device(type='cpu')
-    """
     mend = 'give "cpu", or "cuda" on a machine with a GPU and a torch build for it'
     try:
         found = torch.device(device)
@@ -238,12 +214,7 @@ def usable(device: str) -> torch.device:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception as one short line that is the same in every run.
-
-    Example:
-        >>> one_line(TypeError("bad <f at 0x7f01>" + chr(10) + "  twice"))
-        'TypeError: bad <f at 0x> twice'
-    """
+    """An exception as one short line that is the same in every run."""
     text = re.sub(r"0x[0-9a-fA-F]+", "0x", " ".join(str(error).split()))[:500]
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if type(error) is ValueError else f"{type(error).__name__}: {text}"
@@ -258,25 +229,22 @@ def named_code_of(plan: Plan) -> list[str]:
 
 
 def code(plan: Plan) -> dict[str, str]:
-    """The digests of the imported files whose code the plan names."""
     found = {}
     for name in named_code_of(plan):
         module, _, _ = name.partition(":")
         file = getattr(sys.modules.get(module), "__file__", None)
         if file and Path(file).is_file():
-            found[name] = hashlib.sha256(files.read(Path(file))).hexdigest()
+            found[name] = _digest(file)
     return found
 
 
+def _digest(file: str) -> str:
+    return hashlib.sha256(files.read(Path(file))).hexdigest()
+
+
 def fingerprint(plan: Plan, context: PlanContext) -> dict[str, Any]:
-    """The data as run.json names it, and the digests of weight files."""
     dataset = context.dataset
     named = [*(spec.weights for spec in plan.models), plan.lpips_weights]
-    weights = {
-        file: hashlib.sha256(files.read(Path(file))).hexdigest()
-        for file in named
-        if file is not None
-    }
     return {
         "source": plan.data.source,
         "fingerprint": dataset.fingerprint,
@@ -284,19 +252,12 @@ def fingerprint(plan: Plan, context: PlanContext) -> dict[str, Any]:
         "copies": context.copies,
         "shape": list(context.input_shape),
         "classes": dataset.classes,
-        "weights": weights,
+        "weights": {file: _digest(file) for file in named if file is not None},
     }
 
 
 def check_plan(plan: Plan, context: PlanContext) -> None:
-    """Build every model once and compare batches with the data, before any experiment runs.
-
-    Warns of images that are left out as copies.
-
-    Raises:
-        ValueError: data, a model, a batch size or a file for LPIPS that cannot work, with the
-            reason.
-    """
+    """Build every model once and compare batches with the data, before any experiment runs."""
     available = len(context.splits["private"])
     if context.copies:
         warnings.warn(

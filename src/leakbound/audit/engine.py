@@ -6,21 +6,28 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
+from math import ceil
 from multiprocessing import connection
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 
-from leakbound.audit.bundles import bundles, run_experiments
-from leakbound.audit.context import PlanContext
+from leakbound.audit import experiment
+from leakbound.audit import plan as plans
+from leakbound.audit.context import PlanContext, one_thread
 from leakbound.audit.experiment import Result, died, run_training
 from leakbound.audit.plan import DataSpec, Experiment, Plan, TrainingUnit, Unit
+from leakbound.engines.choose import LARGEST
+from leakbound.protocol import Round
+from leakbound.types import Reconstruction
 
 TRIES = 3
 """How many processes a unit may end before it is recorded as failed; the last are its own."""
@@ -40,17 +47,9 @@ def run(
 ) -> Generator[Result, None, None]:
     """Run what is not done yet of a plan, lazily; nothing is written.
 
-    Results come in the order in which they finish; each depends on its own unit alone, so the
-    number of workers changes no record.
-
-    Args:
-        plan: what to run.
-        done: ids of experiments and trainings that need not run.
-        workers: processes, each with one torch thread; 1 runs in this process, so that one that
-            ends its process ends the audit too.
-        pictures: whether results carry pictures of the data.
-        context: the plan's data, where it is loaded already.
-        started: called with a unit when it starts (workers = 1) or is handed out.
+    Results come in the order in which they finish; the number of `workers`, processes with one
+    torch thread each, changes no record. `done` are ids that need not run; `started` is called with
+    a unit when it starts or is handed out.
 
     Example:
         >>> from leakbound.audit import parse
@@ -79,6 +78,84 @@ def _run_bundle(bundle: tuple[Unit, ...], context: PlanContext, pictures: bool) 
     return [run_training(unit, context) for unit in bundle if isinstance(unit, TrainingUnit)]
 
 
+def bundles(
+    units: Sequence[Unit], context: PlanContext, workers: int = 1
+) -> list[tuple[Unit, ...]]:
+    """All units, those together that gain from it, in the order of each bundle's first.
+
+    Experiments of one attack, model and batch size differ in their weights, data and noise alone.
+    Records do not depend on the bundle: what `Attack.many` answers to one does not depend on
+    others.
+    """
+    groups: dict[object, list[Unit]] = {}
+    for unit in units:
+        groups.setdefault(_kind(unit, context), []).append(unit)
+    found: list[tuple[Unit, ...]] = []
+    for group in groups.values():
+        most = min(_together(group[0]), max(1, ceil(len(group) / workers)))
+        found += [tuple(group[at : at + most]) for at in range(0, len(group), most)]
+    place = {unit.id: number for number, unit in enumerate(units)}
+    return sorted(found, key=lambda bundle: place[bundle[0].id])
+
+
+def run_experiments(
+    given: Sequence[plans.Experiment], context: PlanContext, *, pictures: bool = True
+) -> list[Result]:
+    """As `run_experiment` for each, to the bit; where the attack throws, each runs alone."""
+
+    def alone(unit: plans.Experiment) -> Result:
+        return experiment.run_experiment(unit, context, pictures=pictures)
+
+    if len(given) == 1:
+        return [alone(given[0])]
+    began = time.perf_counter()
+    played = []
+    with one_thread():
+        for unit in given:
+            with suppress(Exception):  # its own run says why
+                played.append((unit, experiment.play_round(unit, context)))
+        try:
+            sources = [experiment.source_of(unit) for unit, _ in played]
+            rounds = [round_ for _, round_ in played]
+            answers = experiment.answers(given[0].attack, rounds, sources)
+        except Exception:  # as above
+            return [alone(unit) for unit in given]
+        share = (time.perf_counter() - began) / len(given)
+        results = {
+            unit.id: experiment.assessed(
+                unit,
+                context,
+                partial(_both, round_, answer),
+                pictures,
+                time.perf_counter() - share,
+            )
+            for (unit, round_), answer in zip(played, answers, strict=True)
+        }
+    return [results.get(unit.id) or alone(unit) for unit in given]
+
+
+def _both(round_: Round, answer: Reconstruction) -> tuple[Round, Reconstruction]:
+    return round_, answer
+
+
+def _kind(unit: Unit, context: PlanContext) -> object:
+    if isinstance(unit, plans.Experiment) and _together(unit) > 1:
+        with suppress(Exception):  # as above
+            size = context.size(unit.model)
+            if size is not None and size <= LARGEST:
+                return unit.attack, unit.model, unit.batch_size, unit.threat
+    return unit.id
+
+
+def _together(unit: Unit) -> int:
+    if not isinstance(unit, plans.Experiment):
+        return 1
+    try:
+        return plans.build_attack(unit.attack).at_once
+    except Exception:  # its record will say why
+        return 1
+
+
 def _run_many(
     units: list[Unit],
     context: PlanContext,
@@ -86,10 +163,7 @@ def _run_many(
     pictures: bool,
     started: Callable[[Unit], None],
 ) -> Iterator[Result]:
-    """Hand out bundles to processes; a unit at work in `TRIES` that died is recorded as failed.
-
-    When a process dies, all units in flight are suspects: each is tried again alone.
-    """
+    """Hand out bundles; a unit at work in `TRIES` processes that died is recorded as failed."""
     waiting, suspects = deque(bundles(units, context, workers)), deque[tuple[Unit, ...]]()
     deaths: Counter[str] = Counter()
     while waiting or suspects:
@@ -97,7 +171,12 @@ def _run_many(
         source, width = (suspects, 1) if alone else (waiting, workers + 1)
         running: dict[Future[list[Result]], tuple[Unit, ...]] = {}
         done: SimpleQueue[Future[list[Result]]] = SimpleQueue()
-        pool = _pool(context, 1 if alone else workers)
+        pool = ProcessPoolExecutor(
+            1 if alone else workers,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start_worker,
+            initargs=(context.spec, context.dataset.fingerprint, str(context.device)),
+        )
         try:
             if alone:
                 _wait_for_start(pool)
@@ -122,18 +201,9 @@ def _run_many(
                 if deaths[unit.id] == TRIES:
                     yield died(unit, context)
                 else:
-                    suspects.append((unit,))
+                    suspects.append((unit,))  # each is tried again alone
         finally:
             _stop(pool)
-
-
-def _pool(context: PlanContext, workers: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(
-        workers,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_start_worker,
-        initargs=(context.spec, context.dataset.fingerprint, str(context.device)),
-    )
 
 
 @contextmanager

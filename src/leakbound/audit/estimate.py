@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from leakbound import client
@@ -20,19 +19,13 @@ PRIOR = 0.05
 """The share of all work that the estimate counts as when finished units correct it."""
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Seconds on one core by unit, and what they rest on in a sentence."""
+def estimate(
+    units: Sequence[Unit], context: PlanContext, seed: int
+) -> tuple[dict[str, float], str]:
+    """By unit seconds on one core, and what they rest on in a sentence.
 
-    seconds: Mapping[str, float]
-    basis: str
-
-
-def estimate(units: Sequence[Unit], context: PlanContext, seed: int) -> Estimate:
-    """Count the steps of units and measure one gradient of each model and batch size.
-
-    Searches that stop early make it shorter, bounds on errors make it longer; neither is counted.
-    `seed` names weights that the context has.
+    The steps of units are counted and one gradient of each model and batch size is measured.
+    Searches that stop early and bounds are not counted. `seed` names weights that the context has.
     """
     slowest, steps, found = (0.0, ""), 0, dict[str, float]()
 
@@ -62,7 +55,7 @@ def estimate(units: Sequence[Unit], context: PlanContext, seed: int) -> Estimate
             work = spec.rounds * spec.clients * gradient(unit.model, spec.batch_size)
         found[unit.id] = OVERHEAD + work
     basis = f"{steps:,} steps of searches were counted, each as {EVALUATION:g} gradients"
-    return Estimate(found, "; ".join(filter(None, [basis, slowest[1]])))
+    return found, "; ".join(filter(None, [basis, slowest[1]]))
 
 
 def _gradient(context: PlanContext, model: ModelSpec, size: int, seed: int) -> float:
@@ -79,21 +72,16 @@ def _gradient(context: PlanContext, model: ModelSpec, size: int, seed: int) -> f
 
 
 class Clock:
-    """The time left of an audit: the estimate, corrected by the units that are finished."""
-
-    def __init__(self, expected: Estimate, workers: int) -> None:
-        self.basis = expected.basis
-        self._seconds, self._workers = dict(expected.seconds), workers
+    def __init__(self, seconds: Mapping[str, float], basis: str, workers: int) -> None:
+        self._seconds, self.basis, self._workers = dict(seconds), basis, workers
         self._whole = sum(self._seconds.values())
         self._began = time.monotonic()
 
     def finished(self, unit: str) -> None:
-        """A unit has ended."""
         self._seconds.pop(unit, None)
 
     @property
     def left(self) -> float:
-        """Seconds until all units have ended."""
         rest, prior = sum(self._seconds.values()), PRIOR * self._whole
         done, passed = self._whole - rest, time.monotonic() - self._began
         passed = passed if done else 0.0

@@ -13,20 +13,9 @@ from torch import Tensor
 
 from leakbound import registry
 from leakbound._util import pictures as html
+from leakbound.assess import record as records
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.measure import measure, objective_of, release_of, shown, utility_of
-from leakbound.assess.record import (
-    UNDECIDED,
-    Assessment,
-    DataInfo,
-    DefenseInfo,
-    Features,
-    ModelInfo,
-    Record,
-    Threat,
-    Training,
-    short,
-)
 from leakbound.assess.verdict import verdict
 from leakbound.attacks.features.errors import feature_errors, subspace_error
 from leakbound.attacks.pace import noted
@@ -40,7 +29,7 @@ from leakbound.protocol import Round, play
 from leakbound.random import stream
 from leakbound.risk import limits
 from leakbound.risk.statement import of_bound
-from leakbound.types import NotApplicable, Reconstruction, ThreatModel
+from leakbound.types import Batch, NotApplicable, Reconstruction, ThreatModel
 
 DIED = "its process died (out of memory, or a crash)"
 _PICTURES = {"truth": "true", "reconstruction": "reconstructed", "leak_map": "leak map"}
@@ -51,7 +40,7 @@ NO_MEMORY = "out of memory: take a smaller batch or model, or fewer workers"
 class Result:
     """A record, the pictures it names (file name to PNG bytes), and how long it took."""
 
-    record: Record
+    record: records.Record
     pictures: dict[str, bytes] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -61,9 +50,8 @@ class Result:
         return self.record.key
 
     def _repr_html_(self) -> str:
-        """One experiment: its verdict, pictures and numbers, or why there are none."""
         record = self.record
-        if isinstance(record, Training):
+        if isinstance(record, records.Training):
             names = ("training_loss", "accuracy", "reason")
             pairs = [(name.replace("_", " "), getattr(record, name)) for name in names]
             return html.block(record.status.replace("_", " "), html.facts(pairs))
@@ -71,12 +59,8 @@ class Result:
         what = f"{record.attack.settings} on {record.model.name} under {record.defense.settings}"
         if record.status != "ok":
             return html.block(title, html.note(what), html.note(record.reason))
-        rows = [
-            (i, *(html.number(value) for value in values))
-            for i, values in enumerate(
-                zip(record.psnr, record.baseline, record.metrics["ssim"], strict=True)
-            )
-        ]
+        columns = zip(record.psnr, record.baseline, record.metrics["ssim"], strict=True)
+        rows = [(i, *map(html.number, values)) for i, values in enumerate(columns)]
         problem = record.problem
         return html.block(
             title,
@@ -100,9 +84,6 @@ def run_experiment(
 
     The record depends on the experiment, the data and the versions alone: not on others, their
     order, the process or its number of threads.
-
-    Raises:
-        ValueError: the data cannot be read.
     """
     began = time.perf_counter()
 
@@ -130,26 +111,24 @@ def assessed(
         reason = " ".join(error.reason.split())
         record = replace(record, status="not_applicable", reason=reason)
     except Exception as error:  # a crash is a result of its own: recorded, counted, exit code 1
-        record = replace(record, status="failed", reason=reason_of(error), verdict=UNDECIDED)
+        record = replace(
+            record, status="failed", reason=reason_of(error), verdict=records.UNDECIDED
+        )
     return Result(record, files, time.perf_counter() - began)
 
 
 def run_training(
     unit: plans.TrainingUnit, context: PlanContext, *, clients: Clients | None = None
 ) -> Result:
-    """Run one short training; a crash becomes a failed record.
-
-    Args:
-        unit: what to train.
-        context: the plan's data.
-        clients: where the clients take their turns; None is this process.
+    """Run one short training, whose crash becomes a failed record; `clients` None are in this
+    process.
     """
     began = time.perf_counter()
     try:
         with one_thread():
-            measured = train(unit, context) if clients is None else train(unit, context, clients)
-        curve = tuple((number, short(loss)) for number, loss in measured.pop("curve"))
-        found = {name: short(value) for name, value in measured.items()}
+            measured = train(unit, context, clients)
+        curve = tuple((number, records.short(loss)) for number, loss in measured.pop("curve"))
+        found = {name: records.short(value) for name, value in measured.items()}
         record = _training(unit, context, curve=curve, **found)
     except Exception as error:  # as above
         record = _training(unit, context, status="failed", reason=reason_of(error))
@@ -157,23 +136,13 @@ def run_training(
 
 
 def died(unit: plans.Unit, context: PlanContext) -> Result:
-    """The record of a unit whose process died."""
     if isinstance(unit, plans.TrainingUnit):
         return Result(_training(unit, context, status="failed", reason=DIED))
     record = _header(unit, context)
-    return Result(replace(record, status="failed", reason=DIED, verdict=UNDECIDED))
-
-
-def is_result(record: Record) -> bool:
-    """Whether a record depends on its unit alone.
-
-    A lack of memory and a dead process depend on the machine at that time: no result.
-    """
-    return record.status != "failed" or record.reason not in (DIED, NO_MEMORY)
+    return Result(replace(record, status="failed", reason=DIED, verdict=records.UNDECIDED))
 
 
 def play_round(unit: plans.Experiment, context: PlanContext) -> Round:
-    """The round of an experiment, as its attack is to see it."""
     defense = plans.build_defense(unit.defense)
     clients = context.batches(unit.batch_size, defense.cohort_size, unit.seed)
     sources = [stream(unit.seed, "defense", i) for i in range(len(clients) + 1)]
@@ -200,7 +169,6 @@ def answers(
 
 
 def source_of(unit: plans.Experiment) -> torch.Generator:
-    """Where an experiment's attack draws from."""
     return stream(unit.seed, "attack", unit.attack.name, unit.batch_size)
 
 
@@ -212,9 +180,8 @@ def reason_of(error: Exception) -> str:
     return one_line(error)
 
 
-def defense_info(links: tuple[plans.Spec, ...], built: Chain) -> DefenseInfo:
-    """A defense as records name it."""
-    return DefenseInfo(
+def defense_info(links: tuple[plans.Spec, ...], built: Chain) -> records.DefenseInfo:
+    return records.DefenseInfo(
         name=plans.defense_name(links),
         parameters=plans.plain(plans.defense_parameters(links)),
         settings=repr(built),
@@ -224,7 +191,6 @@ def defense_info(links: tuple[plans.Spec, ...], built: Chain) -> DefenseInfo:
 
 
 def links_of(defense: Chain) -> tuple[plans.Spec, ...]:
-    """The links of a defense as a plan would name them."""
     return tuple(
         plans.Spec(
             registry.snake(type(link).__name__),
@@ -234,13 +200,12 @@ def links_of(defense: Chain) -> tuple[plans.Spec, ...]:
     )
 
 
-def threat_info(threat: ThreatModel) -> Threat:
-    """A threat model as records name it."""
-    return Threat(**plans.plain(threat))
+def threat_info(threat: ThreatModel) -> records.Threat:
+    return records.Threat(**plans.plain(threat))
 
 
-def _model(spec: plans.ModelSpec, context: PlanContext) -> ModelInfo:
-    return ModelInfo(
+def _model(spec: plans.ModelSpec, context: PlanContext) -> records.ModelInfo:
+    return records.ModelInfo(
         name=spec.name,
         parameters=plans.plain(dict(spec.settings)),
         size=context.size(spec),
@@ -249,15 +214,14 @@ def _model(spec: plans.ModelSpec, context: PlanContext) -> ModelInfo:
     )
 
 
-def _header(unit: plans.Experiment, context: PlanContext) -> Assessment:
-    """What a record holds before anything has run."""
+def _header(unit: plans.Experiment, context: PlanContext) -> records.Assessment:
     built, domain = plans.build_defense(unit.defense), context.dataset.domain
-    return Assessment(
+    return records.Assessment(
         experiment=unit.id,
         attack=plans.attack_info(unit.attack),
         defense=defense_info(unit.defense, built),
         model=_model(unit.model, context),
-        data=DataInfo(
+        data=records.DataInfo(
             source=unit.data.source,
             domain=domain.name,
             shape=context.input_shape,
@@ -271,8 +235,8 @@ def _header(unit: plans.Experiment, context: PlanContext) -> Assessment:
     )
 
 
-def _training(unit: plans.TrainingUnit, context: PlanContext, **found: Any) -> Training:
-    return Training(
+def _training(unit: plans.TrainingUnit, context: PlanContext, **found: Any) -> records.Training:
+    return records.Training(
         training=unit.id,
         defense=defense_info(unit.defense, plans.build_defense(unit.defense)),
         model=_model(unit.model, context),
@@ -284,23 +248,22 @@ def _training(unit: plans.TrainingUnit, context: PlanContext, **found: Any) -> T
 
 
 def _judge(
-    record: Assessment,
+    record: records.Assessment,
     unit: plans.Experiment,
     context: PlanContext,
     played: Round,
     answer: Reconstruction,
     images: bool,
-) -> tuple[Assessment, dict[str, bytes]]:
-    """The record filled in from truth and reconstruction, and the pictures."""
-    domain = context.dataset.domain
+) -> tuple[records.Assessment, dict[str, bytes]]:
+    domain, path = context.dataset.domain, unit.lpips_weights
     low, _ = domain.input_range
-    path = unit.lpips_weights
-    released = _released(unit, context, played, Criterion.of_psnr(unit.psnr, domain))
+    criterion = Criterion.of_psnr(unit.psnr, domain)
+    key = (unit.model, unit.seed, unit.defense)  # bounds do not depend on the attack
     return judged(
         record,
         played,
         answer,
-        released,
+        released(played, criterion, unit.threat, context.public, key=key, once=context.once),
         (unit.error_bound, unit.risk),
         stream(unit.seed, "bounds", unit.error_bound.kind, unit.batch_size),
         distractors=context.distractors,
@@ -310,7 +273,7 @@ def _judge(
 
 
 def judged(
-    record: Assessment,
+    record: records.Assessment,
     played: Round,
     answer: Reconstruction,
     released: limits.Released,
@@ -320,31 +283,20 @@ def judged(
     distractors: Tensor | None = None,
     more: Sequence[Metric] = (),
     images: bool = True,
-) -> tuple[Assessment, dict[str, bytes]]:
+) -> tuple[records.Assessment, dict[str, bytes]]:
     """A record filled in from truth and reconstruction, and the pictures that it names.
 
-    Args:
-        record: what is known before anything has run.
-        played: the round.
-        answer: the attack's.
-        released: what was sent, as bounds see it.
-        wanted: which bounds.
-        source: the bounds' draws.
-        distractors: as in `measure`.
-        more: metrics, as in `measure`.
-        images: whether pictures of the data may be kept.
+    `source` draws for the bounds in `wanted`; `distractors` and `more` are as in `measure`.
     """
-    criterion = released.criterion
+    criterion, public = released.criterion, released.public
     domain = criterion.domain
-    measured = measure(
-        played.truth, answer, criterion, released.public, distractors=distractors, more=more
-    )
+    measured = measure(played.truth, answer, criterion, public, distractors=distractors, more=more)
     bounds, note = limits.bounds(released, *wanted, source)
     leaks = None
     if images and any(bound.on_error for bound in bounds):
         leaks = limits.leak_map(released, wanted[0])
-    pair_ = measured.paired
-    parts = shown(domain, pair_.truth.inputs, pair_.inputs, images=images, leaks=leaks)
+    found = measured.paired
+    parts = shown(domain, found.truth.inputs, found.inputs, images=images, leaks=leaks)
     parts.fields.pop("values", None)
     features = None
     if answer.features is not None and answer.layer is not None:
@@ -364,36 +316,39 @@ def judged(
     ), parts.files
 
 
-def _released(
-    unit: plans.Experiment, context: PlanContext, played: Round, criterion: Criterion
+def released(
+    played: Round,
+    criterion: Criterion,
+    threat: ThreatModel,
+    public: Batch | None,
+    **shared: Any,
 ) -> limits.Released:
-    """The release as bounds see it: they do not depend on the attack, and are computed once."""
+    """A round's release as bounds see it; `shared` says what names it, where it is one of many."""
     assert isinstance(played.defense, Chain)
     return limits.Released(
         task=played.observation.task,
         update=played.update,
         defense=played.defense,
         criterion=criterion,
-        threat=unit.threat,
+        threat=threat,
         cohort=played.observation.cohort,
         batch=played.truth,
-        public=context.public,
-        key=(unit.model, unit.seed, unit.defense),
-        once=context.once,
+        public=public,
+        **shared,
     )
 
 
-def _features(played: Round, found: Tensor, layer: str) -> Features:
+def _features(played: Round, found: Tensor, layer: str) -> records.Features:
     """Errors of the features that the attack found, up to sign; None where a true one is zero."""
     task, inputs = played.observation.task, played.truth.inputs
     with torch.no_grad():
         cohort = played.observation.cohort
         true = clients_layer_inputs(task, inputs, [layer], cohort)[layer].flatten(1)
     if not (bool((true != 0).any(1).all()) and bool((found != 0).any(1).all())):
-        return Features(layer=layer)
+        return records.Features(layer=layer)
     errors = feature_errors(found, true, signed=False)
-    return Features(
+    return records.Features(
         layer=layer,
-        span=short(subspace_error(found.T, true)),
-        errors=tuple(short(float(error)) for error in errors),
+        span=records.short(subspace_error(found.T, true)),
+        errors=tuple(records.short(float(error)) for error in errors),
     )

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import weakref
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from leakbound import report
 from leakbound._util import files, pictures
 from leakbound.assess.record import Assessment, Damage, Record, Training, Verdict, is_picture
 from leakbound.assess.verdict import together
+from leakbound.attacks import Attack
 from leakbound.audit import engine
 from leakbound.audit.context import PlanContext, check_plan
 from leakbound.audit.estimate import Clock, estimate
-from leakbound.audit.experiment import Result, is_result
+from leakbound.audit.experiment import DIED, NO_MEMORY, Result
 from leakbound.audit.journal import Journal
-from leakbound.audit.plan import Plan, Unit
+from leakbound.audit.plan import Plan, Unit, plain
+from leakbound.audit.plan_file import load, parse, row_of
 from leakbound.audit.run_file import claim, header
+from leakbound.defenses import Defense
 from leakbound.report import folder as report_folder
-from leakbound.report.presented import Presented
+from leakbound.report.template import Presented
+from leakbound.types import ThreatModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,12 +39,7 @@ TIMES = "timings.jsonl"
 
 @dataclass(frozen=True)
 class Progress:
-    """Where an audit is: units done and in all, and the unit that started last.
-
-    Attributes:
-        left: seconds that it still takes, by an estimate; None where there is none.
-        basis: what the estimate rests on.
-    """
+    """Units done and in all, the unit that started last, and the estimated seconds left."""
 
     done: int
     total: int
@@ -47,30 +49,13 @@ class Progress:
     basis: str = ""
 
 
-class Runner(Protocol):
-    """What runs the units of a plan: `engine.run`, or another way that gives the same records."""
-
-    def __call__(
-        self,
-        plan: Plan,
-        done: Iterable[str] = (),
-        *,
-        workers: int,
-        pictures: bool,
-        context: PlanContext | None,
-        started: Callable[[Unit], None],
-    ) -> Generator[Result, None, None]:
-        """Results of all units that are not done, in the order in which they end."""
+Runner = Callable[..., Generator[Result, None, None]]
+"""What runs the units of a plan: called as `engine.run`, it gives the same records."""
 
 
 @dataclass(frozen=True)
 class AuditResult(Presented):
-    """A finished audit: its folder and how its experiments ended.
-
-    Attributes:
-        failed: how many experiments and trainings failed.
-        counts: how many experiments ended with each verdict, as `not_applicable` or as `failed`.
-    """
+    """A finished audit: its folder and how many of its experiments ended in each way."""
 
     folder: Path
     experiments: int
@@ -98,16 +83,10 @@ class AuditResult(Presented):
         return figures.assessments(self.assessments)
 
     def to_html(self, path: Path | str) -> Path:
-        """Write the report as one file that loads nothing; its path.
-
-        Raises:
-            ValueError: a run whose report needs several pages (they stand in its folder:
-                `leakbound.report.write`), or a path that holds a file of yours.
-        """
+        """Write the report as one file that loads nothing; its path."""
         return report.write_one(self.folder, Path(path))
 
     def _repr_html_(self) -> str:
-        """How the experiments of an audit ended."""
         rows = [(word.replace("_", " "), n) for word, n in self.counts.items()]
         failed = f"failed experiments or trainings: {self.failed}" if self.failed else ""
         return pictures.block(
@@ -133,23 +112,12 @@ def audit(
 
     Leaves `run.json`, `records.jsonl` and `utility.jsonl` in the plan's order, `timings.jsonl` and
     `pictures/`. A killed audit loses no finished experiment; started again, it ends with the same
-    bytes as one that was never stopped.
+    bytes as one that was never stopped. A folder of another plan, data, version, device or machine
+    is refused.
 
-    Args:
-        plan: what to run.
-        folder: where to; made if it is not there.
-        workers: processes; the records are the same for any number.
-        pictures: keep pictures of the data.
-        device: where models and batches live; a folder keeps to one. The last digits of a GPU's
-            records ("cuda") may differ from run to run.
-        watch: called as the audit goes on.
-        run: what runs the units: in this process or in several, or on a cluster.
-        trainings_only: leave the experiments alone; a later audit of the same folder runs them.
-
-    Raises:
-        ValueError: a folder of another plan, data, version or machine; one in use by another
-            process; a file in it that leakbound did not write, where it has to; a plan that cannot
-            work on its data; a folder or disk that cannot be written.
+    The records are the same for any number of `workers`, and for any way to `run` the units: in
+    processes or on a cluster. The last digits of a GPU's records (`device` "cuda") may differ from
+    run to run. With `trainings_only` a later audit of the same folder runs the experiments.
     """
     context = PlanContext(plan.data, device)
     check_plan(plan, context)
@@ -167,14 +135,13 @@ def audit(
 def _audit(
     plan: Plan,
     folder: Path,
-    run: Callable[..., Generator[Result, None, None]],
+    run: Runner,
     watch: Callable[[Progress], None],
     trainings_only: bool,
     clock_of: Callable[[Plan, set[str]], Clock | None],
 ) -> AuditResult:
     experiments, trainings = [e.id for e in plan.experiments()], [t.id for t in plan.trainings()]
-    left_alone = experiments if trainings_only else []
-    experiments = [] if trainings_only else experiments
+    experiments, left_alone = ([], experiments) if trainings_only else (experiments, [])
     records = Journal(folder / "records.jsonl", Assessment)
     utility = Journal(folder / "utility.jsonl", Training)
     with _writing(folder):
@@ -197,7 +164,8 @@ def _audit(
     with closing(records), closing(utility), closing(results):
         for result in results:
             with _writing(folder):
-                _store(folder, result)
+                for name, content in result.pictures.items():
+                    files.write(folder / "pictures" / name, content)
                 if isinstance(result.record, Assessment):
                     records.append(result.record)
                 else:
@@ -213,19 +181,17 @@ def _audit(
         if not trainings_only:
             records.finish(experiments)
     counts = Counter(records.ends.values())
-    untrained = sum(end == "failed" for end in utility.ends.values())
-    return AuditResult(
-        folder, len(experiments), counts["failed"] + untrained, dict(sorted(counts.items()))
-    )
+    failed = counts["failed"] + Counter(utility.ends.values())["failed"]
+    return AuditResult(folder, len(experiments), failed, dict(sorted(counts.items())))
 
 
 def _clock(context: PlanContext, workers: int, plan: Plan, kept: set[str]) -> Clock | None:
-    """What tells the time left; None on a cluster, whose machines are not known."""
+    """None on a cluster, whose machines are not known."""
     if not workers:
         return None
     every: list[Unit] = [*plan.trainings(), *plan.experiments()]
     units = [unit for unit in every if unit.id not in kept]
-    return Clock(estimate(units, context, plan.seeds[0]), max(1, min(workers, len(units))))
+    return Clock(*estimate(units, context, plan.seeds[0]), max(1, min(workers, len(units))))
 
 
 def _writing(folder: Path) -> AbstractContextManager[None]:
@@ -236,7 +202,6 @@ def _writing(folder: Path) -> AbstractContextManager[None]:
 
 def _fits(wanted: Iterable[str], folder: Path) -> Callable[[Record], bool]:
     """Of a record: its unit need not run, for it is a result and its pictures are what they were.
-
     `run.json` says that the folder is the plan's, so a record of another unit is damage.
     """
     units = set(wanted)
@@ -245,11 +210,95 @@ def _fits(wanted: Iterable[str], folder: Path) -> Callable[[Record], bool]:
         if record.key not in units:
             raise Damage(f"{record.key!r} is no unit of the plan")
         names = record.pictures.values() if isinstance(record, Assessment) else ()
-        return is_result(record) and all(is_picture(folder / "pictures" / name) for name in names)
+        if record.status == "failed" and record.reason in (DIED, NO_MEMORY):
+            return False  # that depends on the machine at that time
+        return all(is_picture(folder / "pictures" / name) for name in names)
 
     return fits
 
 
-def _store(folder: Path, result: Result) -> None:
-    for name, content in result.pictures.items():
-        files.write(folder / "pictures" / name, content)
+Named = str | Mapping[str, Any]
+"""A name with settings ("mlp,hidden=[64]"), or a table as in plans."""
+
+
+def run_audit(
+    model: Named | Sequence[Named] | Plan | Path,
+    data: Named = "mnist5k",
+    *,
+    attacks: Sequence[Named | Attack] = ("linear_inversion", "inverting_gradients"),
+    defenses: Sequence[Named | Defense] = ("none",),
+    batch_sizes: Sequence[int] = (1,),
+    seeds: Sequence[int] = (0, 1, 2),
+    psnr: float = 20.0,
+    threat: ThreatModel | None = None,
+    error_bound: str = "trace",
+    probability: float = 0.001,
+    rounds: int = 0,
+    out: Path | str | None = None,
+    workers: int = 1,
+    pictures: bool = True,
+    watch: Callable[[Progress], None] = lambda progress: None,
+) -> AuditResult:
+    """Run every attack on every batch under every defense, and judge each configuration.
+
+    All is given by name, so that the run can be repeated: your own model is
+    "package.module:build", your own data a folder or a file (`leakbound list`). For what is in
+    memory take `simulate`.
+
+    Args:
+        model: one or several models; or a whole plan, or the path of one, in place of all else.
+        data: a data source, or a table as in plans.
+        attacks: by name with settings, or attacks that a name and settings describe.
+        defenses: as attacks; "none" is no defense.
+        batch_sizes: examples a client.
+        seeds: one repetition each, with its own weights, batch and noise.
+        psnr: in dB, from which an example counts as reconstructed.
+        threat: what the attacker knows; by default labels and defense.
+        error_bound: "trace", "full", "weiss_weinstein" or "none".
+        probability: the accepted probability of a reconstruction; 0 asks for no such bound.
+        rounds: of a short training under each defense, which shows what it costs; 0 is none.
+        out: the run's folder, which a second call continues; None takes a temporary one, which
+            lives as long as the result.
+        workers: processes; the records are the same for any number.
+        pictures: whether pictures of the data are kept.
+        watch: called as the audit continues.
+
+    Example:
+        >>> found = run_audit("mlp,hidden=[16]", "digits", attacks=["linear_inversion"],
+        ...     defenses=["none", "gaussian_noise,noise_std=1.0"], seeds=[0])
+        >>> found.verdict
+        'exposed'
+    """
+    if isinstance(model, Plan):
+        plan = model
+    elif isinstance(model, Path):
+        plan = load(model)
+    else:
+        models = [model] if isinstance(model, str | Mapping) else list(model)
+        source = {"source": data} if isinstance(data, str) else dict(data)
+        table: dict[str, Any] = {
+            "name": "audit",
+            "data": source,
+            "models": [row_of("model", one) for one in models],
+            "attacks": [row_of("attack", one) for one in attacks],
+            "defenses": [row_of("defense", one) for one in defenses],
+            "batch_sizes": list(batch_sizes),
+            "seeds": list(seeds),
+            "criterion": {"psnr": psnr},
+            "threat": plain(threat or ThreatModel()),
+            "error_bound": {"kind": error_bound},
+            "risk": {"probability": probability},
+        }
+        if rounds:
+            table["utility"] = {"rounds": rounds, "repeats": len(seeds)}
+        plan = parse(table)
+    if out is not None:
+        return audit(plan, Path(out), workers=workers, pictures=pictures, watch=watch)
+    place = Path(tempfile.mkdtemp(prefix="leakbound-"))
+    try:
+        found = audit(plan, place / "run", workers=workers, pictures=pictures, watch=watch)
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+    weakref.finalize(found, shutil.rmtree, place, ignore_errors=True)
+    return found

@@ -15,13 +15,9 @@ from leakbound.assess.record import KEYS, Damage, R, decode, encode
 class Journal(Generic[R]):
     """A JSON Lines file of records of one kind; memory holds where each stands.
 
-    `append` makes a record durable before it returns. `finish` writes all in a given order through
-    a temporary file, so a kill at any moment leaves either the old file or the new one. Reading
-    leaves the file as it is; the next `append` or `finish` writes it anew. A journal without a
-    record has no file.
-
-    Attributes:
-        ends: by key how the unit ended: its verdict, "ok", "not_applicable" or "failed".
+    `append` makes a record durable before it returns; `finish` replaces the whole file at once, so
+    a kill leaves either the old or the new one. Reading leaves the file as it is; a journal without
+    a record has no file. `ends` says by key how a unit ended: its verdict or its status.
     """
 
     def __init__(self, path: Path, kind: type[R]) -> None:
@@ -35,10 +31,7 @@ class Journal(Generic[R]):
     def read(self, fits: Callable[[R], bool] = lambda record: True) -> set[str]:
         """The keys of the records that are kept: those that every reader can use and that fit.
 
-        Damaged lines are dropped with a warning. `fits` may find damage of its own, by `Damage`.
-
-        Raises:
-            ValueError: a file without a line of this journal.
+        Damaged lines are dropped with a warning; `fits` may find damage of its own, by `Damage`.
         """
         damaged, start = 0, 0
         for line in self._lines():
@@ -50,7 +43,8 @@ class Journal(Generic[R]):
             except Damage:
                 damaged += 1
             else:
-                self._forget(record.key)  # of several the last stands
+                self._places.pop(record.key, None)  # of several the last stands
+                self.ends.pop(record.key, None)
                 if kept:
                     self._note(record, start, len(line))
             start += len(line)
@@ -64,7 +58,6 @@ class Journal(Generic[R]):
         return set(self._places)
 
     def append(self, record: R) -> None:
-        """Write one record and wait until it is on disk."""
         line = encode(record)
         if self._stale and self._places:
             self._rewrite(self._places)
@@ -81,7 +74,6 @@ class Journal(Generic[R]):
         self._note(record, start, len(line))
 
     def finish(self, order: Iterable[str]) -> None:
-        """Rewrite the file with its records in the given order."""
         if self._places:
             self._rewrite(order)
 
@@ -94,10 +86,6 @@ class Journal(Generic[R]):
     def _note(self, record: R, start: int, length: int) -> None:
         self.ends[record.key] = record.end
         self._places[record.key] = (start, length)
-
-    def _forget(self, key: str) -> None:
-        self._places.pop(key, None)
-        self.ends.pop(key, None)
 
     def _lines(self) -> Iterator[bytes]:
         files.check(self.path, key=self.key)

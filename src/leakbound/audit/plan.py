@@ -59,9 +59,8 @@ class ModelSpec:
 class UtilitySpec:
     """A short federated training under each defense: what the defense costs.
 
-    Each round `clients` clients send one defended update of `batch_size` images, the server
-    averages them and takes one step of Adam (or "sgd"). The first `repeats` seeds of the plan are
-    used; 0 rounds means that utility is not measured.
+    In each round the server averages `clients` defended updates of `batch_size` images and takes
+    one step of "adam" or "sgd". The first `repeats` seeds are used; 0 rounds measure nothing.
     """
 
     rounds: int = 40
@@ -118,11 +117,8 @@ Unit = Experiment | TrainingUnit
 class Plan:
     """A grid: every attack on every batch of every model under every defense.
 
-    Attributes:
-        defenses: each a chain of one or more links; () is no defense.
-        seeds: one repetition each, with its own initial weights, batch and noise.
-        psnr: in dB, from which an example counts as reconstructed.
-        lpips_weights: a file from which the metric LPIPS is computed; without one it is left out.
+    A defense is a chain of links, () no defense. Each seed is a repetition with its own initial
+    weights, batch and noise. From `psnr`, in dB, an example counts as reconstructed.
     """
 
     name: str
@@ -150,7 +146,9 @@ class Plan:
             for value in values:
                 key = digest(plain(value))
                 if key in seen:
-                    raise ValueError(f"{name} holds {_brief(value)} twice; name each once")
+                    links = isinstance(value, tuple)
+                    word = defense_name(value) if links else getattr(value, "name", value)
+                    raise ValueError(f"{name} holds {word!r} twice; name each once")
                 seen.add(key)
 
     @property
@@ -161,28 +159,15 @@ class Plan:
     def experiments(self) -> tuple[Experiment, ...]:
         """All experiments in the plan's order."""
         grid = product(self.models, self.batch_sizes, self.defenses, self.attacks, self.seeds)
+        same = (self.threat, self.psnr, self.error_bound, self.risk, self.lpips_weights)
         return tuple(
-            Experiment(
-                self.data,
-                model,
-                defense,
-                attack,
-                size,
-                seed,
-                self.threat,
-                self.psnr,
-                self.error_bound,
-                self.risk,
-                self.lpips_weights,
-            )
+            Experiment(self.data, model, defense, attack, size, seed, *same)
             for model, size, defense, attack, seed in grid
         )
 
     def trainings(self) -> tuple[TrainingUnit, ...]:
         """All trainings in the plan's order; none if utility is not measured."""
-        if self.utility.rounds == 0:
-            return ()
-        seeds = self.seeds[: self.utility.repeats]
+        seeds = self.seeds[: self.utility.repeats if self.utility.rounds else 0]
         return tuple(
             TrainingUnit(self.data, model, defense, seed, self.utility)
             for model, defense, seed in product(self.models, self.defenses, seeds)
@@ -190,15 +175,7 @@ class Plan:
 
 
 def refuse_large(sizes: Mapping[str, int]) -> None:
-    """Refuse a grid that is too large, from its lengths alone: before anything of it is made.
-
-    Example:
-        >>> refuse_large({"attacks": 2000, "seeds": 1000})
-        Traceback (most recent call last):
-        ...
-        ValueError: the plan makes 2000 attacks x 1000 seeds = 2000000 experiments, more than \
-1000000; split it
-    """
+    """Refuse a grid that is too large by its lengths alone, before anything of it is made."""
     count = math.prod(sizes.values())
     if count > MOST_EXPERIMENTS:
         factors = " x ".join(f"{size} {name}" for name, size in sizes.items())
@@ -228,7 +205,6 @@ def plain(thing: Any) -> Any:
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of a JSON value in canonical form."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -239,7 +215,6 @@ def build_defense(links: tuple[Spec, ...]) -> Chain:
 
 
 def build_attack(spec: Spec) -> Attack:
-    """The attack that a plan's entry stands for."""
     attack = registry.build("attack", spec.name, spec.parameters)
     assert isinstance(attack, Attack)  # the registry holds attacks only
     return attack
@@ -257,13 +232,7 @@ def defense_name(links: tuple[Spec, ...]) -> str:
 
 
 def defense_parameters(links: tuple[Spec, ...]) -> dict[str, Any]:
-    """All settings of a chain; a link's name stands before them where there are several links.
-
-    Example:
-        >>> clip = Spec("clip", (("clip_norm", 1.0),))
-        >>> defense_parameters((clip, clip))
-        {'clip[0].clip_norm': 1.0, 'clip[1].clip_norm': 1.0}
-    """
+    """All settings of a chain, behind their link's name where there are several links."""
     if len(links) == 1:
         return links[0].parameters
     names = [link.name for link in links]
@@ -272,9 +241,3 @@ def defense_parameters(links: tuple[Spec, ...]) -> dict[str, Any]:
         name = link.name if names.count(link.name) == 1 else f"{link.name}[{i}]"
         found |= {f"{name}.{key}": value for key, value in link.settings}
     return found
-
-
-def _brief(value: Any) -> str:
-    if isinstance(value, tuple):
-        return repr(defense_name(value))
-    return repr(getattr(value, "name", value))

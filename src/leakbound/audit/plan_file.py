@@ -13,46 +13,20 @@ from typing import Any
 from leakbound import check, registry
 from leakbound._util import files
 from leakbound._util.decibels import EXTREME
-from leakbound.audit.plan import (
-    DataSpec,
-    ModelSpec,
-    Plan,
-    Spec,
-    UtilitySpec,
-    build_attack,
-    build_defense,
-    refuse_large,
-)
+from leakbound.audit import plan as plans
 from leakbound.defenses import Chain
 from leakbound.risk.limits import ErrorBoundSpec, RiskSpec
 from leakbound.types import Server, ThreatModel
 
 LIMIT = 1 << 20  # bytes of a plan
-KEYS = [
-    "name",
-    "seeds",
-    "batch_sizes",
-    "data",
-    "models",
-    "attacks",
-    "defenses",
-    "threat",
-    "criterion",
-    "utility",
-    "error_bound",
-    "risk",
-    "metrics",
-]
+NESTED = {"psnr": "criterion", "lpips_weights": "metrics"}
+"""Of a plan's fields those that stand in tables."""
+KEYS = [NESTED.get(field.name, field.name) for field in fields(plans.Plan)]
 NO_DEFENSE = {"name": "none"}
 
 
-def load(path: Path) -> Plan:
-    """Read a plan from a TOML file.
-
-    Raises:
-        ValueError: not readable, not TOML, an unknown key or name (the closest is offered), a value
-            of the wrong type, or a defense whose links do not fit.
-    """
+def load(path: Path) -> plans.Plan:
+    """Read a plan from a TOML file; for an unknown key or name the closest is offered."""
     where = f"plan {str(path)!r}"
     try:
         with files.opened(path) as stream:
@@ -71,12 +45,7 @@ def load(path: Path) -> Plan:
 
 
 def spec_of(kind: str, text: str) -> dict[str, Any]:
-    """`name,key=value,...` as a plan's table; values as in TOML.
-
-    Example:
-        >>> spec_of("defense", "gaussian_noise,noise_std=0.1")
-        {'name': 'gaussian_noise', 'noise_std': 0.1}
-    """
+    """`name,key=value,...` as a plan's table; values as in TOML."""
     name, _, settings = text.partition(",")
     try:
         table = tomllib.loads(f"settings = {{{settings}}}")["settings"]
@@ -90,21 +59,7 @@ def spec_of(kind: str, text: str) -> dict[str, Any]:
 
 
 def row_of(kind: str, given: object) -> dict[str, Any]:
-    """A plan's table for an attack, a defense or a model as users give it.
-
-    Args:
-        kind: "attack", "defense" or "model".
-        given: a name with settings ("dlg,steps=100"), a table as in plans, or an attack or a
-            defense that is registered under its own name.
-
-    Raises:
-        ValueError: something else, or an object that its name and settings do not describe.
-
-    Example:
-        >>> from leakbound.defenses import DpSgd
-        >>> [link["name"] for link in row_of("defense", DpSgd(1.0, 0.5))["links"]]
-        ['clip_examples', 'mean', 'gaussian_mechanism']
-    """
+    """A plan's table for what users give: a name with settings, a table, or a registered object."""
     if isinstance(given, str):
         return spec_of(kind, given)
     if isinstance(given, Mapping):
@@ -124,7 +79,7 @@ def row_of(kind: str, given: object) -> dict[str, Any]:
     )
 
 
-def parse(table: Mapping[str, Any], *, name: str = "plan") -> Plan:
+def parse(table: Mapping[str, Any], *, name: str = "plan") -> plans.Plan:
     """A plan from the tables of a TOML document.
 
     Example:
@@ -139,47 +94,56 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> Plan:
     for need in ("models", "attacks"):
         if not table.get(need):
             raise ValueError(f"the plan names no {need}; add [[{need}]] with a name")
-    psnr = _criterion(_table("criterion", table.get("criterion", {})))
+    psnr = _criterion(_section("criterion", table))
     models = [_models(row) for row in _rows("models", table["models"])]
     defenses = [_defenses(row) for row in _rows("defenses", table.get("defenses", [NO_DEFENSE]))]
-    attacks = [_attacks(row) for row in _rows("attacks", table["attacks"])]
+    attacks = [_options("attack", row) for row in _rows("attacks", table["attacks"])]
     batch_sizes = _whole("batch_sizes", table.get("batch_sizes", [1]), 1)
     seeds = _whole("seeds", table.get("seeds", [0]), 0)
-    refuse_large(
+    plans.refuse_large(
         {
             "models": sum(count for count, _ in models),
             "batch_sizes": len(batch_sizes),
             "defenses": sum(count for count, _ in defenses),
-            "attacks": sum(count for count, _ in attacks),
+            "attacks": sum(map(_count, attacks)),
             "seeds": len(seeds),
         }
     )
-    plan = Plan(
+    plan = plans.Plan(
         name=_typed("name", table.get("name", name), str),
-        data=_dataclass(DataSpec, "data", table.get("data", {})),
+        data=_dataclass(plans.DataSpec, "data", table),
         models=tuple(model for _, some in models for model in some),
         defenses=tuple(links for _, some in defenses for links in some),
-        attacks=tuple(attack for _, some in attacks for attack in some),
+        attacks=tuple(attack for some in attacks for attack in _specs(some)),
         batch_sizes=batch_sizes,
         seeds=seeds,
-        threat=_threat(_table("threat", table.get("threat", {}))),
+        threat=_threat(_section("threat", table)),
         psnr=psnr,
         utility=_utility(table),
-        error_bound=_dataclass(ErrorBoundSpec, "error_bound", table.get("error_bound", {})),
-        risk=_risk(table.get("risk", {})),
-        lpips_weights=_lpips_weights(_table("metrics", table.get("metrics", {}))),
+        error_bound=_dataclass(ErrorBoundSpec, "error_bound", table),
+        risk=_risk(table),
+        lpips_weights=_lpips_weights(_section("metrics", table)),
     )
     for links in plan.defenses:
-        build_defense(links)
+        plans.build_defense(links)
     for attack in plan.attacks:
-        build_attack(attack)
+        plans.build_attack(attack)
     return plan
 
 
-def _utility(table: Mapping[str, Any]) -> UtilitySpec:
+def only(kind: str, given: object) -> Any:
+    """The one attack (a spec), or the one defense (its links), that a user's words name."""
+    table = {"models": [{"name": "mlp"}], "attacks": [{"name": "dlg"}]}
+    found = getattr(parse({**table, f"{kind}s": [row_of(kind, given)]}), f"{kind}s")
+    if len(found) != 1:
+        raise ValueError(f"{kind} names {len(found)} settings; give one value for each")
+    return found[0]
+
+
+def _utility(table: Mapping[str, Any]) -> plans.UtilitySpec:
     if "utility" not in table:
-        return UtilitySpec(rounds=0)
-    spec: UtilitySpec = _dataclass(UtilitySpec, "utility", table["utility"])
+        return plans.UtilitySpec(rounds=0)
+    spec: plans.UtilitySpec = _dataclass(plans.UtilitySpec, "utility", table)
     check.count(clients=spec.clients, batch_size=spec.batch_size, repeats=spec.repeats)
     check.non_negative(rounds=spec.rounds)
     check.positive(learning_rate=spec.learning_rate)
@@ -187,24 +151,21 @@ def _utility(table: Mapping[str, Any]) -> UtilitySpec:
     return spec
 
 
-def _risk(value: Any) -> RiskSpec:
+def _risk(table: Mapping[str, Any]) -> RiskSpec:
     """`probability = 0` asks for no bound by probability."""
-    if _table("risk", value).get("probability") == 0:
-        value = {**value, "probability": None}
-    spec: RiskSpec = _dataclass(RiskSpec, "risk", value)
+    value = _section("risk", table)
+    if value.get("probability") == 0:
+        table = {"risk": {**value, "probability": None}}
+    spec: RiskSpec = _dataclass(RiskSpec, "risk", table)
     return spec
 
 
 def _threat(table: Mapping[str, Any]) -> ThreatModel:
-    _known_keys("threat", table, ["labels_known", "defense_known", "server", "statistics_known"])
+    _known_keys("threat", table, [field.name for field in fields(ThreatModel)])
     server = table.get("server", "honest")
     check.one_of([s.value for s in Server], server=server)
-    return ThreatModel(
-        labels_known=_typed("labels_known", table.get("labels_known", True), bool),
-        defense_known=_typed("defense_known", table.get("defense_known", True), bool),
-        server=Server(server),
-        statistics_known=_typed("statistics_known", table.get("statistics_known", False), bool),
-    )
+    given = {key: _typed(key, value, bool) for key, value in table.items() if key != "server"}
+    return ThreatModel(server=Server(server), **given)
 
 
 def _criterion(table: Mapping[str, Any]) -> float:
@@ -218,34 +179,28 @@ def _criterion(table: Mapping[str, Any]) -> float:
 
 def _lpips_weights(table: Mapping[str, Any]) -> str | None:
     _known_keys("metrics", table, ["lpips_weights"])
-    if "lpips_weights" not in table:
-        return None
-    return str(_typed("lpips_weights", table["lpips_weights"], str))
+    path = table.get("lpips_weights")
+    return path if path is None else str(_typed("lpips_weights", path, str))
 
 
-def _defenses(row: Mapping[str, Any]) -> tuple[int, Iterator[tuple[Spec, ...]]]:
+def _defenses(row: Mapping[str, Any]) -> tuple[int, Iterator[tuple[plans.Spec, ...]]]:
     """How many defenses a table names, and they, made only when asked for."""
     if "links" in row:
         _known_keys("a defense with links", row, ["links"])
         options = [_options("defense", link) for link in _rows("defenses.links", row["links"])]
         if not options:
             raise ValueError('links is empty; name at least one link, or name = "none"')
-        return math.prod(_count(option) for option in options), _chains(options)
-    option = _options("defense", row)
-    return _count(option), _chains([option])
+    else:
+        options = [_options("defense", row)]
+    return math.prod(map(_count, options)), _chains(options)
 
 
-def _chains(options: list[_Options]) -> Iterator[tuple[Spec, ...]]:
-    for specs in product(*(_specs(option) for option in options)):
+def _chains(options: list[_Options]) -> Iterator[tuple[plans.Spec, ...]]:
+    for specs in product(*map(_specs, options)):
         yield tuple(spec for spec in specs if spec.name != "none")
 
 
-def _attacks(row: Mapping[str, Any]) -> tuple[int, Iterator[Spec]]:
-    option = _options("attack", row)
-    return _count(option), _specs(option)
-
-
-def _models(row: Mapping[str, Any]) -> tuple[int, Iterator[ModelSpec]]:
+def _models(row: Mapping[str, Any]) -> tuple[int, Iterator[plans.ModelSpec]]:
     rest = {k: v for k, v in row.items() if k not in ("train_steps", "weights")}
     steps = _whole("train_steps", row.get("train_steps", 0), 0)
     if not steps:
@@ -256,11 +211,11 @@ def _models(row: Mapping[str, Any]) -> tuple[int, Iterator[ModelSpec]]:
     name = _typed("models.name", rest.get("name", ""), str)
     if ":" in name:
         settings = tuple(sorted((k, _frozen(v)) for k, v in rest.items() if k != "name"))
-        return len(steps), (ModelSpec(name, settings, many, weights) for many in steps)
+        return len(steps), (plans.ModelSpec(name, settings, many, weights) for many in steps)
     option = _options("model", rest)
     specs = (
-        ModelSpec(spec.name, spec.settings, many, weights)
-        for spec in _specs(option)
+        plans.ModelSpec(one.name, one.settings, many, weights)
+        for one in _specs(option)
         for many in steps
     )
     return _count(option) * len(steps), specs
@@ -268,8 +223,6 @@ def _models(row: Mapping[str, Any]) -> tuple[int, Iterator[ModelSpec]]:
 
 @dataclass(frozen=True)
 class _Options:
-    """An entry with all values that a table gives for each of its settings."""
-
     entry: registry.Entry
     values: dict[str, list[Any]]
 
@@ -278,11 +231,11 @@ def _options(kind: str, row: Mapping[str, Any]) -> _Options:
     if "name" not in row:
         raise ValueError(f'{kind} {dict(row)!r} has no name; add name = "..."')
     entry = registry.find(kind, _typed(f"{kind} name", row["name"], str))
-    values = {}
+    values, names = {}, {parameter.name for parameter in entry.parameters}
     for key, value in row.items():
         if key == "name":
             continue
-        known = key in (parameter.name for parameter in entry.parameters)
+        known = key in names
         many = isinstance(value, list) and not (known and registry.takes_list(entry, key))
         if many and not value:
             raise ValueError(f"{entry.name}.{key} is an empty list; give at least one value")
@@ -294,12 +247,13 @@ def _count(options: _Options) -> int:
     return math.prod(len(values) for values in options.values.values())
 
 
-def _specs(options: _Options) -> Iterator[Spec]:
-    """One spec for each combination of values."""
+def _specs(options: _Options) -> Iterator[plans.Spec]:
     for combination in product(*options.values.values()):
         given = dict(zip(options.values, combination, strict=True))
         settled = registry.settle(options.entry, given)
-        yield Spec(options.entry.name, tuple(sorted((k, _frozen(v)) for k, v in settled.items())))
+        yield plans.Spec(
+            options.entry.name, tuple(sorted((k, _frozen(v)) for k, v in settled.items()))
+        )
 
 
 def _storable(name: str, value: Any) -> None:
@@ -337,7 +291,8 @@ def _rows(name: str, value: Any) -> list[Mapping[str, Any]]:
     return value
 
 
-def _table(name: str, value: Any) -> Mapping[str, Any]:
+def _section(name: str, table: Mapping[str, Any]) -> Mapping[str, Any]:
+    value = table.get(name, {})
     if not isinstance(value, dict):
         raise ValueError(f"{name} is {value!r}; write it as a table: [{name}]")
     return value
@@ -355,6 +310,5 @@ def _known_keys(where: str, table: Mapping[str, Any], known: list[str]) -> None:
             raise ValueError(f"{where} has no key {key!r}; {check.closest(key, known)}")
 
 
-def _dataclass(kind: Any, name: str, value: Any) -> Any:
-    entry = registry.Entry("table", name, kind)
-    return kind(**registry.settle(entry, _table(name, value)))
+def _dataclass(kind: Any, name: str, table: Mapping[str, Any]) -> Any:
+    return kind(**registry.settle(registry.Entry("table", name, kind), _section(name, table)))

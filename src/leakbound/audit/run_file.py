@@ -32,7 +32,6 @@ COMPARED = {
 
 
 def header(plan: Plan, context: PlanContext, pictures: bool) -> dict[str, Any]:
-    """What `run.json` holds."""
     return {
         "schema": SCHEMA,
         "plan": plain(plan),
@@ -46,11 +45,15 @@ def header(plan: Plan, context: PlanContext, pictures: bool) -> dict[str, Any]:
 
 def facts(plan: Plan, context: PlanContext) -> dict[str, Any]:
     """Of `header`, what a process finds on its own machine: where it differs, records may too."""
+    here, device = machine(), context.device
+    if device.type != "cpu":
+        cuda = device.type == "cuda"
+        here["device"] = torch.cuda.get_device_name(device) if cuda else str(device)
     return {
         "data": fingerprint(plan, context),
         "code": code(plan),
         "versions": versions(),
-        "machine": {**machine(), **_device(context)},
+        "machine": here,
     }
 
 
@@ -65,16 +68,6 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _device(context: PlanContext) -> dict[str, str]:
-    """The device where it is not the CPU; a GPU by its name."""
-    if context.device.type == "cpu":
-        return {}
-    name = str(context.device)
-    if context.device.type == "cuda":
-        name = torch.cuda.get_device_name(context.device)
-    return {"device": name}
-
-
 def versions() -> dict[str, str]:
     """Versions of what a record depends on."""
     found = {"python": platform.python_version()}
@@ -87,28 +80,15 @@ def versions() -> dict[str, str]:
 
 
 def claim(folder: Path, now: dict[str, Any]) -> None:
-    """Write `run.json` into a folder of `files.claimed`, or compare it with the one that is there.
-
-    What is not compared is written anew.
-
-    Raises:
-        ValueError: what differs, then and now.
-    """
+    """Write `run.json` into a claimed folder, or refuse one whose records may differ."""
     path = folder / files.RUN
-    if not os.path.lexists(path):
-        _write(path, now)
-        return
-    differs = difference(json.loads(files.read(path)), now)
-    if differs is not None:
+    differs = os.path.lexists(path) and difference(json.loads(files.read(path)), now)
+    if differs:
         what, where, before, after = differs
         raise ValueError(
             f"out is {str(folder)!r}, which belongs to {what} ({where} is {before} there and "
             f"{after} now); take another folder, or remove this one"
         )
-    _write(path, now)
-
-
-def _write(path: Path, now: dict[str, Any]) -> None:
     files.write(path, json.dumps(now, indent=1, sort_keys=True).encode() + b"\n")
 
 
@@ -116,10 +96,6 @@ def difference(then: dict[str, Any], now: dict[str, Any]) -> tuple[str, str, str
     """The first thing that keeps two headers' records apart: what, where, and both values, short.
 
     Only what `now` holds is compared; None where nothing differs.
-
-    Example:
-        >>> difference({"machine": {"threads": 2}}, {"machine": {"threads": 1}})
-        ('another kind of machine', 'machine.threads', '2', '1')
     """
     for key, what in COMPARED.items():
         if key in now and then.get(key) != now[key]:
@@ -128,7 +104,6 @@ def difference(then: dict[str, Any], now: dict[str, Any]) -> tuple[str, str, str
 
 
 def _difference(where: str, then: Any, now: Any) -> tuple[str, str, str]:
-    """The first place where two JSON values differ, and both short."""
     if isinstance(then, dict) and isinstance(now, dict):
         for key in sorted({*then, *now}):
             if then.get(key) != now.get(key):

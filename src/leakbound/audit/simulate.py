@@ -9,28 +9,20 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from leakbound._util import pictures
+from leakbound.assess import record as records
 from leakbound.assess.criterion import Criterion
-from leakbound.assess.record import (
-    Assessment,
-    AttackInfo,
-    DataInfo,
-    DefenseInfo,
-    ModelInfo,
-    Values,
-    Verdict,
-)
 from leakbound.attacks import Attack, settings_hash
 from leakbound.attacks.pace import noted
 from leakbound.audit import experiment
 from leakbound.audit.context import one_thread
 from leakbound.audit.plan import attack_info, build_attack, build_defense, digest, plain
-from leakbound.audit.plan_file import parse, row_of
+from leakbound.audit.plan_file import only
 from leakbound.defenses import Chain, Defense, chain
 from leakbound.domains import Domain, of_shape
 from leakbound.pairing import pair
 from leakbound.protocol import Round, play
 from leakbound.random import stream
-from leakbound.report.presented import Presented
+from leakbound.report.template import Presented
 from leakbound.risk import limits
 from leakbound.risk.release_bounds import ReleaseBounds
 from leakbound.types import Batch, LocalPlan, Reconstruction, Task, ThreatModel
@@ -46,16 +38,12 @@ GIVEN = "given"
 class Simulation(Presented):
     """What an attack made of a simulated update, and what bounds every attack.
 
-    Attributes:
-        assessment: the record: metrics, bounds and the verdict.
-        truth: (B, *S) what the clients held.
-        reconstruction: (B, *S) what the attack made of it, in the order of the truth.
-        round: what was sent, and what the attacker saw.
-        answer: the attack's own answer.
-        pictures: file name to PNG, as the assessment names them.
+    `truth` (B, *S) is what the clients held, `reconstruction` what the attack made of it, in the
+    order of the truth; `round` is what was sent and what the attacker saw; `pictures` are PNG by
+    file name.
     """
 
-    assessment: Assessment
+    assessment: records.Assessment
     truth: Tensor
     reconstruction: Tensor
     round: Round
@@ -63,18 +51,18 @@ class Simulation(Presented):
     pictures: Mapping[str, bytes]
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> records.Verdict:
         """What the attack reached, or what the bounds exclude."""
         assert self.assessment.verdict is not None  # the attack applied, or there is no simulation
         return self.assessment.verdict
 
     @property
-    def psnr(self) -> Values:
+    def psnr(self) -> records.Values:
         """The PSNR of every example in dB; None where an example is matched exactly."""
         return self.assessment.psnr
 
     @property
-    def metrics(self) -> dict[str, Values]:
+    def metrics(self) -> dict[str, records.Values]:
         """By name one number an example."""
         return self.assessment.metrics
 
@@ -86,7 +74,6 @@ class Simulation(Presented):
         return figures.examples(self.truth, self.reconstruction, captions, span)
 
     def _repr_html_(self) -> str:
-        """The verdict, pictures and numbers."""
         return experiment.Result(self.assessment, dict(self.pictures))._repr_html_()
 
 
@@ -130,10 +117,6 @@ def simulate(
             "none".
         probability: the accepted probability of a reconstruction; None asks for no such bound.
 
-    Raises:
-        NotApplicable: the attack or the defense does not apply here, with the reason.
-        ValueError: an argument that does not fit, by name.
-
     Source: the round is that of docs/attacks.md; the verdict that of docs/evidence.md.
 
     Example:
@@ -158,24 +141,27 @@ def simulate(
         answer = noted(built_attack(played.observation, stream(seed, "attack", about.name)))
     shape = tuple(clients[0].inputs.shape[1:])
     domain = domain or of_shape(shape, input_range)
-    header = Assessment(
+    criterion = Criterion.of_psnr(psnr, domain)
+    header = records.Assessment(
         experiment=digest([about.hash, repr(built), seed, plain(threat)])[:16],
         attack=about,
         defense=defense_info,
-        model=ModelInfo(name=type(model).__name__, parameters={}, size=len(task.parameters)),
-        data=DataInfo(source=GIVEN, domain=domain.name, shape=shape, classes=classes),
+        model=records.ModelInfo(
+            name=type(model).__name__, parameters={}, size=len(task.parameters)
+        ),
+        data=records.DataInfo(source=GIVEN, domain=domain.name, shape=shape, classes=classes),
         batch_size=clients[0].size,
         clients=built.cohort_size,
         seed=seed,
         threat=experiment.threat_info(threat),
-        criterion=Criterion.of_psnr(psnr, domain).info,
+        criterion=criterion.info,
     )
     with one_thread():
         record, files = experiment.judged(
             header,
             played,
             answer,
-            _released(played, Criterion.of_psnr(psnr, domain), threat, public),
+            experiment.released(played, criterion, threat, public),
             (limits.ErrorBoundSpec(error_bound), limits.RiskSpec(probability)),
             stream(seed, "bounds", error_bound),
             distractors=None if public is None else public.inputs[:100],
@@ -204,29 +190,13 @@ def error_bound(
 ) -> ReleaseBounds:
     """What bounds every attacker on the update that a client would send for this batch.
 
-    Arguments as in `simulate`; no attack runs.
+    Arguments are as in `simulate`; no attack runs. The labels of `batch` count as known, and only a
+    `defense` with noise of a known law has a bound.
 
-    Args:
-        model: with the weights that the server sends.
-        batch: what one client holds. Its labels count as known.
-        defense: with noise of a known law; without noise there is no bound.
-        public: examples of the same kind, from which the prior is fitted.
-        kind: "full" (with a leak map), "trace" (faster) or "weiss_weinstein" (for models with
-            non-smooth activations too).
-        prior: "gaussian", "isotropic" or "flat".
-        components: leading directions of the prior.
-        images: over how many draws of the prior the information is averaged.
-        probability: the accepted probability of a reconstruction, for defenses with differential
-            privacy; None asks for no such bound.
-        seed: names every draw.
-        psnr: in dB, from which an example counts as reconstructed.
-        threat: what the attacker knows.
-        classes: labels run from 0 to `classes` - 1.
-        input_range: lowest and highest value of an input.
-        domain: what one example is.
-
-    Raises:
-        ValueError: an argument that does not fit, by name.
+    `kind` is "full" (with a leak map), "trace" (faster) or "weiss_weinstein" (for models with
+    non-smooth activations too). `prior` is "gaussian", "isotropic" or "flat": fitted to `public`,
+    in its leading `components` directions. The information is averaged over `images` draws of it.
+    `probability` is the accepted one of a reconstruction, for defenses with differential privacy.
 
     Source: docs/error_bounds.md; paper A, section 4.
 
@@ -250,7 +220,8 @@ def error_bound(
     sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
     with one_thread():
         played = play(task, clients, built, sources, threat=threat, auxiliary=public)
-        released = _released(played, Criterion.of_psnr(psnr, domain), threat, public)
+        criterion = Criterion.of_psnr(psnr, domain)
+        released = experiment.released(played, criterion, threat, public)
         found, note = limits.bounds(
             released, spec, limits.RiskSpec(probability), stream(seed, "bounds", kind)
         )
@@ -259,11 +230,6 @@ def error_bound(
 
 
 def clients_of(batch: Batch | tuple[Tensor, Tensor] | Sequence[Batch]) -> list[Batch]:
-    """One batch a client, from what users give.
-
-    Raises:
-        ValueError: something else.
-    """
     if isinstance(batch, Batch):
         return [batch]
     parts = list(batch) if isinstance(batch, tuple | list) else []
@@ -277,45 +243,17 @@ def clients_of(batch: Batch | tuple[Tensor, Tensor] | Sequence[Batch]) -> list[B
     )
 
 
-def defense_of(given: Defense | str | None) -> tuple[Chain, DefenseInfo]:
-    """A defense as a chain, and as records name it; None is no defense.
-
-    Raises:
-        ValueError: no defense, or several.
-    """
+def defense_of(given: Defense | str | None) -> tuple[Chain, records.DefenseInfo]:
     if isinstance(given, Defense):
         built = given if isinstance(given, Chain) else chain(given)
         return built, experiment.defense_info(experiment.links_of(built), built)
-    rows = [row_of("defense", "none" if given is None else given)]
-    plan = parse({"models": [{"name": "mlp"}], "attacks": [{"name": "dlg"}], "defenses": rows})
-    if len(plan.defenses) != 1:
-        raise ValueError(f"defense names {len(plan.defenses)} settings; give one value for each")
-    links = plan.defenses[0]
+    links = only("defense", "none" if given is None else given)
     return build_defense(links), experiment.defense_info(links, build_defense(links))
 
 
-def _attack(given: Attack | str) -> tuple[Attack, AttackInfo]:
+def _attack(given: Attack | str) -> tuple[Attack, records.AttackInfo]:
     if isinstance(given, Attack):
         name = type(given).__name__
-        return given, AttackInfo(name=name, settings=repr(given), hash=settings_hash(given))
-    plan = parse({"models": [{"name": "mlp"}], "attacks": [row_of("attack", given)]})
-    if len(plan.attacks) != 1:
-        raise ValueError(f"attack names {len(plan.attacks)} settings; give one value for each")
-    return build_attack(plan.attacks[0]), attack_info(plan.attacks[0])
-
-
-def _released(
-    played: Round, criterion: Criterion, threat: ThreatModel, public: Batch | None
-) -> limits.Released:
-    """A round's release as bounds see it."""
-    assert isinstance(played.defense, Chain)
-    return limits.Released(
-        task=played.observation.task,
-        update=played.update,
-        defense=played.defense,
-        criterion=criterion,
-        threat=threat,
-        cohort=played.observation.cohort,
-        batch=played.truth,
-        public=public,
-    )
+        return given, records.AttackInfo(name=name, settings=repr(given), hash=settings_hash(given))
+    spec = only("attack", given)
+    return build_attack(spec), attack_info(spec)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,13 +26,9 @@ MARKS = tuple(5 * 2**i for i in range(16))
 
 @dataclass(frozen=True, eq=False)
 class Opening:
-    """What the server gives out at the start of a round.
+    """What the server gives out at the start of a round, numbered from 1.
 
-    Attributes:
-        number: 1 for the first round.
-        task: the model at the server's weights.
-        defense: the defense, resolved for them.
-        parts: (clients, batch size) the numbers of the images that each client trains on.
+    `parts` (clients, batch size) are the numbers of the images that each client trains on.
     """
 
     number: int
@@ -40,11 +37,8 @@ class Opening:
     parts: Tensor
 
 
-class Clients(Protocol):
-    """The clients of one training: what they send in answer to an opening, in their order."""
-
-    def __call__(self, opening: Opening) -> list[Update]:
-        """One defended update a client."""
+Clients = Callable[[Opening], list[Update]]
+"""The clients of one training: what they send in answer to an opening, in their order."""
 
 
 def train(
@@ -52,17 +46,11 @@ def train(
 ) -> dict[str, Any]:
     """Train for some rounds; training loss on private images and accuracy on test images.
 
-    The server takes one Adam (or SGD) step a round on the mean of the clients' defended updates.
     Seeds name weights, batches and noise, so defenses are compared on the same draws. `curve` holds
     [round, training loss] before the first round, after 5, 10, 20, ... and after the last.
-
-    Args:
-        unit: which training.
-        context: its data.
-        clients: where the clients take their turns; None is this process.
     """
     spec, defense = unit.utility, build_defense(unit.defense)
-    clients = clients or _Here(unit, context)
+    clients = clients or _here(unit, context)
     task = context.task(unit.model, unit.seed)
     source = stream(unit.seed, "utility", "batches")
     noise = noise_of(unit, spec.clients)
@@ -93,34 +81,28 @@ def noise_of(unit: TrainingUnit, client: int) -> torch.Generator:
     return stream(unit.seed, "utility", "defense", client)
 
 
-class _Here:
-    """Clients that take their turns in this process, one after the other."""
+def _here(unit: TrainingUnit, context: PlanContext) -> Clients:
+    noise = [noise_of(unit, i) for i in range(unit.utility.clients)]
+    states: list[State] = [None] * unit.utility.clients
 
-    def __init__(self, unit: TrainingUnit, context: PlanContext) -> None:
-        self._context = context
-        self._noise = [noise_of(unit, i) for i in range(unit.utility.clients)]
-        self._states: list[State] = [None] * unit.utility.clients
-
-    def __call__(self, opening: Opening) -> list[Update]:
+    def turns(opening: Opening) -> list[Update]:
         updates = []
         for i, part in enumerate(opening.parts):
-            batch, state = self._context.batch(part), self._states[i]
-            update, self._states[i] = step(
-                opening.task, batch, opening.defense, self._noise[i], state
-            )
+            batch = context.batch(part)
+            update, states[i] = step(opening.task, batch, opening.defense, noise[i], states[i])
             updates.append(update)
         return updates
 
+    return turns
+
 
 def _loss(task: Task, context: PlanContext) -> float:
-    """Mean loss on up to 1,000 private images."""
     batch = context.batch(context.splits["private"][:EVALUATED])
     with torch.no_grad():
         return float(task.loss(_outputs(task, batch), batch.labels))
 
 
 def _accuracy(task: Task, context: PlanContext) -> float:
-    """Accuracy on up to 1,000 test images."""
     batch = context.batch(context.splits["test"][:EVALUATED])
     return float((_outputs(task, batch).argmax(-1) == batch.labels).double().mean())
 

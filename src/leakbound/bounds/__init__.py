@@ -8,45 +8,37 @@ laws of the risk, a probability for each error threshold, stand in modules of th
 from leakbound.bounds import (
     composition,
     conversions,
-    edgeworth,
     from_scratch,
     identification,
     information,
     record_priors,
     renyi,
-    two_layer,
 )
 from leakbound.bounds.cramer_rao import (
     ErrorBound,
     full_bound,
     full_bound_from_samples,
-    matrix_free_bound,
     tight_trace_bound,
     trace_bound,
     trace_bound_from_samples,
 )
-from leakbound.bounds.priors import FlatPrior, GaussianPrior, MixturePrior, Prior, UserPrior
+from leakbound.bounds.priors import FlatPrior, GaussianPrior, Prior
 
 __all__ = [
     "ErrorBound",
     "FlatPrior",
     "GaussianPrior",
-    "MixturePrior",
     "Prior",
-    "UserPrior",
     "composition",
     "conversions",
-    "edgeworth",
     "from_scratch",
     "full_bound",
     "full_bound_from_samples",
     "identification",
     "information",
-    "matrix_free_bound",
     "record_priors",
     "renyi",
     "tight_trace_bound",
     "trace_bound",
     "trace_bound_from_samples",
-    "two_layer",
 ]

@@ -62,8 +62,8 @@ class Composed(RiskLaw):
     ) -> Any:
         """Most probability of reaching a goal whose prior-only success is kappa, for any attacker.
 
-        The law of the steps, which is costly, is computed once for each pair of rate and steps, or
-        with hidden steps for each triple with the noise.
+        The costly law of the steps is computed once for each pair of rate and steps, or with hidden
+        steps for each triple with the noise.
 
         Args:
             noise_multiplier: noise standard deviation / clip norm.
@@ -71,9 +71,6 @@ class Composed(RiskLaw):
             steps: how many steps, composed adaptively.
             kappa: prior-only success, in [0, 1]; or
             log_kappa: its natural logarithm.
-
-        Raises:
-            ValueError: a rate or a kappa outside its range, steps below 1.
 
         Example:
             >>> visible(1.0, sampling_rate=0.01, steps=[1, 1000], kappa=1e-3).round(4).tolist()
@@ -93,14 +90,7 @@ class Composed(RiskLaw):
     def rough(
         self, noise_multiplier: float, *, sampling_rate: float, steps: int, log_kappa: float
     ) -> float:
-        """The same for single numbers on a wider grid: above the truth too, cheap, less close.
-
-        A search starts from it and ends with the law itself.
-
-        Example:
-            >>> round(subsampled.rough(1.0, sampling_rate=0.01, steps=1000, log_kappa=-6.9), 4)
-            0.0041
-        """
+        """The same for single numbers on a wider grid: above the truth too, cheap, less close."""
         one_each = np.array([noise_multiplier], float), np.array([log_kappa], float)
         return float(self._at(one_each[0], sampling_rate, steps, one_each[1], rough=True)[0])
 
@@ -117,12 +107,7 @@ class Composed(RiskLaw):
         kappa: ArrayLike | None = None,
         log_kappa: ArrayLike | None = None,
     ) -> Any:
-        """The least noise multiplier, to 1e-5, whose bound is at most gamma; 0 if none is needed.
-
-        Example:
-            >>> round(visible.noise_for(0.1, sampling_rate=1.0, steps=1, kappa=1 / 11), 2)
-            18.65
-        """
+        """The least noise multiplier, to 1e-5, whose bound is at most gamma; 0 for no noise."""
         q, count = rate("sampling_rate", sampling_rate), whole("steps", steps)
         target, blind, q, count = _targets(gamma, log_blind(kappa, log_kappa), q, count)
         found = np.empty(target.shape)
@@ -143,13 +128,7 @@ class Composed(RiskLaw):
         kappa: ArrayLike | None = None,
         log_kappa: ArrayLike | None = None,
     ) -> Any:
-        """The largest sampling rate whose bound is at most gamma.
-
-        Example:
-            >>> q = visible.rate_for(0.2, noise_multiplier=1.0, steps=10, kappa=0.1)
-            >>> round(visible(1.0, sampling_rate=q, steps=10, kappa=0.1), 4)
-            0.2
-        """
+        """The largest sampling rate whose bound is at most gamma."""
 
         def solve(target: float, blind: float, sigma: float, number: float) -> float:
             excess = self._excess(target, blind)
@@ -176,12 +155,7 @@ class Composed(RiskLaw):
         kappa: ArrayLike | None = None,
         log_kappa: ArrayLike | None = None,
     ) -> Any:
-        """The largest number of steps whose bound is at most gamma: 0 if none, 2^30 at the most.
-
-        Example:
-            >>> visible.steps_for(0.5, noise_multiplier=1.0, sampling_rate=1.0, kappa=0.01)
-            5
-        """
+        """The largest number of steps whose bound is at most gamma: 0 if none, 2^30 at the most."""
 
         def solve(target: float, blind: float, sigma: float, q: float) -> float:
             excess = self._excess(target, blind)

@@ -23,25 +23,15 @@ _X, _W = np.polynomial.legendre.leggauss(NODES)
 
 
 def log_cone(inverse_noise: Any, cotangent: Any, dim: Any) -> Array:
-    """Logarithm of P(angle(u, u + xi / a) <= theta) for a unit vector u in R^dim.
+    """Logarithm of P(angle(u, u + xi / a) <= theta) for a unit vector u in R^dim; broadcasts.
 
-    xi is standard normal in R^dim. With R the length of its part orthogonal to u (chi with dim - 1
-    degrees of freedom, independent of the part along u), it is log E Phi(a - R cot theta): a
-    non-central t tail, here by quadrature on panels that shrink towards the mode of the integrand
-    (it is log-concave) and towards the step of Phi: to 1e-9 in tails of any depth.
-
-    Shapes: all broadcast; float64.
-
-    Args:
-        inverse_noise: a = 1 / noise multiplier, 0 to infinity.
-        cotangent: cot theta, -infinity to infinity (0 is a right angle).
-        dim: N, whole numbers of at least 1.
+    a = 1 / noise multiplier, cotangent = cot theta (both may be infinite), xi is standard normal.
+    With R the length of its part orthogonal to u (chi with dim - 1 degrees of freedom, independent
+    of the part along u), it is log E Phi(a - R cot theta): a non-central t tail, here by quadrature
+    on panels that shrink towards the mode of the log-concave integrand and towards the step of Phi:
+    to 1e-9 in tails of any depth.
 
     Source: Riess et al. (paper C) corrected: docs/errata.md, "gamma*".
-
-    Example:
-        >>> round(float(np.exp(log_cone(2.0, 1.0, 16))), 4)
-        0.0683
     """
     a, c, n = np.broadcast_arrays(*(np.asarray(v, float) for v in (inverse_noise, cotangent, dim)))
     shape, flat = a.shape, [v.ravel() for v in (a, c, n)]

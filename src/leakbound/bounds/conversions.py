@@ -27,16 +27,7 @@ Delta = Callable[[Array], Array]
 def mu(noise_multiplier: ArrayLike, *, steps: ArrayLike = 1) -> Any:
     """The mu of Gaussian differential privacy of full-batch steps: sqrt(steps) / noise.
 
-    Shapes: all broadcast.
-
-    Raises:
-        ValueError: negative noise, steps below 1.
-
     Source: Dong, Roth and Su 2022; docs/errata.md, C13.
-
-    Example:
-        >>> mu(2.0, steps=4)
-        1.0
     """
     sigma, count = non_negative("noise_multiplier", noise_multiplier), whole("steps", steps)
     with np.errstate(divide="ignore", over="ignore"):
@@ -149,17 +140,11 @@ def noise_for(
 
 
 def log_delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
-    """Log of Phi(-u) - e^epsilon Phi(-v), u = epsilon / mu - mu / 2, v = u + mu.
+    """Log of Phi(-u) - e^epsilon Phi(-v), u = epsilon / mu - mu / 2, v = u + mu; broadcasts.
 
     As e^epsilon phi(v) = phi(u), it is phi(u) times a difference of Mills ratios: no large terms.
 
-    Shapes: both broadcast; float64.
-
     Source: Balle and Wang 2018, theorem 8.
-
-    Example:
-        >>> round(float(log_delta(1.0, 1000.0)), 2)
-        -499514.86
     """
     m, e = np.broadcast_arrays(np.asarray(mu, float), np.asarray(epsilon, float))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

@@ -8,17 +8,13 @@ is the largest eigenvalue (0.2). Every bound is capped at the prior's variance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from scipy import linalg, stats
 
-from leakbound import check
 from leakbound.bounds.priors import Array, Prior, real, symmetric
-
-Operator = Callable[[Array], Array]
 
 ASSUMPTIONS = (
     "it bounds the average over the prior and the release's noise, not one image and no tail",
@@ -85,8 +81,8 @@ def tight_trace_bound(fisher_trace: float, prior: Prior) -> ErrorBound:
     Source: paper A, proof of Theorem 3.2, without its last step.
 
     Example:
-        >>> from leakbound.bounds.priors import UserPrior
-        >>> tight_trace_bound(3.0, UserPrior("uneven", [4.0, 1.0], 1.25)).value
+        >>> from leakbound.bounds.priors import GaussianPrior
+        >>> tight_trace_bound(3.0, GaussianPrior([0.0, 0.0], [0.25, 1.0])).value
         0.25
     """
     known = float(_diagonal(prior)[0].sum())
@@ -103,16 +99,6 @@ def trace_bound_from_samples(
         prior: what the attacker knows.
         tight: `tight_trace_bound`, else `trace_bound`.
         confidence: as in `full_bound_from_samples`.
-
-    Raises:
-        ValueError: fewer than two samples, negative or NaN ones, a confidence outside (0.5, 1).
-
-    Source: as `trace_bound`.
-
-    Example:
-        >>> from leakbound.bounds.priors import GaussianPrior
-        >>> trace_bound_from_samples([2.0] * 3, GaussianPrior.isotropic([0, 0], 1.0)).value
-        0.5
     """
     values = real("traces", traces, 1)
     if values.min() < 0:
@@ -137,8 +123,8 @@ def full_bound(fisher: Any, prior: Prior) -> ErrorBound:
     Source: paper A, eq. (1); van Trees, "Detection, Estimation, and Modulation Theory", 1968.
 
     Example:
-        >>> from leakbound.bounds.priors import UserPrior
-        >>> bound = full_bound([[1.0, 0.0], [0.0, 3.0]], UserPrior("uneven", [1.0, 1.0], 2.0))
+        >>> from leakbound.bounds.priors import GaussianPrior
+        >>> bound = full_bound([[1.0, 0.0], [0.0, 3.0]], GaussianPrior.isotropic([0, 0], 1.0))
         >>> round(bound.value, 9), bound.per_pixel.round(9).tolist()
         (0.375, [0.5, 0.25])
     """
@@ -173,15 +159,7 @@ def full_bound_from_samples(fishers: Any, prior: Prior, *, confidence: float = 0
         prior: what the attacker knows.
         confidence: one-sided, by a t quantile: approximate for few samples with heavy tails.
 
-    Raises:
-        ValueError: fewer than four, no Fisher matrices, a confidence outside (0.5, 1).
-
     Source: paper A, eq. (1); variational form of tr J^-1 (convex conjugate).
-
-    Example:
-        >>> from leakbound.bounds.priors import FlatPrior
-        >>> round(full_bound_from_samples([np.eye(2)] * 8, FlatPrior(2, 9.0)).value, 6)
-        1.0
     """
     samples = np.array([_projected("fishers", fisher, prior) for fisher in fishers])
     if len(samples) < 4:
@@ -195,61 +173,6 @@ def full_bound_from_samples(fishers: Any, prior: Prior, *, confidence: float = 0
         even = test[: len(samples) // 2] + known
         gains.append(2 * np.trace(choice) - np.einsum("nij,ij->n", even, choice @ choice))
     return _sampled("fishers", np.array(gains), prior, confidence)
-
-
-def matrix_free_bound(
-    first: Sequence[Operator],
-    second: Sequence[Operator],
-    prior: Prior,
-    rank: int,
-    probes: int,
-    generator: np.random.Generator,
-    *,
-    confidence: float = 0.99,
-) -> ErrorBound:
-    """The full bound from products with J_F(x) alone, for m too large for matrices.
-
-    `first` chooses V = (J_P + c I + low rank)^-1 by randomized Rayleigh-Ritz; `second` evaluates
-    2 tr V - tr V J V as tr V + z^T V (z - J V z) with random signs z, which is unbiased. Any V
-    gives a valid bound, so a low rank, few probes or few images only loosen it.
-
-    Args:
-        first: functions (m, r) -> (m, r), each applying J_F(x_j) of one image of the prior.
-        second: the same of other, independent images, at least two.
-        prior: what the attacker knows; a diagonal J_P is never made full.
-        rank: directions kept of J_D. Needs about 3 (rank + 5) products an image.
-        probes: random vectors for each image.
-        generator: draws the probes.
-        confidence: as in `full_bound_from_samples`.
-
-    Raises:
-        ValueError: too few operators, one in both lists, a wrong shape, NaN.
-
-    Source: as `full_bound_from_samples`; Halko et al., SIAM Review 53, 2011; Hutchinson, 1990.
-
-    Example:
-        >>> from leakbound.bounds.priors import GaussianPrior
-        >>> prior, source = GaussianPrior.isotropic([0, 0], 1.0), np.random.default_rng(0)
-        >>> one, two, three = (lambda block, k=k: k * block for k in (1.0, 1.0, 1.0))
-        >>> round(matrix_free_bound([one], [two, three], prior, 2, 4, source).value, 6)
-        0.5
-    """
-    check.count(rank=rank, probes=probes)
-    rank = min(rank, prior.rank)
-    if not first or {*map(id, first)} & {*map(id, second)}:
-        raise ValueError("first is empty or shares operators with second; give independent images")
-    precision, basis = _diagonal(prior)
-    builders, judges = ([_bounded(one, basis) for one in part] for part in (first, second))
-    signs = generator.choice([-1.0, 1.0], (prior.rank, probes))
-    sketch = generator.standard_normal((prior.rank, min(prior.rank, rank + 5)))
-    inverse = _low_rank_inverse(builders, precision, rank, signs, sketch)
-    gains = []
-    for operator in judges:
-        signs = generator.choice([-1.0, 1.0], (prior.rank, probes))
-        probe = inverse.apply(signs)
-        rest = signs - operator(probe) - precision[:, None] * probe
-        gains.append(inverse.trace() + float((probe * rest).sum()) / probes)
-    return _sampled("second", np.array([gains]), prior, confidence)
 
 
 def _trace_floor(name: str, trace: float, information: float, prior: Prior, law: str) -> ErrorBound:
@@ -322,79 +245,9 @@ def _shrunk_inverse(fisher: Array, known: Array, shrinkage: float) -> Array:
     return np.asarray(linalg.cho_solve(factor, np.eye(len(fisher))))
 
 
-@dataclass(frozen=True, eq=False)
-class _LowRank:
-    """V = scale (diag(base) - W G W^T), with base (k,), W (k, r), G (r, r)."""
-
-    base: Array
-    wings: Array
-    core: Array
-    scale: float = 1.0
-
-    def apply(self, block: Array) -> Array:
-        low = self.wings @ (self.core @ (self.wings.T @ block))
-        return np.asarray(self.scale * (self.base[:, None] * block - low))
-
-    def trace(self) -> float:
-        return self.scale * float(self.base.sum() - (self.wings @ self.core * self.wings).sum())
-
-
 def _diagonal(prior: Prior) -> tuple[Array, Array | None]:
     """J_P as a diagonal, and the basis in which it is one."""
     if prior.information.ndim == 1:
         return prior.information, prior.basis
     values, vectors = np.linalg.eigh(prior.information)
     return values, vectors if prior.basis is None else prior.basis @ vectors
-
-
-def _bounded(operator: Operator, basis: Array | None) -> Operator:
-    """The operator in the coordinates of the basis, its answers checked."""
-
-    def apply(block: Array) -> Array:
-        given = block if basis is None else basis @ block
-        answer = real("an operator's product", operator(given), 2)
-        if answer.shape != given.shape:
-            raise ValueError(f"an operator maps {given.shape} to {answer.shape}; keep the shape")
-        return answer if basis is None else basis.T @ answer
-
-    return apply
-
-
-def _mean_product(operators: Sequence[Operator], block: Array) -> Array:
-    return np.asarray(sum(operator(block) for operator in operators) / len(operators))
-
-
-def _low_rank_inverse(
-    operators: list[Operator], precision: Array, rank: int, signs: Array, sketch: Array
-) -> _LowRank:
-    """V near (J_P + E J)^-1: a Rayleigh-Ritz model of J, shrunk and scaled on other images."""
-    size, probes = signs.shape
-    fit, test = (operators[::2], operators[1::2]) if len(operators) > 1 else (operators, operators)
-    image = _mean_product(fit, signs)
-    weights = (precision + max(float((signs * image).mean()), 0.0))[:, None]
-    best, answer = 0.0, _LowRank(np.zeros(size), np.zeros((size, 1)), np.zeros((1, 1)))
-    if weights.min() <= 0:
-        return answer
-    sketch = _mean_product(fit, sketch / np.sqrt(weights))
-    frame = np.linalg.qr(_mean_product(fit, sketch / weights))[0]
-    moved = _mean_product(fit, frame)
-    values, vectors = np.linalg.eigh((frame.T @ moved + moved.T @ frame) / 2)
-    turn = vectors[:, -rank:]
-    values, frame, moved = np.maximum(values[-rank:], 0), frame @ turn, moved @ turn
-    outside, seen = signs - frame @ (frame.T @ signs), moved @ (frame.T @ signs)
-    rest = max(float((outside * (image - seen)).sum()) / probes / max(size - rank, 1), 0.0)
-    mean = (float(values.sum()) + rest * (size - rank)) / size
-    products = _mean_product(test, signs) + precision[:, None] * signs
-    for shrinkage in _SHRINKAGES:
-        level = precision + (1 - shrinkage) * rest + shrinkage * mean
-        if level.min() <= 0:
-            continue
-        wings = frame / level[:, None]
-        change = np.diag((1 - shrinkage) * (values - rest))
-        core = change @ np.linalg.inv(np.eye(rank) + frame.T @ wings @ change)
-        choice = _LowRank(1 / level, wings, (core + core.T) / 2)
-        once, gain = choice.apply(signs), choice.trace()
-        loss = gain + float((choice.apply(once) * products - signs * once).sum()) / probes
-        if loss > 0 and gain > 0 and gain**2 / loss > best:
-            best, answer = gain**2 / loss, replace(choice, scale=gain / loss)
-    return answer

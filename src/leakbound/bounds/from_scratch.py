@@ -41,8 +41,6 @@ __all__ = [
     "effective_noise",
     "exact",
     "ncc",
-    "rows_needed",
-    "separation",
     "unbiased",
     "unknown_scale",
 ]
@@ -132,9 +130,6 @@ class ExactLaw(RiskLaw):
         With sin^2 theta = e = N eta / |X|^2, the best guess |X| cos(theta) y / |y| succeeds exactly
         if y lies within theta of X; e >= 1 gives 1, as the zero image then always succeeds. The
         relative error is below 1e-8 in tails of any depth (`log` for those below 1e-308).
-
-        Raises:
-            ValueError: eta or norm of 0 or below, a dim that is no whole number, NaN.
 
         Source: docs/errata.md, "gamma*"; it corrects paper C, Corollary IV.3 and IV.6.
 
@@ -348,6 +343,8 @@ exact = ExactLaw(
         equation="gamma*, docs/errata.md (corrects paper C, Corollaries IV.3 and IV.6)",
     )
 )
+
+
 ncc = NccLaw(
     Scope(
         covers="one",
@@ -358,18 +355,6 @@ ncc = NccLaw(
         equation="this project; population value: paper C (H12)",
     )
 )
-
-
-def rows_needed(clip_norm: ArrayLike, *, norm: ArrayLike) -> Any:
-    """The least number M of trap rows that reaches the least noise: ceil((C / |X|)^2).
-
-    Source: paper C, Theorem IV.1, corrected (docs/errata.md, 3.1: the ratio is squared).
-
-    Example:
-        >>> rows_needed(5.0, norm=1.0)
-        25.0
-    """
-    return one(np.ceil((positive("clip_norm", clip_norm) / positive("norm", norm)) ** 2))
 
 
 def effective_noise(
@@ -393,13 +378,11 @@ def effective_noise(
         rows: M.
         rest_norm: gradient norm of all other parameters before clipping (a norm sink); a trainable
             bias in the trap's layer makes it sqrt(M).
-        rho: factor of the variance by which other examples of the batch are removed: `separation`.
+        rho: factor of the variance by which other examples of the batch are removed, at least 1.
 
     Source: paper C, Theorem IV.1; docs/errata.md, C2 and C5.
 
     Example:
-        >>> effective_noise(0.1, clip_norm=5.0, norm=1.0, rows=25)
-        0.1
         >>> effective_noise(0.1, clip_norm=5.0, norm=1.0, rows=1)
         0.5
     """
@@ -412,37 +395,6 @@ def effective_noise(
         root = np.sqrt(rows)
         grown = sigma * np.sqrt(rho) * np.maximum(c / r / root, np.hypot(1.0, rest / r / root))
     return one(np.where(sigma == 0, 0.0, grown))
-
-
-def separation(mixing: ArrayLike) -> Any:
-    """The factor rho (B,) of unbiased separation of B examples that M rows mix by a known matrix.
-
-    Row j of the trap sends sum_i mixing[i, j] X_i plus noise. Alone, example i is read with a
-    variance of noise^2 / |a_i|^2; in a batch, with rho_i = |a_i|^2 [(A A^T)^-1]_ii times that. An
-    attacker with a prior can do better.
-
-    Shapes: (B, M) with M >= B and independent rows.
-
-    Raises:
-        ValueError: rows that depend on each other, or fewer columns than rows.
-
-    Source: docs/errata.md, "batches"; least squares.
-
-    Example:
-        >>> separation([[1.0, 0.0], [0.0, 2.0]])
-        array([1., 1.])
-    """
-    a = between("mixing", mixing, -np.inf, np.inf, closed=False)
-    if a.ndim != 2 or 0 in a.shape:
-        raise ValueError(f"mixing has shape {a.shape}; give a matrix (examples, rows)")
-    triangle = np.linalg.qr(a.T)[1]
-    if a.shape[0] > a.shape[1] or np.linalg.matrix_rank(a) < a.shape[0]:
-        raise ValueError(
-            f"mixing of shape {a.shape} does not separate the examples; give at least as many "
-            "independent rows of the trap as examples"
-        )
-    inverse = np.linalg.inv(triangle)  # (A A^T)^-1 = inverse inverse^T
-    return np.maximum(1.0, (a**2).sum(1) * (inverse**2).sum(1))
 
 
 def averaged(

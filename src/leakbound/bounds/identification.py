@@ -28,7 +28,7 @@ from leakbound.bounds.law import (
     whole,
 )
 
-__all__ = ["auc", "gaussian", "glrt", "kappa_sphere", "log_kappa_sphere"]
+__all__ = ["gaussian", "glrt", "kappa_sphere", "log_kappa_sphere"]
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,7 @@ class GaussianLaw(RiskLaw):
         log_kappa: ArrayLike | None = None,
         steps: ArrayLike = 1,
     ) -> Any:
-        """Most probability of reaching a goal whose prior-only success is kappa.
-
-        Shapes: all broadcast.
+        """Most probability of reaching a goal whose prior-only success is kappa; broadcasts.
 
         Args:
             noise_multiplier: noise standard deviation / clip norm.
@@ -53,11 +51,7 @@ class GaussianLaw(RiskLaw):
             log_kappa: its natural logarithm, for those too small for a float.
             steps: full-batch steps, composed adaptively.
 
-        Raises:
-            ValueError: kappa outside [0, 1], both or neither given, steps below 1.
-
-        Source: Hayes et al. 2023; Kaissis et al. 2023; paper C, its equation for
-        ReRo; docs/errata.md, C8.
+        Source: Hayes et al. 2023; Kaissis et al. 2023; paper C; docs/errata.md, C8.
 
         Example:
             >>> round(gaussian(1.0, kappa=0.1), 4)
@@ -112,20 +106,6 @@ class GaussianLaw(RiskLaw):
             distance = np.where(blind == np.log(gamma), 0.0, np.maximum(0.0, distance))
             return one(np.sqrt(count) / distance)
 
-    def kappa_at(
-        self, noise_multiplier: ArrayLike, *, gamma: ArrayLike, steps: ArrayLike = 1
-    ) -> Any:
-        """The prior-only success with which the bound is gamma.
-
-        Example:
-            >>> round(gaussian.kappa_at(1.0, gamma=0.3891), 3)
-            0.1
-        """
-        sigma, count = non_negative("noise_multiplier", noise_multiplier), whole("steps", steps)
-        reached = special.ndtri(probability("gamma", gamma))
-        with np.errstate(divide="ignore", over="ignore"):
-            return one(special.ndtr(reached - np.sqrt(count) / sigma))
-
 
 gaussian = GaussianLaw(
     Scope(
@@ -177,44 +157,6 @@ def glrt(noise_multiplier: ArrayLike, *, dim: ArrayLike, kappa: ArrayLike) -> An
     back = stats.chi2.cdf(stats.ncx2.ppf(kappa, n, shift), n)
     found = np.where(shift >= 1e9, 1.0, np.maximum(there, back))
     return one(np.clip(found, 0.0, 1.0))
-
-
-@scoped(
-    Scope(
-        covers="one",
-        attackers="the inner product of two answers of the linear trap",
-        prior="two examples of equal norm at the given angle",
-        known="the noise multiplier",
-        not_said="that no other statistic leaks more",
-        equation="docs/errata.md, matching",
-    )
-)
-def auc(noise_multiplier: ArrayLike, *, dim: ArrayLike, cosine: ArrayLike = 0.0) -> Any:
-    """How well updates that hold the same example are distinguished from those that do not: AUC.
-
-    Phi((1 - cosine) / (noise sqrt(2 (2 + noise^2 N)))), the area under the curve of the inner
-    product of two noisy unit vectors. For one example its mean is 1, for two examples whose
-    directions have the given cosine it is that cosine; its variance is noise^2 (2 + noise^2 N) for
-    equal ones.
-
-    Shapes: all broadcast.
-
-    Args:
-        noise_multiplier: as everywhere.
-        dim: N.
-        cosine: of the angle between the two examples, in [-1, 1]; 0 for orthogonal ones.
-
-    Source: docs/errata.md, "matching"; normal approximation of the inner product's law.
-
-    Example:
-        >>> round(auc(0.1, dim=3072), 3)
-        0.892
-    """
-    sigma, n = non_negative("noise_multiplier", noise_multiplier), whole("dim", dim)
-    near = between("cosine", cosine, -1, 1)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        z = (1 - near) / (sigma * np.sqrt(2 * (2 + sigma**2 * n)))
-    return one(np.where(near == 1, 0.5, special.ndtr(np.nan_to_num(z, nan=0.0, posinf=np.inf))))
 
 
 def kappa_sphere(*, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0) -> Any:

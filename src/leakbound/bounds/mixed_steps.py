@@ -40,10 +40,6 @@ def merged(history: Sequence[Part], most: int = MOST, *, more: bool = True) -> l
     Kinds that are near each other become one, of their least noise and highest rate, or of their
     most noise and lowest rate. More noise is post-processing of less; a lower rate too, as
     replacing the answer by one without the example with probability 1 - q / q' makes q out of q'.
-
-    Example:
-        >>> merged([(1.0, 0.01, 5), (2.0, 0.02, 5), (1.0, 0.01, 7)], most=1)
-        [(1.0, 0.02, 17)]
     """
     width = 1e-9
     while True:
@@ -127,12 +123,6 @@ def visible_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
 
     The mean of Phi(Phi^-1(kappa) + sqrt(sum_i k_i / noise_i^2)) over the numbers k_i of sampled
     steps.
-
-    Shapes: log_kappa any.
-
-    Example:
-        >>> round(visible_upper([(1.0, 1.0, 1), (2.0, 1.0, 4)], np.log(0.1)), 3)
-        0.553
     """
     blind, (bare, none) = np.asarray(log_kappa, float), _with_noise(parts)
     if len(bare) < len(parts):
@@ -177,15 +167,7 @@ def hidden_lower(parts: Sequence[Part], *, dim: int, eta: float, norm: float) ->
 
 
 def hidden_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
-    """Most success where the attacker does not see which steps hold the example.
-
-    Shapes: log_kappa any.
-
-    Example:
-        >>> parts = [(1.0, 0.01, 500), (2.0, 0.02, 500)]
-        >>> hidden_upper(parts, np.log(1e-3)) < visible_upper(parts, np.log(1e-3))
-        True
-    """
+    """Most success where the attacker does not see which steps hold the example."""
     blind = np.asarray(log_kappa, float)
     found = np.asarray(visible_upper(parts, blind))
     do = np.isfinite(blind) & (blind < 0)
@@ -197,12 +179,7 @@ def hidden_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
 
 
 def epsilon(parts: Sequence[Part], delta: float, *, visible: bool) -> float:
-    """The epsilon that goes with delta for all steps, adding or removing an example.
-
-    Example:
-        >>> round(epsilon([(2.0, 1.0, 2), (2.0, 1.0, 2)], 1e-5, visible=True), 2)
-        4.38
-    """
+    """The epsilon that goes with delta for all steps, adding or removing an example."""
     bare, none = _with_noise(parts)
     if len(bare) < len(parts):
         if 1 - none >= delta:

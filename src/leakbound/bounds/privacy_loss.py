@@ -44,21 +44,10 @@ ROUGH = 8.0
 
 
 class ResultCache:
-    """Results by content: the least recently asked for goes first when memory runs out.
+    """Results by content: the least recently asked for goes first when `most_bytes` run out.
 
-    Guarantees: a result depends on its key alone, so that it is the same bits whether it was kept
-        or is made anew. Threads may ask at once; two that miss together both compute, and share
-        the first result. Each process has its own.
-
-    Args:
-        most_bytes: of all results together; a result that is larger alone is not kept.
-
-    Example:
-        >>> cache = ResultCache(10_000)
-        >>> cache.of(("square", 3), lambda: 9), cache.of(("square", 3), lambda: 0)
-        (9, 9)
-        >>> cache.hits, cache.misses
-        (1, 1)
+    A result depends on its key alone, so that it is the same bits whether it was kept or is made
+    anew. Threads may ask at once; two that miss together both compute, and share the first result.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -109,12 +98,7 @@ CACHE = ResultCache(2**27)
 
 
 def sealed(array: Array) -> Array:
-    """The array as one that nobody can write to, not even by its flags; give the only reference.
-
-    Example:
-        >>> sealed(np.zeros(2)).flags.writeable
-        False
-    """
+    """The array as one that nobody can write to, not even by its flags; give the only reference."""
     whole = np.ascontiguousarray(array)
     return np.frombuffer(whole.reshape(-1).data.toreadonly(), whole.dtype)
 
@@ -165,12 +149,7 @@ class LossCurve:
 def curve(
     noise: float, sampling_rate: float, steps: int, remove: bool = True, *, rough: bool = False
 ) -> LossCurve | None:
-    """`mixed_curve` of steps of one kind.
-
-    Example:
-        >>> curve(1.0, 0.1, 10) is curve(1.0, 0.1, 10)
-        True
-    """
+    """`mixed_curve` of steps of one kind."""
     return mixed_curve([(noise, sampling_rate, steps)], remove, rough=rough)
 
 
@@ -179,12 +158,8 @@ def mixed_curve(
 ) -> LossCurve | None:
     """The curve of all steps; None where no grid of a sensible size is fine enough.
 
-    Kept by its numbers, so that asking again costs nothing.
-
-    Args:
-        parts: the kinds of steps; noise multipliers above 0 and finite, rates in (0, 1].
-        remove: P with the example and Q without; else the reverse.
-        rough: on wider cells: above the truth too, less close, several times faster.
+    Kept by its numbers. With `remove` P is the law with the example and Q without, else the
+    reverse; `rough` takes wider cells: above the truth too, less close, several times faster.
 
     Source: Doroshenko et al. 2022 (connect the dots).
     """

@@ -21,8 +21,8 @@ from scipy import special, stats
 
 from leakbound import check
 from leakbound.bounds.from_scratch import exact
-from leakbound.bounds.identification import gaussian, log_kappa_sphere
-from leakbound.bounds.law import Array, Scope, between, non_negative, one, positive, single, whole
+from leakbound.bounds.identification import log_kappa_sphere
+from leakbound.bounds.law import Array, between, non_negative, one, positive, single, whole
 from leakbound.bounds.roots import least_where
 
 __all__ = [
@@ -65,13 +65,7 @@ MOST, TOGETHER = 5000, 512
 
 @dataclass(frozen=True)
 class SuccessEstimate:
-    """A probability that was estimated from draws.
-
-    Attributes:
-        value: the estimate.
-        low, high: 95 % confidence interval, both sides; equal to the value where it is computed.
-        n: number of draws; 0 where it is computed.
-    """
+    """A probability from n draws, with its 95 % interval; n is 0 where it is computed."""
 
     value: float
     low: float
@@ -80,12 +74,7 @@ class SuccessEstimate:
 
     @classmethod
     def of_counts(cls, hits: int, n: int) -> SuccessEstimate:
-        """Clopper-Pearson interval of `hits` out of n.
-
-        Example:
-            >>> SuccessEstimate.of_counts(0, 100).high < 0.037
-            True
-        """
+        """Clopper-Pearson interval of `hits` out of n."""
         tail = (1 - CONFIDENCE) / 2
         low = float(stats.beta.ppf(tail, hits, n - hits + 1)) if hits else 0.0
         high = float(stats.beta.isf(tail, hits + 1, n - hits)) if hits < n else 1.0
@@ -96,10 +85,6 @@ class SuccessEstimate:
         """Mean of chances (n,) in [0, 1], n >= 2, with the empirical Bernstein interval.
 
         Source: Maurer and Pontil 2009.
-
-        Example:
-            >>> SuccessEstimate.of_chances(np.full(1000, 0.5)).high < 0.52
-            True
         """
         n, mean = len(values), float(values.mean())
         log = np.log(4 / (1 - CONFIDENCE))
@@ -110,19 +95,19 @@ class SuccessEstimate:
 class RecordPrior(ABC):
     """A prior of examples, with its attack and its prior-only success.
 
+    `success` is attained by one attack on the linear trap's answer; another may do better. The
+    bound from `log_kappa` covers all attackers, on average over this prior: not one given example,
+    and no attacker who knows more of it, such as its norm where that varies.
+
     Attributes:
         name: for people.
         dim: N.
         informed: whether it knows the data: what does not bounds no attacker who does.
-        attained_scope: what `success` covers.
-        bound_scope: what the bound from `log_kappa` covers.
     """
 
     name: str
     dim: int
     informed: bool = True
-    attained_scope: Scope
-    bound_scope: Scope
 
     @abstractmethod
     def sample(self, count: int, generator: np.random.Generator) -> Array:
@@ -135,11 +120,7 @@ class RecordPrior(ABC):
     def success(
         self, noise_multiplier: float, *, eta: float, draws: int, generator: np.random.Generator
     ) -> SuccessEstimate:
-        """How often the attack comes within an MSE of eta of examples of the prior, by counting.
-
-        Raises:
-            ValueError: eta of 0 or below, draws that are no whole number.
-        """
+        """How often the attack comes within an MSE of eta of examples of the prior, by counting."""
         noise, eta, draws = _setting(noise_multiplier, eta, draws)
         hits = 0
         for start in range(0, draws, CHUNK):
@@ -150,19 +131,11 @@ class RecordPrior(ABC):
 
     @abstractmethod
     def log_kappa(self, eta: ArrayLike) -> Any:
-        """Upper bound on the logarithm of the most mass within an MSE of eta of any point.
-
-        Shapes: any.
-        """
+        """Upper bound on the logarithm of the most mass within an MSE of eta of any point."""
 
 
 def answer(examples: Array, noise_multiplier: float, generator: np.random.Generator) -> Array:
-    """What the linear trap's server sees of examples (n, N): directions plus noise.
-
-    Example:
-        >>> answer(np.array([[3.0, 4.0]]), 0.0, np.random.default_rng(0))
-        array([[0.6, 0.8]])
-    """
+    """What the linear trap's server sees of examples (n, N): directions plus noise."""
     noise = min(noise_multiplier, PURE_NOISE) * generator.standard_normal(examples.shape)
     return np.asarray(examples / np.linalg.norm(examples, axis=1, keepdims=True) + noise)
 
@@ -184,30 +157,6 @@ def flat_images(images: ArrayLike) -> Array:
     return array.reshape(len(array), -1)
 
 
-def _attained(prior: str, attack: str) -> Scope:
-    return Scope(
-        covers="attained",
-        attackers=f"one attack on the linear trap's answer: {attack}",
-        prior=prior,
-        known="this prior and the noise multiplier",
-        not_said="that no attacker does better; what it reaches where examples follow another "
-        "prior",
-        equation="docs/risk.md, the family of priors",
-    )
-
-
-def _bounded(prior: str, kappa: str) -> Scope:
-    return Scope(
-        covers="all",
-        attackers=gaussian.scope.attackers,
-        prior=f"averaged over {prior}; prior-only success: {kappa}",
-        known="this prior, and everything but the example and the noise",
-        not_said="a bound for one given example, or for an attacker with a sharper prior or who "
-        "knows more of the example, such as its norm where that varies",
-        equation=gaussian.scope.equation,
-    )
-
-
 @dataclass(frozen=True)
 class KnownNorm(RecordPrior):
     """The norm and no more: direction uniform on the sphere. Nothing is estimated from draws.
@@ -216,14 +165,10 @@ class KnownNorm(RecordPrior):
         dim: N.
         norm: |X|, input units.
 
-    Raises:
-        ValueError: a dim that is no whole number, a norm of 0 or below.
-
     Source: docs/errata.md, "gamma*".
 
     Example:
-        >>> prior = KnownNorm(16)
-        >>> round(prior.success(0.5, eta=0.5 / 16).value, 4)
+        >>> round(KnownNorm(16).success(0.5, eta=0.5 / 16).value, 4)
         0.0683
     """
 
@@ -232,15 +177,12 @@ class KnownNorm(RecordPrior):
 
     name = "known norm"
     informed = False  # a norm says nothing about what the data look like
-    attained_scope = exact.scope  # here all estimators of the trap's answer
-    bound_scope = _bounded("a direction uniform on the sphere of the norm", "a cap's share")
 
     def __post_init__(self) -> None:
         single("dim", whole("dim", self.dim))
         single("norm", positive("norm", self.norm))
 
     def sample(self, count: int, generator: np.random.Generator) -> Array:
-        """Examples (count, N) of uniform direction."""
         drawn = generator.standard_normal((count, self.dim))
         return np.asarray(self.norm * drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
 
@@ -257,29 +199,19 @@ class KnownNorm(RecordPrior):
         draws: int = 0,
         generator: np.random.Generator | None = None,
     ) -> SuccessEstimate:
-        """gamma*, which needs no draws."""
         value = float(exact(noise_multiplier, dim=self.dim, eta=eta, norm=self.norm))
         return SuccessEstimate(value, value, value, 0)
 
     def log_kappa(self, eta: ArrayLike) -> Any:
-        """Exact: the share of the sphere in the largest cap within eta.
-
-        Example:
-            >>> round(float(np.exp(KnownNorm(2).log_kappa(0.25))), 4)
-            0.25
-        """
+        """Exact: the share of the sphere in the largest cap within eta."""
         return one(np.asarray(log_kappa_sphere(dim=self.dim, eta=eta, norm=self.norm)))
 
 
 @dataclass(frozen=True, eq=False)
 class GaussianPart:
-    """A Gaussian with k leading directions and one variance for the rest.
+    """A Gaussian with k leading directions, and one variance in each of the other N - k.
 
-    Attributes:
-        mean: (N,).
-        basis: (N, k), orthonormal columns.
-        variances: (k,), input units squared.
-        rest: the variance in each of the other N - k directions.
+    `mean` (N,), `basis` (N, k) orthonormal, `variances` (k,).
     """
 
     mean: Array
@@ -289,11 +221,7 @@ class GaussianPart:
 
     @classmethod
     def from_samples(cls, rows: Array, components: int) -> GaussianPart:
-        """Moments of rows (n, N): principal components, and the mean variance of the rest.
-
-        Raises:
-            ValueError: fewer than 2 rows, or rows that are all equal.
-        """
+        """Principal components of rows (n, N), and the mean variance of the rest."""
         if len(rows) < 2 or not np.ptp(rows, axis=0).any():
             raise ValueError(f"images: these {len(rows)} have no variance; give different ones")
         mean, (n, dim) = rows.mean(0), rows.shape
@@ -325,7 +253,6 @@ class GaussianPart:
         return len(self.mean) - len(self.variances)
 
     def sample(self, count: int, generator: np.random.Generator) -> Array:
-        """Draws (count, N)."""
         normal = generator.standard_normal((count, len(self.mean)))
         root = np.sqrt(self.rest)
         longer = (normal @ self.basis) * (np.sqrt(self.variances) - root)
@@ -359,11 +286,8 @@ class GaussianPart:
     def log_ball(self, square: Array) -> Array:
         """Chernoff bound on log P(|X - z|^2 <= square), any z: min over t of log E exp(t (s - Q)).
 
-        The density is symmetric and unimodal about the mean, so by Anderson's inequality no ball
-        holds more than the one at the mean; there Q = |X - mean|^2 is a sum of variance * chi^2_1,
-        and every t >= 0 gives a bound, so rounding of the best one costs no validity.
-
-        Shapes: (n,).
+        By Anderson's inequality no ball holds more than the one at the mean; there Q = |X - mean|^2
+        is a sum of variance * chi^2_1, and every t >= 0 gives a bound, whatever its rounding.
         """
         spectrum = self.spectrum
         far = np.full(square.shape, 600.0)
@@ -397,15 +321,7 @@ class Mixture(RecordPrior):
             raise ValueError(f"weights has shape {w.shape}; give one for each of {len(parts)}")
         self.parts, self.weights = tuple(parts), w / w.sum()
         self.dim = len(parts[0].mean)
-        self._describe(
-            f"mixture of {len(parts)} Gaussians", f"images from a mixture of {len(parts)} Gaussians"
-        )
-
-    def _describe(self, name: str, prior: str) -> None:
-        attack = "the mean of the approximate posterior over norms, or of its likeliest part"
-        kappa = "Chernoff's bound on the ball at each Gaussian's mean, summed"
-        self.name, self.attained_scope = name, _attained(prior, attack)
-        self.bound_scope = _bounded(prior, kappa)
+        self.name = f"mixture of {len(parts)} Gaussians"
 
     @classmethod
     def from_samples(
@@ -415,24 +331,17 @@ class Mixture(RecordPrior):
         *,
         components: int,
         clusters: int = 10,
-        seed: int = 0,
     ) -> Self:
         """One Gaussian for each label, or for each cluster that k-means finds.
 
-        Shapes: `images` (n, ...), `labels` (n,).
-
         Args:
-            images: samples of the prior, public data.
-            labels: their classes; without them, scikit-learn's k-means groups the images.
+            images: (n, ...) samples of the prior, public data.
+            labels: (n,) their classes; without them, scikit-learn's k-means groups the images.
             components: leading directions of each part; the rest share one variance.
             clusters: number of groups where there are no labels.
-            seed: of k-means.
-
-        Raises:
-            ValueError: a class of fewer than 2 images, or images that are all equal.
         """
         rows, k = flat_images(images), int(single("components", whole("components", components)))
-        groups = _clusters(rows, clusters, seed) if labels is None else np.asarray(labels)
+        groups = _clusters(rows, clusters) if labels is None else np.asarray(labels)
         if groups.shape != (len(rows),):
             raise ValueError(f"labels has shape {groups.shape}; give one for each of {len(rows)}")
         names, counts = np.unique(groups, return_counts=True)
@@ -441,7 +350,6 @@ class Mixture(RecordPrior):
         return cls([GaussianPart.from_samples(rows[groups == name], k) for name in names], counts)
 
     def sample(self, count: int, generator: np.random.Generator) -> Array:
-        """Examples (count, N) of the prior."""
         which = generator.choice(len(self.parts), count, p=self.weights)
         rows = np.empty((count, self.dim))
         for i, part in enumerate(self.parts):
@@ -470,53 +378,34 @@ class Mixture(RecordPrior):
 
 
 class GaussianImages(Mixture):
-    """Images are Gaussian: one mean and one covariance.
-
-    Example:
-        >>> images = np.random.default_rng(0).normal(size=(500, 8)) + 1
-        >>> prior = GaussianImages.from_samples(images, components=4)
-        >>> round(float(np.exp(prior.log_kappa(0.1))), 3)
-        0.004
-    """
+    """Images are Gaussian: one mean and one covariance."""
 
     def __init__(self, part: GaussianPart) -> None:
         super().__init__([part], [1.0])
-        words = "Gaussian images: a mean, leading directions, one variance for the rest"
-        self._describe("Gaussian images", words)
+        self.name = "Gaussian images"
 
     @classmethod
     def from_samples(cls, images: ArrayLike, *, components: int) -> Self:  # type: ignore[override]
-        """Mean and `components` leading directions of images (n, ...); the rest share a variance.
-
-        Raises:
-            ValueError: fewer than 2 images, or images that are all equal.
-        """
+        """Mean and `components` leading directions of images; the rest share a variance."""
         k = int(single("components", whole("components", components)))
         return cls(GaussianPart.from_samples(flat_images(images), k))
 
 
-def _clusters(rows: Array, clusters: int, seed: int) -> Array:
+def _clusters(rows: Array, clusters: int) -> Array:
     from sklearn.cluster import KMeans
 
     count = int(single("clusters", whole("clusters", clusters)))
     if count > len(rows):
         raise ValueError(f"clusters is {count}; give at most the number of images, {len(rows)}")
-    return np.asarray(KMeans(count, n_init=3, random_state=seed).fit_predict(rows))
+    return np.asarray(KMeans(count, n_init=3, random_state=0).fit_predict(rows))
 
 
 class Gallery(RecordPrior):
     """The example is one of the images, with known weights.
 
-    Shapes: `images` (n, ...), `weights` (n,).
-
     Args:
-        images: the candidates, input units.
-        weights: how likely each is, up to a factor; equal by default.
-
-    Raises:
-        ValueError: an image of norm 0, weights that are negative or of another length.
-
-    Source: this project; docs/risk.md, the family of priors.
+        images: (n, ...) the candidates, input units.
+        weights: (n,) how likely each is, up to a factor; equal by default.
 
     Example:
         >>> prior = Gallery(np.eye(4))
@@ -524,15 +413,6 @@ class Gallery(RecordPrior):
         >>> found.value > 0.99, round(float(np.exp(prior.log_kappa(0.1))), 3)
         (True, 0.25)
     """
-
-    attained_scope = _attained(
-        "the gallery, by its weights",
-        "the guess, of the likeliest examples and the means of posterior and prior, whose ball "
-        "holds most posterior",
-    )
-    bound_scope = _bounded(
-        "the gallery, by its weights", "the most mass within twice the radius of an example"
-    )
 
     def __init__(self, images: ArrayLike, weights: ArrayLike | None = None) -> None:
         rows = flat_images(images)
@@ -552,7 +432,6 @@ class Gallery(RecordPrior):
         self._directions, self._squares = rows / norms[:, None], norms**2
 
     def sample(self, count: int, generator: np.random.Generator) -> Array:
-        """Examples (count, N) of the gallery."""
         return np.asarray(self.images[generator.choice(len(self.images), count, p=self.weights)])
 
     def attack(self, answers: Array, noise_multiplier: float, *, eta: float) -> Array:
@@ -562,11 +441,7 @@ class Gallery(RecordPrior):
     def success(
         self, noise_multiplier: float, *, eta: float, draws: int, generator: np.random.Generator
     ) -> SuccessEstimate:
-        """Mean posterior mass within eta of the guess: its expectation is the success.
-
-        Raises:
-            ValueError: eta of 0 or below, fewer than 2 draws.
-        """
+        """Mean posterior mass within eta of the guess: its expectation is the success."""
         noise, eta, draws = _setting(noise_multiplier, eta, draws, 2)
         found = []
         for start in range(0, draws, CHUNK):
@@ -626,32 +501,25 @@ class EmpiricallyBoundedPrior(RecordPrior):
         groups: images (n, ...) of each group that the attacker can tell apart without the update,
             such as the classes where labels are known; each weighs by its size.
 
-    Source: this project.
-
     Example:
         >>> groups = [[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]]
-        >>> prior = EmpiricallyBoundedPrior(KnownNorm(2), groups)
-        >>> round(float(np.exp(prior.log_kappa(1e-3))), 3)
+        >>> round(float(np.exp(EmpiricallyBoundedPrior(KnownNorm(2), groups).log_kappa(1e-3))), 3)
         0.5
     """
 
     def __init__(self, prior: RecordPrior, groups: Sequence[ArrayLike]) -> None:
         self.prior, self.groups = prior, [flat_images(images) for images in groups]
         self.name, self.dim = f"{prior.name}, no rarer than seen", prior.dim
-        self.attained_scope, self.bound_scope = prior.attained_scope, prior.bound_scope
 
     def sample(self, count: int, generator: np.random.Generator) -> Array:
-        """Examples (count, N) of the model."""
         return self.prior.sample(count, generator)
 
     def attack(self, answers: Array, noise_multiplier: float, *, eta: float) -> Array:
-        """The model's."""
         return self.prior.attack(answers, noise_multiplier, eta=eta)
 
     def success(
         self, noise_multiplier: float, *, eta: float, draws: int, generator: np.random.Generator
     ) -> SuccessEstimate:
-        """The model's."""
         return self.prior.success(noise_multiplier, eta=eta, draws=draws, generator=generator)
 
     def log_kappa(self, eta: ArrayLike) -> Any:
@@ -672,17 +540,13 @@ def from_images(
 ) -> EmpiricallyBoundedPrior:
     """A prior taken from public images, with at least the success that one of them has.
 
-    Shapes: `images` (n, ...); the trailing sizes are one example's values.
-
     Args:
-        images: public ones, of the same kind as the private ones.
+        images: (n, ...) public ones, of the same kind as the private ones.
         kind: "mixture" (Gaussians), "gaussian" (one of them) or "gallery" (the images themselves).
         components: leading directions of the Gaussians.
 
     Raises:
         ValueError: an unknown kind, fewer than 64 images, or images that are all equal.
-
-    Source: this project.
 
     Example:
         >>> public = np.random.default_rng(0).random((100, 4))
@@ -702,14 +566,7 @@ def from_images(
 
 
 def largest_match_rate(images: ArrayLike, eta: float) -> float:
-    """The largest share of the other images within an MSE of eta of one; of 5,000 at most.
-
-    Shapes: (n, ...).
-
-    Example:
-        >>> largest_match_rate([[0.0], [0.1], [1.0]], 0.02)
-        0.5
-    """
+    """The largest share of the other images within an MSE of eta of one; of 5,000 at most."""
     flat = flat_images(images)
     few = flat[:: -(-len(flat) // MOST)]
     if len(few) < 2:

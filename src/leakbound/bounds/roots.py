@@ -41,15 +41,8 @@ def least_root(excess: Callable[[Array], Array], low: Array, high: Array) -> Arr
     """The least x in [low, high] where `excess` is not positive, elementwise, never below it.
 
     `excess` is continuous and falls; the answer is a place where it was evaluated, or `high` where
-    it stays above 0. Chandrupatla's method: some ten evaluations where bisection takes 64. Each
-    entry's path depends on that entry alone.
-
-    Source: Chandrupatla, Advances in Engineering Software 28(3), 1997.
-
-    Example:
-        >>> found = least_root(lambda x: 2 - x * x, np.array([0.0, 1.0]), np.array([2.0, 9.0]))
-        >>> bool(np.abs(found - 2**0.5).max() < 1e-14)
-        True
+    it stays above 0. Chandrupatla's method (1997): some ten evaluations where bisection takes 64.
+    Each entry's path depends on that entry alone.
     """
     a, b = (np.array(end, dtype=float) for end in np.broadcast_arrays(high, low))
     fa, fb = excess(a), excess(b)
@@ -98,13 +91,9 @@ def inward(fits: Callable[[Array], Array], value: Array, sign: float) -> Array:
 
 
 def crossing(excess: Excess, fine: float, bad: float) -> float:
-    """Where `excess` turns positive between a place where it is not and one where it is.
+    """Where `excess` turns positive between `fine`, where it is not, and `bad`, where it is.
 
     The answer is on the safe side: excess was evaluated there and is 0 or less.
-
-    Example:
-        >>> round(crossing(lambda x: 2 - x * x, 3.0, 0.0), 4)
-        1.4142
     """
     step = 1e-6 if bad > fine else -1e-6
     place = float(optimize.brentq(excess, fine, bad, xtol=1e-6, rtol=1e-12))
@@ -116,12 +105,7 @@ def crossing(excess: Excess, fine: float, bad: float) -> float:
 
 
 def last_that(holds: Callable[[int], bool], guess: int) -> int:
-    """The largest number that holds, 2^30 at the most, 0 if none; looked for around the guess.
-
-    Example:
-        >>> last_that(lambda count: count <= 1000, 990), last_that(lambda count: False, 5)
-        (1000, 0)
-    """
+    """The largest number that holds, 2^30 at the most, 0 if none; looked for around the guess."""
     low, step = min(guess, MOST_STEPS), 1
     while low > 0 and not holds(low):
         low, step = max(0, low - step), 2 * step
@@ -140,28 +124,11 @@ def edge(
 ) -> float:
     """The farthest place from `fine`, to `near`, up to which `excess` is not positive.
 
-    `rough` replaces `excess`, cheaper and less exact: its edge is where the search starts, so that
-    `excess` is evaluated a few times. A poor replacement costs evaluations and no more.
-
-    Args:
-        excess: continuous; falls to 0 or below towards `fine`, rises away from it.
-        fine: a place where it is not positive; not evaluated.
-        way: the direction of the search, 1 or -1.
-        rough: as excess, cheaper.
-        near: the answer is at most so far before a place where excess was found positive.
-        most: places farther from `fine` are not looked at.
-
-    Returns:
-        A place where excess was evaluated and is not positive, or `fine`, or the last place.
-
-    Example:
-        >>> seen = []
-        >>> def excess(x):
-        ...     seen.append(x)
-        ...     return 2 - x * x
-        >>> found = edge(excess, 9.0, -1, near=1e-4, rough=lambda x: 2.01 - x * x)
-        >>> 0 <= found - 2**0.5 <= 1e-4, len(seen) <= 5
-        (True, True)
+    `excess` is continuous, falls to 0 or below towards `fine` (not evaluated there) and rises in
+    the direction `way` (1 or -1), where places farther than `most` are not looked at. The answer
+    was evaluated, or is `fine` or the last place. `rough` replaces `excess`, cheaper and less
+    exact: its edge is where the search starts, so that `excess` is evaluated a few times. A poor
+    replacement costs evaluations and no more.
     """
     start, slope = _rough_edge(rough, fine, way, most)
     good, bad, place = 0.0, most, start  # distances from fine

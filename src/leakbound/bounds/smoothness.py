@@ -69,20 +69,8 @@ def not_smooth(
     """What keeps the release from being proved smooth in the inputs, by name; () where it is.
 
     The defense must say that what it sends does not jump (`Defense.continuous`): clipping bends the
-    gradient, which bounds allow.
-
-    Shapes: inputs (B, *S), labels (B,). Only their shapes and types count, and no value of them is
-    read, so a model that branches on values is refused.
-
-    Source: this project; docs/error_bounds.md.
-
-    Example:
-        >>> relu = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2), torch.nn.ReLU())
-        >>> not_smooth(Task.of(relu), torch.zeros(1, 1, 2, 2), torch.tensor([0]))
-        ('relu', 'threshold_backward')
-        >>> tanh = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2), torch.nn.Tanh())
-        >>> not_smooth(Task.of(tanh), torch.zeros(1, 1, 2, 2), torch.tensor([0]))
-        ()
+    gradient, which bounds allow. Of inputs and labels only shapes and types count, so that a model
+    that branches on values is refused.
     """
     found = set() if defense is None or defense.continuous else {"the defense"}
 

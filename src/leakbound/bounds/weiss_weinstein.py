@@ -58,28 +58,13 @@ def weiss_weinstein_bound(
 
     Args:
         overlaps: (n, r, S) in [0, 1], n >= 4 independent images x of the prior:
-            exp(-|Sigma^-1/2 (g(x + h u / 2) - g(x - h u / 2))|^2 / 8) for direction u and step h,
-            as `overlap.overlaps` makes them.
+            exp(-|Sigma^-1/2 (g(x + h u / 2) - g(x - h u / 2))|^2 / 8) for direction u and step h.
         steps: (r, S), S >= 2, input units, each twice the one before.
         prior: a Gaussian one, or `repeat` of one.
         directions: (k, r) orthonormal columns in the prior's coordinates, chosen without these
             images; None for the coordinates themselves (r = k). Left-out ones count as error 0.
         confidence: one-sided, by a t quantile: approximate. Where all directions jump at once, 0.99
             was 0.94 at worst with n = 16 or 32 in tests; give more images there.
-
-    Raises:
-        ValueError: a wrong shape, overlaps outside [0, 1], steps that do not double, fewer than
-            four images, a prior that is not Gaussian, a confidence outside (0.5, 1).
-
-    Source: Weiss and Weinstein, IEEE Transactions on Information Theory 31(5), 1985.
-
-    Example:
-        >>> from leakbound.bounds.priors import GaussianPrior
-        >>> prior = GaussianPrior.isotropic([0.0, 0.0], 4.0)
-        >>> steps = default_steps(prior, 6)
-        >>> blind = weiss_weinstein_bound(np.ones((400, 2, 6)), steps, prior)
-        >>> bool(3.9 < blind.value <= 4.0)
-        True
     """
     known = _known(prior, directions)
     grid = _grid(steps, len(known))
@@ -93,26 +78,6 @@ def weiss_weinstein_bound(
     return _bound(total / prior.dimension, error / prior.dimension, prior, confidence)
 
 
-def direction_bounds(means: Any, steps: Any, information: Any) -> Array:
-    """The bound on E (u^T e)^2 for each direction from exact mean overlaps: its best step's.
-
-    Shapes: means E_x of the overlaps and steps, both (r, S) as in `weiss_weinstein_bound`;
-        information (r,) u^T C^-1 u; the answer (r,), input units squared.
-
-    Raises:
-        ValueError: a wrong shape, steps that do not double.
-
-    Source: Weiss and Weinstein, IEEE Transactions on Information Theory 31(5), 1985.
-
-    Example:
-        >>> direction_bounds([[1.0, 1.0]], [[0.1, 0.2]], [0.25]).round(3).tolist()
-        [4.0]
-    """
-    known = real("information", information, 1)
-    values, _ = _values(real("means", means, 2), _grid(steps, len(known)), known)
-    return np.asarray(values.max(1))
-
-
 def default_steps(
     prior: Prior,
     count: int,
@@ -123,22 +88,9 @@ def default_steps(
 ) -> Array:
     """A grid of steps (r, count), each twice the one before, up to `largest` deviations.
 
-    Args:
-        prior: a Gaussian one.
-        count: S, at least 2. The grid spans 2^(S - 1); each step costs two releases an image.
-        largest: of the steps, in standard deviations along each direction.
-        directions: as in `weiss_weinstein_bound`.
-        information: (r,) an estimate of the whole u^T (J_D + C^-1) u from other images, for a
-            deviation 1 / sqrt of it; None takes the prior's. Where the release is informative the
-            best step is near 1.4 of these; jumps ask for smaller ones.
-
-    Raises:
-        ValueError: a count under 2, a largest step that is not above 0, a prior not Gaussian.
-
-    Example:
-        >>> from leakbound.bounds.priors import GaussianPrior
-        >>> default_steps(GaussianPrior.isotropic([0.0], 4.0), 3).tolist()
-        [[1.0, 2.0, 4.0]]
+    `information` (r,) estimates the whole u^T (J_D + C^-1) u from other images, for a deviation
+    1 / sqrt of it; None takes the prior's. Where the release is informative the best step is near
+    1.4 of these; jumps ask for smaller ones. Each step costs two releases an image.
     """
     check.count(count=count)
     check.positive(largest=largest)
@@ -158,16 +110,6 @@ def least_informed(fisher: Any, prior: Prior, count: int) -> tuple[Array, Array]
     Eigenvectors of J_D + C^-1 with the smallest eigenvalues: they carry most of the error, and the
     sum of their scalar bounds loses nothing to correlations between them. Any choice is valid, if
     the images behind `fisher` are not those of the overlaps.
-
-    Shapes: `fisher` (k, k), in the prior's coordinates; 1 / input units squared.
-
-    Raises:
-        ValueError: a wrong shape, not symmetric, a count that is none.
-
-    Example:
-        >>> from leakbound.bounds.priors import GaussianPrior
-        >>> least_informed(np.diag([8.0, 2.0]), GaussianPrior.isotropic([0, 0], 1.0), 1)[1]
-        array([3.])
     """
     check.count(count=count)
     values, vectors = np.linalg.eigh(symmetric("fisher", fisher, prior.rank) + prior.matrix)
@@ -178,8 +120,6 @@ def least_informed(fisher: Any, prior: Prior, count: int) -> tuple[Array, Array]
 
 def _values(means: Array, steps: Array, known: Array) -> tuple[Array, Array]:
     """The bound and its best c at every step with a successor, (r, S - 1) each."""
-    if means.shape != steps.shape:
-        raise ValueError(f"overlaps {means.shape} and steps {steps.shape} do not fit")
     first, rest = _moments(means, steps, known)
     step = steps[:, :-1]
     return (step * first) ** 2 / (2 * rest), step * first / (2 * rest)

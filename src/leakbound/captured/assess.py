@@ -4,24 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from msgspec.structs import replace
 
 from leakbound import check, tensors
+from leakbound.assess import record as records
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.measure import measure, objective_of, release_of, shown
-from leakbound.assess.record import (
-    Assessment,
-    AttackInfo,
-    Bound,
-    CaptureInfo,
-    DataInfo,
-    Explained,
-    FindingInfo,
-    ModelInfo,
-    short,
-)
 from leakbound.assess.verdict import verdict
 from leakbound.attacks import settings_hash
 from leakbound.attacks.base import Attack, expected_rows, seen_task
@@ -46,12 +37,8 @@ NO_LAW = "no noise of a known law was declared: the update itself bounds no atta
 class Case:
     """One captured update under attack: what is recorded beside the attack's own result.
 
-    Attributes:
-        at: its place among the updates of the run.
-        spec: the model by name.
-        declared: the defense as it was declared; what an attacker knows of it is in `understood`.
-        public: where public images come from; None where there are none.
-        truth: the true batch, where the user holds it; no attack sees it.
+    `at` is its place among the updates of the run; `declared` the defense as it was declared (what
+    an attacker knows of it is in `understood`). No attack sees `truth`.
     """
 
     capture: Capture
@@ -65,21 +52,16 @@ class Case:
     truth: Batch | None = None
 
 
-@dataclass(frozen=True)
-class Made:
-    """A record, and the pictures that it names."""
-
-    record: Assessment
-    pictures: dict[str, bytes] = field(default_factory=dict)
-
-
-def read_truth(path: Path | str) -> Batch:
-    """The true batch of a file: `inputs` (or x, images) and `labels` (or y), in the model's units.
-
-    Raises:
-        ValueError: a file without these, or of other types.
-    """
-    named, _ = tensors.read(Path(path))
+def read_truth(given: Batch | Path | str | None) -> Batch | None:
+    """The true batch, of a file `inputs` (or x, images) and `labels` (or y)."""
+    if given is not None and not isinstance(given, Batch | Path | str):
+        raise ValueError(
+            f"truth is a {type(given).__name__}; give leakbound.Batch(inputs, labels), or a file "
+            "that holds both"
+        )
+    if not isinstance(given, Path | str):
+        return given
+    path, named = given, tensors.read(Path(given))[0]
     found = []
     for names in (("inputs", "x", "images"), ("labels", "y")):
         here = [name for name in names if name in named]
@@ -118,9 +100,8 @@ def check_truth(truth: Batch, observation: Observation) -> Batch:
     return Batch(truth.inputs.to(task.parameters), truth.labels.to(task.parameters.device))
 
 
-def explained(understood: Understood, answer: Reconstruction) -> Explained | None:
+def explained(understood: Understood, answer: Reconstruction) -> records.Explained | None:
     """What the guess explains; None where the attack says nothing of the labels of several images.
-
     Where there is a mask, only the coordinates that were sent count.
     """
     observation = understood.observation
@@ -140,24 +121,23 @@ def explained(understood: Understood, answer: Reconstruction) -> Explained | Non
         return None
     off = float((a - b).square().sum())
     direction = max(0.0, both) ** 2 / (energy * own)
-    return Explained(share=1 - off / energy, direction=direction, scale=both / own)
+    return records.Explained(share=1 - off / energy, direction=direction, scale=both / own)
 
 
-def header(case: Case, name: str, attack: Attack | None, settings: str = "") -> Assessment:
-    """What a record holds before the attack has run."""
+def header(case: Case, name: str, attack: Attack | None, settings: str = "") -> records.Assessment:
     seen, built = case.understood.observation, case.declared
     shown_ = settings or repr(attack)
     key = [case.at, case.capture.digest, name, shown_, repr(built), case.spec.name, seen.cohort[0]]
     key += [repr(seen.task.plan), list(seen.input_shape), seen.threat.labels_known]
     own, found = case.capture, case.understood
-    return Assessment(
+    return records.Assessment(
         experiment=plans.digest(key)[:16],
-        attack=AttackInfo(
+        attack=records.AttackInfo(
             name=name, settings=shown_, hash=settings_hash(attack) if attack else "none"
         ),
         defense=defense_info(links_of(built), built),
-        model=ModelInfo(name=case.spec.name, parameters={}, size=len(seen.task.parameters)),
-        data=DataInfo(
+        model=records.ModelInfo(name=case.spec.name, parameters={}, size=len(seen.task.parameters)),
+        data=records.DataInfo(
             source="captured",
             domain=case.criterion.domain.name,
             shape=tuple(seen.input_shape),
@@ -168,26 +148,27 @@ def header(case: Case, name: str, attack: Attack | None, settings: str = "") -> 
         seed=case.at,
         threat=threat_info(seen.threat),
         criterion=case.criterion.info,
-        capture=CaptureInfo(
+        capture=records.CaptureInfo(
             name=own.name,
             kind=own.kind,
             digest=own.digest,
             round=own.about.get("round"),
             client=own.about.get("client"),
             truth=case.truth is not None,
-            findings=tuple(
-                FindingInfo(name=f.name, value=f.value, how=f.how, sure=f.sure)
-                for f in found.findings
-            ),
+            findings=tuple(records.FindingInfo(**vars(finding)) for finding in found.findings),
             notes=(*own.notes, *case.notes, *found.notes),
         ),
     )
 
 
 def judged(
-    case: Case, before: Assessment, attack: Attack, answer: Reconstruction, *, pictures: bool
-) -> Made:
-    """The record filled in from the answer, and from the truth where there is one."""
+    case: Case,
+    before: records.Assessment,
+    attack: Attack,
+    answer: Reconstruction,
+    *,
+    pictures: bool,
+) -> tuple[records.Assessment, dict[str, bytes]]:
     understood, capture = case.understood, before.capture
     seen = understood.observation
     assert capture is not None  # as `header` makes it
@@ -195,52 +176,41 @@ def judged(
     proof = None
     if not understood.defense.links:
         direction = None if share is None else share.direction
-        counted = understood.sure("batch size")
+        counted = any(f.name == "batch size" and f.sure for f in understood.findings)
         proof = certificate(seen, attack, answer, direction, counted=counted)
     found, note = bounds_of(case)
-    measured, inputs, public = None, answer.inputs, case.public
+    measured, matched = dict[str, Any](), tuple[bool, ...]()
+    truth, inputs = None, answer.inputs
     if case.truth is not None:
-        measured = measure(
-            case.truth,
-            answer,
-            case.criterion,
-            None if public is None else public.public,
-            distractors=None if public is None else public.distractors,
-        )
-        inputs = measured.paired.inputs
-    truth = None if case.truth is None else case.truth.inputs
+        public, others = None, None
+        if case.public is not None:
+            public, others = case.public.public, case.public.distractors
+        own = measure(case.truth, answer, case.criterion, public, distractors=others)
+        measured, matched = own.fields, own.matched
+        truth, inputs = case.truth.inputs, own.paired.inputs
     parts = shown(case.criterion.domain, truth, inputs, images=pictures)
     values = parts.fields.pop("values", None)
     known = understood.rate_known
-    capture = replace(
-        capture,
-        explained=None
-        if share is None
-        else Explained(
-            share=short(share.share) if known else None,
-            direction=short(share.direction),
-            scale=short(share.scale),
-        ),
-        certificate=proof,
-        values=values,
-    )
-    noise = short(seen.noise_share) if known and not understood.refuted else None
-    matched = () if measured is None else measured.matched
-    return Made(
-        replace(
-            before,
-            problem=answer.problem,
-            objective=objective_of(answer),
-            release=release_of(seen.update, {}, noise_share=noise),
-            bounds=found,
-            bounds_note=note,
-            verdict=verdict(matched, found, certified=proof is not None),
-            capture=capture,
-            **({} if measured is None else measured.fields),
-            **parts.fields,
-        ),
-        parts.files,
-    )
+    if share is not None:
+        share = records.Explained(
+            share=records.short(share.share) if known else None,
+            direction=records.short(share.direction),
+            scale=records.short(share.scale),
+        )
+    capture = replace(capture, explained=share, certificate=proof, values=values)
+    noise = records.short(seen.noise_share) if known and not understood.refuted else None
+    return replace(
+        before,
+        problem=answer.problem,
+        objective=objective_of(answer),
+        release=release_of(seen.update, {}, noise_share=noise),
+        bounds=found,
+        bounds_note=note,
+        verdict=verdict(matched, found, certified=proof is not None),
+        capture=capture,
+        **measured,
+        **parts.fields,
+    ), parts.files
 
 
 class PublicImages(PlanContext):
@@ -251,14 +221,12 @@ class PublicImages(PlanContext):
         self._range = input_range
 
     def batch(self, indices: torch.Tensor) -> Batch:
-        """The images with these indices, scaled from [0, 1] to the input range."""
         own = super().batch(indices)
         low, high = self._range
         return Batch(low + (high - low) * own.inputs, own.labels)
 
     @property
     def splits(self) -> dict[str, torch.Tensor]:
-        """All images are the attacker's."""
         none = torch.zeros(0, dtype=torch.long)
         every = torch.arange(len(self.dataset.labels))
         return {"private": none, "public": every, "test": none}
@@ -267,27 +235,21 @@ class PublicImages(PlanContext):
 def public_images(
     source: str, input_shape: tuple[int, ...], input_range: tuple[float, float]
 ) -> PublicImages:
-    """Public images of a data source, checked against the model's input.
-
-    Raises:
-        ValueError: no such source, or images of another shape.
-    """
-    context = PublicImages(plans.DataSpec(source), input_range)
-    if context.input_shape != tuple(input_shape):
-        channels, height, width = context.input_shape
-        if has_neighbors(input_shape) and input_shape[1] == input_shape[2]:
-            spec = plans.DataSpec(source, size=input_shape[1], channels=input_shape[0])
-            context = PublicImages(spec, input_range)
-        if context.input_shape != tuple(input_shape):
-            raise ValueError(
-                f"public data {source!r} has images of shape {(channels, height, width)}, the "
-                f"model takes {tuple(input_shape)}; give images of that shape"
-            )
+    """Public images of a data source, resized to the model's input where it is a square image."""
+    context, wanted = PublicImages(plans.DataSpec(source), input_range), tuple(input_shape)
+    own = context.input_shape
+    if own != wanted and has_neighbors(wanted) and wanted[1] == wanted[2]:
+        spec = plans.DataSpec(source, size=wanted[1], channels=wanted[0])
+        context = PublicImages(spec, input_range)
+    if context.input_shape != wanted:
+        raise ValueError(
+            f"public data {source!r} has images of shape {own}, the model takes {wanted}; give "
+            "images of that shape"
+        )
     return context
 
 
-def bounds_of(case: Case) -> tuple[tuple[Bound, ...], str | None]:
-    """The bounds on every attacker for one captured update, and why some are missing."""
+def bounds_of(case: Case) -> tuple[tuple[records.Bound, ...], str | None]:
     understood, context = case.understood, case.public
     if not understood.defense.links:
         return (), NO_LAW

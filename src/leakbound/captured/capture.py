@@ -1,9 +1,10 @@
-"""An update as it was captured: its tensors, what is known of it, and which kind it is."""
+"""An update as it was captured: its tensors, what is known of it, and its place on disk."""
 
 from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +14,20 @@ import torch
 from torch import Tensor
 
 from leakbound import check, tensors
-from leakbound.captured.folder import BEFORE, KINDS, PREFIX, updates_in
+from leakbound._util import files
 from leakbound.tensors import Named
 
+BEFORE = "before.safetensors"
+PREFIX = "leakbound."
+KINDS = ("gradient", "delta", "weights")
+_ROUND = re.compile(r"round-(\d{4,9})")
+_CLIENT = re.compile(r"client-(\d{1,20})\.safetensors")
 Given = Path | str | Mapping[str, Any] | Sequence[Any]
 """A file, tensors (or arrays) by name, or a list of them in the model's order; a Flower
 `ArrayRecord` is a mapping of arrays by name."""
 
+MOST = 2**16
+"""The largest count that is believed of a file's metadata: a stranger's could keep us busy."""
 ALIKE = 0.5
 """From this cosine with the weights before, at a length within a factor of 2, an update is taken
 for weights."""
@@ -29,13 +37,9 @@ for weights."""
 class Capture:
     """One client's update of one round, as a server or an eavesdropper holds it.
 
-    Attributes:
-        name: what messages and records call it.
-        kind: "gradient", "delta" (after - before) or "weights" (after).
-        update: its tensors by name.
-        before: the weights that the client was sent; None where they are the model's own.
-        about: what its file says of it, without the prefix `leakbound.`.
-        notes: what was taken for granted, in sentences.
+    Its `kind` is "gradient", "delta" (after - before) or "weights" (after). `before` are the
+    weights that the client was sent, where they are not the model's own; `about` is what its file
+    says of it; `notes` say in sentences what was taken for granted.
     """
 
     name: str
@@ -48,14 +52,16 @@ class Capture:
     @property
     def digest(self) -> str:
         """Sixteen hex digits of the tensors and the kind."""
-        return _digest(self.kind, self.update, self.before)
+        total = hashlib.sha256(self.kind.encode())
+        for named in (self.update, self.before or {}):
+            for key, value in sorted(named.items()):
+                total.update(f"{key}:{value.dtype}:{tuple(value.shape)}".encode())
+                flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+                total.update(flat.numpy().tobytes())
+        return total.hexdigest()[:16]
 
     def number(self, name: str) -> float | None:
-        """A number of the metadata; None where it is not there.
-
-        Raises:
-            ValueError: text that is no finite number above 0.
-        """
+        """A number above 0 of the metadata; None where it is not there."""
         if name not in self.about:
             return None
         try:
@@ -82,35 +88,19 @@ class Capture:
         return None if value is None else int(value)
 
 
-MOST = 2**16
-"""The largest count that is believed of a file's metadata: a stranger's could keep us busy."""
-
-
 def load(update: Given, before: Given | None = None, *, kind: str = "auto") -> Capture:
     """An update from a file or from memory, with the weights that the client was sent.
 
-    Args:
-        update: a .safetensors or .npz file, tensors by name (a Flower `ArrayRecord` too), or a list
-            of arrays in the order of the model's state dict.
-        before: the weights before. Of a file that `leakbound capture` wrote they are found beside
-            it; None takes the model's own weights later.
-        kind: "gradient" (of the weights before), "delta" (after - before), "weights" (after), or
-            "auto": what the file's metadata say, else weights where the update lies near the
-            weights before.
-
-    Raises:
-        ValueError: files that cannot be read, a kind that cannot be told, an update that is equal
-            to the weights before or zero.
+    `update` is a .safetensors or .npz file, tensors by name (a Flower `ArrayRecord` too), or a list
+    of arrays in the order of the model's state dict. `before` is found beside a file that
+    `leakbound capture` wrote; None takes the model's own weights later. `kind` is "gradient" (of
+    the weights before), "delta" (after - before), "weights" (after), or "auto": what the file's
+    metadata say, else weights where the update lies near the weights before.
 
     Example:
         >>> before = {"w": torch.ones(3)}
         >>> load({"w": torch.tensor([0.9, 1.0, 1.1])}, before).kind
         'weights'
-        >>> load({"w": torch.tensor([0.1, -0.3, 0.1])}, before)
-        Traceback (most recent call last):
-        ...
-        ValueError: kind is 'auto', and update is not near the weights before: a gradient and a \
-change of the weights look alike; give kind: gradient or delta (or weights, if they moved far)
     """
     check.one_of(("auto", *KINDS), kind=kind)
     named, about, name = _tensors(update, "update")
@@ -129,11 +119,7 @@ change of the weights look alike; give kind: gradient or delta (or weights, if t
 def load_all(
     folder: Path, before: Given | None = None, *, kind: str = "auto", round: int | None = None
 ) -> list[Capture]:
-    """Every update of a folder that `leakbound capture` wrote, or of one of its rounds.
-
-    Raises:
-        ValueError: a folder without updates, or without that round; what `load` refuses.
-    """
+    """Every update of a folder that `leakbound capture` wrote, or of one of its rounds."""
     found = updates_in(Path(folder))
     if round is not None:
         rounds = sorted({number for number, *_ in found})
@@ -205,9 +191,7 @@ def _check_change(update: Named, before: Named | None, kind: str, name: str) -> 
         if not any(bool((v != 0).any()) for v in update.values() if v.is_floating_point()):
             raise ValueError(f"{name} is zero everywhere; it holds no {kind}: capture it again")
         return
-    if before is None:
-        return
-    a, b = _shared(update, before)
+    a, b = _shared(update, before or {})
     if a and all(torch.equal(x, y) for x, y in zip(a, b, strict=True) if x.is_floating_point()):
         raise ValueError(
             f"{name} and the weights before are identical: nothing was trained between them; give "
@@ -263,11 +247,60 @@ def _floats(parts: list[Tensor]) -> Tensor:
     return torch.cat(own) if own else torch.zeros(0, dtype=torch.float64)
 
 
-def _digest(kind: str, *parts: Named | None) -> str:
-    total = hashlib.sha256(kind.encode())
-    for named in parts:
-        for key, value in sorted((named or {}).items()):
-            total.update(f"{key}:{value.dtype}:{tuple(value.shape)}".encode())
-            flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            total.update(flat.numpy().tobytes())
-    return total.hexdigest()[:16]
+def write(
+    folder: Path, before: Named, update: Named, about: Mapping[str, str | int | float]
+) -> Path:
+    """Write one client's update of one round, as a server sees it; returns its file.
+
+    Leaves `round-0001/before.safetensors`, written once a round, and beside it
+    `client-<number>.safetensors`. Files are readable by their owner only.
+
+    `about` is what the server knows: `round` (from 1), `client` and `kind` ("gradient", "delta" or
+    "weights"), and where it knows them `examples`, `steps`, `learning_rate`, `batch_size` and
+    others, kept as text.
+    """
+    text = {k.removeprefix(PREFIX): str(value) for k, value in about.items()}
+    for name in ("round", "client"):
+        if not re.fullmatch(r"\d{1,20}", text.get(name, "")):
+            raise ValueError(f"about[{name!r}] is {text.get(name)!r}; give a whole number")
+    check.one_of(KINDS, kind=text.get("kind", ""))
+    with files.writing(folder):
+        place = files.folder(Path(folder), f"round-{int(text['round']):04d}")
+        if (place / BEFORE).exists():
+            held, _ = tensors.read(place / BEFORE)
+            if held.keys() != before.keys() or not all(
+                torch.equal(held[key], value.detach().cpu()) for key, value in before.items()
+            ):  # else an update would be read as one of the other weights
+                raise ValueError(
+                    f"{str(place / BEFORE)!r} holds other weights than the client was sent; take "
+                    "another folder"
+                )
+        else:
+            known = {PREFIX + "kind": "before", PREFIX + "round": text["round"]}
+            tensors.write(place / BEFORE, before, known)
+        path = place / f"client-{int(text['client'])}.safetensors"
+        tensors.write(path, update, {PREFIX + key: value for key, value in text.items()})
+    return path
+
+
+def updates_in(folder: Path) -> list[tuple[int, int, Path]]:
+    """(round, client, file) of every update in a folder of rounds, or of one round."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"update is {str(folder)!r}, which is neither a file nor a folder")
+    rounds = [(m, path) for path in folder.iterdir() if (m := _ROUND.fullmatch(path.name))]
+    if own := _ROUND.fullmatch(folder.resolve().name):
+        rounds = [(own, folder)]
+    found = [
+        (int(m[1]), int(client[1]), path)
+        for m, place in rounds
+        if place.is_dir()
+        for path in place.iterdir()
+        if (client := _CLIENT.fullmatch(path.name))
+    ]
+    if not found:
+        raise ValueError(
+            f"update is {str(folder)!r}, which holds no captured update (round-0001/"
+            "client-1.safetensors); give a file, or a folder that `leakbound capture` wrote"
+        )
+    return sorted(found)

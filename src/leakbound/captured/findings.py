@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -12,8 +13,7 @@ from torch import Tensor, nn
 
 from leakbound.attacks import FedAvgMatching, LinearInversion
 from leakbound.attacks.analytic import input_layer
-from leakbound.attacks.label_rules import LABEL_RULES, infer
-from leakbound.attacks.labels import last_layer
+from leakbound.attacks.labels import LABEL_RULES, infer, last_layer
 from leakbound.attacks.pace import Pace
 from leakbound.client import gradient, layer_inputs
 from leakbound.random import stream
@@ -31,13 +31,9 @@ PLAIN = "if the client ran plain SGD in full precision without a defense"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was told, read off the update, or assumed.
+    """One fact that was given, read from the update, or assumed; `how` says where it comes from.
 
-    Attributes:
-        name: "batch size", "labels", "local steps", "learning rate" and the like.
-        value: as text.
-        how: where it comes from, a sentence.
-        sure: it was told, or follows from the update for certain.
+    `sure` means that it was told, or follows from the update for certain.
     """
 
     name: str
@@ -48,14 +44,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Size:
-    """What the ranks of the linear layers' gradients say of the number of examples.
+    """What the ranks of the linear layers' gradients say of the number of examples, by `PLAIN`.
 
-    Attributes:
-        least: there were at least so many, by `PLAIN`.
-        likely: so many, where one layer's shape leaves room for more; None where none does.
-        layer: which layer says so.
-        products: examples times local steps are at least so many, by `PLAIN`.
-        room: the layer that says so has room for more, so that they are likely just so many.
+    There were at least `least`, and examples times local steps at least `products`. `likely` is
+    their number by `layer`, whose shape leaves room for more; `room` says the same of `products`.
     """
 
     least: int
@@ -72,18 +64,13 @@ def batch_size(
 
     A linear layer's gradient is a sum of one outer product an example and local step; of the layer
     that sees the input itself an example alone. So its rank is at most their number, and where the
-    rank is below what the layer's shape allows it is likely their number.
-
-    Args:
-        task: the model.
-        row: (P,) the update in gradient units.
-        input_shape: of one input.
-        steps: local steps; None if they are not known: then other layers than the input's own say
-            nothing of the examples alone, but where their rank is 1.
-        spread: (P,) standard deviation of the entries' rounding, in gradient units.
+    rank is below what the layer's shape allows it is likely their number. Where `steps` is None,
+    other layers say nothing of the examples alone, but where their rank is 1.
     """
-    parts, own = task.unflatten(row), _input_layer(task, input_shape)
-    rounded = task.unflatten(spread)
+    own = None
+    with suppress(NotApplicable):
+        own = input_layer(task, input_shape)
+    parts, rounded = task.unflatten(row), task.unflatten(spread)
     least, products, layer, room = 1, 1, own or "", False
     likely: dict[str, int] = {}
     for name, rows in _rows_an_example(task, input_shape).items():
@@ -114,7 +101,6 @@ def labels(
     observation: Observation, certain: tuple[int, ...] = ()
 ) -> tuple[Tensor | None, Finding]:
     """Labels by the published rules, and how well they agree; None where no rule applies.
-
     `certain` are classes that are known to occur.
     """
     found: dict[str, tuple[int, ...]] = {}
@@ -144,7 +130,6 @@ def labels(
 
 
 def rank(size: Size) -> list[Finding]:
-    """What the ranks say, where a layer says it."""
     how = f"of the layer {size.layer!r}: batch size times local steps is at least this, {PLAIN}"
     return [Finding("rank", str(size.products), how, True)] if size.layer else []
 
@@ -152,12 +137,8 @@ def rank(size: Size) -> list[Finding]:
 def steps(observation: Observation, size: Size) -> tuple[Finding, tuple[int, ...]]:
     """How many local steps there were, as far as closed forms tell, and the numbers left to try.
 
-    One example behind a layer that sees the input: that is read off in closed form, and training on
-    it is replayed. Otherwise the least that is possible is assumed, and `searched_steps` can try.
-
-    Args:
-        observation: of one local step; its task says the rate and the minibatches.
-        size: what the ranks say.
+    Training on one example that the first layer gives away is replayed. Otherwise the least that is
+    possible is assumed, and `searched_steps` can try.
     """
     replayed = _replayed(observation)
     if replayed is not None:
@@ -182,11 +163,6 @@ def searched_steps(observation: Observation, tried: tuple[int, ...], seconds: fl
 
     Numbers are compared after equally many steps of their searches. If a search is stopped early,
     no number is concluded and the first one stays assumed.
-
-    Args:
-        observation: as for `steps`.
-        tried: two numbers of local steps or more.
-        seconds: that the searches may take together.
     """
     search = FedAvgMatching(candidates=tried, trial=TRIAL)
     with Pace(seconds) as pace:
@@ -256,13 +232,6 @@ def _rows_an_example(task: Task, input_shape: tuple[int, ...]) -> dict[str, int]
             continue
         found[name] = max(1, inside.numel() // inside.shape[-1] // count)
     return found
-
-
-def _input_layer(task: Task, input_shape: tuple[int, ...]) -> str | None:
-    try:
-        return input_layer(task, input_shape)
-    except NotApplicable:
-        return None
 
 
 def _listed(values: Sequence[int]) -> str:

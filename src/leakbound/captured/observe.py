@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from leakbound import check, tensors
+from leakbound import check, client, tensors
+from leakbound.attacks.planted import Front
 from leakbound.captured import findings as reading
-from leakbound.captured import label_proofs, proofs, rounding
+from leakbound.captured import proofs
 from leakbound.captured.capture import Capture
 from leakbound.captured.findings import Finding
 from leakbound.client import respond
@@ -22,6 +24,7 @@ from leakbound.types import (
     Gaussian,
     Laplace,
     LocalPlan,
+    NotApplicable,
     Observation,
     Server,
     Task,
@@ -39,13 +42,8 @@ SEARCH = 30.0
 class TrainingInfo:
     """What is known of the local training besides the update; None is not known.
 
-    Attributes:
-        examples: how many examples the client trained on.
-        labels: of all of them, in any order.
-        learning_rate: of the client's SGD.
-        steps: local steps.
-        batch_size: examples a local step; None is all of them.
-        defense: what the client applied to its update, where it is declared.
+    `labels` are of all examples, in any order. `batch_size` is that of a local step, where it is
+    not all `examples`; `defense` what the client applied to its update, where it is declared.
     """
 
     examples: int | None = None
@@ -67,13 +65,9 @@ class TrainingInfo:
 class Understood:
     """An observation, and where each thing in it comes from.
 
-    Attributes:
-        labels: (N,) told or inferred; None where no rule applies.
-        rate_known: the update's length says something; else only its direction does.
-        notes: where the update contradicts what was told or declared, in sentences.
-        refuted: the declared noise was not added, so that no bound may rest on it.
-        untried: numbers of local steps among which `found_steps` can search; empty where that is
-            settled.
+    Without `rate_known` the update's direction alone says something. If the declared noise was
+    `refuted`, no bound may rest on it. `found_steps` can search the `untried` numbers of local
+    steps.
     """
 
     observation: Observation
@@ -84,10 +78,6 @@ class Understood:
     notes: tuple[str, ...] = ()
     refuted: bool = False
     untried: tuple[int, ...] = ()
-
-    def sure(self, name: str) -> bool:
-        """Whether a finding of this name is known for certain."""
-        return any(found.name == name and found.sure for found in self.findings)
 
 
 def observe(
@@ -103,37 +93,13 @@ def observe(
     defense: Defense | None = None,
     public: Batch | None = None,
 ) -> Observation:
-    """What an attacker sees who holds the capture.
+    """What an attacker sees who holds the capture; `task` is the model at the weights before.
 
-    Args:
-        capture: the update.
-        task: the model at the weights before.
-        input_shape: of one input, (C, H, W).
-        examples: how many the client trained on; else the metadata's, the number of labels, or
-            what the update tells.
-        labels: of all examples, where they are known.
-        learning_rate: of the local SGD; else the metadata's.
-        steps: local steps; else the metadata's, or what the update tells where the rate is known
-            (a search of at most `SEARCH` seconds).
-        batch_size: examples a local step; None is all of them.
-        defense: what was applied to the update, where it is declared.
-        public: public data that the attacker has.
-
-    Raises:
-        ValueError: what does not fit the model, or cannot be told and must be given, by name.
-
-    Example:
-        >>> from leakbound.captured import load
-        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
-        >>> before = dict(model.state_dict())
-        >>> loss = torch.nn.functional.cross_entropy(model(torch.ones(1, 1, 2, 2)),
-        ...                                          torch.tensor([1]))
-        >>> names = [name for name, _ in model.named_parameters()]
-        >>> gradient = dict(zip(names, torch.autograd.grad(loss, list(model.parameters()))))
-        >>> capture = load(gradient, before, kind="gradient")
-        >>> seen = observe(capture, Task.of(model), input_shape=(1, 2, 2))
-        >>> seen.cohort, seen.update.rows.shape
-        ((1,), torch.Size([1, 15]))
+    What is not given is taken from the metadata, or from the number of labels. Else the update
+    itself tells the number of examples, and where the rate is known that of local steps, by a
+    search of at most `SEARCH` seconds. `batch_size` is that of a local step; None is all examples.
+    `defense` is what was applied to the update, where it is declared; `public` are data that the
+    attacker has.
     """
     told = TrainingInfo(examples, labels, learning_rate, steps, batch_size, defense)
     read = partial(understand, capture, task, told, input_shape=input_shape, public=public)
@@ -155,22 +121,16 @@ def understand(
     public: Batch | None = None,
     steps: Finding | None = None,
 ) -> Understood:
-    """As `observe`, with where each thing comes from, and without a search.
-
-    `steps` is what `found_steps` said of this update.
-
-    Raises:
-        ValueError: as `observe`.
-    """
+    """As `observe`, with where each thing comes from; `steps` is what `found_steps` said of it."""
     found, notes = list[Finding](), list[str]()
     change, sent = _change(capture, task)
     notes += filter(None, [_thawed(capture, task)])
     rate = _rate(capture, told, found)
-    row = change / rate if rate is not None else change
+    row = change / (rate or 1.0)
     known = _told("local steps", told.steps, capture.whole("steps"), found)
     if capture.kind == "gradient" and (known or 1) > 1:
         raise ValueError(f"steps is {known}, but a gradient is that of one step; give kind delta")
-    spread = rounding.spread(capture, task, rate)
+    spread = proofs.spread(capture, task, rate)
     chained, size = as_chain(told.defense), reading.Size(1, None, "", 1)
     if not chained.links:
         one = 1 if capture.kind == "gradient" else known
@@ -178,17 +138,16 @@ def understand(
     count = _examples(capture, told, size, found, notes)
     part = _told("local batch size", told.batch_size, capture.whole("batch_size"), found)
     found += reading.rank(size)
-    plan = LocalPlan(known or 1, rate if rate is not None else 1.0, part)
-    task = replace(task, plan=plan, public=public)
+    task = replace(task, plan=LocalPlan(known or 1, rate or 1.0, part), public=public)
     chained = chained.resolve(task, count)
     labels = _labels(told, task, count)
-    threat = ThreatModel(labels_known=labels is not None, server=_server(task))
+    server = Server.MALICIOUS if isinstance(task.model, Front) else Server.HONEST
     observation = Observation(
         update=_with_law(row, task, chained, count, input_shape),
         task=task,
         cohort=(count,),
         input_shape=input_shape,
-        threat=threat,
+        threat=ThreatModel(labels_known=labels is not None, server=server),
         labels=labels,
         auxiliary=public,
         defense=chained,
@@ -198,9 +157,9 @@ def understand(
     if known is None:
         step, untried = (steps, ()) if steps else _steps(capture, observation, rate, size)
         found.append(step)
-        plan = replace(plan, steps=int(step.value))
-        observation = replace(observation, task=replace(task, plan=plan))
-    labels = _label_finding(observation, spread, rounding.coarsest(capture), found, notes)
+        task = replace(task, plan=replace(task.plan, steps=int(step.value)))
+        observation = replace(observation, task=task)
+    labels = _label_finding(observation, spread, proofs.coarsest(capture), found, notes)
     false = None if rate is None else proofs.missing_noise(observation)
     notes += filter(None, [false, None if chained.links else proofs.outside(observation)])
     return Understood(
@@ -223,16 +182,21 @@ def _label_finding(
     notes: list[str],
 ) -> Tensor | None:
     """The labels that were told or are inferred, held against the signs of the last bias."""
-    certain, odd = label_proofs.classes(observation, spread, precision)
-    labels, wrong = observation.labels, None
-    if labels is None:
+    certain, odd = proofs.classes(observation, spread, precision)
+    notes += filter(None, [odd])
+    if observation.labels is None:
         labels, finding = reading.labels(observation, certain)
         found.append(finding)
-    else:
-        found.append(Finding("labels", ", ".join(map(str, labels.tolist()[:64])), "told", True))
-        wrong = label_proofs.contradiction(labels.tolist(), certain)
-    notes += filter(None, [odd, wrong])
-    return labels
+        return labels
+    told = observation.labels.tolist()
+    found.append(Finding("labels", ", ".join(map(str, told[:64])), "told", True))
+    if lost := [str(label) for label in certain if label not in told]:
+        notes.append(
+            f"the labels that were given do not hold {', '.join(lost)}, which by the signs of the "
+            "last layer's bias gradients occur (for plain cross-entropy, without weight decay or "
+            "noise): check the labels, the kind and the weights before"
+        )
+    return observation.labels
 
 
 def _steps(
@@ -252,10 +216,8 @@ def _steps(
 def _change(capture: Capture, task: Task) -> tuple[Tensor, Tensor | None]:
     """The weights before less those after, or the gradient, (P,); and the weights, where sent."""
     value = tensors.flat(task, capture.update, what=capture.name)
-    if capture.kind == "gradient":
-        return value, None
-    if capture.kind == "delta":
-        return -value, None
+    if capture.kind != "weights":
+        return (value if capture.kind == "gradient" else -value), None
     change = task.parameters - value
     if not bool((change != 0).any()):
         raise ValueError(
@@ -353,11 +315,6 @@ def _labels(told: TrainingInfo, task: Task, count: int) -> Tensor | None:
 
 
 def as_chain(defense: Defense | None) -> Chain:
-    """The defense as a chain, the empty one for None.
-
-    Raises:
-        ValueError: something else, such as a name.
-    """
     if defense is not None and not isinstance(defense, Defense):
         raise ValueError(
             f"defense is {str(defense)[:60]!r}, a {type(defense).__name__}; give a defense such as "
@@ -368,10 +325,85 @@ def as_chain(defense: Defense | None) -> Chain:
     return NoDefense() if defense is None else chain(defense)
 
 
-def _server(task: Task) -> Server:
-    from leakbound.attacks.planted import Front
+def task_of(
+    model: nn.Module,
+    capture: Capture,
+    *,
+    input_shape: tuple[int, ...],
+    input_range: tuple[float, float] = (0.0, 1.0),
+    classes: int | None = None,
+) -> tuple[Task, tuple[str, ...]]:
+    """The model at the capture's weights before, and what was done to get there.
 
-    return Server.MALICIOUS if isinstance(task.model, Front) else Server.HONEST
+    Dropout is switched off, since its draws are the client's secret; batch norms stay in the mode
+    in which the model is; running statistics are those of the weights before.
+    """
+    own, notes = copy.deepcopy(model), []
+    off = [m for m in own.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
+    if any(m.training and m.p > 0 for m in off):
+        notes.append(
+            "the model has dropout in training mode: it was switched off, since nobody but the "
+            "client knows its draws (the simulation is then only near to what was trained)"
+        )
+    quiet = (nn.modules.dropout._DropoutNd, nn.modules.instancenorm._InstanceNorm)
+    for module in own.modules():
+        if isinstance(module, quiet):
+            module.eval()
+    if any(m.training for m in own.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)):
+        notes.append(
+            "batch norms are in training mode, as the client's were: examples of a batch see each "
+            "other (build the model with .eval() if the client trained with fixed statistics)"
+        )
+    task = Task.of(own, input_range=input_range, classes=classes)
+    if capture.before is None:
+        notes.append("no weights before were given: the model's own, as it was built, were taken")
+    else:
+        weights = tensors.flat(task, capture.before, what="before")
+        named = tensors.by_name(task, capture.before, what="before")
+        held = {
+            name: named[name].detach().to(value)
+            for name, value in task.buffers.items()
+            if name in named and named[name].shape == value.shape
+        }
+        for name in held.keys() & task.frozen.keys():
+            check.finite(f"before: {name}", held[name])
+        task = replace(task.with_parameters(weights), buffers={**task.buffers, **held})
+        if missing := [name for name in task.frozen if name not in named]:
+            notes.append(
+                f"the weights before hold no value for {len(missing)} of {len(task.frozen)} frozen "
+                f"tensors (such as {missing[0]}): those of the model, as it was built, were taken"
+            )
+    return _checked(task, input_shape), tuple(notes)
+
+
+def _checked(task: Task, input_shape: tuple[int, ...]) -> Task:
+    """The task with its number of classes, once one input went through."""
+    low, high = task.input_range
+    shape = (2 if task.coupled else 1, *input_shape)
+    image = torch.full(shape, (low + high) / 2).to(task.parameters)
+    try:
+        client.refuse_codes(task, input_shape)
+        with torch.no_grad():
+            output = client.forward(task, image)
+    except (NotApplicable, client.WrongOutput) as error:
+        raise ValueError(str(error)) from None
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(
+            f"input_shape is {input_shape}, and the model cannot take it ({reason}); give the "
+            "shape of one input without the batch, such as 1,28,28"
+        ) from None
+    if output.ndim != 2 or len(output) != len(image):
+        raise ValueError(
+            f"the model returns {tuple(output.shape)} for inputs of shape {shape}; give a "
+            "classifier that returns one row of class scores (B, K)"
+        )
+    if task.label_range is not None and task.label_range > output.shape[1]:
+        raise ValueError(
+            f"classes is {task.label_range}, but the model has {output.shape[1]} outputs; leave "
+            "classes out, or build the model with as many"
+        )
+    return replace(task, label_range=task.label_range or output.shape[1])
 
 
 def _with_law(
@@ -380,11 +412,7 @@ def _with_law(
     """The row as an update with the law that the declared defense gives a release.
 
     The defense runs on a stand-in batch of random images; only what does not depend on the batch is
-    taken from that: the law, whether a mask was drawn or chosen, and the bound. The mask itself is
-    where the captured row is zero.
-
-    Raises:
-        ValueError: a defense that runs on several clients together.
+    taken from that. The mask itself is where the captured row is zero.
     """
     if not defense.links:
         return Update(row[None], Unit.CLIENT, (count,))
@@ -409,12 +437,11 @@ def _with_law(
 
 def _on(mask: Tensor, law: Gaussian | Laplace) -> Gaussian | Laplace | Unknown:
     """A law that fell on what a stand-in's mask left, on this mask; it must be alike everywhere."""
-    spread = law.covariance if isinstance(law, Gaussian) else law.scale
+    name = "covariance" if isinstance(law, Gaussian) else "scale"
+    spread = getattr(law, name)
     if not isinstance(spread, Tensor) or spread.ndim < 2:
         return law
     levels = torch.unique(spread[spread > 0])
     if len(levels) != 1:
         return Unknown("noise of unequal variances fell on what a mask left")
-    if isinstance(law, Gaussian):
-        return replace(law, covariance=mask * levels[0])
-    return replace(law, scale=mask * levels[0])
+    return replace(law, **{name: mask * levels[0]})

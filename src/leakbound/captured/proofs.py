@@ -1,17 +1,21 @@
-"""What a captured update itself proves or refutes of its client's images and noise."""
+"""What a captured update itself proves or refutes of its client's images, labels and noise."""
 
 from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from leakbound import tensors
 from leakbound.attacks import LinearInversion
 from leakbound.attacks.analytic import input_layer
 from leakbound.attacks.base import Attack
+from leakbound.attacks.labels import last_layer
+from leakbound.captured.capture import Capture
 from leakbound.covariance import Structured
 from leakbound.types import (
     Exact,
@@ -20,8 +24,10 @@ from leakbound.types import (
     NotApplicable,
     Observation,
     Reconstruction,
+    Task,
 )
 
+HALVES = (torch.float16, torch.bfloat16)
 CERTAIN = 1e-4
 """The share that an outer product may leave of a layer's gradient to be called exact."""
 AGREES = 0.9999
@@ -32,6 +38,8 @@ DIRECTIONS = 4
 """From so many directions on, two examples' gradients are no multiples of each other by chance."""
 OUTSIDE = 1e-3
 """How far outside the input range, in units of its width, a value may lie by rounding."""
+BALANCED = 1e-3
+"""The share of their absolute sum that the last bias's gradients may sum to."""
 RARE = 1e-6
 """Noise of the declared law has less energy than this bound allows with this probability."""
 
@@ -48,17 +56,11 @@ def certificate(
 
     Without noise and defense, of one example, every row of the first linear layer's gradient is the
     input times a number, and the bias gradient holds these numbers. That the client trained by SGD
-    is checked: training on the answer must give the update again, and the numbers must differ, as
-    signs (Adam, sign compression) do not. Two examples leave an outer product too where their
-    gradients are multiples of each other: with two classes, or with one active unit, they always
-    are. So the number of examples must be known there.
-
-    Args:
-        seen: of an update without a declared defense.
-        attack: which made the answer.
-        answer: the input.
-        agreement: the share of the update that training on the answer gives, at the best length.
-        counted: the number of examples is known, not inferred.
+    is checked: training on the answer must give the update again (at the best length it gives the
+    share `agreement`), and the numbers must differ, as signs (Adam, sign compression) do not. Two
+    examples leave an outer product too where their gradients are multiples of each other: with two
+    classes, or with one active unit, they always are. So their number must be `counted`, not
+    inferred.
     """
     exact = isinstance(seen.update.law, Exact) and seen.update.mask is None
     if not (isinstance(attack, LinearInversion) and exact and seen.examples == 1):
@@ -84,12 +86,7 @@ def certificate(
 
 
 def share_of(value: float) -> str:
-    """A share in percent, with digits for what is left; rounded down.
-
-    Example:
-        >>> share_of(0.99994), share_of(1.0)
-        ('99.994 %', '100.0000 %')
-    """
+    """In percent, with digits for what is left; rounded down."""
     digits = 3 if value < 1 - 1e-5 else 4
     scale = 10**digits
     return f"{math.floor(min(value, 1.0) * 100 * scale) / scale:.{digits}f} %"
@@ -181,3 +178,84 @@ def missing_noise(seen: Observation) -> str | None:
         "nothing that rests on it holds; leave the defense out, or give the right one (and the "
         "right learning rate)"
     )
+
+
+def classes(
+    seen: Observation, spread: Tensor | None = None, precision: float = 0.0
+) -> tuple[tuple[int, ...], str | None]:
+    """Classes that occur: negative entries of the last bias; and a note where they cannot be right.
+
+    Cross-entropy's gradients of the last bias are mean probabilities less the classes' shares: they
+    sum to zero, and no more classes than examples are negative. Where either fails (for label
+    smoothing, weight decay, noise, an adaptive optimizer), no class is named. `spread` (P,) is each
+    entry's rounding, `precision` that of the file's coarsest type.
+    """
+    try:
+        layer = last_layer(seen)
+    except NotApplicable:
+        return (), None
+    exact = isinstance(seen.update.law, Exact) and seen.update.mask is None
+    if layer.bias is None or not exact or seen.threat.defense_known is False:
+        return (), None
+    bias, slack = layer.bias.double(), torch.full_like(layer.bias, 1e-6).double()
+    if spread is not None:
+        own = layer.task.unflatten(spread)[f"{layer.name}.bias" if layer.name else "bias"]
+        slack = slack + 4 * own.to(slack)
+    found = tuple(int(k) for k in (bias < -slack).nonzero().flatten())
+    total, whole = float(bias.sum().abs()), float(bias.abs().sum())
+    if total > max(BALANCED, 4 * precision) * whole + float(slack.square().sum().sqrt()):
+        why = f"sum to {total / whole:.1%} of their absolute sum, and cross-entropy's to 0"
+    elif len(found) > seen.examples:
+        why = f"are negative for {len(found)} classes, more than there are examples"
+    else:
+        return found, None
+    return (), (
+        f"the gradients of the last layer's bias {why}: no class is certain; are these the kind "
+        "(--kind delta for a change of the weights) and the weights before (--before) that belong "
+        "to the file? Another loss, weight decay, Adam or undeclared noise would explain it too"
+    )
+
+
+def spread(capture: Capture, task: Task, rate: float | None) -> Tensor:
+    """(P,) the standard deviation of each entry's rounding, in gradient units, generously.
+
+    Full precision: one unit in the last place of each value of the update and the weights before,
+    which leaves room for what training sums up. Half precision, or such values in wider types as
+    mixed precision leaves them: what rounding once does.
+    """
+    total = _of(capture.update, task, capture.name)
+    if capture.kind != "gradient":
+        weights = task.parameters.double()
+        start = torch.full_like(weights, torch.finfo(task.parameters.dtype).eps) * weights.abs()
+        if capture.before is not None:
+            start = torch.maximum(start, _of(capture.before, task, "before"))
+        total = torch.maximum(total, start) if capture.kind == "delta" else total + start
+    return total / (rate or 1.0)
+
+
+def coarsest(capture: Capture) -> float:
+    kinds = [_kind(v) for v in capture.update.values() if v.is_floating_point()]
+    return max((torch.finfo(kind).eps for kind in kinds), default=0.0)
+
+
+def _of(named: Mapping[str, Tensor], task: Task, what: str) -> Tensor:
+    own = {str(name): _spread(value) for name, value in named.items()}
+    return tensors.flat(task, own, what=what).double()
+
+
+def _spread(value: Tensor) -> Tensor:
+    if not value.is_floating_point():
+        return value
+    kind = _kind(value)
+    about = torch.finfo(kind)
+    least = value.detach().double().abs().clamp_min(about.smallest_normal)
+    return least * about.eps * (0.25 if kind in HALVES else 1.0)
+
+
+def _kind(value: Tensor) -> torch.dtype:
+    if value.dtype in HALVES or not bool((value != 0).any()):
+        return value.dtype
+    for kind in HALVES:
+        if torch.equal(value, value.to(kind).to(value.dtype)):
+            return kind
+    return value.dtype

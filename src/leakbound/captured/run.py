@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,14 +22,13 @@ from leakbound.assess.criterion import Criterion
 from leakbound.assess.record import KEYS, SCHEMA, UNDECIDED, Assessment, Verdict, encode
 from leakbound.assess.verdict import together
 from leakbound.attacks import Attack, FedAvgMatching
-from leakbound.attacks.pace import Pace, ended_by_interrupt, noted
+from leakbound.attacks.pace import Pace, ended_by_interrupt, noted, planned
 from leakbound.attacks.planted import Front
 from leakbound.audit import plan as plans
 from leakbound.audit.context import one_line, one_thread
 from leakbound.audit.run_file import machine, versions
 from leakbound.captured.assess import (
     Case,
-    Made,
     check_truth,
     header,
     judged,
@@ -37,20 +37,19 @@ from leakbound.captured.assess import (
 )
 from leakbound.captured.capture import Capture, Given, load
 from leakbound.captured.findings import Finding
-from leakbound.captured.model import task_of
 from leakbound.captured.observe import (
     SEARCH,
     TrainingInfo,
     Understood,
     as_chain,
     found_steps,
+    task_of,
     understand,
 )
-from leakbound.captured.work import Watch, Work
 from leakbound.defenses import Defense
 from leakbound.domains import of_shape
 from leakbound.random import stream
-from leakbound.report.presented import Presented
+from leakbound.report.template import Presented
 from leakbound.types import Batch, NotApplicable, Reconstruction
 
 if TYPE_CHECKING:
@@ -67,19 +66,107 @@ MOST_PICTURES = 6
 LEAST = 2.0
 """Seconds below which a search for the number of local steps does not begin."""
 OWN_DATA = "captured updates"
+Made = tuple[Assessment, dict[str, bytes], Reconstruction | None]
+"""A record, the pictures that it names, and the attack's answer."""
 PLANTED = ("robbing_the_fed", "linear_trap", "trap_weights")
+Watch = Callable[[int, int, str, float | None], None]
+"""Called with attacks done, attacks in total, what runs now, and seconds left (None: unknown)."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One attack on one update, by their places; no steps are a closed form.
+
+    `cost` is that of a step, in gradients of one example.
+    """
+
+    at: int
+    rank: int
+    spec: plans.Spec
+    steps: int
+    cost: int
+
+
+class Work:
+    """Attacks on all updates: closed forms first, then searches, those of few steps first.
+
+    `jobs` have not ended, in the order in which they run; what came of the others is `made`, by
+    the places of update and attack.
+    """
+
+    def __init__(self, pace: Pace, cases: list[Case], settings: Settings, pictures: bool) -> None:
+        self._pace, self.cases, self.settings, self.pictures = pace, cases, settings, pictures
+        self.made: dict[tuple[int, int], Made] = {}
+        self._paid, self._spent, self._began = 0.0, 0.0, 0.0
+        self.jobs: list[Job] = []
+        for at in range(len(cases)):
+            self.again(at)
+
+    @property
+    def total(self) -> int:
+        return len(self.made) + len(self.jobs)
+
+    @property
+    def share(self) -> float:
+        """Seconds of those left for one of the attacks left."""
+        return self._pace.left / len(self.jobs)
+
+    def tell(self, watch: Watch, what: str, step: int = 0) -> None:
+        """Say how far they are, after so many steps of the first."""
+        watch(len(self.made), self.total, what, self._left(step) if self.jobs else None)
+
+    def again(self, at: int) -> None:
+        """Choose the attacks on an update again; more is understood of it now."""
+        seen = self.cases[at].understood.observation
+        cost = seen.examples * seen.task.plan.steps
+        found = [job for job in self.jobs if job.at != at]
+        for rank, spec in enumerate(_attacks(self.settings, self.cases[at].understood)):
+            if (at, rank) not in self.made:
+                found.append(Job(at, rank, spec, planned(plans.build_attack(spec)), cost))
+        self.jobs = sorted(found, key=lambda job: (job.steps, job.at))
+
+    def run(self, watch: Watch) -> Assessment:
+        job = self.jobs[0]
+        case, self._began = self.cases[job.at], time.monotonic()
+        tell = partial(self.tell, watch, f"{job.spec.name} · {case.capture.name}")
+        tell()
+        with Pace(self.share if job.steps else None, tell):
+            made = _run(case, job.spec, self.settings.seed, self.pictures)
+        self.jobs.pop(0)
+        self.made[job.at, job.rank] = made
+        if job.steps:
+            self._spent += time.monotonic() - self._began
+            self._paid += job.steps * job.cost
+        return made[0]
+
+    def outcome(self) -> UpdateResult:
+        ordered = [self.made[key] for key in sorted(self.made)]
+        return UpdateResult(
+            tuple(record for record, _, _ in ordered),
+            tuple(case.understood for case in self.cases),
+            tuple(answer for _, _, answer in ordered),
+            unended=len(self.jobs),
+            pictures={name: content for _, own, _ in ordered for name, content in own.items()},
+        )
+
+    def _left(self, step: int = 0) -> float | None:
+        """Seconds until all have ended, after so many steps of the first; None if unknown."""
+        paid, spent, limit = self._paid, self._spent, self._pace.left
+        own = min(step, self.jobs[0].steps) * self.jobs[0].cost
+        if step:
+            paid, spent = paid + own, spent + time.monotonic() - self._began
+        if not paid:
+            return limit if math.isfinite(limit) else None
+        rest = sum(job.steps * job.cost for job in self.jobs) - own
+        return min(limit, spent / paid * rest)
 
 
 @dataclass(frozen=True, eq=False)
 class UpdateResult(Presented):
-    """What came out: one record an update and attack, the guesses, and where all was written.
+    """What came out: one record and answer an attack on an update, and where all was written.
 
-    Attributes:
-        records: as an audit's; without metrics where the truth is not known.
-        understood: for each update what was read off it, and what was assumed.
-        answers: for each record what the attack rebuilt; None where it did not run.
-        folder: where records and report lie; None where nothing was written.
-        unended: how many attacks did not begin before the time was up.
+    Without the truth the records have no metrics. `understood` says for each update what was read
+    off it and what was assumed; `unended` how many attacks did not begin before the time was up.
     """
 
     records: tuple[Assessment, ...]
@@ -116,7 +203,6 @@ class UpdateResult(Presented):
         return figures.assessments(self.records)
 
     def _repr_html_(self) -> str:
-        """Every attack's verdict, and how much of its update the reconstruction explains."""
         rows = [
             (one.attack.name, one.end, html.number(_direction(one)), one.certificate or "")
             for one in self.records
@@ -130,16 +216,10 @@ class UpdateResult(Presented):
 class Settings:
     """How updates are attacked, the same for all of a run.
 
-    Attributes:
-        attacks: by name, with their settings; None takes those that fit, cheap to strong.
-        defense: what the client is known to have applied to its update.
-        public: a data source (`leakbound list`) of the same kind of images.
-        psnr: in dB, from which an example counts as reconstructed.
-        seed: of the attacks' own random starts.
-        seconds: after which searches stop where they are and no further attack begins; None is no
-            limit.
-        search: seconds that finding out one update's number of local steps may take, where neither
-            the user nor a closed form tells it; 0 assumes the least that is possible.
+    Without `attacks` those that fit run, cheap to strong. `defense` is what the client is known to
+    have applied, `public` a data source of the same kind of images. After `seconds` searches stop
+    where they are and no further attack begins; `search` limits that for one update's number of
+    local steps.
     """
 
     input_shape: tuple[int, ...]
@@ -207,23 +287,22 @@ def attack_update(
     known of the local training is as in `observe`, the rest as in `Settings`. `truth` is the true
     batch or a file of it, which no attack sees. Records, pictures and report.html go into `out`;
     None writes nothing. `name` is what they call the model, `watch` is called as `Watch` says.
-
-    Raises:
-        ValueError: what cannot be read, does not fit, or must be given, by name.
     """
     loaded = capture if isinstance(capture, Capture) else load(capture, before, kind=kind)
-    shape, specs = _shape(input_shape), _specs(attacks)
+    if not isinstance(input_shape, Sequence):
+        raise ValueError(
+            f"input_shape is {input_shape!r}; give the shape of one input without the batch, such "
+            "as (1, 28, 28)"
+        )
+    shape, specs = tuple(input_shape), _specs(attacks)
     settings = Settings(
-        *(shape, input_range, classes, specs, defense, public, psnr, seed),
-        seconds=seconds,
-        search=search,
+        *(shape, input_range, classes, specs, defense, public, psnr, seed, seconds, search)
     )
-    training = TrainingInfo(examples, labels, learning_rate, steps, batch_size)
     return attack_all(
         [loaded],
         model,
         settings,
-        known=training,
+        known=TrainingInfo(examples, labels, learning_rate, steps, batch_size),
         truth=truth,
         out=out,
         name=name,
@@ -249,13 +328,9 @@ def attack_all(
     """Attack several captured updates of one model, the cheapest attacks first; as `attack_update`.
 
     Every update is read, and `understood` called with what was found, before the first attack;
-    `ended` is called with every record. When `settings.seconds` are over, the search that runs ends
-    with the best that it found, and attacks that did not begin have no record. An interrupt
-    (Ctrl-C) ends the search that runs in the same way, writes what is there to `out`, and is raised
-    again.
-
-    Raises:
-        ValueError: as `attack_update`; a truth for more than one update.
+    `ended` is called with every record. When `settings.seconds` are over, or on Ctrl-C, the search
+    that runs ends with the best that it found, attacks that did not begin have no record, and what
+    is there is written to `out`; an interrupt is then raised again.
     """
     if not captures:
         raise ValueError("captures is empty; give at least one update")
@@ -265,8 +340,7 @@ def attack_all(
         raise ValueError(f"model is {str(model)[:60]!r}; give a torch.nn.Module, as it is built")
     if out is not None:
         check_place(Path(out))
-    batch = _truth(truth)
-    title = name or type(model).__name__
+    batch, title = read_truth(truth), name or type(model).__name__
     with one_thread(), Pace(settings.seconds) as pace:
         read = [
             partial(_case, capture, at, model, settings, known or TrainingInfo(), batch, title)
@@ -277,36 +351,25 @@ def attack_all(
             watch(0, 0, f"reading {captures[at].name}", None)
             cases.append(one())
             understood(cases[-1])
-        work = Work(pace, cases, partial(_attacks, settings))
-        made: dict[tuple[int, int], tuple[Made, Reconstruction | None]] = {}
+        work = Work(pace, cases, settings, pictures)
         try:
             with ended_by_interrupt(pace):
                 while work.jobs and not pace.over:
-                    if not _found_steps(work, read, settings, watch):
-                        job = work.jobs[0]
-                        made[job.at, job.rank] = _next(work, settings, pictures, watch)
-                        ended(made[job.at, job.rank][0].record)
+                    if not _found_steps(work, read, watch):
+                        ended(work.run(watch))
         except KeyboardInterrupt:
             work.tell(watch, "stopped")
-            if out is not None and made:
-                write_run(_outcome(made, work), Path(out), cases, settings, pictures, work.total)
+            if out is not None and work.made:
+                write_run(work, Path(out))
             raise
         work.tell(watch, "writing the report" if out else "done")
-    found = _outcome(made, work)
-    if out is None:
-        return found
-    return write_run(found, Path(out), cases, settings, pictures, work.total)
+    return work.outcome() if out is None else write_run(work, Path(out))
 
 
-def _found_steps(
-    work: Work,
-    read: Sequence[Callable[[Finding], Case]],
-    settings: Settings,
-    watch: Watch,
-) -> bool:
+def _found_steps(work: Work, read: Sequence[Callable[[Finding], Case]], watch: Watch) -> bool:
     """Search for the number of local steps where the next attack needs it; whether it did."""
     job = work.jobs[0]
-    case, seconds = work.cases[job.at], min(settings.search, work.share / 4)
+    case, seconds = work.cases[job.at], min(work.settings.search, work.share / 4)
     if not job.steps or not case.understood.untried or seconds < LEAST:
         return False
     work.tell(watch, f"finding the number of local steps · {case.capture.name}")
@@ -315,59 +378,11 @@ def _found_steps(
     return True
 
 
-def _next(
-    work: Work, settings: Settings, pictures: bool, watch: Watch
-) -> tuple[Made, Reconstruction | None]:
-    """Run the next attack, for its share of the time that is left."""
-    job, case = work.jobs[0], work.cases[work.jobs[0].at]
-    tell = partial(work.tell, watch, f"{job.spec.name} · {case.capture.name}")
-    tell()
-    work.begins()
-    with Pace(work.share if job.steps else None, tell):
-        made = _run(case, job.spec, settings.seed, pictures)
-    work.ended()
-    return made
-
-
-def _shape(given: Sequence[int]) -> tuple[int, ...]:
-    if not isinstance(given, Sequence):
-        raise ValueError(
-            f"input_shape is {given!r}; give the shape of one input without the batch, such as "
-            "(1, 28, 28)"
-        )
-    return tuple(given)
-
-
 def _specs(given: str | Sequence[str | plans.Spec] | None) -> tuple[plans.Spec, ...] | None:
-    """Attacks by name; one name alone is one attack."""
     if given is None:
         return None
     several = [given] if isinstance(given, str | plans.Spec) else given
     return tuple(a if isinstance(a, plans.Spec) else plans.Spec(a) for a in several)
-
-
-def _truth(given: Batch | Path | str | None) -> Batch | None:
-    batch = read_truth(given) if isinstance(given, Path | str) else given
-    if batch is not None and not isinstance(batch, Batch):
-        raise ValueError(
-            f"truth is a {type(batch).__name__}; give leakbound.Batch(inputs, labels), or a file "
-            "that holds both"
-        )
-    return batch
-
-
-def _outcome(
-    made: Mapping[tuple[int, int], tuple[Made, Reconstruction | None]], work: Work
-) -> UpdateResult:
-    """What was made, update by update."""
-    ordered = [made[key] for key in sorted(made)]
-    return UpdateResult(
-        tuple(m.record for m, _ in ordered),
-        tuple(case.understood for case in work.cases),
-        tuple(answer for _, answer in ordered),
-        unended=len(work.jobs),
-        pictures={k: v for m, _ in ordered for k, v in m.pictures.items()},
-    )
 
 
 def _case(
@@ -380,19 +395,13 @@ def _case(
     title: str,
     steps: Finding | None = None,
 ) -> Case:
-    context = None
-    if settings.public is not None:
-        context = public_images(settings.public, settings.input_shape, settings.input_range)
+    shape, span = settings.input_shape, settings.input_range
+    context = None if settings.public is None else public_images(settings.public, shape, span)
     public = None if context is None else context.public
     task, notes = task_of(
-        model,
-        capture,
-        input_shape=settings.input_shape,
-        input_range=settings.input_range,
-        classes=settings.classes,
+        model, capture, input_shape=shape, input_range=span, classes=settings.classes
     )
     known = replace(known, defense=settings.defense or known.defense)
-    shape = settings.input_shape
     understood = understand(capture, task, known, input_shape=shape, public=public, steps=steps)
     if truth is not None:
         truth = check_truth(truth, understood.observation)
@@ -402,7 +411,7 @@ def _case(
         notes,
         at,
         plans.ModelSpec(title),
-        Criterion.of_psnr(settings.psnr, of_shape(settings.input_shape, settings.input_range)),
+        Criterion.of_psnr(settings.psnr, of_shape(shape, span)),
         as_chain(known.defense),
         context,
         truth,
@@ -437,22 +446,19 @@ def _build(spec: plans.Spec, understood: Understood) -> Attack:
     return built
 
 
-def _run(
-    case: Case, spec: plans.Spec, seed: int, pictures: bool
-) -> tuple[Made, Reconstruction | None]:
-    """One attack on one update; what it throws becomes a record."""
+def _run(case: Case, spec: plans.Spec, seed: int, pictures: bool) -> Made:
     built: Attack | None = None
 
-    def ended(**fields: Any) -> tuple[Made, None]:
+    def ended(**fields: Any) -> Made:
         before = header(case, spec.name, built, settings="" if built else spec.name)
-        return Made(msgspec.structs.replace(before, **fields)), None
+        return msgspec.structs.replace(before, **fields), {}, None
 
     try:
         built = _build(spec, case.understood)
         source = stream(seed, "attack", spec.name, case.understood.observation.examples)
         answer = noted(built(case.understood.observation, source))
         before = header(case, spec.name, built)
-        return judged(case, before, built, answer, pictures=pictures), answer
+        return *judged(case, before, built, answer, pictures=pictures), answer
     except NotApplicable as error:
         return ended(status="not_applicable", reason=" ".join(error.reason.split()))
     except Exception as error:  # a crash is a result of its own: recorded and counted
@@ -464,24 +470,10 @@ def _direction(record: Assessment) -> float:
     return (found.direction if found else None) or 0.0
 
 
-def write_run(
-    outcome: UpdateResult,
-    folder: Path,
-    cases: Sequence[Case],
-    settings: Settings,
-    pictures: bool,
-    total: int,
-) -> UpdateResult:
-    """Records, pictures, run.json and the page into a folder of their own.
-
-    `total` is how many attacks were to run; those that are missing are called missing on the page.
-
-    Raises:
-        ValueError: a folder that holds other files or an audit, or cannot be written.
-    """
+def write_run(work: Work, folder: Path) -> UpdateResult:
     from leakbound import report
 
-    about = json.dumps(_header(cases, settings, pictures, total), indent=1).encode() + b"\n"
+    outcome, about = work.outcome(), json.dumps(_header(work), indent=1).encode() + b"\n"
     lines = b"".join(map(encode, outcome.records))
     with files.writing(folder), files.claimed(folder):
         check_place(folder)
@@ -490,16 +482,12 @@ def write_run(
         for name, content in outcome.pictures.items():
             files.write(place / name, content)
         files.write(folder / "records.jsonl", lines, key=KEYS[Assessment])
-        page = report.write(folder, images=pictures)
+        page = report.write(folder, images=work.pictures)
     return replace(outcome, folder=folder, page=page)
 
 
 def check_place(folder: Path) -> None:
-    """Refuse a folder that `write_run` cannot write into, before any attack runs.
-
-    Raises:
-        ValueError: the folder belongs to an audit, or holds a file that leakbound did not write.
-    """
+    """Refuse a folder that `write_run` cannot write into, before any attack runs."""
     from leakbound.report import check_installed
     from leakbound.report.page import FILE
 
@@ -516,13 +504,10 @@ def check_place(folder: Path) -> None:
         )
 
 
-def _header(
-    cases: Sequence[Case], settings: Settings, pictures: bool, total: int
-) -> dict[str, Any]:
-    """What `run.json` holds."""
-    plan = {"name": OWN_DATA, **plans.plain(replace(settings, defense=None))}
-    plan["defense"] = repr(settings.defense) if settings.defense else "none"
-    first = cases[0].understood.observation
+def _header(work: Work) -> dict[str, Any]:
+    plan = {"name": OWN_DATA, **plans.plain(replace(work.settings, defense=None))}
+    plan["defense"] = repr(work.settings.defense) if work.settings.defense else "none"
+    cases, first = work.cases, work.cases[0].understood.observation
     return {
         "schema": SCHEMA,
         "plan": plan,
@@ -538,7 +523,7 @@ def _header(
         "code": {},
         "versions": versions(),
         "machine": machine(),
-        "pictures": pictures,
-        "experiments": total,
+        "pictures": work.pictures,
+        "experiments": work.total,  # the page calls those missing that have no record
         "own_data": True,
     }

@@ -8,17 +8,15 @@ from leakbound.channel.class_priors import ClassPriors
 from leakbound.channel.fisher import (
     Channel,
     fisher_matrix,
-    fisher_operator,
     fisher_trace,
+    overlaps,
     strange_power,
 )
-from leakbound.channel.overlap import overlaps
 
 __all__ = [
     "Channel",
     "ClassPriors",
     "fisher_matrix",
-    "fisher_operator",
     "fisher_trace",
     "overlaps",
     "strange_power",

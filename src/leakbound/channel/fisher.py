@@ -9,15 +9,16 @@ for smooth models only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.func import jvp, vjp, vmap
+from torch.func import jvp, vmap
 
 from leakbound.client import pure_simulate
 from leakbound.covariance import Structured
@@ -104,13 +105,6 @@ class Channel:
         assert own is not None  # asked for only where the noise depends on the batch
         return own.log()
 
-    def whiten_transposed(self, rows: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-        """S⁻ᵀ of rows (R, P); the root S of a diagonal covariance is its own transpose."""
-        covariance = self.law.covariance if isinstance(self.law, Gaussian) else None
-        if isinstance(covariance, Structured):
-            return covariance.whiten_transposed(rows)
-        return self.whiten(rows, inputs, labels)
-
     def whiten(self, rows: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """Rows (R, P) over the noise's standard deviation; where no noise is, none must arrive."""
         assert isinstance(self.law, Gaussian)  # as above
@@ -148,7 +142,7 @@ def fisher_matrix(channel: Channel, batch: Batch, basis: Tensor | None = None) -
 
     Raises:
         NotApplicable: as `Channel`; or more than 2 GiB would be needed (take a basis of fewer
-            columns, or `fisher_operator`).
+            columns).
 
     Source: Chen, Gursoy and Lei, eq. 2 and 3; the variance term: docs/errata.md, A12.
     """
@@ -157,10 +151,7 @@ def fisher_matrix(channel: Channel, batch: Batch, basis: Tensor | None = None) -
     width = len(channel.task.parameters)
     need = count * width * 8
     if need > MOST_BYTES:
-        raise NotApplicable(
-            f"the Jacobian takes {need / 2**30:.1f} GiB; take fewer directions or the matrix-free "
-            "bound"
-        )
+        raise NotApplicable(f"the Jacobian takes {need / 2**30:.1f} GiB; take fewer directions")
     frame = torch.eye(total).to(batch.inputs) if basis is None else basis.to(batch.inputs)
     changes, patterns = [], []
     for part in torch.split(frame.T, _chunk(width, batch.inputs)):
@@ -201,33 +192,6 @@ def fisher_trace(
     return total / directions
 
 
-def fisher_operator(channel: Channel, batch: Batch) -> Callable[[Array], Array]:
-    """The map of columns (m, r) to J_F(x) times them, without ever forming J.
-
-    The pattern's part is included where the noise depends on the batch.
-    """
-    inputs, labels = batch.inputs, batch.labels
-
-    def one(direction: Tensor) -> Tensor:
-        of = partial(channel.expected, labels=labels)
-        change = jvp(of, (inputs,), (direction,))[1]
-        white = channel.whiten(change[None], inputs, labels)
-        back = channel.whiten_transposed(white, inputs, labels)[0]
-        result: Tensor = vjp(of, inputs)[1](back)[0]
-        if channel.variance(inputs, labels) is not None:
-            pattern = partial(channel.log_variance, labels=labels)
-            slope = jvp(pattern, (inputs,), (direction,))[1]
-            result = result + 0.5 * vjp(pattern, inputs)[1](slope)[0]
-        return result
-
-    def apply(block: Array) -> Array:
-        columns = torch.as_tensor(block.T.copy()).to(inputs)
-        rows = [one(column.reshape(inputs.shape)).flatten() for column in columns]
-        return torch.stack(rows).double().cpu().numpy().T
-
-    return apply
-
-
 def _moved(channel: Channel, batch: Batch, directions: Tensor) -> tuple[Tensor, Tensor | None]:
     """Changes (k, P) of the noise-free release and of the log variances along directions."""
     mean = _mean_moved(channel, batch, directions)
@@ -266,3 +230,57 @@ def _is_gradient(channel: Channel) -> bool:
 
 def _chunk(width: int, like: Tensor) -> int:
     return max(1, min(64, CHUNK_BYTES // (16 * width * like.element_size())))
+
+
+def overlaps(channel: Channel, drawn: Iterable[Batch], basis: Tensor | None, steps: Any) -> Array:
+    """exp(-|S^-1 (g(x + h u / 2) - g(x - h u / 2))|^2 / 8), noise of covariance S S^T.
+
+    Cost: 2 r S releases without noise for each batch, many at a time.
+
+    Args:
+        channel: what is sent; its noise must not depend on the batch.
+        drawn: n independent batches of the prior, all inputs of a batch together being x.
+        basis: (m, r) orthonormal directions u as columns; None for the m inputs themselves.
+        steps: (r, S), input units, as `weiss_weinstein.default_steps` gives.
+
+    Returns:
+        (n, r, S), in [0, 1]. Rounding in the releases makes overlaps smaller, as noise would.
+
+    Raises:
+        NotApplicable: as `Channel`; or the noise depends on the batch.
+        ValueError: steps that do not fit, no batch at all.
+
+    Source: Weiss and Weinstein, IEEE Trans. IT 31(5), 1985; the Bhattacharyya coefficient of two
+        Gaussians with one covariance.
+    """
+    sizes = np.asarray(steps, dtype=np.float64)
+    rows = [_of_batch(channel, batch, basis, sizes) for batch in drawn]
+    if not rows:
+        raise ValueError("drawn holds no batch; give at least four for a bound")
+    return np.stack(rows)
+
+
+def _of_batch(channel: Channel, batch: Batch, basis: Tensor | None, steps: Array) -> Array:
+    inputs, labels = batch.inputs, batch.labels
+    if channel.variance(inputs, labels) is not None:
+        raise NotApplicable("the noise depends on the batch; the overlaps are for public noise")
+    total = inputs.numel()
+    frame = torch.eye(total).to(inputs) if basis is None else basis.to(inputs)
+    if steps.ndim != 2 or frame.shape != (total, len(steps)):
+        raise ValueError(f"steps {steps.shape} and basis {tuple(frame.shape)} do not fit {total}")
+
+    sizes = torch.as_tensor(steps).to(inputs)
+    pairs = torch.cartesian_prod(*(torch.arange(count) for count in steps.shape))
+    width = 32 * (len(channel.task.parameters) + total) * inputs.element_size()
+    found = []
+    for part in torch.split(pairs, max(1, min(32, CHUNK_BYTES // width))):
+        which, at = part.unbind(1)
+        moves = (frame.T[which] * sizes[which, at][:, None] / 2).reshape(-1, *inputs.shape)
+        with torch.no_grad():
+            ends: Tensor = vmap(partial(channel.expected, labels=labels))(
+                torch.cat([inputs + moves, inputs - moves])
+            )
+            change = channel.whiten(ends[: len(part)] - ends[len(part) :], inputs, labels)
+        found.append(torch.exp(-change.double().square().sum(1) / 8))
+    shares: Array = torch.cat(found).reshape(steps.shape).cpu().numpy()
+    return shares

@@ -35,9 +35,7 @@ Verb = tuple[type, str]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point of the `leakbound` command.
-
-    Exits with 0, 1 (experiments failed), 2 (a mistake), 130 (Ctrl-C), 143 (SIGTERM) or 141 (the
+    """Exits with 0, 1 (experiments failed), 2 (a mistake), 130 (Ctrl-C), 143 (SIGTERM) or 141 (the
     reader of the output is gone).
     """
     given = sys.argv[1:] if arguments is None else arguments
@@ -141,16 +139,11 @@ def _parsed(arguments: list[str], known: Mapping[str, Verb]) -> object:
 def _run(command: object, known: Mapping[str, Verb]) -> int:
     where = next(where for kind, where in known.values() if type(command) is kind)
     module, _, name = where.partition(":")
-    code: int = getattr(import_module(module), name)(command)
-    return code
+    return cast(int, getattr(import_module(module), name)(command))
 
 
 def verbs(arguments: list[str]) -> dict[str, Verb]:
-    """All verbs by name: our own, and those that other packages add.
-
-    Others' code is imported only where it may be asked for, and one that does not load leaves the
-    rest alone.
-    """
+    """Our verbs and other packages'; the latter are imported only where they may be asked for."""
     found = dict(VERBS)
     if arguments and arguments[0] in found:
         return found

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
-from rich.table import Table
 
 from leakbound import audit as audits
 from leakbound import check
@@ -16,14 +14,10 @@ from leakbound.attacks.pace import Pace, planned
 from leakbound.audit.context import check_plan
 from leakbound.audit.plan import build_attack
 from leakbound.audit.plan_file import spec_of
-from leakbound.cli import captured
-from leakbound.cli.progress import Bar
-from leakbound.cli.shared import announce_code, check_files, write_files
-from leakbound.cli.terminal import brief, console, errors
+from leakbound.cli import captured, options
+from leakbound.cli.shared import Bar, announce_code, check_files, write_files
+from leakbound.cli.terminal import brief, console, errors, table
 from leakbound.risk.statement import of_bound, of_guarantee
-
-if TYPE_CHECKING:
-    from leakbound.cli import options
 
 _OF_UPDATES = (
     *("before", "kind", "input_shape", "classes", "labels", "local_steps", "learning_rate"),
@@ -32,7 +26,6 @@ _OF_UPDATES = (
 
 
 def attack(command: options.AttackOptions) -> int:
-    """Run one experiment and show what came out, or attack a captured update."""
     if command.update is not None:
         return captured.attack(command)
     idle = [n for n in _OF_UPDATES if getattr(command, n) not in (None, "", False, "auto")]
@@ -99,20 +92,17 @@ def _show(record: Assessment) -> None:
         if record.threat.server == "honest" and "plants no" in (record.reason or ""):
             console.print("(--malicious-server gives the attack such a server)")
         return
-    table = Table(show_edge=False)
     learned = record.metrics.get("lpips")
-    for column in ("example", "PSNR dB", "baseline", "SSIM", "identified"):
-        table.add_column(column, justify="right", overflow="fold")
-    if learned is not None:
-        table.add_column("LPIPS", justify="right", overflow="fold")
+    last = [] if learned is None else ["LPIPS"]
+    found = table(right=["example", "PSNR dB", "baseline", "SSIM", "identified", *last])
     measured = (record.metrics[name] for name in ("ssim", "identification"))
     rows = zip(record.psnr, record.baseline, *measured, strict=True)
     for i, (psnr, baseline, ssim, identified) in enumerate(rows):
         same = "" if identified is None else ("yes" if identified else "no")
         more = [] if learned is None else [_number(learned[i], 3)]
         values = (_number(psnr, 1), _number(baseline, 1), _number(ssim, 3), same)
-        table.add_row(str(i), *values, *more)
-    console.print(table)
+        found.add_row(str(i), *values, *more)
+    console.print(found)
     _show_columns(record.columns or ())
     if record.problem:
         console.print(f"the attack says that it failed: {brief(record.problem)}")
@@ -126,16 +116,13 @@ def _show(record: Assessment) -> None:
 
 
 def _show_columns(columns: Sequence[ColumnResult]) -> None:
-    """The columns of a table, the best known first; nothing for images."""
     if not columns:
         return
-    table = Table(show_edge=False)
-    for head in ("column", "mean error", "worst", "known"):
-        table.add_column(head, justify="left" if head == "column" else "right", overflow="fold")
+    found = table("column", right=["mean error", "worst", "known"])
     for column in sorted(columns, key=lambda c: (-c.matched, c.name)):
         values = (f"{column.mean:.3g}", f"{column.worst:.3g}", f"{column.matched:.0%}")
-        table.add_row(brief(column.name), *values)
-    console.print(table)
+        found.add_row(brief(column.name), *values)
+    console.print(found)
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -1,47 +1,58 @@
-"""`leakbound audit`: a plan into a folder, and its report."""
+"""`leakbound audit` and `leakbound train`: a plan into a folder, and what came out of it."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+from rich.markup import escape
+
 from leakbound import audit as audits
+from leakbound.assess.record import Training, decode
 from leakbound.audit.folder import Runner
 from leakbound.audit.plan import Plan
-from leakbound.cli.progress import Bar
-from leakbound.cli.shared import announce_code, check_files, plural, showing, workers_of
+from leakbound.cli import options, shared, terminal
 from leakbound.cli.terminal import brief, console, errors
-
-if TYPE_CHECKING:
-    from leakbound.cli import options
 
 
 def audit(command: options.Audit) -> int:
-    """Run an audit into a folder and write its report."""
     from leakbound import report as reports
     from leakbound.report.page import FILE
 
     reports.check_installed()
     plan, out = _plan(command)
-    check_files(out, [FILE])
+    shared.check_files(out, [FILE])
     run, workers = _engine(command)
-    _announce(plan, out, workers)
-    with Bar(console) as bar:
+    trainings = len(plan.trainings())
+    also = f" and {shared.plural(trainings, 'training')}" if trainings else ""
+    console.say(
+        f"audit [bold]{brief(plan.name)}[/bold]: "
+        f"{shared.plural(len(plan.experiments()), 'experiment')}{also}, "
+        f"{shared.plural(workers, 'worker') if workers else 'one worker a CPU'}, into {brief(out)}"
+    )
+    shared.announce_code(plan)
+    with shared.Bar(console) as bar:
         outcome = audits.audit(
             plan,
             out,
             workers=workers,
             pictures=not command.no_images,
             device=command.device,
-            watch=showing(bar),
+            watch=shared.showing(bar),
             run=run,
         )
     page = reports.write(out, images=not command.no_images)
     ends = ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in outcome.counts.items())
-    console.print(f"{plural(outcome.experiments, 'experiment')}: {ends}")
-    console.print(f"report: {brief(page)}", soft_wrap=True)
+    console.print(f"{shared.plural(outcome.experiments, 'experiment')}: {ends}")
+    console.say(f"report: {brief(page)}")
     if outcome.failed:
         what = "experiments or trainings" if plan.utility.rounds else "experiments"
         errors.print(f"leakbound: {outcome.failed} {what} failed; the report gives the reasons")
@@ -69,21 +80,151 @@ def _engine(command: options.Audit) -> tuple[Runner, int]:
             raise ValueError(
                 f"address is {command.address!r}, but engine is 'local'; give --engine ray too"
             )
-        return audits.run, workers_of(command.workers)
+        return audits.run, shared.workers_of(command.workers)
     from leakbound import cluster
 
     if command.address is None or command.workers < 0:
-        return cluster.engine(), workers_of(command.workers)
+        return cluster.engine(), shared.workers_of(command.workers)
     return cluster.engine(command.address), command.workers
 
 
-def _announce(plan: Plan, out: Path, workers: int) -> None:
-    trainings = len(plan.trainings())
-    also = f" and {plural(trainings, 'training')}" if trainings else ""
-    console.print(
-        f"audit [bold]{brief(plan.name)}[/bold]: "
-        f"{plural(len(plan.experiments()), 'experiment')}{also}, "
-        f"{plural(workers, 'worker') if workers else 'one worker a CPU'}, into {brief(out)}",
-        soft_wrap=True,
+if TYPE_CHECKING:
+    from leakbound.report.tables import MeanInterval
+
+PAGE = "training.html"
+
+
+@dataclass(frozen=True)
+class TrainingRow:
+    """What one defense's trainings came to; a `diverged` one is left out of `loss` alone."""
+
+    model: str
+    defense: str
+    loss: MeanInterval | None
+    accuracy: MeanInterval | None
+    diverged: int
+    failed: int
+
+
+def train(command: options.Train) -> int:
+    from leakbound import report as reports
+
+    reports.check_installed()
+    plan = audits.load(command.plan)
+    if not plan.trainings():
+        raise ValueError(
+            f"plan {str(command.plan)!r} trains nothing: it has no [utility], or one with rounds = "
+            "0; add a table [utility] with rounds = 40 and repeats = 3"
+        )
+    name = re.sub(r"[^A-Za-z0-9_]+", "-", plan.name)[:60].strip("-") or "plan"
+    out = command.out or Path("runs") / f"{name}-training"
+    shared.check_files(out, [PAGE])
+    workers = shared.workers_of(command.workers)
+    run = _runner(command.engine)
+    screen = errors if command.json else console
+    screen.say(
+        f"training [bold]{brief(plan.name)}[/bold]: {len(plan.trainings())} of "
+        f"{plan.utility.rounds} rounds with {plan.utility.clients} clients, {workers} "
+        f"{'process' if workers == 1 else 'processes'}, into {brief(out)}"
     )
-    announce_code(plan)
+    shared.announce_code(plan)
+    with shared.Bar(console) as bar:
+        outcome = audits.audit(
+            plan, out, workers=workers, watch=shared.showing(bar), run=run, trainings_only=True
+        )
+    return _tell(plan, out, outcome.failed, command.json)
+
+
+def _runner(engine: str) -> Runner:
+    if engine == "local":
+        return audits.run
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when flwr is imported
+    try:
+        from leakbound.flower import training
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"engine is 'flower', which needs {error.name!r}: install leakbound[flower,ray]"
+        ) from None
+    return training.run
+
+
+def _tell(plan: Plan, out: Path, failed: int, as_json: bool) -> int:
+    with (out / "utility.jsonl").open("rb") as stream:
+        records = {unit.key: unit for unit in (decode(line, Training) for line in stream)}
+    units = [records[unit.id] for unit in plan.trainings()]
+    rows = table(units)
+    page = out / PAGE
+    shared.write_files(out, {PAGE: _page(plan, units, rows).encode()})
+    if as_json:
+        print(json.dumps([msgspec.to_builtins(row) for row in rows], indent=1, allow_nan=False))
+    else:
+        _show(rows)
+        console.say(f"curves: {brief(page)}")
+    if failed:
+        reason = next(unit.reason or "" for unit in units if unit.status == "failed")
+        errors.print(f"leakbound: {failed} trainings failed; the first: {brief(reason)}")
+        return 1
+    return 0
+
+
+def table(units: Iterable[Training]) -> list[TrainingRow]:
+    """One row a model and defense, in the order of the records of `utility.jsonl`."""
+    from leakbound.report import tables
+
+    units = list(units)
+    names = tables.Names([], units)
+    found = tables.grouped(((names.model(unit), names.defense(unit)), unit) for unit in units)
+    rows = []
+    for key, own in found.items():
+        ok = [unit for unit in own if unit.status == "ok"]
+        losses = tables.defined(unit.training_loss for unit in ok)
+        rows.append(
+            TrainingRow(
+                *key,
+                loss=tables.mean_of(losses),
+                accuracy=tables.mean_of(tables.defined(unit.accuracy for unit in ok)),
+                diverged=len(ok) - len(losses),
+                failed=len(own) - len(ok),
+            )
+        )
+    return rows
+
+
+def _show(rows: Sequence[TrainingRow]) -> None:
+    right = ["training loss", "test accuracy", "seeds", "failed"]
+    shown = terminal.table("model", "defense", right=right)
+    shown.caption, shown.caption_justify = "mean [95 % interval over seeds]", "left"
+    for row in rows:
+        shown.add_row(brief(row.model), brief(row.defense), *map(escape, _words(row)))
+    console.print(shown)
+
+
+def _words(row: TrainingRow) -> tuple[str, str, str, str]:
+    loss = _number(row.loss) + (f" ({row.diverged} diverged)" if row.diverged else "")
+    seeds = row.accuracy.n if row.accuracy else 0
+    return loss, _number(row.accuracy), str(seeds), str(row.failed or "")
+
+
+def _number(value: MeanInterval | None) -> str:
+    if value is None:
+        return "–"
+    mean, low, high = value.mean, value.low, value.high
+    between = "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
+    return f"{mean:.3f}{between}"
+
+
+def _page(plan: Plan, units: Sequence[Training], rows: Sequence[TrainingRow]) -> str:
+    from leakbound.report import charts, tables
+    from leakbound.report.template import rendered
+
+    names = tables.Names([], units)
+    progress = charts.loss_curves(units, names)
+    labels = charts.drawn_losses(progress, names)
+    context = {
+        "name": plan.name,
+        "utility": plan.utility,
+        "rows": [(row, _words(row)) for row in rows],
+        "panels": charts.loss_panels(progress, labels),
+        "keys": charts.keys(labels, "kl"),
+    }
+    return rendered("training.html.j2", context)

@@ -6,28 +6,26 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from rich.table import Table
 from torch import Tensor, nn
 
-from leakbound import captured, registry, tensors
+from leakbound import captured, tensors
 from leakbound.assess.record import CERTIFIED, Assessment
 from leakbound.audit import plan as plans
-from leakbound.audit.plan_file import parse, spec_of
+from leakbound.audit.context import module_of
+from leakbound.audit.plan_file import only, parse, spec_of
 from leakbound.captured import Capture, Settings, TrainingInfo, UpdateResult
 from leakbound.captured.assess import Case
 from leakbound.captured.findings import Finding
 from leakbound.captured.observe import SEARCH
-from leakbound.cli.progress import Bar
-from leakbound.cli.terminal import brief, console, errors
-from leakbound.models.custom import load_user_model
+from leakbound.cli import options
+from leakbound.cli.shared import Bar
+from leakbound.cli.terminal import brief, console, errors, table
 from leakbound.random import stream
 from leakbound.risk.statement import of_bound
-
-if TYPE_CHECKING:
-    from leakbound.cli import options
 
 _OF_EXPERIMENTS = ("labels_unknown", "defense_unknown", "malicious_server", "statistics_known")
 CLASSES = 10
@@ -36,7 +34,6 @@ MOST = 100_000
 
 
 def attack(command: options.AttackOptions) -> int:
-    """Attack a captured update, or all of a folder, and show what came out."""
     assert command.update is not None  # the command line asks here only then
     for name in (*_OF_EXPERIMENTS, "lpips_weights"):
         if getattr(command, name):
@@ -47,8 +44,6 @@ def attack(command: options.AttackOptions) -> int:
             raise ValueError(f"{name} is {value}; give a whole number from 1 to {MOST}")
     found = _captures(command)
     settings = _settings(command, found[0])
-    if command.truth is not None and len(found) > 1:
-        raise ValueError(f"truth is that of one update, and {len(found)} were given; name one")
     model = _model(command, settings)
     known = TrainingInfo(
         command.batch_size,
@@ -64,10 +59,6 @@ def attack(command: options.AttackOptions) -> int:
         if not command.json:
             _show_understood(case)
 
-    def ended(record: Assessment) -> None:
-        if not command.json:
-            _certificate(record)
-
     try:
         with bar:
             outcome = captured.attack_all(
@@ -81,10 +72,15 @@ def attack(command: options.AttackOptions) -> int:
                 pictures=not command.no_images,
                 watch=bar,
                 understood=read,
-                ended=ended,
+                ended=lambda record: None if command.json else _certificate(record),
             )
     except KeyboardInterrupt:
-        _stopped(command.out, bar.done)
+        words = "nothing is kept without --out DIR" if bar.done else "no attack was finished"
+        if command.out is not None and bar.done:
+            place = brief(command.out)
+            words = f"what was found until then is in {place}; the same command runs all attacks"
+            words += " again"
+        errors.say(words)
         raise
     if command.json:
         print(json.dumps(msgspec.to_builtins(outcome.records), indent=1, sort_keys=True))
@@ -95,13 +91,13 @@ def attack(command: options.AttackOptions) -> int:
 
 
 def _settings(command: options.AttackOptions, first: Capture) -> Settings:
-    """How updates are attacked; the first one says the input shape where the user does not."""
+    rows = [spec_of("attack", text) for text in command.attack]
     return Settings(
         _shape(command.input_shape or first.about.get("input_shape", "")),
         command.input_range,
         command.classes,
-        _attacks(command.attack),
-        plans.build_defense(_defense(command.defense)),
+        parse({"models": [{"name": "mlp"}], "attacks": rows}).attacks if rows else None,
+        plans.build_defense(only("defense", command.defense)),
         command.public,
         seed=command.seed,
         seconds=command.time,
@@ -109,20 +105,7 @@ def _settings(command: options.AttackOptions, first: Capture) -> Settings:
     )
 
 
-def _stopped(out: Path | None, done: int) -> None:
-    """Say where the attacks are that were finished before an interrupt."""
-    if out is None or not done:
-        words = "no attack was finished" if not done else "nothing is kept without --out DIR"
-        errors.print(words, soft_wrap=True)
-        return
-    errors.print(
-        f"what was found until then is in {brief(out)}; the same command runs all attacks again",
-        soft_wrap=True,
-    )
-
-
 def capture(command: options.CaptureOptions) -> int:
-    """Run a Flower app in this process, and keep what its server sees."""
     try:
         from leakbound.flower import capture_app
     except ImportError as error:
@@ -138,23 +121,20 @@ def capture(command: options.CaptureOptions) -> int:
         rounds=command.rounds,
         clients=command.clients,
         run_config=_run_config(command.run_config),
-        on_progress=lambda text: errors.print(brief(text), soft_wrap=True),
+        on_progress=lambda text: errors.say(brief(text)),
     )
-    table = Table(show_edge=False)
-    for head in ("round", "client", "examples", "kind", "file"):
-        table.add_column(head, overflow="fold")
+    heads = ("round", "client", "examples", "kind")
+    found = table(*heads, "file")
     for path in files:
         _, about = tensors.read(path)
-        told = [about.get(f"leakbound.{k}", "") for k in ("round", "client", "examples", "kind")]
-        table.add_row(*map(brief, told), brief(path))
-    console.print(table)
+        found.add_row(*(brief(about.get(f"leakbound.{k}", "")) for k in heads), brief(path))
+    console.print(found)
     model = about.get("leakbound.model", "package.module:build")
     shape = about.get("leakbound.input_shape", "SHAPE")
-    console.print(
+    console.say(
         f"{len(files)} updates in {brief(command.out)}. What do they leak?\n"
         f"  leakbound attack --update {brief(command.out)} --model {brief(model)} "
-        f"--input-shape {brief(shape)} --out DIR",
-        soft_wrap=True,
+        f"--input-shape {brief(shape)} --out DIR"
     )
     console.print("(--input-range LOW HIGH if the model is fed other values than 0 to 1)")
     return 0
@@ -176,7 +156,6 @@ def _captures(command: options.AttackOptions) -> list[Capture]:
 
 
 def _model(command: options.AttackOptions, settings: Settings) -> nn.Module:
-    """The model by name, or of the user's code; the program says which code it imports."""
     spec = spec_of("model", command.model)
     name, own = spec.pop("name"), spec
     given = {
@@ -185,29 +164,11 @@ def _model(command: options.AttackOptions, settings: Settings) -> nn.Module:
         "generator": stream(command.seed, "model", name),
     }
     if ":" in name:
-        errors.print(f"importing Python code that --model names: {brief(name)}", soft_wrap=True)
+        errors.say(f"importing Python code that --model names: {brief(name)}")
         here = str(Path.cwd())
         if here not in sys.path:
             sys.path.append(here)
-        return load_user_model(name, **given, **own)
-    model: nn.Module = registry.build("model", name, own, **given)
-    return model
-
-
-def _attacks(given: Sequence[str]) -> tuple[plans.Spec, ...] | None:
-    if not given:
-        return None
-    tables = [spec_of("attack", text) for text in given]
-    return parse({"models": [{"name": "mlp"}], "attacks": tables}).attacks
-
-
-def _defense(given: str) -> tuple[plans.Spec, ...]:
-    some = [{"name": "mean_image"}]
-    table = spec_of("defense", given)
-    plan = parse({"models": [{"name": "mlp"}], "attacks": some, "defenses": [table]})
-    if len(plan.defenses) != 1:
-        raise ValueError(f"defense names {len(plan.defenses)} settings; give one value for each")
-    return plan.defenses[0]
+    return module_of(name, own, **given)
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -253,7 +214,6 @@ def _run_config(text: str) -> dict[str, Any]:
 
 
 def _show_understood(case: Case) -> None:
-    """What was read off an update, before any attack."""
     capture, task = case.capture, case.understood.observation.task
     console.print(
         f"[bold]{brief(capture.name)}[/bold] ({capture.kind}): {task.parameters.numel():,} numbers "
@@ -262,23 +222,21 @@ def _show_understood(case: Case) -> None:
     for finding in case.understood.findings:
         _show_finding(finding)
     for note in (*case.notes, *case.understood.notes):
-        console.print(f"  note: {brief(note)}", soft_wrap=True)
+        console.say(f"  note: {brief(note)}")
 
 
 def _show_finding(finding: Finding) -> None:
     sure = "" if finding.sure else " (not certain)"
-    console.print(
-        f"  {finding.name}: [bold]{brief(finding.value)}[/bold]{sure}: {brief(finding.how)}",
-        soft_wrap=True,
+    console.say(
+        f"  {finding.name}: [bold]{brief(finding.value)}[/bold]{sure}: {brief(finding.how)}"
     )
 
 
 def _certificate(record: Assessment) -> None:
     if record.status == "ok" and record.certificate and record.capture:
-        console.print(
+        console.say(
             f"[bold]{CERTIFIED}[/bold]: {brief(record.capture.name)} by "
-            f"{brief(record.attack.name)}: {brief(record.certificate)}",
-            soft_wrap=True,
+            f"{brief(record.attack.name)}: {brief(record.certificate)}"
         )
 
 
@@ -308,43 +266,37 @@ def _show(outcome: UpdateResult, shown: Mapping[int, Sequence[Finding]]) -> None
             "measures it."
         )
     if outcome.page is not None:
-        console.print(f"report: {brief(outcome.page)}", soft_wrap=True)
+        console.say(f"report: {brief(outcome.page)}")
 
 
 def _results(records: Sequence[Assessment]) -> Table:
-    """What each attack explains, and where the truth is known how good it is."""
-    table, measured = Table(show_edge=False), any(record.metrics for record in records)
+    measured = any(record.metrics for record in records)
     width = min(40, max(len(brief(record.attack.name)) for record in records))
-    table.add_column("attack", no_wrap=True, overflow="ellipsis", min_width=width)
     measures = ("PSNR dB, mean", "best", "baseline") if measured else ()
-    for head in ("explains", *measures):
-        table.add_column(head, justify="right", overflow="fold")
+    found = table("attack", right=["explains", *measures])
+    name = found.columns[0]
+    name.no_wrap, name.overflow, name.min_width = True, "ellipsis", width
     for record in records:
         if record.status != "ok":
-            table.add_row(brief(record.attack.name), record.status.replace("_", " "))
+            found.add_row(brief(record.attack.name), record.status.replace("_", " "))
             continue
-        values = [_share(_explained(record))]
+        own, share = record.capture and record.capture.explained, None
+        if own:
+            share = own.direction if own.share is None else own.share
+        values = [_share(share)]
         if record.metrics:
-            own, blind = ([v or 0.0 for v in part] for part in (record.psnr, record.baseline))
-            values += [f"{sum(own) / len(own):.1f}", f"{max(own):.1f}", f"{max(blind):.1f}"]
-        table.add_row(brief(record.attack.name), *values)
-    return table
-
-
-def _explained(record: Assessment) -> float | None:
-    found = record.capture and record.capture.explained
-    if not found:
-        return None
-    return found.direction if found.share is None else found.share
+            psnr, blind = ([v or 0.0 for v in part] for part in (record.psnr, record.baseline))
+            values += [f"{sum(psnr) / len(psnr):.1f}", f"{max(psnr):.1f}", f"{max(blind):.1f}"]
+        found.add_row(brief(record.attack.name), *values)
+    return found
 
 
 def _remarks(records: Sequence[Assessment]) -> None:
-    """What attacks say of themselves, and bounds."""
     for record in records:
         name = brief(record.attack.name)
         if record.status != "ok":
             words = record.status.replace("_", " ")
-            console.print(f"{name} {words}: {brief(record.reason or '')}", soft_wrap=True)
+            console.say(f"{name} {words}: {brief(record.reason or '')}")
         if record.problem:
             console.print(f"{name} says that it failed: {brief(record.problem)}")
     first = next((r for r in records if r.status == "ok"), None)
@@ -356,7 +308,7 @@ def _remarks(records: Sequence[Assessment]) -> None:
     for bound in first.bounds:
         console.print(brief(of_bound(bound, first.criterion.value)))
     if first.bounds_note:
-        console.print(f"no bound: {brief(first.bounds_note)}", soft_wrap=True)
+        console.say(f"no bound: {brief(first.bounds_note)}")
 
 
 def _share(value: float | None) -> str:

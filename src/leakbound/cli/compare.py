@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from rich.table import Table
+
+from leakbound.cli import options
 from leakbound.cli.shared import check_files
-from leakbound.cli.terminal import console, errors, safe
+from leakbound.cli.terminal import console, errors, safe, table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from leakbound.cli import options
     from leakbound.report.compare import RunComparison
 
 MOST_ROWS = 12
@@ -19,7 +19,6 @@ MOST_ROWS = 12
 
 
 def compare(command: options.Compare) -> int:
-    """Write the page of two runs and show what matters most."""
     from leakbound.report.compare import FILE, summary, write_comparison
     from leakbound.report.folder import read
 
@@ -35,48 +34,45 @@ def compare(command: options.Compare) -> int:
     check_files(path.parent, [path.name])
     with errors.status("comparing ..."):
         found = write_comparison(read(command.first), read(command.second), path)
-    for concern in found.concerns:
-        if concern.grave:
-            console.print(f"[bold]not fair:[/bold] {safe(concern.words)}")
+    for words in found.grave:
+        console.print(f"[bold]not fair:[/bold] {safe(words)}")
     if found.identical:
         console.print(f"{' and '.join(found.identical)}: byte-identical in both runs")
     console.print(summary(found))
-    for table in (_verdicts(found), _attacks(found)):
-        if table.row_count:
-            console.print(table)
+    for rows in (_verdicts(found), _attacks(found)):
+        if rows.row_count:
+            console.print(rows)
     console.print(_counts(found))
-    console.print(f"page: {safe(path)}", soft_wrap=True)
+    console.say(f"page: {safe(path)}")
     return 0
 
 
 def _verdicts(found: RunComparison) -> Table:
-    """The verdicts that changed."""
-    table = _table("Defense", "Model", "Batch", "A", "B")
+    rows = table("Defense", "Model", "Batch", "A", "B")
     changed = [pair for pair in found.verdicts if pair.change]
     for pair in changed[:MOST_ROWS]:
         one, other = pair.first, pair.second
         texts = (one.defense, one.model, one.batch_size, one.verdict, other.verdict)
-        table.add_row(*map(safe, texts))
-    return _ended(table, len(changed))
+        rows.add_row(*map(safe, texts))
+    return _ended(rows, len(changed))
 
 
 def _attacks(found: RunComparison) -> Table:
     """The attacks whose PSNR differs visibly, the largest differences first."""
     from leakbound.report.compare import signed
 
-    table = _table("Defense", "Attack", "Batch", "PSNR, B - A", "95 % interval", "Seeds")
+    rows = table("Defense", "Attack", "Batch", "PSNR, B - A", "95 % interval", "Seeds")
     seen = [(row, row.psnr) for row in found.attacks if row.psnr is not None and row.psnr.side]
     seen.sort(key=lambda pair: -abs(pair[1].mean))
     for row, psnr in seen[:MOST_ROWS]:
         _, size, defense = row.key
         between = f"{signed(psnr.low)} to {signed(psnr.high)}"
         texts = (defense, row.attack, size, f"{signed(psnr.mean)} dB", between, psnr.n)
-        table.add_row(*map(safe, texts))
-    return _ended(table, len(seen))
+        rows.add_row(*map(safe, texts))
+    return _ended(rows, len(seen))
 
 
 def _counts(found: RunComparison) -> str:
-    """One line on all the rest."""
     words = [f"{found.both} settings in both"]
     words += [
         f"{sum(count for _, count in rows)} experiments only in {letter}"
@@ -93,16 +89,7 @@ def _counts(found: RunComparison) -> str:
     return "; ".join(words)
 
 
-def _table(*columns: str) -> Table:
-    from rich.table import Table
-
-    table = Table(show_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
-def _ended(table: Table, rows: int) -> Table:
-    if rows > MOST_ROWS:
-        table.add_row(f"{rows - MOST_ROWS} more on the page")
-    return table
+def _ended(rows: Table, count: int) -> Table:
+    if count > MOST_ROWS:
+        rows.add_row(f"{count - MOST_ROWS} more on the page")
+    return rows

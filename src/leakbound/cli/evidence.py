@@ -6,10 +6,10 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
@@ -20,7 +20,8 @@ from leakbound._util.text import printable
 from leakbound.audit.run_file import versions
 from leakbound.bounds import record_priors
 from leakbound.bounds.law import positive, probability, single
-from leakbound.cli import risk as commands_risk
+from leakbound.cli import options
+from leakbound.cli.risk import AROUND, bounded
 from leakbound.cli.shared import check_files, write_files
 from leakbound.cli.terminal import console, errors, safe
 from leakbound.risk.calibrate import UNIFORM, under
@@ -30,41 +31,18 @@ from leakbound.risk.statement import UNINFORMED
 
 if TYPE_CHECKING:
     from leakbound.cli import options
-    from leakbound.report.evidence.schema import CorridorCurve, Epsilons, Subject
-    from leakbound.report.evidence.training import TrainingBounds
+    from leakbound.report.evidence.parts import CorridorCurve, Epsilons, Subject
+    from leakbound.report.evidence.subjects import TrainingBounds
 
 PAGE, DATA, PLAN = "evidence.html", "report.json", "evidence.toml"
-AROUND = 5.0
-"""Decibels that the curve shows beside the thresholds."""
+STATED = [f.name for f in fields(options.BoundOptions) if f.name not in ("out", "json")]
+STATED += ["clip_norm"]
+"""What --training states: options of `leakbound bound`, and the clip norm."""
 LONGEST = 400
 """Letters of a statement."""
 
 
-@dataclass(frozen=True)
-class TrainingSettings:
-    """What --training states; names and meanings as in `leakbound bound`, and the clip norm."""
-
-    noise_multiplier: float | None = None
-    sampling_rate: float = 1.0
-    steps: int = 1
-    clip_norm: float | None = None
-    delta: float = 1e-5
-    participation: Literal["visible", "hidden"] = "visible"
-    data: str | None = None
-    dim: int | None = None
-    norm: tuple[float, ...] | None = None
-    psnr: tuple[float, ...] = (10.0, 15.0, 20.0, 25.0, 30.0)
-    eta: tuple[float, ...] = ()
-    accept: float = 0.001
-    prior: Literal["sphere", "gaussian", "mixture", "gallery"] | None = None
-    input_range: tuple[float, ...] = (0.0, 1.0)
-    size: int | None = None
-    channels: int | None = None
-    exclude: tuple[str, ...] = ()
-
-
 def evidence(command: options.Evidence) -> int:
-    """Write the evidence of runs, of a training configuration, or of both."""
     from leakbound.report import check_installed, folder
     from leakbound.report import evidence as pages
 
@@ -77,8 +55,12 @@ def evidence(command: options.Evidence) -> int:
     if len(runs) + bool(command.training) > 1:
         names = [PLAN.replace(".", f"-{number}.") for number in range(1, len(runs) + 1)]
     check_files(out.parent, [out.name, DATA, *names[: len(runs)]])
+
+    def accountant(noise: float) -> Epsilons:
+        return _epsilons(TrainingSetting(noise, dim=1), command.delta)
+
     subjects = [
-        pages.of_run(run, statements, _accountant(command.delta), images=images, plan=name)
+        pages.of_run(run, statements, accountant, images=images, plan=name)
         for run, name in zip(runs, names, strict=False)
     ]
     plans = {name: one.rerun.plan for name, one in zip(names, subjects, strict=False)}
@@ -94,9 +76,9 @@ def evidence(command: options.Evidence) -> int:
         **{name: text.encode() for name, text in plans.items() if text is not None},
     }
     write_files(out.parent, files)
-    console.print(f"evidence: {safe(out)}", soft_wrap=True)
+    console.say(f"evidence: {safe(out)}")
     rest = [name for name in files if name != out.name]
-    console.print(f"beside it: {', '.join(rest)}", soft_wrap=True)
+    console.say(f"beside it: {', '.join(rest)}")
     _warn(subjects)
     return 0
 
@@ -108,19 +90,17 @@ def _warn(subjects: Sequence[Subject]) -> None:
     for subject in subjects:
         for one in subject.checks:
             if one.holds is False:
-                errors.print(
+                errors.say(
                     f"leakbound: {safe(subject.name)}: does not hold: {one.words} "
-                    f"({safe(one.detail)})",
-                    soft_wrap=True,
+                    f"({safe(one.detail)})"
                 )
     items = [item for subject in subjects for item in subject.declared.items]
     silent = {one.name for one in items if one.status == "not stated" and one.name in STATEMENTS}
     if silent:
-        errors.print(f"not stated: {', '.join(sorted(silent))}", soft_wrap=True)
+        errors.say(f"not stated: {', '.join(sorted(silent))}")
 
 
 def _statements(given: Sequence[str]) -> dict[str, str]:
-    """--declare NAME=TEXT, every name known and given once."""
     from leakbound.report.evidence import STATEMENTS
 
     found: dict[str, str] = {}
@@ -149,7 +129,6 @@ def _pairs(option: str, given: Sequence[str], known: Sequence[str]) -> list[tupl
 
 
 def _place(command: options.Evidence) -> Path:
-    """Where the page goes: a file, or a folder that holds it."""
     if not command.runs and not command.training:
         raise ValueError(
             "runs and training are not given; name the folder of a run, or --training "
@@ -166,18 +145,13 @@ def _place(command: options.Evidence) -> Path:
     return command.out / PAGE
 
 
-def _accountant(delta: float) -> Callable[[float], Epsilons]:
-    """Epsilons of one full-batch release with a noise multiplier."""
-    return lambda noise: _epsilons(TrainingSetting(noise, dim=1), delta)
-
-
 def _epsilons(setting: TrainingSetting, delta: float) -> Epsilons:
     """Of adding or removing one example; of replacing one where that is a shift twice as long.
 
     It is so in every step whose participation is seen, and with full batches. Of hidden samples
     replacing has another pair of worst cases, for which there is no accountant here.
     """
-    from leakbound.report.evidence.schema import Epsilons
+    from leakbound.report.evidence.parts import Epsilons
 
     def stated(level: TrainingSetting) -> float | Literal["infinite"]:
         value = float(epsilon(level, delta))
@@ -189,43 +163,28 @@ def _epsilons(setting: TrainingSetting, delta: float) -> Epsilons:
 
 
 def _training(command: options.Evidence) -> TrainingBounds:
-    """A training configuration with its bounds."""
-    from leakbound.report.evidence.training import ThresholdBounds, TrainingBounds
+    from leakbound.report.evidence.subjects import ThresholdBounds, TrainingBounds
 
-    stated = _pairs("training", command.training, [one.name for one in fields(TrainingSettings)])
-    given = _parsed(stated)
-    if given.noise_multiplier is None:
-        raise ValueError("training has no noise_multiplier; add noise_multiplier=1.0")
-    if given.clip_norm is not None:
-        positive("clip_norm", given.clip_norm)
+    stated = _pairs("training", command.training, STATED)
+    values = {name: _value(name, text) for name, text in stated}
+    clip_norm = values.pop("clip_norm", None)
+    given = _options(values)
+    if clip_norm is not None:
+        positive("clip_norm", clip_norm)
     probability("accept", given.accept)
     single("delta", probability("delta", given.delta))
-    same = cast(Any, given)  # it has the fields of `leakbound bound` that these read
-    thresholds = commands_risk.thresholds_of(same)
-    examples = commands_risk.examples_of(same)
-    setting = commands_risk.setting_of(same, examples, given.noise_multiplier)
-    prior = examples.prior(given.prior)
-    edges = under(prior, setting, [eta for _, eta in thresholds])
-    matches = [examples.matches(eta) for _, eta in thresholds]
-    shares = [None if one is None else one.most for one in matches]
-    words = " ".join(map(shlex.quote, command.training))
+    examples, prior, edges, rows = bounded(given)
+    setting, words = edges.setting, " ".join(map(shlex.quote, command.training))
+    known = {**asdict(given), "clip_norm": clip_norm, "dim": setting.dim, "norm": setting.norm}
+    shown = ("psnr", "attained", "bound", "matched", "verdict")
     return TrainingBounds(
-        given={**asdict(given), "dim": setting.dim, "norm": setting.norm},
+        given={name: known[name] for name in STATED},
         stated=[name for name, _ in stated],
         epsilons=_epsilons(setting, given.delta),
         accepted=given.accept,
         prior=UNIFORM if prior is None else prior.name,
         notices=() if edges.informed else (f"{UNINFORMED}; state data=... prior=mixture",),
-        thresholds=tuple(
-            ThresholdBounds(
-                psnr,
-                float(edges.attained[i]),
-                float(edges.bound[i]),
-                shares[i],
-                edges.verdict(i, given.accept, shares[i]),
-            )
-            for i, (psnr, _) in enumerate(thresholds)
-        ),
+        thresholds=tuple(ThresholdBounds(*(row[name] for name in shown)) for row in rows),
         bound_scope=asdict(edges.bound_scope),
         attained_scope=asdict(edges.attained_scope),
         examples={
@@ -234,38 +193,37 @@ def _training(command: options.Evidence) -> TrainingBounds:
             "norms": list(examples.norms),
             "examples": examples.count,
         },
-        curve=_curve(thresholds, setting, prior, given),
+        curve=_curve(rows, setting, prior, given),
         versions=versions(),
         command=f"leakbound evidence --training {words} --out rerun",
     )
 
 
 def _curve(
-    thresholds: Sequence[tuple[float, float]],
+    rows: Sequence[Mapping[str, Any]],
     setting: TrainingSetting,
     prior: record_priors.RecordPrior | None,
-    given: TrainingSettings,
+    given: options.BoundOptions,
 ) -> CorridorCurve:
-    from leakbound.report.evidence.schema import CorridorCurve
+    from leakbound.report.evidence.parts import CorridorCurve
 
-    width = width_of(cast(tuple[float, float], given.input_range))
-    psnr = np.linspace(thresholds[0][0] - AROUND, thresholds[-1][0] + AROUND, 61).tolist()
+    width = width_of(given.input_range)
+    psnr = np.linspace(rows[0]["psnr"] - AROUND, rows[-1]["psnr"] + AROUND, 61).tolist()
     edges = under(prior, setting, [mse_of_psnr(level, width) for level in psnr])
     return CorridorCurve(
         tuple(psnr), tuple(edges.attained.tolist()), tuple(edges.bound.tolist()), given.accept
     )
 
 
-def _parsed(given: Sequence[tuple[str, str]]) -> TrainingSettings:
-    """NAME=VALUE, by the types of `TrainingSettings`."""
-    found: dict[str, Any] = {name: _value(name, text) for name, text in given}
-    settings = TrainingSettings(**found)
-    if len(settings.input_range) != 2:
-        raise ValueError(f"training input_range is {settings.input_range}; give LOW,HIGH")
-    check.one_of(["visible", "hidden"], participation=settings.participation)
-    if settings.prior is not None:
-        check.one_of(["sphere", *record_priors.KINDS], prior=settings.prior)
-    return settings
+def _options(values: dict[str, Any]) -> options.BoundOptions:
+    if len(values.get("input_range", (0, 1))) != 2:
+        raise ValueError(f"training input_range is {values['input_range']}; give LOW,HIGH")
+    check.one_of(["visible", "hidden"], participation=values.get("participation", "visible"))
+    if "prior" in values:
+        check.one_of(["sphere", *record_priors.KINDS], prior=values["prior"])
+    if "noise_multiplier" not in values:
+        raise ValueError("training has no noise_multiplier; add noise_multiplier=1.0")
+    return options.BoundOptions(**values)
 
 
 def _value(name: str, text: str) -> Any:

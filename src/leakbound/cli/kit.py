@@ -1,8 +1,4 @@
-"""What a command of another distribution needs: output, files, processes, provenance.
-
-Files are written in one step, readable by their owner only, and never over a file that leakbound
-did not write.
-"""
+"""What a command of another distribution needs: output, files, processes, provenance."""
 
 from leakbound._util.files import append, check, claimed, decode, folder, read, write, writing
 from leakbound.audit.run_file import claim, machine, versions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -11,16 +11,13 @@ from rich.table import Table
 from leakbound import data, metrics, registry
 from leakbound.audit.experiment import defense_info
 from leakbound.audit.plan import Spec
+from leakbound.cli import options
 from leakbound.cli.terminal import console
 from leakbound.risk.statement import of_guarantee
 from leakbound.types import Guarantee
 
-if TYPE_CHECKING:
-    from leakbound.cli import options
-
 
 def listing(command: options.List) -> int:
-    """Print what a plan can name."""
     tables: dict[str, list[dict[str, Any]]] = {}
     for kind in registry.PACKAGES:
         tables["pruning" if kind == "pruning" else f"{kind}s"] = [
@@ -40,12 +37,9 @@ def listing(command: options.List) -> int:
         row["summary"] += f" [guarantee: {of_guarantee(about)}]"
     nothing = {"guarantee": Guarantee.NONE.value, "data_dependent_law": False, "parameters": []}
     tables["defenses"].insert(0, {"name": "none", "summary": "The plain update.", **nothing})
-    tables["metrics"] = [
-        {"name": m.name, "summary": m.description, "parameters": []} for m in metrics.METRICS
-    ]
-    tables["data"] = [
-        {"name": name, "summary": text, "parameters": []} for name, text in data.SOURCES.items()
-    ]
+    said = {m.name: m.description for m in metrics.METRICS}
+    for kind, known in (("metrics", said), ("data", data.SOURCES)):
+        tables[kind] = [{"name": n, "summary": text, "parameters": []} for n, text in known.items()]
     if command.json:
         print(json.dumps(tables, indent=1, default=str))
         return 0

@@ -11,6 +11,9 @@ from tyro.conf import Positional, arg
 Whole = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
 Text = Annotated[str | None, arg(metavar="STR", help_behavior_hint="")]
+Norm = Annotated[tuple[float, ...] | None, arg(metavar="LEAST [MOST]", help_behavior_hint="")]
+Priors = Literal["sphere", "gaussian", "mixture", "gallery"] | None
+Prior = Annotated[Priors, arg(metavar="PRIOR", help_behavior_hint="")]
 """Options that may be left out, whose default their help tells."""
 
 
@@ -222,9 +225,7 @@ class BoundOptions:
     """Take the number of values and the norms from this data source."""
     dim: Whole = None
     """Values of one example; needed without --data."""
-    norm: Annotated[
-        tuple[float, ...] | None, arg(metavar="LEAST [MOST]", help_behavior_hint="")
-    ] = None
+    norm: Norm = None
     """Norm of the examples, the least first; needed without --data."""
     steps: int = 1
     """Steps of the training."""
@@ -238,10 +239,7 @@ class BoundOptions:
     """More thresholds, as mean squared errors."""
     accept: float = 0.001
     """The probability that you accept."""
-    prior: Annotated[
-        Literal["sphere", "gaussian", "mixture", "gallery"] | None,
-        arg(metavar="PRIOR", help_behavior_hint=""),
-    ] = None
+    prior: Prior = None
     """For which examples the upper bound holds: "mixture" (default with --data), "gaussian" or
     "gallery" are taken from --data; "sphere" (default without) knows nothing about the data, and
     nothing is called protected under it."""
@@ -274,9 +272,7 @@ class Calibrate:
     """Take the number of values and the norms from this data source."""
     dim: Whole = None
     """Values of one example; needed without --data."""
-    norm: Annotated[
-        tuple[float, ...] | None, arg(metavar="LEAST [MOST]", help_behavior_hint="")
-    ] = None
+    norm: Norm = None
     """Norm of the examples, the least first; needed without --data."""
     steps: int = 1
     """Steps of the training."""
@@ -292,10 +288,7 @@ class Calibrate:
     """Noise standard deviation on the sum, where the clip norm is solved for."""
     clip_norm: float = 1.0
     """Bound on the norm of an example's gradient."""
-    prior: Annotated[
-        Literal["sphere", "gaussian", "mixture", "gallery"] | None,
-        arg(metavar="PRIOR", help_behavior_hint=""),
-    ] = None
+    prior: Prior = None
     """For which examples the upper bound holds: "mixture" (default with --data), "gaussian" or
     "gallery" are taken from --data; "sphere" (default without) knows nothing about the data, and
     nothing is called protected under it."""
@@ -319,7 +312,7 @@ VERBS: dict[str, tuple[type, str]] = {
     "capture": (CaptureOptions, "leakbound.cli.captured:capture"),
     "bound": (BoundOptions, "leakbound.cli.risk:bound"),
     "calibrate": (Calibrate, "leakbound.cli.risk:calibration"),
-    "train": (Train, "leakbound.cli.train:train"),
+    "train": (Train, "leakbound.cli.audit:train"),
     "report": (Report, "leakbound.cli.report:report"),
     "compare": (Compare, "leakbound.cli.compare:compare"),
     "evidence": (Evidence, "leakbound.cli.evidence:evidence"),

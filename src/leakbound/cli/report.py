@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from leakbound.cli import options
 from leakbound.cli.terminal import brief, console
-
-if TYPE_CHECKING:
-    from leakbound.cli import options
 
 
 def report(command: options.Report) -> int:
-    """Write a run's report again."""
     from leakbound import report as reports
 
     page = reports.write(command.folder, images=not command.no_images)
-    console.print(f"report: {brief(page)}", soft_wrap=True)
+    console.say(f"report: {brief(page)}")
     return 0

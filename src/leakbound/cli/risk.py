@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.markup import escape
@@ -16,6 +15,7 @@ from rich.table import Table
 from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
 from leakbound.bounds import record_priors
 from leakbound.bounds.law import positive, probability
+from leakbound.cli import options
 from leakbound.cli.shared import check_files, write_files
 from leakbound.cli.terminal import console, errors, safe
 from leakbound.risk.calibrate import UNIFORM, Calibration, calibrate, under
@@ -24,9 +24,6 @@ from leakbound.risk.examples import Examples, listed, width_of
 from leakbound.risk.statement import UNINFORMED
 from leakbound.risk.target import Target
 
-if TYPE_CHECKING:
-    from leakbound.cli import options
-
 FILES = ("bound.json", "corridor.png", "surface.png")
 AROUND = 5.0
 """Decibels that the plots show beside the thresholds."""
@@ -34,38 +31,20 @@ COLUMNS = ("PSNR dB", "MSE", "baseline", "attained", "bound", "matched", "verdic
 
 
 def bound(command: options.BoundOptions) -> int:
-    """Attained success and upper bound for one setting, over some thresholds."""
     probability("accept", command.accept)
     probability("delta", command.delta)
     if command.out is not None:
         check_files(command.out, FILES)
-    thresholds = thresholds_of(command)
-    examples = examples_of(command)
-    setting = setting_of(command, examples, command.noise_multiplier)
-    prior = examples.prior(command.prior)
     with errors.status("bounding ..."):
-        edges = under(prior, setting, [eta for _, eta in thresholds])
-        private = _finite(epsilon(setting, command.delta))
-        matches = [examples.matches(eta) for _, eta in thresholds]
-        shares = [None if one is None else one.most for one in matches]
+        examples, prior, edges, rows = bounded(command)
+        private = _finite(epsilon(edges.setting, command.delta))
     found = {
-        "setting": asdict(setting),
+        "setting": asdict(edges.setting),
         "delta": command.delta,
         "epsilon": private,
         "accepted": command.accept,
         "prior": UNIFORM if prior is None else prior.name,
-        "thresholds": [
-            {
-                "psnr": psnr,
-                "mse": eta,
-                "log10_baseline": _log10(edges.log_kappa[i]),
-                "attained": float(edges.attained[i]),
-                "bound": float(edges.bound[i]),
-                "matched": shares[i],
-                "verdict": edges.verdict(i, command.accept, shares[i]),
-            }
-            for i, (psnr, eta) in enumerate(thresholds)
-        ],
+        "thresholds": rows,
         "attained_scope": asdict(edges.attained_scope),
         "bound_scope": asdict(edges.bound_scope),
     }
@@ -74,44 +53,33 @@ def bound(command: options.BoundOptions) -> int:
     else:
         _show_bound(found, edges, examples)
     if command.out is not None:
-        names = _write(command.out, found, setting, command, prior)
+        content = json.dumps(found, indent=1, sort_keys=True, allow_nan=False).encode()
+        plots = _plots(found, edges.setting, command, prior)
+        files = dict(zip(FILES, (content, *plots), strict=False))
+        write_files(command.out, files)
         out = errors if command.json else console
-        out.print(f"written: {', '.join(names)} into {safe(command.out)}")
+        out.print(f"written: {', '.join(files)} into {safe(command.out)}")
     return 0
 
 
 def calibration(command: options.Calibrate) -> int:
-    """The setting that meets a target, what it means and what it costs."""
+    given = asdict(command)
+    as_json, target = given.pop("json"), given.pop("target")
     with errors.status("calibrating ..."):
-        found = calibrate(
-            command.target,
-            data=command.data,
-            dim=command.dim,
-            norm=command.norm,
-            steps=command.steps,
-            sampling_rate=command.sampling_rate,
-            participation=command.participation,
-            solve=command.solve,
-            noise_multiplier=command.noise_multiplier,
-            clip_norm=command.clip_norm,
-            noise_std=command.noise_std,
-            delta=command.delta,
-            prior=command.prior,
-            size=command.size,
-            channels=command.channels,
-            exclude=command.exclude,
-            input_range=command.input_range,
-        )
-    if command.json:
+        found = calibrate(target, **given)
+    if as_json:
         print(json.dumps(found.plain(), indent=1, sort_keys=True, allow_nan=False))
     else:
         _show_calibration(found)
     return 0
 
 
-def examples_of(command: options.BoundOptions) -> Examples:
-    """The examples that the options name."""
-    return Examples.of(
+def bounded(
+    command: options.BoundOptions,
+) -> tuple[Examples, record_priors.RecordPrior | None, Corridor, list[dict[str, Any]]]:
+    """The examples, the prior and the corridor of a setting, and a row for each threshold."""
+    thresholds = _thresholds(command)
+    examples = Examples.of(
         command.data,
         dim=command.dim,
         norm=command.norm,
@@ -120,23 +88,36 @@ def examples_of(command: options.BoundOptions) -> Examples:
         exclude=command.exclude,
         input_range=command.input_range,
     )
-
-
-def setting_of(command: options.BoundOptions, examples: Examples, noise: float) -> TrainingSetting:
-    """What the bounds need, at a noise multiplier."""
-    if math.isinf(noise):
+    if math.isinf(command.noise_multiplier):
         raise ValueError("noise_multiplier is inf; give a number, such as 1")
-    return TrainingSetting(
-        noise,
+    setting = TrainingSetting(
+        command.noise_multiplier,
         dim=examples.dim,
         norm=examples.norms[0],
         steps=command.steps,
         sampling_rate=command.sampling_rate,
         participation=command.participation,
     )
+    prior = examples.prior(command.prior)
+    edges, rows = under(prior, setting, [eta for _, eta in thresholds]), []
+    for i, (psnr, eta) in enumerate(thresholds):
+        matches = examples.matches(eta)
+        share = None if matches is None else matches.most
+        rows.append(
+            {
+                "psnr": psnr,
+                "mse": eta,
+                "log10_baseline": _log10(edges.log_kappa[i]),
+                "attained": float(edges.attained[i]),
+                "bound": float(edges.bound[i]),
+                "matched": share,
+                "verdict": edges.verdict(i, command.accept, share),
+            }
+        )
+    return examples, prior, edges, rows
 
 
-def thresholds_of(command: options.BoundOptions) -> list[tuple[float, float]]:
+def _thresholds(command: options.BoundOptions) -> list[tuple[float, float]]:
     """(PSNR, eta) of every threshold, rising in PSNR."""
     width = width_of(command.input_range)
     pairs = [(psnr, Target.of_psnr(psnr, 0.5, input_range=width).eta) for psnr in command.psnr]
@@ -255,20 +236,6 @@ def _setting_line(
     )
 
 
-def _write(
-    folder: Path,
-    found: dict[str, Any],
-    setting: TrainingSetting,
-    command: options.BoundOptions,
-    prior: record_priors.RecordPrior | None,
-) -> list[str]:
-    """The same numbers as JSON and two plots; returns their names."""
-    content = json.dumps(found, indent=1, sort_keys=True, allow_nan=False).encode()
-    files = dict(zip(FILES, (content, *_plots(found, setting, command, prior)), strict=False))
-    write_files(folder, files)
-    return list(files)
-
-
 def _plots(
     found: dict[str, Any],
     setting: TrainingSetting,
@@ -282,8 +249,7 @@ def _plots(
     width = width_of(command.input_range)
     eta = mse_of_psnr(psnr, width)
     edges = under(prior, setting, eta)
-    label, accepted = "PSNR threshold (dB)", command.accept
-    corridor = corridor_png(psnr.tolist(), edges.attained, edges.bound, accepted, label=label)
+    corridor = corridor_png(psnr.tolist(), edges.attained, edges.bound, command.accept)
     if setting.noise_multiplier == 0:
         return [corridor]
     noises: list[float] = (setting.noise_multiplier * np.logspace(-1, 1, 25)).tolist()
@@ -294,7 +260,7 @@ def _plots(
     upper, lower = (
         np.stack(e, 1) for e in zip(*((g.bound, g.attained) for g in grid), strict=True)
     )
-    surface = surface_png(noises, psnr[::2].tolist(), upper, lower, accepted, label=label)
+    surface = surface_png(noises, psnr[::2].tolist(), upper, lower, command.accept)
     return [corridor, surface]
 
 

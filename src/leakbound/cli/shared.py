@@ -1,29 +1,126 @@
-"""What several verbs need: names with settings, output files, progress."""
+"""What several verbs need: output files, how many processes, and how far a command is."""
 
 from __future__ import annotations
 
 import errno
 import os
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Column
+from rich.text import Text
 
 from leakbound import audit as audits
 from leakbound._util import files
+from leakbound._util.text import printable
 from leakbound.audit.context import named_code_of
-from leakbound.audit.plan import Experiment, Plan, TrainingUnit, defense_name
-from leakbound.cli.progress import Bar, duration
+from leakbound.audit.plan import Experiment, Plan, defense_name
 from leakbound.cli.terminal import brief, errors
+
+EVERY = 10.0
+"""Seconds between two lines where there is no terminal."""
+
+
+def duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+class Bar:
+    """Units done, what runs now, and the time left; without a terminal as lines on stderr."""
+
+    def __init__(self, console: Console) -> None:
+        current = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        self._progress = Progress(
+            BarColumn(20),
+            MofNCompleteColumn(),
+            _Left(self),
+            TextColumn("{task.description}", table_column=current),
+            console=console,
+            disable=not console.is_terminal,
+            expand=True,
+        )
+        self._task = self._progress.add_task("starting", total=None)
+        self._began = self._at = time.monotonic()
+        self._left: float | None = None
+        self._ended = threading.Event()
+        self._lines: threading.Thread | None = None
+        self.done, self.total, self._current = 0, 0, "starting"
+
+    def __call__(self, done: int, total: int, current: str, left: float | None = None) -> None:
+        self.done, self.total, self._current = done, total, printable(current)
+        self._left, self._at = left, time.monotonic()
+        self._progress.update(
+            self._task, completed=done, total=total, description=escape(self._current)
+        )
+
+    @property
+    def left(self) -> float | None:
+        """The seconds left; by the units done so far where nobody said it, None without any."""
+        now = time.monotonic()
+        if self._left is not None:
+            return self._left - (now - self._at)
+        if not 0 < self.done < self.total:
+            return None
+        rate = (self._at - self._began) / self.done
+        return rate * (self.total - self.done) - (now - self._at)
+
+    def __enter__(self) -> Self:
+        if not self._progress.disable:
+            self._progress.start()
+        else:
+            self._lines = threading.Thread(target=self._write_lines, daemon=True)
+            self._lines.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        if self._lines is None:
+            self._progress.stop()
+            return
+        self._lines.join()
+        if self.total:
+            self._line("")
+
+    def _write_lines(self) -> None:
+        while not self._ended.wait(EVERY):
+            left, words = self.left, "time left not known yet"
+            if left is not None:
+                words = f"about {duration(left)} left" if left > 0 else "longer than estimated"
+            self._line(f", {words}: {self._current}" if self.done < self.total else "")
+
+    def _line(self, rest: str) -> None:
+        passed = duration(time.monotonic() - self._began)
+        print(f"{self.done} of {self.total} done after {passed}{rest}", file=sys.stderr, flush=True)
+
+
+class _Left(ProgressColumn):
+    def __init__(self, bar: Bar) -> None:
+        super().__init__(Column(no_wrap=True, overflow="ellipsis"))
+        self._bar = bar
+
+    def render(self, task: Task) -> Text:
+        left = self._bar.left
+        return Text("" if left is None else f"{duration(max(left, 0.0))} left")
+
 
 LONG = 600.0
 """Seconds from which an audit says before it starts how long it takes."""
 
 
 def workers_of(asked: int) -> int:
-    """How many processes: as many as asked, or one for each core that is ours.
-
-    Raises:
-        ValueError: a negative number.
-    """
+    """How many processes: as many as asked, or one for each core that is ours."""
     if asked < 0:
         raise ValueError(f"workers is {asked}; give 0 for one a core, or a number of processes")
     if asked:
@@ -33,17 +130,11 @@ def workers_of(asked: int) -> int:
 
 
 def announce_code(plan: Plan) -> None:
-    """Say which Python code of the user is imported, before it is."""
     for name in named_code_of(plan):
-        errors.print(f"importing Python code that the plan names: {brief(name)}", soft_wrap=True)
+        errors.say(f"importing Python code that the plan names: {brief(name)}")
 
 
 def check_files(folder: Path, names: Iterable[str]) -> None:
-    """Refuse a folder that `write_files` would refuse, before any work is done.
-
-    Raises:
-        ValueError: no folder, or a file of one of the names that leakbound did not write.
-    """
     with files.writing(folder):
         files.check(*(folder / name for name in names))
         if os.path.lexists(folder) and not folder.is_dir():
@@ -51,12 +142,7 @@ def check_files(folder: Path, names: Iterable[str]) -> None:
 
 
 def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Put files of these names into a folder, made where it is missing.
-
-    Raises:
-        ValueError: it cannot be written, or holds a file of one of the names that leakbound did
-            not write; then nothing is written.
-    """
+    """Write all, or nothing where the folder holds a file of one of the names that is not ours."""
     check_files(folder, contents)
     with files.writing(folder):
         files.folder(folder)
@@ -65,7 +151,6 @@ def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 experiment`, `2 experiments`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
@@ -76,20 +161,18 @@ def showing(bar: Bar) -> Callable[[audits.Progress], None]:
     def show(now: audits.Progress) -> None:
         nonlocal warned
         if not warned and now.left is not None and now.left > LONG:
-            errors.print(
+            errors.say(
                 f"this takes about {duration(now.left)} by an estimate ({brief(now.basis)}); it "
                 "can be stopped and started again at any time, and fewer steps, experiments or a "
-                "smaller model make it shorter",
-                soft_wrap=True,
+                "smaller model make it shorter"
             )
         warned = True
-        text = "starting" if now.current is None else _describe(now.current)
-        text = "writing the report" if now.done == now.total else text
+        text, unit = "starting", now.current
+        if now.done == now.total:
+            text = "writing the report"
+        elif unit is not None:
+            what = unit.attack.name if isinstance(unit, Experiment) else "training"
+            text = f"{what} · {unit.model.name} · {defense_name(unit.defense)}"
         bar(now.done, now.total, text, now.left)
 
     return show
-
-
-def _describe(unit: Experiment | TrainingUnit) -> str:
-    what = unit.attack.name if isinstance(unit, Experiment) else "training"
-    return f"{what} · {unit.model.name} · {defense_name(unit.defense)}"

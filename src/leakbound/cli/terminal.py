@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from leakbound._util.text import printable
 
@@ -14,12 +17,23 @@ class _Console(Console):
     """Rich's own ends with 1 when the reader is gone, which means failed experiments here."""
 
     def on_broken_pipe(self) -> None:
-        """Leave it to `leakbound.cli.main`."""
         raise BrokenPipeError
+
+    def say(self, text: str) -> None:
+        """Print a line that the terminal may break anywhere, so that paths can be copied."""
+        self.print(text, soft_wrap=True)
 
 
 console = _Console(highlight=False)
 errors = _Console(highlight=False, stderr=True)
+
+
+def table(*left: str, right: Sequence[str] = ()) -> Table:
+    """A table whose cells fold; of its columns those to the `right` are flush right."""
+    made = Table(show_edge=False)
+    for head in (*left, *right):
+        made.add_column(head, justify="right" if head in right else "left", overflow="fold")
+    return made
 
 
 def safe(text: object) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import shutil
 import signal
 import socket
 import tempfile
@@ -16,7 +15,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 ANSWER = 5.0
-"""Seconds for an address to answer."""
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 """The opening of HTTP/2 with empty settings, which its servers answer by their own."""
 STORE = 100 << 20
@@ -38,11 +36,7 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "
 def connected(address: str | None, workers: int, *, shared: bool = True) -> Iterator[int]:
     """A connection to Ray, and how many workers to start: 0 stands for one a CPU.
 
-    Without an address it starts a Ray on this machine, which ends with it. `shared`: a connection
-    that this process already has will do.
-
-    Raises:
-        ValueError: no Ray is installed, answers, or can be started.
+    Without an address it starts a Ray here; `shared`: one that this process has will do.
     """
     try:
         with environment(QUIET):
@@ -181,7 +175,6 @@ def environment(values: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Put signal handlers back that Ray sets for itself."""
     here = threading.current_thread() is threading.main_thread()  # others may set none
     numbers = (signal.SIGINT, signal.SIGTERM) if here else ()
     kept = {number: signal.getsignal(number) for number in numbers}
@@ -193,18 +186,12 @@ def _signals_kept() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-@contextmanager
-def _temporary_folder() -> Iterator[str]:
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     """A folder of ours for Ray's sockets and logs; those of killed processes stay."""
     usual, prefix = tempfile.gettempdir(), f"leakbound-ray-{os.getpid()}-"
     place = usual if len(os.fsencode(usual)) + len(prefix) <= PREFIX else "/tmp"
-    folder = tempfile.mkdtemp(prefix=prefix, dir=place)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    return tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True)
 
 
 def one_line(error: BaseException) -> str:
-    """An error of Ray's, short."""
     return " ".join(str(error).split())[:300]

@@ -21,8 +21,6 @@ class Ready:
 
 @dataclass(frozen=True)
 class Done:
-    """A unit's result."""
-
     worker: int
     result: Result
 
@@ -54,8 +52,6 @@ def dispatch(
 
     A worker's death counts against the unit that it was at; what waited behind it goes back. The
     last of a unit's `TRIES` runs alone.
-
-    Guarantees: every unit once, whatever dies.
     """
     waiting, suspects = deque(units), deque[Unit]()
     held: dict[int, deque[Unit]] = {}

@@ -21,17 +21,13 @@ from leakbound.audit.run_file import difference, facts
 from leakbound.cluster.connection import one_line
 from leakbound.cluster.dispatch import Died, Done, Ready
 
-STARTS = 3
-"""How many workers in turn may end before they are ready."""
-PATIENCE = 180.0
-"""Seconds for the first worker to be ready."""
+STARTS, PATIENCE = 3, 180.0
+"""How many workers in turn may end before they are ready; seconds for the first to be."""
 _library: Any = ray  # some of it has no types
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class Actors:
-    """Workers as Ray actors."""
-
     def __init__(self, plan: Plan, context: PlanContext, pictures: bool, count: int) -> None:
         self._plan, self._pictures = plan, pictures
         _import_code(plan)
@@ -44,11 +40,9 @@ class Actors:
             self._start()
 
     def submit(self, worker: int, unit: Unit) -> None:
-        """Give a unit to a worker that is ready."""
         self._working[self._actors[worker].work.remote(unit)] = worker
 
     def wait(self) -> Ready | Done | Died:
-        """The next thing that happens."""
         everything = [*self._working, *self._starting]
         nobody = len(self._starting) == len(self._actors)
         ready, _ = ray.wait(everything, timeout=PATIENCE if nobody else None)
@@ -80,7 +74,6 @@ class Actors:
         return Ready(worker)
 
     def close(self) -> None:
-        """End all workers at once, whatever they are at."""
         for actor in self._actors.values():
             with suppress(Exception):  # what is gone need not be ended
                 ray.kill(actor)
@@ -108,8 +101,6 @@ class Actors:
 
 
 class Worker:
-    """What runs in a worker's process; an actor of Ray makes one."""
-
     def begin(
         self, plan: Plan, pictures: bool, path: list[str], folder: str
     ) -> tuple[str, dict[str, Any]]:
@@ -131,7 +122,6 @@ class Worker:
         return node, facts(plan, self._context)
 
     def work(self, unit: Unit) -> Result:
-        """Run one unit."""
         if isinstance(unit, TrainingUnit):
             return run_training(unit, self._context)
         return run_experiment(unit, self._context, pictures=self._pictures)

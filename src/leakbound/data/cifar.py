@@ -29,15 +29,7 @@ _PYTHON = ("data_batch", "test_batch", "train", "test")
 
 
 def read_cifar(path: Path, options: Options) -> Raw:
-    """Images of a batch file, or of all batch files of a folder by name, in their order.
-
-    Binary batches end in `.bin`; Python batches (`data_batch_1`, `test_batch`, `train`, `test`) are
-    read by an unpickler that admits arrays and plain containers only. CIFAR-100 gives its 100 fine
-    labels.
-
-    Raises:
-        ValueError: no batch, a size that fits neither format, or a pickle of anything else.
-    """
+    """Images of a batch file, or of all of a folder by name; CIFAR-100 gives its fine labels."""
     files = _files(path)
     within_limit(f"the batches of {str(path)!r}", sum(file.stat().st_size for file in files))
     parts = [_binary(f) if f.suffix == ".bin" else _python(f) for f in files]
@@ -46,9 +38,10 @@ def read_cifar(path: Path, options: Options) -> Raw:
         raise ValueError(f"{str(path)!r} holds batches of CIFAR-10 and CIFAR-100; name one file")
     classes = kinds.pop()
     images, labels = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
-    if int(labels.min()) < 0 or int(labels.max()) >= classes:
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
         raise ValueError(
-            f"{str(path)!r} has labels from {int(labels.min())} to {int(labels.max())}; "
+            f"{str(path)!r} has labels from {low} to {high}; "
             f"CIFAR-{classes} has 0..{classes - 1}: get it again"
         )
     names = _TEN if classes == 10 else tuple(str(k) for k in range(classes))
@@ -82,8 +75,8 @@ def _binary(path: Path) -> tuple[Tensor, Tensor, int]:
             "(CIFAR-100); get it again"
         )
     if len(fitting) > 1:
-        fitting = [c for c, names in ((10, _PYTHON[:2]), (100, _PYTHON[2:]))
-                   if path.stem.rstrip("_0123456789") in names]  # fmt: skip
+        stem = path.stem.rstrip("_0123456789")
+        fitting = [10] * (stem in _PYTHON[:2]) + [100] * (stem in _PYTHON[2:])
     if len(fitting) != 1:
         raise ValueError(
             f"{str(path)!r} fits CIFAR-10 and CIFAR-100 by its size; rename it to test_batch.bin "
@@ -94,21 +87,10 @@ def _binary(path: Path) -> tuple[Tensor, Tensor, int]:
 
 
 def _python(path: Path) -> tuple[Tensor, Tensor, int]:
-    data, labels, classes = _read_batch(read_file(path), repr(str(path)))
-    if len(data) != len(labels) * _PIXELS or not labels:
-        raise ValueError(
-            f"{str(path)!r} holds {len(data)} bytes of pixels and {len(labels)} labels; "
-            f"give {_PIXELS} bytes a label"
-        )
-    pixels = torch.frombuffer(bytearray(data), dtype=torch.uint8).reshape(-1, _PIXELS)
-    return pixels, torch.tensor(labels), classes
-
-
-def _read_batch(data: bytes | bytearray, name: str) -> tuple[bytes, list[int], int]:
-    """The pixel bytes, the labels and the number of classes (10 or 100) of a Python batch."""
+    data, name = read_file(path), repr(str(path))
     try:
         _scan(data)
-        batch = _Unpickler(io.BytesIO(data), encoding="bytes").load()
+        batch = _Unpickler(io.BytesIO(data)).load()
     except _RefusedPickle as error:
         raise ValueError(
             f"{name} asks for the Python object {error}, which a batch of images never needs; "
@@ -126,7 +108,14 @@ def _read_batch(data: bytes | bytearray, name: str) -> tuple[bytes, list[int], i
         raise ValueError(f"{name} lacks an array data and a list labels or fine_labels")
     if not all(type(label) is int and 0 <= label < 100 for label in labels):
         raise ValueError(f"{name} has labels that are not whole numbers in 0..99; get it again")
-    return pixels.content(name), labels, 10 if kind == "labels" else 100
+    raw = pixels.content(name)
+    if len(raw) != len(labels) * _PIXELS or not labels:
+        raise ValueError(
+            f"{name} holds {len(raw)} bytes of pixels and {len(labels)} labels; "
+            f"give {_PIXELS} bytes a label"
+        )
+    table = torch.frombuffer(bytearray(raw), dtype=torch.uint8).reshape(-1, _PIXELS)
+    return table, torch.tensor(labels), 10 if kind == "labels" else 100
 
 
 class _RefusedPickle(Exception):
@@ -134,10 +123,8 @@ class _RefusedPickle(Exception):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Resolves the few names that a pickled array uses, each to a placeholder."""
-
-    def __init__(self, stream: io.BytesIO, *, encoding: str) -> None:
-        super().__init__(stream, encoding=encoding)
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream, encoding="bytes")
         self._names = _admitted()
 
     def find_class(self, module: str, name: str) -> Any:
@@ -164,7 +151,6 @@ class _Array:
         self.state = state
 
     def content(self, name: str) -> bytes:
-        """The bytes of a row-major array of unsigned bytes."""
         match self.state:
             case (_, tuple(shape), _Type(code="u1" | b"u1"), False | 0, bytes(raw)):
                 whole = all(type(n) is int and n > 0 for n in shape)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from leakbound import check
+from leakbound.data.raw import expect
 from leakbound.data.sources import Dataset
 from leakbound.random import permutation
 
-__all__ = ["by_writer", "dirichlet", "equal", "hold_out"]
+__all__ = ["by_writer", "dirichlet", "equal"]
 
 _TRIES = 1000
 
@@ -22,15 +21,6 @@ def by_writer(dataset: Dataset) -> list[Tensor]:
 
     Writers without an image (after a limit or a subset) are left out, so that client k's name is
     `dataset.writer_names[dataset.writers[parts[k][0]]]`.
-
-    Raises:
-        ValueError: a data set whose writers are not known.
-
-    Example:
-        >>> data = Dataset("mine", torch.zeros(3, 1, 8, 8), torch.tensor([0, 0, 0]), 1, ("cat",),
-        ...                writers=torch.tensor([1, 0, 1]), writer_names=("ann", "bob"))
-        >>> [part.tolist() for part in by_writer(data)]
-        [[1], [0, 2]]
     """
     if dataset.writers is None:
         raise ValueError(
@@ -52,7 +42,8 @@ def dirichlet(
 
     The shares of a class over the K clients are Dirichlet(concentration, ..., concentration),
     independent of those of other classes, and rounded to whole images. Small concentrations give
-    most of a class to one client; large ones split every class evenly.
+    most of a class to one client; large ones split every class evenly. Returns K disjoint ascending
+    index tensors that hold every image.
 
     Args:
         labels: (N,) int64, the class of each image.
@@ -62,12 +53,6 @@ def dirichlet(
         least: images that every client must have. A split that leaves one with less is drawn again,
             up to 1,000 times, which shifts the distribution where that is common.
 
-    Returns:
-        K disjoint ascending index tensors that hold every image.
-
-    Raises:
-        ValueError: more than N / least clients, or no split of 1,000 gave every client `least`.
-
     Source: Yurochkin et al., "Bayesian nonparametric federated learning of neural networks", ICML
     2019. Hsu, Qi and Brown, arXiv 1909.06335, draw each client's shares of the classes instead.
 
@@ -76,11 +61,8 @@ def dirichlet(
         >>> len(parts), sum(len(part) for part in parts)
         (5, 100)
     """
-    if labels.ndim != 1 or labels.dtype != torch.int64 or bool((labels < 0).any()):
-        raise ValueError(
-            f"labels has shape {tuple(labels.shape)} and type {labels.dtype}; "
-            "give (N,) of int64, 0 or above"
-        )
+    fits = labels.ndim == 1 and labels.dtype == torch.int64 and not bool((labels < 0).any())
+    expect(fits, "labels", labels, "(N,) of int64, 0 or above")
     check.positive(concentration=concentration)
     check.count(least=least)
     _enough(len(labels), clients, least)
@@ -106,53 +88,10 @@ def equal(count: int, clients: int, generator: torch.Generator) -> list[Tensor]:
     """Clients that are alike: a random split of `count` images, sizes differing by one at most.
 
     Returns disjoint ascending index tensors, one a client, that hold every image.
-
-    Example:
-        >>> [len(part) for part in equal(10, 3, torch.Generator().manual_seed(0))]
-        [4, 3, 3]
     """
     check.count(count=count)
     _enough(count, clients, 1)
     return [part.sort().values for part in permutation(count, generator).tensor_split(clients)]
-
-
-def hold_out(
-    parts: Sequence[Tensor], fraction: float, generator: torch.Generator
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Each client's own images, split at random into those it trains on and those held out.
-
-    Of n images round(fraction * n) are held out, but at least 1 and at most n - 1.
-
-    Args:
-        parts: each client's indices, at least two, such as `dirichlet` gives.
-        fraction: the share that is held out, above 0 and below 1.
-        generator: where the draws come from.
-
-    Returns:
-        (train, held_out), each with one ascending index tensor a client.
-
-    Example:
-        >>> parts = equal(10, 2, torch.Generator().manual_seed(0))
-        >>> train, held_out = hold_out(parts, 0.2, torch.Generator().manual_seed(0))
-        >>> [len(part) for part in train], [len(part) for part in held_out]
-        ([4, 4], [1, 1])
-    """
-    check.fraction(fraction=fraction)
-    if fraction in (0, 1):
-        raise ValueError(f"fraction is {fraction!r}; give a number above 0 and below 1")
-    for client, part in enumerate(parts):
-        if len(part) < 2:
-            raise ValueError(
-                f"client {client} holds {len(part)} images; a hold-out needs at least 2: leave "
-                "the client out, lower clients or raise least"
-            )
-    train, held_out = [], []
-    for part in parts:
-        size = min(max(round(fraction * len(part)), 1), len(part) - 1)
-        order = part[permutation(len(part), generator)]
-        held_out.append(order[:size].sort().values)
-        train.append(order[size:].sort().values)
-    return train, held_out
 
 
 def _enough(count: int, clients: int, least: int) -> None:

@@ -18,14 +18,7 @@ _UNSIGNED_BYTE = 0x08
 
 
 def read_idx(path: Path, options: Options) -> Raw:
-    """Images of an IDX file and the labels beside it, in the order of the file.
-
-    `path` is an images file (`...images...idx3-ubyte`, or with `.gz`), a folder that holds one, or
-    the start of its name (`DIR/train`). The labels file has the same name with `labels` and `idx1`.
-
-    Raises:
-        ValueError: no such file, several to choose from, or headers that do not fit the content.
-    """
+    """Images of an IDX file and the labels beside it; `path`: file, folder, or start of a name."""
     file = _images_file(path)
     labels_file = _labels_file(file)
     images, labels = _read(file, 3), _read(labels_file, 1).long()

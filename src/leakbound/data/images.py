@@ -58,14 +58,7 @@ Entry = tuple[str, Callable[[], bytes | bytearray]]
 
 
 def read_folder(path: Path, options: Options) -> Raw:
-    """Images below a folder; the class is the folder that an image lies in.
-
-    Other files and hidden ones are passed over. A symbolic link is followed only where it leads to
-    a file inside the folder; a link to a folder, to nothing or to anything outside is refused.
-
-    Raises:
-        ValueError: no folder, no image, a link that is refused, or what `_collect` refuses.
-    """
+    """Images below a folder; a symbolic link is followed only to a file inside the folder."""
     if not path.is_dir():
         raise ValueError(f"folder {str(path)!r} does not exist; check the path")
     root = path.resolve()
@@ -105,13 +98,7 @@ def _raised(error: OSError) -> None:
 
 
 def read_zip(path: Path, options: Options) -> Raw:
-    """Images inside a zip archive; the class is the folder that an image lies in.
-
-    Other files are passed over, as are hidden ones and those of macOS (`__MACOSX`).
-
-    Raises:
-        ValueError: not a zip archive, damaged, no image, too large, or what `_collect` refuses.
-    """
+    """Images inside a zip archive, as `read_folder`; files of macOS are passed over, too."""
     with open_archive(path) as archive:
         entries: list[Entry] = []
         total = 0
@@ -137,14 +124,12 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytearray
 
 
 def _is_image(name: str) -> bool:
-    """The name ends like an image's and no part of it is hidden or made by macOS."""
     parts = name.split("/")
     hidden = any(p == "__MACOSX" or (p.startswith(".") and p not in (".", "..")) for p in parts)
     return name.lower().endswith(SUFFIXES) and not hidden
 
 
 def _check_size(name: str, size: int) -> None:
-    """Refuse an image file of more than `MAX_FILE` bytes before it is read."""
     if size > MAX_FILE:
         raise ValueError(
             f"image {name!r} declares {size} bytes; the limit is {MAX_FILE}: take it out"
@@ -154,13 +139,8 @@ def _check_size(name: str, size: int) -> None:
 def _collect(entries: list[Entry], options: Options) -> Raw:
     """Images of equal size and channels, one of each class in turn, classes sorted by name.
 
-    The class is the folder of the image, below the folder that all images share. Images that lie
-    in one folder only are one class of that folder's name, or 'all' at the top. A folder that names
-    the writer (see `WRITERS`) is taken out of the path first.
-
-    Raises:
-        ValueError: an image that cannot be read, differs in size or channels from the first, or
-            whose name has no writer where one is asked for.
+    The class is the folder of the image, below the folder that all images share, 'all' at the top.
+    A folder that names the writer (see `WRITERS`) is taken out of the path first.
     """
     if not entries:
         raise ValueError(f"it holds no image; give files that end in {', '.join(SUFFIXES)}")
@@ -182,9 +162,6 @@ def decode(data: bytes | bytearray, name: str) -> Tensor:
 
     Gray stays gray; palettes and all other colors become RGB; alpha is dropped. Pixels are as
     stored: the orientation that a camera notes is not applied.
-
-    Raises:
-        ValueError: not an image, truncated, more than `MAX_PIXELS`, or more than one picture.
     """
     from PIL import Image
 

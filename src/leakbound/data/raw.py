@@ -15,20 +15,15 @@ from leakbound.domains import Column
 from leakbound.tensors.archive import take
 
 MAX_BYTES = 4 << 30
-"""The most memory that one data set, or one file of it, may take."""
 
 MAX_CLASSES = 100_000
-"""The most classes that labels may name."""
 
 _LUMA = (0.299, 0.587, 0.114)
 
 
 @dataclass(frozen=True)
 class Options:
-    """How `load` was asked to shape the images; None leaves them as they are.
-
-    `writer` is one of `images.WRITERS`; None reads no writers.
-    """
+    """How `load` was asked to shape images; None leaves them as they are or reads no writers."""
 
     size: int | None = None
     channels: int | None = None
@@ -53,8 +48,15 @@ class Raw:
     files: tuple[str, ...] = ()
 
 
+def expect(fits: bool, name: str, value: Tensor, wanted: str) -> None:
+    """Refuse a tensor that is not what is wanted."""
+    if not fits:
+        raise ValueError(
+            f"{name} has shape {tuple(value.shape)} and type {value.dtype}; give {wanted}"
+        )
+
+
 def within_limit(what: str, size: int) -> None:
-    """Refuse what would take more than `MAX_BYTES`."""
     if size > MAX_BYTES:
         raise ValueError(
             f"{what} takes {size / 2**30:.1f} GiB; the limit is {MAX_BYTES / 2**30:.1f} GiB: "
@@ -63,7 +65,6 @@ def within_limit(what: str, size: int) -> None:
 
 
 def read_file(path: Path) -> bytearray:
-    """The content of a regular file of at most `MAX_BYTES`."""
     files.check_regular(path)
     with files.opened(path) as stream:
         size = os.fstat(stream.fileno()).st_size
@@ -83,12 +84,7 @@ def numbered(what: str, labels: Tensor) -> tuple[str, ...]:
 
 
 def interleave(labels: Tensor) -> Tensor:
-    """An order that takes one image of each class in turn, so that any first N vary.
-
-    Example:
-        >>> interleave(torch.tensor([0, 0, 0, 1, 1, 2])).tolist()
-        [0, 3, 5, 1, 4, 2]
-    """
+    """An order that takes one image of each class in turn, so that any first N vary."""
     values = labels.numpy()
     by_class = np.argsort(values, kind="stable")
     grouped = values[by_class]

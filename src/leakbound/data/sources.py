@@ -18,7 +18,7 @@ from leakbound.data.idx import read_idx
 from leakbound.data.images import WRITERS, read_folder, read_zip
 from leakbound.data.npz import read_npz
 from leakbound.data.packaged import TABLES, digits, mnist5k, photos, table
-from leakbound.data.raw import Options, Raw, fit, shape_after, within_limit
+from leakbound.data.raw import Options, Raw, expect, fit, shape_after, within_limit
 from leakbound.domains import Column, Domain, of_shape
 from leakbound.types import Batch
 
@@ -48,7 +48,6 @@ _AT_PATH: dict[str, Callable[[Path, Options], Raw]] = {
     "zip": read_zip,
     "npz": read_npz,
 }
-_WITH_WRITERS = ("folder", "zip")
 _CHUNK = 512
 
 
@@ -57,17 +56,16 @@ class Dataset:
     """Images with their class labels.
 
     Shapes: inputs (N, C, H, W) float32, labels (N,) int64, writers (N,) int64 or None.
-    Units: inputs lie in [0, 1].
+    Units: inputs lie in [0, 1]. All names are text of a stranger, to be escaped where it is shown.
 
     Attributes:
         name: the source as it was given.
         classes: the number of classes; labels lie in 0..classes-1.
-        class_names: as found in the source: text of a stranger, to be escaped where it is shown.
+        class_names: as found in the source.
         columns: of a table, whose rows are images (1, 1, n); () for images.
         writers: who made each image, as a place in `writer_names`; None where that is not known.
-        writer_names: as found in the source, text of a stranger like the class names. A subset
-            keeps all, whether or not an image of theirs is left.
-        files: the file of each image, text of a stranger, too; () where examples have no files.
+        writer_names: as found in the source. A subset keeps all.
+        files: the file of each image; () where examples have no files.
 
     Example:
         >>> data = Dataset("mine", torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]), 2, ("cat", "dog"))
@@ -86,18 +84,11 @@ class Dataset:
     files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.inputs.ndim != 4 or self.inputs.dtype != torch.float32:
-            raise ValueError(
-                f"inputs has shape {tuple(self.inputs.shape)} and type {self.inputs.dtype}; "
-                "give (N, C, H, W) of float32"
-            )
+        fits = self.inputs.ndim == 4 and self.inputs.dtype == torch.float32
+        expect(fits, "inputs", self.inputs, "(N, C, H, W) of float32")
         if self.inputs.numel() == 0:
             raise ValueError(f"data set {self.name!r} holds no image; it needs at least one")
-        if self.labels.shape != (len(self.inputs),) or self.labels.dtype != torch.int64:
-            raise ValueError(
-                f"labels has shape {tuple(self.labels.shape)} and type {self.labels.dtype}; "
-                f"give ({len(self.inputs)},) of int64, one for each image"
-            )
+        self._check_numbers("labels", self.labels)
         low, high = (float(v) for v in self.inputs.aminmax())
         if not (low >= 0 and high <= 1):
             raise ValueError(f"inputs run from {low:g} to {high:g}; give finite values in [0, 1]")
@@ -118,11 +109,7 @@ class Dataset:
                     "give the writer of each image"
                 )
             return
-        if self.writers.shape != self.labels.shape or self.writers.dtype != torch.int64:
-            raise ValueError(
-                f"writers has shape {tuple(self.writers.shape)} and type {self.writers.dtype}; "
-                f"give ({len(self.labels)},) of int64, one for each image"
-            )
+        self._check_numbers("writers", self.writers)
         first, last = (int(v) for v in self.writers.aminmax())
         if first < 0 or last >= len(self.writer_names):
             raise ValueError(
@@ -130,14 +117,17 @@ class Dataset:
                 "give a name for each number from 0 on"
             )
 
+    def _check_numbers(self, name: str, value: Tensor) -> None:
+        fits = value.shape == (len(self.inputs),) and value.dtype == torch.int64
+        expect(fits, name, value, f"({len(self.inputs)},) of int64, one for each image")
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of shape, inputs, labels and writers (if any), in hex: data without its name."""
         digest = hashlib.sha256(repr(tuple(self.inputs.shape)).encode())
-        digest.update(self.inputs.cpu().contiguous().numpy().astype("<f4", copy=False).data)
-        digest.update(self.labels.cpu().contiguous().numpy().astype("<i8", copy=False).data)
-        if self.writers is not None:
-            digest.update(self.writers.cpu().contiguous().numpy().astype("<i8", copy=False).data)
+        for value, kind in ((self.inputs, "<f4"), (self.labels, "<i8"), (self.writers, "<i8")):
+            if value is not None:
+                digest.update(value.cpu().contiguous().numpy().astype(kind, copy=False).data)
         return digest.hexdigest()
 
     @property
@@ -159,11 +149,8 @@ class Dataset:
         return Batch(self.inputs[indices], self.labels[indices])
 
     def _checked(self, indices: Tensor) -> Tensor:
-        if indices.ndim != 1 or indices.dtype != torch.int64 or len(indices) == 0:
-            raise ValueError(
-                f"indices has shape {tuple(indices.shape)} and type {indices.dtype}; "
-                "give at least one index, as (K,) of int64"
-            )
+        fits = indices.ndim == 1 and indices.dtype == torch.int64 and len(indices) > 0
+        expect(fits, "indices", indices, "at least one index, as (K,) of int64")
         low, high = int(indices.min()), int(indices.max())
         if low < 0 or high >= len(self.inputs):
             raise ValueError(
@@ -193,10 +180,6 @@ def load(
             "last" (part of the file's name: WRITER_0001.png, 0108_WRITER.png), "outer_folder" or
             "inner_folder" (WRITER/CLASS/0001.png, CLASS/WRITER/0001.png). None: not read. Equal
             words are one writer, wherever they stand.
-
-    Raises:
-        ValueError: an unknown source or writer, a package that is missing, or files that cannot be
-            read, with what to do about it.
     """
     read = _reader(source)
     check.count(**{k: v for k, v in (("size", size), ("limit", limit)) if v is not None})
@@ -204,7 +187,7 @@ def load(
         raise ValueError(f"channels is {channels!r}; give 1 (gray) or 3 (RGB)")
     if writer is not None:
         check.one_of(WRITERS, writer=writer)
-        if source.partition(":")[0] not in _WITH_WRITERS:
+        if not source.startswith(("folder:", "zip:")):
             raise ValueError(
                 f"writer is {writer!r}, but data source {source!r} has no file names to read it "
                 "from; leave it out, or give folder:PATH or zip:PATH"
@@ -229,7 +212,7 @@ def _reader(source: str) -> Callable[[Options], Raw]:
         return _NAMED[source]
     kind, _, path = source.partition(":")
     if kind in _AT_PATH and path:
-        return lambda options: _AT_PATH[kind](Path(path), options)
+        return partial(_AT_PATH[kind], Path(path))
     raise ValueError(f"data source {source!r} is unknown; {check.closest(kind, SOURCES)}")
 
 

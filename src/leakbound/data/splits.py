@@ -26,9 +26,6 @@ def split(count: int, fractions: Mapping[str, float], *, seed: int, name: str) -
         seed: the seed of the experiment.
         name: the name of the split, usually that of the data set.
 
-    Raises:
-        ValueError: fractions that sum to more than 1, or a part that would be empty.
-
     Example:
         >>> parts = split(10, {"train": 0.8, "test": 0.2}, seed=0, name="mnist5k")
         >>> {part: len(indices) for part, indices in parts.items()}
@@ -60,14 +57,7 @@ def without_copies(parts: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Ten
     """Parts that share no example: what equals one of an earlier part leaves the later one.
 
     Disjoint indices are not enough where a data set holds one image twice. Copies within a part
-    stay.
-
-    Args:
-        parts: indices of examples, as `split` gives them.
-        inputs: (N, ...) all examples.
-
-    Raises:
-        ValueError: a part that holds nothing but copies.
+    stay; a part of nothing but copies is refused. `inputs` (N, ...) holds all examples.
 
     Example:
         >>> inputs = torch.tensor([[1.0], [2.0], [1.0], [3.0]])

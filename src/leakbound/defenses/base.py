@@ -248,17 +248,14 @@ class Chain(Defense):
 
     @property
     def gives_bound(self) -> bool:  # type: ignore[override]
-        """Whether some link bounds what one example adds."""
         return any(link.gives_bound for link in self.links)
 
     @property
     def data_dependent_law(self) -> bool:  # type: ignore[override]
-        """Whether some link's noise or mask is chosen from the client's batch."""
         return any(link.data_dependent_law for link in self.links)
 
     @property
     def continuous(self) -> bool:  # type: ignore[override]
-        """Whether no link jumps."""
         return all(link.continuous for link in self.links)
 
     @property
@@ -269,29 +266,24 @@ class Chain(Defense):
         return _Part(self.links[:at]), _Part(self.links[at:])
 
     def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Chain:
-        """The chain of all resolved links."""
         before = previous.links if isinstance(previous, Chain) else (None,) * len(self.links)
         pairs = zip(self.links, before, strict=True)
         return Chain(tuple(link.resolve(task, examples, old) for link, old in pairs))
 
     def returns(self, given: Unit) -> Unit:
-        """The unit after the last link."""
         for link in self.links:
             given = link.returns(given)
         return given
 
     def prepare(self, task: Task, source: Source) -> Task:
-        """All links' `prepare`, in order."""
         for link in self.links:
             task = link.prepare(task, source)
         return task
 
     def init(self, task: Task) -> State:
-        """One state a link."""
         return tuple(link.init(task) for link in self.links)
 
     def begin(self, task: Task, state: State, source: Source) -> tuple[Task, State]:
-        """All links' `begin`, in order."""
         after = []
         for link, own in zip(self.links, state or [None] * len(self.links), strict=True):
             task, own = link.begin(task, own, source)
@@ -299,7 +291,6 @@ class Chain(Defense):
         return task, tuple(after)
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
-        """All links' `transform`, in order."""
         after = []
         for link, own in zip(self.links, state or [None] * len(self.links), strict=True):
             update, own = link.transform(update, own, context, source)
@@ -307,13 +298,11 @@ class Chain(Defense):
         return update, tuple(after)
 
     def imitate(self, rows: Tensor) -> Tensor:
-        """All links' `imitate`, in order."""
         for link in self.links:
             rows = link.imitate(rows)
         return rows
 
     def infer(self, task: Task, update: Update) -> Task:
-        """All links' `infer`, in order."""
         for link in self.links:
             task = link.infer(task, update)
         return task

@@ -48,12 +48,10 @@ class Clip(Defense):
         check.positive(clip_norm=self.clip_norm)
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
-        """Clip every row."""
         rows = clip_rows(update.rows, self.clip_norm)
         return update.opaque(rows, f"{self!r} came after the noise"), state
 
     def imitate(self, rows: Tensor) -> Tensor:
-        """The same clipping, differentiable."""
         return clip_rows(rows, self.clip_norm)
 
 
@@ -91,7 +89,6 @@ class ClipExamples(Defense):
         check.positive(clip_norm=self.clip_norm)
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
-        """Clip every row and declare the bound."""
         rows = update.rows
         if rows.dtype not in (torch.float32, torch.float64):
             raise ValueError(
@@ -106,7 +103,6 @@ class ClipExamples(Defense):
         return update.opaque(rows, reason, bound=self.clip_norm), state
 
     def imitate(self, rows: Tensor) -> Tensor:
-        """The same clipping, differentiable."""
         return clip_rows(rows, self.clip_norm)
 
 
@@ -132,15 +128,12 @@ class Mean(Defense):
     accepts = frozenset({Unit.EXAMPLE})
 
     def returns(self, given: Unit) -> Unit:
-        """One row per client."""
         return Unit.CLIENT
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
-        """Sum, then divide by the number of rows; the law and the bound follow."""
         return update.summed(Unit.CLIENT).scaled(1 / len(update.rows)), state
 
     def imitate(self, rows: Tensor) -> Tensor:
-        """Average."""
         return rows.mean(0, keepdim=True)
 
 
@@ -176,7 +169,6 @@ class GaussianMechanism(Defense):
         check.positive(noise_multiplier=self.noise_multiplier)
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
-        """Add noise scaled to what one example can add."""
         if update.bound is None:
             raise ValueError(
                 f"{self!r} got an update whose examples are not bounded; put ClipExamples before it"

@@ -78,7 +78,6 @@ class Mixup(Defense):
         return FixedMixup(self, examples=examples)
 
     def prepare(self, task: Task, source: Source) -> Task:
-        """Only what `resolve` returns knows how many examples there are to order."""
         raise ValueError(f"{self!r} does not know the batch's size; use resolve(task, examples)")
 
 
@@ -89,7 +88,6 @@ class FixedMixup(Resolved):
     settings: Mixup
 
     def prepare(self, task: Task, source: Source) -> Task:
-        """Draw share and order, and put them into a copy of the model and into the loss."""
         like = torch.zeros(0, dtype=torch.float64)
         keys, share = uniform((self.examples,), source, like=like), self.settings.share
         if share is None:

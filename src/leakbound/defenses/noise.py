@@ -35,7 +35,6 @@ class GaussianNoise(Defense):
         check.positive(noise_std=self.noise_std)
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
-        """Add the noise and declare it."""
         return update.noised(Gaussian(self.noise_std * self.noise_std), source), state
 
 
@@ -65,5 +64,4 @@ class LaplaceNoise(Defense):
         check.positive(noise_std=self.noise_std)
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
-        """Add the noise and declare it."""
         return update.noised(Laplace(self.noise_std / 2**0.5), source), state

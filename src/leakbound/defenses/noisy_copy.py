@@ -68,14 +68,10 @@ class NoisyCopy(Defense):
         check.positive(noise_std=self.noise_std)
 
     def init(self, task: Task) -> State:
-        """No copies yet."""
         return {}
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
-        """The client's rows again, from the copies; new examples get theirs, in batch order.
-
-        What the rows were before is not used.
-        """
+        """The client's rows again, from the copies; what they were before is not used."""
         if context is None:
             raise ValueError(
                 f"{self!r} draws copies of the client's examples; run it on the client"

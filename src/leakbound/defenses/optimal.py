@@ -95,7 +95,6 @@ class _Noise(Defense):
         return Guarantee.NONE if self.rounding else Guarantee.KNOWN_NOISE
 
     def imitate(self, rows: Tensor) -> Tensor:
-        """The clamped rows."""
         return rows if self.clamp is None else rows.clamp(-self.clamp, self.clamp)
 
     def _sketch(self, update: Update) -> Update:
@@ -221,7 +220,6 @@ class OptimalNoise(_Noise):
         )
 
     def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
-        """Decide the covariance for this model, or keep that of an earlier round."""
         if again := FixedNoise.reused(previous, self, examples):
             return again
         return FixedNoise(self, self._covariance(task, examples), examples=examples)
@@ -258,16 +256,13 @@ class FixedNoise(Resolved):
     covariance: Tensor | Structured
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
-        """Clamp where asked for, add the noise and declare it."""
         return self.settings._release(update, Gaussian(self.covariance), source), state
 
     @property
     def continuous(self) -> bool:  # type: ignore[override]
-        """Rounding jumps."""
         return not self.settings.rounding
 
     def imitate(self, rows: Tensor) -> Tensor:
-        """The clamped, and where asked for rounded, rows."""
         rows = self.settings.imitate(rows)
         if self.settings.rounding and isinstance(self.covariance, Tensor):
             return rounded_to(rows, self.covariance.to(rows).sqrt())
@@ -315,7 +310,6 @@ class LocalOptimalNoise(_Noise):
             check.count(directions=self.directions)
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
-        """Estimate the batch's sensitivities, then add the noise; keep the variances a while."""
         age, covariance = state or (0, None)
         if covariance is None or age >= self.refresh:
             own = _batch_sensitivity(self, context, source, self.directions)
@@ -459,7 +453,6 @@ class OptimalPruning(_Pruning):
         return update.masked(every, by_value=False, drawn=self.draws_mask)
 
     def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
-        """Decide the mask for this model, or keep that of an earlier round."""
         if again := FixedPruning.reused(previous, self, examples):
             return again
         known = expected(task, examples, self.images, None)
@@ -476,13 +469,11 @@ class FixedPruning(Resolved):
     chosen: _SentCoordinates
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
-        """Apply the mask."""
         drawn = self.draws_mask and 0 < self.chosen.chance < 1
         mask = self.chosen.draw(update.rows, source)
         return update.masked(mask, by_value=False, drawn=drawn), state
 
     def imitate(self, rows: Tensor) -> Tensor:
-        """The rows where they may be sent."""
         mask = self.chosen.mask.clone()
         mask[self.chosen.between] |= self.chosen.chance > 0
         return rows * mask
@@ -525,7 +516,6 @@ class LocalOptimalPruning(_Pruning):
             check.count(directions=self.directions)
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
-        """Estimate the batch's sensitivities and withhold by them."""
         age, chosen = state or (0, None)
         if chosen is None or age >= self.refresh:
             own = _batch_sensitivity(self, context, source, self.directions)

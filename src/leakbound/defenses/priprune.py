@@ -33,14 +33,11 @@ SUMMED = 2**16
 
 @dataclass(frozen=True, eq=False)
 class Belief:
-    """What PriPrune keeps beside the weights.
+    """What PriPrune keeps beside the weights, (P,) each.
 
-    Attributes:
-        logits: (P,) a, with alpha = sigmoid(a) the probability that a weight is withheld.
-        first: (P,) Adam's mean of the slopes.
-        second: (P,) Adam's mean of their squares.
-        steps: how many steps the logits have taken.
-        noise: (P,) the logistic noise of this round's sampled mask.
+    `logits` a, with alpha = sigmoid(a) the probability that a weight is withheld; Adam's means of
+    the slopes (`first`) and of their squares (`second`) after `steps` steps; `noise` is the
+    logistic noise of this round's sampled mask.
     """
 
     logits: Tensor
@@ -51,7 +48,6 @@ class Belief:
 
     @property
     def alpha(self) -> Tensor:
-        """(P,) the probabilities of being withheld."""
         return self.logits.sigmoid()
 
 
@@ -126,7 +122,6 @@ class PriPrune(Withholding):
             raise ValueError(f"start is {self.start!r}; give a probability between 0 and 1")
 
     def init(self, task: Task) -> ClientState:
-        """Nothing kept yet; every alpha at `start`."""
         zero = torch.zeros_like(task.parameters)
         first = torch.full_like(zero, self.start).logit()
         return replace(super().init(task), own=Belief(first, zero, zero))
@@ -192,13 +187,7 @@ class PriPrune(Withholding):
         """(P,) the derivative of the three-term loss by the logits, in blocks.
 
         Blocks stay in the processor's cache, for memory is most of the cost; a block lies in memory
-        that the next one takes.
-
-        Args:
-            belief: the logits, with the noise of the mask that was drawn (None: no loss term).
-            change: (P,) the change over the local steps, in gradient units.
-            kept: with the weights of server and client at the start of the round.
-            layers: the shares of `change`.
+        that the next one takes. `change` is in gradient units; without `noise` no loss term.
         """
         price = self.sharing or self.privacy / (TYPICAL * max(1, sum(one.count for one in layers)))
         spare, one = change.new_empty(4, BLOCK), change.new_ones(())

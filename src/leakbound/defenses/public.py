@@ -34,14 +34,8 @@ CORRELATIONS = ("none", "layers", "low_rank")
 class PublicShape:
     """Settings of a covariance that is chosen from the model and public data alone.
 
-    Args:
-        rule: see `allocation.shape`.
-        layers: one variance a tensor.
-        clamp: gradients are clamped to [-clamp, clamp] before the noise.
-        correlation: "none" is a diagonal covariance; "layers" is a Kronecker product in each weight
-            tensor; "low_rank" adds `rank` directions to a diagonal. Both with rule "energy" only.
-        rank: how many directions "low_rank" adds.
-        images: how many public images the expectations are over.
+    `correlation` "layers" is a Kronecker product in each weight tensor, "low_rank" adds `rank`
+    directions to a diagonal; both with rule "energy" only. The others are as in `OptimalNoise`.
     """
 
     rule: str = "utility"

@@ -37,7 +37,6 @@ class Sign(Defense):
     keeps_law = False
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
-        """Take signs."""
         return update.opaque(update.rows.sign(), f"{self!r} came after the noise"), state
 
     def imitate(self, rows: Tensor) -> Tensor:
@@ -98,7 +97,6 @@ class Quantization(Defense):
 
     @property
     def hides_law(self) -> bool:  # type: ignore[override]
-        """Whether the rounding is drawn."""
         return self.stochastic
 
     @property
@@ -107,13 +105,11 @@ class Quantization(Defense):
         return self.stochastic
 
     def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
-        """Take the places of the model's tensors."""
         whole = ((0, len(task.parameters)),)
         spans = tuple((a, b) for *_, a, b in task.layout) if self.scope == "tensor" else whole
         return FixedQuantization(self, spans)
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
-        """Only what `resolve` returns knows the tensors."""
         raise ValueError(f"{self!r} does not know the model's tensors; use resolve(task, examples)")
 
 
@@ -134,7 +130,6 @@ class FixedQuantization(Resolved):
         return torch.cat(parts, 1)
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
-        """Round every row."""
         reason = f"{self!r} came after the noise"
         if not self.settings.stochastic:
             return update.opaque(self._rounded(update.rows, None), reason), state

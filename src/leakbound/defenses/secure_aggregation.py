@@ -40,17 +40,13 @@ class SecureAggregation(Defense):
 
     @property
     def cohort_size(self) -> int:  # type: ignore[override]
-        """The number of clients."""
         return self.clients
 
     def returns(self, given: Unit) -> Unit:
-        """One row per cohort."""
         return Unit.COHORT
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
-        """Sum the clients' rows."""
         return update.summed(Unit.COHORT), state
 
     def imitate(self, rows: Tensor) -> Tensor:
-        """Sum."""
         return rows.sum(0, keepdim=True)

@@ -64,7 +64,6 @@ class Soteria(Defense):
         check.fraction(rate=self.rate)
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
-        """Rank the batch's features and withhold the columns of the first."""
         if context is None:
             raise ValueError(f"{self!r} runs on a client, which has a batch; give its context")
         task = context.task
@@ -80,11 +79,7 @@ class Soteria(Defense):
 
 
 def defended_layer(task: Task, layer: str | None = None) -> str:
-    """The name of the linear layer that Soteria defends; of a frozen one nothing is sent.
-
-    Raises:
-        ValueError: no trained linear layer of that name, or none behind another layer.
-    """
+    """The name of the linear layer that Soteria defends; of a frozen one nothing is sent."""
     linear: list[str] = []
     first: str | None = None
     for name, module in task.model.named_modules():
@@ -109,11 +104,7 @@ def defended_layer(task: Task, layer: str | None = None) -> str:
 
 
 def representation(task: Task, inputs: Tensor, layer: str) -> Tensor:
-    """The input (B, F) of a layer for inputs (B, *S), differentiable.
-
-    Raises:
-        ValueError: the layer is not used once, or its input is not one vector an example.
-    """
+    """The input (B, F) of a layer for inputs (B, *S), differentiable."""
     entering = layer_inputs(task, inputs, [layer])[layer]
     if entering.ndim != 2:
         raise ValueError(

@@ -17,12 +17,7 @@ LATE = "it holds what earlier rounds withheld"
 
 
 def smallest(values: Tensor, rate: float) -> Tensor:
-    """Boolean mask of the floor(rate * n) smallest entries of a vector; of equal ones, the first.
-
-    Example:
-        >>> smallest(torch.tensor([3.0, 0.0, 0.0, 1.0]), 0.5).tolist()
-        [False, True, True, False]
-    """
+    """Mask of the floor(rate * n) smallest entries of a vector; of equal ones, the first."""
     count = math.floor(rate * len(values) + 1e-9)  # 0.29 * 100 < 29 in floats
     mask = torch.zeros_like(values, dtype=torch.bool)
     mask[torch.sort(values, stable=True).indices[:count]] = True
@@ -69,7 +64,6 @@ class MagnitudePruning(Defense):
         return tuple((start, stop) for _, _, start, stop in task.layout)
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
-        """Prune every row on its own."""
         if self.scope == "tensor" and state is None:
             raise ValueError("scope is 'tensor', but the state from init(task) was not given")
         spans = state if self.scope == "tensor" else ((0, update.rows.shape[1]),)
@@ -107,7 +101,6 @@ class GradientDropout(Defense):
         check.fraction(rate=self.rate)
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
-        """Draw the mask and apply it."""
         keep = bernoulli(update.rows.shape, 1 - self.rate, source, like=update.rows)
         return update.masked(keep, by_value=False, drawn=True), state
 
@@ -155,7 +148,6 @@ class TopK(Defense):
 
     @property
     def hides_law(self) -> bool:  # type: ignore[override]
-        """Whether it sends what earlier rounds withheld."""
         return self.error_feedback
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:

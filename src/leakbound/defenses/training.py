@@ -43,11 +43,9 @@ class LocalAggregation(Defense):
         check.positive(learning_rate=self.learning_rate)
 
     def prepare(self, task: Task, source: Source) -> Task:
-        """Set the local plan."""
         return replace(task, plan=LocalPlan(self.steps, self.learning_rate, task.plan.batch_size))
 
     def infer(self, task: Task, update: Update) -> Task:
-        """The plan is no secret once the defense is known."""
         return self.prepare(task, SecureSource())
 
 
@@ -101,7 +99,6 @@ class HiddenDropout(Defense):
             raise ValueError("rate is 1; nothing would be left to train: give a rate below 1")
 
     def prepare(self, task: Task, source: Source) -> Task:
-        """Draw the dropped units and mask them in a copy of the model."""
         masks = {
             name: bernoulli((width,), 1 - self.rate, source).double() / (1 - self.rate)
             for name, width, _ in _hidden_layers(task.model)
@@ -109,7 +106,6 @@ class HiddenDropout(Defense):
         return _with_masks(task, masks)
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
-        """Nothing more to do; the release is random, and its distribution is not tracked."""
         return replace(update, law=Unknown("hidden units were dropped at random")), state
 
     def infer(self, task: Task, update: Update) -> Task:

@@ -80,7 +80,6 @@ class Whiten(Defense):
         return PublicShape(rule=self.rule, correlation=correlation, rank=rank, images=images)
 
     def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
-        """Decide the covariance for this model, or keep that of an earlier round."""
         if again := FixedMap.reused(previous, self, examples):
             return again
         shape = public_shape(self._settings(), task, examples)
@@ -113,12 +112,10 @@ class Color(Whiten):
 
     @property
     def maps_basis(self) -> Hashable:  # type: ignore[override]
-        """Nothing."""
         return None
 
     @property
     def unmaps_basis(self) -> Hashable:  # type: ignore[override]
-        """Its settings: it undoes `Whiten` of the same ones."""
         return astuple(self)
 
 
@@ -132,11 +129,9 @@ class FixedMap(Resolved):
     root: Structured
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
-        """Map every row."""
         return update.mapped(self.root, whiten=self.maps_basis is not None), state
 
     def imitate(self, rows: Tensor) -> Tensor:
-        """The same map."""
         return self.root.color(rows) if self.maps_basis is None else self.root.whiten(rows)
 
 

@@ -26,16 +26,13 @@ WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, eq=False)
 class ClientState:
-    """What a client keeps between rounds.
+    """What a client keeps between rounds; tensors are (P,).
 
     Attributes:
         spans: (start, stop) of every tensor that may be withheld.
-        exists: (P,) the weights that may be withheld: of those tensors, and not pruned.
-        weights: (P,) the client's own weights after its last round; None before the first.
-        sent: (P,) which of them it sent then.
-        server: (P,) within a round, the weights that the server sent.
-        start: (P,) within a round, the weights that the client started from.
-        pruned: the model's own mask, which decided `exists`.
+        exists: the weights that may be withheld: of those tensors, and not `pruned`.
+        weights: the client's own weights after its last round, of which it sent `sent`.
+        server, start: within a round, the weights that were received and those it started from.
         rate: the learning rate of this round's local steps.
         own: what else a defense keeps.
     """
@@ -67,16 +64,11 @@ class Withholding(Defense):
     pseudo = True
 
     def init(self, task: Task) -> ClientState:
-        """Nothing kept yet."""
         spans = _spans(task)
         return ClientState(spans, _existing(task, spans), pruned=task.kept)
 
     def begin(self, task: Task, state: State, source: Source) -> tuple[Task, ClientState]:
-        """Put the client's own weights in the place of the server's where it withheld them.
-
-        Raises:
-            ValueError: a state that was kept for another model.
-        """
+        """Put the client's own weights in the place of the server's where it withheld them."""
         kept: ClientState = self.init(task) if state is None else state
         if kept.exists.shape != task.parameters.shape or kept.spans != _spans(task):
             raise ValueError(
@@ -195,14 +187,12 @@ class Withhold(Withholding):
 
     @property
     def data_dependent_law(self) -> bool:  # type: ignore[override]
-        """The mask is chosen from the batch unless it is random."""
         return self.rule != "random"
 
     masks_by_value = data_dependent_law
 
     @property
     def draws_mask(self) -> bool:  # type: ignore[override]
-        """Whether some of the mask is random."""
         return self.rule != "largest"
 
     @property

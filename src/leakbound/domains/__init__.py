@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leakbound.domains.base import ColumnErrors, Domain, Fields
-from leakbound.domains.images import ImageDomain, NumberDomain
+from leakbound.domains.base import ColumnErrors, Domain, Fields, ImageDomain, NumberDomain
 from leakbound.domains.table import Column, TableDomain, column_errors
 
 __all__ = [
@@ -27,7 +26,7 @@ def of_shape(
     input_range: tuple[float, float] = (0.0, 1.0),
     columns: Sequence[Column] = (),
 ) -> Domain:
-    """The domain of inputs of which shape and range are known, and their columns if they have any.
+    """The domain of inputs of which shape and range are known, and their columns if any.
 
     Example:
         >>> of_shape((1, 28, 28)).name, of_shape((30,)).name

@@ -1,4 +1,4 @@
-"""The interface of a domain, and the domain of inputs of which only the shape is known."""
+"""The interface of a domain; images (C, H, W), and inputs that are nothing but numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from leakbound.random import uniform
 from leakbound.task import Batch
+
+_SHOWN, _VALUES = 8, 100
+"""Of how many examples the values are shown, and how many of each."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +34,8 @@ class ColumnErrors:
 class Fields:
     """What a report shows of reconstructed examples; which of these there are is the domain's.
 
-    Attributes:
-        pictures: name -> images (N, C, H, W).
-        columns: one entry a column.
-        values: the first numbers of the first examples.
+    `pictures` are images (N, C, H, W) by name, `columns` one entry a column, `values` the first
+    numbers of the first examples.
     """
 
     pictures: dict[str, Tensor] | None = None
@@ -43,46 +45,32 @@ class Fields:
 
 @runtime_checkable
 class Domain(Protocol):
-    """What one example is: what is valid, what is near, and what a guess without an update is.
-
-    Attributes:
-        name: for records, such as "images".
-        shape: of one example as the model takes it.
-        input_range: of its values, in the units that the model is fed.
-        dtype: of its values.
-    """
+    """What one example is: what is valid, what is near, and what a guess without an update is."""
 
     @property
     def name(self) -> str:
-        """For records."""
-        ...
+        """For records, such as "images"."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one example."""
-        ...
+        """Of one example as the model takes it."""
 
     @property
     def input_range(self) -> tuple[float, float]:
-        """Of its values."""
-        ...
+        """Of its values, in the units that the model is fed."""
 
     @property
     def dtype(self) -> torch.dtype:
         """Of its values."""
-        ...
 
     def project(self, x: Tensor) -> Tensor:
         """Onto valid examples (N, *shape); what is not finite becomes the middle."""
-        ...
 
     def start(self, n: int, source: torch.Generator) -> Tensor:
         """Where searches begin: n valid examples (n, *shape)."""
-        ...
 
     def blind(self, public: Batch | None) -> Tensor:
         """The best guess without an update (*shape): from public examples, or the middle."""
-        ...
 
     def distance(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
         """(N,) distance of paired examples, in natural units.
@@ -90,23 +78,76 @@ class Domain(Protocol):
         `scale` is that of tolerances, for domains that count: d_{s+t}(x, y) <= d_s(x, z) +
         d_t(z, y). A metric has no use for it.
         """
-        ...
 
     @property
     def has_neighbors(self) -> bool:
         """Whether neighboring values are alike: what total variation and pictures rest on."""
-        ...
 
     @property
     def distance_is_rmse(self) -> bool:
         """Whether `distance` is the root mean squared error, which our bounds speak of."""
-        ...
 
     @property
     def copies_count_once(self) -> bool:
         """Whether equal examples are copies of one."""
-        ...
 
     def fields(self, truth: Tensor | None, guess: Tensor) -> Fields:
         """What to show of paired examples, or of reconstructions whose truth is not known."""
-        ...
+
+
+@dataclass(frozen=True)
+class NumberDomain:
+    """Inputs of any shape in a box, near if their root mean squared error is small.
+
+    Example:
+        >>> domain = NumberDomain((3,))
+        >>> domain.distance(torch.zeros(1, 3), torch.full((1, 3), 0.5)).tolist()
+        [0.5]
+    """
+
+    shape: tuple[int, ...]
+    input_range: tuple[float, float] = (0.0, 1.0)
+    dtype: torch.dtype = torch.float32
+    name = "values"
+    has_neighbors, distance_is_rmse, copies_count_once = False, True, True
+
+    def project(self, x: Tensor) -> Tensor:
+        """Into the box; NaN becomes its middle."""
+        low, high = self.input_range
+        return torch.nan_to_num(x, nan=(low + high) / 2, posinf=high, neginf=low).clamp(low, high)
+
+    def start(self, n: int, source: torch.Generator) -> Tensor:
+        """Uniform over the box."""
+        low, high = self.input_range
+        return low + (high - low) * uniform((n, *self.shape), source).to(self.dtype)
+
+    def blind(self, public: Batch | None) -> Tensor:
+        """The mean public example, which has the least mean squared error; else the middle."""
+        if public is not None and tuple(public.inputs.shape[1:]) == self.shape:
+            return public.inputs.mean(0)
+        return torch.full(self.shape, sum(self.input_range) / 2, dtype=self.dtype)
+
+    def distance(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+        """(N,) root mean squared error, in input units, float64 on the CPU."""
+        apart = a.detach().cpu().double() - b.detach().cpu().double()
+        return apart.square().flatten(1).mean(1).sqrt()
+
+    def fields(self, truth: Tensor | None, guess: Tensor) -> Fields:
+        """The first values of the first reconstructions."""
+        rows = guess[:_SHOWN].detach().flatten(1)[:, :_VALUES].double().tolist()
+        return Fields(values=tuple(tuple(float(f"{v:.4g}") for v in row) for row in rows))
+
+
+@dataclass(frozen=True)
+class ImageDomain(NumberDomain):
+    """Images (C, H, W): numbers of which neighbors are alike, and that people look at."""
+
+    name = "images"
+    has_neighbors = True
+
+    def fields(self, truth: Tensor | None, guess: Tensor) -> Fields:
+        """Pictures of both; values, where an image is a single line."""
+        if min(self.shape[1:]) == 1:
+            return super().fields(truth, guess)
+        shown = {} if truth is None else {"truth": truth}
+        return Fields(pictures={**shown, "reconstruction": guess})

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from leakbound import check
-from leakbound.domains.base import ColumnErrors, Fields
-from leakbound.domains.images import ImageDomain
+from leakbound.domains.base import ColumnErrors, Fields, ImageDomain
 
 TOLERANCE = 0.01
 """The share of a column's range within which a value counts as known."""
@@ -18,13 +17,7 @@ TOLERANCE = 0.01
 
 @dataclass(frozen=True)
 class Column:
-    """One column in its own units.
-
-    Attributes:
-        low: the least value of the whole table, the 0 of the scaled column.
-        high: the greatest, its 1.
-        whole: every value is a whole number.
-    """
+    """One column in its own units: the table's least and greatest value, whether all are whole."""
 
     name: str
     low: float
@@ -55,15 +48,8 @@ class TableDomain(ImageDomain):
 
     columns: tuple[Column, ...] = ()
 
-    @property
-    def name(self) -> str:
-        """For records."""
-        return "table"
-
-    @property
-    def copies_count_once(self) -> bool:
-        """No: equal rows may be different people's."""
-        return False
+    name = "table"
+    copies_count_once = False  # equal rows may be different people's
 
     def fields(self, truth: Tensor | None, guess: Tensor) -> Fields:
         """Errors column by column; without a truth the first values."""
@@ -77,8 +63,7 @@ def column_errors(
 ) -> tuple[ColumnErrors, ...]:
     """One entry a column in its own units: mean and largest error, share known, all values.
 
-    Shapes: `truth`, `guess` (N, *S) with as many values an example as columns, scaled, in one
-    order.
+    `truth` and `guess` (N, *S) have as many values an example as columns, scaled, in one order.
 
     Raises:
         ValueError: shapes that do not fit, no example, or entries that are not finite.

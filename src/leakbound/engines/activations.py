@@ -1,8 +1,4 @@
-"""The one table of activations: values, derivatives, order and smoothness, for tensors.
-
-Bounds compute on arrays without loading PyTorch: `bounds.activations` holds the same functions for
-numpy, and a test compares the two.
-"""
+"""The one table of activations: values, derivatives, order and smoothness."""
 
 from __future__ import annotations
 
@@ -25,11 +21,9 @@ _gelu_backward: Kernel = torch.ops.aten.gelu_backward.default
 class Activation:
     """A function f of every element, in any memory layout.
 
-    Attributes:
-        curved: whether f'' is not zero everywhere that f' is continuous.
-        operator: what PyTorch's tracing calls it, where all its derivatives are continuous.
-        order: whether it keeps the order of elements: "exactly", "up to rounding", or None where
-            it may not.
+    `curved`: f'' is not zero everywhere that f' is continuous. `operator`: what PyTorch's tracing
+    calls it, where all its derivatives are continuous. `order`: it keeps the order of elements
+    "exactly", "up to rounding", or maybe not (None).
     """
 
     curved = True
@@ -46,7 +40,6 @@ class Activation:
         return slope * t
 
     def second(self, saved: Any) -> Tensor:
-        """f''(u)."""
         return torch.zeros_like(saved)
 
 
@@ -59,7 +52,6 @@ class Rectifier(Activation):
 
     @property
     def order(self) -> str | None:  # type: ignore[override]
-        """None where a negative slope makes it fall and rise."""
         return "exactly" if self.slope >= 0 else None
 
     def value(self, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,7 +81,7 @@ class Clamp(Activation):
 
 
 class Sigmoid(Activation):
-    """1 / (1 + exp(-u)); f' = f (1 - f), f'' = f' (1 - 2 f)."""
+    """f' = f (1 - f), f'' = f' (1 - 2 f)."""
 
     operator = "sigmoid"
     order = "up to rounding"
@@ -104,7 +96,7 @@ class Sigmoid(Activation):
 
 
 class Tanh(Activation):
-    """The hyperbolic tangent; f' = 1 - f^2, f'' = -2 f f'."""
+    """f' = 1 - f^2, f'' = -2 f f'."""
 
     operator = "tanh"
     order = "up to rounding"
@@ -158,10 +150,7 @@ class Silu(Activation):
 
 @dataclass(frozen=True)
 class Softplus(Activation):
-    """log(1 + exp(beta u)) / beta, and u where beta u is above the threshold.
-
-    f' is the sigmoid of beta u, f'' = beta f' (1 - f').
-    """
+    """log(1 + exp(beta u)) / beta, f' the sigmoid of beta u; u where beta u is over `threshold`."""
 
     beta: float = 1.0
     threshold: float = 20.0
@@ -222,11 +211,5 @@ OF_CALLS: dict[Any, Callable[..., Activation]] = {
 
 
 def of_module(module: nn.Module) -> Activation | None:
-    """The function of an activation module; None where the table has no such module.
-
-    Example:
-        >>> of_module(nn.LeakyReLU(0.2)), of_module(nn.PReLU())
-        (Rectifier(slope=0.2), None)
-    """
     make, options = _OF_MODULES.get(type(module), (None, ""))
     return make(*(getattr(module, name) for name in options.split())) if make else None

@@ -35,37 +35,22 @@ class Pulled(NamedTuple):
 class Engine(Protocol):
     """Gradients and pulls of N cells at once, for one model at fixed weights a cell.
 
-    `gradient` remembers what the next `pull` needs, so each pull belongs to the last gradient.
-    Nothing waits for the device.
+    Each pull belongs to the last gradient. Nothing waits for the device.
     """
 
-    @property
-    def cells(self) -> int:
-        """N."""
-        ...
+    cells: int
 
     def gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """The batch-mean loss's gradient (N, P) for every cell, as `client.gradient` gives it.
-
-        Shapes:
-            inputs (N, B, *S); labels (N, B) class numbers or (N, B, K) probabilities.
-        """
-        ...
+        """Batch-mean gradients (N, P) at inputs (N, B, *S), with labels (N, B) or (N, B, K)."""
 
     def pull(self, cotangent: Tensor) -> Pulled:
         """The slopes of sum_n <gradient_n, cotangent_n>, cotangent (N, P), at the last inputs."""
-        ...
 
 
 def aligned(rows: int, like: Tensor) -> Tensor:
     """Empty rows (rows, P) that each start where memory is aligned, as the first one does.
 
     The bits of a product or a sum may depend on where in memory its vectors start.
-
-    Example:
-        >>> import torch
-        >>> aligned(2, torch.zeros(5)).stride()
-        (16, 1)
     """
     size = like.shape[-1]
     return like.new_empty(rows, -(-size // LINE) * LINE)[:, :size]
@@ -77,13 +62,6 @@ def kernels() -> str:
     Packed weights (oneDNN) pay with AVX-512: .5 to .7 of autograd's double backward. With AVX2 they
     took 1.2 to 14 times as long as autograd, and PyTorch's own kernels .3 to 1.0 (docs/engines.md).
     So bits depend on the machine's type, and on nothing else.
-
-    Raises:
-        ValueError: the variable names no engine.
-
-    Example:
-        >>> kernels() in ENGINES
-        True
     """
     given = os.environ.get(VARIABLE, "")
     if given:

@@ -2,15 +2,13 @@
 
 Small networks leave a processor idle between kernels: alone, a step of a digit's network takes four
 times as long as its matrix products. A bundle runs the four passes of the R-operator for all
-cells at once, on products of matrices alone.
-
-Assumptions: nested `nn.Sequential`s of linear layers, convolutions without groups or dilation,
-non-overlapping pools, elementwise functions and one flatten; cross-entropy.
+cells at once, on products of matrices alone. It takes nested `nn.Sequential`s of linear layers,
+convolutions without groups or dilation, non-overlapping pools, elementwise functions and one
+flatten, under cross-entropy.
 
 Guarantees: on one torch thread a cell's bits do not depend on how many others share its bundle, nor
 on its place: products of matrices of one shape that start at aligned places do not, elementwise
-functions not over whole steps of a kernel, and nothing is summed over cells (tested for each kind
-of layer).
+functions not over whole steps of a kernel, and nothing is summed over cells.
 
 Images are (N, C, B, H, W), so that a convolution of a cell's whole batch is one product of
 matrices, and features (N, B, F).
@@ -53,7 +51,6 @@ class BundledLayer:
     """One step of the four passes; each call remembers what the next one needs."""
 
     def forward(self, a: Tensor) -> Tensor:
-        """The output."""
         raise NotImplementedError
 
     def gradients(self, d: Tensor, into: Tensor) -> None:
@@ -65,7 +62,7 @@ class BundledLayer:
 
     def tangent(self, da: Tensor | None, v: Tensor) -> Tensor | None:
         """How the output moves with the input along `da` and with the weights along v (N, P)."""
-        raise NotImplementedError
+        return None if da is None else self.forward(da)  # of linear layers without weights
 
     def input_grad_tangent(self, dd: Tensor) -> Tensor:
         """How the input's deltas move with the output's along `dd` and with the last tangents."""
@@ -82,13 +79,7 @@ _COUNTS = Lock()
 
 @dataclass(frozen=True, eq=False)
 class BundlePlan:
-    """What a bundle knows of a model.
-
-    Attributes:
-        builds: its layers, one after the other.
-        name: equal for models that differ in their weights alone.
-        linear: whether it has no convolution.
-    """
+    """A model's layers in order; `name` is equal for models that differ in their weights alone."""
 
     builds: tuple[Build, ...]
     name: str
@@ -96,7 +87,6 @@ class BundlePlan:
 
 
 def chain(task: Task, shape: Shape) -> BundlePlan | None:
-    """The chain of a model for examples of a shape (*S); None where it is something else."""
     known, key = _KNOWN.setdefault(task.model, {}), tuple(shape)
     if key not in known:
         try:
@@ -118,13 +108,7 @@ def work(task: Task, shape: Shape) -> int:
 
 
 class Bundle:
-    """N cells of one chain: see `base.Engine`.
-
-    Args:
-        found: the model's chain.
-        parameters: (N, P), every cell's weights.
-        kept: (N, P) bool, False for weights that the model does not have; None: all are there.
-    """
+    """N cells of one chain at weights (N, P); `kept` (N, P) is False for absent weights."""
 
     def __init__(self, found: BundlePlan, parameters: Tensor, kept: Tensor | None = None) -> None:
         self.cells = len(parameters)
@@ -134,7 +118,6 @@ class Bundle:
 
     @torch.no_grad()
     def gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """The gradients (N, P) for inputs (N, B, *S) and labels (N, B) or (N, B, K)."""
         inputs, labels = inputs.detach(), labels.detach()
         a = inputs.transpose(1, 2) if inputs.ndim == 5 else inputs
         for layer in self.layers:
@@ -149,7 +132,6 @@ class Bundle:
 
     @torch.no_grad()
     def pull(self, cotangent: Tensor) -> Pulled:
-        """The slopes of sum_n <gradient_n, cotangent_n> at the last inputs."""
         v = cotangent.detach()
         if self.kept is not None:
             v = torch.mul(v, self.kept, out=aligned(self.cells, v))
@@ -179,20 +161,19 @@ def _plan(task: Task, shape: Shape) -> BundlePlan:
 
 
 def _build(task: Task, layer: Layer) -> Build | None:
-    """None where nothing is to be computed."""
     kind, options, images = layer.kind, layer.options, len(layer.before) == 3
     if kind is Kind.ACTIVATION:
         return lambda _: BundledActivation(options["function"])
     if kind is Kind.FLATTEN and options["whole"]:
         return (lambda _: BundledFlatten()) if images else None
     if kind is Kind.LINEAR and len(layer.before) == 1:
-        return lambda flat: BundledLinear(flat, *_place(task, layer))
+        return lambda flat: BundledLinear(flat, _place(task, layer))
     if kind is Kind.CONVOLUTION and plain_weights(task.model.get_submodule(layer.name)):
         stride, padding, dilation, _ = options["options"]
         if dilation == [1, 1]:
             kernel = task.model.get_parameter(str(layer.weights[0])).shape[2:]
             place = _place(task, layer)
-            return lambda flat: BundledConvolution(flat, *place, kernel, stride, padding)
+            return lambda flat: BundledConvolution(flat, place, kernel, stride, padding)
     if kind in (Kind.MAX_POOL, Kind.AVERAGE_POOL):
         kernel, stride, padding, *more = options["options"]
         largest = kind is Kind.MAX_POOL
@@ -203,7 +184,10 @@ def _build(task: Task, layer: Layer) -> Build | None:
     raise Unreadable(f"{layer.name} is {kind.value}, which bundles do not have in this form")
 
 
-def _place(task: Task, layer: Layer) -> tuple[int, Pair, bool]:
+Place = tuple[int, Pair, bool]
+
+
+def _place(task: Task, layer: Layer) -> Place:
     """Where a layer's weights start, their shape as a matrix (O, I), whether a bias follows."""
     name, bias = layer.weights
     shape, start = next((shape, start) for own, shape, start, _ in task.layout if own == name)
@@ -213,34 +197,30 @@ def _place(task: Task, layer: Layer) -> tuple[int, Pair, bool]:
 class _Weighted(BundledLayer):
     """Weights (O, I) with a bias (O) from `start` on, in flat parameters (N, P)."""
 
-    def __init__(self, parameters: Tensor, start: int, shape: Pair, bias: bool) -> None:
-        self.shape, self.start = shape, start
-        self.middle = start + shape[0] * shape[1]
-        self.stop = self.middle + (shape[0] if bias else 0)
+    def __init__(self, parameters: Tensor, place: Place) -> None:
+        self.start, self.shape, bias = place
+        self.middle = self.start + self.shape[0] * self.shape[1]
+        self.stop = self.middle + (self.shape[0] if bias else 0)
         self.weight, self.bias = self.parts(parameters)
         self.pushed: Tensor | None = None
         self.kept: dict[str, Tensor] = {}
 
     def buffer(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Memory for a result of that name, the same in every step."""
         found = self.kept.get(name)
         if found is None or found.shape != tuple(shape):
             found = self.kept[name] = rows(shape, like).zero_()
         return found
 
     def parts(self, flat: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Views of the weight (N, O, I) and the bias (N, O) in (N, P)."""
         weight = flat[:, self.start : self.middle].view(len(flat), *self.shape)
         bias = flat[:, self.middle : self.stop] if self.stop > self.middle else None
         return weight, bias
 
 
 class BundledLinear(_Weighted):
-    """A linear layer on features (N, B, I)."""
-
     def forward(self, a: Tensor) -> Tensor:
         self.a = lined(a)
-        return product(self.a, self.weight.mT, _row(self.bias), self._out("value"))
+        return product(self.a, self.weight.mT, _wide(self.bias, 1), self._out("value"))
 
     def gradients(self, d: Tensor, into: Tensor) -> None:
         self.d = lined(d)
@@ -257,7 +237,7 @@ class BundledLinear(_Weighted):
 
     def tangent(self, da: Tensor | None, v: Tensor) -> Tensor:
         self.pushed, bias = self.parts(v)  # W da + V a + b'
-        moved = product(self.a, self.pushed.mT, _row(bias), self._out("moved"))
+        moved = product(self.a, self.pushed.mT, _wide(bias, 1), self._out("moved"))
         return moved if da is None else more(moved, lined(da), self.weight.mT)
 
     def input_grad_tangent(self, dd: Tensor) -> Tensor:
@@ -270,19 +250,10 @@ class BundledLinear(_Weighted):
 
 
 class BundledConvolution(_Weighted):
-    """A convolution as products of matrices over the windows that it sees."""
-
     def __init__(
-        self,
-        parameters: Tensor,
-        start: int,
-        shape: Pair,
-        bias: bool,
-        kernel: Pair,
-        stride: Pair,
-        padding: Pair,
+        self, parameters: Tensor, place: Place, kernel: Pair, stride: Pair, padding: Pair
     ) -> None:
-        super().__init__(parameters, start, shape, bias)
+        super().__init__(parameters, place)
         self.kernel, self.stride, self.padding = kernel, stride, padding
 
     def forward(self, a: Tensor) -> Tensor:
@@ -294,7 +265,7 @@ class BundledConvolution(_Weighted):
             )
         )
         self.seen = self._windows(a, "a")
-        value = product(self.weight, self.seen, _column(self.bias), self._out("value"))
+        value = product(self.weight, self.seen, _wide(self.bias, 2), self._out("value"))
         return self._image(value)
 
     def gradients(self, d: Tensor, into: Tensor) -> None:
@@ -309,7 +280,7 @@ class BundledConvolution(_Weighted):
 
     def tangent(self, da: Tensor | None, v: Tensor) -> Tensor:
         self.pushed, bias = self.parts(v)
-        moved = product(self.pushed, self.seen, _column(bias), self._out("moved"))
+        moved = product(self.pushed, self.seen, _wide(bias, 2), self._out("moved"))
         if da is not None:
             more(moved, self.weight, self._windows(da, "da"))
         return self._image(moved)
@@ -365,8 +336,6 @@ class BundledConvolution(_Weighted):
 
 
 class BundledActivation(BundledLayer):
-    """An activation, in any layout."""
-
     def __init__(self, function: Activation) -> None:
         self.function = function
 
@@ -404,7 +373,6 @@ class BundledMaxPool(BundledLayer):
         self.kernel = kernel
 
     def forward(self, a: Tensor) -> Tensor:
-        """The largest of every window: along its rows first, as one reads."""
         self.given, (down, right) = a.shape, self.kernel
         high, wide = a.shape[3] // down, a.shape[4] // right
         inner = a[..., : high * down, : wide * right]
@@ -427,8 +395,6 @@ class BundledMaxPool(BundledLayer):
 
 
 class BundledMeanPool(BundledLayer):
-    """Non-overlapping average pools."""
-
     def __init__(self, kernel: Pair) -> None:
         self.kernel = kernel
 
@@ -455,9 +421,6 @@ class BundledMeanPool(BundledLayer):
             full[place] = share
         return full
 
-    def tangent(self, da: Tensor | None, v: Tensor) -> Tensor | None:
-        return None if da is None else self.forward(da)
-
 
 class BundledFlatten(BundledLayer):
     """From images (N, C, B, H, W) to features (N, B, C H W)."""
@@ -469,9 +432,6 @@ class BundledFlatten(BundledLayer):
     def back(self, d: Tensor) -> Tensor:
         number, channels, size, *sides = self.given
         return d.reshape(number, size, channels, *sides).transpose(1, 2)
-
-    def tangent(self, da: Tensor | None, v: Tensor) -> Tensor | None:
-        return None if da is None else da.transpose(1, 2).flatten(2)
 
 
 def _largest(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -495,12 +455,8 @@ def _of_rows(best: Tensor, column: Tensor, down: int) -> tuple[Tensor, Tensor, T
     return found, row, chosen
 
 
-def _column(bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else bias[:, :, None]
-
-
-def _row(bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else bias[:, None]
+def _wide(bias: Tensor | None, dim: int) -> Tensor | None:
+    return None if bias is None else bias.unsqueeze(dim)
 
 
 # BLAS takes other paths for other places in memory, and for single columns of one matrix alone:
@@ -509,12 +465,7 @@ def _row(bias: Tensor | None) -> Tensor | None:
 
 
 def product(left: Tensor, right: Tensor, added: Tensor | None, into: Tensor) -> Tensor:
-    """`added` plus products (N, m, n) of (N, m, k) and (N, k, n), all at aligned places.
-
-    Example:
-        >>> product(torch.ones(2, 1, 3), torch.ones(2, 3, 1), None, torch.empty(2, 1, 1)).flatten()
-        tensor([3., 3.])
-    """
+    """`added` plus products (N, m, n) of (N, m, k) and (N, k, n), all at aligned places."""
     if into.shape[2] == 1:
         for own, matrix, column in zip(into, left, right, strict=True):
             torch.mv(matrix, column[:, 0], out=own[:, 0])

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from leakbound.engines import bundle, single
 from leakbound.engines.base import Engine, aligned, kernels
-from leakbound.engines.local_steps import LocalSteps
 from leakbound.engines.reader import Layers, Shape
 from leakbound.task import Task
 
@@ -39,10 +38,8 @@ of eight bundled .88 to 1.18, single .54 to .69; an MLP of 395,000, .51 to .84 a
 class Choice:
     """One of three engines for a model.
 
-    Attributes:
-        chain: the model as a bundle takes it; None where PyTorch's own kernels are taken.
-        plan: the model's layers, where these are.
-        local: whether the client takes several local steps, or minibatches.
+    `chain` is the model as a bundle takes it, `plan` its layers for PyTorch's own kernels; one is
+    None. `local`: the client takes several local steps, or minibatches.
     """
 
     chain: bundle.BundlePlan | None
@@ -50,13 +47,10 @@ class Choice:
     local: bool = False
 
     def engine(self, tasks: Sequence[Task], rows: int) -> Engine:
-        """An engine for several tasks of one model, with so many rows each.
-
-        Only a bundle takes more than one row.
-        """
+        """An engine for tasks of one model, with so many rows each; only a bundle takes several."""
         if self.chain is None:
             assert self.plan is not None  # one of the two is there
-            return (LocalSteps if self.local else single.Single)(tasks[0], self.plan)
+            return (single.LocalSteps if self.local else single.Single)(tasks[0], self.plan)
         weights = [task.parameters for task in tasks for _ in range(rows)]
         kept: Tensor | None = None
         if any(task.kept is not None for task in tasks):
@@ -68,15 +62,10 @@ class Choice:
 
 
 def choose(task: Task, rows: int, shape: Shape, many: bool = False) -> Choice | None:
-    """The engine for rows of gradients, each of a batch (B, *S); None: autograd is needed.
+    """The engine for rows of gradients, each of a batch of shape (B, *S); None: autograd is needed.
 
-    Of a client that takes several local steps or minibatches, a row is the update.
-
-    Args:
-        task: whose gradients.
-        rows: gradients a cell.
-        shape: of a row's batch.
-        many: whether several cells may come together.
+    Of a client of several local steps or minibatches, a row is the update. `many`: cells may come
+    together.
     """
     if kernels() == "autograd":
         return None

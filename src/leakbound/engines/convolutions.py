@@ -26,8 +26,7 @@ _SLOW = 20480
 def convolution(given: Given, options: tuple[Any, ...]) -> Rule:
     """The rule for a convolution; `options` are stride, padding, dilation and groups.
 
-    Which one depends on the weights' shape, type and device, on whether they are trained, on
-    `base.kernels`, and on nothing else.
+    It depends on the weights' shape, type, device and training and on `base.kernels` alone.
     """
     weight = there(given.weights[0])
     on_cpu = weight.device.type == "cpu"
@@ -37,23 +36,15 @@ def convolution(given: Given, options: tuple[Any, ...]) -> Rule:
         return ColumnsRule(given, options)
     if given.curved:
         return ChangingRule(given, options)
-    if weight.dtype == torch.float32 and _packs():
-        return PackedRule(given, options)
-    return ConvolutionRule(given, options)
-
-
-def _packs() -> bool:
     available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return bool(available) and hasattr(torch.ops.mkldnn, "_convolution_pointwise")
+    packs = available and hasattr(torch.ops.mkldnn, "_convolution_pointwise")
+    return (PackedRule if packs and weight.dtype == torch.float32 else ConvolutionRule)(
+        given, options
+    )
 
 
 class Patches:
-    """The patches of an input that a convolution multiplies with its weights, and back.
-
-    Args:
-        kernel: its height and width.
-        options: as for `convolution`.
-    """
+    """The patches of an input that a convolution multiplies with its weights, and back."""
 
     def __init__(self, kernel: torch.Size, options: tuple[Any, ...]) -> None:
         self.kernel = tuple(kernel)
@@ -97,8 +88,6 @@ class Patches:
 
 
 class ConvolutionRule(Rule):
-    """A convolution; `options` are stride, padding, dilation and groups."""
-
     def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
         super().__init__(given)
         self.weight, self.bias = there(given.weights[0]), given.weights[1]
@@ -135,18 +124,13 @@ class ConvolutionRule(Rule):
         if self.frozen:
             return self.pulled(delta)
         if self.curved:
-            self._curve(delta)
+            rows, values = paired(delta, self.delta, self.x, self.change)
+            given = (rows, values, self.weight, None, *self.how, [False, True, False])
+            there(self.gradients[0]).copy_(_adjoints(*given)[1])
+            self.write_bias(delta, (0, 2, 3))
         change = self.pulled(delta)
         change += self._back(self.delta, self.directions[0], [True, False, False])[0]
         return change
-
-    def _curve(self, delta: Tensor) -> None:
-        weight, bias = self.gradients
-        rows, values = paired(delta, self.delta, self.x, self.change)
-        given = (rows, values, self.weight, None, *self.how, [False, True, False])
-        there(weight).copy_(_adjoints(*given)[1])
-        if bias is not None:
-            torch.sum(delta, (0, 2, 3), out=bias)
 
     def _back(self, delta: Tensor, weight: Tensor | None, mask: list[bool]) -> list[Tensor]:
         sizes = [delta.shape[1]] if mask[2] else None
@@ -154,10 +138,7 @@ class ConvolutionRule(Rule):
 
 
 class ColumnsRule(Rule):
-    """A convolution as a product with the patches of its input, which are laid out once.
-
-    Its values lie with the channels last.
-    """
+    """As a product with the patches of its input, laid out once; values have the channels last."""
 
     def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
         super().__init__(given)
@@ -201,8 +182,7 @@ class ColumnsRule(Rule):
 
     def _sum_up(self, product: Tensor, rows: Tensor) -> None:
         self.gradient.copy_(product.t())
-        if self.gradients[1] is not None:
-            torch.sum(rows, 0, out=self.gradients[1])
+        self.write_bias(rows, 0)
 
 
 class ChangingRule(Rule):
@@ -232,8 +212,7 @@ class ChangingRule(Rule):
 class PackedRule(ConvolutionRule):
     """As `ConvolutionRule`, with the fixed weights in the processor's own layout from the start.
 
-    Values lie with the channels last. Where there are few of them against the weights, products
-    with the changing direction, and the gradient, are those of `ColumnsRule`.
+    Values have the channels last. Where they are few, changing products are those of `ColumnsRule`.
     """
 
     def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
@@ -260,15 +239,15 @@ class PackedRule(ConvolutionRule):
         return _run(x, self.packed, self.bias, self.options)
 
     def backward(self, delta: Tensor) -> Tensor | None:
-        weight, bias = self.gradients
         if self.few:
             self.rows = self.patches.rows(delta)
-            torch.mm(self.rows.t(), self.columns.t(), out=there(weight).flatten(1))
-            if bias is not None:
-                torch.sum(self.rows, 0, out=bias)
+            weight = there(self.gradients[0]).flatten(1)
+            torch.mm(self.rows.t(), self.columns.t(), out=weight)
+            self.write_bias(self.rows, 0)
         else:
             self.delta = delta
-            self.write(*self._back(delta, self.weight, [False, True, bias is not None])[1:])
+            mask = [False, True, self.gradients[1] is not None]
+            self.write(*self._back(delta, self.weight, mask)[1:])
         return self._fixed(delta) if self.moving else None
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
@@ -306,7 +285,6 @@ def _few(x: Tensor, inner: int, places: int) -> bool:
 
 
 def _product(columns: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Rows (B L, O) of a convolution's values."""
     if bias is None:
         return columns.t().mm(weight.t())
     return torch.addmm(bias, columns.t(), weight.t())

@@ -13,30 +13,12 @@ from leakbound.random import Source, normal
 BYTES = 2**26
 
 
-class ExampleDirections:
-    """Pairs of an example and a direction, in two orders: flat, and with each example's together.
-
-    Attributes:
-        leading: whether the first pairs of the flat order are the batch in order.
-    """
-
-    leading = False
-
-    def rounds(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """At most `step` pairs at once: the examples' places (n,) and the directions (n, *S)."""
-        raise NotImplementedError
-
-    def blocks(self, step: int) -> Iterator[tuple[slice, Iterator[Tensor]]]:
-        """Examples that go together, and their directions (k, n, *S), at most `step` pairs at once.
-
-        Every example comes with its first block.
-        """
-        raise NotImplementedError
-
-
 @dataclass(frozen=True, eq=False)
-class RandomDirections(ExampleDirections):
-    """One Gaussian direction for each example and repetition."""
+class RandomDirections:
+    """One Gaussian direction for each example and repetition.
+
+    `leading`: the first pairs of `rounds` are the batch in order.
+    """
 
     inputs: Tensor
     source: Source
@@ -44,6 +26,7 @@ class RandomDirections(ExampleDirections):
     leading = True
 
     def rounds(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """At most `step` pairs at once: the examples' places (n,) and the directions (n, *S)."""
         size = len(self.inputs)
         places = torch.arange(size, device=self.inputs.device)
         for drawn in self._drawn(max(1, step // size)):
@@ -52,6 +35,10 @@ class RandomDirections(ExampleDirections):
                 yield which[at : at + step], directions[at : at + step]
 
     def blocks(self, step: int) -> Iterator[tuple[slice, Iterator[Tensor]]]:
+        """Examples that go together, and their directions (k, n, *S), at most `step` pairs at once.
+
+        Every example comes with its first block.
+        """
         # drawn for the whole batch, as many as stay small
         size = len(self.inputs)
         few = min(step, size)
@@ -69,10 +56,11 @@ class RandomDirections(ExampleDirections):
 
 
 @dataclass(frozen=True, eq=False)
-class UnitDirections(ExampleDirections):
-    """Every entry of every example by itself."""
+class UnitDirections:
+    """Each input of each example by itself."""
 
     inputs: Tensor
+    leading = False
 
     def rounds(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         each = self.inputs[0].numel()
@@ -91,6 +79,10 @@ class UnitDirections(ExampleDirections):
         shape = self.inputs.shape[1:]
         units = self.inputs.new_zeros(len(entries), shape.numel())
         return units.scatter_(1, entries[:, None], 1.0).view(-1, *shape)
+
+
+Directions = RandomDirections | UnitDirections
+"""Pairs of an example and a direction, in two orders: flat, and with each example's together."""
 
 
 def fitting(elements: int, like: Tensor, limit: int = BYTES) -> int:

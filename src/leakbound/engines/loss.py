@@ -2,56 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor, nn
 
 from leakbound.types import Loss
 
 
-class LossHead(Protocol):
-    """One loss at given logits and labels.
-
-    Attributes:
-        deltas: its slopes in the logits, of their shape.
-    """
-
-    deltas: Tensor
-
-    def moved(self, tangent: Tensor) -> tuple[Tensor, Tensor | None]:
-        """How `deltas` and the slopes in soft labels change when the logits move along `tangent`.
-
-        The second is None for class labels.
-        """
-
-
-def head(loss: Loss, logits: Tensor, labels: Tensor) -> LossHead:
-    """The head for logits (B, K) and the labels that `loss` takes.
-
-    Example:
-        >>> logits, labels = torch.zeros(1, 2), torch.tensor([0])
-        >>> head(nn.functional.cross_entropy, logits, labels).deltas
-        tensor([[-0.5000,  0.5000]])
-    """
-    if loss is nn.functional.cross_entropy and logits.ndim == 2:
-        return CrossEntropy(logits, labels, len(logits))
-    return _Traced(loss, logits, labels)
-
-
 class CrossEntropy:
     """The sum of all rows' cross-entropies over `size`, the rows of one batch, in closed form.
 
-    Rows may belong to several batches, as each row stands for itself.
-
-    Shapes:
-        logits (M, K); labels (M,) class numbers or (M, K) probabilities.
-
-    Example:
-        >>> at = CrossEntropy(torch.zeros(2, 2), torch.tensor([0, 1]), size=1)
-        >>> at.moved(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))[0]
-        tensor([[ 0.2500, -0.2500],
-                [ 0.0000,  0.0000]])
+    Rows (M, K) may belong to several batches, as each row stands for itself.
     """
 
     def __init__(self, logits: Tensor, labels: Tensor, size: int) -> None:
@@ -65,7 +25,7 @@ class CrossEntropy:
         self.deltas = deltas.div_(size)
 
     def moved(self, tangent: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The changes (M, K) of the deltas and of the slopes in soft labels."""
+        """The changes (M, K) of the deltas and of the slopes in soft labels, None for classes."""
         weighted = self.chances * tangent
         mean = weighted.sum(-1, keepdim=True)
         change = torch.addcmul(weighted, self.chances, mean, value=-1)
@@ -97,6 +57,15 @@ class _Traced:
         else:
             changes = tuple(torch.zeros_like(own) for own in wanted)
         return changes[0], changes[1] if soft else None
+
+
+LossHead = CrossEntropy | _Traced
+
+
+def head(loss: Loss, logits: Tensor, labels: Tensor) -> LossHead:
+    if loss is nn.functional.cross_entropy and logits.ndim == 2:
+        return CrossEntropy(logits, labels, len(logits))
+    return _Traced(loss, logits, labels)
 
 
 def example_deltas(loss: Loss, output: Tensor, labels: Tensor) -> Tensor:

@@ -19,8 +19,6 @@ _group_norm_backward: Callable[..., tuple[Tensor | None, ...]] = (
 
 
 class FixedNormRule(Rule):
-    """Batch norm in eval mode: every channel scaled and shifted."""
-
     def __init__(self, given: Given, eps: float) -> None:
         super().__init__(given)
         self.weight, self.bias = given.weights
@@ -61,14 +59,12 @@ class FixedNormRule(Rule):
         return change.addcmul_(self.delta, channels(weight) * self.rate)
 
     def _curve(self, delta: Tensor) -> None:
-        weight, bias = self.gradients
-        if weight is not None:
+        if self.gradients[0] is not None:
             product = delta * (self.x - channels(self.mean))
             if self.change is not None:
                 product.addcmul_(self.delta, self.change)
-            torch.mul(product.sum((0, 2, 3)), self.rate.flatten(), out=weight)
-        if bias is not None:
-            torch.sum(delta, (0, 2, 3), out=bias)
+            torch.mul(product.sum((0, 2, 3)), self.rate.flatten(), out=self.gradients[0])
+        self.write_bias(delta, (0, 2, 3))
 
     def _norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return _batch_norm(x, weight, bias, self.mean, self.variance, False, 0.0, self.eps)[0]
@@ -129,14 +125,12 @@ class GroupNormRule(Rule):
         return change
 
     def _curve(self, delta: Tensor) -> None:
-        weight, bias = self.gradients
-        if weight is not None:
+        if self.gradients[0] is not None:
             product = delta * (self.hat if self.changes else self._norm(None, None)[0])
             if self.changes:
                 product.addcmul_(self.delta, self.hat_change)
-            torch.sum(product, (0, 2, 3), out=weight)
-        if bias is not None:
-            torch.sum(delta, (0, 2, 3), out=bias)
+            torch.sum(product, (0, 2, 3), out=self.gradients[0])
+        self.write_bias(delta, (0, 2, 3))
 
     def _norm(self, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         return _group_norm(self.x, weight, bias, *self.sizes, self.eps)
@@ -165,11 +159,7 @@ class GroupNormRule(Rule):
 class StandardizedRule(Rule):
     """Group norm and layer norm: rows of mean 0 and variance 1, then scaled and shifted.
 
-    Args:
-        given: see `Given`.
-        rows: rows an example.
-        shape: the weights' shape, as it broadcasts over an example.
-        eps: what is added to the variance.
+    `rows` an example; `shape` is the weights', as it broadcasts over an example.
     """
 
     def __init__(self, given: Given, rows: int, shape: tuple[int, ...], eps: float) -> None:
@@ -252,5 +242,4 @@ class StandardizedRule(Rule):
 
 
 def channels(weight: Tensor) -> Tensor:
-    """One number a channel (C,), as it broadcasts over images."""
     return weight[:, None, None]

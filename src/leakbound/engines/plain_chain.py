@@ -4,8 +4,6 @@ However many directions an example has, its own forward and backward pass are ma
 the changes along the directions pass through the layers again. Kernels are chosen by hand: no
 differentiation engine, max pools with the channels last, activations after the pools, and one
 grouped convolution for the weight changes of several pairs of an example and a direction.
-
-The engine is used only where `plan` finds that it is right. Other models take the taps.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from torch import Tensor, nn
 from leakbound.engines import activations
 from leakbound.engines import weight_changes as changes
 from leakbound.engines.activations import Clamp, Rectifier
-from leakbound.engines.directions import BYTES, ExampleDirections, RandomDirections, fitting
+from leakbound.engines.directions import BYTES, Directions, RandomDirections, fitting
 from leakbound.engines.loss import example_delta_changes, example_deltas
 from leakbound.engines.reader import (
     Kind,
@@ -33,7 +31,7 @@ from leakbound.engines.reader import (
     sequence,
     without,
 )
-from leakbound.engines.weight_changes import Forward, Power, convolution_adjoints
+from leakbound.engines.weight_changes import Forward, PlainLayer, Power, convolution_adjoints
 from leakbound.random import Source
 from leakbound.task import weight_names
 from leakbound.types import Task
@@ -50,41 +48,35 @@ def plan(task: Task, inputs: Tensor) -> Parts | None:
     """The parts of the task's model for inputs (B, *S); None where the engine is not right."""
     try:
         layers = without(sequence(task, tuple(inputs.shape[1:])), Kind.IDENTITY, Kind.DROPOUT)
-        for layer in layers:
-            _support(task, layer)
     except Unreadable:
         return None
-    if len(layers[-1].after) != 1 or not any(layer.owns for layer in layers):
+    known = all(_computed(task, layer) for layer in layers)
+    if not known or len(layers[-1].after) != 1 or not any(layer.owns for layer in layers):
         return None
     order = [layer.name for layer in pools_first(layers, exactly=False)]
     return tuple((f"{name}." if name else "", task.model.get_submodule(name)) for name in order)
 
 
-def _support(task: Task, layer: Layer) -> None:
-    """Refuse what the engine does not compute."""
+def _computed(task: Task, layer: Layer) -> bool:
     kind, function = layer.kind, layer.options.get("function")
     if kind in (Kind.LINEAR, Kind.CONVOLUTION):
-        known = plain_weights(task.model.get_submodule(layer.name))
-    elif isinstance(function, Rectifier):
-        known = function.slope >= 0
-    else:
-        known = kind in _STRAIGHT or (function is not None and not isinstance(function, Clamp))
-    if not known:
-        raise Unreadable(f"{layer.name} is {kind.value}, which this engine does not compute")
+        return plain_weights(task.model.get_submodule(layer.name))
+    if isinstance(function, Rectifier):
+        return function.slope >= 0
+    return kind in _STRAIGHT or (function is not None and not isinstance(function, Clamp))
 
 
 class ChainStep:
     """One layer at given examples (n, ...): its tangent, its adjoint and that one's change.
 
-    It knows what it saw there, however many directions pass through it afterwards. Tangents and
-    changes of deltas have the directions in front: (k, n, ...).
+    Tangents and changes of deltas have the directions in front: (k, n, ...).
     """
 
     curved = False
     """Whether `pull_moved` needs to know how the input moves."""
 
     def push(self, moved: Tensor) -> Tensor:
-        """Change (k, n, ...) of the layer's output when its input changes by `moved`."""
+        """The change of the output when the input changes by `moved`."""
         raise NotImplementedError
 
     def pull(self, delta: Tensor) -> Tensor:
@@ -92,21 +84,15 @@ class ChainStep:
         raise NotImplementedError
 
     def pull_moved(self, delta: Tensor, change: Tensor, moved: Tensor | None) -> Tensor:
-        """Change (k, n, ...) of `pull(delta)` when delta changes by `change`, the input by `moved`.
-
-        `moved` may be None where the step is not `curved`.
-        """
+        """The change of `pull(delta)` when delta changes by `change` and the input by `moved`."""
         return _apart(change, self.pull)
 
 
 class WeightedStep(ChainStep):
-    """A Linear or Conv2d: linear in its input, so that nothing bends."""
-
     def __init__(self, module: nn.Linear | nn.Conv2d, own: Mapping[str, Tensor], x: Tensor) -> None:
         self.module, self.weight, self.seen = module, own["weight"], x
 
     def of(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The layer's output."""
         if isinstance(self.module, nn.Linear):
             return nn.functional.linear(x, self.weight, bias)
         module = self.module
@@ -123,8 +109,6 @@ class WeightedStep(ChainStep):
 
 
 class ActivationStep(ChainStep):
-    """An activation: its slope at every unit, and its second derivative where it has one."""
-
     def __init__(self, slope: Tensor, second: Tensor | None) -> None:
         self.slope, self.second, self.curved = slope, second, second is not None
 
@@ -142,8 +126,6 @@ class ActivationStep(ChainStep):
 
 
 class PoolStep(ChainStep):
-    """A max pool: which unit of every window was the largest."""
-
     def __init__(self, places: Tensor, sides: torch.Size, overlapping: bool) -> None:
         self.places, self.sides, self.overlapping = places, sides, overlapping
 
@@ -237,10 +219,7 @@ class ChainPoint:
 
     @cached_property
     def deltas(self) -> tuple[Tensor, ...]:
-        """The derivative of each example's own loss by the outputs of the steps.
-
-        From the first step with trained weights on; of those before no one asks.
-        """
+        """Derivatives of each example's own loss by the outputs, from the first trained step on."""
         delta = example_deltas(self.task.loss, self.output, self.labels)
         deltas = [delta]
         for _, step in reversed(self.steps[self.first + 1 :]):
@@ -261,31 +240,21 @@ class ChainPoint:
         return found
 
     def gradient(self) -> Tensor:
-        """The sum (P,) of the examples' gradients."""
-        parts = {name: changes.gradient(s.module, s.seen, d) for name, s, d in self._weighted()}
-        return self._joined(parts, 0)
+        return self._joined({name: changes.gradient(*at) for name, at in self._weighted()}, 0)
 
     def each(self, directions: Tensor | None = None) -> Tensor:
         """Every example's own gradient (n, P), or its change along its own direction (n, *S)."""
         if directions is None:
-            own = {n: changes.each_gradient(s.module, s.seen, d) for n, s, d in self._weighted()}
+            own = {name: changes.each_gradient(*at) for name, at in self._weighted()}
         else:
-            own = {
-                name: changes.each_change(step.module, step.seen, moved, delta, change)
-                for name, step, delta, moved, change in self._moved(directions[None])
-            }
+            own = {name: changes.each_change(*at) for name, at in self._moved(directions[None])}
         return self._joined(own, 1)
 
     def power(self, directions: Tensor, more: Mapping[str, Forward] | None = None) -> Power:
-        """The sums (P,) over directions (k, n, *S) of each example's own squared changes.
-
-        `more` is what further directions say of Linear inputs, by prefix: see
-        `weight_changes.powers`.
-        """
+        """The sums (P,) over directions (k, n, *S) of each example's own squared changes."""
         total, norm = {}, {}
-        for name, step, delta, moved, change in self._moved(directions):
-            given = (step.seen, moved, delta, change, more.get(name) if more else None)
-            found = changes.powers(step.module, *given)
+        for name, at in self._moved(directions):
+            found = changes.powers(*at, more.get(name) if more else None)
             total[name] = {part: power.total for part, power in found.items()}
             norm[name] = {part: power.norm for part, power in found.items()}
         return Power(self._joined(total, 0), self._joined(norm, 0))
@@ -294,7 +263,7 @@ class ChainPoint:
         """What the further directions add to `power`, (P,); 0 for all but Linear weights."""
         total, norm = self.output.new_zeros(2, len(self.task.parameters))
         places = {name: slice(start, stop) for name, _, start, stop in self.task.layout}
-        for name, _, delta in self._weighted():
+        for name, (_, _, delta) in self._weighted():
             if name in more and f"{name}weight" in places:  # its bias alone may be trained
                 found, place = more[name].power(delta), places[f"{name}weight"]
                 total[place], norm[place] = found.total.flatten(), found.norm.flatten()
@@ -302,21 +271,19 @@ class ChainPoint:
 
     def along(self, directions: Tensor) -> Tensor:
         """The change (k, P) of the sum of the gradients when all examples move at once."""
-        found = {
-            name: changes.changes(step.module, step.seen, moved, delta, change)
-            for name, step, delta, moved, change in self._moved(directions)
-        }
+        found = {name: changes.changes(*at) for name, at in self._moved(directions)}
         return self._joined(found, 1)
 
-    def _weighted(self) -> Iterator[tuple[str, WeightedStep, Tensor]]:
+    def _weighted(self) -> Iterator[tuple[str, tuple[PlainLayer, Tensor, Tensor]]]:
+        """The weighted steps' layers, inputs and deltas, by name."""
         for (name, step), delta in zip(self.steps[self.first :], self.deltas, strict=True):
             if _trains(step):
-                yield name, step, delta
+                yield name, (step.module, step.seen, delta)
 
     def _moved(
         self, directions: Tensor
-    ) -> Iterator[tuple[str, WeightedStep, Tensor, Tensor, Tensor]]:
-        """From the last weighted step to the first: name, step, delta, and both changes."""
+    ) -> Iterator[tuple[str, tuple[PlainLayer, Tensor, Tensor, Tensor, Tensor]]]:
+        """As `_weighted`, from the last to the first, each tensor followed by its change."""
         seen: list[Tensor | None] = []
         moved = directions
         for _, step in self.steps:
@@ -328,12 +295,11 @@ class ChainPoint:
             before = seen.pop()
             if _trains(step):
                 assert before is not None  # it was kept above
-                yield name, step, delta, before, change
+                yield name, (step.module, step.seen, before, delta, change)
             if at > self.first:
                 change = step.pull_moved(delta, change, before)
 
     def _joined(self, found: Mapping[str, Mapping[str, Tensor]], front: int) -> Tensor:
-        """Parameters by prefix and name as rows, behind so many dimensions."""
         parts = {name + part: value for name, own in found.items() for part, value in own.items()}
         return torch.cat([parts[name].flatten(front) for name, *_ in self.task.layout], front)
 
@@ -343,18 +309,12 @@ def _own(tensors: Mapping[str, Tensor], name: str, module: nn.Module) -> dict[st
 
 
 def _trains(step: ChainStep) -> TypeGuard[WeightedStep]:
-    """Whether it has weights of the gradient; frozen ones are buffers of a task's model."""
     return isinstance(step, WeightedStep) and any(True for _ in step.module.parameters())
 
 
 @dataclass(frozen=True, eq=False)
 class ChainPasses:
-    """A batch (B, ...) and a plain chain to send it through, some examples at a time.
-
-    Attributes:
-        chunk: how many pairs of an example and a direction go together; None: as many as a limit
-            of memory allows.
-    """
+    """A batch (B, ...) and a plain chain to send it through, `chunk` pairs at a time."""
 
     task: Task
     inputs: Tensor
@@ -373,17 +333,15 @@ class ChainPasses:
         return self._last[key]
 
     def step(self, limit: int = BYTES) -> int:
-        """How many pairs go together, by the limit in bytes."""
         wide = elements(self.task, self.parts, self.inputs[:1])
         return self.chunk or fitting(wide, self.inputs, limit)
 
     def powers(
-        self, pairs: ExampleDirections, more: Mapping[str, Forward] | None = None
+        self, pairs: Directions, more: Mapping[str, Forward] | None = None
     ) -> tuple[Power, Tensor]:
-        """Sums (P,) over all pairs of the squared changes of each example's own gradient.
+        """Sums (P,) over pairs of each example's own squared changes; the batch's gradient (P,).
 
-        With them the batch's gradient (P,). `more` is what further directions say of Linear inputs,
-        by prefix.
+        `more` is what further directions say of Linear inputs, by prefix.
         """
         parts: list[Power] = []
         gradient, left = torch.zeros_like(self.task.parameters), 0
@@ -398,17 +356,11 @@ class ChainPasses:
         return parts[0], gradient / len(self.inputs)
 
     def forward_only(self, source: Source, directions: int, forward: int) -> dict[str, Forward]:
-        """What `forward` directions of every example say of the inputs of plain Linear layers.
-
-        `directions` is how many full ones they will join. A Linear on the image itself needs none:
-        its input moves as the image does.
-        """
+        """What `forward` more directions of each example say of plain Linear layers' inputs."""
         squares: dict[str, Tensor] = {}
         fourths: dict[str, Tensor] = {}
-        size = len(self.inputs)
-        for part, drawn in RandomDirections(self.inputs, source, forward).blocks(
-            self.step(_CACHED)
-        ):
+        size, pairs = len(self.inputs), RandomDirections(self.inputs, source, forward)
+        for part, drawn in pairs.blocks(self.step(_CACHED)):
             for few in drawn:
                 for name, moved in self.point(part).inputs_moved(few).items():
                     if name not in squares:
@@ -429,7 +381,6 @@ class ChainPasses:
         return found
 
     def along(self, directions: Tensor) -> Tensor:
-        """The change (k, P) of the batch's gradient along directions (k, B, *S)."""
         total = directions.new_zeros(len(directions), len(self.task.parameters))
         few = self.step()
         for part in self._slices():
@@ -439,7 +390,6 @@ class ChainPasses:
         return total / len(self.inputs)
 
     def gradient(self) -> Tensor:
-        """The batch's gradient (P,)."""
         total = torch.zeros_like(self.task.parameters)
         for part in self._slices():
             total += self.point(part).gradient()
@@ -451,10 +401,7 @@ class ChainPasses:
 
 
 def elements(task: Task, parts: Parts, one: Tensor) -> int:
-    """About how many numbers one direction of one example (1, *S) needs, its own passes included.
-
-    The answer is kept for as long as the task's model lives.
-    """
+    """About how many numbers one direction of one example (1, *S) needs, its own passes too."""
     known = _SIZES.setdefault(task.model, {})
     key = (one.shape, one.dtype, one.device)
     if key not in known:

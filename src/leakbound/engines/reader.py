@@ -58,19 +58,11 @@ Found = tuple[Kind, Options]
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a model.
+    """One layer of a model: by `options`, its kind makes of `sources` the value `output`.
 
-    Attributes:
-        kind: what it computes, by `options`.
-        name: of its module, or of the call that computes it.
-        sources: the numbers of the values that enter; 0 is the model's input.
-        output: the number of its own value.
-        before: the shape of one example of the first value that enters.
-        after: the shape of one example of its own value.
-        weights: the full names of its weights, None for one that it lacks.
-        buffers: the full names of its buffers.
-        owns: whether some of its weights are trained.
-        moving: whether a source changes with the weights of layers before.
+    Value 0 is the model's input. `before` and `after` are shapes of one example, of the first
+    source and of the output. `weights` and `buffers` are full names, None for one that is absent.
+    `owns`: some weight is trained. `moving`: a source changes with the weights of layers before.
     """
 
     kind: Kind
@@ -91,12 +83,7 @@ _SEQUENCES: WeakKeyDictionary[nn.Module, dict[Shape, Layers | str]] = WeakKeyDic
 
 
 def read(task: Task, shape: Shape) -> Layers:
-    """The layers of the task's model from the input to the output, for examples of a shape (*S).
-
-    Raises:
-        Unreadable: a part of the model has no kind, or a trained weight does not belong to exactly
-            one layer.
-    """
+    """The layers of the task's model from the input to the output, for examples of a shape (*S)."""
     if task.coupled:
         raise Unreadable("the examples see each other")
     # a bare layer is for the bundle and the examples' engine; it has no names for this one
@@ -110,11 +97,7 @@ def read(task: Task, shape: Shape) -> Layers:
 
 
 def sequence(task: Task, shape: Shape) -> Layers:
-    """As `read` for nested `nn.Sequential`s or one layer alone; kept while the model lives.
-
-    Raises:
-        Unreadable: the model is something else.
-    """
+    """As `read` for nested `nn.Sequential`s or one layer alone; kept while the model lives."""
     known, key = _SEQUENCES.setdefault(task.model, {}), tuple(shape)
     if key not in known:
         try:
@@ -244,7 +227,6 @@ def _needed(layers: Sequence[Layer], last: int) -> Layers:
 def _of_module(
     module: nn.Module, name: str, sources: tuple[int, ...], output: int, before: Shape
 ) -> Layer:
-    """The layer of a module that is fed values of a shape with the examples in front."""
     kind, options = _kind(module, before)
     prefix = f"{name}." if name else ""
 
@@ -357,7 +339,6 @@ def _adaptive_pool(output_size: Any) -> Found:
 
 
 def _by(make: Callable[..., Found], names: str) -> Callable[[Any, Shape], Found]:
-    """From the attributes of these names."""
     return lambda module, _: make(*(getattr(module, name) for name in names.split()))
 
 
@@ -432,9 +413,7 @@ def without(layers: Layers, *kinds: Kind) -> Layers:
 def pools_first(layers: Layers, exactly: bool = True) -> Layers:
     """Max pools before the increasing activations that they follow: fewer elements, same maxima.
 
-    Args:
-        layers: as they are read.
-        exactly: the activation must be monotone after rounding, too.
+    `exactly`: the activation must be monotone after rounding, too.
     """
     order = list(layers)
     for at, (first, second) in enumerate(pairwise(layers)):
@@ -454,9 +433,7 @@ def _as(place: Layer, layer: Layer) -> Layer:
 
 def plain_weights(module: nn.Module) -> bool:
     """Whether a layer is a plain Linear, or a plain Conv2d without groups, padded with zeros."""
-    if type(module) is nn.Linear:
-        return True
-    return (
+    return type(module) is nn.Linear or (
         type(module) is nn.Conv2d
         and module.groups == 1
         and module.padding_mode == "zeros"

@@ -26,29 +26,26 @@ _max_pool: Callable[..., tuple[Tensor, Tensor]] = torch.ops.aten.max_pool2d_with
 _max_pool_backward: Kernel = torch.ops.aten.max_pool2d_with_indices_backward.grad_input
 
 
+Some = tuple[Tensor | None, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Given:
-    """What a rule is built with.
+    """What a rule is built with: weights and buffers, frozen ones too, None for one that it lacks.
 
-    Attributes:
-        weights: the layer's own, frozen ones too, None for one that it lacks.
-        buffers: likewise.
-        gradients: views of where the weights' gradients go, in the order of the weights; None for
-            all of a frozen layer.
-        moving: whether the layer's input changes with the weights of layers before it.
-        curved: whether the last pass writes the gradients' changes, over the gradients; the weights
-            may then be overwritten between steps, see `Rule.renew`.
+    `gradients` are views of where the weights' gradients go, None for a frozen layer's. `moving`:
+    the input changes with the weights of layers before. `curved`: the last pass writes the
+    gradients' changes over them; weights may be overwritten between steps, see `Rule.renew`.
     """
 
-    weights: tuple[Tensor | None, ...] = ()
-    buffers: tuple[Tensor | None, ...] = ()
-    gradients: tuple[Tensor | None, ...] = ()
-    moving: bool = True
-    curved: bool = False
+    weights: Some
+    buffers: Some
+    gradients: Some
+    moving: bool
+    curved: bool
 
     @property
     def frozen(self) -> bool:
-        """Whether none of the weights is trained."""
         return all(place is None for place in self.gradients)
 
 
@@ -64,16 +61,19 @@ class Rule:
         self.directions: Sequence[Tensor | None] = ()
 
     def write(self, *values: Tensor | None) -> None:
-        """Put the gradients of what is trained in their places."""
         for place, value in zip(self.gradients, values, strict=True):
             if place is not None:
                 place.copy_(there(value))
+
+    def write_bias(self, delta: Tensor, over: int | tuple[int, ...]) -> None:
+        """Put the delta's sum over these dimensions in the second weight's place."""
+        if self.gradients[1] is not None:
+            torch.sum(delta, over, out=self.gradients[1])
 
     def renew(self) -> None:
         """Derive anew what was derived from the weights, which were overwritten."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The value."""
         raise NotImplementedError
 
     def backward(self, delta: Tensor) -> Tensor | None:
@@ -85,10 +85,7 @@ class Rule:
         raise NotImplementedError
 
     def moved(self, delta: Tensor) -> Tensor:
-        """The change of the input's delta, of the change of the output's and of the weights'.
-
-        Where `curved`, the changes of the gradients are written.
-        """
+        """The change of the input's delta, by those of the output's delta and of the weights."""
         return self.pulled(delta)
 
     def pulled(self, delta: Tensor) -> Tensor:
@@ -97,8 +94,6 @@ class Rule:
 
 
 class IdentityRule(Rule):
-    """Identity, and dropout in eval mode."""
-
     def forward(self, x: Tensor) -> Tensor:
         return x
 
@@ -110,8 +105,6 @@ class IdentityRule(Rule):
 
 
 class SumRule(IdentityRule):
-    """The sum of two values, whose deltas are the sum's."""
-
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         return x if other is None else x + other
 
@@ -129,7 +122,6 @@ class StraightRule(Rule):
         self.options = options
 
     def of(self, x: Tensor) -> Tensor:
-        """The linear map."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
@@ -141,8 +133,6 @@ class StraightRule(Rule):
 
 
 class ReshapeRule(StraightRule):
-    """Another shape of every example."""
-
     def of(self, x: Tensor) -> Tensor:
         return x.reshape(len(x), *self.options["shape"])
 
@@ -151,8 +141,6 @@ class ReshapeRule(StraightRule):
 
 
 class MeanRule(StraightRule):
-    """The mean over some dimensions."""
-
     def of(self, x: Tensor) -> Tensor:
         return x.mean(self.options["dims"], keepdim=self.options["keep"])
 
@@ -165,8 +153,6 @@ class MeanRule(StraightRule):
 
 
 class AveragePoolRule(StraightRule):
-    """Average pooling: `options` as for `nn.functional.avg_pool2d`."""
-
     def of(self, x: Tensor) -> Tensor:
         return nn.functional.avg_pool2d(x, *self.options["options"])
 
@@ -175,8 +161,6 @@ class AveragePoolRule(StraightRule):
 
 
 class AdaptivePoolRule(StraightRule):
-    """Averages on a grid of the given size."""
-
     def of(self, x: Tensor) -> Tensor:
         return nn.functional.adaptive_avg_pool2d(x, self.options["size"])
 
@@ -223,8 +207,6 @@ class MaxPoolRule(Rule):
 
 
 class ActivationRule(Rule):
-    """A function of every element."""
-
     def __init__(self, given: Given, function: Activation) -> None:
         super().__init__(given)
         self.function = function
@@ -264,10 +246,8 @@ class LinearRule(Rule):
     def backward(self, delta: Tensor) -> Tensor | None:
         if not self.frozen:  # the gradients are delta^T x and the delta's sum
             self.delta = delta
-            weight, bias = self.gradients
-            torch.mm(delta.t(), self.x, out=there(weight))
-            if bias is not None:
-                torch.sum(delta, 0, out=bias)
+            torch.mm(delta.t(), self.x, out=there(self.gradients[0]))
+            self.write_bias(delta, 0)
         return delta.mm(self.weight) if self.moving else None
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
@@ -287,11 +267,9 @@ class LinearRule(Rule):
         return change.addmm_(self.delta, there(self.directions[0]))
 
     def _curve(self, delta: Tensor) -> None:
-        weight, bias = self.gradients
         rows, values = paired(delta, self.delta, self.x, self.change)
-        torch.mm(rows.t(), values, out=there(weight))
-        if bias is not None:
-            torch.sum(delta, 0, out=bias)
+        torch.mm(rows.t(), values, out=there(self.gradients[0]))
+        self.write_bias(delta, 0)
 
 
 def paired(
@@ -304,6 +282,5 @@ def paired(
 
 
 def there(tensor: Tensor | None) -> Tensor:
-    """A tensor that is known to be one."""
     assert tensor is not None
     return tensor

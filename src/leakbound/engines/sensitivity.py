@@ -1,10 +1,5 @@
 """How much every coordinate of a client's gradient reveals of its inputs: s_i = ||d g_i / d x||^2.
 
-`sensitivity` estimates it for all parameters at once; `along` gives the changes of the gradient
-along given directions, differentiable for an attack that plans with them, and `moved` the gradient
-too, faster where nothing is to be differentiated; `example_changes` those of every example's own
-gradient along its own direction, and `example_gradients` these gradients, without slopes.
-
 Plain chains of layers take the engine of `plain_chain`; other models that of `taps` for sums of
 squares, else `torch.func`.
 """
@@ -14,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,12 +17,7 @@ from torch.func import grad, jvp, vmap
 
 from leakbound import check, client
 from leakbound.engines import plain_chain, taps
-from leakbound.engines.directions import (
-    ExampleDirections,
-    RandomDirections,
-    UnitDirections,
-    fitting,
-)
+from leakbound.engines.directions import Directions, RandomDirections, UnitDirections, fitting
 from leakbound.engines.plain_chain import ChainPasses, ChainPoint
 from leakbound.engines.weight_changes import Forward, Power, power_of
 from leakbound.random import Source, normal
@@ -55,9 +46,8 @@ DIRECTIONS = {"batch": 10, "per_sample": 10, "with_forward": 4}
 def default_directions(estimator: str, examples: int) -> int:
     """How many directions `sensitivity` takes for a batch of so many examples, if none are given.
 
-    Examples move along directions of their own, so a larger batch needs fewer of them: what counts
-    is their product, 10 for `per_sample` (at least 2 each) and 4 for `with_forward`. The one
-    direction of `batch` moves all examples, so there it is 10 for every batch, as in the paper.
+    Examples move along their own, so what counts is the product: 10 for `per_sample` (at least 2
+    each), 4 for `with_forward`. The direction of `batch` moves all examples: 10 for every batch.
 
     Example:
         >>> [default_directions("per_sample", examples) for examples in (1, 4, 16)]
@@ -73,16 +63,9 @@ def default_directions(estimator: str, examples: int) -> int:
 class Sensitivity:
     """Squared sensitivity of every gradient coordinate to the whole batch, with its own error.
 
-    Attributes:
-        values: (P,) the estimate of s.
-        gradient: (P,) the gradient g itself, as `client.gradient` gives it, up to rounding.
-        error: (P,) the standard error of each value; zeros for `exact`.
-        relative_error: the expected distance ||values - s|| / ||s|| (Euclidean, over all
-            parameters), as estimated from the same draws; 0 for `exact`.
-        estimator: the name of the estimator.
-        directions: random directions used: over the batch for `batch`, for each example for
-            `per_sample` and `with_forward`, those that pass forward only not counted; 0 for
-            `exact`.
+    `values` (P,) estimate s, `error` (P,) are their standard errors, zeros for `exact`, and
+    `relative_error` is the expected ||values - s|| / ||s|| by the same draws. `gradient` (P,) is g
+    itself, up to rounding. `directions` that pass forward only are not counted.
     """
 
     values: Tensor
@@ -126,19 +109,16 @@ def sensitivity(
         estimator: "per_sample" gives every example its own Gaussian direction and sums the squares
             (variance like 1 / (directions * B)); "batch" moves the whole batch along one direction
             at a time (the paper's: values / s is chi2_k / k); "exact" moves every input by itself.
-            "with_forward" is "per_sample", with more directions for what the weights of plain
-            Linear layers owe to their inputs: they cost a forward pass only. Unbiased but for
-            values that would fall below 0, which become their standard error. Where the model is
-            no plain chain of layers it is "per_sample", and the result says so.
-        directions: k, how many directions to average over; `exact` ignores it. None: see
-            `default_directions`, and `exact` in place of `per_sample` where an example has no more
-            inputs than that.
+            "with_forward" is "per_sample" with more directions for the weights of plain Linear
+            layers, which cost a forward pass only: unbiased, but values below 0 become their
+            standard error. A model that is no plain chain of layers gets "per_sample" instead.
+        directions: k, how many directions to average over; None: see `default_directions`, and
+            `exact` in place of `per_sample` where an example has no more inputs than that.
         forward: for "with_forward", how many directions pass forward only; None: 4 for each other.
-        chunk: how many examples' directions (for `batch`: directions) are computed at once; None
-            chooses it from a limit of about 64 MB (for `batch`: 128 MB), or one at a time.
+        chunk: how many examples' directions (for `batch`: directions) are computed at once; None:
+            by a limit of about 64 MB (for `batch`: 128 MB).
 
     Raises:
-        ValueError: an unknown estimator, or a count below 1.
         NotApplicable: batch norm in training mode, with another estimator than `batch`.
 
     Source: Chen, Gursoy and Lei, "Optimal Defenses", section 3.3 (`batch`, k = 10).
@@ -163,11 +143,8 @@ def sensitivity(
         check.count(forward=forward)
     inputs = inputs.detach()
     parts = _plain(task, inputs, labels)
-    passes: ChainPasses | AnyPasses
-    if parts is None:
-        passes = AnyPasses(task, inputs, labels, chunk)
-    else:
-        passes = ChainPasses(task, inputs, labels, chunk, parts)
+    given = (task, inputs, labels, chunk)
+    passes = ChainPasses(*given, parts) if parts else AnyPasses(*given)
     if estimator == "batch":
         found = _batch(passes, source, directions)
     elif task.coupled:
@@ -227,12 +204,9 @@ class AnyPasses:
     chunk: int | None
 
     def powers(
-        self, pairs: ExampleDirections, more: Mapping[str, Forward] | None = None
+        self, pairs: Directions, more: Mapping[str, Forward] | None = None
     ) -> tuple[Power, Tensor]:
-        """The sums over all pairs of the squared changes of each example's own gradient, (P,) each.
-
-        With them the batch's gradient (P,), which is nearly free on the way. `more` is None here.
-        """
+        """As `ChainPasses.powers`; `more` is None here."""
         task, inputs, labels = self.task, self.inputs, self.labels
         found, size = taps.plan(task, inputs, labels), len(inputs)
         wide = found.elements if found else _elements(task, inputs[:1])
@@ -253,11 +227,9 @@ class AnyPasses:
         return sums, self.gradient() if gradient is None or not covered else gradient
 
     def along(self, directions: Tensor) -> Tensor:
-        """The change (k, P) of the batch's gradient along directions (k, B, *S)."""
         return along(self.task, self.inputs, self.labels, directions).detach()
 
     def gradient(self) -> Tensor:
-        """The batch's gradient (P,)."""
         return client.gradient(self.task, self.inputs, self.labels).detach()
 
 
@@ -270,12 +242,9 @@ def pair_changes(task: Task, inputs: Tensor, labels: Tensor, tangents: Tensor) -
     """As `example_changes`, for whatever `torch.func` can differentiate."""
 
     def pair(image: Tensor, label: Tensor, tangent: Tensor) -> Tensor:
-        def own(x: Tensor) -> Tensor:
-            def loss(flat: Tensor) -> Tensor:
-                return task.loss(client.forward(task, x[None], flat), label[None])
-
-            found: Tensor = grad(loss)(task.parameters)
-            return found
+        def own(x: Tensor) -> Any:
+            slope = grad(lambda flat: task.loss(client.forward(task, x[None], flat), label[None]))
+            return slope(task.parameters)
 
         moved: Tensor = jvp(own, (image,), (tangent,))[1]
         return moved
@@ -285,18 +254,11 @@ def pair_changes(task: Task, inputs: Tensor, labels: Tensor, tangents: Tensor) -
 
 
 def along(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> Tensor:
-    """Change (k, P) of the gradient when the whole batch moves along each of k directions.
+    """Change (k, P) of the gradient when the whole batch moves along each of directions (k, B, *S).
 
     Pure `torch.func`, differentiable in the inputs and in the directions.
-
-    Shapes:
-        inputs (B, *S); labels (B,) or (B, K); directions (k, B, *S).
     """
-
-    def one(direction: Tensor) -> Tensor:
-        return client.input_jvp(task, inputs, labels, direction)
-
-    changes: Tensor = vmap(one)(directions)
+    changes: Tensor = vmap(lambda way: client.input_jvp(task, inputs, labels, way))(directions)
     return changes
 
 
@@ -305,9 +267,6 @@ def moved(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> tup
 
     Differentiable as `along` is; where no one asks for slopes, plain chains of layers take the
     engine of `plain_chain`.
-
-    Shapes:
-        inputs (B, *S); labels (B,) or (B, K); directions (k, B, *S).
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
@@ -341,9 +300,6 @@ def _traced(*tensors: Tensor) -> bool:
 def example_gradients(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
     """As `client.example_gradients`, (B, P), but without slopes of its own.
 
-    Shapes:
-        inputs (B, *S); labels (B,) class numbers, or (B, K) probabilities.
-
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
         >>> example_gradients(Task.of(model), torch.ones(3, 4), torch.tensor([0, 1, 1])).shape
@@ -369,10 +325,7 @@ def example_changes(task: Task, inputs: Tensor, labels: Tensor, directions: Tens
 
 
 def _plain(task: Task, inputs: Tensor, labels: Tensor) -> plain_chain.Parts | None:
-    """The plain chain of a task whose loss is known to be the mean of the examples' own.
-
-    A user's loss may weigh examples by the whole batch, as PyTorch's does with class weights.
-    """
+    """The plain chain of a task whose loss is the examples' mean; a user's may weigh by batch."""
     named = not labels.is_floating_point()
     ignored = named and bool((labels < 0).any())
     if task.loss is not torch.nn.functional.cross_entropy or ignored:

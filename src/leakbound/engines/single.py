@@ -1,4 +1,15 @@
-"""The exact attack step of one cell, on PyTorch's own kernels, for any model that can be read."""
+"""The exact attack step of one cell, on PyTorch's own kernels, for any model that can be read.
+
+A client that takes T steps of SGD shows the sum of g_0 to g_(T-1), each the gradient at the weights
+that the ones before left: w_t = w_0 - rate (g_0 + ... + g_(t-1)). The slope of <shown, v> is that
+of all <g_t, v_t> with v_(T-1) = v and v_(t-1) = v_t - rate H_t v_t, where H_t is the Hessian of
+step t's loss. H_t v_t is the slope of <g_t, v_t> in the weights; the passes that pull v_t back to
+the inputs give it for two products more: 9 forwards' worth a step, and 7 for the first.
+
+Source: Pearlmutter 1994, "Fast exact multiplication by the Hessian"; the recursion is reverse
+accumulation through gradient descent, as in Maclaurin et al. 2015, "Gradient-based hyperparameter
+optimization through reversible learning".
+"""
 
 from __future__ import annotations
 
@@ -16,7 +27,7 @@ from leakbound.engines.base import Pulled, kernels
 from leakbound.engines.convolutions import convolution
 from leakbound.engines.loss import LossHead, head
 from leakbound.engines.reader import Kind, Layers, Shape, Unreadable, pools_first, read
-from leakbound.engines.rules import Given, Rule
+from leakbound.engines.rules import Given, Rule, Some
 from leakbound.random import normal
 from leakbound.types import Task
 
@@ -50,11 +61,6 @@ def plan(task: Task, input_shape: Shape, curved: bool = False) -> Layers | None:
 
     A plan was compared once with autograd, at random inputs, in float64 and in the task's type;
     where `curved`, the Hessian's product too. The answer is kept for as long as the model lives.
-
-    Example:
-        >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
-        >>> len(plan(task, (1, 1, 2, 2))), plan(Task.of(nn.Bilinear(4, 4, 2)), (1, 4))
-        (2, None)
     """
     known = _KNOWN.setdefault(task.model, {})
     shape = tuple(input_shape[1:])
@@ -65,27 +71,11 @@ def plan(task: Task, input_shape: Shape, curved: bool = False) -> Layers | None:
 
 
 class Single:
-    """One cell: `base.Engine` with `cells` 1.
+    """One cell: `base.Engine` with `cells` 1, which overwrites its last gradient with the next.
 
-    Guarantees:
-        The model and its buffers are never written to; nothing waits for the device.
-
-    The gradient that `gradient` returns is overwritten by the next one.
-
-    Args:
-        task: the model at its weights.
-        plan: see `plan`.
-        row: a place (P,) for the gradient, and then for the Hessian's product with what is pulled:
-            the slope of <gradient, cotangent> in the weights. The task's weights may be overwritten
-            before a gradient, if `renew` is called then. None: no such product is made.
-
-    Example:
-        >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
-        >>> engine = Single(task, plan(task, (1, 1, 2, 2)))
-        >>> images, labels = torch.ones(1, 1, 1, 2, 2), torch.tensor([[0]])
-        >>> gradient = engine.gradient(images, labels)
-        >>> gradient.shape, engine.pull(gradient).inputs.shape
-        (torch.Size([1, 10]), torch.Size([1, 1, 1, 2, 2]))
+    The model and its buffers are never written to. `row` (P,) is a place for the gradient, and then
+    for the slope of <gradient, cotangent> in the weights, which may be overwritten before a
+    gradient, if `renew` is called then. None: no such slope is computed.
     """
 
     cells = 1
@@ -104,26 +94,20 @@ class Single:
             still = {name: torch.zeros_like(tensors[name]) for name in own if name not in places}
             unread = {name: torch.empty_like(value) for name, value in still.items()}
             self.frozen.append(still)
-            given = Given(
-                _chosen(layer.weights, tensors),
-                _chosen(layer.buffers, task.buffers),
-                _chosen(layer.weights, {**places, **unread}),
-                layer.moving,
-                curved,
-            )
+            weights, buffers = _chosen(layer.weights, tensors), _chosen(layer.buffers, task.buffers)
+            gradients = _chosen(layer.weights, {**places, **unread})
+            given = Given(weights, buffers, gradients, layer.moving, curved)
             self.rules.append(RULES[layer.kind](given, **layer.options))
         self.kept = None if task.kept is None else task.kept.to(task.parameters.dtype)
         self.head: LossHead | None = None
 
     @torch.no_grad()
     def renew(self) -> None:
-        """Take in weights that were written over the old ones."""
         for rule in self.rules:
             rule.renew()
 
     @torch.no_grad()
     def gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """The batch-mean loss's gradient (1, P) at inputs (1, B, *S): see `base.Engine`."""
         values: list[Any] = [None] * (self.layers[-1].output + 1)
         values[0] = inputs[0].detach()
         for layer, rule in zip(self.layers, self.rules, strict=True):
@@ -143,14 +127,7 @@ class Single:
 
     @torch.no_grad()
     def pull(self, cotangent: Tensor) -> Pulled:
-        """The slopes of <gradient, cotangent>, cotangent (1, P): see `base.Engine`.
-
-        Where there is a row for it, it holds the slope in the weights then. A pruned weight has one
-        too, as far as the gradient of others would change with it.
-
-        Raises:
-            ValueError: before the first gradient.
-        """
+        # pruned weights have slopes, too, as far as the gradient of others changes with them
         if self.head is None:
             raise ValueError("pull was called before gradient; there are no inputs to pull on yet")
         row = cotangent[0] if self.kept is None else cotangent[0] * self.kept
@@ -169,10 +146,54 @@ class Single:
         return Pulled(inputs[None], None if labels is None else labels[None])
 
 
-def _chosen(
-    names: Sequence[str | None], tensors: Mapping[str, Tensor]
-) -> tuple[Tensor | None, ...]:
-    """The tensors of these names, None where there is none."""
+class LocalSteps:
+    """One client's local plan: `base.Engine` with `cells` 1, whose gradient is `local_update`'s."""
+
+    cells = 1
+
+    def __init__(self, task: Task, layers: Layers) -> None:
+        self.task, self.rate = task, task.plan.learning_rate
+        self.start = task.parameters.detach()
+        self.steps = [Single(task, layers)]
+        row = torch.empty_like(self.start)  # each gradient is added up before the next is written
+        self.total, self.along = torch.empty_like(self.start), torch.empty_like(self.start)
+        for _ in range(1, task.plan.steps):
+            own = replace(task, parameters=self.start.clone())
+            self.steps.append(Single(own, layers, row))
+        self.inputs: Tensor | None = None
+
+    @torch.no_grad()
+    def gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        self.inputs, self.labels = inputs.detach(), labels.detach()
+        size = self.task.plan.batch_size or inputs.shape[1]
+        parts = [slice(at, at + size) for at in range(0, inputs.shape[1], size)]
+        self.parts = [parts[at % len(parts)] for at in range(len(self.steps))]
+        for at, (step, part) in enumerate(zip(self.steps, self.parts, strict=True)):
+            if at:
+                torch.sub(self.start, self.total, alpha=self.rate, out=step.task.parameters)
+                step.renew()
+            own = step.gradient(self.inputs[:, part], self.labels[:, part])[0]
+            _ = self.total.add_(own) if at else self.total.copy_(own)
+        return self.total[None]
+
+    @torch.no_grad()
+    def pull(self, cotangent: Tensor) -> Pulled:
+        if self.inputs is None:
+            raise ValueError("pull was called before gradient; there are no inputs to pull on yet")
+        along, slopes = self.along.copy_(cotangent[0]), torch.zeros_like(self.inputs)
+        soft = torch.zeros_like(self.labels) if self.labels.is_floating_point() else None
+        for at in reversed(range(len(self.steps))):
+            step, part = self.steps[at], self.parts[at]
+            pulled = step.pull(along[None])
+            slopes[:, part] += pulled.inputs
+            if soft is not None and pulled.labels is not None:
+                soft[:, part] += pulled.labels
+            if at:
+                along.sub_(step.row, alpha=self.rate)
+        return Pulled(slopes, soft)
+
+
+def _chosen(names: Sequence[str | None], tensors: Mapping[str, Tensor]) -> Some:
     return tuple(None if name is None else tensors.get(name) for name in names)
 
 
@@ -183,12 +204,7 @@ def _spread(deltas: list[Any], sources: tuple[int, ...], back: Tensor) -> None:
 
 
 def layers_of(task: Task, shape: Shape) -> Layers:
-    """The layers of the task's model for inputs (B, *shape), not compared with autograd.
-
-    Raises:
-        Unreadable: the model has a part that the rules do not cover, or a trained weight that
-            is not the business of exactly one of its layers.
-    """
+    """The layers of the task's model for inputs (B, *shape), not compared with autograd."""
     layers = read(task, shape)
     for layer in layers:
         if layer.kind is Kind.LINEAR and len(layer.before) != 1:
@@ -201,7 +217,10 @@ def layers_of(task: Task, shape: Shape) -> Layers:
 def _plan(task: Task, shape: Shape, curved: bool) -> Layers | None:
     try:
         weights = _weights_of_no_one(task)
-        plain = replace(task, public=None, loss=_waves, parameters=weights, kept=None)
+        plain = replace(task, public=None, parameters=weights, kept=None)
+        plain = replace(
+            plain, loss=lambda outputs, _: torch.sin(outputs).mean()
+        )  # no special place
         double = plain.to(task.parameters.device, torch.float64)
         found = layers_of(double, shape)
         checks = ((double, EXACT), (plain, ROUNDED))
@@ -222,11 +241,6 @@ def _weights_of_no_one(task: Task) -> Tensor:
         part = drawn * (2 / shape[1:].numel()) ** 0.5 if wide else 0.5 + 0.1 * drawn
         parts.append(part.flatten())
     return torch.cat(parts)
-
-
-def _waves(outputs: Tensor, _: Tensor) -> Tensor:
-    """A loss with no special place."""
-    return torch.sin(outputs).mean()
 
 
 def _agrees(

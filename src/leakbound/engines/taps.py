@@ -2,20 +2,17 @@
 
 Every layer with parameters is tapped: its input and its output are recorded, the loss is
 differentiated with respect to the outputs only, and forward-mode tangents ride along: one forward
-and one backward pass, and no weight gradients. Each pair of an example and a direction is a row of
-the batch.
-
-No layer is read, only watched: the engine is used where `plan` finds that every parameter belongs
-to one layer without children, which is called once, on one tensor with the examples in front, and
-is used nowhere else. A model that is not so takes `torch.func`.
+and one backward pass, and no weight gradients. Each pair of an example and a direction is a row.
+No layer is read, only watched: every parameter must belong to one layer without children, which is
+called once, on one tensor with the examples in front, and is used nowhere else.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -41,13 +38,9 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[Any, TapPlan | None]] = WeakKeyDiction
 
 @dataclass(frozen=True)
 class TapPlan:
-    """What the engine knows of a model.
+    """The layers to tap, and about how many numbers one pair takes.
 
-    Attributes:
-        layers: the names of the layers to tap.
-        elements: about how many numbers one pair takes.
-        twice: the backward pass must itself be differentiable, as some layers (group norm) have
-            no tangent in their fast one.
+    `twice`: the backward pass is differentiable, where a fast one has no tangent (group norm).
     """
 
     layers: tuple[str, ...]
@@ -55,33 +48,12 @@ class TapPlan:
     twice: bool = False
 
 
-@dataclass(eq=False)
-class _Record:
-    """What one layer saw, with the tensors' version counters at that moment."""
-
-    calls: int = 0
-    plain: bool = True
-    seen: list[tuple[Tensor, int]] = field(default_factory=list)
-
-    @property
-    def usable(self) -> bool:
-        """Called once, with one tensor in and one out, neither written to since."""
-        return self.calls == 1 and self.plain and all(t._version == v for t, v in self.seen)
-
-    @property
-    def a(self) -> Tensor:
-        return self.seen[0][0]
-
-    @property
-    def out(self) -> Tensor:
-        return self.seen[1][0]
+_Calls = dict[str, list[list[tuple[Any, int]]]]
+"""What each layer took and gave at each call, with the tensors' version counters at that moment."""
 
 
 def plan(task: Task, inputs: Tensor, labels: Tensor) -> TapPlan | None:
-    """The layers to tap for inputs (B, *S), or None where the generic path is needed.
-
-    The answer is kept for as long as the task's model lives.
-    """
+    """The layers to tap for inputs (B, *S), or None where the generic path is needed."""
     known = _KNOWN.setdefault(task.model, {})
     key = (inputs.shape[1:], inputs.dtype, inputs.device)
     if key not in known:
@@ -92,14 +64,10 @@ def plan(task: Task, inputs: Tensor, labels: Tensor) -> TapPlan | None:
 def powers(
     task: Task, found: TapPlan, inputs: Tensor, labels: Tensor, tangents: Tensor, fresh: int
 ) -> tuple[Power, Tensor | None] | None:
-    """Sums over pairs of the squared changes of each example's own gradient.
+    """Sums (P,) over pairs (N, *S) of the squared changes of each example's own gradient.
 
-    Shapes:
-        inputs, tangents (N, *S); labels (N, ...); the results (P,).
-
-    Returns:
-        The sums, and the sum of the gradients of the first `fresh` pairs, if any; None where the
-        model behaved unlike its plan.
+    With them the sum of the first `fresh` pairs' gradients, if any. None where the model behaved
+    unlike its plan.
     """
     try:
         taps = _run(task, found, inputs, labels, tangents)
@@ -113,19 +81,17 @@ def powers(
     for name, tapped in taps.items():
         module, prefix = task.model.get_submodule(name), f"{name}." if name else ""
         own = _own(tensors, prefix)
-        for key, power in tapped_powers(module, tapped, own).items():
-            sums[prefix + key] = power
+        each = tapped_powers(module, tapped, own)
+        sums |= {prefix + key: power for key, power in each.items()}
         if fresh:
-            first = Tapped(*(t[:fresh] for t in (tapped.a, tapped.da, tapped.d, tapped.dd)))
-            for key, value in tapped_gradient(module, first, own).items():
-                gradients[prefix + key] = value
+            first = tapped_gradient(module, Tapped(*(part[:fresh] for part in tapped)), own)
+            gradients |= {prefix + key: value for key, value in first.items()}
 
     def flat(parts: dict[str, Tensor]) -> Tensor:
         return torch.cat([parts[name].reshape(-1) for name, *_ in task.layout])
 
-    total = flat({name: power.total for name, power in sums.items()})
-    norm = flat({name: power.norm for name, power in sums.items()})
-    return Power(total, norm), flat(gradients) if fresh else None
+    both = (flat({name: power[at] for name, power in sums.items()}) for at in (0, 1))
+    return Power(*both), flat(gradients) if fresh else None
 
 
 def _own(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -138,22 +104,22 @@ def _run(
     tensors = task.tensors(task.parameters.detach())
     with torch.enable_grad(), forward_ad.dual_level():
         moving = joined(inputs.detach().requires_grad_(), tangents)
-        with _recorded(task.model, found.layers) as records, ConstantWeights():
+        with _recorded(task.model, found.layers) as calls, ConstantWeights():
             output = client.call(task, tensors, moving)
             loss = task.loss(output, labels)
-        if not all(_fits(record, len(inputs)) for record in records.values()):
+        taps = _fitting(calls, len(inputs))
+        if taps is None:
             return None
-        outs = [record.out for record in records.values()]
         deltas = torch.autograd.grad(
             loss,
-            outs,
+            [out for _, out in taps.values()],
             torch.full_like(loss, len(inputs)),  # every pair's own loss, not their mean
             create_graph=found.twice,
             materialize_grads=True,
         )
         return {
-            name: Tapped(*_parted(record.a), *_parted(delta))
-            for (name, record), delta in zip(records.items(), deltas, strict=True)
+            name: Tapped(*_parted(a), *_parted(delta))
+            for (name, (a, _)), delta in zip(taps.items(), deltas, strict=True)
         }
 
 
@@ -163,38 +129,39 @@ def _parted(dual: Tensor) -> tuple[Tensor, Tensor]:
     return primal, torch.zeros_like(primal) if tangent is None else tangent.detach()
 
 
-def _fits(record: _Record, rows: int) -> bool:
-    return (
-        record.usable
-        and record.out.requires_grad
-        and all(t.ndim > 1 and len(t) == rows for t, _ in record.seen)
-    )
+def _fitting(calls: _Calls, rows: int) -> dict[str, tuple[Tensor, Tensor]] | None:
+    """What went into and came out of each layer, or None.
+
+    Each must be called once, with one tensor of so many rows in and one out, unchanged since.
+    """
+    found = {}
+    for name, times in calls.items():
+        if len(times) != 1 or len(times[0]) != 2:
+            return None
+        (a, _), (out, _) = times[0]
+        whole = all(v >= 0 and t._version == v and t.ndim > 1 for t, v in times[0])
+        if not whole or not len(a) == len(out) == rows or not out.requires_grad:
+            return None
+        found[name] = (a, out)
+    return found
 
 
 @contextmanager
-def _recorded(model: nn.Module, names: tuple[str, ...]) -> Iterator[dict[str, _Record]]:
-    """Record inputs and outputs of the named layers; the hooks are gone afterwards."""
-    records = {name: _Record() for name in names}
-    handles = []
+def _recorded(model: nn.Module, names: tuple[str, ...]) -> Iterator[_Calls]:
+    calls: _Calls = {name: [] for name in names}
 
-    def hook(record: _Record) -> Any:
+    def hook(name: str) -> Any:
         def note(_: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-            record.calls += 1
-            seen = [*args, *kwargs.values(), out]
-            record.plain = len(seen) == 2 and all(isinstance(t, Tensor) for t in seen)
-            if record.plain:
-                record.seen = [(t, t._version) for t in seen]
+            seen = (*args, *kwargs.values(), out)
+            calls[name].append([(t, t._version if isinstance(t, Tensor) else -1) for t in seen])
 
         return note
 
-    try:
+    with ExitStack() as hooks:
         for name in names:
-            module = model.get_submodule(name)
-            handles.append(module.register_forward_hook(hook(records[name]), with_kwargs=True))
-        yield records
-    finally:
-        for handle in handles:
-            handle.remove()
+            layer = model.get_submodule(name)
+            hooks.enter_context(layer.register_forward_hook(hook(name), with_kwargs=True))
+        yield calls
 
 
 def _plan(task: Task, image: Tensor, label: Tensor) -> TapPlan | None:
@@ -212,10 +179,10 @@ def _plan(task: Task, image: Tensor, label: Tensor) -> TapPlan | None:
             return None
     names = tuple(owners)
     # two sizes: a layer whose front dimension is not the examples cannot match both
-    records = _trial(task, names, image, 2)
-    if records is None or _trial(task, names, image, 3) is None:
+    taps = _trial(task, names, image, 2)
+    if taps is None or _trial(task, names, image, 3) is None:
         return None
-    sizes = [tapped_elements(owners[name], r.a[:1], r.out[:1]) for name, r in records.items()]
+    sizes = [tapped_elements(owners[name], a[:1], out[:1]) for name, (a, out) in taps.items()]
     for twice in (False, True):
         found = TapPlan(names, sum(sizes), twice)
         try:
@@ -226,27 +193,24 @@ def _plan(task: Task, image: Tensor, label: Tensor) -> TapPlan | None:
     return None
 
 
-def _trial(task: Task, names: tuple[str, ...], one: Tensor, rows: int) -> dict[str, _Record] | None:
+def _trial(
+    task: Task, names: tuple[str, ...], one: Tensor, rows: int
+) -> dict[str, tuple[Tensor, Tensor]] | None:
     with torch.enable_grad():
         leaves = {
             name: value.detach().requires_grad_()
             for name, value in task.unflatten(task.parameters).items()
         }
         moving = one.repeat(rows, *[1] * (one.ndim - 1)).requires_grad_()
-        with _recorded(task.model, names) as records:
+        with _recorded(task.model, names) as calls:
             output = client.call(task, {**task.buffers, **leaves}, moving)
-        if not all(_fits(record, rows) for record in records.values()):
-            return None
-        uses = _uses(output)
-        for name, record in records.items():
-            prefix = f"{name}." if name else ""
-            own = _own(leaves, prefix)
-            alone = _uses(
-                functional_call(task.model.get_submodule(name), own, (record.a.detach(),))
-            )
+        taps, uses = _fitting(calls, rows), _uses(output)
+        for name, (a, _) in (taps or {}).items():
+            own = _own(leaves, f"{name}." if name else "")
+            alone = _uses(functional_call(task.model.get_submodule(name), own, (a.detach(),)))
             if any(uses[id(leaf)] != alone[id(leaf)] for leaf in own.values()):
                 return None
-    return records
+    return taps
 
 
 def _uses(output: Tensor) -> Counter[int]:
@@ -268,10 +232,8 @@ def _uses(output: Tensor) -> Counter[int]:
 class ConstantWeights(TorchFunctionMode):
     """While active, linear maps and 2-d convolutions treat their weights as constants.
 
-    PyTorch's own forward-mode rules also push a zero change of the weights through the layer, which
-    makes three products where two are due. Only calls on weights that neither require a gradient
-    nor carry a tangent are replaced, and plain cross-entropy; values and derivatives are those of
-    PyTorch up to rounding.
+    PyTorch's own forward-mode rules also push a zero change of the weights through the layer: three
+    products where two are due. Values and derivatives are PyTorch's up to rounding.
     """
 
     def __torch_function__(
@@ -280,13 +242,13 @@ class ConstantWeights(TorchFunctionMode):
         if func is nn.functional.linear and len(args) in (2, 3) and not kwargs:
             x, weight, bias = (*args, None)[:3]
             if _constant(weight) and _constant(bias):
-                return _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+                return _Constant.apply(x, weight, bias, None)  # type: ignore[no-untyped-call]
         if func is nn.functional.conv2d and len(args) == 7 and not kwargs:
             x, weight, bias, stride, padding, dilation, groups = args
             known = not isinstance(padding, str) and x.ndim == 4
             if known and _constant(weight) and _constant(bias):
                 how = (stride, padding, dilation, groups)
-                return _Conv.apply(x, weight, bias, how)  # type: ignore[no-untyped-call]
+                return _Constant.apply(x, weight, bias, how)  # type: ignore[no-untyped-call]
         if func is nn.functional.cross_entropy and len(args) == 2 and not kwargs:
             x, labels = args
             whole = labels.ndim == 1 and not labels.is_floating_point()
@@ -302,43 +264,30 @@ def _constant(weight: Tensor | None) -> bool:
     return not weight.requires_grad and parted(weight)[1] is None
 
 
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.weight = weight
+def _mapped(x: Tensor, weight: Tensor, bias: Tensor | None, how: Any) -> Tensor:
+    if how is None:
         return nn.functional.linear(x, weight, bias)
-
-    @staticmethod
-    def jvp(ctx: Any, x: Tensor, *_: Any) -> Tensor:
-        return nn.functional.linear(x, ctx.weight)
-
-    @staticmethod
-    def backward(ctx: Any, *deltas: Tensor) -> Any:
-        plain, moved = parted(deltas[0])
-        return (
-            joined(plain @ ctx.weight, None if moved is None else moved @ ctx.weight),
-            None,
-            None,
-        )
+    return nn.functional.conv2d(x, weight, bias, *how)
 
 
-class _Conv(torch.autograd.Function):
+class _Constant(torch.autograd.Function):
+    """A convolution, or a linear map where `how` is None."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: Any) -> Tensor:
         ctx.weight, ctx.how, ctx.shape = weight, how, x.shape
-        return nn.functional.conv2d(x, weight, bias, *how)
+        return _mapped(x, weight, bias, how)
 
     @staticmethod
     def jvp(ctx: Any, x: Tensor, *_: Any) -> Tensor:
-        return nn.functional.conv2d(x, ctx.weight, None, *ctx.how)
+        return _mapped(x, ctx.weight, None, ctx.how)
 
     @staticmethod
     def backward(ctx: Any, *deltas: Tensor) -> Any:
-        def pulled(delta: Tensor) -> Tensor:
-            back: Tensor = conv2d_input(  # type: ignore[no-untyped-call]
-                ctx.shape, ctx.weight, delta, *ctx.how
-            )
-            return back
+        def pulled(delta: Tensor) -> Any:
+            if ctx.how is None:
+                return delta @ ctx.weight
+            return conv2d_input(ctx.shape, ctx.weight, delta, *ctx.how)  # type: ignore[no-untyped-call]
 
         plain, moved = parted(deltas[0])
         back = joined(pulled(plain), None if moved is None else pulled(moved))
@@ -349,7 +298,6 @@ class _Conv(torch.autograd.Function):
 
 
 def joined(plain: Tensor, moved: Tensor | None) -> Tensor:
-    """A tensor with its tangent, which may be None."""
     if moved is None:
         return plain
     dual: Tensor = forward_ad.make_dual(plain, moved)  # type: ignore[no-untyped-call]
@@ -357,6 +305,5 @@ def joined(plain: Tensor, moved: Tensor | None) -> Tensor:
 
 
 def parted(dual: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The tensor itself and its tangent, None where it carries none."""
     plain, moved = forward_ad.unpack_dual(dual)  # type: ignore[no-untyped-call]
     return plain, moved

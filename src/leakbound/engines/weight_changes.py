@@ -3,13 +3,14 @@
 With a layer's input `a` (n, ...), its output's delta `d` (n, ...) and their changes `da`, `dd`
 along a direction, an example's own gradient d a^T changes by dd a^T + d da^T. The plain chain has k
 directions for every example: changes are (k, n, ...) and share the examples' `a` and `d`. Taps
-have pairs of an example and a direction, all of their own (`Tapped`).
+have pairs of an example and a direction, all of their own (`Tapped`). A bias is computed for layers
+without one, too: nobody reads it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import NamedTuple
@@ -35,7 +36,6 @@ class Power(NamedTuple):
     norm: Tensor
 
     def plus(self, other: Power) -> Power:
-        """The sums over both sets of pairs."""
         return Power(self.total + other.total, torch.hypot(self.norm, other.norm))
 
 
@@ -47,23 +47,14 @@ def power_of(changes: Tensor) -> Power:
     return Power(total, square.div_(top).square_().sum(0).sqrt_().mul_(top))
 
 
-def _added(parts: Iterable[Power]) -> Power:
-    return reduce(Power.plus, parts)
-
-
 @dataclass(frozen=True, eq=False)
 class Forward:
     """What more directions, which pass forward only, say of a Linear's input (n, D).
 
     Of (dd a + d da)^2 the part d^2 da^2 is then averaged over k + m directions instead of k.
-
-    Attributes:
-        mean: the mean of da^2 over the m directions.
-        share: k / (k + m), the weight of the k full directions' own d^2 da^2; 0 where the mean is
-            known exactly.
-        squares: what joins the sum over the k directions: share times the sum of da^2 over the m;
-            k times the mean where it is exact.
-        fourths: share^2 times the sum of da^4 over the m; 0 where the mean is exact.
+    `mean` is that of da^2 over the m; `share` is k / (k + m), the weight of the k full directions'
+    own, and 0 where the mean is exact; `squares` joins the sum over the k directions: share times
+    the sum of da^2 over the m, k times an exact mean; `fourths` is share^2 times the sum of da^4.
     """
 
     mean: Tensor
@@ -72,7 +63,6 @@ class Forward:
     fourths: Tensor
 
     def of(self, examples: slice) -> Forward:
-        """The same for some of the examples."""
         parts = self.squares[examples], self.fourths[examples]
         return Forward(self.mean[examples], self.share, *parts)
 
@@ -93,44 +83,33 @@ def powers(
     once `forward.power` is added; single ones may then be negative.
     """
     if is_outer(module, a):
-        parts = {"weight": _outer_power(a, da, d, dd, forward)}
+        weight = _outer_power(a, da, d, dd, forward)
     else:
-        parts = {"weight": _added(map(power_of, _each(module, a, da, d, dd)))}
-    if module.bias is not None:
-        parts["bias"] = power_of(over_positions(module, dd.flatten(0, 1)))
-    return parts
+        weight = reduce(Power.plus, map(power_of, _each(module, a, da, d, dd)))
+    return {"weight": weight, "bias": power_of(over_positions(module, dd.flatten(0, 1)))}
 
 
 def gradient(module: PlainLayer, a: Tensor, d: Tensor) -> dict[str, Tensor]:
-    """The gradient summed over the examples."""
-    parts = {"weight": _weight_gradient(module, a, d)}
-    if module.bias is not None:
-        parts["bias"] = over_positions(module, d).sum(0)
-    return parts
+    return {"weight": _weight_gradient(module, a, d), "bias": over_positions(module, d).sum(0)}
 
 
 def changes(module: PlainLayer, a: Tensor, da: Tensor, d: Tensor, dd: Tensor) -> dict[str, Tensor]:
     """The change (k, ...) of the summed gradient when all examples move along direction j."""
     pairs = zip(da, dd, strict=True)
     each = [_weight_gradient(module, torch.cat([a, x]), torch.cat([y, d])) for x, y in pairs]
-    parts = {"weight": torch.stack(each)}
-    if module.bias is not None:
-        flat = over_positions(module, dd.flatten(0, 1))
-        parts["bias"] = flat.view(*dd.shape[:2], -1).sum(1)
-    return parts
+    bias = over_positions(module, dd.flatten(0, 1)).view(*dd.shape[:2], -1).sum(1)
+    return {"weight": torch.stack(each), "bias": bias}
 
 
 def each_gradient(module: PlainLayer, a: Tensor, d: Tensor) -> dict[str, Tensor]:
     """Every example's own gradient, (n, ...)."""
     if is_outer(module, a):
-        parts = {"weight": d[:, :, None] * a[:, None]}
+        weight = d[:, :, None] * a[:, None]
     elif isinstance(module, nn.Linear):
-        parts = {"weight": torch.bmm(d.flatten(1, -2).mT, a.flatten(1, -2))}
+        weight = torch.bmm(d.flatten(1, -2).mT, a.flatten(1, -2))
     else:
-        parts = {"weight": _of_each(module, a[None], d[None])}
-    if module.bias is not None:
-        parts["bias"] = over_positions(module, d)
-    return parts
+        weight = _of_each(module, a[None], d[None])
+    return {"weight": weight, "bias": over_positions(module, d)}
 
 
 def each_change(
@@ -139,22 +118,13 @@ def each_change(
     """The change (n, ...) of every example's own gradient along its own direction, k = 1."""
     if is_outer(module, a):
         weight = (dd[0, :, :, None] * a[:, None]).addcmul_(d[:, :, None], da[0, :, None])
-        parts = {"weight": weight}
     else:
-        parts = {"weight": torch.cat(list(_each(module, a, da, d, dd)))}
-    if module.bias is not None:
-        parts["bias"] = over_positions(module, dd[0])
-    return parts
+        weight = torch.cat(list(_each(module, a, da, d, dd)))
+    return {"weight": weight, "bias": over_positions(module, dd[0])}
 
 
 def convolution_adjoints(
-    module: nn.Conv2d,
-    delta: Tensor,
-    seen: Tensor,
-    weight: Tensor,
-    *,
-    inputs: bool,
-    groups: int = 1,
+    module: nn.Conv2d, delta: Tensor, seen: Tensor, weight: Tensor, *, inputs: bool, groups: int = 1
 ) -> Tensor:
     """The derivative by the input of a convolution (`inputs`), else that by its weight."""
     if len(seen) < len(delta):  # only its sides are read
@@ -270,8 +240,7 @@ def _of_each(module: nn.Conv2d, x: Tensor, y: Tensor) -> Tensor:
     return found.view(count, *weight.shape)
 
 
-@dataclass(frozen=True, eq=False)
-class Tapped:
+class Tapped(NamedTuple):
     """One layer's input (N, ...) and delta (N, ...) with their changes, a pair each."""
 
     a: Tensor
@@ -285,10 +254,8 @@ def tapped_powers(
 ) -> dict[str, Power]:
     """The sums for every parameter of a layer; `tensors` are its parameters and buffers."""
     if plain_weights(module):
-        parts = {"weight": _tapped_weight_power(module, tapped)}
-        if module.bias is not None:
-            parts["bias"] = power_of(over_positions(module, tapped.dd))
-        return parts
+        bias = power_of(over_positions(module, tapped.dd))
+        return {"weight": _tapped_weight_power(module, tapped), "bias": bias}
     return {name: power_of(moved) for name, (_, moved) in _local(module, tapped, tensors).items()}
 
 
@@ -311,7 +278,7 @@ def tapped_elements(module: nn.Module, a: Tensor, out: Tensor) -> int:
 
 
 def _tapped_weight_power(module: nn.Module, tapped: Tapped) -> Power:
-    a, da, d, dd = tapped.a, tapped.da, tapped.d, tapped.dd
+    a, da, d, dd = tapped
     if a.ndim == 2:
         return _tapped_outer_power(tapped)
     if isinstance(module, nn.Conv2d):
@@ -326,7 +293,7 @@ def _tapped_weight_power(module: nn.Module, tapped: Tapped) -> Power:
         few = slice(start, start + step)
         change = torch.bmm(dd[few], view(a[few]) if view else a[few])
         change.baddbmm_(d[few], view(da[few]) if view else da[few])
-        sums = [_added([*sums, power_of(change.view(-1, *shape))])]
+        sums = [reduce(Power.plus, [*sums, power_of(change.view(-1, *shape))])]
     return sums[0]
 
 
@@ -391,5 +358,5 @@ def _local(
         return both
 
     with plain_attention():
-        plain, moved = vmap(pair)(tapped.a, tapped.da, tapped.d, tapped.dd)
+        plain, moved = vmap(pair)(*tapped)
     return {name: (plain[name], moved[name]) for name in names}

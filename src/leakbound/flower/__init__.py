@@ -9,13 +9,11 @@ A defense around a training with any optimizer and number of steps (DP-SGD: see 
 """
 
 from leakbound.flower import compat as _compat  # before all else: it imports flwr without noise
-from leakbound.flower.capture import capture_app
 from leakbound.flower.grid import InProcessGrid, run
 from leakbound.flower.meter import LeakMeter
-from leakbound.flower.mods import DefenseMod
+from leakbound.flower.mods import DefenseMod, check_mods, protected
 from leakbound.flower.nesting import tap
-from leakbound.flower.order import check_mods, protected
-from leakbound.flower.server import Watched, WatchedSum
+from leakbound.flower.server import Watched, WatchedSum, capture_app
 from leakbound.flower.setup import Setup
 
 __all__ = [

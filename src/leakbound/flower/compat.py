@@ -28,7 +28,7 @@ def error_reply(message: Message, reason: str, *, raised: bool = False) -> Messa
 
 
 def take_identity(run_id: int) -> None:
-    """Let this process make messages: Flower stamps them with the identity of the process."""
+    """Flower stamps messages with the identity of the process, which is the node's here."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, 1
 
 
@@ -38,10 +38,7 @@ def empty_run(run_id: int) -> Run:
 
 
 def delivered(message: Message, number: str) -> Message:
-    """The message as another process would get it: with an id, and with records of its own.
-
-    The bytes of arrays are shared.
-    """
+    """The message as another process gets it: with an id and its own records of shared bytes."""
     metadata = copy.copy(message.metadata)
     metadata.__dict__["_message_id"] = number
     if message.has_error():

@@ -13,35 +13,23 @@ from flwr.serverapp import Grid, ServerApp
 from leakbound import check
 from leakbound.flower.compat import delivered, empty_run, error_reply, log, take_identity
 
-Exchange = Callable[[Message, Message], None]
-"""Called with a message of the server and the client's reply, as both are on the wire."""
-
-FIRST_NODE = 2
-
 
 class InProcessGrid(Grid):
     """A Grid that calls the ClientApp directly, one client after the other.
 
-    ServerApp, ClientApp, strategies and mods run unchanged. Messages are handed over as copies; an
-    exception of the ClientApp becomes an error reply and a line of the log, as in Flower's own
-    engines. Each client's `context.state` lives as long as the grid.
+    ServerApp, ClientApp, strategies and mods run unchanged. An exception of the ClientApp becomes
+    an error reply and a line of the log. Each client's `context.state` lives as long as the grid.
 
     Args:
-        clients: how many; each has `partition-id` and `num-partitions` in its `node_config`, as in
-            Flower's simulation.
+        clients: how many; each has `partition-id` and `num-partitions` in its `node_config`.
         run_config: what `context.run_config` holds.
-        node_config: more of each client's `node_config`, by its number.
-        on_exchange: called at every exchange, with what an honest-but-curious server sees.
+        on_exchange: called with every message of the server and its reply, as on the wire.
 
     Example:
-        >>> app = ClientApp()
-        >>> @app.query()
-        ... def query(message, context):
-        ...     return Message(message.content, reply_to=message)
-        >>> grid = InProcessGrid(app, 2)
+        >>> grid = InProcessGrid(ClientApp(), 2)
         >>> asked = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
-        >>> len(grid.send_and_receive(asked))
-        2
+        >>> [reply.has_error() for reply in grid.send_and_receive(asked)]
+        [True, True]
     """
 
     def __init__(
@@ -50,8 +38,7 @@ class InProcessGrid(Grid):
         clients: int,
         *,
         run_config: Mapping[str, Any] | None = None,
-        node_config: Callable[[int], Mapping[str, Any]] | None = None,
-        on_exchange: Exchange | None = None,
+        on_exchange: Callable[[Message, Message], None] | None = None,
         run_id: int = 1,
     ) -> None:
         check.count(clients=clients)
@@ -61,9 +48,8 @@ class InProcessGrid(Grid):
         self._count = 0
         self.contexts: dict[int, Context] = {}
         for number in range(clients):
-            node = FIRST_NODE + number
+            node = number + 2  # 1 is the server
             own: dict[str, Any] = {"partition-id": number, "num-partitions": clients}
-            own |= {} if node_config is None else node_config(number)
             self.contexts[node] = Context(run_id, node, own, RecordDict(), dict(run_config or {}))
 
     def set_run(self, run: Any) -> None:
@@ -71,7 +57,6 @@ class InProcessGrid(Grid):
 
     @property
     def run(self) -> Any:
-        """A record of the run that holds its number alone."""
         return empty_run(self._run_id)
 
     def create_message(
@@ -82,11 +67,9 @@ class InProcessGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """A message of the server."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        """The clients' node ids."""
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -99,13 +82,11 @@ class InProcessGrid(Grid):
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The replies to these messages, each once."""
         return [self._replies.pop(name) for name in message_ids if name in self._replies]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """The replies to these messages."""
         return self.pull_messages(self.push_messages(messages))
 
     def _answer(self, message: Message, name: str) -> Message:

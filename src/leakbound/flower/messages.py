@@ -1,24 +1,30 @@
-"""Flower's messages: their arrays as tensors and back, with checks before memory is taken.
+"""Flower's records as tensors and back: messages, and what a client keeps between rounds.
 
 An array record declares each array's type, shape and storage, and the bytes declare them again. The
-sender may lie in both: Flower's own reader allocates whatever the bytes announce.
+sender may lie in both: Flower's own reader allocates whatever the bytes announce. What is kept goes
+into records, too: no pickle, no code by name.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from io import BytesIO
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from numpy.lib import format as npy
 from torch import Tensor
 
+from leakbound import covariance
+from leakbound.defenses.base import Chain
+
 MOST_BYTES = 2**32
-"""Default for the most bytes of arrays that one message may hold."""
 HEADER = 10_000
 """The most bytes of an array's own header; longer ones are refused unread."""
 COUNTS = ("num-examples", "num_examples")
@@ -33,7 +39,6 @@ _TYPES = (
 
 
 def is_train(message: Message) -> bool:
-    """Whether the server asks for training."""
     return message.metadata.message_type.split(".")[0] == "train"
 
 
@@ -43,12 +48,11 @@ def client_of(context: Context) -> str:
 
 
 def first(keys: Sequence[str], records: Iterable[Mapping[str, Any]]) -> Any:
-    """The value of the first key that a record has; None where none has one."""
+    """The value of the first key that a record has."""
     return next((record[key] for record in records for key in keys if key in record), None)
 
 
 def add_metrics(reply: Message, numbers: Mapping[str, float]) -> None:
-    """Put numbers into the reply's metrics."""
     records = reply.content.metric_records
     if records:
         next(iter(records.values())).update(numbers)
@@ -57,11 +61,6 @@ def add_metrics(reply: Message, numbers: Mapping[str, float]) -> None:
 
 
 def only_arrays(content: RecordDict, what: str) -> tuple[str, ArrayRecord]:
-    """The key and value of the one array record of a message.
-
-    Raises:
-        ValueError: none, or several.
-    """
     records = list(content.array_records.items())
     if len(records) != 1:
         names = ", ".join(repr(key) for key, _ in records) or "none"
@@ -76,10 +75,6 @@ def names(record: ArrayRecord, like: Mapping[str, Tensor], what: str) -> dict[st
     """The model's name for each key of a record: its own, or that of its place where numbered.
 
     A record of plain NumPy arrays (`get_weights`, Flower's `NumPyClient`) has the keys 0, 1, ...
-    in the order of the model's state dict.
-
-    Raises:
-        ValueError: keys that the model does not have, or more or fewer numbers than it has tensors.
     """
     keys = list(record)
     if keys and keys == [str(i) for i in range(len(keys))] and keys[0] not in like:
@@ -111,15 +106,6 @@ def read(
 
     Nothing is allocated before the record's declared type and shape, the header of its bytes and
     their length agree with each other and with `like`.
-
-    Raises:
-        ValueError: naming the array and what is wrong with it; `not_finite` for values that are NaN
-            or infinite.
-
-    Example:
-        >>> record = ArrayRecord({"weight": Array(np.ones((2, 3), np.float32))})
-        >>> read(record, {"weight": torch.zeros(2, 3)}, what="the message")["weight"].sum()
-        tensor(6.)
     """
     total = sum(len(array.data) for array in record.values())
     if total > most_bytes:
@@ -150,7 +136,6 @@ def write(
 
 
 def digest(record: ArrayRecord) -> str:
-    """A hash of all bytes of a record, and of what it declares."""
     total = hashlib.sha256()
     for key, array in record.items():
         total.update(repr((key, array.dtype, tuple(array.shape), len(array.data))).encode())
@@ -204,3 +189,82 @@ def _header(
     except Exception as error:  # a parser may fail in many ways on bytes that are made to
         raise ValueError(f"{where} has a header that cannot be read: {error}") from error
     return shape, kind, "F" if fortran else "C", stream.tell()
+
+
+def save(records: RecordDict, key: str, owner: str, value: Any) -> None:
+    """Put a value under a key: its tensors as arrays, the rest as text. `load` checks the owner."""
+    tensors: dict[str, Tensor] = {}
+    tree = json.dumps(_plain(value, tensors))
+    arrays = {name: Array(tensor.detach().cpu().numpy()) for name, tensor in tensors.items()}
+    records[f"{key}.arrays"] = ArrayRecord(arrays)
+    records[f"{key}.tree"] = ConfigRecord({"tree": tree, "owner": owner})
+
+
+def load(records: RecordDict, key: str, owner: str, defense: Chain) -> Any:
+    """The value under a key, None where there is none.
+
+    Only dataclasses that the modules of the defense's own links know are made again.
+    """
+    if f"{key}.tree" not in records:
+        return None
+    kept, arrays = records[f"{key}.tree"], records[f"{key}.arrays"]
+    if not isinstance(kept, ConfigRecord) or not isinstance(arrays, ArrayRecord):
+        raise ValueError(f"the state under {key!r} is not what was kept there; start a new run")
+    if kept["owner"] != owner:
+        raise ValueError(
+            f"this node keeps the state of {kept['owner']!s}, and {owner} asks for it; keep the "
+            "mods and the model of a run as they are, or start a new run"
+        )
+    tensors = {name: torch.from_numpy(np.array(array.numpy())) for name, array in arrays.items()}
+    return _value(json.loads(str(kept["tree"])), tensors, _known(defense))
+
+
+def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        tensors[name] = value
+        return {"tensor": name}
+    if isinstance(value, list | tuple):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [_plain(item, tensors) for item in value]}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {"dict": {key: _plain(item, tensors) for key, item in value.items()}}
+    if is_dataclass(value) and not isinstance(value, type):
+        own = {f.name: _plain(getattr(value, f.name), tensors) for f in fields(value) if f.init}
+        return {"class": type(value).__qualname__, "of": type(value).__module__, "fields": own}
+    raise ValueError(
+        f"a defense keeps a {type(value).__name__} between rounds, which cannot be stored; keep "
+        "numbers, tensors, tuples, dictionaries and dataclasses of these"
+    )
+
+
+def _value(plain: Any, tensors: Mapping[str, Tensor], known: Mapping[str, type]) -> Any:
+    if not isinstance(plain, dict):
+        return plain
+    if "tensor" in plain:
+        return tensors[plain["tensor"]]
+    if "tuple" in plain:
+        return tuple(_value(item, tensors, known) for item in plain["tuple"])
+    if "list" in plain:
+        return [_value(item, tensors, known) for item in plain["list"]]
+    if "dict" in plain:
+        return {key: _value(item, tensors, known) for key, item in plain["dict"].items()}
+    name = f"{plain['of']}:{plain['class']}"
+    if name not in known:
+        raise ValueError(f"the state holds a {name}, which the defense does not know")
+    own = {key: _value(item, tensors, known) for key, item in plain["fields"].items()}
+    return known[name](**own)
+
+
+def _known(defense: Chain) -> dict[str, type]:
+    """The dataclasses that the modules of the links (and of covariances) know, by their names."""
+    modules = {cls.__module__ for link in defense.links for cls in type(link).__mro__}
+    places = [sys.modules[name] for name in modules if name in sys.modules] + [covariance]
+    things = [thing for place in places for thing in vars(place).values()]
+    return {
+        f"{thing.__module__}:{thing.__qualname__}": thing
+        for thing in things
+        if isinstance(thing, type) and is_dataclass(thing)
+    }

@@ -18,17 +18,10 @@ from leakbound import check
 from leakbound._util import files
 from leakbound.assess.record import UNDECIDED
 from leakbound.defenses.base import Defense, NoDefense, chain
+from leakbound.flower import messages
 from leakbound.flower.compat import error_reply
-from leakbound.flower.messages import (
-    REPLY,
-    SENT,
-    add_metrics,
-    client_of,
-    is_train,
-    only_arrays,
-    read,
-)
-from leakbound.flower.nesting import Inside, Tap, collecting, listening, unbroken
+from leakbound.flower.messages import REPLY, SENT, only_arrays, read
+from leakbound.flower.nesting import Inside, Tapped, collecting, joined, listening, unbroken
 from leakbound.flower.setup import Setup, refuse_thawed, settings
 from leakbound.inspection import LayerFinding, inspect
 from leakbound.meter import Decision, Policy, Reading, measure
@@ -39,7 +32,6 @@ from leakbound.tensors import flat
 from leakbound.types import Batch, Exact, Guarantee, Law, Task, Unit, Unknown, Update
 
 REFUSED = "refused by the client's policy"
-"""All that a refusal says."""
 BROKEN = "the leak meter could not judge the update; the client's log says why"
 ROUNDS = "leakbound.meter"
 NOT_MEASURED = "the update could not be measured, and no bound is given"
@@ -52,20 +44,14 @@ class LeakMeter:
     On a `train` message it inspects the received model before anything is trained, lets the mods
     inside and the train function run, attacks and bounds the very weights that are about to leave,
     and sends, warns or refuses by the policy. What it measures goes to the Python log
-    "leakbound.meter" (warnings and refusals at WARNING, the rest at INFO) and, where a path is
-    given, to a file on the client: not into the reply.
-
-    A refusal is an error reply that says `REFUSED`. A refusal depends on the client's data (unless
-    the model's marks were the reason) and so leaks something; so does silence under
-    `on_refuse="send nothing useful"`: a server that looks at single replies sees weights that did
-    not change. Without public images in the setup, the model is inspected again after training, on
-    random images of the tapped shape: that decision uses nothing else of the data.
-
-    A measurement that fails under differential privacy counts as undecided, since a server could
-    make it fail on some data and not on other. Without, `BROKEN` is answered, or what the policy's
-    `on_refuse` says.
-
+    "leakbound.meter" and, where a path is given, to a file on the client: not into the reply.
     The train function has to call `leakbound.flower.tap(inputs, labels)`, once a local step.
+
+    A refusal depends on the client's data (unless the model's marks were the reason) and so leaks
+    something; so does silence under `on_refuse="send nothing useful"`. Without public images in the
+    setup, the model is inspected again after training, on random images of the tapped shape. A
+    measurement that fails under differential privacy counts as undecided, since a server could make
+    it fail on some data and not on other; without, it refuses as the policy's `on_refuse` says.
 
     Args:
         setup: what is trained, and how.
@@ -75,10 +61,6 @@ class LeakMeter:
             verified. None where mods do all.
         every: measure in every so many rounds; the model is inspected in each.
         path: a JSON Lines file on the client that gets every reading, readable by its owner only.
-        log: where to write.
-
-    Raises:
-        ValueError: `path` is a file that leakbound did not write.
 
     Example:
         >>> from torch import nn
@@ -96,19 +78,17 @@ class LeakMeter:
         defense: Defense | None = None,
         every: int = 1,
         path: Path | str | None = None,
-        log: logging.Logger = logger,
     ) -> None:
         check.count(every=every)
         self.setup, self.policy, self.release = setup, policy or Policy(), release
         self.defense = None if defense is None else chain(defense)
-        self.every, self.log = every, log
+        self.every = every
         self.path = None if path is None else Path(path)
         if self.path is not None:
             files.check(self.path, key="client")
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Inspect, let the client train, measure, and send or refuse."""
-        if not is_train(message):
+        if not messages.is_train(message):
             return call_next(message, context)
         try:
             record = ArrayRecord(dict(only_arrays(message.content, SENT)[1]))  # it may be emptied
@@ -128,8 +108,8 @@ class LeakMeter:
         if reply.has_error():
             return reply
         try:
-            if self.setup.public is None and tapped.batches:
-                findings = inspect(task, input_shape=tuple(tapped.batches[0].inputs.shape[1:]))
+            if self.setup.public is None and tapped:
+                findings = inspect(task, input_shape=tuple(tapped[0].inputs.shape[1:]))
                 decision = self.policy.before(findings)
             if not decision.refused and number % self.every == 0:
                 reading, decision = self._measured(task, sent, reply, tapped, inside, findings)
@@ -139,7 +119,7 @@ class LeakMeter:
             if decision.refused:
                 reply = _unchanged(reply, record)
             if self.release and (reading is not None or decision.refused):
-                add_metrics(reply, _released(reading))
+                messages.add_metrics(reply, _released(reading))
             return reply
         except Exception as error:
             broken = self._broken(message, error)
@@ -157,7 +137,7 @@ class LeakMeter:
         task: Task,
         sent: Mapping[str, Tensor],
         reply: Message,
-        tapped: Tap,
+        tapped: Tapped,
         inside: Inside,
         findings: Sequence[LayerFinding],
     ) -> tuple[Reading | None, Decision]:
@@ -165,9 +145,9 @@ class LeakMeter:
         batch = _distinct(tapped)
         defense = unbroken(inside, reply, repr(self))
         law: Law = Exact() if defense is None else Unknown("several mods made the update")
-        last = inside.seals[-1] if inside.seals else None
-        if last is not None and last.ready is not None:
-            defense = last.ready
+        made = inside.seals[-1].made if inside.seals else None
+        if made is not None:
+            defense = made[1]
         if defense is None and self.defense is not None:
             defense = resolve(self.defense, task, batch.size)
             law = Unknown("the train function makes the noise, and the meter does not see its law")
@@ -179,8 +159,8 @@ class LeakMeter:
         refuse_thawed(task, sent, after)
         others = set(after) & set(sent) - task.names
         update = Update(rows, Unit.CLIENT, (batch.size,), law)
-        if last is not None and last.released is not None:
-            update = replace(last.released, rows=rows)
+        if made is not None:
+            update = replace(made[0], rows=rows)
         try:
             reading = measure(
                 task,
@@ -197,7 +177,7 @@ class LeakMeter:
             # an error that the data decide would leak what the defense's noise does not cover
             if defense.guarantee is not Guarantee.DIFFERENTIAL_PRIVACY:
                 raise
-            self.log.error("not measured: %s: %s", type(error).__name__, error)
+            logger.error("not measured: %s: %s", type(error).__name__, error)
             return None, self.policy.decide(UNDECIDED, findings, NOT_MEASURED)
         return reading, reading.decision
 
@@ -209,21 +189,20 @@ class LeakMeter:
 
     def _broken(self, message: Message, error: Exception) -> Message:
         """What cannot be judged is not sent; texts that may reveal the data stay here."""
-        self.log.error("%s: %s", type(error).__name__, error)
+        logger.error("%s: %s", type(error).__name__, error)
         return error_reply(message, BROKEN)
 
     def _report(
         self, decision: Decision, context: Context, reading: Reading | None, number: int
     ) -> None:
-        """Write to the client's own log and file."""
-        who = client_of(context)
+        who = messages.client_of(context)
         verdict = "not measured" if reading is None else reading.verdict
         reasons = list(decision.reasons)
         if reading is not None and EXPERIMENT in reading.notes:
             reasons.append(EXPERIMENT)
         words = "; ".join(reasons) or "nothing to say"
         level = logging.INFO if decision.action == "send" else logging.WARNING
-        self.log.log(level, "client %s: %s (%s): %s", who, decision.action, verdict, words)
+        logger.log(level, "client %s: %s (%s): %s", who, decision.action, verdict, words)
         if self.path is not None:
             line: dict[str, Any] = {"action": decision.action, "reasons": list(decision.reasons)}
             line |= {} if reading is None else reading.record()
@@ -232,24 +211,19 @@ class LeakMeter:
 
 
 def _unchanged(reply: Message, record: ArrayRecord) -> Message:
-    """The reply with the weights that came in the place of those that were trained."""
     key, _ = only_arrays(reply.content, REPLY)
     reply.content[key] = record
     return reply
 
 
-def _distinct(tapped: Tap) -> Batch:
-    """All that was trained on, every example once.
-
-    Raises:
-        ValueError: nothing was tapped.
-    """
-    if not tapped.batches:
+def _distinct(tapped: Tapped) -> Batch:
+    """All that was trained on, every example once."""
+    if not tapped:
         raise ValueError(
             "the train function showed no batch, and nothing can be judged; call "
             "leakbound.flower.tap(inputs, labels) in it, in the thread that the mods run in"
         )
-    batch = tapped.joined()
+    batch = joined(tapped)
     first: dict[bytes, int] = {}
     for i, image in enumerate(batch.inputs):
         first.setdefault(image.contiguous().numpy().tobytes(), i)
@@ -266,7 +240,6 @@ def _count(context: Context) -> int:
 
 
 def _released(reading: Reading | None) -> dict[str, float]:
-    """What a client releases; of a model that it refused before training, that it did."""
     if reading is None:
         return {"released-best-db": 0.0, "released-exposed": 0.0, "released-refused": 1.0}
     return reading.release()

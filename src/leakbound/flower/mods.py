@@ -1,8 +1,8 @@
-"""Every defense of a client as a Flower client mod."""
+"""Every defense of a client as a Flower client mod, and which mods may stand around which."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from logging import ERROR
 from typing import Any
@@ -10,25 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context, Message
-from flwr.clientapp.typing import ClientAppCallable
+from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from leakbound import check
 from leakbound.defenses.base import Chain, Defense, chain
+from leakbound.flower import messages
 from leakbound.flower.compat import error_reply, log
-from leakbound.flower.messages import (
-    COUNTS,
-    SENT,
-    add_metrics,
-    client_of,
-    first,
-    is_train,
-    only_arrays,
-    read,
-    write,
-)
-from leakbound.flower.nesting import Tap, collecting, listening, seal, unbroken
+from leakbound.flower.messages import SENT, only_arrays, read, write
+from leakbound.flower.meter import LeakMeter
+from leakbound.flower.nesting import Tapped, collecting, joined, listening, seal, unbroken
 from leakbound.flower.setup import Setup, refuse_thawed, settings
-from leakbound.flower.state import load, save
 from leakbound.protocol import resolve, step
 from leakbound.random import Source, secure, stream
 from leakbound.tensors import flat
@@ -36,6 +27,7 @@ from leakbound.types import (
     Batch,
     ClientContext,
     Gaussian,
+    Guarantee,
     Laplace,
     LocalPlan,
     NotApplicable,
@@ -48,37 +40,35 @@ MARK = "leakbound-experiment-only"
 LEAST_STEPS = 8
 """Noise has to reach over so many steps of the floating-point grid of a weight."""
 ANSWERED = "the reply of the train function"
+CHANGING = frozenset({"LocalDpMod", "adaptiveclipping_mod", "fixedclipping_mod"})
+MASKING = frozenset({"secagg_mod", "secaggplus_mod"})
+"""Flower's own mods that replace the weights by masked vectors."""
 
 
 class PrivateError(ValueError):
-    """An error whose text may reveal the client's data: it stays in the client's log."""
+    pass
 
 
 class DefenseMod:
     """Runs a defense on what a client sends: the new weights in its reply to `train` messages.
 
     The defense sees the row (weights before - weights after) / learning rate. Links that change
-    what leaves (noise, clipping, pruning, withholding) edit what your training made, after any
-    number of local steps. Links that need other examples or another training (noisy copies, mixup,
-    dropped units, local steps) compute the update anew from the batches that your train loop gave
-    `tap`: one batch, or one a step of the Setup's plan. Links that need every example's gradient
-    (DP-SGD) take one step on one tapped batch; docs/flower.md has the table.
+    what leaves edit what your training made, after any number of local steps. Links that need other
+    examples or another training compute the update anew from the batches that your train loop gave
+    `tap`. Links that need every example's gradient (DP-SGD) take one step on one tapped batch;
+    docs/flower.md has the table.
 
     Buffers, such as running statistics of batch norms, would leave undefended: the server's are
-    sent back unchanged. Metrics and the number of examples leave as you wrote them. Evaluate and
-    query messages pass untouched. Errors become error replies; texts that could reveal the client's
-    data stay in the client's log.
+    sent back unchanged. Metrics and the number of examples leave as you wrote them. Errors become
+    error replies; texts that could reveal the client's data stay in the client's log.
 
     Args:
-        defense: a chain or a single defense, its client's part alone.
+        defense: a chain or a single defense; links on the sum of all clients are refused.
         setup: what is trained, and how.
         seed: for experiments only: names every draw, and adds `leakbound-experiment-only` to the
             replies' metrics. By default noise comes from the operating system's entropy.
 
     Guarantees: those of the defense, for the weights.
-
-    Raises:
-        ValueError: links that run on the sum of all clients (secure aggregation).
 
     Example:
         >>> from torch import nn
@@ -105,16 +95,15 @@ class DefenseMod:
             )
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Let the client train, and answer with the defended update."""
-        if not is_train(message):
+        if not messages.is_train(message):
             return call_next(message, context)
-        with collecting() as inside:
+        with collecting(defends=True) as inside:
             try:
                 work = _DefendedRound(self, message, context, inside.depth)
             except Exception as error:
                 return self._refuse(message, error)
             # a long training's batches would fill the memory for nothing where none is needed
-            with listening() if _needs_batches(self.defense) else nullcontext(Tap()) as tapped:
+            with listening() if _needs_batches(self.defense) else nullcontext([]) as tapped:
                 reply = work.train(message, call_next)
         if reply.has_error():
             return reply
@@ -123,10 +112,10 @@ class DefenseMod:
             whole = self.defense if within is None else combined(within, self.defense)
             update, ready = work.answer(reply, tapped)
             if self.seed is not None:
-                add_metrics(reply, {MARK: 1})
+                messages.add_metrics(reply, {MARK: 1})
             seeded = self.seed is not None or inside.seeded
-            alone = whole is self.defense
-            seal(reply, whole, update if alone else None, ready if alone else None, seeded=seeded)
+            made = (update, ready) if whole is self.defense else None
+            seal(reply, whole, made, seeded=seeded)
         except Exception as error:
             return self._refuse(message, error)
         return reply
@@ -150,11 +139,7 @@ def computes_anew(defense: Chain) -> Defense | None:
 
 
 def combined(inner: Chain, outer: Chain) -> Chain:
-    """Two mods' defenses as one chain, the inner one's links first.
-
-    Raises:
-        ValueError: the order breaks what one of them needs or promises; both are named.
-    """
+    """Two mods' defenses as one chain; refused where one breaks what the other needs."""
     anew = computes_anew(outer)
     if anew is not None:
         raise ValueError(
@@ -165,7 +150,6 @@ def combined(inner: Chain, outer: Chain) -> Chain:
 
 
 def _is_tuned(defense: Chain) -> bool:
-    """Whether a link is tuned on the task and the number of examples."""
     return any(type(link).resolve is not Defense.resolve for link in defense.links)
 
 
@@ -184,7 +168,9 @@ class _DefendedRound:
         self.source: Source = secure()
         if mod.seed is not None:
             number = config.get("server-round", message.metadata.group_id)
-            self.source = stream(mod.seed, "flower", client_of(context), str(number), depth)
+            self.source = stream(
+                mod.seed, "flower", messages.client_of(context), str(number), depth
+            )
         self.key, record = only_arrays(message.content, SENT)
         self.like = self.setup.state()
         named = read(record, self.like, what=SENT, most_bytes=self.setup.most_bytes)
@@ -196,7 +182,7 @@ class _DefendedRound:
         self.owner = f"{self.defense!r} for a model of {len(self.task.parameters)} weights"
         self.state: Any = None
         self.previous: Chain | None = None  # as resolved in an earlier round
-        stored = load(context.state, self.place, self.owner, self.defense)
+        stored = messages.load(context.state, self.place, self.owner, self.defense)
         if stored is not None:
             self.state, links = stored
             if links is not None:
@@ -207,7 +193,6 @@ class _DefendedRound:
             self.start, self.state = self.defense.begin(self.task, state, self.source)
 
     def train(self, message: Message, call_next: ClientAppCallable) -> Message:
-        """The client's own training, from the weights that the defense lets it start from."""
         if self.start is self.task:
             return call_next(message, self.context)
         weights = self.start.unflatten(self.start.parameters)
@@ -218,7 +203,7 @@ class _DefendedRound:
         finally:
             message.content[self.key] = given
 
-    def answer(self, reply: Message, tapped: Tap) -> tuple[Update, Chain]:
+    def answer(self, reply: Message, tapped: Tapped) -> tuple[Update, Chain]:
         """Put the defended weights into the reply; the update with its law, and what made it."""
         key, record = only_arrays(reply.content, ANSWERED)
         if odd := set(record) ^ set(self.record):
@@ -247,8 +232,7 @@ class _DefendedRound:
         self._keep(ready)
         return update, ready
 
-    def _edited(self, ready: Chain, record: ArrayRecord, tapped: Tap) -> Update:
-        """What the defense makes of the client's own training."""
+    def _edited(self, ready: Chain, record: ArrayRecord, tapped: Tapped) -> Update:
         most = self.setup.most_bytes  # which numbers overflow reveals the data
         named = read(record, self.like, what=ANSWERED, most_bytes=most, not_finite=PrivateError)
         refuse_thawed(self.task, self.task.frozen, named)
@@ -264,16 +248,13 @@ class _DefendedRound:
                 check.finite("inputs", batch.inputs)
                 check.within("inputs", batch.inputs, self.start.input_range)
                 check.labels(batch.labels, self.start.label_range)
-            update = Update(rows, Unit.CLIENT, (max(1, tapped.examples),))
+            examples = max(1, sum(batch.size for batch in tapped))
+            update = Update(rows, Unit.CLIENT, (examples,))
             update, self.state = ready.transform(update, self.state, context, self.source)
         return update
 
     def _check_grid(self, update: Update, rate: float) -> None:
-        """Refuse noise that is finer than the numbers in which weights are sent: it would be lost.
-
-        Raises:
-            ValueError: naming the noise, the learning rate and the type.
-        """
+        """Refuse noise finer than the numbers in which weights are sent: it would be lost."""
         law = update.law
         if not isinstance(law, Gaussian | Laplace):
             return
@@ -299,7 +280,7 @@ class _DefendedRound:
             pairs = zip(ready.links, self.defense.links, strict=True)
             links = tuple(None if new is old else new for new, old in pairs)
         if links is not None or any(part is not None for part in self.state or ()):
-            save(self.context.state, self.place, self.owner, (self.state, links))
+            messages.save(self.context.state, self.place, self.owner, (self.state, links))
 
 
 @contextmanager
@@ -311,11 +292,11 @@ def _private() -> Iterator[None]:
         raise PrivateError(str(error)) from error
 
 
-def _example_count(reply: Message, tapped: Tap) -> int:
+def _example_count(reply: Message, tapped: Tapped) -> int:
     """How many examples the client trained on: as tapped, else as its reply says."""
-    if tapped.examples:
-        return tapped.examples
-    count = first(COUNTS, reply.content.metric_records.values())
+    if tapped:
+        return sum(batch.size for batch in tapped)
+    count = messages.first(messages.COUNTS, reply.content.metric_records.values())
     if isinstance(count, int) and count > 0:
         return count
     raise ValueError(
@@ -324,18 +305,14 @@ def _example_count(reply: Message, tapped: Tap) -> int:
     )
 
 
-def _batch(tapped: Tap, plan: LocalPlan, who: str, unit: Unit) -> Batch:
-    """What the client trained on, as one batch that the plan cuts in the same order.
-
-    Raises:
-        ValueError: nothing was tapped, or not what the plan says.
-    """
-    if not tapped.batches:
+def _batch(tapped: Tapped, plan: LocalPlan, who: str, unit: Unit) -> Batch:
+    """What the client trained on, as one batch that the plan cuts in the same order."""
+    if not tapped:
         raise ValueError(
             f"{who} reads the client's batch, and the train function showed none; call "
             "leakbound.flower.tap(inputs, labels) in it, in the thread that the mod runs in"
         )
-    sizes = [batch.size for batch in tapped.batches]
+    sizes = [batch.size for batch in tapped]
     if unit is Unit.EXAMPLE and (len(sizes) > 1 or plan.steps > 1):
         raise ValueError(
             f"{who} needs every example's gradient of one local step, and the train function took "
@@ -351,4 +328,74 @@ def _batch(tapped: Tap, plan: LocalPlan, who: str, unit: Unit) -> Batch:
             f"than the Setup says (steps={plan.steps}, batch_size={size}); tap one batch, or give "
             "Setup the steps and the batch size"
         )
-    return tapped.joined()
+    return joined(tapped)
+
+
+def protected(mods: Sequence[Mod]) -> list[Mod]:
+    """The mods as they are, after `check_mods`: for `@app.train(mods=protected([...]))`."""
+    check_mods(mods)
+    return list(mods)
+
+
+def check_mods(mods: Sequence[Mod]) -> None:
+    """Refuse a list of mods whose order undoes a defense or breaks what it promises.
+
+    The first mod of a list is the outermost: it sees a reply last. So the defenses of a list act
+    from its end to its start.
+
+    Raises:
+        ValueError: naming both mods and the order that works.
+    """
+    _check_meter(mods)
+    whole: Chain | None = None
+    inner: Mod | None = None
+    for mod in reversed(mods):
+        name = _flowers(mod)
+        if isinstance(mod, DefenseMod):
+            _check_inside(mod, _flowers(inner))
+            whole = mod.defense if whole is None else combined(whole, mod.defense)
+        elif name in CHANGING and whole is not None and whole.guarantee is not Guarantee.NONE:
+            raise ValueError(
+                f"{name} changes the weights after {whole!r}, whose noise distribution would no "
+                f"longer hold; put it behind {inner!r} in the list"
+            )
+        if isinstance(mod, DefenseMod) or name in CHANGING | MASKING:
+            inner = mod
+
+
+def _check_meter(mods: Sequence[Mod]) -> None:
+    """A meter judges what leaves: nothing outside it changes weights, nothing inside masks them."""
+    at = next((i for i, mod in enumerate(mods) if isinstance(mod, LeakMeter)), None)
+    if at is None:
+        return
+    for mod in mods[:at]:
+        name = _flowers(mod)
+        if isinstance(mod, DefenseMod) or name in CHANGING:
+            raise ValueError(
+                f"{name or repr(mod)} changes the weights after the LeakMeter judged them; put the "
+                "LeakMeter before it in the list"
+            )
+    for mod in mods[at + 1 :]:
+        if (name := _flowers(mod)) in MASKING:
+            raise ValueError(
+                f"{name} masks the weights before the LeakMeter sees them; put {name} first in the "
+                "list"
+            )
+
+
+def _check_inside(mod: DefenseMod, inner: str | None) -> None:
+    if inner in MASKING:
+        raise ValueError(
+            f"{mod!r} stands before {inner} and would change masked vectors; put {inner} first in "
+            "the list"
+        )
+    anew = computes_anew(mod.defense)
+    if inner in CHANGING and anew is not None:
+        raise ValueError(
+            f"{anew!r} computes the update anew and would undo {inner} inside it; leave {inner} out"
+        )
+
+
+def _flowers(mod: Any) -> str | None:
+    thing = mod if hasattr(mod, "__name__") else type(mod)
+    return str(thing.__name__) if str(thing.__module__).startswith("flwr.") else None

@@ -7,9 +7,10 @@ did to the weights, and whether anything changed the weights afterwards.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from flwr.app import Message
@@ -19,27 +20,10 @@ from leakbound.defenses.base import Chain
 from leakbound.flower.messages import digest, only_arrays
 from leakbound.types import Batch, Update
 
-
-@dataclass
-class Tap:
-    """The batches of one round of one client, in the order in which it trained on them."""
-
-    batches: list[Batch] = field(default_factory=list)
-
-    @property
-    def examples(self) -> int:
-        """How many examples were tapped; a second epoch counts them again."""
-        return sum(batch.size for batch in self.batches)
-
-    def joined(self) -> Batch:
-        """All batches as one."""
-        return Batch(
-            torch.cat([batch.inputs for batch in self.batches]).cpu(),
-            torch.cat([batch.labels for batch in self.batches]).cpu(),
-        )
-
-
-_TAP: ContextVar[Tap | None] = ContextVar("leakbound_tap", default=None)
+Tapped = list[Batch]
+"""The batches of one round of one client, in the order in which it trained on them."""
+T = TypeVar("T")
+_TAP: ContextVar[Tapped | None] = ContextVar("leakbound_tap", default=None)
 
 
 def tap(inputs: Tensor, labels: Tensor) -> None:
@@ -55,45 +39,47 @@ def tap(inputs: Tensor, labels: Tensor) -> None:
     Example:
         >>> with listening() as tapped:
         ...     tap(torch.zeros(2, 1, 8, 8), torch.tensor([3, 5]))
-        >>> tapped.examples
+        >>> tapped[0].size
         2
     """
     tapped = _TAP.get()
     if tapped is not None:
-        tapped.batches.append(Batch(inputs.detach().clone(), labels.detach().clone()))
+        tapped.append(Batch(inputs.detach().clone(), labels.detach().clone()))
+
+
+def joined(tapped: Tapped) -> Batch:
+    """All batches as one, on the CPU."""
+    inputs = torch.cat([batch.inputs for batch in tapped]).cpu()
+    return Batch(inputs, torch.cat([batch.labels for batch in tapped]).cpu())
 
 
 @contextmanager
-def listening() -> Iterator[Tap]:
-    """What `tap` is given inside. Nested listeners share the outermost one's batches.
-
-    Assumptions: the train function calls `tap` in the thread (or task) that the mod runs in; other
-    threads are not heard.
-    """
-    tapped = _TAP.get()
-    if tapped is not None:
-        yield tapped
-        return
-    token = _TAP.set(tapped := Tap())
+def _holding(variable: ContextVar[T | None], value: T) -> Iterator[T]:
+    token = variable.set(value)
     try:
-        yield tapped
+        yield value
     finally:
-        _TAP.reset(token)
+        variable.reset(token)
+
+
+def listening() -> AbstractContextManager[Tapped]:
+    """What `tap` is given inside, in this thread alone; nested ones share the outermost's."""
+    tapped = _TAP.get()
+    return _holding(_TAP, []) if tapped is None else nullcontext(tapped)
 
 
 @dataclass(frozen=True)
 class Seal:
-    """What a defense's mod answered: its links, those inside it included, and a digest.
+    """What a defense's mod answered: all links, those inside it included, and a digest.
 
-    `released` is the update with its law, made by the links as `ready` has them; both are None
-    where several mods made it. `seeded`: noise of this mod, or of one inside, can be replayed.
+    `made`: the update with its law and the resolved links that made it; None where several mods
+    did. `seeded`: noise of this mod, or of one inside, can be replayed.
     """
 
     defense: Chain
     digest: str
-    released: Update | None = None
-    ready: Chain | None = None
-    seeded: bool = False
+    made: tuple[Update, Chain] | None
+    seeded: bool
 
 
 @dataclass
@@ -101,51 +87,36 @@ class Inside:
     """What the mods inside one mod sealed; `depth` counts the defenses outside this one."""
 
     depth: int
-    defends: bool = True
+    defends: bool
     seals: list[Seal] = field(default_factory=list)
 
     @property
     def seeded(self) -> bool:
-        """Whether noise of a mod inside can be replayed."""
         return any(seal.seeded for seal in self.seals)
 
 
 _INSIDE: ContextVar[Inside | None] = ContextVar("leakbound_seals", default=None)
 
 
-@contextmanager
-def collecting(*, defends: bool = True) -> Iterator[Inside]:
+def collecting(*, defends: bool) -> AbstractContextManager[Inside]:
     """Collect the seals of the mods inside; wrap `call_next` with it."""
     outer = _INSIDE.get()
-    inside = Inside(0 if outer is None else outer.depth + outer.defends, defends)
-    token = _INSIDE.set(inside)
-    try:
-        yield inside
-    finally:
-        _INSIDE.reset(token)
+    depth = 0 if outer is None else outer.depth + outer.defends
+    return _holding(_INSIDE, Inside(depth, defends))
 
 
 def seal(
-    reply: Message,
-    defense: Chain,
-    released: Update | None = None,
-    ready: Chain | None = None,
-    *,
-    seeded: bool = False,
+    reply: Message, defense: Chain, made: tuple[Update, Chain] | None, *, seeded: bool
 ) -> None:
     """Report to the mods outside what left this one. Call it outside of `collecting`."""
     outer = _INSIDE.get()
     if outer is not None:
         name = digest(only_arrays(reply.content, "the reply")[1])
-        outer.seals.append(Seal(defense, name, released, ready, seeded))
+        outer.seals.append(Seal(defense, name, made, seeded))
 
 
 def unbroken(inside: Inside, reply: Message, who: str) -> Chain | None:
-    """The defenses inside, None where there is none.
-
-    Raises:
-        ValueError: something in between changed the weights after a defense had made them.
-    """
+    """The defenses inside; refused where something in between changed the weights afterwards."""
     if not inside.seals:
         return None
     last = inside.seals[-1]

@@ -1,27 +1,36 @@
-"""What an honest-but-curious server sees: strategies that keep a round's replies or their sum."""
+"""What an honest-but-curious server sees of a round: strategies that keep it, apps run for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import importlib
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.common import FitIns, FitRes, Parameters, Scalar, parameters_to_ndarrays
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy as SumStrategy
-from flwr.serverapp import Grid
+from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result, Strategy
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from leakbound import captured, check
+from leakbound._util import files, user_code
 from leakbound.captured.capture import Capture
 from leakbound.flower.compat import log
-from leakbound.flower.messages import COUNTS, SENT, first, only_arrays, read
+from leakbound.flower.grid import InProcessGrid
+from leakbound.flower.messages import COUNTS, SENT, first, is_train, only_arrays, read
 
 RATES = ("lr", "learning-rate", "learning_rate")
 Results = list[tuple[ClientProxy, FitRes]]
@@ -29,8 +38,6 @@ Failures = list[tuple[ClientProxy, FitRes] | BaseException]
 
 
 def _passed_on(name: str) -> Any:
-    """A method that is the wrapped strategy's."""
-
     def method(self: Any, *args: Any, **named: Any) -> Any:
         return getattr(self.strategy, name)(*args, **named)
 
@@ -40,8 +47,7 @@ def _passed_on(name: str) -> Any:
 class Watched(Strategy):
     """A strategy that does what another does, and keeps what the server sees of some rounds.
 
-    It keeps what any server could keep: the weights that it sent, and those that each client
-    answered.
+    It keeps the weights that it sent, and those that each client answered, in `captures`.
 
     Args:
         strategy: the strategy of your app.
@@ -50,9 +56,6 @@ class Watched(Strategy):
         on_round: is called with the round's number and its captures once they are there.
         learning_rate: of the clients' SGD; by default "lr" or "learning-rate" in the server's
             configuration.
-
-    Attributes:
-        captures: what was seen so far, for `leakbound.captured`.
 
     Example:
         >>> from flwr.serverapp.strategy import FedAvg
@@ -87,7 +90,6 @@ class Watched(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The strategy's messages; of a watched round they are remembered."""
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         if server_round in self.rounds:
             self._sent = {message.metadata.dst_node_id: message for message in messages}
@@ -96,19 +98,16 @@ class Watched(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The strategy's sum; of a watched round the replies are kept before."""
         replies = list(replies)
         if server_round in self.rounds:
             self._keep(server_round, replies)
         return self.strategy.aggregate_train(server_round, replies)
 
     def summary(self) -> None:
-        """The strategy's summary, and which rounds are kept."""
         self.strategy.summary()
         log(INFO, "\t└──> leakbound keeps what the server sees of rounds %s", list(self.rounds))
 
     def start(self, *args: Any, **named: Any) -> Result:
-        """The strategy's own loop."""
         return type(self.strategy).start(self, *args, **named)
 
     def _keep(self, number: int, replies: Sequence[Message]) -> None:
@@ -119,22 +118,18 @@ class Watched(Strategy):
                 continue
             try:
                 captures.append(capture_of(number, asked, reply, learning_rate=self._rate))
+                if self._out is not None:
+                    keep(self._out, captures[-1])
             except Exception as error:  # the training goes on: this only looks
                 log(WARNING, "leakbound does not keep the reply: %s", error)
         self._sent = {}
         self.captures += captures
-        for capture in captures:
-            try:
-                if self._out is not None:
-                    keep(self._out, capture)
-            except ValueError as error:
-                log(WARNING, "leakbound does not keep the reply: %s", error)
         if self._on_round is not None:
             self._on_round(number, captures)
 
 
 class WatchedSum(SumStrategy):
-    """A strategy of `flwr.server` that keeps the sums that SecAgg+ shows the server.
+    """A strategy of `flwr.server` that keeps the sums that SecAgg+ shows the server, in `captures`.
 
     SecAgg+ gives the server the average of the clients' weights, weighted by their numbers of
     examples. For one local step that is one client's step on all examples, in which no attack can
@@ -145,9 +140,6 @@ class WatchedSum(SumStrategy):
         rounds: which to keep, from 1.
         learning_rate: of the clients' SGD.
         out: a folder to write them to; None: in memory alone.
-
-    Attributes:
-        captures: one a round.
     """
 
     def __init__(
@@ -172,7 +164,6 @@ class WatchedSum(SumStrategy):
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """The strategy's; what is sent is remembered."""
         if server_round in self.rounds:
             self._before = _numbered(parameters)
         return self.strategy.configure_fit(server_round, parameters, client_manager)
@@ -180,7 +171,6 @@ class WatchedSum(SumStrategy):
     def aggregate_fit(
         self, server_round: int, results: Results, failures: Failures
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        """The strategy's; the sum is kept before."""
         if server_round in self.rounds and results:
             self._keep(server_round, results)
         return self.strategy.aggregate_fit(server_round, results, failures)
@@ -203,12 +193,7 @@ class WatchedSum(SumStrategy):
 def capture_of(
     number: int, asked: Message, reply: Message, *, learning_rate: float | None = None
 ) -> Capture:
-    """What the server holds of one client in one round.
-
-    Raises:
-        ValueError: a reply whose arrays do not have the names and shapes of those sent, or lie
-            about their size.
-    """
+    """What the server holds of one client in one round."""
     client = reply.metadata.src_node_id
     name = f"round {number}, client {client}"
     _, sent = only_arrays(asked.content, SENT)  # by this server itself: nothing to check
@@ -228,16 +213,10 @@ def _texts(about: dict[str, Any]) -> dict[str, str]:
 
 
 def keep(folder: Path | str, capture: Capture) -> Path:
-    """Write a capture to a folder of rounds; returns its file."""
     return captured.write(Path(folder), capture.before or {}, capture.update, capture.about)
 
 
 def checked_rounds(rounds: Sequence[int]) -> tuple[int, ...]:
-    """The rounds, once each and in order.
-
-    Raises:
-        ValueError: none, or one below 1.
-    """
     for number in rounds:
         check.count(rounds=number)
     if not rounds:
@@ -249,3 +228,202 @@ def _numbered(parameters: Parameters) -> dict[str, Tensor]:
     """This server's own arrays, numbered in the model's order."""
     arrays = (np.asarray(value, dtype=np.float32) for value in parameters_to_ndarrays(parameters))
     return {str(number): torch.from_numpy(array.copy()) for number, array in enumerate(arrays)}
+
+
+Say = Callable[[str], None]
+
+
+def capture_app(
+    folder: Path | str,
+    out: Path | str,
+    *,
+    rounds: Sequence[int] = (1,),
+    clients: int = 2,
+    run_config: Mapping[str, Any] | None = None,
+    on_progress: Say | None = None,
+) -> list[Path]:
+    """Run the app in a folder and keep what the server sees of some rounds; returns the files.
+
+    This runs the app's code: the components that its pyproject.toml names under
+    `[tool.flwr.app.components]` are imported. The app runs in this process, one client after the
+    other, and is stopped once the last wanted round's replies are there.
+
+    Args:
+        folder: of the app, with its pyproject.toml. It is not written to.
+        out: a folder for the captured updates (docs/captured_updates.md has its form).
+        rounds: which, from 1.
+        clients: how many clients there are.
+        run_config: values over those of `[tool.flwr.app.config]`.
+        on_progress: is given a sentence at every step, and before each import.
+
+    Raises:
+        ValueError: no Flower app in the folder, code that does not import, or no wanted reply.
+    """
+    wanted, say, place = checked_rounds(rounds), on_progress or (lambda text: None), Path(folder)
+    about = _about(place)
+    known = _flat(about.get("config", {}))
+    for key in run_config or {}:
+        if key not in known:
+            raise ValueError(
+                f"run_config has the key {key!r}, which [tool.flwr.app.config] does not; "
+                f"{check.closest(key, known)}"
+            )
+    config = {**known, **(run_config or {})}
+    with files.writing(Path(out)):
+        files.folder(Path(out))
+    with _importing(place):
+        server = _component(place, about, "serverapp", ServerApp, say)
+        client = _component(place, about, "clientapp", ClientApp, say)
+        grid = _CapturingGrid(wanted, Path(out), say, client, clients, run_config=config)
+        hook = register_module_forward_pre_hook(grid.called)
+        try:
+            server(grid, Context(1, 1, {}, RecordDict(), config))
+        except _Enough:
+            say(f"stopped in round {grid.round}")
+        finally:
+            hook.remove()
+    if grid.refusal is not None:
+        raise grid.refusal
+    if grid.problem is not None and grid.round not in grid.seen:
+        raise ValueError(f"no client answered in round {grid.round}: {grid.problem}")
+    missing = [number for number in wanted if number not in grid.seen]
+    if missing:
+        raise ValueError(
+            f"rounds holds {missing[0]}, but the app ended after round {grid.round}; ask for "
+            "earlier rounds, or give more rounds in run_config"
+        )
+    return grid.written
+
+
+class _Enough(BaseException):
+    """All wanted rounds are there; no `except Exception` of an app is to catch this."""
+
+
+class _CapturingGrid(InProcessGrid):
+    def __init__(self, wanted: tuple[int, ...], out: Path, say: Say, *app: Any, **given: Any):
+        super().__init__(*app, **given, on_exchange=self._keep)
+        self.round, self.seen, self.written = 0, set[int](), list[Path]()
+        self._wanted, self._out, self._say = wanted, out, say
+        self.problem: str | None = None
+        self.refusal: ValueError | None = None
+        self._models: dict[type[nn.Module], tuple[str, int]] = {}
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        if any(is_train(message) for message in messages):
+            self._stop_when_done()
+            self.round, self.problem = self.round + 1, None
+            self._say(f"round {self.round}: {len(messages)} clients train")
+        names = super().push_messages(messages)
+        if self.problem is not None and self.round not in self.seen:
+            raise _Enough
+        self._stop_when_done()
+        return names
+
+    def called(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Note the shape of a kind of module's first input, and how many tensors it has."""
+        kind = type(module)
+        if kind not in self._models and inputs and isinstance(inputs[0], Tensor):
+            shape = ",".join(map(str, inputs[0].shape[1:]))
+            self._models[kind] = shape, len(module.state_dict())
+
+    def _model(self, tensors: int) -> dict[str, str]:
+        """The class and input shape of the first module called that has so many tensors."""
+        for kind, (shape, count) in self._models.items():
+            if count == tensors and shape:
+                return {"model": f"{kind.__module__}:{kind.__qualname__}", "input_shape": shape}
+        return {}
+
+    def _stop_when_done(self) -> None:
+        if self.seen >= set(self._wanted):
+            raise _Enough
+
+    def _keep(self, asked: Message, reply: Message) -> None:
+        if not is_train(asked) or self.round not in self._wanted:
+            return
+        try:
+            if reply.has_error():
+                raise ValueError(reply.error.reason)
+            capture = capture_of(self.round, asked, reply)
+        except ValueError as error:
+            self.problem = self.problem or str(error)
+            return
+        about = {**capture.about, **self._model(len(capture.update))}
+        try:
+            path = keep(self._out, replace(capture, about=about))
+        except ValueError as error:
+            self.refusal = error
+            raise _Enough from None
+        self.seen.add(self.round)
+        self.written.append(path)
+        self._say(f"kept {path.parent.name}/{path.name}")
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    path = folder / "pyproject.toml"
+    try:
+        with files.opened(path) as file:
+            table = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(
+            f"folder is {str(folder)!r}, whose pyproject.toml cannot be read: {error}; give the "
+            "folder of a Flower app"
+        ) from error
+    about = table.get("tool", {}).get("flwr", {}).get("app", {})
+    if not isinstance(about, dict) or not isinstance(about.get("components"), dict):
+        raise ValueError(
+            f"{str(path)!r} has no [tool.flwr.app.components]; give the folder of a Flower app"
+        )
+    return about
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested tables as one, with keys joined by dots, as Flower does."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        inner = isinstance(value, dict)
+        flat |= _flat(value, f"{above}{key}.") if inner else {above + key: value}
+    return flat
+
+
+def _component(folder: Path, about: Mapping[str, Any], name: str, kind: type, say: Say) -> Any:
+    """One app that the pyproject.toml names, imported from the folder; its kind is checked."""
+    path = about["components"].get(name)
+    if not isinstance(path, str):
+        raise ValueError(
+            f"[tool.flwr.app.components] names no {name}; add {name} = 'package.module:app'"
+        )
+    _refuse_namesake(folder, path.partition(":")[0].partition(".")[0])
+    say(f"importing {path} (this runs the app's code)")
+    app = user_code.find(name, path)
+    if not isinstance(app, kind):
+        raise ValueError(f"{name} is {path!r}, a {type(app).__name__}; give a {kind.__name__}")
+    return app
+
+
+def _refuse_namesake(folder: Path, package: str) -> None:
+    """Python would take a package of that name that is imported already, and not the folder's."""
+    other = getattr(sys.modules.get(package), "__file__", None)
+    place = folder.resolve()
+    own = (place / package).is_dir() or (place / f"{package}.py").is_file()
+    if own and other is not None and not Path(other).resolve().is_relative_to(place):
+        raise ValueError(
+            f"folder is {str(folder)!r}, whose package {package!r} has the name of one that is "
+            "imported from elsewhere; run this in a process of its own"
+        )
+
+
+@contextmanager
+def _importing(folder: Path) -> Iterator[None]:
+    """The folder in front of the import path; its modules are forgotten afterwards."""
+    place, known = str(folder.resolve()), set(sys.modules)
+    sys.path.insert(0, place)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(place)
+        for name in set(sys.modules) - known:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file is not None and Path(file).is_relative_to(place):
+                del sys.modules[name]

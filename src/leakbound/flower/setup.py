@@ -20,14 +20,12 @@ from leakbound.types import Batch, LocalPlan, Loss, Task
 class Setup:
     """The training that mods defend or measure.
 
-    Parameters that `model` returns frozen are constants: messages need not hold them, no mod
-    changes them, and a train function that changes them is refused. Batch norms stay as `model`
-    returns them: return `Net().eval()` if you train with frozen statistics. A mod that computes the
-    update itself trains without dropout: it cannot see which units your loop dropped.
+    Parameters that `model` returns frozen are constants: a train function that changes them is
+    refused. Batch norms stay as `model` returns them: return `Net().eval()` if you train with
+    frozen statistics. A mod that computes the update itself trains without dropout.
 
     Args:
-        model: makes the model, as `Net`; its weights do not matter, and torch's global generator
-            is put back.
+        model: makes the model, as `Net`; its weights do not matter.
         learning_rate: of the local SGD, or its key in the configuration that the server sends with
             a message, or in the app's run configuration.
         loss: of the model's outputs and the labels, a mean over the batch.
@@ -41,9 +39,8 @@ class Setup:
     Example:
         >>> linear = lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
         >>> setup = Setup(linear, learning_rate="lr")
-        >>> task = setup.task(setup.state(), {"lr": 0.1})
-        >>> len(task.parameters), task.plan.learning_rate
-        (10, 0.1)
+        >>> setup.task(setup.state(), {"lr": 0.1}).plan.learning_rate
+        0.1
     """
 
     model: Callable[[], nn.Module]
@@ -73,11 +70,7 @@ class Setup:
         return dict(self._fresh().state_dict())
 
     def rate(self, config: Mapping[str, Any]) -> float:
-        """The learning rate, looked up where it was given by its key.
-
-        Raises:
-            ValueError: no such key, or no number above 0 under it.
-        """
+        """The learning rate, looked up where it was given by its key."""
         if not isinstance(self.learning_rate, str):
             return self.learning_rate
         if self.learning_rate not in config:
@@ -97,11 +90,7 @@ class Setup:
         return float(value)
 
     def task(self, named: Mapping[str, Tensor], config: Mapping[str, Any]) -> Task:
-        """The task at the weights that the server sent; what `named` lacks is the model's own.
-
-        Raises:
-            ValueError: parameters are missing, are not finite, or are shared between layers.
-        """
+        """The task at the weights that the server sent; what `named` lacks is the model's own."""
         model = self._fresh()
         own = trained(model)
         names = model.named_parameters(remove_duplicate=False)
@@ -140,7 +129,6 @@ class Conflict:
 
 
 def refuse_thawed(task: Task, sent: Mapping[str, Tensor], answered: Mapping[str, Tensor]) -> None:
-    """Refuse a reply in which a frozen parameter differs from the server's message."""
     for name in task.frozen:
         if name in answered and name in sent and not torch.equal(answered[name], sent[name]):
             raise ValueError(
@@ -152,8 +140,8 @@ def refuse_thawed(task: Task, sent: Mapping[str, Tensor], answered: Mapping[str,
 def settings(message: Message, context: Context) -> dict[str, Any]:
     """The app's run configuration and what the server sent with the message, by their keys.
 
-    A key with different values in both is a `Conflict`: a mod cannot see which one your training
-    reads, and a server could add a key to take a defense's noise away.
+    A mod cannot see which of two values your training reads: a server could add a key to take a
+    defense's noise away.
     """
     config: dict[str, Any] = dict(context.run_config)
     for record in message.content.config_records.values():

@@ -29,16 +29,14 @@ from leakbound.audit.experiment import Result, reason_of, run_training
 from leakbound.audit.plan import Plan, TrainingUnit, Unit, build_defense
 from leakbound.audit.utility import Opening, noise_of
 from leakbound.cluster.connection import connected, environment
-from leakbound.flower import state
+from leakbound.flower import messages
 from leakbound.protocol import step
 from leakbound.types import Unit as Rows
 from leakbound.types import Update
 
 WEIGHTS, TURN, DEFENSE, SENT, KEPT, WHY = "weights", "turn", "defense", "sent", "kept", "why"
-PATIENCE = 120.0
-"""Seconds for the clients of a simulation to be there."""
-GRACE = 30.0
-"""Seconds that a simulation has to end."""
+PATIENCE, GRACE = 120.0, 30.0
+"""Seconds for the clients of a simulation to be there, and for it to end."""
 
 
 def run(
@@ -53,11 +51,7 @@ def run(
     """Run a plan's trainings on Flower's simulation engine; otherwise as `leakbound.audit.run`.
 
     One client a node, `workers` of them at a time (processes with one torch thread each), in a Ray
-    on this machine's loopback that ends with the generator. All of the plan's experiments are done.
-
-    Raises:
-        ValueError: experiments not done, which Flower does not run; or a simulation that
-            cannot start.
+    on this machine's loopback that ends with the generator. Experiments have to be done.
     """
     finished = set(done)
     if any(one.id not in finished for one in plan.experiments()):
@@ -124,16 +118,11 @@ class Flow:
     stop: threading.Event = field(default_factory=threading.Event)
 
     def check(self) -> None:
-        """Raise `Stopped` once it is time to stop."""
         if self.stop.is_set():
             raise Stopped
 
 
 def client_app(units: Iterable[TrainingUnit], fingerprint: str) -> ClientApp:
-    """An app whose clients take their turns in the given trainings.
-
-    A client refuses where its data have another fingerprint than the server's.
-    """
     app, known = ClientApp(), {unit.id: unit for unit in units}
 
     @app.train()
@@ -170,10 +159,7 @@ def server_app(
 
 
 class GridClients:
-    """`leakbound.audit.utility.Clients` that are reached through a Grid.
-
-    A client's number is the place of its node among all, by number; sums go in that order.
-    """
+    """Clients by the order of their nodes' numbers, in which sums go."""
 
     def __init__(self, grid: Grid, unit: TrainingUnit, flow: Flow) -> None:
         self._grid, self._unit, self._flow = grid, unit, flow
@@ -187,17 +173,16 @@ class GridClients:
         self._nodes = nodes
 
     def __call__(self, opening: Opening) -> list[Update]:
-        """Send the opening to every client and wait for all; raises what a client says is wrong."""
         nodes = self._nodes[: len(opening.parts)]
-        messages = [
+        asked = [
             Message(self._content(opening, i), node, "train", group_id=str(opening.number))
             for i, node in enumerate(nodes)
         ]
-        replies = {reply.metadata.src_node_id: reply for reply in self._exchange(messages)}
+        replies = {reply.metadata.src_node_id: reply for reply in self._exchange(asked)}
         return [_update(replies[node], opening.task.parameters) for node in nodes]
 
-    def _exchange(self, messages: list[Message]) -> Iterator[Message]:
-        waiting = set(self._grid.push_messages(messages))
+    def _exchange(self, asked: list[Message]) -> Iterator[Message]:
+        waiting = set(self._grid.push_messages(asked))
         while waiting:
             self._flow.check()
             replies = list(self._grid.pull_messages(waiting))
@@ -212,29 +197,26 @@ class GridClients:
         turn: Any = {"unit": self._unit.id, "round": opening.number, "client": client}
         arrays = ArrayRecord({"weights": Array(weights), "images": Array(parts)})
         content = RecordDict({WEIGHTS: arrays, TURN: ConfigRecord(turn)})
-        state.save(content, DEFENSE, self._unit.id, opening.defense.links)
+        messages.save(content, DEFENSE, self._unit.id, opening.defense.links)
         return content
 
 
 def _update(reply: Message, like: torch.Tensor) -> Update:
-    """The update in a client's reply."""
     if reply.has_error():
         raise ValueError(f"a client did not answer: {reply.error.reason}")
     turn: Any = reply.content[TURN]
     if WHY in turn:
         raise ValueError(str(turn[WHY]))
     sent: Any = reply.content[SENT]
-    mask = _tensor(sent["mask"]) if "mask" in sent else None
-    examples = tuple(int(n) for n in sent["examples"].numpy())
-    return Update(
-        _tensor(sent["rows"]).to(like.dtype), Rows(int(turn["rows_of"])), examples, mask=mask
-    )
+    rows, mask = _tensor(sent["rows"]).to(like.dtype), sent.get("mask")
+    examples = tuple(sent["examples"].numpy().tolist())
+    mask = None if mask is None else _tensor(mask)
+    return Update(rows, Rows(int(turn["rows_of"])), examples, mask=mask)
 
 
 def _turn(
     content: RecordDict, context: Context, known: dict[str, TrainingUnit], fingerprint: str
 ) -> RecordDict:
-    """One client's part of a round."""
     turn: Any = content[TURN]
     arrays: Any = content[WEIGHTS]
     unit, number = known[str(turn["unit"])], int(turn["round"])
@@ -243,13 +225,13 @@ def _turn(
         raise ValueError(f"data source {unit.data.source!r} is not the server's on this node")
     task = known_data.task(unit.model, unit.seed).with_parameters(_tensor(arrays["weights"]))
     plain = build_defense(unit.defense)
-    ready = type(plain)(state.load(content, DEFENSE, unit.id, plain))
+    ready = type(plain)(messages.load(content, DEFENSE, unit.id, plain))
     noise, kept = noise_of(unit, int(turn["client"])), None
     if number > 1:
-        kept, place = state.load(context.state, KEPT, unit.id, ready)
+        kept, place = messages.load(context.state, KEPT, unit.id, ready)
         noise.set_state(place)
     update, kept = step(task, known_data.batch(_tensor(arrays["images"])), ready, noise, kept)
-    state.save(context.state, KEPT, unit.id, (kept, noise.get_state()))
+    messages.save(context.state, KEPT, unit.id, (kept, noise.get_state()))
     sent = {"rows": Array(update.rows.numpy()), "examples": Array(np.array(update.examples))}
     if update.mask is not None:
         sent["mask"] = Array(update.mask.numpy())

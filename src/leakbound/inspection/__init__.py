@@ -7,13 +7,15 @@ none is no proof of safety: whoever knows the marks can avoid them (`BLIND_SPOTS
 
 from __future__ import annotations
 
-from leakbound.inspection.layers import evened, head_of, layers
 from leakbound.inspection.trials import on_probes, tried
 from leakbound.inspection.weights import (
     MANY,
     LayerFinding,
     balanced_signs,
     equal_columns,
+    evened,
+    head_of,
+    layers,
     parallel,
     parallel_rows,
     zeroed,

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import client
-from leakbound.inspection.layers import LayerRows, evened, layers
-from leakbound.inspection.weights import MANY, LayerFinding, parallel
+from leakbound.inspection.weights import MANY, LayerFinding, LayerRows, evened, layers, parallel
 from leakbound.random import normal, stream, uniform
 from leakbound.types import NotApplicable, Task
 
@@ -20,7 +19,6 @@ FEW_IMAGES = 4
 
 
 def on_probes(task: Task, layers: list[LayerRows], inputs: Tensor) -> list[LayerFinding]:
-    """What real images make of linear layers that see them."""
     found, flat = [], inputs.flatten(1)
     fits = [la for la in layers if la.linear and la.rows.shape[1] == flat.shape[1]]
     try:
@@ -41,9 +39,8 @@ def on_probes(task: Task, layers: list[LayerRows], inputs: Tensor) -> list[Layer
 
 
 def _same_answers(layer: LayerRows, seen: Tensor, rates: Tensor) -> LayerFinding:
-    """Units with the same outputs (n, k) on all probes, up to scale and level.
-
-    Units that are on for hardly any image, or for nearly all, tell no images apart: left out.
+    """Units with the same outputs (n, k) on all probes, up to scale and level. Those that are on
+    for hardly any image, or for nearly all, tell no images apart: left out.
     """
     used = ((rates >= 0.01) & (rates <= 0.99)).nonzero()[:, 0]
     centered = (seen - seen.mean(0))[:, used]
@@ -58,10 +55,8 @@ def _same_answers(layer: LayerRows, seen: Tensor, rates: Tensor) -> LayerFinding
 
 
 def _rarely_active(layer: LayerRows, rates: Tensor) -> LayerFinding:
-    """The share of units that are on for few images, and yet for some.
-
-    The mirror image of a fresh unit is as likely as itself, so half of the units are on for more
-    than half of the images; training may leave units dead, which leak nothing.
+    """The share of units that are on for few images, and yet for some. A fresh unit's mirror image
+    is as likely, so half of the units are on for most images; dead units leak nothing.
     """
     rare = (rates > 0) & (rates <= RARE)
     enough = len(rates) >= FEWEST_UNITS

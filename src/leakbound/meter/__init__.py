@@ -5,7 +5,6 @@ of it, unless the client releases it (`Reading.release`). A decision to refuse i
 private data and reveals something of it.
 """
 
-from leakbound.meter.policy import Decision, Policy
-from leakbound.meter.reading import AttackOutcome, Reading, measure
+from leakbound.meter.reading import AttackOutcome, Decision, Policy, Reading, measure
 
 __all__ = ["AttackOutcome", "Decision", "Policy", "Reading", "measure"]

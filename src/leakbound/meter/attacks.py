@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import inspection
-from leakbound.attacks import LinearInversion, LinearTrap, RobbingTheFed, TrapWeights
+from leakbound.attacks import LinearTrap, RobbingTheFed, TrapWeights
 from leakbound.attacks.analytic import input_layer
 from leakbound.attacks.base import Attack, seen_task
 from leakbound.attacks.planted import in_front
@@ -27,20 +27,12 @@ from leakbound.types import (
 )
 
 
-def cheap_attacks() -> tuple[Attack, ...]:
-    """The closed-form attacks: of an honest server, and of one that planted a layer."""
-    return (LinearInversion(), PlantedLayer())
-
-
 class PlantedLayer(Attack):
     """Read an imprint, trap weights or a linear trap out of any layer that sees the input.
 
     Whoever planted the layer knows which it is; here its marks tell. Parallel rows with graded
     thresholds are sorted and read as `RobbingTheFed` reads its own, whatever their order and scale;
     rows of balanced signs as `TrapWeights`.
-
-    Raises:
-        NotApplicable: no linear layer sees the input, or it has no marks.
     """
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
@@ -80,28 +72,14 @@ def _alone(
     """What some units of a layer sent, as if they were the whole model: a planted layer alone."""
     task = seen_task(observation)
     index = torch.cat([_places(task.layout, f"{prefix}{n}", order) for n in ("weight", "bias")])
-    shell = replace(
-        task,
-        model=nn.Identity(),
-        parameters=task.parameters[:0],
-        buffers={},
-        public=observation.auxiliary or task.public,
-        kept=None,
-    )
-    front = in_front(shell, weight, bias, 1.0, kind)
+    public = observation.auxiliary or task.public
+    shell = replace(task, model=nn.Identity(), parameters=task.parameters[:0], public=public)
+    front = in_front(replace(shell, buffers={}, kept=None), weight, bias, 1.0, kind)
     scale = _way_back(observation, prefix, order)
-    width = weight.shape[1]
-    factor = torch.cat([scale.repeat_interleave(width), scale])
+    factor = torch.cat([scale.repeat_interleave(weight.shape[1]), scale])
     threat = replace(observation.threat, server=Server.MALICIOUS)
-    return replace(
-        observation,
-        update=_chosen(observation.update, index, factor),
-        task=front,
-        threat=threat,
-        defense=None,
-        sent=None,
-        history=(),
-    )
+    seen = replace(observation, update=_chosen(observation.update, index, factor), task=front)
+    return replace(seen, threat=threat, defense=None, sent=None, history=())
 
 
 def _way_back(observation: Observation, prefix: str, order: Tensor) -> Tensor:
@@ -125,7 +103,6 @@ def _way_back(observation: Observation, prefix: str, order: Tensor) -> Tensor:
 def _places(
     layout: tuple[tuple[str, torch.Size, int, int], ...], name: str, order: Tensor
 ) -> Tensor:
-    """Where the given rows of a tensor stand in the flat vector."""
     shape, start, stop = next((s, a, b) for n, s, a, b in layout if n == name)
     every = torch.arange(start, stop, device=order.device).reshape(shape)
     return every[order].reshape(-1)
@@ -134,16 +111,17 @@ def _places(
 def _chosen(update: Update, index: Tensor, factor: Tensor) -> Update:
     """Some coordinates of an update, each times a public factor, with their part of the law."""
     law: Law = update.law
-    square = factor.square()
-    if isinstance(law, Gaussian):
-        if isinstance(law.covariance, Structured):
-            law = Unknown("the noise is correlated, and the reading takes it as independent")
-        else:
-            own = torch.as_tensor(law.covariance, dtype=torch.float64, device=index.device)
-            law = replace(law, covariance=own.expand(update.rows.shape[-1:])[index] * square)
+
+    def chosen(values: float | Tensor) -> Tensor:
+        own = torch.as_tensor(values, dtype=torch.float64, device=index.device)
+        return own.expand(update.rows.shape[-1:])[index]
+
+    if isinstance(law, Gaussian) and isinstance(law.covariance, Structured):
+        law = Unknown("the noise is correlated, and the reading takes it as independent")
+    elif isinstance(law, Gaussian):
+        law = replace(law, covariance=chosen(law.variance) * factor.square())
     elif isinstance(law, Laplace):
-        own = torch.as_tensor(law.scale, dtype=torch.float64, device=index.device)
-        law = replace(law, scale=own.expand(update.rows.shape[-1:])[index] * square.sqrt())
+        law = replace(law, scale=chosen(law.scale) * factor.square().sqrt())
     mask = None if update.mask is None else update.mask[:, index]
     rows = (update.rows[:, index].double() * factor).to(update.rows)
     return replace(update, rows=rows, law=law, mask=mask)

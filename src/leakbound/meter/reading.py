@@ -1,10 +1,11 @@
-"""What one update gives away, measured on the client that made it."""
+"""What one update gives away, measured on its client, and what the client wants done about it."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -12,21 +13,28 @@ import torch
 
 from leakbound import check
 from leakbound.assess.criterion import Criterion
-from leakbound.assess.measure import Measured
 from leakbound.assess.measure import measure as compare
-from leakbound.assess.record import EXPOSED, Bound, Verdict
+from leakbound.assess.record import EXPOSED, UNDECIDED, Bound, Verdict
 from leakbound.assess.verdict import verdict
-from leakbound.attacks import infer_labels
+from leakbound.attacks import LinearInversion, infer_labels
 from leakbound.attacks.base import Attack
 from leakbound.client import gradient
 from leakbound.defenses import Chain, NoDefense
 from leakbound.domains import of_shape
-from leakbound.inspection import NOT_SAFE, LayerFinding, inspect
-from leakbound.meter.attacks import cheap_attacks
-from leakbound.meter.policy import Decision, Policy
+from leakbound.inspection import KINDS, NOT_SAFE, LayerFinding, inspect
+from leakbound.meter.attacks import PlantedLayer
 from leakbound.risk import limits
 from leakbound.risk.limits import ErrorBoundSpec, RiskSpec
-from leakbound.types import Batch, Exact, Guarantee, NotApplicable, Observation, Task, Update
+from leakbound.types import (
+    Batch,
+    Exact,
+    Guarantee,
+    NotApplicable,
+    Observation,
+    Task,
+    ThreatModel,
+    Update,
+)
 
 STAND_INS = 32
 """Public images whose outputs stand in for the batch's when labels are inferred."""
@@ -34,6 +42,119 @@ SIMILAR = 0.5
 """Cosine under which an undefended update is not the gradient of the images that were shown."""
 EXPERIMENT = "experiment only: the noise is seeded, and no bound holds for who has the seed"
 Values = tuple[float | None, ...]
+ACTIONS = ("ignore", "warn", "refuse")
+WHEN = ("needed", "always", "never")
+REFUSALS = ("error", "send nothing useful")
+SEND, WARN, REFUSE = "send", "warn", "refuse"
+
+BLIND_TO_LABELS = ThreatModel(labels_known=False)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The client's own rules. They stay on the client.
+
+    Args:
+        psnr: in dB, from which an image counts as reconstructed.
+        on_leak: what to do where an attack reached the PSNR: "ignore", "warn" or "refuse".
+        on_planted: the same where the server's model has the marks of a planted one.
+        accepted: kinds of marks (`inspection.KINDS`) that are no reason to do anything, such as
+            "zeroed paths" where the agreed model is pruned.
+        on_undecided: the same where no attack reached the PSNR and no bound excludes it.
+        on_refuse: "error" answers that the client refuses, and nothing else; "send nothing useful"
+            answers with the weights that came, which hides in a sum of many clients only. For mods.
+        probability: how often an attacker may reach the PSNR under differential privacy; None: asks
+            for no such bound. It holds for images like the task's public ones, 64 at least.
+        error_bound: when to compute a Cramér-Rao bound on the error: "needed" (where it can change
+            the verdict), "always" (where there is one) or "never".
+        draws: of the prior, over which the bound's information is averaged.
+        directions: random directions for each draw; fewer are cheaper and loosen the bound.
+        attacks: attacks to run besides the closed-form ones, at their own cost.
+        threat: what the attacker knows.
+
+    Example:
+        >>> Policy(on_leak="refused")
+        Traceback (most recent call last):
+        ...
+        ValueError: on_leak is 'refused'; did you mean 'refuse'? (known: ignore, refuse, warn)
+    """
+
+    psnr: float = 20.0
+    on_leak: str = "warn"
+    on_planted: str = "refuse"
+    accepted: tuple[str, ...] = ()
+    on_undecided: str = "ignore"
+    on_refuse: str = "error"
+    probability: float | None = 0.001
+    error_bound: str = "needed"
+    draws: int = 4
+    directions: int = 2
+    attacks: tuple[Attack, ...] = ()
+    threat: ThreatModel = BLIND_TO_LABELS
+
+    def __post_init__(self) -> None:
+        check.positive(psnr=self.psnr)
+        actions = {"on_leak": self.on_leak, "on_planted": self.on_planted}
+        check.one_of(ACTIONS, **actions, on_undecided=self.on_undecided)
+        check.one_of(REFUSALS, on_refuse=self.on_refuse)
+        check.one_of(WHEN, error_bound=self.error_bound)
+        for kind in self.accepted:
+            check.one_of(KINDS, accepted=kind)
+        check.count(draws=self.draws, directions=self.directions)
+        if self.draws < 2:
+            raise ValueError("draws is 1; give 2 at least, for a confidence limit")
+        if self.probability is not None and not 0 < self.probability < 1:
+            raise ValueError(f"probability is {self.probability!r}; give one between 0 and 1")
+        if not isinstance(self.attacks, tuple):
+            raise ValueError(f"attacks is a {type(self.attacks).__name__}; give a tuple of attacks")
+
+    def before(self, findings: Sequence[LayerFinding]) -> Decision:
+        """What to do about the model that the server sent, before anything is trained."""
+        return _strictest(self._rules(findings))
+
+    def decide(
+        self,
+        verdict: Verdict,
+        findings: Sequence[LayerFinding],
+        words: str,
+        doubt: str | None = None,
+    ) -> Decision:
+        """What to do about an update; `words` say what the verdict rests on, `doubt` against it."""
+        rules = self._rules(findings)
+        if doubt is not None:
+            rules.append((WARN, doubt))
+        if verdict == EXPOSED:
+            rules.append((self.on_leak, f"exposed: {words}"))
+        if verdict == UNDECIDED:
+            rules.append((self.on_undecided, f"undecided: {words}"))
+        return _strictest(rules)
+
+    def _rules(self, findings: Sequence[LayerFinding]) -> list[tuple[str, str]]:
+        return [
+            (self.on_planted, f"the server's model looks malicious ({mark.kind}): {mark.words}")
+            for mark in findings
+            if mark.kind not in self.accepted
+        ]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether the update leaves ("send", "warn", "refuse"), and why in words for the client."""
+
+    action: str
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def refused(self) -> bool:
+        """Whether nothing may leave."""
+        return self.action == REFUSE
+
+
+def _strictest(rules: list[tuple[str, str]]) -> Decision:
+    named = [rule for rule in rules if rule[0] != "ignore"]
+    refused = any(action == "refuse" for action, _ in named)
+    action = REFUSE if refused else WARN if named else SEND
+    return Decision(action, tuple(words for _, words in named))
 
 
 @dataclass(frozen=True)
@@ -81,7 +202,7 @@ class Reading:
     @property
     def best_db(self) -> float | None:
         """The highest PSNR that an attack reached on any image; None where none could be judged."""
-        known = [v for outcome in self.outcomes for v in outcome.psnr if v is not None]
+        known = (v for outcome in self.outcomes for v in outcome.psnr if v is not None)
         return max(known, default=None)
 
     def release(self) -> dict[str, float]:
@@ -98,9 +219,7 @@ class Reading:
 
     def record(self) -> dict[str, Any]:
         """All of it as plain values, for the client's own log."""
-        decision = {"action": self.decision.action, "reasons": self.decision.reasons}
-        found = {f.name: getattr(self, f.name) for f in fields(self)} | {"decision": decision}
-        plain: dict[str, Any] = msgspec.to_builtins(found)
+        plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
 
@@ -124,29 +243,25 @@ def measure(
     Args:
         task: the model as the server sent it.
         update: what leaves, with its law, in gradient units.
-        source: draws of attacks and of bounds; nothing of it leaves.
+        source: draws of attacks and of bounds.
         batch: what was trained on. None: attacks cannot be judged, and only marks and bounds count.
-        defense: what made the update, resolved; None for none.
+        defense: what made the update, resolved.
         policy: the client's rules.
-        findings: of `inspect`, where the model was inspected before; None inspects it here, on the
-            task's public images alone.
+        findings: of `inspect`; None inspects the model here, on the task's public images alone.
         input_shape: of one image, where there is no batch.
         buffers: running statistics leave beside the update.
         seeded: the noise comes from a seed, for an experiment: no bound is given.
 
     Raises:
-        ValueError: neither a batch nor an input shape; a batch outside of the task's input range,
-            which no attack could be judged by.
+        ValueError: neither a batch nor an input shape; a batch outside of the task's input range.
 
     Example:
-        >>> from leakbound import models
-        >>> from leakbound.protocol import send
-        >>> from leakbound.random import stream, uniform
-        >>> net = models.mlp(input_shape=(1, 6, 6), classes=3, generator=stream(0, "model"))
-        >>> task = Task.of(net, classes=3)
-        >>> batch = Batch(uniform((1, 1, 6, 6), stream(0, "batch")), torch.tensor([2]))
-        >>> update = send(task, batch, NoDefense(), stream(0, "noise"))
-        >>> reading = measure(task, update, batch=batch, source=stream(0))
+        >>> from leakbound import models, protocol, random
+        >>> net = models.mlp(input_shape=(1, 6, 6), classes=3, generator=random.stream(0, "model"))
+        >>> task, source = Task.of(net, classes=3), random.stream(0, "batch")
+        >>> batch = Batch(random.uniform((1, 1, 6, 6), source), torch.tensor([2]))
+        >>> update = protocol.send(task, batch, NoDefense(), source)
+        >>> reading = measure(task, update, batch=batch, source=source)
         >>> reading.verdict, reading.decision.action, reading.labels
         ('exposed', 'warn', 1.0)
     """
@@ -156,8 +271,8 @@ def measure(
         raise ValueError("batch and input_shape are None; give the shape of one image, (C, H, W)")
     if batch is not None:
         check.within("inputs", batch.inputs, task.input_range)
-    case = _Case(task, update, batch, shape, defense or NoDefense(), policy or Policy(), source)
-    case = replace(case, buffers=buffers, seeded=seeded)
+    rules = defense or NoDefense(), policy or Policy()
+    case = _Case(task, update, batch, shape, *rules, source, buffers, seeded)
     if findings is None:
         findings = inspect(task, input_shape=shape)
     return case.read(tuple(findings), began)
@@ -165,8 +280,6 @@ def measure(
 
 @dataclass(frozen=True, eq=False)
 class _Case:
-    """One update that is about to leave, and all that the client knows of it."""
-
     task: Task
     update: Update
     batch: Batch | None
@@ -174,19 +287,20 @@ class _Case:
     defense: Chain
     policy: Policy
     source: torch.Generator
-    buffers: bool = False
-    seeded: bool = False
+    buffers: bool
+    seeded: bool
+
+    @property
+    def cohort(self) -> tuple[int, ...]:
+        return (sum(self.update.examples) if self.batch is None else self.batch.size,)
 
     def read(self, findings: tuple[LayerFinding, ...], began: float) -> Reading:
-        """Attack, bound, judge and decide."""
         policy, seen = self.policy, self.view()
         criterion = Criterion.of_psnr(policy.psnr, of_shape(self.shape, self.task.input_range))
-        attacks = (*cheap_attacks(), *policy.attacks)
-        outcomes, baseline = [], Values()
-        for attack in attacks:
-            outcome, of_baseline = self.attacked(attack, seen, criterion)
-            outcomes.append(outcome)
-            baseline = baseline or of_baseline
+        attacks = (LinearInversion(), PlantedLayer(), *policy.attacks)  # closed forms are cheap
+        ran = [self.attacked(attack, seen, criterion) for attack in attacks]
+        outcomes = tuple(outcome for outcome, _ in ran)
+        baseline = next((found for _, found in ran if found), ())
         matched = [hit for outcome in outcomes for hit in outcome.matched]
         bounds, notes = self.bounds(criterion, exposed=any(matched))
         found = verdict(matched, bounds)
@@ -195,7 +309,7 @@ class _Case:
             verdict=found,
             psnr=policy.psnr,
             decision=policy.decide(found, findings, words, self.doubt()),
-            outcomes=tuple(outcomes),
+            outcomes=outcomes,
             baseline=baseline,
             labels=_labels(seen, self.batch, self.source),
             findings=findings,
@@ -205,12 +319,11 @@ class _Case:
         )
 
     def view(self) -> Observation:
-        """What the server sees of this client."""
         threat, batch, update = self.policy.threat, self.batch, self.update
         return Observation(
             update=update.seen(defense_known=threat.defense_known),
             task=self.task,
-            cohort=(sum(update.examples) if batch is None else batch.size,),
+            cohort=self.cohort,
             input_shape=self.shape,
             threat=threat,
             labels=batch.labels.clone() if threat.labels_known and batch is not None else None,
@@ -275,14 +388,13 @@ class _Case:
     def released(self, criterion: Criterion) -> limits.Released:
         """The release as bounds see it; labels count as known, since an update reveals them."""
         threat = replace(self.policy.threat, labels_known=True, statistics_known=self.buffers)
-        cohort = (sum(self.update.examples) if self.batch is None else self.batch.size,)
         return limits.Released(
             task=self.task,
             update=self.update,
             defense=self.defense,
             criterion=criterion,
             threat=threat,
-            cohort=cohort,
+            cohort=self.cohort,
             batch=self.batch,
             public=self.task.public,
         )
@@ -299,23 +411,18 @@ class _Case:
     def attacked(
         self, attack: Attack, seen: Observation, criterion: Criterion
     ) -> tuple[AttackOutcome, Values]:
-        """Run one attack; where the batch is at hand, measure its answer and the baseline."""
-        began, name = time.perf_counter(), type(attack).__name__
-
-        def outcome(problem: str | None, found: Measured | None = None) -> AttackOutcome:
-            seconds = time.perf_counter() - began
-            if found is None:
-                return AttackOutcome(name, (), (), problem, seconds)
-            return AttackOutcome(name, found.metrics["psnr"], found.matched, problem, seconds)
-
+        began, psnr, baseline = time.perf_counter(), Values(), Values()
+        matched: tuple[bool, ...] = ()
         try:
             answer = attack(seen, self.source)
+            problem = answer.problem
+            if self.batch is not None:
+                found = compare(self.batch, answer, criterion, self.task.public, quick=True)
+                psnr, matched, baseline = found.metrics["psnr"], found.matched, found.baseline
         except NotApplicable as error:
-            return outcome(f"not applicable: {error.reason}"), ()
-        if self.batch is None:
-            return outcome(answer.problem), ()
-        found = compare(self.batch, answer, criterion, self.task.public, quick=True)
-        return outcome(answer.problem, found), found.baseline
+            problem = f"not applicable: {error.reason}"
+        seconds = time.perf_counter() - began
+        return AttackOutcome(type(attack).__name__, psnr, matched, problem, seconds), baseline
 
 
 def _labels(seen: Observation, batch: Batch | None, source: torch.Generator) -> float | None:
@@ -328,23 +435,16 @@ def _labels(seen: Observation, batch: Batch | None, source: torch.Generator) -> 
         found = infer_labels(replace(seen, auxiliary=few), source).cpu()
     except NotApplicable:
         return None
-    size = int(max(int(found.max()), int(batch.labels.max()))) + 1
-    both = torch.minimum(
-        torch.bincount(found, minlength=size),
-        torch.bincount(batch.labels.cpu(), minlength=size),
-    )
-    return float(both.sum()) / batch.size
+    both = Counter(found.tolist()) & Counter(batch.labels.tolist())
+    return both.total() / batch.size
 
 
 def _words(found: Verdict, outcomes: Sequence[AttackOutcome], policy: Policy) -> str:
-    """What the verdict rests on."""
-    best = max(
-        ((v, o.attack) for o in outcomes for v in o.psnr if v is not None),
-        default=(None, "no attack"),
-    )
-    if best[0] is None:
+    values = [(v, o.attack) for o in outcomes for v in o.psnr if v is not None]
+    if not values:
         return "no attack could be run and judged, and no bound excludes a reconstruction"
-    words = f"{best[1]} reconstructs an image at {best[0]:.1f} dB"
+    best, attack = max(values)
+    words = f"{attack} reconstructs an image at {best:.1f} dB"
     if found == EXPOSED:
         return f"{words}, and the threshold is {policy.psnr:g} dB"
     return f"at best {words}, and no bound excludes {policy.psnr:g} dB"

@@ -6,6 +6,7 @@ and safe under `torch.func`.
 """
 
 from leakbound.models.networks import (
+    conv,
     convnet64,
     headed,
     lenet,
@@ -13,8 +14,8 @@ from leakbound.models.networks import (
     resnet18,
     simple_convnet,
     two_layer,
+    vgg,
 )
-from leakbound.models.stages import conv, vgg
 
 __all__ = [
     "conv",

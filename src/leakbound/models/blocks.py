@@ -29,11 +29,7 @@ _WITH_RESET = (nn.GroupNorm, nn.BatchNorm2d)
 def checked_shape(
     input_shape: tuple[int, int, int], classes: int, smallest: int = 1
 ) -> tuple[int, ...]:
-    """`input_shape` as (C, H, W), after a check of it and of `classes`.
-
-    Raises:
-        ValueError: not three whole numbers above 0, or a side below `smallest`.
-    """
+    """`input_shape` as (C, H, W), after a check of it and of `classes`."""
     check.count(classes=classes)
     numbers = tuple(input_shape)
     if len(numbers) != 3 or any(
@@ -50,16 +46,14 @@ def checked_shape(
     return numbers
 
 
-def activation(name: str) -> nn.Module:
-    """A new activation module of the given name."""
+def new_activation(name: str) -> nn.Module:
     check.one_of(ACTIVATIONS, activation=name)
     return ACTIVATIONS[name]()
 
 
-def norm(name: str, channels: int) -> nn.Module:
-    """A new norm over `channels`: "batch", "batch_training", "group" or "none".
+def new_norm(name: str, channels: int) -> nn.Module:
+    """A new norm over `channels`; "batch_training" takes the statistics of the batch.
 
-    "batch" has running statistics, as in eval mode; "batch_training" takes those of the batch.
     Group norm has 32 groups, or the largest power of two below that divides `channels`, and at
     least two channels a group: of one channel at one pixel, nothing but the shift would be left.
     """
@@ -77,14 +71,8 @@ def initialized(
 ) -> nn.Module:
     """The module that `build` describes, in eval mode, its weights drawn from `generator`.
 
-    Linear and convolution weights and biases are uniform in +-`bound`, which is 1/sqrt(fan_in)
-    where it is None (PyTorch's default: kaiming_uniform with a = sqrt(5)). Norms start as the
-    identity. Global random state is neither read nor written.
-
-    Example:
-        >>> a = initialized(lambda: nn.Linear(4, 2), torch.Generator().manual_seed(0))
-        >>> bool(a.weight.abs().max() <= 0.5), a.training
-        (True, False)
+    Linear and convolution weights and biases are uniform in +-`bound`, by default 1/sqrt(fan_in)
+    as PyTorch's. Norms start as the identity. Global random state is neither read nor written.
     """
     with torch.device("meta"):
         empty = build()

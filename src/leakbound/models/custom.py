@@ -19,17 +19,8 @@ def load_user_model(path: str, **kwargs: Any) -> nn.Module:
     """Import "package.module:build" and call `build` with the keyword arguments that it takes.
 
     This runs the user's code. Of `input_shape`, `classes` and `generator`, `build` is given those
-    that its signature names; any other keyword must be one that it takes. Where a `generator` is
-    given, PyTorch's global random state is seeded from it for the call and put back afterwards, so
-    that a `build` that knows no generator is reproducible too.
-
-    Raises:
-        ValueError: the module or the name is missing, is not callable, does not take an argument,
-            needs one that is not given, raises, or returns no nn.Module.
-
-    Example:
-        >>> load_user_model("torch.nn:Flatten", classes=10)
-        Flatten(start_dim=1, end_dim=-1)
+    that its signature names. PyTorch's global random state is seeded from `generator` for the call
+    and put back, so that a `build` that knows no generator is reproducible too.
     """
     build = user_code.find("model", path)
     given = _accepted(path, build, kwargs)
@@ -46,13 +37,7 @@ def load_user_model(path: str, **kwargs: Any) -> nn.Module:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Copy a safetensors state dict into `model`, or change nothing where a tensor does not fit.
-
-    Raises:
-        ValueError: another file format, a file that cannot be read, or the first tensor that is
-            missing, unknown, of another shape, or of integers where the model has floats (or the
-            reverse).
-    """
+    """Copy a safetensors state dict into `model`, or change nothing where a tensor does not fit."""
     model.load_state_dict(read_weights(path, lambda shapes: model.state_dict()))
 
 
@@ -65,15 +50,8 @@ def read_weights(
 ) -> dict[str, Tensor]:
     """The tensors of a safetensors file, read only after every name, shape and kind fits.
 
-    Args:
-        path: the file.
-        choose: gives the tensors that are wanted (only shape and type count), from the names and
-            shapes that the file declares.
-        name: what errors call the file.
-        ignored: names that may be in the file and are not read.
-
-    Raises:
-        ValueError: as `load_weights`.
+    `choose` gives the tensors that are wanted (only shape and type count) by the file's names and
+    shapes. `ignored` may be in the file and are not read. `name` is what errors call the file.
     """
     if path.suffix != ".safetensors":
         raise ValueError(

@@ -1,11 +1,11 @@
-"""Built-in networks: perceptrons, small convolutional networks, ResNet-18, and paper B's."""
+"""Built-in networks: perceptrons, small convolutional networks, ResNet-18, and the papers'."""
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +13,10 @@ from torch import Tensor, nn
 from leakbound import check
 from leakbound.models.blocks import (
     ACTIVATIONS,
-    NORMS,
     checked_shape,
     initialized,
-)
-from leakbound.models.blocks import (
-    activation as new_activation,
-)
-from leakbound.models.blocks import (
-    norm as new_norm,
+    new_activation,
+    new_norm,
 )
 from leakbound.random import normal
 
@@ -92,7 +87,6 @@ def two_layer(
     """
     inputs = math.prod(checked_shape(input_shape, classes))
     check.count(width=width)
-    check.one_of(ACTIVATIONS, activation=activation)
     with torch.device("meta"):
         empty = nn.Sequential(
             OrderedDict(
@@ -141,10 +135,7 @@ def simple_convnet(
 ) -> nn.Module:
     """Two 3x3 convolutions with max pools and two linear layers, LeakyReLU (slope 0.01) between.
 
-    119,530 parameters on (1, 28, 28) with 10 classes.
-
-    Raises:
-        ValueError: images under 4 x 4 pixels (two pools halve each side).
+    119,530 parameters on (1, 28, 28) with 10 classes; images have at least 4 x 4 pixels.
 
     Example:
         >>> model = simple_convnet(input_shape=(1, 28, 28), classes=10, generator=torch.Generator())
@@ -176,7 +167,7 @@ def convnet64(
     The ConvNet of Inverting Gradients at width 64: channels 64, 128, 128, 256 x 5, a pool after the
     sixth and the eighth convolution, each of which divides the sides by 3 (32 -> 10 -> 3).
     Parameters on (3, 32, 32) with 10 classes: 2,904,970, or 2,901,770 without a norm's 2 x 1,600
-    scales and shifts.
+    scales and shifts. Images have at least 9 x 9 pixels.
 
     Args:
         input_shape: (C, H, W) of one image.
@@ -186,14 +177,9 @@ def convnet64(
             of the batch, which couples its examples), "group" or "none".
         activation: as for `mlp`. The original code has "relu".
 
-    Raises:
-        ValueError: images under 9 x 9 pixels.
-
     Source: Geiping et al., "Inverting Gradients", NeurIPS 2020.
     """
     channels, height, width = checked_shape(input_shape, classes, smallest=9)
-    check.one_of(NORMS, norm=norm)
-    check.one_of(ACTIVATIONS, activation=activation)
 
     def build() -> nn.Module:
         parts: list[nn.Module] = []
@@ -251,7 +237,7 @@ def resnet18(
     11,689,512 with three channels, 1000 classes and the large stem, for either norm.
 
     Args:
-        input_shape: (C, H, W) of one image.
+        input_shape: (C, H, W) of one image, of at least 8 pixels a side, or 32 with the large stem.
         classes: the number of outputs.
         generator: where the initial weights come from.
         norm: "group" (every example for itself), "batch" (in eval mode),
@@ -260,16 +246,11 @@ def resnet18(
         width: channels of the first stage; the later ones have 2, 4 and 8 times as many.
         activation: as for `mlp`.
 
-    Raises:
-        ValueError: a side under 8 pixels (small stem) or 32 (large).
-
     Source: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016.
     """
     smallest = {"small": 8, "large": 32}
     check.one_of(smallest, stem=stem)
     channels, *_ = checked_shape(input_shape, classes, smallest=smallest[stem])
-    check.one_of(NORMS, norm=norm)
-    check.one_of(ACTIVATIONS, activation=activation)
     check.count(width=width)
 
     def build() -> nn.Module:
@@ -308,13 +289,10 @@ def headed(
 
     Paper B inserts such a head into ResNet-18 with 512 features and a width of 16,384, and aims its
     feature attack at it. The initialization is the ordinary one; the attack builds the head that it
-    needs. Parameters: the backbone's, `width` (features + 1) in `inner`, classes (width + 1) in
-    `outer`. On (1, 28, 28) with 10 classes "convnet" has 55,104, and 231,242 with its head; on
-    (3, 32, 32) with 10 classes, 512 features and width 16,384, "resnet18" has 11,431,488 and
-    20,000,330.
+    needs. On (1, 28, 28) with 10 classes "convnet" has 55,104 parameters, 231,242 with its head.
 
     Args:
-        input_shape: (C, H, W) of one image.
+        input_shape: (C, H, W) of one image, of at least 4 (convnet), 9 or 8 pixels a side.
         classes: the number of outputs.
         generator: where the initial weights come from.
         backbone: "convnet" is two 3x3 convolutions of 16 and 32 channels, each with a 2x2 average
@@ -325,9 +303,6 @@ def headed(
         activation: of the head and the backbone, as for `mlp`.
         norm: of the backbone: "group", "batch" (in eval mode) or "none".
 
-    Raises:
-        ValueError: images too small for the backbone (4, 9 or 8 pixels a side).
-
     Source: paper B, Section 4 and appendix F.
 
     Example:
@@ -337,8 +312,6 @@ def headed(
     """
     checked_shape(input_shape, classes)
     check.one_of(BACKBONES, backbone=backbone)
-    check.one_of(ACTIVATIONS, activation=activation)
-    check.one_of(NORMS, norm=norm)
     check.count(features=features, width=width)
     below = BACKBONES[backbone](
         input_shape=input_shape,
@@ -393,3 +366,177 @@ BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "convnet64": convnet64,
     "resnet18": resnet18,
 }
+
+Stage = tuple[int, int, int, bool]
+"""One convolution: its channels, kernel, padding, and whether a 2x2 max pool follows."""
+
+
+def conv(
+    *,
+    input_shape: tuple[int, int, int],
+    classes: int,
+    generator: torch.Generator,
+    depth: int = 2,
+    width: float = 1.0,
+    hidden: int | None = None,
+    activation: str = "relu",
+) -> nn.Module:
+    """`depth` convolutions of padding 2 with 2x2 max pools, one hidden linear layer, one output.
+
+    Parameters on (1, 28, 28) with 62 classes, those that the paper states; M is a pool:
+
+        depth  count       convolutions
+        1       3,815,566  3x3: 8 M
+        2       6,603,710  5x5: 32 M 64 M
+        4      13,657,406  5x5: 32 M 64 M, 3x3: 128 256 M
+        6      25,324,350  5x5: 32 M 64 M, 3x3: 128 M 256 M 512 1024 M
+
+    The paper describes depth 2 and only counts the others' parameters; paddings and places of their
+    pools are our choice. At PyTorch's default initial weights, depth 4 and 6 hardly distinguish
+    images: plain SGD may stay at chance for long; Adam does not.
+
+    Args:
+        input_shape: (C, H, W) of one image, of at least 4 x 4 pixels (any size at depth 1).
+        classes: the number of outputs.
+        generator: where the initial weights come from.
+        depth: the number of convolutions: 1, 2, 4 or 6.
+        width: the factor on the channels and the hidden units, each rounded, at least 1.
+        hidden: hidden units; None: 2048 times `width`.
+        activation: as for `mlp`.
+
+    Source: paper D, Section 4 and appendix C.1.
+
+    Example:
+        >>> given = dict(input_shape=(1, 28, 28), generator=torch.Generator())
+        >>> sum(p.numel() for p in conv(classes=62, **given).parameters())
+        6603710
+    """
+    stages = _chosen(_CONV, depth)
+    check.positive(width=width)
+    units = _scaled(2048, width) if hidden is None else hidden
+    return _stacked(input_shape, classes, generator, stages, width, (units,), activation)
+
+
+def vgg(
+    *,
+    input_shape: tuple[int, int, int],
+    classes: int,
+    generator: torch.Generator,
+    depth: int = 11,
+    width: float = 1.0,
+    activation: str = "relu",
+) -> nn.Module:
+    """3x3 convolutions of padding 1 with 2x2 max pools, then two or three linear layers; no norm.
+
+    Parameters on (3, 32, 32) with 10 classes, those that the paper states; M is a pool:
+
+        depth  count      convolutions                                  hidden linear layers
+        4      1,125,642  64 M 128 M                                    128
+        6      1,814,538  64 M 128 M 256 M 512 M                        128
+        9      6,436,106  64 M 128 M 256 M 512 M 512 512 M              256, 128
+        11     9,385,994  64 M 128 M 256 256 M 512 512 M 512 512 M      256, 128
+
+    The paper gives no more than counts and numbers of layers, which leave open which convolution
+    of depth 9 has no pool; here the fifth. At PyTorch's default initial weights the outputs of two
+    images differ by about 1e-2 (depth 4) to 1e-5 (depth 11): gradients leak little of an image
+    until a model is trained.
+
+    Args:
+        input_shape: (C, H, W) of one image; a side has at least 4 pixels (depth 4), 16 (6) or 32.
+        classes: the number of outputs.
+        generator: where the initial weights come from.
+        depth: the number of layers with weights: 4, 6, 9 or 11.
+        width: the factor on the channels and the hidden units, each rounded, at least 1.
+        activation: as for `mlp`.
+
+    Source: paper D, Section 4 and appendix C.1; Simonyan and Zisserman, ICLR 2015.
+
+    Example:
+        >>> model = vgg(input_shape=(3, 32, 32), classes=10, generator=torch.Generator())
+        >>> sum(p.numel() for p in model.parameters())
+        9385994
+    """
+    stages = _chosen(_VGG, depth)
+    check.positive(width=width)
+    hidden = [_scaled(units, width) for units in ((128,) if depth < 9 else (256, 128))]
+    return _stacked(input_shape, classes, generator, stages, width, hidden, activation)
+
+
+def _stages(kernel: int, padding: int, words: str) -> tuple[Stage, ...]:
+    """Convolutions with the given channels; "M" puts a pool after the last."""
+    stages: list[Stage] = []
+    for word in words.split():
+        if word == "M":
+            stages[-1] = (*stages[-1][:3], True)
+        else:
+            stages.append((int(word), kernel, padding, False))
+    return tuple(stages)
+
+
+_WIDE = _stages(5, 2, "32 M 64 M")
+_CONV = {
+    1: _stages(3, 2, "8 M"),
+    2: _WIDE,
+    4: (*_WIDE, *_stages(3, 2, "128 256 M")),
+    6: (*_WIDE, *_stages(3, 2, "128 M 256 M 512 1024 M")),
+}
+_VGG = {
+    4: _stages(3, 1, "64 M 128 M"),
+    6: _stages(3, 1, "64 M 128 M 256 M 512 M"),
+    9: _stages(3, 1, "64 M 128 M 256 M 512 M 512 512 M"),
+    11: _stages(3, 1, "64 M 128 M 256 256 M 512 512 M 512 512 M"),
+}
+
+
+def _chosen(table: dict[int, tuple[Stage, ...]], depth: int) -> tuple[Stage, ...]:
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth not in table:
+        raise ValueError(f"depth is {depth!r}; give one of {', '.join(map(str, table))}")
+    return table[depth]
+
+
+def _scaled(units: int, width: float) -> int:
+    return max(1, round(units * width))
+
+
+def _stacked(
+    input_shape: tuple[int, int, int],
+    classes: int,
+    generator: torch.Generator,
+    stages: Sequence[Stage],
+    width: float,
+    hidden: Sequence[int],
+    activation: str,
+) -> nn.Module:
+    smallest = next(side for side in count(1) if _after(side, stages) > 0)
+    channels, height, columns = checked_shape(input_shape, classes, smallest=smallest)
+    for units in hidden:
+        check.count(hidden=units)
+
+    def build() -> nn.Module:
+        parts: list[nn.Module] = []
+        before = channels
+        for units, kernel, padding, pool in stages:
+            after = _scaled(units, width)
+            parts.append(nn.Conv2d(before, after, kernel, padding=padding))
+            parts.append(new_activation(activation))
+            if pool:
+                parts.append(nn.MaxPool2d(2))
+            before = after
+        parts.append(nn.Flatten())
+        features = before * _after(height, stages) * _after(columns, stages)
+        for inputs, outputs in pairwise((features, *hidden)):
+            parts += [nn.Linear(inputs, outputs), new_activation(activation)]
+        return nn.Sequential(*parts, nn.Linear(hidden[-1], classes))
+
+    return initialized(build, generator)
+
+
+def _after(side: int, stages: Iterable[Stage]) -> int:
+    """The side of an image after the stages; 0 where one leaves nothing."""
+    for _, kernel, padding, pool in stages:
+        side += 2 * padding - kernel + 1
+        if pool:
+            side //= 2
+        if side < 1:
+            return 0
+    return side

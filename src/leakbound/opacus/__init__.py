@@ -9,8 +9,12 @@ except ImportError as _error:
     raise ImportError("leakbound.opacus needs Opacus; pip install 'leakbound[dp]'") from _error
 
 from leakbound.opacus.engine import RiskEngine
-from leakbound.opacus.optimizer import SecureDPOptimizer, SecureGhostOptimizer, WhitenedDPOptimizer
-from leakbound.opacus.shape import PublicRoot
+from leakbound.opacus.optimizer import (
+    PublicRoot,
+    SecureDPOptimizer,
+    SecureGhostOptimizer,
+    WhitenedDPOptimizer,
+)
 from leakbound.opacus.statement import Statement, risk
 
 __all__ = [

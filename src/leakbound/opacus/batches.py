@@ -26,16 +26,7 @@ from leakbound.random import secure
 
 
 class SecureSampler(UniformWithReplacementSampler):  # type: ignore[misc]
-    """Every example is in a batch with probability `sample_rate`, by 52-bit uniforms of the system.
-
-    Opacus' sampler draws float32 uniforms of PyTorch's global generator: whoever knows its seed
-    knows the batches, and amplification by sampling is lost.
-
-    Example:
-        >>> batches = list(SecureSampler(num_samples=1000, sample_rate=0.5, steps=3))
-        >>> len(batches), all(300 < len(batch) < 700 for batch in batches)
-        (3, True)
-    """
+    """Opacus' own draws of PyTorch's global generator: whoever knows its seed knows the batches."""
 
     def __iter__(self) -> Iterator[list[int]]:
         source = secure()
@@ -45,13 +36,9 @@ class SecureSampler(UniformWithReplacementSampler):  # type: ignore[misc]
 
 
 def resampled(loader: DataLoader[Any], *, steps: int, seeded: bool) -> DataLoader[Any]:
-    """Opacus' loader with `steps` batches an epoch at a rate of 1 / steps, and a secure sampler.
+    """Opacus' loader with a secure sampler, and `steps` batches: rounding makes 92 of 93 there.
 
-    Opacus makes int(1 / (1 / steps)) batches, which rounding turns into 92 for 93. `seeded` keeps
-    Opacus' sampler and the loader's generator, for experiments only.
-
-    Raises:
-        ValueError: a loader that is not Opacus' own.
+    `seeded` keeps Opacus' sampler and the loader's generator, for experiments only.
     """
     if not isinstance(loader, DPDataLoader):
         raise ValueError(f"loader is a {type(loader).__name__}; give Opacus' DPDataLoader")
@@ -100,16 +87,7 @@ KINDS = {"hooks": Hooked, "functorch": Hooked, "ew": Expanded}
 
 
 def wrapped(module: nn.Module, mode: str, **settings: Any) -> AbstractGradSampleModule:
-    """What gives every example's gradient, and takes empty batches too.
-
-    Args:
-        module: the plain model, or one that this wrapped before with the same settings.
-        mode: a key of `KINDS`.
-        settings: `batch_first` and `loss_reduction` of Opacus' modules.
-
-    Raises:
-        ValueError: a module that was wrapped otherwise.
-    """
+    """What gives every example's gradient, and takes empty batches; `mode`: a key of `KINDS`."""
     kind = KINDS[mode]
     if not isinstance(module, AbstractGradSampleModule):
         forced = {"force_functorch": True} if mode == "functorch" else {}

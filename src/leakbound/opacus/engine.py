@@ -23,11 +23,11 @@ from leakbound.defenses.whitening import Whiten
 from leakbound.opacus.batches import KINDS, resampled, wrapped
 from leakbound.opacus.optimizer import (
     EXPERIMENT,
+    PublicRoot,
     SecureDPOptimizer,
     SecureGhostOptimizer,
     WhitenedDPOptimizer,
 )
-from leakbound.opacus.shape import PublicRoot
 from leakbound.opacus.statement import Statement, risk
 from leakbound.risk import (
     BaselineMatches,
@@ -47,30 +47,21 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
     """Opacus' `PrivacyEngine` with secure noise and sampling, public noise shapes and risks.
 
     Noise and batches come from the operating system's entropy. With `noise_generator` both can be
-    replayed (batches by the loader's generator), and engine, optimizer and statements say
-    *experiment only*.
+    replayed, and engine, optimizer and statements say *experiment only*.
 
     Args:
         accountant: "prv", "rdp" or "gdp", as in Opacus. Risks are computed from its history alone.
 
     Example:
-        >>> from leakbound.bounds.record_priors import from_images
-        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
-        >>> data = torch.utils.data.TensorDataset(torch.rand(40, 1, 2, 2), torch.arange(40) % 2)
-        >>> engine = RiskEngine()
-        >>> model, optimizer, loader, found = engine.make_private_with_risk(
+        >>> data = torch.utils.data.TensorDataset(torch.rand(40, 4), torch.arange(40) % 2)
+        >>> model, engine = nn.Linear(4, 2), RiskEngine()
+        >>> model, optimizer, loader = engine.make_private(
         ...     module=model,
         ...     optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         ...     data_loader=DataLoader(data, batch_size=4),
-        ...     target="psnr>=35 with probability<=0.1",
-        ...     dim=4,
-        ...     norm=1.0,
-        ...     prior=from_images(torch.rand(100, 4, generator=torch.Generator().manual_seed(0))),
-        ...     epochs=2,
+        ...     noise_multiplier=1.0,
         ...     max_grad_norm=1.0,
         ... )
-        >>> found.noise_multiplier == optimizer.noise_multiplier, found.setting.steps
-        (True, 20)
     """
 
     def __init__(self, *, accountant: str = "prv") -> None:
@@ -105,14 +96,12 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         """As Opacus' `make_private`, also with noise of a public shape.
 
         `whiten` is the shape (None: isotropic), computed every `refresh` steps from `public`:
-        images that anyone may see, none of them private, under `public_loss`. `max_grad_norm` then
-        bounds the whitened gradients. `module` is the plain model, before Opacus has put its hooks
-        on it. Without `poisson_sampling` the loader stays as it is, and no risk is known. A seeded
-        `noise_generator` is for experiments only.
+        images anyone may see, none of them private, under `public_loss`. `max_grad_norm` bounds the
+        whitened gradients. `module` is the plain model, before Opacus has put its hooks on it.
+        Without `poisson_sampling` no risk is known. A seeded `noise_generator` is for experiments.
 
         Raises:
-            NotApplicable: a combination whose guarantee would not hold, or that has no gradient of
-                every example; the reason says which.
+            NotApplicable: a combination whose guarantee would not hold.
         """
         check.non_negative(noise_multiplier=noise_multiplier)
         _refuse(max_grad_norm, whiten, public, rest)
@@ -154,6 +143,8 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
     ) -> tuple[Any, ...]:
         """`make_private` with the least noise that meets a risk after so many epochs.
 
+        Returns what `make_private` returns, and the `Calibration`.
+
         Args:
             data_loader: its length gives the sampling rate, 1 / len, and the steps.
             target: the accepted risk, as "psnr>=20 with probability<=0.001".
@@ -168,9 +159,6 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             matches: what prior-only guesses match in the data.
             delta: at which epsilon is stated.
             rest: all other arguments of `make_private`.
-
-        Returns:
-            What `make_private` returns, and the `Calibration`.
 
         Raises:
             ValueError: nothing meets the target, no noise is needed, the data's first example does
@@ -218,7 +206,6 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
 
         Raises:
             NotApplicable: a training without Poisson sampling, for which no bound is known.
-            ValueError: neither this call nor a calibration says for which examples.
         """
         if not self._flags["poisson_sampling"]:
             raise NotApplicable(
@@ -251,8 +238,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
     ) -> dict[str, Any]:
         """As Opacus'; what was true of the saved training stays true of what follows it.
 
-        Raises:
-            ValueError: a checkpoint that holds code, or that `save_checkpoint` did not write.
+        A checkpoint that holds code, or that `save_checkpoint` did not write, is refused.
         """
         settings = torch_load_kwargs or {}
         whole, kept = _opened(path, settings)
@@ -263,7 +249,6 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         return dict(loaded)
 
     def _note(self, seeded: bool, poisson: bool, shaped: bool) -> None:
-        """What was true of one training stays true of the engine."""
         self._flags["experiment_only"] |= seeded
         self._flags["poisson_sampling"] &= poisson
         self._flags["shaped"] |= shaped
@@ -339,10 +324,7 @@ def _refuse(
 
 
 def refuse_misfit(loader: DataLoader[Any], dim: int, target: Target) -> None:
-    """Refuse where the data's first example has another size, or a wider range than the target's.
-
-    No random stream moves. The range matters to a target in decibels alone.
-    """
+    """Refuse a first example of another size or, for decibels, a wider range than the target's."""
     inputs = _first(loader.dataset)
     if not inputs:
         return
@@ -384,10 +366,7 @@ def _first(dataset: Any) -> list[Tensor]:
 
 
 def _opened(path: Any, settings: dict[str, Any]) -> tuple[io.BytesIO, dict[str, Any]]:
-    """A checkpoint's bytes, and what `RiskEngine.save_checkpoint` put into it.
-
-    Nothing in the file is run: it is read as tensors and plain values first.
-    """
+    """A checkpoint's bytes, and what `save_checkpoint` put into it; nothing in the file is run."""
     whole = io.BytesIO(path.read() if hasattr(path, "read") else files.read(Path(path)))
     try:
         checkpoint = torch.load(whole, **settings, weights_only=True)

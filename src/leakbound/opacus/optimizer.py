@@ -2,18 +2,108 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping  # type: ignore[import-untyped]
 from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed  # type: ignore[import-untyped]
-from torch import Tensor
+from torch import Tensor, nn
 
-from leakbound.covariance import Structured
-from leakbound.opacus.shape import PublicRoot
+from leakbound import check
+from leakbound.covariance import Kronecker, LowRank, Structured
+from leakbound.defenses.whitening import FixedMap, Whiten
 from leakbound.random import Source, normal, on_grid, secure
-from leakbound.types import NotApplicable
+from leakbound.task import trained
+from leakbound.types import Batch, Loss, NotApplicable, Task
+
+Spans = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, eq=False)
+class PublicRoot:
+    """What `Whiten` makes of a model at its current weights, without private data.
+
+    The weights in training are a private release already, and the images are public: computing S
+    anew from both is post-processing, and the next step composes with it.
+
+    Attributes:
+        settings: rule, correlation, rank, images, and for how many steps one S is kept (`refresh`).
+        task: the architecture, with the public data.
+        examples: the expected size of a batch.
+        parameters: those of the live model that are trained, in the order of its
+            `named_parameters()`; those that were frozen when this was made are constants.
+    """
+
+    settings: Whiten
+    task: Task
+    examples: int
+    parameters: tuple[nn.Parameter, ...]
+
+    @staticmethod
+    def of(
+        module: nn.Module,
+        public: Batch,
+        settings: Whiten | None = None,
+        *,
+        examples: int,
+        loss: Loss = nn.functional.cross_entropy,
+    ) -> PublicRoot:
+        """For a plain module, before Opacus wraps it. No guarantee needs `loss` to fit."""
+        check.count(examples=examples)
+        if any(hasattr(part, "autograd_grad_sample_hooks") for part in module.modules()):
+            raise NotApplicable(
+                "the module has Opacus' hooks on it, which the public gradients would set off; "
+                "give the plain module"
+            )
+        bare = copy.deepcopy(module).eval()
+        for held in bare.parameters():
+            held.grad = None
+        task = Task.of(bare, loss=loss, public=public)
+        own = tuple(trained(module).values())
+        return PublicRoot(settings or Whiten(), task, examples, own)
+
+    def now(self, which: Sequence[bool]) -> Structured:
+        """S of mean variance 1 at the current weights, over the `parameters` that `which` marks."""
+        weights = torch.cat([p.detach().reshape(-1) for p in self.parameters])
+        task = self.task.with_parameters(weights)
+        fixed = self.settings.resolve(task, self.examples)
+        assert isinstance(fixed, FixedMap)
+        layout = zip(which, self.task.layout, strict=True)
+        return restricted(fixed.root, [(a, b) for keep, (_, _, a, b) in layout if keep])
+
+
+def restricted(root: Structured, spans: Spans) -> Structured:
+    """The covariance of some spans of coordinates, scaled to mean variance 1; of all, unchanged."""
+    if not spans:
+        raise ValueError("spans is empty: no parameter is trained; leave some of them unfrozen")
+    kept = torch.cat([torch.arange(a, b) for a, b in spans])
+    if len(kept) == len(root.scale):
+        return root
+    blocks: list[LowRank | Kronecker] = []
+    for block in root.blocks:
+        where = torch.nonzero((kept >= block.start) & (kept < block.stop)).reshape(-1)
+        if len(where):
+            blocks.append(_part(block, kept[where] - block.start, int(where[0])))
+    part = Structured(root.scale[kept.to(root.scale.device)], tuple(blocks))
+    return part * float(1 / part.diagonal.mean())
+
+
+def _part(block: LowRank | Kronecker, inside: Tensor, start: int) -> LowRank | Kronecker:
+    """A block on the coordinates `inside` of it, which begin at `start` among those that stay."""
+    if len(inside) == block.stop - block.start:
+        return replace(block, start=start, stop=start + len(inside))
+    if isinstance(block, Kronecker):
+        raise ValueError(
+            f"spans cut the Kronecker block {block.start}..{block.stop}; keep it or leave it out"
+        )
+    basis = block.basis[inside.to(block.basis.device)]
+    factor = basis * ((1 + block.gain).square() - 1).sqrt()
+    covered = Structured.of(torch.ones_like(factor[:, 0]), [(0, len(inside), factor)]).blocks[0]
+    return replace(covered, start=start, stop=start + len(inside))
+
 
 CHUNK = 2**24
 """Most numbers that are held flat and whitened at a time: 64 MiB in float32."""
@@ -24,10 +114,7 @@ class SecureNoise:
     """Gaussian noise from the operating system's entropy, added in float64 and put on a grid.
 
     The grid is 2^-24 to 2^-25 of the noise, so that each released number has many draws behind it
-    (docs/sharp_edges/floating_point_noise.md). Seeded noise is left as it is drawn.
-
-    With a `generator` the noise can be replayed, and the optimizer says *experiment only* wherever
-    it is shown. Mixed into an Opacus optimizer before its own class.
+    (docs/sharp_edges/floating_point_noise.md). With a `generator` noise is left as it is drawn.
     """
 
     generator: torch.Generator | None
@@ -62,17 +149,9 @@ class SecureNoise:
 
     @property
     def experiment_only(self) -> bool:
-        """Whether the noise came from a generator that was asked for."""
         return self.generator is not None
 
-    @property
-    def noise_std(self) -> float:
-        """Standard deviation of the noise on the sum of clipped gradients."""
-        used = getattr(self, "_adjusted_noise_multiplier", self.noise_multiplier)
-        return float(used) * float(self.max_grad_norm)
-
     def add_noise(self) -> None:
-        """Sum of clipped gradients plus noise, into `p.grad`."""
         self._noised(self.params, None)
 
     def _noised(self, params: Sequence[Any], root: Structured | None) -> None:
@@ -80,7 +159,8 @@ class SecureNoise:
         for p in params:
             _check_processed_flag(p.summed_grad)
         total = torch.cat([p.summed_grad.reshape(-1).double() for p in params])
-        std = self.noise_std
+        used = getattr(self, "_adjusted_noise_multiplier", self.noise_multiplier)
+        std = float(used) * float(self.max_grad_norm)  # of the sum of clipped gradients
         if std > 0:
             source: Source = secure() if self.generator is None else self.generator
             # one flat draw, as the library's defenses make it: the same noise of the same stream
@@ -105,14 +185,12 @@ class SecureDPOptimizer(SecureNoise, DPOptimizer):  # type: ignore[misc]
     """Opacus' `DPOptimizer` with secure noise.
 
     An example whose gradient is not finite adds nothing; Opacus lets it turn the whole release into
-    NaN, which no noise hides. All else is Opacus' own.
+    NaN, which no noise hides. All else, and every other argument, is Opacus' own.
 
     Args:
-        optimizer: the torch optimizer to wrap.
         noise_multiplier: noise standard deviation / max_grad_norm.
         max_grad_norm: L2 bound of every example's gradient.
         expected_batch_size: what the sum is divided by.
-        loss_reduction: of the training's loss, "mean" or "sum".
         generator: a seeded CPU generator, for experiments only.
 
     Source: Abadi et al. 2016, algorithm 1; docs/sharp_edges/floating_point_noise.md.
@@ -121,7 +199,6 @@ class SecureDPOptimizer(SecureNoise, DPOptimizer):  # type: ignore[misc]
     slack = 1e-6
 
     def clip_and_accumulate(self) -> None:
-        """Clip and add up the examples of this part of the batch."""
         for p in self.params:
             _check_processed_flag(p.grad_sample)
         samples = [
@@ -142,13 +219,11 @@ class SecureDPOptimizer(SecureNoise, DPOptimizer):  # type: ignore[misc]
 class SecureGhostOptimizer(SecureNoise, DPOptimizerFastGradientClipping):  # type: ignore[misc]
     """Opacus' optimizer for ghost clipping with secure noise; arguments as `SecureDPOptimizer`.
 
-    Raises:
-        NotApplicable: at a step, the sum of the clipped gradients is not finite: ghost clipping has
-            only the sum, and cannot leave one example out of it. Nothing is released.
+    A step whose sum of clipped gradients is not finite is `NotApplicable`: ghost clipping has only
+    the sum, and cannot leave one example out of it. Nothing is released.
     """
 
     def accumulate(self) -> None:
-        """Add up this part of the batch."""
         if not all(bool(p.grad.isfinite().all()) for p in self.params):
             raise NotApplicable(
                 "an example has a gradient that is not finite, which ghost clipping cannot leave "
@@ -165,16 +240,12 @@ class WhitenedDPOptimizer(SecureDPOptimizer):
     the sum in whitened coordinates.
 
     Args:
-        optimizer: as of `SecureDPOptimizer`, and so are its settings; `max_grad_norm` bounds the
-            whitened norm.
         shape: where S comes from, and the model's parameters in order. S is computed anew every
             `shape.settings.refresh` steps, never inside a batch that is split in parts.
+        settings: as of `SecureDPOptimizer`; `max_grad_norm` bounds the whitened norm.
 
     Guarantees: one step is the Gaussian mechanism with that multiplier for adding or removing one
     example, as of `DPOptimizer`: an accountant sees no difference (docs/whitened_dp.md).
-
-    Raises:
-        NotApplicable: parameters of the optimizer that the shape does not know.
 
     Source: docs/whitened_dp.md; Chen, Gursoy and Lei, theorem 3.5.
     """
@@ -201,7 +272,6 @@ class WhitenedDPOptimizer(SecureDPOptimizer):
         return [id(p) in own for p in self.shape.parameters]
 
     def clip_and_accumulate(self) -> None:
-        """Whiten, clip and add up the examples of this part of the batch."""
         if self._which() != self._trained:
             raise NotApplicable(
                 "which parameters are trained has changed since the optimizer was made; make it "
@@ -222,7 +292,6 @@ class WhitenedDPOptimizer(SecureDPOptimizer):
             _mark_as_processed(p.grad_sample)
 
     def add_noise(self) -> None:
-        """S (whitened sum + white noise), into `p.grad`."""
         self._noised(self._ordered, self.root)
 
     def _clipped_sum(self, samples: list[Tensor]) -> Tensor:

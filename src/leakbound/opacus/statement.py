@@ -180,17 +180,12 @@ def risk(
 
     Assumptions: Poisson sampling; noise that the attacker cannot replay.
 
-    Raises:
-        ValueError: neither or both of psnr and eta, or a history that is none.
-
     Source: docs/errata.md, "the valid corridor"; docs/opacus.md for several settings.
 
     Example:
         >>> found = risk([(1.0, 0.01, 1000)], dim=784, norm=9.2, psnr=20)
-        >>> round(found.epsilon, 2), found.bound
-        (1.83, None)
-        >>> [f"{before:g} to {after:.2g}" for before, after in found.rises]
-        ['0.01 to 0.029', '0.001 to 0.0041', '0.0001 to 0.00055']
+        >>> round(found.epsilon, 2), [f"{a:g} to {b:.2g}" for a, b in found.rises]
+        (1.83, ['0.01 to 0.029', '0.001 to 0.0041', '0.0001 to 0.00055'])
     """
     goal = _target(psnr, eta, input_range)
     check.one_of(SEES, participation=participation)
@@ -239,6 +234,14 @@ def risk(
     )
 
 
+def _target(psnr: float | None, eta: float | None, input_range: float) -> Target:
+    if (psnr is None) == (eta is None):
+        raise ValueError(f"psnr is {psnr} and eta is {eta}; give exactly one of them")
+    if psnr is not None:
+        return Target.of_psnr(psnr, 0.5, input_range=input_range)
+    return Target(single("eta", positive("eta", cast(float, eta))), 0.5)
+
+
 def _upper(parts: tuple[Part, ...], setting: TrainingSetting, log_kappa: float) -> float:
     """The success that no attacker exceeds, from the logarithm of the prior-only one."""
     if not parts:
@@ -248,14 +251,6 @@ def _upper(parts: tuple[Part, ...], setting: TrainingSetting, log_kappa: float) 
     visible = setting.participation == "visible"
     most = mixed.visible_upper if visible else mixed.hidden_upper
     return float(most(mixed.merged(parts), log_kappa))
-
-
-def _target(psnr: float | None, eta: float | None, input_range: float) -> Target:
-    if (psnr is None) == (eta is None):
-        raise ValueError(f"psnr is {psnr} and eta is {eta}; give exactly one of them")
-    if psnr is not None:
-        return Target.of_psnr(psnr, 0.5, input_range=input_range)
-    return Target(single("eta", positive("eta", cast(float, eta))), 0.5)
 
 
 def _read(history: Accountant | Sequence[Sequence[float]]) -> list[Part]:

@@ -80,7 +80,6 @@ class PruneFL(Pruning):
             check.positive(times=time)
 
     def adjusts(self, round_: int) -> bool:
-        """Every `every` rounds."""
         check.count(round_=round_)
         return round_ % self.every == 0
 
@@ -89,7 +88,6 @@ class PruneFL(Pruning):
         return full_gradient(task, batch).square() if self.adjusts(round_) else None
 
     def server_mask(self, task: Task, report: Tensor | None, round_: int) -> Tensor:
-        """The mask of most squared gradient per time; see `Pruning.server_mask`."""
         if not self.adjusts(round_):
             return old_mask(task)
         shape = None if report is None else tuple(report.shape)
@@ -147,15 +145,7 @@ def worth_their_time(gains: Tensor, times: Tensor, stay: Tensor, constant: float
     """The mask of most gain per second: all of `stay`, and of the rest what raises the ratio.
 
     In the order of gain per time, each is added while its own ratio is above that of all before it,
-    Σ gains / (constant + Σ times).
-
-    Shapes:
-        gains, times (float64) and stay: (P,); times above 0 outside `stay`.
-
-    Example:
-        >>> gains, times = torch.tensor([1.0, 3.0, 0.5]).double(), torch.ones(3).double()
-        >>> worth_their_time(gains, times, torch.tensor([True, False, False]), 0.0)
-        tensor([ True,  True, False])
+    Σ gains / (constant + Σ times); times (P,), float64, are above 0 outside `stay`.
     """
     rest = (~stay).nonzero().squeeze(1)
     ratio = gains[rest] / times[rest]
@@ -207,12 +197,10 @@ class FedDST(Pruning):
         check.fraction(alpha=self.alpha)
 
     def adjusts(self, round_: int) -> bool:
-        """Every `every` rounds before the end."""
         check.count(round_=round_)
         return round_ % self.every == 0 and round_ < self.end
 
     def client_mask(self, task: Task, batch: Batch, round_: int) -> Tensor | None:
-        """As many of each layer as before, some at other places; see `Pruning.client_mask`."""
         mask = old_mask(task).clone()
         if not self.adjusts(round_):
             return None
@@ -227,7 +215,6 @@ class FedDST(Pruning):
         return mask
 
     def server_mask(self, task: Task, report: Tensor | None, round_: int) -> Tensor:
-        """Each layer's largest averaged weights; see `Pruning.server_mask`."""
         old = old_mask(task)
         if not self.adjusts(round_):
             return old
@@ -243,13 +230,7 @@ def erk(task: Task, rate: float) -> tuple[int, ...]:
     """How many weights of every prunable tensor the Erdős-Rényi-kernel rule keeps.
 
     A layer of shape (o, i, k, l) gets a number in proportion to o + i + k + l, at most all it has;
-    what a full layer cannot take goes to the others. Rounded so that exactly n - floor(rate * n)
-    of n weights are kept.
-
-    Example:
-        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
-        >>> erk(Task.of(model), 0.5)
-        (25, 15)
+    what a full layer cannot take goes to the others. Exactly n - floor(rate * n) of n are kept.
     """
     shapes = {name: shape for name, shape, _, _ in task.layout}
     sizes = [stop - start for _, start, stop in spans(task)]

@@ -163,7 +163,6 @@ def named_masks(task: Task, mask: Tensor) -> dict[str, Tensor]:
 
 
 def keep_largest(task: Task, scores: Tensor, rate: float, scope: str) -> Tensor:
-    """All but the fraction `rate` of the prunable weights with the lowest scores (P,)."""
     if scope == "layer":
         return keep_counts(task, scores, [b - a - gone(rate, b - a) for _, a, b in spans(task)])
     among = prunable(task)
@@ -180,12 +179,7 @@ def keep_counts(task: Task, scores: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 def top(scores: Tensor, among: Tensor, count: int) -> Tensor:
-    """Mask of the `count` highest scores where `among` is True; of equal ones the last.
-
-    Example:
-        >>> top(torch.tensor([1.0, 1.0, 1.0, 9.0]), torch.tensor([True, True, True, False]), 2)
-        tensor([False,  True,  True, False])
-    """
+    """Mask of the `count` highest scores where `among` is True; of equal ones the last."""
     mask, index = torch.zeros_like(among), among.nonzero().squeeze(1)
     values = scores[index]
     check.finite("the scores of the weights", values)
@@ -208,7 +202,6 @@ def full_gradient(task: Task, batch: Batch) -> Tensor:
 
 
 def given_batch(scheme: Pruning, batch: Batch | None) -> Batch:
-    """The batch, which this scheme cannot do without."""
     if batch is None:
         raise ValueError(
             f"batch is None; {type(scheme).__name__} chooses its mask with a batch: give public "
@@ -218,7 +211,6 @@ def given_batch(scheme: Pruning, batch: Batch | None) -> Batch:
 
 
 def old_mask(task: Task) -> Tensor:
-    """The mask of a pruned task."""
     if task.kept is None:
         raise ValueError("task is not pruned; give task.pruned(mask), mask from the scheme's start")
     return task.kept

@@ -61,7 +61,6 @@ class Random(OneShot):
     """
 
     def scores(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
-        """Uniform draws."""
         like = torch.zeros((), dtype=torch.float64, device=task.parameters.device)
         return uniform(task.parameters.shape, source, like=like)
 
@@ -77,7 +76,6 @@ class Magnitude(OneShot):
     """
 
     def scores(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
-        """|w|."""
         return task.parameters.abs()
 
 
@@ -103,7 +101,6 @@ class Snip(OneShot):
     reads_data = True
 
     def scores(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
-        """|w dL/dw|, L the mean loss of the batch."""
         given = given_batch(self, batch)
         return (task.parameters * full_gradient(task, given)).abs()
 
@@ -136,7 +133,6 @@ class Grasp(OneShot):
         check.positive(temperature=self.temperature)
 
     def scores(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
-        """The products w (H g), of the mean loss of the batch."""
         given = given_batch(self, batch)
 
         def loss(flat: Tensor) -> Tensor:

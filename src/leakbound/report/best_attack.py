@@ -21,7 +21,7 @@ from scipy.special import stdtrit
 
 from leakbound._util.decibels import mse_of_psnr
 from leakbound.assess.record import Assessment, Training, Values
-from leakbound.report.tables import LEVEL, ConfigurationKey, Names, defined, grouped
+from leakbound.report.tables import LEVEL, Names, defined, grouped
 
 __all__ = [
     "BASELINE",
@@ -86,11 +86,8 @@ class Rounds:
 class TightestBound:
     """A lower bound on the error of single examples, and how near the best attack comes.
 
-    Attributes:
-        root: the root of the mean of the bounds over `n` rounds, relative to the inputs' range.
-        tightness: the best attack's root mean squared error in these rounds over `root`; None where
-            that is 0.
-        name, prior: what the bound is and for which examples it holds.
+    `root`: of the mean of the bounds over `n` rounds, relative to the inputs' range; `tightness`:
+    the best attack's root mean squared error there over `root`, None where that is 0.
     """
 
     root: float
@@ -104,9 +101,7 @@ class TightestBound:
 class BestAttackRow:
     """One defense: its S_D, and a bound or in a few words why none applies.
 
-    `found` is None where no round has a result of every attack. `left_out`: rounds in which an
-    attack has none; `missing`: attacks without any. `loss`: the mean training loss over the seeds
-    that ran.
+    `found` is None where no round has a result of every attack; `loss`: the mean training loss.
     """
 
     defense: str
@@ -118,21 +113,18 @@ class BestAttackRow:
 
     @property
     def winner(self) -> str:
-        """Who reached S_D, for reading."""
         return self.found.attack if self.found else "no round has a result of every attack"
 
 
 @dataclass(frozen=True)
 class BestAttackTable:
-    """The rows of one model and batch size."""
-
     model: str
     batch_size: int
     rows: tuple[BestAttackRow, ...]
 
 
 def best_attack_error(attacks: Mapping[str, Errors], baseline: Errors) -> BestAttackError:
-    """S_D of the attacks and the prior-only baseline, over the rounds of the baseline.
+    """S_D of the attacks and the prior-only baseline, from squared errors by round.
 
     The interval joins t intervals of the means, and allows for the choice of the smallest: the
     smallest true mean belongs to one attack, so the least of the one-sided lower limits needs no
@@ -140,10 +132,6 @@ def best_attack_error(attacks: Mapping[str, Errors], baseline: Errors) -> BestAt
     error (Bonferroni). The t intervals take errors as nearly normal: of three to six rounds of
     skewed errors the upper limit is too low in up to 8 % of cases (2.5 % by right). A round in
     which an attack did not apply counts with the baseline.
-
-    Args:
-        attacks: squared errors of every attack, by round.
-        baseline: those of the prior-only baseline, by round; at least one.
 
     Raises:
         ValueError: no round, or an attack with another number of examples.
@@ -191,15 +179,14 @@ def rounds_of(attacks: Mapping[str, Iterable[Assessment]]) -> Rounds:
     A round counts if every attack ran or did not apply there; else a crash would look like a weak
     attack. What never ran is no attack here.
     """
-    own = {name: {a.seed: a for a in some} for name, some in attacks.items()}
-    seeds = sorted({seed for some in own.values() for seed in some})
+    every = {name: {a.seed: a for a in some} for name, some in attacks.items()}
+    seeds = sorted({seed for some in every.values() for seed in some})
+    own = {name: some for name, some in every.items() if any(map(measured, some.values()))}
     missing = tuple(
         name
-        for name, some in own.items()
-        if not any(map(measured, some.values()))
-        and any(a.status != "not_applicable" for a in some.values())
+        for name, some in every.items()
+        if name not in own and any(a.status != "not_applicable" for a in some.values())
     )
-    own = {name: some for name, some in own.items() if any(map(measured, some.values()))}
     kept = [seed for seed in seeds if _whole([some.get(seed) for some in own.values()])]
     errors = {
         name: {seed: squared_errors(some[seed].psnr) for seed in kept if measured(some.get(seed))}
@@ -220,39 +207,32 @@ def measured(assessment: Assessment | None) -> bool:
 
 
 def squared_errors(psnrs: Values) -> list[float]:
-    """The squared error of each example, in squared units of the inputs' range.
-
-    Example:
-        >>> squared_errors((20.0, None, 10.0))
-        [0.01, 0.1]
-    """
+    """The squared error of each example, in squared units of the inputs' range."""
     return [mse_of_psnr(psnr) for psnr in defined(psnrs)]
 
 
 def best_attack_tables(
     assessments: Iterable[Assessment], trainings: Iterable[Training], names: Names
 ) -> tuple[BestAttackTable, ...]:
-    """One table for each model and batch size; none where no row has an S_D."""
     losses = grouped(
         ((names.model(t), names.defense(t)), t.training_loss)
         for t in trainings
         if t.status == "ok" and t.training_loss is not None
     )
-    rows: dict[tuple[str, int], list[BestAttackRow]] = {}
-    for key, own in grouped((names.key(a), a) for a in assessments).items():
-        model, size, defense = key
-        loss = losses.get((model, defense))
-        rows.setdefault((model, size), []).append(
-            _row(key, own, names, None if loss is None else fmean(loss))
-        )
+    found = grouped((names.key(a), a) for a in assessments)
+    rows = grouped(
+        ((model, size), _row(defense, own, names, losses.get((model, defense))))
+        for (model, size, defense), own in found.items()
+    )
     made = [BestAttackTable(*key, tuple(own)) for key, own in rows.items()]
     return tuple(one for one in made if any(row.found for row in one.rows))
 
 
 def _row(
-    key: ConfigurationKey, own: Sequence[Assessment], names: Names, loss: float | None
+    defense: str, own: Sequence[Assessment], names: Names, losses: Sequence[float] | None
 ) -> BestAttackRow:
-    defense, rounds = key[2], rounds_of(grouped((names.attack(a), a) for a in own))
+    rounds = rounds_of(grouped((names.attack(a), a) for a in own))
+    loss = None if losses is None else fmean(losses)
     if not rounds.baseline:
         return BestAttackRow(defense, None, rounds.left_out, rounds.missing, "–", loss)
     found = best_attack_error(rounds.attacks, rounds.baseline)
@@ -270,26 +250,21 @@ def _tightest(own: Sequence[Assessment], winner: Errors) -> TightestBound | str:
     """
     if any(len(errors) > 1 for errors in winner.values()):
         return "single examples only"
-    known: dict[tuple[str, str], dict[int, list[float]]] = {}
-    others: dict[str, None] = {}
-    for a in own:
-        for bound in a.bounds:
-            if bound.on_error and bound.covers == "all":
-                level = 0.0 if bound.psnr is None else mse_of_psnr(bound.psnr)
-                by_round = known.setdefault((bound.name, bound.prior), {})
-                by_round.setdefault(a.seed, []).append(level)
-            elif bound.on_error:
-                others[bound.covers] = None
+    bounds = [(a.seed, bound) for a in own for bound in a.bounds if bound.on_error]
+    known = grouped(((b.name, b.prior), (seed, b.psnr)) for seed, b in bounds if b.covers == "all")
     made = []
-    for (name, prior), by_round in known.items():
+    for kind, values in known.items():
+        by_round = grouped(
+            (seed, 0.0 if psnr is None else mse_of_psnr(psnr)) for seed, psnr in values
+        )
         root = math.sqrt(fmean(min(levels) for levels in by_round.values()))
         error = math.sqrt(fmean(value for seed in by_round for value in winner[seed]))
-        made.append(TightestBound(root, error / root if root else None, name, prior, len(by_round)))
+        made.append(TightestBound(root, error / root if root else None, *kind, len(by_round)))
     if made:
         return max(made, key=lambda one: (one.n, one.root))
-    if not others:
+    if not bounds:
         return "none"
-    proved_for = [words for words in others if words != UNPROVED]
+    proved_for = dict.fromkeys(b.covers for _, b in bounds if b.covers != UNPROVED)
     return f"only for {' and '.join(proved_for)} attackers" if proved_for else "not proved here"
 
 

@@ -1,7 +1,5 @@
 """Charts of reports: SVG that can stand on one page, and PNG for `leakbound bound`.
 
-Longer than 600 lines, and one concept: all charts share colors, marks, axes and their checks.
-
 Names stay out of the SVG where they can: only parameter names and numbers are drawn. Text keeps to
 currentColor. Marks differ by shape as well as by color, and the colors also under each of the three
 kinds of color blindness (a test simulates them); the page gives lighter ones on dark.
@@ -17,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from statistics import fmean
+from statistics import fmean, median_high
 from typing import Any
 
 import matplotlib
@@ -29,15 +27,8 @@ from matplotlib.patheffects import AbstractPathEffect, withStroke
 from numpy.typing import NDArray
 
 from leakbound.assess.record import Training
-from leakbound.report.tables import (
-    NO_DEFENSE,
-    Accuracy,
-    AttackSummary,
-    ConfigurationKey,
-    DefenseSetting,
-    Names,
-    grouped,
-)
+from leakbound.report import tables
+from leakbound.report.tables import NO_DEFENSE, AttackSummary, DefenseSetting, Names, grouped
 
 COLORS = ("#1e78b4", "#ff4b0f", "#4b1e3c", "#c37878", "#9600ff", "#780f00", "#2d0f87")
 """Of lines on a light ground; a page may set others as --line-0 to --line-6."""
@@ -77,6 +68,7 @@ FAINTEST = 1e-9
 """Probabilities below this are drawn at it."""
 CORRIDOR = (5.4, 3.6)
 """Inches of the corridor's plot."""
+THRESHOLD = "PSNR threshold (dB)"
 _BEYOND = 1e6
 
 
@@ -92,8 +84,6 @@ class Panel:
 
 @dataclass(frozen=True)
 class PanelGroup:
-    """The panels of one model and batch size."""
-
     model: str
     batch_size: int
     panels: tuple[Panel, ...]
@@ -114,17 +104,14 @@ class TrainingCurve:
 
     @property
     def early(self) -> float | None:
-        """The loss after five rounds; None where the curve holds no such round."""
         return self.losses.get(EARLY)
 
     @property
     def rounds(self) -> int:
-        """The last round of the curve."""
         return max(self.losses)
 
     @property
     def last(self) -> float | None:
-        """The loss after the last round."""
         return self.losses[self.rounds]
 
 
@@ -145,13 +132,12 @@ def keys(labels: Sequence[str], prefix: str) -> list[tuple[str, str]]:
     for index, label in enumerate(labels):
         with _key_axes(f"{prefix}{index}") as (axes, output):
             axes.plot([0.2, 1, 1.8], [0, 0, 0], color=color(index))
-            axes.plot([1], [0], MARKERS[index % len(MARKERS)], color=color(index))
+            axes.plot([1], [0], marker(index), color=color(index))
         found.append((label, output[0]))
     return found
 
 
 def bound_key(prefix: str) -> str:
-    """The legend's small SVG of an upper bound."""
     with _key_axes(prefix) as (axes, output):
         _draw_bound(axes, [0.2, 1, 1.8], [0, 0, 0], size=7)
     return output[0]
@@ -206,22 +192,15 @@ def _svg(drawn: Figure, prefix: str) -> str:
 
 
 def color(index: int) -> str:
-    """The color of the line with this number."""
     return COLORS[index % len(COLORS)]
 
 
 def marker(index: int) -> str:
-    """The marker of the line with this number."""
     return MARKERS[index % len(MARKERS)]
 
 
 def span(counts: Sequence[int], word: str) -> str:
-    """The range of some counts with their noun.
-
-    Example:
-        >>> span([2, 3], "batch")
-        '2 to 3 batches'
-    """
+    """The range of some counts with their noun."""
     low, high = min(counts), max(counts)
     ending = "" if high == 1 else ("es" if word.endswith("ch") else "s")
     return f"{low} {word}{ending}" if low == high else f"{low} to {high} {word}{ending}"
@@ -232,12 +211,12 @@ def curves(
     settings: Mapping[str, DefenseSetting],
     attacks: Sequence[str],
     threshold: float | None,
-    bounds: Mapping[ConfigurationKey, float] | None = None,
+    bounds: Mapping[tables.ConfigurationKey, float] | None = None,
 ) -> list[PanelGroup]:
     """PSNR over defense strength: one group a model and batch size, one panel a defense.
 
-    Defenses that were tested with one choice of parameters share a panel. `bounds`: by
-    configuration, the PSNR of the mean error that no attacker exceeds.
+    Defenses that were tested with one choice of parameters share a panel. `bounds`: the PSNR of the
+    mean error that no attacker exceeds.
     """
     known = {key: min(value, TOP) for key, value in (bounds or {}).items()}
     limits = _limits([row for row in rows if row.psnr], threshold, [*known.values()])
@@ -261,11 +240,10 @@ def curves(
 def tradeoffs(
     rows: Sequence[AttackSummary],
     settings: Mapping[str, DefenseSetting],
-    accuracies: Mapping[tuple[str, str], Accuracy],
+    accuracies: Mapping[tuple[str, str], tables.Accuracy],
     names: Sequence[str],
     threshold: float | None,
 ) -> list[Panel]:
-    """Test accuracy against the PSNR of the strongest attack: one panel a model and batch size."""
     limits = _limits([row for row in rows if row.psnr], threshold)
     own = grouped(((row.model, row.batch_size, row.defense), row) for row in rows if row.psnr)
     by_name = grouped((settings[d].name, d) for d in dict.fromkeys(row.defense for row in rows))
@@ -286,7 +264,6 @@ def tradeoffs(
 
 
 def loss_curves(trainings: Iterable[Training], names: Names) -> list[TrainingCurve]:
-    """One row for each model, optimizer and defense whose trainings keep a curve."""
     found = grouped(
         ((names.model(t), names.defense(t), t.optimizer), dict(t.curve))
         for t in trainings
@@ -320,7 +297,6 @@ def drawn_losses(rows: Sequence[TrainingCurve], names: Names) -> list[str]:
 
 
 def loss_panels(rows: Sequence[TrainingCurve], labels: Sequence[str]) -> list[Panel]:
-    """Training loss by round: one panel a model and optimizer, one line a defense in `labels`."""
     found: list[Panel] = []
     for model, optimizer in dict.fromkeys((row.model, row.optimizer) for row in rows):
         own = {r.defense: r for r in rows if (r.model, r.optimizer) == (model, optimizer)}
@@ -402,7 +378,7 @@ def _curve(
 
 def _tradeoff(
     name: str,
-    points: Sequence[tuple[DefenseSetting, Accuracy, AttackSummary]],
+    points: Sequence[tuple[DefenseSetting, tables.Accuracy, AttackSummary]],
     names: Sequence[str],
     frame: _Frame,
 ) -> Panel:
@@ -458,8 +434,8 @@ def _draw_line(
 def _levels(axes: Axes, frame: _Frame, rows: Sequence[AttackSummary]) -> None:
     axes.set_ylim(*frame.limits)
     axes.set_ylabel("PSNR in dB")
-    baselines = sorted(row.baseline_psnr for row in rows if row.baseline_psnr is not None)
-    baseline = baselines[len(baselines) // 2] if baselines else None
+    baselines = tables.defined(row.baseline_psnr for row in rows)
+    baseline = median_high(baselines) if baselines else None
     styles: list[tuple[float | None, Any]] = [
         (frame.undefended, "-"), (frame.threshold, (0, (5, 3))), (baseline, (0, (1, 2)))
     ]  # fmt: skip
@@ -519,10 +495,8 @@ def _with_count(panel: Panel, shown: int, count: int) -> Panel:
 def _limits(
     rows: Sequence[AttackSummary], threshold: float | None, bounds: Sequence[float] = ()
 ) -> tuple[float, float]:
-    values = [*bounds]
-    values += [end for row in rows for end in _bar(row)]
-    values += [row.baseline_psnr for row in rows if row.baseline_psnr is not None]
-    values += [] if threshold is None else [threshold]
+    values = [*bounds, *(end for row in rows for end in _bar(row))]
+    values += tables.defined([threshold, *(row.baseline_psnr for row in rows)])
     low, high = min(values, default=0.0), max(values, default=1.0)
     room = 0.06 * (high - low) or 1.0
     return min(0.0, low) if low - room < 0 <= low else low - room, high + room
@@ -552,18 +526,10 @@ def _short(text: str) -> str:
 
 
 def corridor_png(
-    thresholds: Sequence[float],
-    attained: NDArray[Any],
-    bound: NDArray[Any],
-    accepted: float,
-    *,
-    label: str,
+    thresholds: Sequence[float], attained: NDArray[Any], bound: NDArray[Any], accepted: float
 ) -> bytes:
-    """Attained success and upper bound over the threshold, with the accepted probability, as PNG.
-
-    Shapes: `thresholds`, `attained`, `bound` (n,), thresholds rising.
-    """
-    return _png(partial(draw_corridor, thresholds, attained, bound, accepted, label), CORRIDOR)
+    """Attained success and upper bound over rising thresholds, with the accepted probability."""
+    return _png(partial(draw_corridor, thresholds, attained, bound, accepted), CORRIDOR)
 
 
 def draw_corridor(
@@ -571,16 +537,14 @@ def draw_corridor(
     attained: NDArray[Any],
     bound: NDArray[Any],
     accepted: float,
-    label: str,
     axes: Axes,
 ) -> None:
-    """Draw what `corridor_png` draws."""
     low, high = np.maximum(attained, FAINTEST), np.maximum(bound, FAINTEST)
     axes.fill_between(thresholds, low, high, color=COLORS[4], alpha=0.35, lw=0)
     axes.plot(thresholds, high, color=COLORS[0], label="upper bound: no attacker exceeds it")
     axes.plot(thresholds, low, color=COLORS[1], ls="--", label="attained on a linear trap")
     axes.axhline(accepted, color=GRAY, ls=":", label=f"accepted: {accepted:g}")
-    axes.set(yscale="log", ylim=(FAINTEST, 1.5), xlabel=label, ylabel="probability")
+    axes.set(yscale="log", ylim=(FAINTEST, 1.5), xlabel=THRESHOLD, ylabel="probability")
     axes.legend(frameon=False, loc="best")
 
 
@@ -590,13 +554,8 @@ def surface_png(
     bound: NDArray[Any],
     attained: NDArray[Any],
     accepted: float,
-    *,
-    label: str,
 ) -> bytes:
-    """The upper bound in color over noise and threshold; lines where each is the accepted risk.
-
-    Shapes: `bound`, `attained` (thresholds, noises).
-    """
+    """The upper bound (thresholds, noises) in color; lines where each is the accepted risk."""
 
     def draw(axes: Axes) -> None:
         shown = np.maximum(bound, FAINTEST)
@@ -613,7 +572,7 @@ def surface_png(
                 )
                 lines.set_path_effects(edge)
         axes.legend(title=f"risk of {accepted:g}", loc="upper right", framealpha=0.85)
-        axes.set(xscale="log", xlabel="noise multiplier", ylabel=label)
+        axes.set(xscale="log", xlabel="noise multiplier", ylabel=THRESHOLD)
         axes.grid(False)
         bar = axes.figure.colorbar(mesh, ax=axes)
         bar.set_label("probability that no attacker exceeds")

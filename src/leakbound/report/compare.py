@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -15,24 +15,10 @@ from msgspec.structs import replace
 
 from leakbound._util import files
 from leakbound.assess.record import CERTIFIED, EXPOSED, VERDICTS, Assessment, Threat, Training
-from leakbound.report.best_attack import (
-    BASELINE,
-    BestAttackError,
-    best_attack_tables,
-    measured,
-    squared_errors,
-)
+from leakbound.report import best_attack, tables
+from leakbound.report.best_attack import BASELINE, BestAttackError
 from leakbound.report.folder import Run
-from leakbound.report.tables import (
-    Configuration,
-    ConfigurationKey,
-    Names,
-    configurations,
-    grouped,
-    mean_of,
-    mean_value,
-    plain,
-)
+from leakbound.report.tables import Configuration, ConfigurationKey, Names, grouped, plain
 from leakbound.report.template import check_installed, decimal, plural, rendered, save, significant
 
 FILE = "compare.html"
@@ -41,14 +27,7 @@ JOURNALS = ("records.jsonl", "utility.jsonl")
 
 @dataclass(frozen=True)
 class Difference:
-    """The second minus the first of `n` pairs.
-
-    Attributes:
-        first, second: the means of both sides.
-        mean: the mean difference.
-        low, high: cover its expectation with 95 %, by Student's t; None from one pair.
-        same: no pair differs at all.
-    """
+    """The second minus the first of `n` pairs; `low`, `high` by Student's t, None from one pair."""
 
     n: int
     first: float
@@ -67,12 +46,6 @@ class Difference:
 
     @property
     def words(self) -> str:
-        """What can be said of it.
-
-        Example:
-            >>> difference([(1.0, 3.0), (2.0, 4.5), (3.0, 5.0)]).words
-            'higher in B'
-        """
         if self.same:
             return "the same in every pair"
         if self.low is None:
@@ -81,23 +54,15 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Concern:
-    """One thing that differs. `grave`: with it, numbers of both runs do not mean the same."""
-
-    words: str
-    grave: bool
-
-
-@dataclass(frozen=True)
 class VerdictPair:
-    """One configuration in both runs. `change`: 1 safer in the second, -1 less safe, 0 the same."""
+    """One configuration in both runs."""
 
     first: Configuration
     second: Configuration
 
     @property
     def change(self) -> int:
-        """Which way the verdict moved."""
+        """1 safer in the second, -1 less safe, 0 the same."""
         before, after = (
             VERDICTS.index(EXPOSED if row.verdict == CERTIFIED else row.verdict)
             for row in (self.first, self.second)
@@ -109,8 +74,8 @@ class VerdictPair:
 class AttackPair:
     """One attack on one configuration in both runs, over the seeds that ran in both.
 
-    `psnr`: the experiments' mean PSNR in dB. `rmse`: the roots of their mean squared errors,
-    relative to the inputs' range. `unpaired`: the seeds that have a value in one run only.
+    `psnr` in dB, `rmse` relative to the inputs' range; `unpaired` seeds have a value in one run
+    only.
     """
 
     key: ConfigurationKey
@@ -122,11 +87,7 @@ class AttackPair:
 
 @dataclass(frozen=True)
 class BestAttackPair:
-    """S_D of one configuration in both runs.
-
-    `held_out`: the difference over shared rounds of the error of the attack that is best on all
-    other rounds, which the round itself did not choose.
-    """
+    """S_D of one configuration; `held_out`: the difference of `BestAttackError.held_out`."""
 
     key: ConfigurationKey
     first: BestAttackError | None
@@ -136,8 +97,6 @@ class BestAttackPair:
 
 @dataclass(frozen=True)
 class AccuracyPair:
-    """Test accuracy of one model under one defense, over the training seeds of both runs."""
-
     model: str
     defense: str
     accuracy: Difference
@@ -151,15 +110,13 @@ Setting = tuple[str, int, str, str]
 class RunComparison:
     """All that a page says about two runs.
 
-    Attributes:
-        concerns: why the comparison may not be fair, and what else differs; the grave first.
-        identical: the names of the record files that hold the same bytes in both.
-        both: how many settings (model, batch size, defense, attack) are in both, and
-        only: those, or seeds of shared ones, that one run has alone, each with its experiments.
-        experiments: how many are in both, and how many of these have equal records.
+    `grave`: why their numbers do not mean the same; `notes`: what else differs. `both` counts
+    settings, `only` those of one run alone (or of some seeds) with their experiments;
+    `experiments`: how many are in both, and how many of these have equal records.
     """
 
-    concerns: tuple[Concern, ...]
+    grave: tuple[str, ...]
+    notes: tuple[str, ...]
     identical: tuple[str, ...]
     verdicts: tuple[VerdictPair, ...]
     attacks: tuple[AttackPair, ...]
@@ -173,16 +130,10 @@ class RunComparison:
 def difference(pairs: Sequence[tuple[float, float]]) -> Difference | None:
     """The mean of second - first over pairs, with its 95 % interval; None of none.
 
-    The interval takes the differences as nearly normal; of few pairs that are skewed it is too
-    narrow.
-
-    Example:
-        >>> found = difference([(1.0, 2.0), (1.0, 4.0)])
-        >>> found.mean, round(found.low, 2), round(found.high, 2)
-        (2.0, -10.71, 14.71)
+    It takes the differences as nearly normal; of few pairs that are skewed it is too narrow.
     """
     gaps = [second - first for first, second in pairs]
-    found = mean_of(gaps)
+    found = tables.mean_of(gaps)
     if found is None:
         return None
     first, second = (fmean(side) for side in zip(*pairs, strict=True))
@@ -190,7 +141,6 @@ def difference(pairs: Sequence[tuple[float, float]]) -> Difference | None:
 
 
 def compare(first: Run, second: Run) -> RunComparison:
-    """Two runs, paired by model, batch size, defense, attack and seed, whatever else differs."""
     own = first.assessments, _aligned(first.assessments, second.assessments)
     names = Names([*own[0], *own[1]], [*first.trainings, *second.trainings])
     groups = _by_setting(own[0], names), _by_setting(own[1], names)
@@ -201,8 +151,10 @@ def compare(first: Run, second: Run) -> RunComparison:
         for seed in groups[0][key]
         if seed in groups[1][key]
     ]
+    grave, notes = concerns(first, second, pairs)
     return RunComparison(
-        concerns=concerns(first, second, pairs),
+        grave=grave,
+        notes=notes,
         identical=tuple(name for name in JOURNALS if _same_bytes(first, second, name)),
         verdicts=_verdicts(own[0], own[1], names),
         attacks=tuple(_attack(key, groups[0][key], groups[1][key]) for key in shared),
@@ -240,7 +192,9 @@ def _verdicts(
     first: Sequence[Assessment], second: Sequence[Assessment], names: Names
 ) -> tuple[VerdictPair, ...]:
     """Configurations in both: those that became less safe first, then safer, then the rest."""
-    here, there = ({row.key: row for row in configurations(own, names)} for own in (first, second))
+    here, there = (
+        {row.key: row for row in tables.configurations(own, names)} for own in (first, second)
+    )
     pairs = [VerdictPair(row, there[key]) for key, row in here.items() if key in there]
     return tuple(sorted(pairs, key=lambda pair: (-1, 1, 0).index(pair.change)))
 
@@ -248,7 +202,7 @@ def _verdicts(
 def _attack(
     key: Setting, first: Mapping[int, Assessment], second: Mapping[int, Assessment]
 ) -> AttackPair:
-    values = [_values(own, mean_value) for own in (first, second)]
+    values = [_values(own, tables.mean_value) for own in (first, second)]
     errors = [_values(own, _rmse) for own in (first, second)]
     unpaired = len(values[0].keys() ^ values[1].keys())
     return AttackPair(key[:3], key[3], _over_seeds(*values), _over_seeds(*errors), unpaired)
@@ -262,7 +216,11 @@ def _values(
 
 
 def _rmse(own: Assessment) -> float | None:
-    return math.sqrt(fmean(squared_errors(own.psnr))) if measured(own) else None
+    return (
+        math.sqrt(fmean(best_attack.squared_errors(own.psnr)))
+        if best_attack.measured(own)
+        else None
+    )
 
 
 def _over_seeds(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
@@ -275,7 +233,7 @@ def _best_attack(
     here, there = (
         {
             (table.model, table.batch_size, row.defense): row.found
-            for table in best_attack_tables(own, (), names)
+            for table in best_attack.best_attack_tables(own, (), names)
             for row in table.rows
         }
         for own in (first, second)
@@ -293,17 +251,14 @@ def _accuracies(
     first: Iterable[Training], second: Iterable[Training], names: Names
 ) -> tuple[AccuracyPair, ...]:
     here, there = (
-        {
-            key: dict(own)
-            for key, own in grouped(
-                ((names.model(t), names.defense(t)), (t.seed, t.accuracy))
-                for t in trainings
-                if t.status == "ok" and t.accuracy is not None
-            ).items()
-        }
+        grouped(
+            ((names.model(t), names.defense(t)), (t.seed, t.accuracy))
+            for t in trainings
+            if t.status == "ok" and t.accuracy is not None
+        )
         for trainings in (first, second)
     )
-    pairs = [(key, _over_seeds(own, there.get(key, {}))) for key, own in here.items()]
+    pairs = [(key, _over_seeds(dict(own), dict(there.get(key, ())))) for key, own in here.items()]
     return tuple(AccuracyPair(*key, both) for key, both in pairs if both is not None)
 
 
@@ -323,60 +278,62 @@ def _same_bytes(first: Run, second: Run, name: str) -> bool:
 
 def concerns(
     first: Run, second: Run, pairs: Sequence[tuple[Assessment, Assessment]]
-) -> tuple[Concern, ...]:
-    """What differs between two runs, the grave first; `pairs` are experiments of equal settings."""
-    runs, infos = (first, second), (first.info, second.info)
-    threats = [sorted({threat_words(a.threat) for a in run.assessments}) for run in runs]
-    limits = [sorted({f"psnr {plain(a.criterion.value)}" for a in run.assessments}) for run in runs]
-    found = [
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Why numbers of two runs do not mean the same, and what else differs.
+
+    `pairs` are experiments of equal settings.
+    """
+    runs, one, other = {"A": first, "B": second}, first.info, second.info
+    threats = [sorted({threat_words(a.threat) for a in r.assessments}) for r in runs.values()]
+    limits = [
+        sorted({f"psnr {plain(a.criterion.value)}" for a in r.assessments}) for r in runs.values()
+    ]
+    grave = [
         *_differ("threat models", threats, "the attackers are not the same"),
         *_differ("thresholds", limits, "verdicts do not compare"),
         *_data(first, second),
         *_batches(pairs),
         *_trainings(first, second),
-        *_unfinished(runs),
-        *_settings(pairs),
-        *_facts("The versions differ", infos[0].versions, infos[1].versions),
-        *_facts("The machines differ", infos[0].machine, infos[1].machine),
     ]
-    if infos[0].plan_hash != infos[1].plan_hash:
-        hashes = " and ".join(info.plan_hash for info in infos)
-        found.append(Concern(f"The plans differ: {hashes}.", False))
-    return tuple(sorted(found, key=lambda one: not one.grave))
+    notes = []
+    for letter, run in runs.items():
+        count, failed = len(run.assessments), sum(a.status == "failed" for a in run.assessments)
+        if run.missing:
+            words = f"{letter} is not finished: {run.missing} of {run.info.experiments} experiments"
+            grave.append(f"{words} are missing.")
+        if failed:
+            notes.append(f"In {letter} {failed} of {count} experiments failed.")
+    notes += _settings(pairs)
+    notes += _facts("The versions differ", one.versions, other.versions)
+    notes += _facts("The machines differ", one.machine, other.machine)
+    if one.plan_hash != other.plan_hash:
+        notes.append(f"The plans differ: {one.plan_hash} and {other.plan_hash}.")
+    return tuple(grave), tuple(notes)
 
 
 def threat_words(threat: Threat) -> str:
-    """What an attacker knows, in a few words.
-
-    Example:
-        >>> threat_words(Threat(labels_known=True, defense_known=False, server="honest",
-        ...                     statistics_known=False))
-        'honest server, labels known, defense not known'
-    """
-    words = [f"{threat.server} server", "labels known" if threat.labels_known else
-             "labels not known", "defense known" if threat.defense_known else
-             "defense not known"]  # fmt: skip
-    return ", ".join(words + ["statistics known"] * threat.statistics_known)
+    known = {"labels": threat.labels_known, "defense": threat.defense_known}
+    words = [f"{what} {'known' if said else 'not known'}" for what, said in known.items()]
+    more = ["statistics known"] * threat.statistics_known
+    return ", ".join([f"{threat.server} server", *words, *more])
 
 
-def _differ(what: str, sides: Sequence[Sequence[str]], so: str) -> list[Concern]:
-    if sides[0] == sides[1]:
-        return []
-    said = [" or ".join(side) or "none" for side in sides]
-    return [Concern(f"The {what} differ: A {said[0]}; B {said[1]}. So {so}.", True)]
+def _differ(what: str, sides: Sequence[Sequence[str]], so: str) -> Iterator[str]:
+    if sides[0] != sides[1]:
+        said = [" or ".join(side) or "none" for side in sides]
+        yield f"The {what} differ: A {said[0]}; B {said[1]}. So {so}."
 
 
-def _data(first: Run, second: Run) -> list[Concern]:
-    """Other data: a seed then names other examples."""
+def _data(first: Run, second: Run) -> Iterator[str]:
     one, other = (run.info.data for run in (first, second))
-    if one.fingerprint == other.fingerprint:
-        return []
-    said = [f"{data.source} ({data.fingerprint[:12]})" for data in (one, other)]
-    words = f"The data differ: A {said[0]}; B {said[1]}. A seed does not name the same examples."
-    return [Concern(words, True)]
+    if one.fingerprint != other.fingerprint:
+        said = [f"{data.source} ({data.fingerprint[:12]})" for data in (one, other)]
+        yield (
+            f"The data differ: A {said[0]}; B {said[1]}. A seed does not name the same examples."
+        )
 
 
-def _batches(pairs: Iterable[tuple[Assessment, Assessment]]) -> list[Concern]:
+def _batches(pairs: Iterable[tuple[Assessment, Assessment]]) -> Iterator[str]:
     """Pairs whose batches differ: the baseline scores differently on them."""
     scores = [
         (one.baseline, other.baseline)
@@ -384,64 +341,42 @@ def _batches(pairs: Iterable[tuple[Assessment, Assessment]]) -> list[Concern]:
         if all(a.status == "ok" and a.baseline for a in (one, other))
     ]
     count = sum(one != other for one, other in scores)
-    if not count:
-        return []
-    words = (
-        f"In {count} of {len(scores)} pairs of experiments the prior-only baseline scores "
-        "differently, so the batches, or the public examples, are not the same."
-    )
-    return [Concern(words, True)]
+    if count:
+        yield (
+            f"In {count} of {len(scores)} pairs of experiments the prior-only baseline scores "
+            "differently, so the batches, or the public examples, are not the same."
+        )
 
 
-def _trainings(first: Run, second: Run) -> list[Concern]:
-    """Test accuracies of unequal trainings."""
+def _trainings(first: Run, second: Run) -> Iterator[str]:
     plans = [json.dumps(run.info.plan.get("utility"), sort_keys=True) for run in (first, second)]
-    if not (first.trainings and second.trainings) or plans[0] == plans[1]:
-        return []
-    words = "The trainings behind the test accuracy differ, so accuracies do not compare: "
-    return [Concern(f"{words}A {plans[0]}; B {plans[1]}.", True)]
+    if first.trainings and second.trainings and plans[0] != plans[1]:
+        words = "The trainings behind the test accuracy differ, so accuracies do not compare: "
+        yield f"{words}A {plans[0]}; B {plans[1]}."
 
 
-def _unfinished(runs: Iterable[Run]) -> list[Concern]:
-    found = []
-    for letter, run in zip("AB", runs, strict=True):
-        count, failed = len(run.assessments), sum(a.status == "failed" for a in run.assessments)
-        if run.missing:
-            words = f"{letter} is not finished: {run.missing} of {run.info.experiments} experiments"
-            found.append(Concern(f"{words} are missing.", True))
-        if failed:
-            found.append(Concern(f"In {letter} {failed} of {count} experiments failed.", False))
-    return found
-
-
-def _settings(pairs: Iterable[tuple[Assessment, Assessment]]) -> list[Concern]:
+def _settings(pairs: Iterable[tuple[Assessment, Assessment]]) -> Iterable[str]:
     """Attacks and defenses of one name whose full settings differ."""
-    found: dict[str, None] = {}
-    for one, other in pairs:
-        for mine, theirs in ((one.attack, other.attack), (one.defense, other.defense)):
-            if mine.settings != theirs.settings:
-                words = f"{mine.name} has other settings: A {mine.settings}; B {theirs.settings}."
-                found[words] = None
-    return [Concern(words, False) for words in found]
+    return dict.fromkeys(
+        f"{mine.name} has other settings: A {mine.settings}; B {theirs.settings}."
+        for one, other in pairs
+        for mine, theirs in ((one.attack, other.attack), (one.defense, other.defense))
+        if mine.settings != theirs.settings
+    )
 
 
-def _facts(what: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> list[Concern]:
+def _facts(what: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
     rows = [
         f"{key} {plain(one.get(key))} and {plain(other.get(key))}"
         for key in sorted({*one, *other})
         if one.get(key) != other.get(key)
     ]
-    return [Concern(f"{what}: {', '.join(rows)}.", False)] if rows else []
+    if rows:
+        yield f"{what}: {', '.join(rows)}."
 
 
 def write_comparison(first: Run, second: Run, path: Path) -> RunComparison:
-    """Write the page of two runs to a path; returns what it says.
-
-    The page holds numbers and no pictures. The same inputs give the same bytes.
-
-    Raises:
-        ValueError: it cannot be written, or jinja2 is not installed.
-    """
+    """Write the page of two runs; returns what it says. The same inputs give the same bytes."""
     check_installed()
     found = compare(first, second)
     save(path, render_comparison(first, second, found))
@@ -449,15 +384,14 @@ def write_comparison(first: Run, second: Run, path: Path) -> RunComparison:
 
 
 def render_comparison(first: Run, second: Run, found: RunComparison) -> str:
-    """The page as text."""
     intervals = [row.psnr for row in found.attacks if row.psnr and row.psnr.low is not None]
     context = {
         "runs": [("A", first), ("B", second)],
         "names": [_name(first), _name(second)],
         "found": found,
         "summary": summary(found),
-        "grave": [one.words for one in found.concerns if one.grave],
-        "notes": [one.words for one in found.concerns if not one.grave],
+        "grave": found.grave,
+        "notes": found.notes,
         "changed": any(pair.change for pair in found.verdicts),
         "baseline": BASELINE,
         "moved": {-1: "less safe in B", 1: "safer in B", 0: "the same"},
@@ -472,12 +406,6 @@ def render_comparison(first: Run, second: Run, found: RunComparison) -> str:
 
 
 def signed(value: float | None, digits: int = 1) -> str:
-    """A difference for reading, with its sign.
-
-    Example:
-        >>> signed(1.25), signed(-0.04), signed(None)
-        ('+1.2', '0.0', '–')
-    """
     if value is None:
         return "–"
     text = decimal(value, digits)
@@ -494,7 +422,6 @@ def tiny(value: float | None) -> str:
 
 
 def summary(found: RunComparison) -> str:
-    """The first sentence: what became of the verdicts."""
     counts = Counter(pair.change for pair in found.verdicts)
     changed, many = counts[-1] + counts[1], plural(counts.total(), "configuration")
     if not found.verdicts:

@@ -1,77 +1,41 @@
-"""Figures and pages of single results, as the five verbs return them: `.plot()` and `.to_html`."""
+"""Figures of single results, as the five verbs return them: `.plot()`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
 from leakbound._util import pictures
 from leakbound.assess.record import Assessment
-from leakbound.report import charts, template
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from leakbound.report import charts
 
 MOST_EXAMPLES = 8
 MOST_ROWS = 40
-PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; \
-style-src 'unsafe-inline'">
-<style>body{{margin:2em auto;max-width:60em;padding:0 1em;color-scheme:light dark}}</style>
-</head><body>{body}</body></html>
-"""
-
-
-def save_page(path: Path | str, title: str, body: str) -> Path:
-    """Write a result's notebook form as a page of its own.
-
-    Args:
-        path: the file.
-        title: of the page, escaped here.
-        body: HTML that is escaped already.
-
-    Raises:
-        ValueError: it cannot be written, or would replace a file that leakbound did not write.
-    """
-    return template.save(Path(path), PAGE.format(title=pictures.text(title), body=body))
 
 
 def examples(
-    truth: Tensor,
-    guess: Tensor,
-    captions: Sequence[str],
-    input_range: tuple[float, float],
+    truth: Tensor, guess: Tensor, captions: Sequence[str], input_range: tuple[float, float]
 ) -> Figure:
-    """True examples above reconstructed ones: pictures, or lines where they are no images.
-
-    Shapes: `truth`, `guess` (B, *S), one caption for each.
-    """
+    """True examples (B, *S) above reconstructed ones: pictures, or lines where they are none."""
     shown = min(len(truth), MOST_EXAMPLES)
-    drawn = _figure((1.6 * shown + 0.6, 3.6))
+    drawn = Figure(figsize=(1.6 * shown + 0.6, 3.6), layout="constrained")
     grid = drawn.subplots(2, shown, squeeze=False)
     for row, (word, batch) in enumerate((("true", truth), ("reconstructed", guess))):
         for place in range(shown):
             axes, own = grid[row][place], batch[place].detach().cpu().double()
             if pictures.is_image(own[None]):
-                level = own.permute(1, 2, 0).numpy()
-                low, high = input_range
-                axes.imshow(
-                    level.squeeze(-1)
-                    if level.shape[2] == 1
-                    else np.clip((level - low) / (high - low), 0, 1),
-                    cmap="gray",
-                    vmin=low,
-                    vmax=high,
-                )
+                (low, high), level = input_range, own.permute(1, 2, 0).numpy()
+                color = level.shape[2] > 1
+                level = np.clip((level - low) / (high - low), 0, 1) if color else level.squeeze(-1)
+                axes.imshow(level, cmap="gray", vmin=low, vmax=high)
                 axes.set(xticks=[], yticks=[])
             else:
                 axes.plot(own.flatten().numpy(), marker=".", lw=0.8)
@@ -110,14 +74,7 @@ def assessments(own: Sequence[Assessment]) -> Figure:
 def corridor(
     thresholds: Sequence[float], attained: NDArray[Any], bound: NDArray[Any], accepted: float
 ) -> Figure:
-    """Attained success and upper bound over the PSNR threshold.
-
-    Shapes: `attained`, `bound` (n,), `thresholds` n rising decibels.
-    """
-
-    def draw(axes: Axes) -> None:
-        charts.draw_corridor(thresholds, attained, bound, accepted, "PSNR threshold (dB)", axes)
-
+    draw = partial(charts.draw_corridor, thresholds, attained, bound, accepted)
     return _drawn(draw, charts.CORRIDOR)
 
 
@@ -141,12 +98,6 @@ def leak_map(known: Tensor) -> Figure:
 def _explained(own: Assessment) -> list[float]:
     found = None if own.capture is None else own.capture.explained
     return [] if found is None or found.direction is None else [found.direction]
-
-
-def _figure(size: tuple[float, float]) -> Figure:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=size, layout="constrained")
 
 
 def _drawn(draw: Callable[[Axes], None], size: tuple[float, float]) -> Figure:

@@ -11,9 +11,7 @@ from pathlib import Path
 
 from leakbound._util import files
 from leakbound.assess import record
-from leakbound.assess.record import Assessment, Damage, R, Training, picture_name
-from leakbound.assess.run import RunInfo
-from leakbound.assess.run import read as read_info
+from leakbound.assess.record import Assessment, Damage, R, RunInfo, Training
 
 _PICTURE_LIMIT = 1 << 26
 
@@ -29,8 +27,6 @@ class Strip:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left."""
-
     folder: Path
     info: RunInfo
     assessments: list[Assessment]
@@ -38,21 +34,17 @@ class Run:
 
     @property
     def missing(self) -> int:
-        """How many experiments of the plan are not here."""
         return max(0, self.info.experiments - len(self.assessments))
 
     def picture(self, name: str, *, inline: bool = True) -> Strip | None:
-        """A picture by file name, inline or as its place below the run folder.
-
-        None if it is missing, no PNG, or not what its name says.
-        """
+        """A picture by file name; None if it is missing, no PNG, or not what its name says."""
         path = self.folder / "pictures" / name
         try:
             content = files.read(path) if path.stat().st_size <= _PICTURE_LIMIT else b""
         except OSError:
             return None
         png = len(content) >= 24 and content.startswith(b"\x89PNG\r\n\x1a\n")
-        if not png or picture_name(content) != name:
+        if not png or record.picture_name(content) != name:
             return None
         width, height = struct.unpack(">II", content[16:24])
         if not inline:
@@ -62,17 +54,9 @@ class Run:
 
 
 def read(folder: Path) -> Run:
-    """Read and check a run folder.
-
-    Raises:
-        ValueError: a missing or damaged file (with its line), or a schema that is not known.
-    """
     path = folder / files.RUN
-    try:
-        with _reading(path):
-            info = read_info(path)
-    except Damage as damage:
-        raise ValueError(f"{path} is damaged: {damage}") from None
+    with _reading(path):
+        info = record.decode(files.read(path), RunInfo)
     assessments = _lines(folder / "records.jsonl", Assessment)
     if not assessments:
         raise ValueError(f"{folder / 'records.jsonl'} holds no record; run the audit first")
@@ -98,6 +82,8 @@ def _reading(path: Path) -> Iterator[None]:
     """What the system says about a path, as what to do about it."""
     try:
         yield
+    except Damage as damage:
+        raise ValueError(f"{path} is damaged: {damage}") from None
     except NotADirectoryError:
         raise ValueError(f"{path.parent} is no folder; give the output folder of a run") from None
     except FileNotFoundError:

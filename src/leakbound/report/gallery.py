@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
-from leakbound.assess.record import Assessment, CaptureInfo, ColumnResult
+from leakbound.assess.record import Assessment, CaptureInfo, ColumnResult, Explained
 from leakbound.report.folder import Run, Strip
 from leakbound.report.rerun import Rerun, reruns
 from leakbound.report.tables import Names, grouped, mean_value
@@ -27,11 +27,8 @@ CardKey = tuple[str, int, int, str, int]
 class CapturedUpdate:
     """What an assessment says of the captured update behind it.
 
-    Attributes:
-        label: its file, and where they are known round and client.
-        explained: the share of the update that the reconstruction explains; None where that is not
-            known.
-        scaled: that share is the best over all lengths of the update.
+    `explained`: the share of the update that the reconstruction explains, None where not known;
+    `scaled`: it is the best over all lengths of the update.
     """
 
     label: str
@@ -41,18 +38,16 @@ class CapturedUpdate:
 
     @staticmethod
     def of(assessment: Assessment) -> CapturedUpdate | None:
-        """None where the update is the audit's own."""
         own = assessment.capture
         if own is None:
             return None
         parts = [own.name]
         parts += [f"round {own.round}"] * bool(own.round)
         parts += [f"client {own.client}"] * bool(own.client)
-        share = own.explained
-        if share is not None and share.share is not None:
-            return CapturedUpdate(", ".join(parts), own, share.share, False)
-        best = None if share is None else share.direction
-        return CapturedUpdate(", ".join(parts), own, best, True)
+        found = own.explained or Explained(share=None, direction=None, scale=None)
+        scaled = found.share is None
+        share = found.direction if scaled else found.share
+        return CapturedUpdate(", ".join(parts), own, share, scaled)
 
 
 @dataclass(frozen=True)
@@ -74,12 +69,10 @@ class GalleryEntry:
 
     @property
     def note(self) -> str | None:
-        """Why it failed, or why the attack says that it did."""
         return self.own.problem if self.own.status == "ok" else self.own.reason
 
     @property
     def mean(self) -> float | None:
-        """The mean PSNR."""
         return mean_value(self.own)
 
     @property
@@ -93,13 +86,9 @@ class GalleryEntry:
 
 @dataclass(frozen=True)
 class ExampleTable:
-    """The examples of one card, one after the other.
+    """The examples of one card: for each, by attack, a value a column and whether it matched.
 
-    Attributes:
-        columns: the measures that any of its experiments has, by their name in the records.
-        examples: for each example shown what every attack made of it: attack, a value a column
-            (None where there is none) and whether it is over the threshold.
-        more: how many examples of the batch are not shown.
+    `more`: how many examples of the batch are not shown.
     """
 
     columns: tuple[str, ...]
@@ -176,7 +165,6 @@ def pages_of(assessments: Iterable[Assessment], names: Names) -> list[list[CardS
 def cards_of(
     run: Run, names: Names, page: Sequence[CardSource], *, images: bool, inline: bool
 ) -> list[Card]:
-    """The cards of one page, its pictures `inline` or as links; pictures are read once each."""
     load = cache(partial(run.picture, inline=inline))
     most, commands = room(page), reruns(run.info.plan, _experiments(page))
 
@@ -200,25 +188,18 @@ def cards_of(
                 commands.get(a.experiment),
             )
 
-    return [
-        Card(
-            source.number,
-            *source.key,
-            tuple(entries(source.experiments)),
-            _cost(source.experiments),
-            example_table(source.experiments, names, most),
-        )
-        for source in page
-    ]
+    cards = []
+    for source in page:
+        own = source.experiments
+        parts = tuple(entries(own)), _cost(own), example_table(own, names, most)
+        cards.append(Card(source.number, *source.key, *parts))
+    return cards
 
 
 def best_examples(
     pages: Iterable[Sequence[CardSource]], names: Names
 ) -> dict[tuple[str, int, str, str], tuple[int, str]]:
-    """By configuration and attack, page and anchor of the example that it reconstructed best.
-
-    Only examples that the page shows one by one have one.
-    """
+    """By configuration and attack, page and anchor of the example that it reconstructed best."""
     found: dict[tuple[str, int, str, str], tuple[float, int, str]] = {}
     for number, page in enumerate(pages):
         most = room(page)
@@ -239,26 +220,19 @@ def room(page: Sequence[CardSource]) -> int:
 
 
 def example_table(own: Iterable[Assessment], names: Names, most: int) -> ExampleTable:
-    """The examples of some experiments on one batch, at most so many."""
     ran = [a for a in own if a.status == "ok" and a.metrics]
     count = max((len(a.psnr) for a in ran), default=0)
     held = {n for a in ran for n, values in a.metrics.items() if set(values) != {None}}
     known = [name for name in _FIRST if name in held]
     columns = (*known[:1], BASELINE, *known[1:], *sorted(held - set(known))) if held else ()
 
-    def value(a: Assessment, column: str, i: int) -> float | None:
-        values = a.baseline if column == BASELINE else a.metrics.get(column, ())
-        return values[i] if i < len(values) else None
+    def row(a: Assessment, i: int) -> tuple[str, tuple[float | None, ...], bool]:
+        found = [a.baseline if c == BASELINE else a.metrics.get(c) for c in columns]
+        return names.attack(a), tuple(v[i] if v else None for v in found), a.matched[i]
 
-    examples = [
-        tuple(
-            (names.attack(a), tuple(value(a, column, i) for column in columns), a.matched[i])
-            for a in ran
-            if i < len(a.matched)
-        )
-        for i in range(min(count, most))
-    ]
-    return ExampleTable(columns, tuple(examples), count - len(examples))
+    shown = range(min(count, most))
+    examples = tuple(tuple(row(a, i) for a in ran if i < len(a.matched)) for i in shown)
+    return ExampleTable(columns, examples, count - len(examples))
 
 
 def _experiments(page: Iterable[CardSource]) -> list[Assessment]:
@@ -279,9 +253,5 @@ def _columns(
     assessment: Assessment, *, values: bool
 ) -> tuple[tuple[ColumnResult, tuple[tuple[float, float], ...]], ...]:
     ordered = sorted(assessment.columns or (), key=lambda column: (-column.matched, column.name))
-    return tuple(
-        (column, tuple(zip(column.truth or (), column.reconstruction or (), strict=False)))
-        if values
-        else (column, ())
-        for column in ordered
-    )
+    pairs = [zip(c.truth or (), c.reconstruction or (), strict=False) for c in ordered]
+    return tuple((c, tuple(own) if values else ()) for c, own in zip(ordered, pairs, strict=True))

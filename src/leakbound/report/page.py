@@ -15,7 +15,6 @@ from leakbound.report.folder import Run, read
 from leakbound.report.gallery import (
     BASELINE,
     Card,
-    CardSource,
     best_examples,
     captured_updates,
     cards_of,
@@ -41,11 +40,7 @@ def write(folder: Path, *, images: bool = True) -> Path:
 
     A run of more than `gallery.EXPERIMENTS` experiments gets further pages beside it
     (`report-2.html`, ...), and their pictures stay in `pictures/`; that of a smaller run is one
-    file that holds all.
-
-    Args:
-        folder: where an audit left `run.json` and `records.jsonl`.
-        images: with the pictures of true and reconstructed examples; without, no page shows any.
+    file that holds all. Without `images` no page shows pictures of true or reconstructed examples.
 
     Returns:
         The path of the first page. All are readable by their owner only.
@@ -78,13 +73,13 @@ def write_one(folder: Path, path: Path) -> Path:
 
 
 def _pages(run: Run, images: bool) -> Iterator[tuple[str, str]]:
-    """The report's pages as text, by their file names; `FILE` first."""
     names = tables.Names(run.assessments, run.trainings)
     parts = pages_of(run.assessments, names)
     pages_at = [FILE, *(f"report-{number}.html" for number in range(2, len(parts) + 1))]
     common, best = _context(run, names), best_examples(parts, names)
     place = {a.experiment: number for number, a in enumerate(run.assessments, 1)}
-    labels = [_label(part, place) for part in parts]
+    ends = [[place[a.experiment] for s in part for a in s.experiments] or [0] for part in parts]
+    labels = [f"experiments {min(own):,} to {max(own):,}" for own in ends]
     for part, here, about in zip(parts, pages_at, labels, strict=True):
         links = {
             key: ("" if pages_at[page] == here else pages_at[page]) + f"#{anchor}"
@@ -109,13 +104,7 @@ def _pages(run: Run, images: bool) -> Iterator[tuple[str, str]]:
             yield here, rendered("report.further.j2", _further_page(context))
 
 
-def _label(part: Sequence[CardSource], place: Mapping[str, int]) -> str:
-    numbers = [place[a.experiment] for source in part for a in source.experiments] or [0]
-    return f"experiments {min(numbers):,} to {max(numbers):,}"
-
-
 def _first_page(context: dict[str, Any]) -> dict[str, Any]:
-    """The page of the whole run; of long tables, what matters most."""
     rows = context["verdicts"]
     measured = [row for row in rows if row.best_psnr is not None and row.strongest_attack]
     worst = max(measured, key=lambda row: row.best_psnr, default=None)
@@ -134,7 +123,6 @@ def _first_page(context: dict[str, Any]) -> dict[str, Any]:
 
 
 def _further_page(context: dict[str, Any]) -> dict[str, Any]:
-    """A page of experiments, with the rows of their configurations."""
     own = {(card.model, card.batch_size, card.defense) for card in context["gallery"]}
     mine = {
         name: [row for row in context[name] if (row.model, row.batch_size, row.defense) in own]
@@ -146,7 +134,6 @@ def _further_page(context: dict[str, Any]) -> dict[str, Any]:
 
 
 def _context(run: Run, names: tables.Names) -> dict[str, Any]:
-    """What holds on every page of a run."""
     own = run.assessments
     theorems = tables.Theorems(own)
     verdicts = tables.configurations(own, names, theorems)
@@ -203,7 +190,6 @@ def _context(run: Run, names: tables.Names) -> dict[str, Any]:
 
 
 def _contents(context: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The page's sections by anchor and name: those that it has."""
     sections = [
         ("certified", "Exposed for certain", context["certified"]),
         ("captured", "Captured updates", context["captured"]),
@@ -223,7 +209,6 @@ def _contents(context: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _shown(gallery: Sequence[Card]) -> dict[str, Any]:
-    """The cards of one page, and what they are filtered by."""
     entries = [entry for card in gallery for entry in card.entries]
     return {
         "gallery": gallery,
@@ -238,7 +223,6 @@ def _shown(gallery: Sequence[Card]) -> dict[str, Any]:
 
 
 def _measure(name: str) -> str:
-    """A column of one example's measures for reading."""
     words = {
         "psnr": "PSNR, dB",
         BASELINE: "baseline, dB",
@@ -251,7 +235,6 @@ def _measure(name: str) -> str:
 
 
 def _reading(name: str, value: float | None) -> str:
-    """One example's value of a measure for reading."""
     if value in (0.0, 1.0) and name in ("identification", "label_accuracy"):
         return "yes" if value else "no"
     return decimal(value) if name in ("psnr", BASELINE) else significant(value)
@@ -266,7 +249,6 @@ def _verdict_words(own: Sequence[Assessment]) -> list[str]:
 
 
 def _defenses(own: Sequence[Assessment]) -> list[tuple[str, str, bool, list[str]]]:
-    """Each defense by name with its guarantee and all settings that were tested."""
     found = tables.grouped(
         ((d.name, d.guarantee, d.data_dependent_law), d.settings) for d in (a.defense for a in own)
     )

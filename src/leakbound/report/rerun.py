@@ -17,8 +17,7 @@ from functools import cache, partial
 from itertools import product
 from typing import Any
 
-from leakbound.assess.record import Assessment
-from leakbound.assess.run import RunInfo
+from leakbound.assess.record import Assessment, RunInfo
 
 DEEPEST = 8
 """How deep lists of a setting may lie in one another."""
@@ -43,13 +42,11 @@ class Rerun:
 
 
 def digest(value: Any) -> str:
-    """The hash that names a plan or an experiment, from its JSON value."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def command_of(info: RunInfo, plan: str = "plan.toml", out: str = "rerun") -> str:
-    """The one command that runs the plan again as this run was made."""
     words = ["leakbound", "audit", plan, "--out", out]
     words += [] if info.pictures else ["--no-images"]
     words += ["--device", "cuda"] if info.machine.get("device") else []
@@ -71,7 +68,8 @@ def reruns(plan: Table, assessments: Iterable[Assessment]) -> dict[str, Rerun]:
             made = None if known is None else _rerun(known, a.experiment)
         except _DAMAGED:
             continue
-        if made is not None and _is_plain_text(made):
+        lines = [made.command, *(made.plan or "").splitlines()] if made else [""]
+        if made is not None and all(line.isprintable() for line in lines):
             found[a.experiment] = made
     return found
 
@@ -79,30 +77,8 @@ def reruns(plan: Table, assessments: Iterable[Assessment]) -> dict[str, Rerun]:
 def toml_of(plan: Table) -> str:
     """The plan as a TOML document that `leakbound audit` reads.
 
-    The text names each choice by itself, so that reading it gives the same plan, with the same
-    hash, in the same order.
-
-    Raises:
-        ValueError: what is stored is not in the form of a plan.
-
-    Example:
-        >>> print(toml_of({"name": "tiny", "models": [{"name": "mlp", "settings": []}],
-        ...                "attacks": [{"name": "dlg", "settings": [["steps", 9]]}],
-        ...                "defenses": [[]], "batch_sizes": [1], "seeds": [0]}))
-        name = "tiny"
-        batch_sizes = [1]
-        seeds = [0]
-        <BLANKLINE>
-        [[models]]
-        name = "mlp"
-        <BLANKLINE>
-        [[attacks]]
-        name = "dlg"
-        steps = 9
-        <BLANKLINE>
-        [[defenses]]
-        name = "none"
-        <BLANKLINE>
+    It names each choice by itself, so that reading it gives the same plan and hash, in the same
+    order.
     """
     try:
         head = _rows({name: plan[name] for name in ("name", "batch_sizes", "seeds")})
@@ -117,13 +93,11 @@ def toml_of(plan: Table) -> str:
 
 
 def _model(row: Table) -> Table:
-    """A model as a name and settings, with what is done to it among them."""
     more = [[key, row[key]] for key in ("train_steps", "weights") if row.get(key)]
     return {"name": row["name"], "settings": [*row["settings"], *more]}
 
 
 def _spec(row: Table) -> dict[str, Any]:
-    """A name with its settings; no setting may take the name's place."""
     settings = {str(key): value for key, value in row["settings"]}
     if "name" in settings:
         raise KeyError("a setting is called name")
@@ -238,15 +212,8 @@ def _words(spec: Table) -> str:
 
 
 def _setting(value: Any) -> str:
-    """A value as options of the command line take it."""
     if isinstance(value, list):
         return "[" + ", ".join(map(_setting, value)) + "]"
     if not isinstance(value, bool | int | float | str):
         raise ValueError(f"{value!r} has no form in TOML")
     return json.dumps(value, ensure_ascii=False)
-
-
-def _is_plain_text(made: Rerun) -> bool:
-    """Whether a terminal shows all of it as it is."""
-    lines = [made.command, *(made.plan or "").splitlines()]
-    return all(line.isprintable() for line in lines)

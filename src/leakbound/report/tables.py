@@ -176,14 +176,11 @@ class Configuration(ReportPart, frozen=True):
 
     @property
     def key(self) -> ConfigurationKey:
-        """What names it."""
         return self.model, self.batch_size, self.defense
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Test accuracy of one model under one defense: mean, least and most over seeds."""
-
     mean: float | None
     low: float | None
     high: float | None
@@ -198,8 +195,6 @@ class DefenseSetting:
     name: str
     label: str
     strength: tuple[tuple[str, Any], ...]
-    guarantee: str
-    data_dependent_law: bool
 
     @property
     def number(self) -> float | None:
@@ -221,15 +216,10 @@ class Names:
         self.models: dict[str, ModelInfo] = {}
         assessments = list(assessments)
         both: list[Record] = [*assessments, *trainings]
-        kinds: dict[str, dict[str, dict[str, Any]]] = {}
-        hashes: dict[str, set[str]] = {}
-        for record in both:
-            own = record.defense.parameters
-            kinds.setdefault(record.defense.name, {})[_canonical(own)] = own
-        self._varying = {name: _varying(list(rows.values())) for name, rows in kinds.items()}
-        for a in assessments:
-            hashes.setdefault(a.attack.name, set()).add(a.attack.hash)
-        self._twins = {name for name, found in hashes.items() if len(found) > 1}
+        kinds = grouped((record.defense.name, record.defense.parameters) for record in both)
+        hashes = grouped((a.attack.name, a.attack.hash) for a in assessments)
+        self._varying = {name: _varying(rows) for name, rows in kinds.items()}
+        self._twins = {name for name, found in hashes.items() if len({*found}) > 1}
         for record in both:
             setting = self._setting(record.defense)
             self.settings.setdefault(setting.label, setting)
@@ -238,7 +228,6 @@ class Names:
             self.attacks.setdefault(self.attack(a), a.attack)
 
     def model(self, record: Record) -> str:
-        """A model with its parameters and training."""
         model = record.model
         notes = [_pair(*item) for item in model.parameters.items()]
         if model.train_steps:
@@ -248,23 +237,20 @@ class Names:
         return model.name + (f" ({', '.join(notes)})" if notes else "")
 
     def defense(self, record: Record) -> str:
-        """A defense with those of its parameters that vary."""
         return self._setting(record.defense).label
 
     def attack(self, assessment: Assessment) -> str:
-        """An attack; with its hash where one name has several settings."""
         name, mark = assessment.attack.name, assessment.attack.hash
         return f"{name} [{mark[:6]}]" if name in self._twins else name
 
     def key(self, assessment: Assessment) -> ConfigurationKey:
-        """The configuration of an experiment."""
         return self.model(assessment), assessment.batch_size, self.defense(assessment)
 
     def _setting(self, defense: DefenseInfo) -> DefenseSetting:
         name = defense.name
         strength = tuple((key, defense.parameters.get(key)) for key in self._varying[name])
         label = " ".join([title(name), *(_pair(*item) for item in strength)])
-        return DefenseSetting(name, label, strength, defense.guarantee, defense.data_dependent_law)
+        return DefenseSetting(name, label, strength)
 
 
 class Theorems:
@@ -272,27 +258,30 @@ class Theorems:
 
     def __init__(self, assessments: Iterable[Assessment]) -> None:
         bounds = grouped((_bound_key(bound), bound) for a in assessments for bound in a.bounds)
-        self._found = {
-            key: _theorem(number, key, own) for number, (key, own) in enumerate(bounds.items(), 1)
-        }
+        self._found: dict[Any, Theorem] = {}
+        for number, (key, own) in enumerate(bounds.items(), 1):
+            name, prior, covers, accepted = key
+            equations = dict.fromkeys(cut(bound.equation) for bound in own if bound.equation)
+            sentences = dict.fromkeys(cut(text) for b in own for text in b.assumptions[:SHOWN])
+            self._found[key] = Theorem(
+                number,
+                name,
+                prior,
+                any(bound.rests_on_prior for bound in own),
+                covers,
+                covers == "all",
+                "; ".join(list(equations)[:SHOWN]),
+                tuple(sentences)[:SHOWN],
+                accepted,
+            )
+        self.all = list(self._found.values())
 
     def of(self, bound: Bound) -> Theorem:
-        """The footnote of a bound."""
         return self._found[_bound_key(bound)]
-
-    @property
-    def all(self) -> list[Theorem]:
-        """Every footnote in the order of the records."""
-        return list(self._found.values())
 
 
 def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
-    """Values by key, both in the order of their first appearance.
-
-    Example:
-        >>> grouped([("a", 1), ("b", 2), ("a", 3)])
-        {'a': [1, 3], 'b': [2]}
-    """
+    """Values by key, both in the order of their first appearance."""
     found: dict[K, list[T]] = {}
     for key, value in pairs:
         found.setdefault(key, []).append(value)
@@ -303,10 +292,6 @@ def middle(values: Sequence[float]) -> MedianInterval | None:
     """The median with an exact interval from order statistics (binomial, no assumption on shape).
 
     Below six values no such interval has 95 %: then the smallest and the largest are given.
-
-    Example:
-        >>> middle([1.0, 2.0, 9.0])
-        MedianInterval(median=2.0, low=1.0, high=9.0, n=3, level=None)
     """
     if not values:
         return None
@@ -319,13 +304,7 @@ def middle(values: Sequence[float]) -> MedianInterval | None:
 
 
 def share(hits: int, n: int) -> ShareInterval | None:
-    """A share with its Clopper-Pearson interval; None of nothing.
-
-    Example:
-        >>> found = share(0, 10)
-        >>> found.low, round(found.high, 4)
-        (0.0, 0.3085)
-    """
+    """A share with its Clopper-Pearson interval; None of nothing."""
     if n == 0:
         return None
     tail = (1 - LEVEL) / 2
@@ -335,12 +314,7 @@ def share(hits: int, n: int) -> ShareInterval | None:
 
 
 def mean_of(values: Sequence[float]) -> MeanInterval | None:
-    """A mean over seeds with its 95 % interval by Student's t; None of nothing.
-
-    Example:
-        >>> round(mean_of([1.0, 2.0, 3.0]).low, 4), mean_of([1.0]).low, mean_of([])
-        (-0.4841, None, None)
-    """
+    """A mean over seeds with its 95 % interval by Student's t; None of nothing."""
     if not values:
         return None
     n, found = len(values), fmean(values)
@@ -351,28 +325,20 @@ def mean_of(values: Sequence[float]) -> MeanInterval | None:
 
 
 def mean_error(psnrs: Iterable[float]) -> float | None:
-    """The PSNR of the mean squared error of examples with these PSNRs; never above their mean.
-
-    Example:
-        >>> round(mean_error([10.0, 20.0]), 4)
-        12.5964
-    """
+    """The PSNR of the mean squared error of examples with these PSNRs; never above their mean."""
     errors = [mse_of_psnr(psnr) for psnr in psnrs]
     return psnr_of_mse(math.fsum(errors) / len(errors)) if errors else None
 
 
 def mean_value(assessment: Assessment, metric: str = "psnr") -> float | None:
-    """The mean over an experiment's examples where the metric is defined."""
     return _mean(defined(assessment.metrics.get(metric, ())))
 
 
 def defined(values: Iterable[float | None]) -> list[float]:
-    """The values without None."""
     return [value for value in values if value is not None]
 
 
 def attack_summaries(assessments: Iterable[Assessment], names: Names) -> list[AttackSummary]:
-    """One row for each configuration and attack, in the order of the records."""
     found = grouped(((*names.key(a), names.attack(a)), a) for a in assessments)
     return [_attack_summary(key, own) for key, own in found.items()]
 
@@ -405,7 +371,6 @@ def _attack_summary(key: tuple[str, int, str, str], own: Sequence[Assessment]) -
 def configurations(
     assessments: Iterable[Assessment], names: Names, theorems: Theorems | None = None
 ) -> list[Configuration]:
-    """One row for each model, batch size and defense, in the order of the records."""
     assessments = list(assessments)
     theorems = theorems or Theorems(assessments)
     found = grouped((names.key(a), a) for a in assessments)
@@ -420,11 +385,11 @@ def _configuration(
     strongest = max(psnrs, key=lambda label: max(psnrs[label]), default=None)
     matched = [hit for a in ok if names.attack(a) == strongest for hit in a.matched]
     proved = [names.attack(a) for a in own if a.certificate]
-    setting = names.settings[key[2]]
+    defense = own[0].defense
     return Configuration(
         *key,
-        guarantee=setting.guarantee,
-        data_dependent_law=setting.data_dependent_law,
+        guarantee=defense.guarantee,
+        data_dependent_law=defense.data_dependent_law,
         verdict=together(a.verdict for a in own),
         strongest_attack=strongest or next(iter(proved), None),
         best_psnr=max(psnrs[strongest]) if strongest else None,
@@ -440,7 +405,7 @@ def _configuration(
 
 
 def strongest_bound(ran: Sequence[Assessment], theorems: Theorems) -> ErrorBoundRow | None:
-    """The strongest bound on all attackers' error over experiments that ran; None without any.
+    """The strongest bound on all attackers' error over experiments that ran.
 
     Bounds of different name or prior are not mixed: the one with the lowest median PSNR is taken.
     """
@@ -458,7 +423,7 @@ def strongest_bound(ran: Sequence[Assessment], theorems: Theorems) -> ErrorBound
 
 
 def success_bound(ran: Sequence[Assessment], theorems: Theorems) -> SuccessBoundRow | None:
-    """The probability that covers all attackers, of the worst experiment; None without any."""
+    """The probability that covers all attackers, of the worst experiment."""
     found = [
         (bound.probability, bound)
         for a in ran
@@ -468,10 +433,8 @@ def success_bound(ran: Sequence[Assessment], theorems: Theorems) -> SuccessBound
     if not found:
         return None
     value, bound = max(found, key=lambda one: one[0])
-    theorem = theorems.of(bound)
-    return SuccessBoundRow(
-        value, theorem.prior, bound.accepted, theorem.number, len(found), len(ran)
-    )
+    one = theorems.of(bound)
+    return SuccessBoundRow(value, one.prior, bound.accepted, one.number, len(found), len(ran))
 
 
 def accuracies(trainings: Iterable[Training], names: Names) -> dict[tuple[str, str], Accuracy]:
@@ -492,22 +455,15 @@ def missing_bounds(assessments: Iterable[Assessment], names: Names) -> dict[str,
 
 
 def title(defense: str) -> str:
-    """A defense's name for reading."""
     return "no defense" if defense == NO_DEFENSE else defense
 
 
 def cut(text: str) -> str:
-    """A sentence that is not endless."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def plain(value: Any) -> str:
-    """A JSON value as short text; numbers without digits that say nothing.
-
-    Example:
-        >>> plain(0.010), plain([8, 16]), plain(None)
-        ('0.01', '[8, 16]', 'none')
-    """
+    """A JSON value as short text; numbers without digits that say nothing."""
     if isinstance(value, float):
         short = f"{value:g}"
         return short if float(short) == value else repr(value)
@@ -525,36 +481,14 @@ def _bound_key(bound: Bound) -> tuple[str, str, str, str | None]:
     return cut(bound.name), cut(bound.prior), cut(bound.covers), accepted
 
 
-def _theorem(
-    number: int, key: tuple[str, str, str, str | None], bounds: Sequence[Bound]
-) -> Theorem:
-    name, prior, covers, accepted = key
-    equations = dict.fromkeys(cut(bound.equation) for bound in bounds if bound.equation)
-    sentences = dict.fromkeys(cut(text) for b in bounds for text in b.assumptions[:SHOWN])
-    return Theorem(
-        number,
-        name,
-        prior,
-        any(bound.rests_on_prior for bound in bounds),
-        covers,
-        covers == "all",
-        "; ".join(list(equations)[:SHOWN]),
-        tuple(sentences)[:SHOWN],
-        accepted,
-    )
-
-
 def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
 def _varying(rows: list[dict[str, Any]]) -> list[str]:
     names = dict.fromkeys(name for row in rows for name in row)
-    return [name for name in names if len({_canonical(row.get(name)) for row in rows}) > 1]
-
-
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
+    texts = {name: {json.dumps(row.get(name), sort_keys=True) for row in rows} for name in names}
+    return [name for name, found in texts.items() if len(found) > 1]
 
 
 def _pair(name: str, value: Any) -> str:

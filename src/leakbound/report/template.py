@@ -1,4 +1,7 @@
-"""How every page is made: the jinja2 environment, numbers for reading, and the file at the end."""
+"""How every page is made: the jinja2 environment, numbers for reading, the file at the end.
+
+A result of the five verbs is `Presented`: it has a verdict, a figure and a small page of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leakbound._util import files
+from leakbound.assess.record import Verdict
 from leakbound.report.tables import SHOWN, plain
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from matplotlib.figure import Figure
 
 NEEDS = ("jinja2", "matplotlib", "markupsafe")
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; \
+style-src 'unsafe-inline'">
+<style>body{{margin:2em auto;max-width:60em;padding:0 1em;color-scheme:light dark}}</style>
+</head><body>{body}</body></html>
+"""
 
 
 def check_installed() -> None:
@@ -26,12 +39,7 @@ def check_installed() -> None:
 
 
 def save(path: Path, page: str) -> Path:
-    """Put a page at a path, in one step and readable by its owner only.
-
-    Raises:
-        ValueError: it cannot be written there, or would replace a file that leakbound did not
-            write.
-    """
+    """Put a page at a path, in one step; refuses to replace a file that leakbound did not write."""
     with files.writing(path, name="page"):
         files.folder(path.parent)
         files.write(path, page.encode("utf-8"))
@@ -41,8 +49,8 @@ def save(path: Path, page: str) -> Path:
 def environment_of(**settings: Any) -> Environment:
     """The jinja2 environment of every page: it escapes, and refuses what no reader should see.
 
-    `row.update` is the entry of a dictionary that has one, not the dictionary's method. A name that
-    is not there, or a value that is a function, is an error: the page would show Python internals.
+    `row.update` is the entry of a dictionary that has one. A name that is not there, or a value
+    that is a function, is an error: the page would show Python internals.
     """
     from jinja2 import Environment, StrictUndefined, Undefined
 
@@ -62,56 +70,34 @@ def environment_of(**settings: Any) -> Environment:
 def rendered(
     template: str, context: dict[str, Any], filters: dict[str, Callable[..., str]] | None = None
 ) -> str:
-    """A page from one of the report's templates, with its own filters beside the common ones."""
     from jinja2 import PackageLoader
     from markupsafe import Markup
 
     environment = environment_of(
         loader=PackageLoader("leakbound.report"), trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {
-        "decimal": decimal,
-        "significant": significant,
-        "brief": brief,
-        "percent": percent,
-        "chance": probability,
-        "plain": plain,
-        "listing": listing,
-        "plural": plural,
-        "explained": explained,
-        "svg": Markup,  # our charts' own markup; matplotlib escapes what it is given
-        **(filters or {}),
-    }
+    common = (decimal, significant, brief, percent, plain, listing, plural, explained)
+    environment.filters |= {own.__name__: own for own in common} | {"chance": probability}
+    # our charts' own markup; matplotlib escapes what it is given
+    environment.filters |= {"svg": Markup, **(filters or {})}
     return environment.get_template(template).render(context) + "\n"
 
 
 def decimal(value: float | None, digits: int = 1) -> str:
-    """A number for reading; a dash where there is none."""
     return "–" if value is None else f"{value:.{digits}f}".replace("-", "−")
 
 
 def significant(value: float | None) -> str:
-    """A number of any size in three digits; a dash where there is none.
-
-    Example:
-        >>> significant(1.9), significant(100.0)
-        ('1.90', '100')
-    """
+    """A number of any size in three digits."""
     return "–" if value is None else f"{value:#.3g}".rstrip(".").replace("-", "−")
 
 
 def percent(value: float | None, digits: int = 0) -> str:
-    """A share for reading."""
     return "–" if value is None else f"{100 * value:.{digits}f}\N{NO-BREAK SPACE}%"
 
 
 def probability(value: float | None) -> str:
-    """A probability of any size, never below itself.
-
-    Example:
-        >>> probability(0.1234), probability(2.11e-14), probability(0.0)
-        ('0.124', '2.2e−14', 'at most 1e−300')
-    """
+    """A probability of any size, rounded up."""
     if value is None:
         return "–"
     if value <= 1e-300:
@@ -123,12 +109,7 @@ def probability(value: float | None) -> str:
 
 
 def explained(value: float | None) -> str:
-    r"""A share of an update for reading, with digits for what is left.
-
-    Example:
-        >>> explained(0.99999), explained(-0.3), explained(None)
-        ('99.999\xa0%', '0.0\xa0%', '–')
-    """
+    """A share of an update, with digits for what is left."""
     if value is None:
         return "–"
     left = 1 - value
@@ -136,12 +117,7 @@ def explained(value: float | None) -> str:
 
 
 def listing(values: Iterable[Any]) -> str:
-    """Words joined as in a sentence.
-
-    Example:
-        >>> listing([1, 4, 8])
-        '1, 4 and 8'
-    """
+    """Words joined as in a sentence."""
     words = [plain(value) for value in values]
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
@@ -153,10 +129,40 @@ def brief(values: Sequence[str]) -> str:
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:
-    """A count with its noun.
-
-    Example:
-        >>> plural(1, "batch", "batches"), plural(0, "experiment")
-        ('1 batch', '0 experiments')
-    """
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+class Presented:
+    """A result with a verdict, a figure, a form in notebooks and a page of its own."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict in a word (docs/evidence.md)."""
+        raise NotImplementedError
+
+    def _figure(self) -> Figure:
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        raise NotImplementedError
+
+    def plot(self) -> Figure:
+        """The result as a matplotlib figure.
+
+        Raises:
+            ValueError: there is nothing to draw, or `leakbound[report]` is not installed.
+        """
+        check_installed()
+        return self._figure()
+
+    def to_html(self, path: Path | str) -> Path:
+        """Write the result as a page: one file that loads nothing; its path.
+
+        Raises:
+            ValueError: it cannot be written, or would replace a file that leakbound did not write.
+        """
+        check_installed()
+        from leakbound._util import pictures  # late: it brings torch, which no other page needs
+
+        title = pictures.text(f"leakbound: {self.verdict}")
+        return save(Path(path), PAGE.format(title=title, body=self._repr_html_()))

@@ -18,7 +18,7 @@ from leakbound.bounds import composition, identification
 from leakbound.bounds.law import positive, probability
 from leakbound.bounds.record_priors import RecordPrior
 from leakbound.bounds.roots import FAR, edge
-from leakbound.report.presented import Presented
+from leakbound.report.template import Presented
 from leakbound.risk.corridor import (
     MOST_STEPS,
     Corridor,

@@ -116,12 +116,6 @@ class Corridor:
     attained_scope: Scope
     bound_scope: Scope
 
-    @property
-    def width(self) -> Array:
-        """The upper bound over the lower, where the attained success is above 0."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(self.attained > 0, self.bound / self.attained, np.nan)
-
     def verdict(self, index: int, accepted: float, matched: float | None = None) -> Verdict:
         """The verdict at one threshold alone, where no attack was run.
 
@@ -229,14 +223,7 @@ def corridor(
 
 
 def attained_success(setting: TrainingSetting, eta: Array) -> Array:
-    """The success of the best attack on the linear trap, over the numbers of sightings.
-
-    Shapes: `eta` (n,).
-
-    Example:
-        >>> attained_success(TrainingSetting(0.5, dim=16), np.array([0.5 / 16])).round(4).tolist()
-        [0.0683]
-    """
+    """The success of the best attack on the linear trap, over the numbers of sightings."""
     with np.errstate(
         invalid="ignore"
     ):  # no noise and no sighting: 0 / 0 inside, a prior-only baseline
@@ -253,14 +240,7 @@ def attained_success(setting: TrainingSetting, eta: Array) -> Array:
 
 
 def success_bound(setting: TrainingSetting, log_kappa: ArrayLike) -> Array:
-    """The success that no attacker exceeds, for the logarithm of its baseline success.
-
-    Shapes: `log_kappa` (n,).
-
-    Example:
-        >>> success_bound(TrainingSetting(1.0, dim=4), [np.log(0.1)]).round(4).tolist()
-        [0.3891]
-    """
+    """The success that no attacker exceeds, for the logarithm of its baseline success."""
     found = bound_law(setting)(
         setting.noise_multiplier,
         sampling_rate=setting.sampling_rate,
@@ -279,11 +259,6 @@ def epsilon(setting: TrainingSetting, delta: float) -> float:
     Example:
         >>> round(epsilon(TrainingSetting(1.0, dim=4, steps=10, sampling_rate=0.1), 1e-5), 2)
         8.17
-        >>> hidden = TrainingSetting(
-        ...     1.0, dim=4, steps=10, sampling_rate=0.1, participation="hidden"
-        ... )
-        >>> round(epsilon(hidden, 1e-5), 2)
-        2.85
     """
     most = single("delta", probability("delta", delta))
     noise, steps, q = setting.noise_multiplier, setting.steps, setting.sampling_rate

@@ -22,14 +22,10 @@ WIDEST = 1e100
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """How many values an example has, and the norms of all; with data, the examples themselves.
+    """How many values an example has, and the least and greatest norm; with data, the examples.
 
-    Attributes:
-        dim: values of one example.
-        norms: the least and the greatest norm.
-        images: (n, dim) the examples, in the units that the model is fed; None without data.
-        names: of the examples, file names or numbers.
-        left_out: names of those that no amount of noise protects.
+    `images` are (n, dim), in the units that the model is fed; `left_out` names those that no amount
+    of noise protects.
     """
 
     dim: int
@@ -41,7 +37,6 @@ class Examples:
 
     @property
     def count(self) -> int | None:
-        """How many examples were looked at; None without data."""
         return None if self.images is None else len(self.images)
 
     @staticmethod
@@ -55,95 +50,21 @@ class Examples:
         exclude: Sequence[str] = (),
         input_range: tuple[float, float] = (0.0, 1.0),
     ) -> Examples:
-        """As `of_data` where there are data, else as `of_numbers`.
+        """Those of a data source, which must agree with dim and norm where given; else of these.
 
         Raises:
-            ValueError: neither data nor both numbers, or what only data have.
+            ValueError: neither data nor both numbers, or data that do not agree.
         """
-        if data is not None:
-            return Examples.of_data(
-                data,
-                size=size,
-                channels=channels,
-                exclude=exclude,
-                dim=dim,
-                norm=norm,
-                input_range=input_range,
-            )
-        if dim is None or norm is None:
-            raise ValueError("dim and norm are not given; give both, or data to take them from")
-        if size is not None or channels is not None:
-            raise ValueError("size and channels resize the images of data, which are not given")
-        if exclude:
-            raise ValueError("exclude leaves examples of data out, which are not given")
-        return Examples.of_numbers(dim, norm, input_range)
-
-    @staticmethod
-    def of_numbers(
-        dim: int, norm: Sequence[float], input_range: tuple[float, float] = (0.0, 1.0)
-    ) -> Examples:
-        """Examples of which only the number of values and the norms are known.
-
-        Args:
-            dim: values of one example.
-            norm: the least norm, or the least and the greatest.
-            input_range: lowest and highest value of an input.
-
-        Raises:
-            ValueError: norms that examples of dim values in this range cannot have.
-
-        Example:
-            >>> Examples.of_numbers(784, [5.0]).norms
-            (5.0, 5.0)
-        """
-        width_of(input_range)
-        return Examples(dim, _possible(_range(norm), dim, input_range))
-
-    @staticmethod
-    def of_data(
-        source: str,
-        *,
-        size: int | None = None,
-        channels: int | None = None,
-        exclude: Sequence[str] = (),
-        dim: int | None = None,
-        norm: Sequence[float] | None = None,
-        input_range: tuple[float, float] = (0.0, 1.0),
-    ) -> Examples:
-        """The examples of a data source (`leakbound list`).
-
-        Args:
-            source: of the data.
-            size: to which images are resized.
-            channels: to which images are converted.
-            exclude: names or numbers of examples to leave out.
-            dim: what the data must agree with, where given.
-            norm: as in `of_numbers`, what the data must agree with.
-            input_range: lowest and highest value of an input.
-
-        Raises:
-            ValueError: data that do not agree, or hold examples that are all zeros.
-
-        Example:
-            >>> found = Examples.of_data("digits")
-            >>> found.dim, found.count
-            (64, 1797)
-        """
-        from leakbound import data
-
-        width_of(input_range)
-        low, high = input_range
-        dataset = data.load(source, size=size, channels=channels)
-        flat = dataset.inputs.flatten(1).double().numpy()
-        names = dataset.files or tuple(map(str, range(len(flat))))
-        keep = _kept(names, exclude)
-        flat, names = flat[keep], tuple(np.array(names)[keep])
-        least, most = flat.min(), flat.max()
-        if least < low or most > high:
-            raise ValueError(
-                f"input_range is {low:g} to {high:g}, but the data run from {least:.6g} to "
-                f"{most:.6g}; give a range that contains them"
-            )
+        if data is None:
+            if dim is None or norm is None:
+                raise ValueError("dim and norm are not given; give both, or data to take them from")
+            if size is not None or channels is not None:
+                raise ValueError("size and channels resize the images of data, which are not given")
+            if exclude:
+                raise ValueError("exclude leaves examples of data out, which are not given")
+            width_of(input_range)
+            return Examples(dim, _possible(_range(norm), dim, input_range))
+        flat, names = _loaded(data, size, channels, exclude, input_range)
         if dim is not None and dim != flat.shape[1]:
             raise ValueError(f"dim is {dim}, but the data have {flat.shape[1]} values an example")
         own = np.linalg.norm(flat, axis=1)
@@ -162,14 +83,10 @@ class Examples:
                 "which the zero image matches without any update: "
                 f"{listed(np.array(names)[own == 0])}; leave them out: --exclude"
             )
-        return Examples(flat.shape[1], norms, flat, source, names)
+        return Examples(flat.shape[1], norms, flat, data, names)
 
     def without_constants(self, target: Target) -> Examples:
-        """The examples but those that a constant image matches: no amount of noise protects these.
-
-        Raises:
-            ValueError: such are more than half of the examples, so the target itself is at fault.
-        """
+        """Without those that a constant image matches, which no amount of noise protects."""
         if self.images is None:
             return self
         matched = self.images.var(1) <= target.eta
@@ -194,9 +111,6 @@ class Examples:
         """The prior by name, "mixture" by default where there are data.
 
         None stands for a uniform direction ("sphere"), which knows nothing about the data.
-
-        Raises:
-            ValueError: a prior that needs data, where there are none or too few.
         """
         if name == "sphere" or (name is None and self.images is None):
             return None
@@ -213,22 +127,42 @@ class Examples:
 
 
 def listed(names: Sequence[str] | NDArray[Any]) -> str:
-    """The first few of some names."""
     return ", ".join(map(str, names[:SHOWN])) + (", ..." if len(names) > SHOWN else "")
 
 
 def width_of(input_range: tuple[float, float]) -> float:
-    """The width of an input range.
-
-    Raises:
-        ValueError: no range, or one beyond what squares of numbers hold.
-    """
     low, high = input_range
     if not (abs(low) <= WIDEST and abs(high) <= WIDEST and high - low >= 1 / WIDEST):
         raise ValueError(
             f"input_range is {low:g} {high:g}; give the lowest and the highest value of an input"
         )
     return high - low
+
+
+def _loaded(
+    source: str,
+    size: int | None,
+    channels: int | None,
+    exclude: Sequence[str],
+    input_range: tuple[float, float],
+) -> tuple[NDArray[Any], tuple[str, ...]]:
+    """The examples (n, dim) of a data source but the excluded ones, and their names."""
+    from leakbound import data
+
+    width_of(input_range)
+    low, high = input_range
+    dataset = data.load(source, size=size, channels=channels)
+    flat = dataset.inputs.flatten(1).double().numpy()
+    names = dataset.files or tuple(map(str, range(len(flat))))
+    keep = _kept(names, exclude)
+    flat, names = flat[keep], tuple(np.array(names)[keep])
+    least, most = flat.min(), flat.max()
+    if least < low or most > high:
+        raise ValueError(
+            f"input_range is {low:g} to {high:g}, but the data run from {least:.6g} to "
+            f"{most:.6g}; give a range that contains them"
+        )
+    return flat, names
 
 
 def _kept(names: Sequence[str], exclude: Sequence[str]) -> NDArray[Any]:

@@ -79,11 +79,7 @@ def baseline_matches(images: ArrayLike, eta: float) -> BaselineMatches:
 
 
 def refuse_matched(found: BaselineMatches, target: Target) -> None:
-    """Refuse a target that a guess without any update meets more often than is accepted.
-
-    Raises:
-        ValueError: saying what meets it, and how often.
-    """
+    """Refuse a target that a guess without any update meets more often than is accepted."""
     what, share = max(
         (f"the constant image {found.value:.3g}", found.constant),
         ("the mean image of the data", found.mean),
@@ -105,9 +101,6 @@ def of_public(
     A known label is no part of the release, so guesses may differ by class. A model of images may
     lie far below real ones; what one public example matches of the others (of its class) does not,
     and the largest such share errs upwards.
-
-    Raises:
-        NotApplicable: too few public examples, or none that a prior can be taken from.
     """
     if public is None or public.size < record_priors.MIN_EXAMPLES:
         raise NotApplicable(

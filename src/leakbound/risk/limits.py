@@ -32,8 +32,7 @@ from leakbound.bounds.record_priors import KINDS
 from leakbound.bounds.smoothness import not_smooth
 from leakbound.bounds.weiss_weinstein import default_steps, least_informed, weiss_weinstein_bound
 from leakbound.channel import ClassPriors
-from leakbound.channel.fisher import Channel, fisher_matrix, fisher_trace, strange_power
-from leakbound.channel.overlap import overlaps
+from leakbound.channel.fisher import Channel, fisher_matrix, fisher_trace, overlaps, strange_power
 from leakbound.client import batch_norms
 from leakbound.defenses import Chain, GaussianMechanism, NoisyCopy
 from leakbound.risk import kappa
@@ -126,7 +125,6 @@ class Released:
             compare what was sent with what the defense's `imitate` gives.
         public: public examples of the same kind.
         key: what names the release, so that `once` computes a bound once; None computes it anew.
-        once: `once(key, make)` returns what `make` returned at the first call with that key.
     """
 
     task: Task
@@ -142,13 +140,11 @@ class Released:
     once: Once[Any] = lambda key, make: make()
 
     def cached(self, name: str, key: Any, make: Callable[[], T]) -> T:
-        """What `make` returns, computed once for this release and key."""
         found: T = make() if self.key is None else self.once((name, self.key, key), make)
         return found
 
     @property
     def examples(self) -> int:
-        """How many examples are behind the update."""
         return sum(self.cohort)
 
 
@@ -176,11 +172,7 @@ def bounds(
 
 
 def refuse_side_information(released: Released) -> None:
-    """Refuse where the attacker knows more of the batch than the release: no bound covers that.
-
-    Raises:
-        NotApplicable: the batch's statistics are known, and the model has batch norms.
-    """
+    """Refuse where the attacker knows more of the batch than the release: no bound covers that."""
     if released.threat.statistics_known and batch_norms(released.task):
         raise NotApplicable(
             "the batch's statistics leave beside the update, without noise: no bound covers them, "

@@ -10,7 +10,7 @@ from torch import Tensor
 from leakbound._util import pictures
 from leakbound.assess.record import Bound, Verdict
 from leakbound.assess.verdict import verdict
-from leakbound.report.presented import Presented
+from leakbound.report.template import Presented
 from leakbound.risk.statement import of_bound
 
 if TYPE_CHECKING:

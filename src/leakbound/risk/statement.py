@@ -14,19 +14,7 @@ UNINFORMED: Final = (
 
 
 def of_bound(bound: Bound, psnr: float | None = None) -> str:
-    """A bound in one sentence: what it says, of whom, and where it is not proved, why.
-
-    Args:
-        bound: of a record.
-        psnr: the criterion in dB, for a probability.
-
-    Example:
-        >>> from leakbound.assess.record import Bound
-        >>> of_bound(Bound(name="trace", value=0.0123, psnr=19.1, prior="flat", covers="unbiased",
-        ...     rests_on_prior=False, excludes_threshold=False, on_average=False))
-        'lower bound on the error (trace): no unbiased attacker has a mean squared error below \
-0.0123 (19.1 dB)'
-    """
+    """A bound in one sentence: what it says, of whom, and where it is not proved, why."""
     if bound.probability is not None:
         what = "meets the criterion" if psnr is None else f"reaches {psnr:g} dB"
         return (

@@ -39,12 +39,7 @@ class Target:
 
     @staticmethod
     def of_psnr(psnr: float, gamma: float, *, input_range: float = 1.0) -> Target:
-        """From a PSNR in dB: eta = range^2 / 10^(psnr / 10).
-
-        Example:
-            >>> round(Target.of_psnr(20.0, 0.001).eta, 12)
-            0.01
-        """
+        """From a PSNR in dB: eta = range^2 / 10^(psnr / 10)."""
         if not -EXTREME < psnr < EXTREME:
             raise ValueError(f"psnr is {psnr:g}; give decibels, such as 20")
         wide = float(between("input_range", input_range, *_RANGES))

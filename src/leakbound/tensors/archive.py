@@ -35,8 +35,7 @@ Array = np.ndarray
 class Stream(Protocol):
     """What bytes are read from."""
 
-    def read(self, size: int, /) -> bytes:
-        """Up to `size` bytes, none at the end."""
+    def read(self, size: int, /) -> bytes: ...
 
 
 def take(stream: Stream, most: int, begun: bytearray | None = None) -> bytearray:
@@ -52,11 +51,7 @@ def take(stream: Stream, most: int, begun: bytearray | None = None) -> bytearray
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """A zip archive to read from, no two files of one name.
-
-    Raises:
-        ValueError: damage, or what is refused while it is read; it names the archive.
-    """
+    """A zip archive to read from, no two files of one name; errors name the archive."""
     files.check_regular(path)
     try:
         archive = zipfile.ZipFile(path)
@@ -94,9 +89,7 @@ def open_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[I
 def read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, most: int) -> Array:
     """An array of numbers of a NumPy archive, read without pickle.
 
-    Raises:
-        ValueError: a header that declares another size than the file has or more than `most` bytes,
-            values that are no numbers (Python objects are pickles), or a file that is cut short.
+    A header may declare neither another size than the file has nor more than `most` bytes.
     """
     with open_member(archive, member) as stream:
         head = take(stream, _HEADER)

@@ -27,7 +27,7 @@ def read(path: Path, *, most: int = MOST_BYTES) -> tuple[dict[str, Tensor], dict
     """The tensors of a .safetensors or .npz file by name, and the file's text metadata.
 
     An .npz has no metadata. Sizes that a header declares are checked against the file and `most`
-    before memory is taken.
+    bytes before memory is taken.
 
     Raises:
         ValueError: another format (pickles with the way to convert them), a file that is missing,
@@ -51,10 +51,7 @@ def read(path: Path, *, most: int = MOST_BYTES) -> tuple[dict[str, Tensor], dict
 def write(path: Path, named: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
     """Write named tensors as .safetensors, in one step, readable by the owner only.
 
-    Args:
-        path: ends in .safetensors; a file that is there is replaced if this function wrote it.
-        named: tensors on any device.
-        about: text metadata.
+    A file that is there is replaced if this function wrote it. `about` is text metadata.
 
     Raises:
         ValueError: another ending, or a file that leakbound did not write.

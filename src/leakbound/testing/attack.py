@@ -22,10 +22,10 @@ from leakbound.random import normal, permutation, stream
 from leakbound.testing.common import (
     Unchanged,
     check_settings,
+    given_or_small,
     require,
     same_bits,
     small_batch,
-    small_task,
 )
 from leakbound.types import (
     Batch,
@@ -47,29 +47,22 @@ def check_attack(attack: Attack, *, task: Task | None = None, batch: Batch | Non
     Signature and settings; purity, determinism and global random states; the answer's shape and
     range; a problem where the update is zero; `many` and `plant`; the same answer whatever truth
     lies in reach of its stack frames or the garbage collector; and no better than chance at
-    pointing to a truth of which the update tells nothing.
+    pointing to a truth of which the update tells nothing. `ContractError` says what is broken
+    first; an attack that says `NotApplicable` for this task is only checked for its signature.
 
     Args:
         attack: with few steps, since it is called some thirty times.
         task: by default a small perceptron on 6x6 images with 3 classes.
         batch: needed with a task of your own; also what a cheating attack may hold. Random pixels
             are the fair choice: an attack with a prior knows something of natural images.
-
-    Raises:
-        ContractError: the first thing that is broken, in a sentence. An attack that says
-            `NotApplicable` for this task is only checked for its signature.
     """
-    if task is not None and batch is None:
-        raise ValueError("batch is None; give a batch that fits your task")
-    task = task or small_task()
-    batch = batch or small_batch(task)
+    task, batch = given_or_small(task, batch)
     name = repr(attack)
     _check_signature(attack, name)
     check_settings(attack, name)
     _check_plant(attack, task, batch, name)
     observation = _observed(attack, task, batch)
-    update = observation.update
-    unchanged = Unchanged(observation.task, batch, update.rows, update.mask, observation.labels)
+    unchanged = _unchanged(observation, batch)
     try:
         answer = attack(observation, stream(0, "contract", "attack"))
     except NotApplicable as none:
@@ -85,18 +78,14 @@ def check_attack(attack: Attack, *, task: Task | None = None, batch: Batch | Non
 
 
 def _check_signature(attack: Attack, name: str) -> None:
-    wanted: dict[str, list[str]] = {
-        "__call__": ["observation", "generator"],
-        "many": ["observations", "generators"],
-        "plant": ["task"],
-    }
-    for method, names in wanted.items():
+    wanted = {"__call__": "observation, generator", "many": "observations, generators"}
+    for method, names in {**wanted, "plant": "task"}.items():
         given = inspect.signature(getattr(attack, method)).parameters.values()
         plain = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in given)
         require(
-            plain and [p.name for p in given] == names,
+            plain and ", ".join(p.name for p in given) == names,
             f"{method} of {name} takes ({', '.join(map(str, given))}); it must take exactly "
-            f"({', '.join(names)})",
+            f"({names})",
         )
 
 
@@ -118,6 +107,11 @@ def _observed(attack: Attack, task: Task, batch: Batch) -> Observation:
     return play(task, [batch], NoDefense(), sources, threat=threat, attack=attack).observation
 
 
+def _unchanged(observation: Observation, batch: Batch) -> Unchanged:
+    update = observation.update
+    return Unchanged(observation.task, batch, update.rows, update.mask, observation.labels)
+
+
 def _check_answer(answer: Reconstruction, observation: Observation, name: str) -> None:
     require(isinstance(answer, Reconstruction), f"{name} returns no Reconstruction")
     shape = observation.batch_shape
@@ -135,8 +129,7 @@ def _check_answer(answer: Reconstruction, observation: Observation, name: str) -
 
 def _check_pure(attack: Attack, observation: Observation, batch: Batch, name: str) -> None:
     """Same generator, same bits, under any global random state, and nothing is written to."""
-    update = observation.update
-    unchanged = Unchanged(observation.task, batch, update.rows, update.mask, observation.labels)
+    unchanged = _unchanged(observation, batch)
     kept = _global_states()
     answers = []
     try:
@@ -146,7 +139,8 @@ def _check_pure(attack: Attack, observation: Observation, batch: Batch, name: st
             random.seed(seed)
             before = _global_states()
             answers.append(attack(observation, stream(0, "contract", "attack")))
-            same = _same_states(before, _global_states())
+            after = _global_states()
+            same = torch.equal(before[0], after[0]) and repr(before[1:]) == repr(after[1:])
             require(same, f"{name} draws from a global random state; use the generator")
     finally:
         torch.set_rng_state(kept[0])
@@ -278,7 +272,3 @@ def _same_answers(a: Reconstruction | None, b: Reconstruction | None) -> bool:
 
 def _global_states() -> tuple[Tensor, Any, Any]:
     return torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-
-
-def _same_states(a: tuple[Tensor, Any, Any], b: tuple[Tensor, Any, Any]) -> bool:
-    return torch.equal(a[0], b[0]) and repr(a[1:]) == repr(b[1:])

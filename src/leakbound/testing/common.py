@@ -24,7 +24,6 @@ class ContractError(AssertionError):
 
 
 def require(holds: bool, message: str) -> None:
-    """Raise `ContractError` with the message unless it holds."""
     if not holds:
         raise ContractError(message)
 
@@ -43,6 +42,14 @@ def small_task() -> Task:
     return Task.of(model, classes=CLASSES, public=public).to("cpu", torch.float64)
 
 
+def given_or_small(task: Task | None, batch: Batch | None) -> tuple[Task, Batch]:
+    """A caller's task and batch, or small ones."""
+    if task is not None and batch is None:
+        raise ValueError("batch is None; give a batch that fits your task")
+    task = task or small_task()
+    return task, batch or small_batch(task)
+
+
 def small_batch(task: Task, like: Batch | None = None, *, seed: int = 0) -> Batch:
     """Random images in the task's range, shaped as `like` (else two of 6x6), with its labels."""
     low, high = task.input_range
@@ -53,7 +60,6 @@ def small_batch(task: Task, like: Batch | None = None, *, seed: int = 0) -> Batc
 
 
 def check_settings(thing: object, name: str) -> None:
-    """A frozen, hashable dataclass whose repr shows every setting."""
     frozen = dataclasses.is_dataclass(thing) and getattr(thing, "__dataclass_params__").frozen  # noqa: B009
     require(frozen, f"{name} is not a frozen dataclass; add @dataclass(frozen=True)")
     try:
@@ -89,7 +95,6 @@ class Unchanged:
             return forward(self.task, self.batch.inputs)
 
     def check(self, name: str) -> None:
-        """Nothing that was remembered has changed since."""
         for now, before in self.tensors:
             require(same_bits(now, before), f"{name} wrote to a tensor that it was given")
         for now, before in self.weights:

@@ -1,29 +1,29 @@
-"""The contract of a defense: what it declares of its release is true."""
+"""The contract of a defense: what it declares of its release is true, by statistics over draws."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
+from scipy import stats
 from torch import Tensor
 
 from leakbound.client import example_gradients, local_update, simulate
+from leakbound.covariance import Structured
 from leakbound.defenses import Chain, ClipExamples, Defense, Mean, SecureAggregation, chain
 from leakbound.protocol import play
-from leakbound.random import stream
+from leakbound.random import normal, stream
 from leakbound.testing.common import (
+    CHANCE,
     ContractError,
     Unchanged,
     check_repr,
     check_settings,
+    given_or_small,
     require,
     same_bits,
-    small_batch,
-    small_task,
 )
-from leakbound.testing.laws import check_exact, check_law
-from leakbound.testing.privacy import check_privacy
 from leakbound.types import (
     Batch,
     ClientContext,
@@ -47,20 +47,14 @@ def check_defense(
     Settings, units, purity and determinism; the mask; the declared law by its variance, shape,
     independence and mean over many streams; what differential privacy rests on (the bound and the
     noise); `imitate`, which must be the noise-free part; a server that gives no context; updates
-    that are zero or not finite.
+    that are zero or not finite. `ContractError` says what is broken first.
 
     Args:
         defense: a link or a chain; a link that needs others before it is checked behind them.
         task: what the clients train; by default a small perceptron on 6x6 images.
         batch: what one client holds; needed with a task of your own.
-
-    Raises:
-        ContractError: the first thing that is broken, in a sentence.
     """
-    if task is not None and batch is None:
-        raise ValueError("batch is None; give a batch that fits your task")
-    task = task or small_task()
-    batch = batch or small_batch(task)
+    task, batch = given_or_small(task, batch)
     for link in defense.links if isinstance(defense, Chain) else (defense,):
         check_settings(link, repr(link))
         check_repr(link, repr(link))
@@ -68,7 +62,7 @@ def check_defense(
     whole = runnable(defense).resolve(task, batch.size)
     _check_task_kept(whole, task, batch)
     _check_releases(whole, task, batch)
-    check_privacy(whole, task, batch)
+    _check_privacy(whole, task, batch)
 
 
 def runnable(defense: Defense) -> Chain:
@@ -188,7 +182,7 @@ def _check_imitate(link: Defense, update: Update, out: Update, name: str) -> Non
 
 def _check_same(out: Update, guess: Tensor, name: str) -> None:
     """`imitate` gives the release itself, or at least its signs where that has few values."""
-    shown = torch.ones_like(out.rows, dtype=torch.bool) if out.mask is None else out.mask
+    shown = _shown(out)
     seen, guess = out.rows[shown], guess.detach()[shown]
     if len(seen) and len(torch.unique(seen)) < len(seen) / 4:
         same = bool((seen.sign() == guess.sign())[seen != 0].all())
@@ -256,3 +250,251 @@ def _rounds(whole: Chain, task: Task, batch: Batch, seeds: Sequence[int]) -> lis
         sources = [stream(seed, "contract", "round", i) for i in range(len(clients) + 1)]
         found.append(play(task, clients, whole, sources).update)
     return found
+
+
+def _check_privacy(whole: Chain, task: Task, batch: Batch) -> None:
+    """Every link that promises differential privacy has what its promise rests on.
+
+    Neighbors differ in one row, which is zero in one of them (add or remove at a fixed divisor).
+    """
+    whole = whole.resolve(task, batch.size)
+    for at, link in enumerate(whole.links):
+        if link.guarantee is Guarantee.DIFFERENTIAL_PRIVACY:
+            upto = Chain(whole.links[: at + 1])
+            clients = _plain_rows(upto, task, batch)
+            bound = _check_bound(upto, link, clients, task, batch)
+            _check_noise(upto, link, bound, clients, task, batch)
+
+
+def _plain_rows(upto: Chain, task: Task, batch: Batch) -> list[Tensor]:
+    if upto.starts is Unit.EXAMPLE:
+        rows = example_gradients(task, batch.inputs, batch.labels)
+    else:
+        rows = local_update(task, batch.inputs, batch.labels)[None]
+    plain = [rows.detach().double()] * upto.cohort_size
+    return plain if len(plain) == 1 else [*plain[:-1], plain[-1][:1]]  # the last has least to mix
+
+
+def _check_bound(
+    upto: Chain, link: Defense, clients: list[Tensor], task: Task, batch: Batch
+) -> float:
+    """No row, however scaled or turned, moves the release by more than the declared bound."""
+    name = f"{link!r} promises differential privacy, but"
+    bound = _released(upto, clients, task, batch).bound
+    if bound is None:
+        require(False, f"{name} declares no bound on what one example adds")
+        raise AssertionError
+    require(0 < bound < float("inf"), f"{name} its bound is {bound}")
+    ends = sorted({0, len(clients) - 1})
+    for who, rows in ((i, rows) for i in ends for rows in _neighbors(clients[i])):
+        others = clients[:who], clients[who + 1 :]
+        pair = [_released(upto, [*others[0], own, *others[1]], task, batch) for own in rows]
+        require(
+            all(u.bound == bound for u in pair),
+            f"{name} its bound depends on the data and leaks information about them",
+        )
+        change = float((pair[0].rows - pair[1].rows).norm(dim=1).max())
+        rounding = 1e-9 * float(pair[1].rows.abs().max())
+        require(
+            change <= bound * (1 + 1e-6) + rounding,
+            f"{name} one example moves the release by {change:.4g}, above its bound {bound:.4g}",
+        )
+    return bound
+
+
+def _neighbors(rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The rows with one adversarial row, and with zeros there."""
+    noise = normal(rows.shape[1:], stream(0, "contract", "row"), like=rows)
+    spike = torch.zeros_like(rows[0])
+    spike[0] = 1
+    for at in sorted({0, len(rows) - 1}):
+        without = rows.clone()
+        without[at] = 0
+        for direction in (rows[at], -rows.sum(0), noise, spike):
+            for scale in (1e-3, 1.0, 1e3, 1e6):
+                with_row = without.clone()
+                with_row[at] = scale * direction
+                yield with_row, without
+
+
+def _check_noise(
+    upto: Chain, link: Defense, bound: float, clients: list[Tensor], task: Task, batch: Batch
+) -> None:
+    """The link's own noise has a true law, at least `noise_multiplier` times the bound."""
+    name = f"{link!r} promises differential privacy, but"
+    before = Chain(upto.links[:-1])
+    given = replace(
+        _released(before, clients, task, batch, unit=upto.starts), law=Exact(), mask=None
+    )
+    context = None if given.unit is Unit.COHORT else ClientContext(task, batch)
+    state = link.init(task)
+    draws = [
+        link.transform(given, state, context, stream(seed, "contract", "noise"))[0]
+        for seed in range(MANY)
+    ]
+    law = draws[0].law
+    require(isinstance(law, Gaussian | Laplace), f"{name} the law of its noise is {law}")
+    check_law(draws, link.imitate(given.rows), repr(link))
+    wanted = float(getattr(link, "noise_multiplier", 0.0)) * bound
+    least = float(spread(draws[0]).min())
+    require(
+        least > 0 and least >= wanted * (1 - 1e-6),
+        f"{name} its noise has standard deviation {least:.4g}, below noise_multiplier times its "
+        f"bound, {wanted:.4g}",
+    )
+
+
+def _released(
+    links: Chain, clients: list[Tensor], task: Task, batch: Batch, *, unit: Unit | None = None
+) -> Update:
+    """The update of fixed plain rows under fixed streams."""
+    client, cohort = links.sides
+    unit = links.starts if unit is None else unit
+    context, updates = ClientContext(task, batch), []
+    for i, rows in enumerate(clients):
+        examples = (1,) * len(rows) if unit is Unit.EXAMPLE else (batch.size,)
+        source = stream(0, "contract", "neighbor", i)
+        update = Update(rows, unit, examples)
+        updates.append(client.transform(update, client.init(task), context, source)[0])
+    if not cohort.links:
+        return updates[0]
+    source = stream(0, "contract", "neighbor", "cohort")
+    return cohort.transform(Update.stack(updates), cohort.init(task), None, source)[0]
+
+
+MOST = 400
+"""Coordinates that a law is checked on; of wider updates, evenly spread ones."""
+
+
+def check_law(
+    draws: list[Update], center: Tensor | None, name: str, *, promise: Guarantee | None = None
+) -> None:
+    """Draws of one release by independent streams have the law they declare.
+
+    `center`: the noise-free rows (R, P); None takes the mean of the draws in their place. A
+    `promise` of KNOWN_NOISE needs a noise law on every draw.
+    """
+    law = draws[0].law
+    for draw in draws:
+        require(type(draw.law) is type(law), f"{name} declares another law for another stream")
+    if promise is Guarantee.KNOWN_NOISE:
+        noisy = isinstance(law, Gaussian | Laplace)
+        require(noisy, f"{name} promises a known noise distribution, but its update declares {law}")
+    if not isinstance(law, Gaussian | Laplace):
+        return
+    residual, seen = _standard(draws, center, name)
+    if residual.shape[1] == 0:
+        return
+    _check_spread(residual, seen, law, name, centered=center is None)
+    shape = stats.norm if isinstance(law, Gaussian) else stats.laplace(scale=0.5**0.5)
+    found = stats.kstest(residual[seen].numpy(), shape.cdf)
+    word = type(law).__name__
+    require(found.pvalue > CHANCE, f"{name} declares {word} noise, but its shape is another")
+    _check_independence(residual, name)
+    if center is not None:
+        shift = (residual.sum(0) / seen.sum(0).double().sqrt()).square().sum()
+        chance = stats.chi2.sf(float(shift), residual.shape[1])
+        require(chance > CHANCE, f"{name} releases rows whose mean is not what `imitate` gives")
+
+
+def check_exact(draws: list[Update], name: str) -> None:
+    """Draws are the same; with masks, where two of them show, and up to a factor of the mask."""
+    first = draws[0]
+    for draw in draws[1:]:
+        if first.mask is None and draw.mask is None:
+            same = torch.equal(first.rows, draw.rows)
+        else:
+            shown = _shown(first) & _shown(draw)
+            a, b = (u.rows.detach().double() * shown for u in (first, draw))
+            lengths = a.norm(dim=1) * b.norm(dim=1)
+            same = bool(((a * b).sum(1) >= lengths * (1 - 1e-6)).all())
+        require(same, f"{name} declares an exact release, but another stream gives another one")
+
+
+def spread(update: Update) -> Tensor:
+    """The declared standard deviation (R, P) of every coordinate."""
+    law = update.law
+    if isinstance(law, Gaussian):
+        value = torch.as_tensor(law.variance, dtype=torch.float64).sqrt()
+    elif isinstance(law, Laplace):
+        value = torch.as_tensor(law.scale, dtype=torch.float64) * 2**0.5
+    else:
+        value = torch.zeros((), dtype=torch.float64)
+    return value.cpu().expand(update.rows.shape)
+
+
+def _shown(update: Update) -> Tensor:
+    return torch.ones_like(update.rows, dtype=torch.bool) if update.mask is None else update.mask
+
+
+def _standard(draws: list[Update], center: Tensor | None, name: str) -> tuple[Tensor, Tensor]:
+    """(draws, coordinates) residuals over declared standard deviations, 0 where not `seen`."""
+    rows = torch.stack([draw.rows.detach().double().cpu() for draw in draws])
+    seen = torch.stack([_shown(draw).cpu() for draw in draws])
+    std = torch.stack([spread(draw) for draw in draws])
+    if center is None:
+        middle, count = (rows * seen).sum(0) / seen.sum(0).clamp_min(1), seen.sum(0).clamp_min(2)
+        rest = (rows - middle) * seen * (count / (count - 1)).sqrt()
+    else:
+        rest = (rows - center.detach().double().cpu()) * seen
+    still = (std == 0) & seen
+    tiny = 1e-5 * rows.abs().amax() + 1e-12
+    require(
+        bool((rest[still].abs() <= tiny).all()),
+        f"{name} declares no noise on coordinates that have some",
+    )
+    seen = (seen & (std > 0)).flatten(1)
+    residual = torch.where(seen, rest.flatten(1) / std.flatten(1).clamp_min(1e-300), 0)
+    law = draws[0].law
+    if isinstance(law, Gaussian) and isinstance(law.covariance, Structured):
+        residual = law.covariance.whiten(rest.flatten(0, 1)).reshape(len(rest), -1)
+    width = residual.shape[1]
+    index = torch.linspace(0, width - 1, MOST).long() if width > MOST else torch.arange(width)
+    index = index[seen[:, index].sum(0) > len(draws) / 10]
+    return residual[:, index], seen[:, index]
+
+
+def _check_spread(
+    residual: Tensor, seen: Tensor, law: Gaussian | Laplace, name: str, *, centered: bool
+) -> None:
+    """Variance is 1: pooled, and of every coordinate on its own."""
+    kurtosis = 3.0 if isinstance(law, Gaussian) else 6.0
+    count = seen.sum(0).double() - (1 if centered else 0)
+    squares = residual.square()
+    if centered:
+        squares = squares * (count / (count + 1))
+    each = squares.sum(0)
+    total, number = float(each.sum()), float(count.sum())
+    surprise = abs(total - number) / ((kurtosis - 1) * number) ** 0.5
+    require(
+        2 * stats.norm.sf(surprise) > CHANCE,
+        f"{name} declares {type(law).__name__} noise, but its variance is {total / number:.3f} "
+        "times the declared one",
+    )
+    if isinstance(law, Gaussian):
+        low = stats.chi2.cdf(each.numpy(), count.numpy())
+        worst = float(min(low.min(), (1 - low).min()))
+        require(
+            worst * 2 * len(each) > CHANCE,
+            f"{name} declares a Gaussian variance that is wrong on some coordinates",
+        )
+
+
+def _check_independence(residual: Tensor, name: str) -> None:
+    """No two coordinates (of any layer or row) move together, and not all of them a little."""
+    draws, width = residual.shape
+    if width < 2:
+        return
+    unit = residual / residual.norm(dim=0).clamp_min(1e-300)
+    upper = torch.triu(unit.T @ unit, 1)
+    pairs = width * (width - 1) / 2
+    limit = stats.norm.isf(CHANCE / 2 / pairs) / draws**0.5
+    require(
+        float(upper.abs().max()) < min(0.95, 1.2 * limit),
+        f"{name} gives two coordinates noise that moves together; draw it for each of them",
+    )
+    average = float(upper.square().sum() / pairs) * draws
+    require(
+        average < 1.1 + 6 * (2 / pairs) ** 0.5,
+        f"{name} gives noise that is correlated over many coordinates",
+    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,13 +13,7 @@ from torch import Tensor
 from leakbound.metrics import Metric, Values
 from leakbound.pairing import Paired
 from leakbound.random import normal, permutation, stream, uniform
-from leakbound.testing.common import (
-    CLASSES,
-    ContractError,
-    check_settings,
-    require,
-    same_bits,
-)
+from leakbound.testing.common import CLASSES, ContractError, check_settings, require, same_bits
 from leakbound.types import Batch
 
 LEVELS = (0.0, 0.1, 0.3, 1.0, 1000.0)
@@ -29,14 +23,11 @@ SIZES = ((12, 1, 16, 16), (2, 1, 180, 180))
 
 
 def check_metric(metric: Metric) -> None:
-    """Check that a metric keeps its contract.
+    """Check that a metric keeps its contract; `ContractError` says what is broken first.
 
     One number or None an image; labels or distractors that are missing, and tiny images, are no
     error; a perfect reconstruction is best, more noise (and more wrong labels) never better on
     average, the most noise worse; a permuted batch permutes the values; nothing is written to.
-
-    Raises:
-        ContractError: the first thing that is broken, in a sentence.
     """
     name = f"metric {metric.name!r}"
     check_settings(metric, name)
@@ -70,7 +61,10 @@ def _check_order(metric: Metric, shape: tuple[int, ...], name: str) -> bool:
     paired, others = _noisy(shape, 0.3)
     values = _values(metric, paired, others, name)
     order = permutation(len(values), stream(0, "contract", "permute"))
-    moved = _values(metric, _permuted(paired, order), others, name)
+    truth = Batch(paired.truth.inputs[order], paired.truth.labels[order])
+    labels = None if paired.labels is None else paired.labels[order]
+    turned = replace(paired, truth=truth, inputs=paired.inputs[order], labels=labels)
+    moved = _values(metric, turned, others, name)
     same = all(_close(moved[i], values[int(j)]) for i, j in enumerate(order))
     require(same, f"{name} does not permute its values with the batch")
     return True
@@ -111,12 +105,6 @@ def _noisy(shape: tuple[int, ...], level: float, *, labels: bool = True) -> tupl
         Batch(truth, true_labels), truth + level * noise, guessed, tuple(range(shape[0]))
     )
     return paired, uniform((9, *shape[1:]), stream(0, "contract", "others")).double()
-
-
-def _permuted(paired: Paired, order: Tensor) -> Paired:
-    truth = Batch(paired.truth.inputs[order], paired.truth.labels[order])
-    labels = None if paired.labels is None else paired.labels[order]
-    return dataclasses.replace(paired, truth=truth, inputs=paired.inputs[order], labels=labels)
 
 
 def _close(a: float | None, b: float | None) -> bool:

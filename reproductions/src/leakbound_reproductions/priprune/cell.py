@@ -15,13 +15,13 @@ from torch import Tensor
 from leakbound import client, data, metrics, pairing, pruning, registry
 from leakbound.attacks import AcrossRounds, MixedStart, sparse_gradient_inversion
 from leakbound.attacks.base import Attack
-from leakbound.bounds import information as bits
 from leakbound.data import Dataset, federated
 from leakbound.defenses.base import Chain, chain
 from leakbound.federation import FederatedPlan, FederatedRound, observe, train
-from leakbound.information import INFORMATION, chance
 from leakbound.random import permutation, stream
 from leakbound.types import Batch, NotApplicable, Observation, Task
+from leakbound_reproductions.priprune import information as bits
+from leakbound_reproductions.priprune.nmi import INFORMATION, chance
 from leakbound_reproductions.priprune.study import Cell
 
 SHOWN = ("psnr", "ssim", "nmi", "binned_nmi", "adjusted_mi")

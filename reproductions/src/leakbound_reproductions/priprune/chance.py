@@ -22,13 +22,13 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
 from leakbound import data
-from leakbound.information import INFORMATION
 from leakbound.metrics import METRICS, Metric
 from leakbound.pairing import Paired
 from leakbound.random import normal, permutation, stream, uniform
 from leakbound.types import Batch
 from leakbound_reproductions import kept
 from leakbound_reproductions.paired import Gain, gain
+from leakbound_reproductions.priprune.nmi import INFORMATION
 
 IMAGES = 200
 SETS = ("digits on black", "digits on white", "photographs", "clear photographs")

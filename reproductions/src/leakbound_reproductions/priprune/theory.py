@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from leakbound import client
-from leakbound.bounds import information as bits
 from leakbound.random import stream
 from leakbound.types import Batch, Task
 from leakbound_reproductions.priprune import cell as cells
+from leakbound_reproductions.priprune import information as bits
 from leakbound_reproductions.priprune.study import Study
 
 Spectrum = NDArray[np.float64]

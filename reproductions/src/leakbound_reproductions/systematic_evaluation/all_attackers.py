@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from leakbound.bounds import two_layer
 from leakbound.random import bernoulli, normal, stream
+from leakbound_reproductions.systematic_evaluation import two_layer
 from leakbound_reproductions.systematic_evaluation.sweep import Slope, fresh, interval
 from leakbound_reproductions.systematic_evaluation.tensor_attack import library
 from leakbound_reproductions.systematic_evaluation.trial import WIDE

@@ -10,15 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from leakbound.bounds import two_layer
-from leakbound.bounds.two_layer import OrderSetting, lower_order, upper_order
 from leakbound.random import stream
+from leakbound_reproductions.systematic_evaluation import two_layer
 from leakbound_reproductions.systematic_evaluation.trial import (
     Cell,
     Trial,
     draw,
     pruned,
     release,
+)
+from leakbound_reproductions.systematic_evaluation.two_layer import (
+    OrderSetting,
+    lower_order,
+    upper_order,
 )
 
 WIDTHS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768)

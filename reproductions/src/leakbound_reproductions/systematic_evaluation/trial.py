@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from leakbound.attacks.features.errors import feature_errors, subspace_error
-from leakbound.bounds import two_layer
 from leakbound.random import bernoulli, normal, stream, uniform
+from leakbound_reproductions.systematic_evaluation import two_layer
 from leakbound_reproductions.systematic_evaluation.tensor_attack import METHODS
 
 WIDE = torch.zeros((), dtype=torch.float64)

@@ -38,11 +38,7 @@ class FeatureMethod(Protocol):
     """A way to read features off an update."""
 
     def find(self, observation: Observation, generator: torch.Generator) -> FoundFeatures:
-        """The features behind the update.
-
-        Raises:
-            NotApplicable: the model, the update or the number of examples does not allow it.
-        """
+        """The features behind the update; NotApplicable where it does not allow it."""
         ...
 
     def plant(self, task: Task) -> Task:

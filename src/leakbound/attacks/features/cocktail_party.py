@@ -9,32 +9,38 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from leakbound.attacks.base import seen_task
+from leakbound.attacks.base import Attack, boxed, seen_task
 from leakbound.attacks.features.base import FoundFeatures
-from leakbound.attacks.features.lowrank import NotSeparable, fit_column
-from leakbound.attacks.features.separation import Separated, Separation, separate
+from leakbound.attacks.features.separation import (
+    NotSeparable,
+    Separated,
+    Separation,
+    fit_column,
+    separate,
+)
 from leakbound.client import forward
 from leakbound.domains import has_neighbors
 from leakbound.random import uniform
-from leakbound.types import NotApplicable, Observation, Task
+from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
 PROBES, OFTEN, NEAR, SURE = 64, 0.1, 0.02, 4.0
+SLACK, OUTSIDE, BRIGHT = 0.1, 0.1, 0.995
 
 
 @dataclass(frozen=True)
 class CocktailParty(Separation):
     """Row i of dL/dW is sum_b (dL/dh_bi) x_b: independent component analysis takes the x_b apart.
 
-    The layer's inputs on public images, or on uniform pixels, tell what is known of them: that they
+    The layer's inputs on public images, or on uniform pixels, say what is known of them: that they
     are the image itself, that they are hardly negative and often next to 0 (ReLU, leaky or not), or
-    nothing. The signs are
-    those of the mean where inputs are not negative, else the bias gradient's, sum_b dL/dh_bi.
+    nothing. The signs are those of the mean where inputs are not negative, else the bias
+    gradient's.
 
     Args:
         layer: the linear layer to read; None: the first trained one that the model runs.
 
     Assumptions: the layer sees one vector an example, is run once, and has more rows than there are
-    examples; the inputs of the examples are independent enough (see `separate`).
+    examples; the inputs of the examples are independent enough.
 
     Raises:
         NotApplicable: the layer is not so, or its gradient is zero or of too low a rank.
@@ -45,7 +51,7 @@ class CocktailParty(Separation):
     layer: str | None = None
 
     def find(self, observation: Observation, generator: torch.Generator) -> FoundFeatures:
-        """The inputs of the layer, of length 1."""
+        """The features behind the update; NotApplicable where it does not allow it."""
         try:
             heard = listen(observation, generator, self, self.layer)
         except NotSeparable as error:
@@ -55,7 +61,7 @@ class CocktailParty(Separation):
         return FoundFeatures(vectors, heard.layer, heard.signed, heard.separated.problem)
 
     def plant(self, task: Task) -> Task:
-        """An honest server's attack: nothing changes."""
+        """The task itself: nothing is planted."""
         return task
 
 
@@ -63,11 +69,8 @@ class CocktailParty(Separation):
 class Heard:
     """The sources of one layer, and what its bias gradient tells of their signs and scales.
 
-    Attributes:
-        gains: (B,) the source of index b is gains[b] times an input of the layer.
-        sure: (B,) where the gain stands out from the noise.
-        positive: inputs of the layer are hardly negative.
-        image: the layer's input is the flattened image.
+    The source of index b is gains[b] times an input of the layer; `sure` where the gain stands out
+    from the noise. `positive`: the inputs are hardly negative; `image`: they are the image.
     """
 
     separated: Separated
@@ -85,7 +88,6 @@ class Heard:
 
     @property
     def signed(self) -> bool:
-        """Whether all signs are known."""
         return self.positive or bool(self.sure.all())
 
 
@@ -95,13 +97,7 @@ def listen(
     settings: Separation,
     layer: str | None = None,
 ) -> Heard:
-    """Take apart the gradient of the named linear layer, or of the first trained one that runs.
-
-    Raises:
-        NotApplicable: no such layer, it is frozen or not run once on one vector an example, or its
-            gradient is zero or not finite.
-        NotSeparable: it has fewer rows than there are examples, or a lower rank.
-    """
+    """Take apart the gradient of the named linear layer, or of the first trained one that runs."""
     task = seen_task(observation)
     name, probe, inputs = probed(task, observation, generator, layer)
     image = has_neighbors(observation.input_shape) and torch.equal(inputs, probe.flatten(1))
@@ -143,11 +139,7 @@ def listen(
 def probed(
     task: Task, observation: Observation, generator: torch.Generator, layer: str | None
 ) -> tuple[str, Tensor, Tensor]:
-    """The layer's name, images that the attacker makes or knows, and what the layer sees of them.
-
-    Raises:
-        NotApplicable: no such layer, it is frozen, or is not run once on one vector an example.
-    """
+    """The layer's name, images that the attacker has, and what the layer sees of them."""
     shape = observation.input_shape
     public = observation.auxiliary or task.public
     if public is not None and tuple(public.inputs.shape[1:]) == shape:
@@ -189,3 +181,74 @@ def _trust(observation: Observation) -> Tensor:
         return weights[0]
     together: Tensor = weights.double().square().reciprocal().sum(0).rsqrt()
     return together * math.sqrt(len(weights))
+
+
+@dataclass(frozen=True)
+class CocktailPartyImages(Separation, Attack):
+    """Take a batch apart into its images, from the gradient of the layer that sees them.
+
+    Sign and scale of each image come from the bias gradient, which is the same mixture of ones;
+    where there is none, or noise hides it, from the input range. An image that leaves the input
+    range all the same is moved and shrunk into it.
+
+    Args:
+        layer: the linear layer to read; None: the first trained one that the model runs.
+
+    Assumptions: that layer sees the flattened image, and has more rows than there are examples.
+
+    Raises:
+        NotApplicable: the layer sees anything else, or its gradient is zero or not finite.
+
+    Source: Kariyappa et al. 2023 (Cocktail Party Attack).
+
+    Example:
+        >>> import leakbound as lb
+        >>> model = lb.models.mlp(input_shape=(1, 12, 12), classes=3, generator=lb.stream(0, "mlp"))
+        >>> inputs = torch.rand(2, 1, 12, 12, generator=lb.stream(0, "batch")) ** 6
+        >>> found = lb.simulate(model, (inputs, torch.arange(2)), attack=CocktailPartyImages())
+        >>> min(found.psnr) > 15
+        True
+    """
+
+    layer: str | None = None
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+        task = seen_task(observation)
+        try:
+            heard = listen(observation, generator, self, self.layer)
+        except NotSeparable as error:
+            middle = torch.full(observation.batch_shape, float("nan")).to(observation.update.rows)
+            return Reconstruction(boxed(middle, task), observation.labels, problem=str(error))
+        if not heard.image:
+            raise NotApplicable(f"the linear layer {heard.layer!r} does not see the image itself")
+        images, problem = _scaled(heard, task)
+        images = images.to(observation.update.rows)
+        return Reconstruction(
+            boxed(images.reshape(observation.batch_shape), task),
+            None,
+            -float(heard.separated.contrast.mean()),
+            (),
+            heard.separated.problem or problem,
+            nn.functional.normalize(images, eps=1e-30),
+            heard.layer,
+        )
+
+
+def _scaled(heard: Heard, task: Task) -> tuple[Tensor, str | None]:
+    """The sources as images, and why they do not look like any."""
+    low, high = task.input_range
+    sources = heard.signs[:, None] * heard.separated.sources
+    bright = max(abs(low), abs(high)) / sources.abs().quantile(BRIGHT, dim=1).clamp_min(1e-300)
+    told = 1 / heard.gains.abs().clamp_min(1e-300)
+    scale = torch.where(heard.sure, told, bright)[:, None]
+    images = scale * sources
+    slack = SLACK * (high - low) + 3 * scale * heard.separated.noise[:, None]
+    outside = ((images < low - slack) | (images > high + slack)).double().mean(1)
+    wrong = outside > OUTSIDE
+    strange = int(wrong.sum())
+    if strange == 0:
+        return images, None
+    dark, light = (images.quantile(q, dim=1, keepdim=True) for q in (1 - BRIGHT, BRIGHT))
+    fitted = low + (high - low) * (images - dark) / (light - dark).clamp_min(1e-300)
+    images = torch.where(wrong[:, None], fitted, images)
+    return images, f"{strange} of {len(images)} images leave the input range: they may be mixtures"

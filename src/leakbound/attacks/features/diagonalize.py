@@ -19,25 +19,11 @@ LARGEST_STEP = 0.9
 
 
 def joint_diagonalize(matrices: Tensor, start: Tensor | None = None) -> Tensor:
-    """Components U (B, B), columns of length 1, with every matrix U D Uᵀ and D nearly diagonal.
+    """Components U (B, B), columns of length 1, with every matrix U D Uᵀ of (L, B, B) and D nearly
+    diagonal (Ziehe et al. 2004, FFDIAG).
 
     The unmixing matrix is improved by (I + E) V with E the minimizer of the linearized off-diagonal
     sum of squares; it is not held orthogonal.
-
-    Shapes:
-        matrices (L, B, B), symmetric; start (B, B), components to begin from.
-
-    Raises:
-        ValueError: another shape.
-
-    Source: Ziehe et al. 2004 (FFDIAG).
-
-    Example:
-        >>> u = torch.tensor([[1.0, 0.6], [0.0, 0.8]]).double()
-        >>> d = torch.diag_embed(torch.tensor([[1.0, 2.0], [3.0, -1.0]]).double())
-        >>> found = joint_diagonalize(u @ d @ u.T)
-        >>> (found.T @ u).abs().amax(0).round(decimals=6).tolist()
-        [1.0, 1.0]
     """
     if matrices.ndim != 3 or matrices.shape[1] != matrices.shape[2] or len(matrices) == 0:
         raise ValueError(f"matrices has shape {tuple(matrices.shape)}; give (L, B, B)")
@@ -71,7 +57,6 @@ def _step(rotated: Tensor) -> Tensor:
 
 
 def unit_columns(matrix: Tensor) -> Tensor:
-    """Every column divided by its length."""
     lengths: Tensor = matrix.norm(dim=0, keepdim=True)
     return matrix / lengths.clamp_min(1e-300)
 
@@ -79,16 +64,11 @@ def unit_columns(matrix: Tensor) -> Tensor:
 def polish(
     tensors: Sequence[Tensor], start: Tensor, *, sweeps: int = SWEEPS, still: float = STILL
 ) -> tuple[Tensor, float]:
-    """Components (B, B) of least sum over all tensors of |T - sum_i c_i u_i^(x)p|² / p!, and it.
+    """Components of least sum over all tensors of |T - sum_i c_i u_i^(x)p|² / p!, columns of length
+    1, and the share of the energy that they leave.
 
-    Every tensor of a stack has coefficients of its own; the components are shared. Alternating
+    Every tensor of the stacks (L, B, B) and (L, B, B, B) has coefficients of its own. Alternating
     least squares in one mode, with the result put into all modes; the best sweep is kept.
-
-    Shapes:
-        tensors: stacks (L, B, B) and (L, B, B, B), symmetric in the last 2 or 3 dimensions.
-
-    Returns:
-        The components, columns of length 1, and the share of the energy that they leave, in [0, 1].
     """
     stacks = [t.double() for t in tensors if t.numel()]
     energy = sum(float(t.square().sum()) / math.factorial(t.ndim - 1) for t in stacks)

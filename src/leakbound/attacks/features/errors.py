@@ -7,15 +7,12 @@ from torch import Tensor
 
 
 def subspace_error(basis: Tensor, features: Tensor) -> float:
-    """Mean share |(I - Q Qᵀ) f| / |f| of the true features that lies outside the found span.
+    """Mean share |(I - Q Qᵀ) f| / |f| of the true features (B, n) outside the found span.
 
-    Shapes:
-        basis (n, N), any basis of the span; features (B, n).
+    `basis` (n, N) is any basis of the span. Source: paper B, Table 2.
 
     Raises:
         ValueError: shapes that do not go together, or a true feature that is zero.
-
-    Source: paper B, Table 2.
 
     Example:
         >>> round(subspace_error(torch.eye(3)[:, :2], torch.tensor([[0.0, 3.0, 4.0]])), 6)
@@ -35,12 +32,9 @@ def subspace_error(basis: Tensor, features: Tensor) -> float:
 def feature_errors(found: Tensor, true: Tensor, *, signed: bool = True) -> Tensor:
     """Distance of each true feature (B,) from the found one it is matched with, both of length 1.
 
-    One-to-one, by the largest sum of |cosine|. Between 0 and 2; where not `signed`, the sign is
-    chosen for each pair and the distance is at most sqrt(2). A true feature without a partner has
-    distance 1, that of the zero vector.
-
-    Shapes:
-        found (N, n); true (B, n).
+    One-to-one, by the largest sum of |cosine|, of `found` (N, n) and `true` (B, n). Between 0 and
+    2; where not `signed`, the sign is chosen for each pair and the distance is at most sqrt(2). A
+    true feature without a partner has distance 1, that of the zero vector.
 
     Raises:
         ValueError: shapes that do not go together, or a feature that is zero.
@@ -49,8 +43,6 @@ def feature_errors(found: Tensor, true: Tensor, *, signed: bool = True) -> Tenso
         >>> found = torch.tensor([[0.0, 2.0], [-1.0, 0.0]])
         >>> feature_errors(found, torch.eye(2)).tolist()
         [2.0, 0.0]
-        >>> feature_errors(found, torch.eye(2), signed=False).tolist()
-        [0.0, 0.0]
     """
     from scipy.optimize import linear_sum_assignment
 

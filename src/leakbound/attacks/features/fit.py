@@ -17,19 +17,12 @@ SURELY = 1 - 1e-6
 def fit_features(
     responses: Responses, activation: Callable[[Tensor], Tensor], start: Tensor, steps: int
 ) -> tuple[Tensor, float]:
-    """Features of least squared error of g_k(w_j) = sum_i r_ki s(w_j . z_i), from a start near by.
+    """Features (B, n), with the lengths that `activation` is fed, of least squared error of
+    g_k(w_j) = sum_i r_ki s(w_j . z_i), from a start near by; and the share of variance they leave.
 
     The server drew the units and knows s: B n + K B unknowns stand against K M equations, and
     without noise the answer is exact where the start is near enough. Coefficients are eliminated
-    (variable projection); damped Gauss-Newton steps by conjugate gradients.
-
-    Shapes:
-        start and answer (B, n), with the lengths that `activation` is fed.
-
-    Returns:
-        The features, and the share of the responses' variance over the units that they leave.
-
-    Source: Golub and Pereyra 1973; Kaufman 1975.
+    (variable projection, Kaufman 1975); damped Gauss-Newton steps by conjugate gradients.
     """
     problem = _Problem(responses, activation)
     z, damping = _turned(problem, start.double().clone()), FIRST_DAMPING
@@ -110,7 +103,6 @@ class _Problem:
         return r, self.target - r @ values
 
     def _projected(self, values: Tensor, rows: Tensor) -> Tensor:
-        """Coefficients (K, B) of rows (K, M) in the hidden values."""
         grams = torch.einsum("im,km,jm->kij", values, self.weights, values)
         sizes = grams.diagonal(dim1=1, dim2=2).amax(1)
         eye = torch.eye(len(values)).to(values)

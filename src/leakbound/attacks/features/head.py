@@ -40,14 +40,10 @@ PROBES = 16
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """The last two linear layers and the elementwise function between them.
+    """The last two linear layers W (M, n) and A (K, M), and the elementwise function between them.
 
-    Attributes:
-        first: name of W, a linear layer (M, n).
-        second: name of A, a linear layer (K, M).
-        activation: s, for float64 tensors.
-        scale: typical length of what enters `first`.
-        kept: (M,) factors that the model puts on the hidden units after s (1 without dropout).
+    `scale`: typical length of what enters W. `kept`: (M,) factors that the model puts on the hidden
+    units after the activation (1 without dropout).
     """
 
     first: str
@@ -58,16 +54,7 @@ class Head:
 
 
 def head_layers(task: Task) -> tuple[str, str]:
-    """Names of the last linear layer and of the one before it whose outputs fit.
-
-    Raises:
-        NotApplicable: the model has no two such layers, or the last one's weight is frozen.
-
-    Example:
-        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> head_layers(Task.of(model))
-        ('1', '3')
-    """
+    """Names of the last linear layer and of the one before it whose outputs fit."""
     linear = [(n, m) for n, m in task.model.named_modules() if isinstance(m, nn.Linear)]
     if len(linear) < 2:
         raise NotApplicable("the model has no two linear layers: a feature head needs both")
@@ -83,12 +70,7 @@ def head_layers(task: Task) -> tuple[str, str]:
 
 
 def find_head(task: Task, input_shape: tuple[int, ...], public: Tensor | None = None) -> Head:
-    """The head, checked on public images, or on uniformly random ones: what enters A is s(W z).
-
-    Raises:
-        NotApplicable: no two linear layers that fit, shared or called several times, on sequences,
-            or with anything but one elementwise function between them.
-    """
+    """The head, checked on public images, or on uniformly random ones: what enters A is s(W z)."""
     first, second = head_layers(task)
     low, high = task.input_range
     inputs = low + (high - low) * uniform(
@@ -158,7 +140,6 @@ def _noted(
 
 
 def _matching(modules: list[nn.Module], before: Tensor, hidden: Tensor) -> Activation:
-    """The function that takes `before` to `hidden` number by number."""
     flat, target = before.double().reshape(-1), hidden.double().reshape(-1)
     tolerance = 1e-4 if before.dtype in (torch.float32, torch.float64) else 1e-1
     scale = float(target.abs().max()) + 1e-30
@@ -203,11 +184,10 @@ def layer_inputs(task: Task, name: str, inputs: Tensor) -> Tensor:
 
 
 def special_head(task: Task, random: int, generator: torch.Generator) -> Task:
-    """The task with a head that tells its input: the last `random` hidden units made random.
+    """The task with a head that leaks its input: the last `random` hidden units made random.
 
     Their weights are standard normal, their biases zero, and row k of A is k / random there: the
-    part of the logits that comes from them is nearly the same for all inputs of one length. The
-    other units keep their weights.
+    part of the logits that comes from them is nearly the same for all inputs of one length.
 
     Raises:
         NotApplicable: the model has no head.
@@ -218,9 +198,8 @@ def special_head(task: Task, random: int, generator: torch.Generator) -> Task:
     Example:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> planted = special_head(Task.of(model), 6, torch.Generator())
-        >>> planted.unflatten(planted.parameters)["3.weight"][:, 2:]
-        tensor([[0.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000],
-                [0.1667, 0.1667, 0.1667, 0.1667, 0.1667, 0.1667]])
+        >>> planted.unflatten(planted.parameters)["3.weight"][1, 2:]
+        tensor([0.1667, 0.1667, 0.1667, 0.1667, 0.1667, 0.1667])
     """
     check.count(random=random)
     first, second = head_layers(task)
@@ -243,13 +222,9 @@ def planted_rows(classes: int, random: int) -> Tensor:
 
 
 def random_units(task: Task, head: Head, random: int | None) -> tuple[Tensor, float]:
-    """Indices of the hidden units with Gaussian weights and no bias, and their weights' spread.
-
-    Those that `special_head` planted, recognized by their columns of A, or the last `random`; all,
-    where none was planted.
-
-    Raises:
-        NotApplicable: the weights are not Gaussian of one spread and mean 0, or units have biases.
+    """Indices of the hidden units with Gaussian weights and no bias, and their weights' spread:
+    those that `special_head` planted, recognized by their columns of A (all, where none was), or
+    the last `random`.
     """
     parts = task.tensors()
     weight, above = parts[f"{head.first}.weight"].double(), parts[f"{head.second}.weight"].double()

@@ -34,11 +34,7 @@ def hermite_means(
 
     Through Stein's lemma, E s^(p)(scale z) scale^p = E s(scale z) He_p(z): the derivatives need not
     exist as functions. Quadrature on both half-lines, finer towards 0: a kink or a jump at 0 costs
-    no accuracy.
-
-    Args:
-        activation: elementwise, for float64 tensors.
-        scale: the length of the input that enters a unit with standard normal weights.
+    no accuracy. `activation` is elementwise, for float64 tensors.
 
     Raises:
         NotApplicable: the activation is not finite or not elementwise.

@@ -87,9 +87,9 @@ class Responses:
 def mixing_of(responses: Responses, most: int) -> Tensor:
     """Mixtures (S, K) of the sources with equal sampling error, at most `most`.
 
-    Sources that respond alike are one. Without noise all mixtures count alike, however weak: each
-    is an exact function of the units. With noise each is shrunk by its share of signal (Wiener).
-    Noise that is not declared is read from the directions beyond the first `most`.
+    Sources that respond alike are one. Without noise all mixtures count alike, however weak; with
+    noise each is shrunk by its share of signal (Wiener). Noise that is not declared is read from
+    the directions beyond the first `most`.
     """
     scaled = responses.weights.sqrt() * responses.values
     noise = responses.noise + _thinned(responses, scaled)
@@ -177,10 +177,9 @@ def moments(responses: Responses, examples: int, orders: tuple[int, ...]) -> Mom
 def _span(
     mixed: Tensor, first: Tensor | None, units: Tensor, examples: int, orders: tuple[int, ...]
 ) -> tuple[Tensor, tuple[float, float]]:
-    """Orthonormal basis (n, B) of the features' span, and how it stands out.
-
-    First the eigenvectors of the second moments, or of third moments contracted with the first;
-    then, in turns, those of all moments with every other mode inside the span.
+    """Orthonormal basis (n, B) of the features' span, and how it stands out: first the eigenvectors
+    of the second moments, or of third ones contracted with the first; then, in turns, those of all
+    moments with every other mode inside the span.
     """
     columns = [] if first is None else [first.T]
     eye = torch.eye(units.shape[1]).to(units)

@@ -3,22 +3,350 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from leakbound import check
-from leakbound.attacks.features.contrast import contrasts, gaussian_ceiling, rotation, whitener
-from leakbound.attacks.features.likelihood import heavy_tailed, nonnegative
-from leakbound.attacks.features.lowrank import RowSpace, row_space
 from leakbound.attacks.pace import tick
 from leakbound.domains import has_neighbors
+from leakbound.random import normal
 
+ROUNDS, PENALTIES = 100, (0.1, 1e-8)
+TINY = 1e-300
+TURNS, SETTLED, DRAWS = 300, 1e-9, 10
+WIDTHS, BENDS, COST = (0.1, 0.03, 0.01), (0.03, 0.01, 0.001), 8.0
+SLOPES = ((1.0, 0.02), (4.0, 0.02), (16.0, 0.02), (64.0, 0.005), (256.0, 0.005))
+EXACT = 1e-5
+SHARPENED, SHRINK, LEAST = 30, 0.7, 1e-6
 KINDS = ("general", "nonnegative", "image", "nonnegative image")
 SOLVERS = ("likelihood", "contrast", "published")
 ZERO, MARGIN = 1e-2, 1.5
+
+
+class NotSeparable(ValueError):
+    """Why mixtures cannot be taken apart: too few of them, or too low a rank."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowSpace:
+    """The fit `left @ inner`, (h, B) @ (B, n), of a matrix of rank B; float64.
+
+    The rows of `inner` are orthogonal; `noise` is the (B, B) covariance of the error of a typical
+    column, `level` the variance of the noise on an entry of weight 1, `clear` how many of the B
+    directions stand out from the noise.
+    """
+
+    left: Tensor
+    inner: Tensor
+    noise: Tensor
+    level: float
+    clear: int
+
+
+def row_space(matrix: Tensor, rank: int, weights: Tensor | None = None) -> RowSpace:
+    """The best fit of rank `rank` to (h, n) in weighted squares, and how noisy it is, read from
+    what it leaves. `weights` are 1 / standard deviation of independent noise up to a factor, 0
+    where an entry is not known. NotSeparable: fewer rows or columns than `rank`, or a lower rank.
+    """
+    exact, matrix = torch.finfo(matrix.dtype).eps, matrix.double()
+    weights = torch.ones_like(matrix) if weights is None else weights.double()
+    matrix = torch.where(weights > 0, matrix, 0)
+    seen = (weights > 0).any(1)
+    full = matrix.new_zeros(len(matrix), rank)
+    matrix, weights = matrix[seen], weights[seen]
+    if min(matrix.shape) < rank:
+        raise NotSeparable(
+            f"{rank} sources need as many mixtures and values; "
+            f"{matrix.shape[0]} mixtures of {matrix.shape[1]} values are seen"
+        )
+    by_row = weights.amax(1, keepdim=True)
+    if bool((weights == by_row).all()):
+        left, inner = _truncated(matrix * by_row, rank)
+        left, columns = left / by_row, by_row
+    else:
+        left, inner = _weighted(matrix, rank, weights)
+        columns = weights
+    size = inner.norm(dim=1)
+    if not bool(size.min() > 30 * exact * size.max()):
+        raise NotSeparable(f"the mixtures have a rank below {rank}")
+    level = _level(weights * (matrix - left @ inner), weights, rank)
+    noise = level * torch.linalg.inv(_grams(left, columns.square()).mean(0))
+    share = float((weights > 0).double().mean())
+    edge = math.sqrt(level) * sum(math.sqrt(side * share) for side in matrix.shape)
+    loud = left * weights.square().mean(1, keepdim=True).sqrt()
+    sides = [torch.linalg.qr(side, mode="r")[1] for side in (loud, inner.T)]
+    strength = torch.linalg.svdvals(sides[0] @ sides[1].T)
+    full[seen] = left
+    return RowSpace(full, inner, noise, level, int((strength > 1.02 * edge).sum()))
+
+
+def fit_column(left: Tensor, column: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Coefficients (B,) of a column (h,) in `left` (h, B), and their covariance at noise 1."""
+    scaled = weights.double()[:, None] * left
+    inverse = torch.linalg.pinv(scaled.T @ scaled, rtol=1e-14, hermitian=True)
+    return inverse @ (scaled.T @ (weights * column).double()), inverse
+
+
+def _truncated(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The `rank` largest singular directions, from the smaller of the two Gram matrices."""
+    tall = matrix.shape[0] > matrix.shape[1]
+    small = matrix.T if tall else matrix
+    left = torch.linalg.eigh(small @ small.T)[1][:, -rank:].flip(1)
+    inner = left.T @ small
+    if not tall:
+        return left, inner
+    size = inner.norm(dim=1).clamp_min(TINY)
+    return (inner / size[:, None]).T, left.T * size[:, None]
+
+
+def _weighted(matrix: Tensor, rank: int, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Alternating weighted least squares from the fit of the matrix filled with zeros. Both factors
+    have a penalty that falls to next to nothing: straight to the least squares, the rounds end in
+    fits that go through what is seen and nowhere else.
+    """
+    weight = (weights / weights.max()).square()
+    left, inner = _truncated(weight * matrix, rank)
+    largest = float(inner.norm(dim=1).max())
+    root = (inner.norm(dim=1) * left.norm(dim=0)).sqrt()
+    left = left / left.norm(dim=0) * root
+    for done in range(ROUNDS):
+        share = min(1.0, done / (0.7 * ROUNDS))
+        ridge = largest * PENALTIES[0] ** (1 - share) * PENALTIES[1] ** share
+        inner = _solve(left, matrix, weight, ridge)
+        left = _solve(inner.T, matrix.T, weight.T, ridge).T
+    left, turn = torch.linalg.qr(left)
+    across, inner = _truncated(turn @ inner, rank)
+    return left @ across, inner
+
+
+def _solve(left: Tensor, matrix: Tensor, weight: Tensor, ridge: float) -> Tensor:
+    """For every column its weighted, penalized least squares in `left`, (B, n)."""
+    right = (weight * matrix).T @ left
+    solved: Tensor = torch.linalg.solve(_grams(left, weight, ridge), right[:, :, None])[:, :, 0]
+    return solved.T
+
+
+def _grams(left: Tensor, weight: Tensor, ridge: float = 0.0) -> Tensor:
+    """(n, B, B) the normal matrix of every column."""
+    rank = left.shape[1]
+    flat = weight.T @ (left[:, :, None] * left[:, None, :]).flatten(1)
+    regular = (ridge + TINY) * torch.eye(rank).to(flat)
+    gram: Tensor = flat.reshape(-1, rank, rank) + regular
+    return gram
+
+
+def _level(left_over: Tensor, weights: Tensor, rank: int) -> float:
+    """Variance of the noise at weight 1, from what a fit of that rank leaves."""
+    rows, columns = left_over.shape
+    free = int((weights > 0).sum()) - rank * (rows + columns - rank)
+    return float(left_over.square().sum()) / free if free > 0 else 0.0
+
+
+def contrasts(sources: Tensor, slope: float = 1.0, *, literal: bool = False) -> Tensor:
+    """How far every source is from Gaussian, [mean_t log cosh(a s_t) / a - c_a]^2, (B,).
+
+    Rows (B, n) are first scaled to mean square 1. `slope` is a; c_a is what a Gaussian has, and
+    `literal` leaves it out (Hyvarinen 1999; Kariyappa et al. 2023, who print it so).
+    """
+    unit = sources / sources.square().mean(1, keepdim=True).sqrt().clamp_min(1e-300)
+    center = 0.0 if literal else gaussian_level(slope)
+    squared: Tensor = (log_cosh(slope * unit).mean(1) / slope - center).square()
+    return squared
+
+
+def log_cosh(values: Tensor) -> Tensor:
+    """Without overflow."""
+    size = values.abs()
+    return size + functional.softplus(-2 * size) - math.log(2)
+
+
+@lru_cache
+def gaussian_level(slope: float) -> float:
+    """c_a = E log cosh(a z) / a for a standard normal z."""
+    from scipy.integrate import quad
+
+    def density(z: float) -> float:
+        size = slope * z
+        if size < 1:
+            value = math.log1p(2 * math.sinh(size / 2) ** 2)
+        else:
+            value = size + math.log1p(math.exp(-2 * size)) - math.log(2)
+        return value * math.exp(-z * z / 2) * math.sqrt(2 / math.pi) / slope
+
+    edges = sorted({0.0, *(min(k / slope, 40.0) for k in (1, 3, 10, 20)), 2.0, 6.0, 40.0})
+    return float(sum(quad(density, a, b, epsabs=0, epsrel=1e-13)[0] for a, b in pairwise(edges)))
+
+
+def whitener(rows: Tensor) -> Tensor:
+    """(B, B) the matrix that makes rows (B, n) uncorrelated, of mean square 1."""
+    values, vectors = torch.linalg.eigh(rows @ rows.T / rows.shape[1])
+    if not bool(values.min() > 1e-13 * values.max()):
+        raise NotSeparable("the sources' differences from their means are linearly dependent")
+    root: Tensor = (vectors / values.sqrt()).T
+    return root
+
+
+def rotation(
+    white: Tensor,
+    generator: torch.Generator,
+    *,
+    slope: float = 1.0,
+    literal: bool = False,
+    restarts: int = 1,
+) -> Tensor:
+    """The orthogonal matrix (B, B) of the largest contrast on whitened rows (B, n): FastICA's
+    symmetric fixed-point iteration from random starts, then L-BFGS over rotations from the best.
+    """
+    if len(white) == 1:
+        return torch.eye(1).to(white)
+
+    def reached(turn: Tensor) -> Tensor:
+        return contrasts(turn @ white, slope, literal=literal).mean()
+
+    starts = []
+    for _ in range(restarts):
+        turn = torch.linalg.qr(normal(white.shape[:1] * 2, generator, like=white))[0]
+        starts.append(turn if literal else _fixed_point(turn, white, slope))
+    best = max(starts, key=lambda turn: float(reached(turn)))
+    start = float(reached(best))
+
+    def loss(raw: Tensor) -> Tensor:
+        return -reached(torch.matrix_exp(raw - raw.T) @ best) / max(start, 1e-300)
+
+    raw = minimized(loss, torch.zeros_like(best))
+    turned: Tensor = torch.matrix_exp(raw - raw.T) @ best
+    return turned
+
+
+def gaussian_ceiling(shape: tuple[int, int], generator: torch.Generator, slope: float) -> float:
+    """The largest contrast that the rotation finds in Gaussian rows (B, n), in a few draws. It
+    falls as 1 / n, so that fewer columns are drawn and the result is scaled.
+    """
+    rows, columns = shape
+    drawn = min(columns, max(500, 50 * rows))
+    largest = 0.0
+    for _ in range(DRAWS):
+        white = normal((rows, drawn), generator, like=torch.zeros((), dtype=torch.float64))
+        white = whitener(white) @ white
+        turn = torch.linalg.qr(normal((rows, rows), generator, like=white))[0]
+        turn = _fixed_point(turn, white, slope, 60)
+        largest = max(largest, float(contrasts(turn @ white, slope).max()))
+    return largest * drawn / columns
+
+
+def minimized(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    """L-BFGS with a line search; the start itself where that leaves the finite numbers."""
+    with torch.enable_grad():
+        value = start.detach().clone(memory_format=torch.contiguous_format).requires_grad_()
+        search = torch.optim.LBFGS(
+            [value],
+            max_iter=300,
+            history_size=20,
+            tolerance_grad=1e-8,
+            tolerance_change=1e-11,
+            line_search_fn="strong_wolfe",
+        )
+
+        def closure() -> Tensor:
+            now = loss(value)
+            value.grad = torch.autograd.grad(now, value)[0].contiguous()
+            return now
+
+        search.step(closure)  # type: ignore[no-untyped-call]
+    found = value.detach()
+    return found if bool(found.isfinite().all()) else start
+
+
+def _fixed_point(turn: Tensor, white: Tensor, slope: float, turns: int = TURNS) -> Tensor:
+    for _ in range(turns):
+        level = (slope * (turn @ white)).tanh()
+        bend = slope * (1 - level.square()).mean(1, keepdim=True)
+        u, _, vh = torch.linalg.svd(level @ white.T / white.shape[1] - bend * turn)
+        before, turn = turn, u @ vh
+        if float(((turn * before).sum(1).abs() - 1).abs().max()) < SETTLED:
+            break
+    return turn
+
+
+def heavy_tailed(unmixing: Tensor, rows: Tensor, fit: RowSpace | None = None) -> Tensor:
+    """The unmixing W (B, B) of symmetric, heavy-tailed sources W @ rows, near the one given.
+
+    Minimizes sum_i mean_t |s_it| - log |det W|, the likelihood of Laplace-distributed values; the
+    absolute value is smoothed less and less. With a `fit`, W @ fit.inner below 0 costs.
+    """
+    base = whitener(rows)
+    white, turn = base @ rows, unmixing @ torch.linalg.inv(base)
+    if fit is not None:
+        inner, quiet = base @ fit.inner, base @ fit.noise @ base.T
+        turn = turn * (turn @ inner).mean(1, keepdim=True).sign()
+        scale = float((turn @ inner).square().mean(1).sqrt().mean())
+    for width, bend in zip(WIDTHS, BENDS, strict=True):
+
+        def loss(w: Tensor, width: float = width, bend: float = bend) -> Tensor:
+            size = ((w @ white).square() + width**2).sqrt().mean(1).sum()
+            value: Tensor = size - torch.linalg.slogdet(w)[1]
+            if fit is not None:
+                value = value + COST * _below(w @ inner, w, quiet, bend * scale).mean(1).sum()
+            return value
+
+        turn = minimized(loss, turn)
+    found: Tensor = turn @ base
+    return found
+
+
+def nonnegative(unmixing: Tensor, fit: RowSpace) -> Tensor:
+    """The unmixing of sources that are at least 0, and often 0, near the one given.
+
+    Minimizes sum_i mean_t r(s_it) - log |det W| with r(s) = s above 0 and -c s below, for a growing
+    c: of the unmixings whose sources have mean 1 and are hardly negative, the one of the largest
+    volume. r bends smoothly within the noise's standard deviation of 0. Without noise each row is
+    last moved to where most of its source's values are exactly 0.
+    """
+    size = fit.inner.norm(dim=1, keepdim=True) / fit.inner.shape[1] ** 0.5
+    white, turn, quiet = fit.inner / size, unmixing * size.T, fit.noise / size / size.T
+    turn = turn * (turn @ white).mean(1, keepdim=True).sign()
+    turn = turn / (turn @ white).abs().mean(1, keepdim=True)
+    for slope, width in SLOPES:
+
+        def loss(w: Tensor, slope: float = slope, width: float = width) -> Tensor:
+            rows = w @ white
+            below = (slope + 1) * _below(rows, w, quiet, width)
+            value: Tensor = (rows + below).mean(1).sum() - torch.linalg.slogdet(w)[1]
+            return value
+
+        turn = minimized(loss, turn)
+    noise = ((turn @ quiet) * turn).sum(1).clamp_min(0).sqrt()
+    if float(noise.max()) < EXACT:
+        turn = _onto_zeros(turn, white)
+    found: Tensor = turn / size.T
+    return found
+
+
+def _below(rows: Tensor, w: Tensor, quiet: Tensor, width: float) -> Tensor:
+    """How far values are below 0, smooth within `width` and the noise's standard deviation."""
+    bend = ((w @ quiet) * w).sum(1, keepdim=True).clamp_min(1e-30).sqrt() + width
+    soft: Tensor = bend * functional.softplus(-rows / bend)
+    return soft
+
+
+def _onto_zeros(turn: Tensor, white: Tensor) -> Tensor:
+    """Least squares, reweighted by 1 / (s^2 + w^2) with a shrinking w."""
+    width = 0.1
+    for _ in range(SHARPENED):
+        rows = turn @ white
+        turn = turn / rows.square().mean(1, keepdim=True).sqrt()
+        near = 1 / ((turn @ white).square() + width**2)
+        moments = torch.stack([(white * row) @ white.T for row in near])
+        least = torch.linalg.eigh(moments)[1][:, :, 0]
+        turn = least * (least * turn).sum(1, keepdim=True).sign()
+        width = max(SHRINK * width, LEAST)
+    return turn
 
 
 @dataclass(frozen=True)
@@ -76,15 +404,11 @@ class Separation:
 
 @dataclass(frozen=True, eq=False)
 class Separated:
-    """Sources, in an order, with signs and on scales of their own.
+    """Sources (B, n), float64, in an order, with signs and on scales of their own.
 
-    Attributes:
-        sources: (B, n), float64.
-        mixing: (h, B), so that mixing @ sources is the fit of the mixtures.
-        contrast: (B,) each source's squared distance from a Gaussian, by which it was found.
-        noise: (B,) standard deviation of the noise on a value of each source, in its own unit.
-        level: variance of the noise on a mixture of weight 1.
-        problem: why the sources are not what they should be; None if nothing shows.
+    `mixing` (h, B) @ sources is the fit of the mixtures; `contrast` (B,) each source's squared
+    distance from a Gaussian; `noise` (B,) the standard deviation on a value of each source, in its
+    own unit; `level` the variance of the noise on a mixture of weight 1.
     """
 
     sources: Tensor
@@ -109,17 +433,12 @@ def separate(
 
     Images, of `shape` (C, H, W): the contrast sees the differences of neighboring pixels, which
     mixing commutes with, and the raw rows are unmixed with the matrix found. Noise, of a level that
-    the low-rank fit tells, is shrunk away at the end. Whitening keeps it: with the noise's
+    the low-rank fit gives, is shrunk away at the end. Whitening keeps it: with the noise's
     covariance taken off first, directions that hold little but noise would be blown up.
 
     `weights` (h, n) are 1 / standard deviation of the noise up to a factor, 0 where an entry is
-    withheld. `kind` is "nonnegative" where all sources are at least 0 and often 0, "image",
-    "nonnegative image" or "general".
-
-    Assumptions: sources are linearly independent, and all but one of them are not Gaussian.
-
-    Raises:
-        NotSeparable: fewer mixtures than sources, or mixtures of a lower rank.
+    withheld. `kind` is "nonnegative" where all sources are at least 0 and often 0. Sources are
+    linearly independent, and all but one of them are not Gaussian.
 
     Source: Kariyappa et al. 2023; Hyvarinen 1999. The differences and the likelihood are our own.
     """
@@ -172,11 +491,7 @@ def _unmixing(
 
 
 def differences(rows: Tensor, shape: tuple[int, ...] | None) -> Tensor:
-    """Differences of neighbors along both image axes, (B, n) to (B, n'), centered.
-
-    Raises:
-        ValueError: no (C, H, W) whose product is n.
-    """
+    """Differences of neighbors along both image axes, (B, n) to (B, n'), centered."""
     if shape is None or not has_neighbors(shape) or math.prod(shape) != rows.shape[1]:
         raise ValueError(f"shape is {shape}; images of {rows.shape[1]} values need (C, H, W)")
     images = rows.reshape(-1, *shape)
@@ -248,7 +563,6 @@ def _looks_gaussian(
 
 
 def _too_few_zeros(sources: Tensor, noise: Tensor) -> str | None:
-    """Whether some source is 0 too rarely for its zeros to fix it."""
     scale = sources.square().mean(1).sqrt()
     zeros = (sources.abs() < (ZERO * scale + 2 * noise)[:, None]).sum(1)
     least = int(zeros.min())

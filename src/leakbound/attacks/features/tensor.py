@@ -35,14 +35,12 @@ MISFIT, UNEXPLAINED, CHANCE = 0.01, 0.5, 3
 class TensorMethod:
     """Decompose Hermite moments of the last layer's gradient into the features behind it.
 
-    In a head A s(W z) with standard normal W, dL/dA_kj = sum_i r_ki s(w_j . z_i) responds to the
-    hidden unit's weights; its moments with the Hermite tensors of w_j are sums of powers of the
-    features z_i. Every class (and every row of the update) is a source with coefficients of its
-    own; sources are mixed to equal errors and decomposed jointly, over all orders up to 4 that the
-    activation has.
-
-    Clipping, local steps, pooling of several clients and other scalings of the update change
-    nothing but r. Withheld coordinates are left out, and noise of a known law weighs the rest.
+    In a head A s(W z) with standard normal W, dL/dA_kj = sum_i r_ki s(w_j . z_i); its moments with
+    the Hermite tensors of w_j are sums of powers of the features z_i. Every class (and every row of
+    the update) is a source; sources are mixed to equal errors and decomposed jointly, over all
+    orders up to 4 that the activation has. Clipping, local steps, pooling of several clients and
+    other scalings change nothing but r. Withheld coordinates are left out, and known noise weighs
+    the rest.
 
     Args:
         random: how many hidden units have random weights, the last ones; None: all are made
@@ -53,7 +51,7 @@ class TensorMethod:
         seed: names the weights that are planted.
 
     Assumptions: a malicious server planted the head, or the model has one with Gaussian weights and
-    no biases; features of nearly collinear directions are not told apart.
+    no biases; features of nearly collinear directions are not separated.
 
     Raises:
         NotApplicable: no such head, too few random units or too many examples for it.
@@ -84,7 +82,7 @@ class TensorMethod:
         return special_head(task, random, stream(self.seed, "tensor", "head"))
 
     def find(self, observation: Observation, generator: torch.Generator) -> FoundFeatures:
-        """The features that entered the head, and whether they could be told apart."""
+        """The features behind the update; NotApplicable where it does not allow it."""
         task = seen_task(observation)
         public = task.public if observation.auxiliary is None else observation.auxiliary
         head = find_head(task, observation.input_shape, None if public is None else public.inputs)
@@ -140,12 +138,8 @@ def _responses(
     *,
     zeros: bool = False,
 ) -> Responses:
-    """The head's part of the update, a source for every class of every row.
-
-    Entries that were withheld are left out, or count as the zeros that were sent.
-
-    Raises:
-        NotApplicable: it is zero or not finite.
+    """The head's part of the update, a source for every class of every row. Entries that were
+    withheld are left out, or count as the zeros that were sent.
     """
     update = observation.update
 
@@ -173,7 +167,6 @@ def _responses(
 
 
 def _problem(seen: Moments, vectors: Tensor, left: float) -> str | None:
-    """Why the moments are not to be trusted."""
     count = len(vectors)
     if any(gap < least for gap, least in zip(seen.gaps, GAPS, strict=True)):
         return f"fewer than {count} features stand out of the sampling error of the moments"
@@ -188,9 +181,8 @@ def _problem(seen: Moments, vectors: Tensor, left: float) -> str | None:
 def _unexplained(
     observation: Observation, responses: Responses, rest: float, examples: int, fitted: bool
 ) -> str | None:
-    """Why the features are not to be trusted, from the share of the responses that they leave.
-
-    Features of pure noise explain about one part of it for each of their numbers.
+    """Why the features are not to be trusted, from the share of the responses that they leave:
+    features of pure noise explain about one part of it for each of their numbers.
     """
     units = int((responses.weights > 0).sum())
     numbers = examples * (responses.units.shape[1] + len(responses.values))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from leakbound.attacks.base import rank
+from leakbound.attacks.base import Attack, BestOf, ByNoise, rank
+from leakbound.attacks.matching.engine import Search
 from leakbound.attacks.matching.loop import WIDTH, answer, batch_key, begin, run, solve
 from leakbound.attacks.matching.objective import Objective, hides
-from leakbound.attacks.matching.search import Search
 from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.types import Observation, Reconstruction
 
@@ -21,36 +22,27 @@ class GradientMatching(MatchingSettings):
     """Minimize distance(update of the guess, update seen) + what else makes a guess unlikely.
 
     Those are the total variation, statistics in batch norms, features that another method found,
-    and the size. Every part is a setting, so an ablation changes a field.
+    and the size. The guess is sent through the known defense's deterministic part; coordinates are
+    weighted by the known noise (whitened, where it is correlated) and restricted to the known mask.
+    The answer is the iterate with the lowest objective.
 
-    Knows what the threat model grants: the guess is sent through the known defense's deterministic
-    part, coordinates are weighted by the known noise law (whitened, where its noise is correlated)
-    and restricted to the known mask. The answer is the iterate with the lowest objective, the last
-    one included.
-
-    The fewer coordinates a known mask shows, the more wrong images match them, and a search that
-    knows the mask can end further off than one that takes what is withheld for zeros. So where the
-    answer has a problem under the schedule "stages", a second search starts as the latter and
-    counts the zeros less from stage to stage, in the last one not at all. The answer with the lower
-    masked objective is kept.
+    A search that knows a mask that shows little can end further off than one that takes what is
+    withheld for zeros. So where the answer has a problem under the schedule "stages", a second
+    search starts as the latter and counts the zeros less from stage to stage, in the last one not
+    at all. The answer with the lower masked objective is kept.
 
     Source: Zhu et al. 2019; Geiping et al. 2020; Yin et al. 2021; Liu et al. 2025 (paper B), eq. 9.
 
     Example:
         >>> import leakbound as lb
         >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
-        >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
-        >>> task, sources = lb.Task.of(model, classes=3), [lb.stream(0, "a"), lb.stream(0, "b")]
-        >>> seen = lb.play(task, [batch], lb.defenses.NoDefense(), sources).observation
+        >>> batch = torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2])
         >>> attack = GradientMatching(distance="euclidean", optimizer="lbfgs", steps=10)
-        >>> answer = attack(seen, lb.stream(0, "attack"))
-        >>> bool((answer.inputs - batch.inputs).abs().max() < 0.05)
+        >>> lb.simulate(model, batch, attack=attack).psnr[0] > 80
         True
-
     """
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        """Search from one random start."""
         return self._second_chance(
             solve(self, [self.search(observation, generator)])[0], observation, generator
         )
@@ -63,7 +55,6 @@ class GradientMatching(MatchingSettings):
 
     @property
     def at_once(self) -> int:
-        """How many searches `many` runs together."""
         return WIDTH if self.optimizer == "adam" else 1
 
     def many(
@@ -94,3 +85,295 @@ class GradientMatching(MatchingSettings):
         objective = Objective.of(self, observation, zeros_first=True)
         second = solve(self, [begin(self, objective, generator)])[0]
         return min(first, second, key=rank)
+
+
+def settings_hash(attack: Attack) -> str:
+    """Twelve hex digits that name an attack's full settings.
+
+    Example:
+        >>> settings_hash(dlg()) == settings_hash(dlg())
+        True
+        >>> settings_hash(dlg()) == settings_hash(idlg())
+        False
+    """
+    return hashlib.sha256(repr(attack).encode()).hexdigest()[:12]
+
+
+def dlg(steps: int = 100, restarts: int = 3, learning_rate: float = 1.0) -> Attack:
+    """Deep Leakage from Gradients: squared distance, L-BFGS, inputs and soft labels jointly.
+
+    Works on smooth (sigmoid) models; restarts are chosen by its own objective.
+
+    Args:
+        steps: outer steps of L-BFGS, of up to 20 iterations each.
+        restarts: starts, of which the one with the lowest objective is kept.
+        learning_rate: the length of a step of L-BFGS.
+
+    Source: Zhu et al. 2019; released code: L-BFGS, rate 1, 300 outer steps, normal start, no line
+    search (ours has one, see `GradientMatching`).
+
+    Example:
+        >>> import torch
+        >>> import leakbound as lb
+        >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, activation="sigmoid",
+        ...     generator=lb.stream(0, "model"))
+        >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
+        >>> task, sources = lb.Task.of(model, classes=3), [lb.stream(0, "a"), lb.stream(0, "b")]
+        >>> seen = lb.play(task, [batch], lb.defenses.NoDefense(), sources).observation
+        >>> answer = dlg(steps=10, restarts=1)(seen, lb.stream(0, "attack"))
+        >>> bool((answer.inputs - batch.inputs).abs().max() < 0.05)
+        True
+    """
+    return _lbfgs("joint", steps, restarts, learning_rate)
+
+
+def idlg(steps: int = 100, restarts: int = 3, learning_rate: float = 1.0) -> Attack:
+    """Improved DLG: as DLG, but the label is read from the last layer first.
+
+    Args:
+        steps: outer steps of L-BFGS, of up to 20 iterations each.
+        restarts: starts, of which the one with the lowest objective is kept.
+        learning_rate: the length of a step of L-BFGS.
+
+    Source: Zhao et al. 2020; released code as DLG's.
+
+    Example:
+        >>> idlg().attack.labels, dlg().attack.labels
+        ('inferred', 'joint')
+    """
+    return _lbfgs("inferred", steps, restarts, learning_rate)
+
+
+def inverting_gradients(
+    steps: int = 1000,
+    total_variation: float = 1e-6,
+    learning_rate: float = 0.1,
+    restarts: int = 1,
+    noise_variation: float = 0.04,
+    smoothing: float = 3e-2,
+) -> Attack:
+    """Inverting Gradients: cosine distance, signed Adam, total variation, box.
+
+    leakbound's own settings; see the presets by source for those of published code. Where the
+    defense is known to add noise, the total variation weighs more (`noise_variation`).
+
+    Args:
+        steps: of the search.
+        total_variation: weight of the total variation at the end.
+        learning_rate: of Adam, at the start: the schedule lowers it.
+        restarts: starts, of which the one with the lowest objective is kept.
+        noise_variation: what is added to that weight under noise; see `GradientMatching`.
+        smoothing: what is added to that weight in the first stage; see `GradientMatching`.
+
+    Source: Geiping et al. 2020.
+
+    Example:
+        >>> import torch
+        >>> import leakbound as lb
+        >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
+        >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
+        >>> task, sources = lb.Task.of(model, classes=3), [lb.stream(0, "a"), lb.stream(0, "b")]
+        >>> seen = lb.play(task, [batch], lb.defenses.NoDefense(), sources).observation
+        >>> answer = inverting_gradients(steps=100)(seen, lb.stream(0, "attack"))
+        >>> bool((answer.inputs - batch.inputs).abs().max() < 0.05)
+        True
+    """
+    search = GradientMatching(
+        total_variation=total_variation,
+        noise_variation=noise_variation,
+        smoothing=smoothing,
+        steps=steps,
+        learning_rate=learning_rate,
+        schedule="stages",
+    )
+    return BestOf(search, restarts) if restarts > 1 else search
+
+
+def inverting_gradients_large_steps(
+    steps: int = 2500,
+    total_variation: float = 5e-3,
+    learning_rate: float = 0.3,
+    restarts: int = 3,
+    noise_variation: float = 0.04,
+) -> Attack:
+    """Inverting Gradients with large steps that shrink slowly: for ReLU networks with max pools.
+
+    A guess changes which units are on, and small steps stay where they started. Tuned on six
+    one-image updates of a network like LeNet with ReLU (`benchmarks/quickstart_leak.py`).
+
+    Args:
+        steps: of the search.
+        total_variation: weight of the total variation.
+        learning_rate: of Adam, at the start: the schedule lowers it.
+        restarts: starts, of which the one with the lowest objective is kept.
+        noise_variation: what is added to that weight under noise; see `GradientMatching`.
+
+    Source: Geiping et al. 2020; the settings are this project's own.
+
+    Example:
+        >>> attack = inverting_gradients_large_steps()
+        >>> attack.restarts, attack.attack.schedule, attack.attack.learning_rate
+        (3, 'cosine', 0.3)
+    """
+    search = GradientMatching(
+        total_variation=total_variation,
+        noise_variation=noise_variation,
+        steps=steps,
+        learning_rate=learning_rate,
+        schedule="cosine",
+        initialization="uniform",
+    )
+    return BestOf(search, restarts) if restarts > 1 else search
+
+
+def strong_matching(
+    steps: int = 1000,
+    total_variation: float = 1e-3,
+    feature_weight: float = 0.1,
+    features: str = "cocktail_party",
+    batch_norm: float = 1e-3,
+    prior_rate: float = 1e-3,
+    prior_variation: float = 1e-3,
+) -> Attack:
+    """Paper B's strong attack, with its parts where they help.
+
+    All of it matches gradients by the cosine and knows total variation and the statistics of batch
+    norms. Where little of the update is noise, pixels are searched whose features lie in the span
+    of those that another method read off the update. Where the declared law says that noise
+    dominates, such features mislead: then an untrained network draws the images (deep image prior),
+    and every tensor counts by its size.
+
+    Args:
+        steps: of either search.
+        total_variation: its weight without much noise.
+        feature_weight: that of the features, without much noise.
+        features: "none", "cocktail_party" (any model with a linear layer), or "tensor" and
+            "tensor_fit" (two-layer heads that a malicious server has initialized).
+        batch_norm: weight of the statistics.
+        prior_rate: learning rate under noise.
+        prior_variation: weight of total variation under noise.
+
+    Source: Liu et al. 2025 (paper B), section 4.3 and eq. 9, whose weights are 0.01 (total
+    variation), 0.001 (statistics) and 0.1 (features), at rate 1e-5 for 10,000 steps.
+
+    Example:
+        >>> attack = strong_matching(steps=500)
+        >>> attack.clean.features, attack.noisy.image
+        ('cocktail_party', 'deep_prior')
+    """
+    clean = GradientMatching(
+        total_variation=total_variation,
+        noise_variation=0.04,
+        steps=steps,
+        features=features,
+        feature_weight=feature_weight,
+        feature_form="span",
+        batch_norm=batch_norm,
+    )
+    noisy = GradientMatching(
+        distance="cosine_weighted",
+        total_variation=prior_variation,
+        noise_variation=0.04,
+        steps=steps,
+        learning_rate=prior_rate,
+        signed=False,
+        image="deep_prior",
+        batch_norm=batch_norm,
+    )
+    return ByNoise(clean, noisy)
+
+
+def inverting_gradients_geiping_library(steps: int = 4800) -> Attack:
+    """Inverting Gradients as its released library's default: unsigned Adam, TV 0.1.
+
+    Args:
+        steps: of the search.
+
+    Source: invertinggradients, reconstruction_algorithms.py, DEFAULT_CONFIG.
+
+    Example:
+        >>> attack = inverting_gradients_geiping_library()
+        >>> attack.signed, attack.total_variation, attack.steps
+        (False, 0.1, 4800)
+    """
+    return GradientMatching(total_variation=1e-1, steps=steps, signed=False)
+
+
+def inverting_gradients_geiping_cli(steps: int = 24000) -> Attack:
+    """Inverting Gradients as its released command line: signed Adam, TV 1e-4, 24,000 steps.
+
+    Args:
+        steps: of the search.
+
+    Source: invertinggradients, reconstruct_image.py.
+
+    Example:
+        >>> attack = inverting_gradients_geiping_cli()
+        >>> attack.signed, attack.total_variation, attack.steps
+        (True, 0.0001, 24000)
+    """
+    return GradientMatching(total_variation=1e-4, steps=steps)
+
+
+def inverting_gradients_breaching(steps: int = 24000) -> Attack:
+    """Inverting Gradients as in breaching: signed Adam, TV 0.2 of its form (0.1 of ours).
+
+    Args:
+        steps: of the search.
+
+    Source: breaching, config/attack/invertinggradients.yaml. Its TV pads with zeros, so image
+    borders count as edges there and not here.
+
+    Example:
+        >>> attack = inverting_gradients_breaching()
+        >>> attack.signed, attack.total_variation, attack.steps
+        (True, 0.1, 24000)
+    """
+    return GradientMatching(total_variation=1e-1, steps=steps)
+
+
+def inverting_gradients_gradattack(steps: int = 10000) -> Attack:
+    """Inverting Gradients as in GradAttack: signed Adam, TV 0.1, 10,000 steps.
+
+    Args:
+        steps: of the search.
+
+    Source: GradAttack, attacks/gradientinversion.py.
+
+    Example:
+        >>> attack = inverting_gradients_gradattack()
+        >>> attack.signed, attack.total_variation, attack.steps
+        (True, 0.1, 10000)
+    """
+    return GradientMatching(total_variation=1e-1, steps=steps)
+
+
+def inverting_gradients_chen(steps: int = 2000) -> Attack:
+    """Inverting Gradients as in the optimal-defenses paper: signed Adam at rate 0.2, TV 1e-6.
+
+    Args:
+        steps: of the search.
+
+    Source: Chen, Gursoy and Lei (optimal defenses), MNIST experiments.
+
+    Example:
+        >>> attack = inverting_gradients_chen()
+        >>> attack.learning_rate, attack.total_variation, attack.steps
+        (0.2, 1e-06, 2000)
+    """
+    return GradientMatching(total_variation=1e-6, steps=steps, learning_rate=0.2)
+
+
+def _lbfgs(labels: str, steps: int, restarts: int, learning_rate: float) -> Attack:
+    search = GradientMatching(
+        distance="euclidean",
+        optimizer="lbfgs",
+        learning_rate=learning_rate,
+        steps=steps,
+        signed=False,
+        schedule="constant",
+        box=False,
+        labels=labels,
+        enough=1e-9,
+    )
+    return BestOf(search, restarts, enough=1e-7) if restarts > 1 else search

@@ -12,10 +12,8 @@ TINY = 1e-12
 def cosine(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
     """1 - cosine between whole rows (R, P), mean over rows; blind to each row's scale.
 
-    Computed as half the squared distance of the rows' directions, which keeps its digits where
-    1 - cosine would round to 0 or below. A row of zeros has cosine 0 with every row.
-
-    Source: Geiping et al. 2020, eq. 4 ('sim').
+    Computed as half the squared distance of the rows' directions, which keeps its digits where 1 -
+    cosine would round to 0. A row of zeros has cosine 0 with every row (Geiping et al. 2020).
     """
     if weights is not None:
         guess, seen = guess * weights, seen * weights
@@ -31,10 +29,7 @@ def _length(rows: Tensor) -> Tensor:
 
 
 def cosine_layers(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
-    """1 - cosine of every tensor on its own, mean over tensors ('simlocal').
-
-    Source: Geiping et al. 2020, released code.
-    """
+    """1 - cosine of every tensor on its own, mean over tensors ('simlocal')."""
     parts = []
     for a, b in spans:
         own = None if weights is None else weights[:, a:b]
@@ -45,10 +40,7 @@ def cosine_layers(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: li
 def cosine_weighted(
     guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]
 ) -> Tensor:
-    """1 - cosine of every tensor, weighted by how many of its coordinates were seen not to be zero.
-
-    Source: Liu et al. 2025 (paper B), eq. 9.
-    """
+    """As `cosine_layers`, weighted by how many coordinates were not zero (paper B, eq. 9)."""
     parts, counts = [], []
     for a, b in spans:
         own = None if weights is None else weights[:, a:b]
@@ -59,10 +51,7 @@ def cosine_weighted(
 
 
 def euclidean(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
-    """Sum of squared differences; with weights 1/std the Gaussian log-likelihood up to a constant.
-
-    Source: Zhu et al. 2019, eq. 4.
-    """
+    """Sum of squared differences; with weights 1/std the Gaussian log-likelihood, shifted."""
     difference = guess - seen if weights is None else (guess - seen) * weights
     return difference.square().sum()
 
@@ -122,7 +111,6 @@ class Euclidean:
         self.two = torch.full((), 2.0, dtype=seen.dtype, device=seen.device)
 
     def at(self, guess: Tensor, into: Tensor) -> tuple[Tensor, Tensor]:
-        """The distance of (R, P), and a factor; the slope is the factor times `into` (R, P)."""
         torch.sub(guess, self.seen, out=into)
         if self.weights is not None:
             into.mul_(self.weights)
@@ -133,31 +121,16 @@ class Euclidean:
 
 
 def closed(name: str, seen: Tensor, weights: Tensor | None) -> Cosine | Euclidean | None:
-    """A distance to what was seen (R, P) whose slope is known; None: autograd finds it.
-
-    Example:
-        >>> one, other, into = torch.eye(2)[:1], torch.tensor([[0.0, 2.0]]), torch.empty(1, 2)
-        >>> value, factor = closed("cosine", other, None).at(one, into)
-        >>> value, (factor * into)[0, 1]
-        (tensor(1.), tensor(-1.))
-    """
+    """A distance to what was seen (R, P) whose slope is known; None: autograd finds it."""
     if name == "cosine" and len(seen) == 1:
         return Cosine(seen, weights)
     return Euclidean(seen, weights) if name == "euclidean" else None
 
 
 def disorder(rows: Tensor, withheld: Tensor, spans: list[Span]) -> Tensor:
-    """How far rows (R, P) are from a client's who withholds the largest entries of every tensor.
-
-    The mean over withheld entries of max(0, 1 - |entry| / s)², s the largest |entry| that is sent
-    of the same tensor; 0 where nothing of it is sent. `withheld` is (R, P), bool.
-
-    Source: ours.
-
-    Example:
-        >>> rows, withheld = torch.tensor([[1.0, 2.0, -4.0]]), torch.tensor([[True, False, True]])
-        >>> disorder(rows, withheld, [(0, 3)]).item()
-        0.125
+    """How far rows (R, P) are from a client's who withholds the largest entries of every tensor:
+    the mean over `withheld` entries (R, P) of max(0, 1 - |entry| / s)², s the largest |entry| that
+    is sent of the same tensor; 0 where nothing of it is sent.
     """
     total, count = rows.new_zeros(()), torch.zeros((), device=rows.device)
     for a, b in spans:
@@ -170,14 +143,7 @@ def disorder(rows: Tensor, withheld: Tensor, spans: list[Span]) -> Tensor:
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """Mean absolute difference of neighbouring pixels, down plus across; images (B, C, H, W).
-
-    Source: Geiping et al. 2020 (anisotropic form, no padding).
-
-    Example:
-        >>> total_variation(torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]])).item()
-        1.0
-    """
+    """Mean absolute difference of neighbors, down plus across, no padding; (B, C, H, W)."""
     parts = (images.diff(dim=-2), images.diff(dim=-1))
     return torch.stack([part.abs().sum() / max(1, part.numel()) for part in parts]).sum()
 

@@ -17,13 +17,11 @@ LEAK = 0.2
 
 
 class Images(Protocol):
-    """Images as a function of the variables that are optimized."""
+    """Images (N, *S) as a differentiable function of the variables that are optimized."""
 
     variables: list[Tensor]
 
-    def __call__(self) -> Tensor:
-        """The images (N, *S), differentiable in the variables."""
-        ...
+    def __call__(self) -> Tensor: ...
 
     def settle(self, box: tuple[float, float] | None) -> None:
         """After a step: move what lies outside the box back into it."""
@@ -38,26 +36,20 @@ class Pixels:
         self.variables = [self.start]
 
     def __call__(self) -> Tensor:
-        """The pixels."""
         return self.start
 
     def settle(self, box: tuple[float, float] | None) -> None:
-        """Clamp into the box."""
         if box is not None:
             with torch.no_grad():
                 self.start.clamp_(*box)
 
 
 class DeepPrior:
-    """An untrained network draws the images from fixed noise, a map for each; its weights move.
+    """An untrained network draws the images from fixed noise; its weights move (Ulyanov et al.
+    2018; paper B, section 4.3).
 
     Two halvings and two doublings of the side with skips between them; group norm, so that images
     do not mix. The output passes a sigmoid, so it lies in the input range.
-
-    Raises:
-        NotApplicable: inputs that are no images (C, H, W) of at least 8 pixels a side.
-
-    Source: Ulyanov et al. 2018 (deep image prior); Liu et al. 2025 (paper B), section 4.3.
     """
 
     def __init__(
@@ -79,7 +71,6 @@ class DeepPrior:
         self.variables = [_drawn(name, p.shape, generator, like) for name, p in named.items()]
 
     def __call__(self) -> Tensor:
-        """The images that the network draws now."""
         low, high = self.box
         weights = dict(zip(self.names, self.variables, strict=True))
         drawn: Tensor = functional_call(self.network, weights, (self.noise,))
@@ -98,7 +89,6 @@ class _UNet(nn.Module):
         self.last = nn.Conv2d(width, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images before the sigmoid, (N, channels, H, W)."""
         levels = [self.first(x)]
         for down in self.down:
             levels.append(down(nn.functional.avg_pool2d(levels[-1], 2, ceil_mode=True)))
@@ -132,7 +122,6 @@ def _drawn(name: str, shape: torch.Size, generator: torch.Generator, like: Tenso
 def images_for(
     settings: MatchingSettings, task: Task, observation: Observation, generator: torch.Generator
 ) -> Images:
-    """What a search with these settings moves, at its random start."""
     shape, like = observation.batch_shape, task.parameters
     if settings.image == "deep_prior":
         return DeepPrior(shape, task.input_range, settings.width, generator, like)

@@ -11,19 +11,23 @@ from torch import Tensor
 
 from leakbound.attacks.base import boxed
 from leakbound.attacks.features.base import FoundFeatures
-from leakbound.attacks.features.methods import METHODS
 from leakbound.attacks.labels import infer_labels
-from leakbound.attacks.matching.diagnose import VANISHED, diagnose
-from leakbound.attacks.matching.engine import Evaluator, choose_engine
+from leakbound.attacks.matching.engine import Companion, Evaluator, Search, choose_engine
 from leakbound.attacks.matching.images import Images, images_for
-from leakbound.attacks.matching.objective import Objective
-from leakbound.attacks.matching.search import Companion, Search
-from leakbound.attacks.matching.settings import MatchingSettings
+from leakbound.attacks.matching.objective import Objective, hides
+from leakbound.attacks.matching.settings import METHODS, MatchingSettings
 from leakbound.attacks.matching.terms import terms_for
 from leakbound.attacks.pace import tick
 from leakbound.random import normal
-from leakbound.types import NotApplicable, Observation, Reconstruction
+from leakbound.types import Exact, NotApplicable, Observation, Reconstruction
 
+VANISHED = "gradient vanished: the update is zero everywhere"
+STUCK = 0.9
+UNEXPLAINED = 0.1
+MASKED = 1e-3
+"""What an answer may leave of an exact update of which a known mask withholds a part: the fewer
+coordinates are seen, the better wrong images match them (at 90 % pruned, to half a percent)."""
+MOSTLY = 0.99
 TRACE_POINTS = 50
 MARKS = (3 / 8, 5 / 8, 7 / 8)
 """The shares of the steps after which a search's rate falls to a tenth."""
@@ -31,6 +35,43 @@ LOWEST = 0.1 ** len(MARKS)
 """The factor on the rate in the last of the stages between them."""
 WIDTH = 8
 """How many searches go together: more no longer fit a processor's cache (measured)."""
+
+
+def diagnose(search: Search, final: float, images: Tensor, labels: Tensor) -> str | None:
+    """Why the search whose best iterate this is has failed; None where nothing shows."""
+    if search.vanished:
+        return "gradient vanished: the objective does not change with the inputs"
+    if not final < float("inf"):
+        return "not finite: the objective was never a number"
+    objective, noise = search.objective, search.objective.noise_share
+    if noise > MOSTLY:
+        return f"too much noise: it is {noise:.0%} of the update, and a match says little"
+    lowest = min((v for v in search.trace if v == v), default=float("nan"))
+    if not lowest <= STUCK * search.trace[0]:
+        start = search.trace[0]
+        return f"objective did not fall: {start:.3g} at the start, {lowest:.3g} at best"
+    left = unexplained(objective, images, labels)
+    if left < noise / 2:
+        return (
+            f"noise was fitted: the answer leaves {left:.0%} of the update unexplained, though "
+            f"{noise:.0%} of it is noise"
+        )
+    masked = hides(objective.observation) and isinstance(objective.observation.update.law, Exact)
+    if not left <= (MASKED if masked else UNEXPLAINED) + noise:
+        return (
+            f"objective did not fall far enough: the answer leaves {100 * left:.2g}% of the "
+            f"update unexplained, of which noise would be {noise:.0%}"
+        )
+    return None
+
+
+def unexplained(objective: Objective, images: Tensor, labels: Tensor) -> float:
+    """Share of the (weighted) update's energy that no multiple of the guess's update has."""
+    rows = objective.seen_of(objective.rows(images, labels)).detach()
+    scale = 1.0 if objective.weights is None else objective.weights
+    mine, seen = (rows * scale).double().flatten(), (objective.seen * scale).double().flatten()
+    both = (mine.square().sum() * seen.square().sum()).clamp_min(1e-300)
+    return float(1 - (mine @ seen).square() / both)
 
 
 def begin(

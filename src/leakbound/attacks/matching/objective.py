@@ -31,9 +31,7 @@ from leakbound.types import NotApplicable, Observation, Task
 class Client(Protocol):
     """How a guess becomes rows, where one round of the observation's own client does not say it."""
 
-    def rows(self, images: Tensor, labels: Tensor) -> Tensor:
-        """The client's rows for a guess."""
-        ...
+    def rows(self, images: Tensor, labels: Tensor) -> Tensor: ...
 
     def seen_of(self, rows: Tensor) -> Tensor:
         """What would have been seen of these rows, to be compared with `Objective.seen`."""
@@ -41,8 +39,6 @@ class Client(Protocol):
 
 
 class Value(NamedTuple):
-    """The objective at a guess, the distance alone, and the client's rows behind it."""
-
     total: Tensor
     match: Tensor
     rows: Tensor
@@ -52,16 +48,10 @@ class Value(NamedTuple):
 class Objective:
     """Distance between what a guess would have shown and what was seen, plus terms.
 
-    Attributes:
-        task: the one that the client trained, as far as the attacker knows.
-        seen: (R, P) what is matched; white where known correlated noise was whitened.
-        weights: (R, P) of the coordinates; None: all count alike.
-        withheld: (R, P) bool, what is known to be withheld of what the model has; None: nothing.
-        noise_share: share of the update's energy that is noise by its declared law.
-        variation: weight of the total variation, and `smoothing` what a first stage adds.
-        zeros_first: what is withheld counts as zeros that were sent, fully in the first stage, less
-            in the next ones, not at all in the last one.
-        client: None: one round of the observation's client, which the exact engines know.
+    `seen` (R, P) is white where known correlated noise was whitened; `withheld` (R, P) is known to
+    be withheld of what the model has. `variation` weighs the total variation, and a first stage
+    adds `smoothing`. `zeros_first`: what is withheld counts as zeros that were sent, less from
+    stage to stage, in the last one not at all.
     """
 
     observation: Observation
@@ -83,11 +73,7 @@ class Objective:
     def of(
         settings: MatchingSettings, observation: Observation, zeros_first: bool = False
     ) -> Objective:
-        """What the settings make of an observation, without the terms that need draws.
-
-        Raises:
-            NotApplicable: inputs that are integer codes, or total variation of no images.
-        """
+        """What the settings make of an observation, without the terms that need draws."""
         refuse_codes(observation.task, observation.input_shape)
         whitener = _whitener(observation)
         seen, hidden = observation.update.rows, withheld(observation)
@@ -128,7 +114,6 @@ class Objective:
 
     @property
     def blank(self) -> bool:
-        """Whether nothing was seen but zeros."""
         return not bool((self.observation.update.rows != 0).any())
 
     @property
@@ -138,25 +123,21 @@ class Objective:
 
     @cached_property
     def closed(self) -> Cosine | Euclidean | None:
-        """The distance with its gradient in closed form; None where autograd finds it."""
         if self.withheld is not None and self.ordered:
             return None
         return closed(self.distance, self.seen, self.weights)
 
     def rows(self, images: Tensor, labels: Tensor) -> Tensor:
-        """The client's rows (R, P) for a guess."""
         if self.client is not None:
             return self.client.rows(images, labels)
         return expected_rows(self.observation, self.task, images, labels)
 
     def seen_of(self, rows: Tensor) -> Tensor:
-        """What would have been seen of these rows, to be compared with `seen`."""
         if self.client is not None:
             return self.client.seen_of(rows)
         return rows if self.whitener is None else self.whitener.whiten(rows)
 
     def match(self, rows: Tensor) -> Tensor:
-        """The distance of what would have been seen of these rows."""
         return DISTANCES[self.distance](self.seen_of(rows), self.seen, self.weights, self.spans)
 
     def with_order(self, total: Tensor, rows: Tensor) -> Tensor:
@@ -166,7 +147,6 @@ class Objective:
         return total + self.ordered * disorder(rows, self.withheld, self.spans)
 
     def penalties(self, images: Tensor, terms: tuple[Term, ...]) -> list[Tensor]:
-        """Each of these terms for images (N, *S), times its weight."""
         layers = dict.fromkeys(name for term in terms for name in term.layers)
         inside: dict[str, Tensor] = {}
         if layers:
@@ -175,7 +155,7 @@ class Objective:
         return [term.weight * term(images, inside) for term in terms]
 
     def value(self, images: Tensor, labels: Tensor) -> Value:
-        """The objective at a guess, differentiable."""
+        """The total, the distance alone, and the client's rows behind it; differentiable."""
         rows = self.rows(images, labels)
         match = total = self.match(rows)
         for penalty in self.penalties(images, self.terms):
@@ -192,7 +172,6 @@ def withheld(observation: Observation) -> Tensor | None:
 
 
 def hides(observation: Observation) -> bool:
-    """Whether a known mask withholds anything."""
     hidden = withheld(observation)
     return hidden is not None and bool(hidden.any())
 

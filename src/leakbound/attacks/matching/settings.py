@@ -7,10 +7,18 @@ from typing import Any
 
 from leakbound import check
 from leakbound.attacks.base import Attack
-from leakbound.attacks.features.methods import METHODS
+from leakbound.attacks.features.base import FeatureMethod
+from leakbound.attacks.features.cocktail_party import CocktailParty
+from leakbound.attacks.features.tensor import TensorMethod
 from leakbound.attacks.matching.distances import DISTANCES
 from leakbound.types import Task
 
+METHODS: dict[str, FeatureMethod] = {
+    "cocktail_party": CocktailParty(),
+    "tensor": TensorMethod(),
+    "tensor_fit": TensorMethod(fit=40),
+}
+"""The feature methods by the name that `features` gives."""
 STATISTICS = ("best", "running", "proxy", "exact")
 FORMS = ("best", "cosine", "span")
 
@@ -119,5 +127,4 @@ class MatchingSettings(Attack):
         check.one_of(FORMS, feature_form=self.feature_form)
 
     def plant(self, task: Task) -> Task:
-        """The change that the feature method needs of a malicious server."""
         return task if self.features == "none" else METHODS[self.features].plant(task)

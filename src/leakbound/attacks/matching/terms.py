@@ -28,9 +28,7 @@ class Term(Protocol):
     """One summand of the objective."""
 
     @property
-    def weight(self) -> float:
-        """How much it counts."""
-        ...
+    def weight(self) -> float: ...
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -50,23 +48,18 @@ class Smooth:
     layers: tuple[str, ...] = ()
 
     def __call__(self, images: Tensor, inside: Mapping[str, Tensor]) -> Tensor:
-        """The mean absolute difference of neighboring pixels."""
         return total_variation(images)
 
 
 @dataclass(frozen=True)
 class Small:
-    """Mean squared distance from the middle of the input range.
-
-    Source: Yin et al. 2021 (GradInversion), the l2 prior.
-    """
+    """Mean squared distance from the middle of the input range (Yin et al. 2021, the l2 prior)."""
 
     weight: float
     middle: float
     layers: tuple[str, ...] = ()
 
     def __call__(self, images: Tensor, inside: Mapping[str, Tensor]) -> Tensor:
-        """The mean squared pixel."""
         return (images - self.middle).square().mean()
 
 
@@ -79,11 +72,6 @@ class Learned:
     layers: tuple[str, ...] = ()
 
     def __call__(self, images: Tensor, inside: Mapping[str, Tensor]) -> Tensor:
-        """The penalty, one number.
-
-        Raises:
-            ValueError: the user's function returned something else.
-        """
         value = self.penalty(images)
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise ValueError("the prior returned no single number; return a tensor of shape ()")
@@ -92,14 +80,9 @@ class Learned:
 
 @dataclass(frozen=True, eq=False)
 class SameStatistics:
-    """Sum over batch norms of the distances between means and between variances.
-
-    Of several clients the statistics are the mean of each one's own, as those told are.
-
-    Attributes:
-        first: how many times more the first norm counts.
-
-    Source: Yin et al. 2021, eq. 8 (GradInversion); paper B, eq. 9.
+    """Sum over batch norms of the distances between means and between variances, the first one
+    `first` times (Yin et al. 2021, eq. 8; paper B, eq. 9). Of several clients the statistics are
+    the mean of each one's own, as those told are.
     """
 
     weight: float
@@ -109,11 +92,9 @@ class SameStatistics:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The batch norms."""
         return tuple(self.known)
 
     def __call__(self, images: Tensor, inside: Mapping[str, Tensor]) -> Tensor:
-        """The sum of the distances."""
         total, factor = images.new_zeros(()), self.first
         for name, (mean, variance) in self.known.items():
             parts = torch.split(inside[name], list(self.cohort)) if self.cohort else (inside[name],)
@@ -126,13 +107,11 @@ class SameStatistics:
 
 @dataclass(frozen=True, eq=False)
 class SameFeatures:
-    """How far the features of the guess are from those that another method found.
+    """How far the guess's features are from those that another method found (paper B, 4.3).
 
     "cosine": the mean over examples of 1 - cos² (1 - cos where the signs are known), the found ones
     assigned to the guesses one to one; "span": the mean share of a guess's feature vector that lies
     outside the span of the found ones.
-
-    Source: Liu et al. 2025 (paper B), section 4.3.
     """
 
     weight: float
@@ -141,11 +120,9 @@ class SameFeatures:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The layer whose inputs they are."""
         return (self.features.layer,)
 
     def __call__(self, images: Tensor, inside: Mapping[str, Tensor]) -> Tensor:
-        """The mean distance, in [0, 1] or [0, 2]."""
         own = inside[self.features.layer].flatten(1)
         own = own / _lengths(own)
         if self.form == "span":
@@ -160,17 +137,9 @@ class SameFeatures:
 
 
 def statistics(kind: str, observation: Observation, task: Task) -> Mapping[str, Statistics]:
-    """What the attacker takes for the batch's statistics in every batch norm.
-
-    Args:
-        kind: "exact" (as told), "proxy" (of public images), "running" (of the model as sent), or
-            "best" (the first of these three that there is, else none).
-        observation: what the attacker sees.
-        task: the task that he simulates.
-
-    Raises:
-        NotApplicable: the threat model withholds them, nothing is public, or no data has passed
-            the norms.
+    """What the attacker takes for the batch's statistics in every batch norm: "exact" (as given),
+    "proxy" (of public images), "running" (of the model as sent), or "best" (the first of these
+    three that there is, else none).
     """
     norms = batch_norms(task)
     if not norms:

@@ -14,15 +14,14 @@ from typing import Any
 import msgspec
 
 from leakbound.report.evidence.auxiliary import STATEMENTS
-from leakbound.report.evidence.run import of_run
-from leakbound.report.evidence.schema import (
+from leakbound.report.evidence.parts import (
     NOT_STATED,
     EvidenceReport,
     Item,
     PrivacyClaim,
     Subject,
 )
-from leakbound.report.evidence.training import of_training
+from leakbound.report.evidence.subjects import of_run, of_training
 from leakbound.report.folder import Run, Strip
 from leakbound.report.tables import LONGEST
 from leakbound.report.template import percent, rendered
@@ -34,12 +33,7 @@ __all__ = ["STATEMENTS", "document", "of_run", "of_training", "page", "schema"]
 
 
 def document(subjects: Sequence[Subject], *, images: bool) -> EvidenceReport:
-    """The value of `report.json`: the same subjects give the same value.
-
-    Args:
-        subjects: what `of_run` and `of_training` made.
-        images: whether the page shows pictures of the data.
-    """
+    """The value of `report.json`: the same subjects give the same value."""
     shown = [s for s in subjects if any(one.pictures for one in s.strongest)]
     return EvidenceReport(
         leakbound=_version(),
@@ -58,12 +52,7 @@ def schema() -> str:
 
 
 def page(content: EvidenceReport, runs: Sequence[Run] = ()) -> str:
-    """The page as text.
-
-    Args:
-        content: what `document` made; its first subjects are those of `runs`.
-        runs: where the pictures are that the content names.
-    """
+    """The page as text; the first subjects are those of `runs`, where the pictures are."""
     from leakbound.report.evidence import charts
 
     drawn = [
@@ -86,12 +75,6 @@ def page(content: EvidenceReport, runs: Sequence[Run] = ()) -> str:
 
 
 def fact(value: Any) -> str:
-    """A JSON value of a header as short text.
-
-    Example:
-        >>> fact([1, 28]), fact(None), fact({"a": 1.5})
-        ('1, 28', '–', 'a 1.5')
-    """
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -106,12 +89,6 @@ def fact(value: Any) -> str:
 
 
 def rate(value: float | None, digits: int = 0) -> str:
-    r"""A share, or a difference of shares, for reading.
-
-    Example:
-        >>> rate(-0.125, 1), rate(-0.0001, 1)
-        ('−12.5\xa0%', '0.0\xa0%')
-    """
     return percent(value if value is None else round(value, digits + 2) + 0.0, digits).replace(
         "-", "−"
     )
@@ -127,7 +104,6 @@ def _claims(found: Sequence[PrivacyClaim]) -> list[list[Item]]:
 
 
 def _pictures(run: Run, subject: Subject) -> dict[str, Strip]:
-    """The pictures that a subject names, by name; those that cannot be read are left out."""
     named = {name for one in subject.strongest for name in (one.pictures or {}).values()}
     found = {name: run.picture(name) for name in sorted(named)}
     return {name: picture for name, picture in found.items() if picture is not None}

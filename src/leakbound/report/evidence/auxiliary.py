@@ -7,20 +7,11 @@ it; nothing here can check it. What nobody states is "not stated", and never loo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from leakbound.assess.record import Assessment
-from leakbound.assess.run import RunInfo
-from leakbound.report.evidence.schema import (
-    NOT_STATED,
-    Answer,
-    AttackerPart,
-    AuxiliaryLine,
-    InferredLine,
-    Item,
-    Status,
-    ThresholdLine,
-)
+from leakbound.assess.record import Assessment, RunInfo
+from leakbound.report.evidence import parts
+from leakbound.report.evidence.parts import NOT_STATED, Answer, Item, Status
 from leakbound.report.gallery import captured_updates
 from leakbound.report.tables import Names
 
@@ -55,19 +46,16 @@ def item(name: str, value: str | None, status: Status, source: str, words: str =
 
 
 def declared(statements: Mapping[str, str], plan: Sequence[Item] = ()) -> tuple[Item, ...]:
-    """What was stated and not checked: first what a plan says, then every statement."""
     return (*plan, *(asked(name, statements, words) for name, words in STATEMENTS.items()))
 
 
 def asked(name: str, statements: Mapping[str, str], words: str = "") -> Item:
-    """What somebody declared under a name."""
     given = statements.get(name) or None
     source = "--declare" if given else f"nobody: give --declare {name}=..."
     return item(name, given, "declared", source, words)
 
 
 def of_plan(info: RunInfo, assessments: Iterable[Assessment]) -> list[Item]:
-    """What the plan of a run declares: how far the server goes, priors, what is accepted."""
     bound, risk = _table(info, "error_bound"), _table(info, "risk")
     servers = dict.fromkeys(a.threat.server for a in assessments)
     accepted = _number(risk.get("probability"))
@@ -87,8 +75,7 @@ def of_plan(info: RunInfo, assessments: Iterable[Assessment]) -> list[Item]:
     return [item(name, value, "declared", source, words) for name, value, source, words in rows]
 
 
-def attacker(info: RunInfo, assessments: Sequence[Assessment], names: Names) -> AttackerPart:
-    """What the attackers knew, with where that comes from, and what they inferred."""
+def attacker(info: RunInfo, assessments: Sequence[Assessment], names: Names) -> parts.AttackerPart:
     captured = any(a.capture for a in assessments)
     threats = [a.threat for a in assessments]
     masked = [a for a in assessments if a.release is not None and (a.release.withheld or 0) > 0]
@@ -125,17 +112,16 @@ def attacker(info: RunInfo, assessments: Sequence[Assessment], names: Names) -> 
         ("noise", "The noise that was drawn, or the seed", "no", "", "the simulated round"),
     ]  # fmt: skip
     inferred = [
-        InferredLine(update.label, one.name, one.value, one.how, one.sure)
+        parts.InferredLine(update.label, one.name, one.value, one.how, one.sure)
         for (_, update, _), *_ in captured_updates(assessments, names)
         for one in update.own.findings
     ]
-    return AttackerPart(tuple(AuxiliaryLine(*line) for line in lines), tuple(inferred))
+    return parts.AttackerPart(tuple(parts.AuxiliaryLine(*line) for line in lines), tuple(inferred))
 
 
 def thresholds(
     info: RunInfo, assessments: Iterable[Assessment], who: str | None
-) -> tuple[ThresholdLine, ...]:
-    """Every threshold with its origin and who accepted it."""
+) -> tuple[parts.ThresholdLine, ...]:
     stored = _number(info.plan.get("psnr"))
     kept = "; it is the default, and the stored plan does not tell a chosen value from the default"
     found = []
@@ -149,16 +135,16 @@ def thresholds(
     return (*found, threshold("accepted", accepted, source, who))
 
 
-def threshold(name: str, value: float | None, source: str, who: str | None) -> ThresholdLine:
+def threshold(
+    name: Literal["reconstructed", "accepted"], value: float | None, source: str, who: str | None
+) -> parts.ThresholdLine:
     """A PSNR from which an example is "reconstructed", or the probability that is "accepted"."""
+    words, unit = (ACCEPTED, "") if name == "accepted" else (MATCHED, "dB PSNR")
     origin = NOT_STATED if value is None else source
-    if name == "accepted":
-        return ThresholdLine("accepted", ACCEPTED, value, "", origin, who or NOT_STATED)
-    return ThresholdLine("reconstructed", MATCHED, value, "dB PSNR", origin, who or NOT_STATED)
+    return parts.ThresholdLine(name, words, value, unit, origin, who or NOT_STATED)
 
 
 def answer(known: Sequence[bool]) -> Answer:
-    """Whether all of them, some or none."""
     return "yes" if all(known) else "in some experiments" if any(known) else "no"
 
 

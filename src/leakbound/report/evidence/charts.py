@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leakbound.report.charts import COLORS, GRAY, figure
-from leakbound.report.evidence.schema import CorridorCurve
+from leakbound.report.evidence.parts import CorridorCurve
 from leakbound.report.tables import Configuration, defined
 
 WIDTH, HEIGHT = 480, 22
@@ -84,7 +84,6 @@ def probabilities(rows: Sequence[Configuration]) -> CorridorStrips | None:
 
 
 def curve(found: CorridorCurve, prefix: str) -> str:
-    """Attained success and upper bound of a training over the threshold, as SVG."""
     with figure(prefix, (6.4, 3.2)) as (axes, output):
         low = [max(value, FAINTEST) for value in found.attained]
         high = [max(value, FAINTEST) for value in found.bound]

@@ -15,7 +15,7 @@ import msgspec
 
 from leakbound.assess.record import DefenseInfo
 from leakbound.report.evidence.auxiliary import asked, item
-from leakbound.report.evidence.schema import NOT_STATED, Epsilons, Item, PrivacyClaim
+from leakbound.report.evidence.parts import NOT_STATED, Epsilons, Item, PrivacyClaim
 
 QUESTIONS = {
     "unit_of_privacy": "Unit of privacy",
@@ -56,11 +56,6 @@ def mechanism(settings: str) -> tuple[float, float] | None:
     """Noise multiplier and clip norm of a chain with one Gaussian mechanism on clipped examples.
 
     None for every other chain, of which nothing is computed.
-
-    Example:
-        >>> mechanism("ClipExamples(clip_norm=2.0) → Mean() → GaussianMechanism(noise_multiplier="
-        ...           "0.5)")
-        (0.5, 2.0)
     """
     noises, clips = _MECHANISM.findall(settings), _CLIP.findall(settings)
     if (len(noises), len(clips)) != (1, 1):
@@ -83,13 +78,7 @@ def of_defense(
 ) -> PrivacyClaim:
     """Every question for one defense of a run that claims differential privacy.
 
-    Args:
-        claim: the defense's label.
-        defense: as records hold it.
-        epsilons: of one release, if its mechanism is known.
-        statements: what was declared.
-        utility: what was measured of it, in words.
-        statistics: the batch's statistics are known besides the release.
+    `epsilons` are of one release, if its mechanism is known; `statistics`: the batch's are known.
     """
     known = mechanism(defense.settings)
     audit = "the audit"
@@ -124,14 +113,7 @@ def of_defense(
 def of_training(
     given: Mapping[str, Any], epsilons: Epsilons, sees: str, statements: Mapping[str, str]
 ) -> PrivacyClaim:
-    """Every question for DP-SGD with stated settings.
-
-    Args:
-        given: `noise_multiplier`, `clip_norm`, `steps` and `sampling_rate`.
-        epsilons: of the whole training.
-        sees: which steps hold an example for the attacker, in words.
-        statements: what was declared.
-    """
+    """Every question for DP-SGD with stated settings; `sees` says which steps hold an example."""
     noise, clip = given["noise_multiplier"], given["clip_norm"]
     spread = f", standard deviation {noise * clip:g} on the sum" if clip else ""
     accountant = (
@@ -172,7 +154,6 @@ def _claim(
 
 
 def _words(found: Epsilons | None) -> str | None:
-    """Epsilon and delta in words; None where nothing is known of them."""
     if found is None:
         return None
     one, other = (

@@ -1,7 +1,6 @@
 """Activations with their first two derivatives, by name, in numpy.
 
-`engines.activations` is the table that engines use; bounds run without PyTorch. A test compares
-the two.
+`leakbound.engines.activations` has the same functions for tensors; a test compares the two.
 """
 
 from __future__ import annotations

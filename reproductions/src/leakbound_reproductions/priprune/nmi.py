@@ -257,7 +257,6 @@ def _score(
 
 
 def _entropy(counts: _Array) -> float:
-    """In nats, of the shares of the counts."""
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log(shares)).sum()) + 0.0
 

@@ -321,13 +321,9 @@ def cleaned(subject: Subject) -> Subject:
 
 
 def clean(value: Any, depth: int = 0) -> Any:
-    r"""A JSON value with texts cut to `LONGEST` letters, and finite numbers.
+    """A JSON value with texts cut to `LONGEST` letters, and finite numbers.
 
-    Letters without a shape (controls, marks that turn the reading direction) become "\ufffd".
-
-    Example:
-        >>> clean({"a\u202eb": [1.0, float("inf"), "x\n"]})
-        {'a\ufffdb': [1.0, None, 'x\n']}
+    Letters without a shape (controls, marks that turn the reading direction) become U+FFFD.
     """
     if isinstance(value, str):
         return _shown(value)

@@ -15,36 +15,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import integrate
 
 from leakbound import check
-from leakbound.bounds.activations import ACTIVATIONS
-from leakbound.bounds.cramer_rao import (
+from leakbound.bounds import (
     ErrorBound,
+    FlatPrior,
+    GaussianPrior,
     full_bound,
     full_bound_from_samples,
     trace_bound,
 )
-from leakbound.bounds.priors import Array, FlatPrior, GaussianPrior, real
+from leakbound_reproductions.systematic_evaluation.activations import ACTIVATIONS
 
-__all__ = [
-    "Condition",
-    "DEFENSES",
-    "Order",
-    "OrderSetting",
-    "TwoLayer",
-    "bayes_bound",
-    "conditions",
-    "energy",
-    "fisher",
-    "gradient",
-    "jacobian",
-    "local_bound",
-    "lower_order",
-    "mean_derivative",
-    "upper_order",
-    "withheld_share",
-]
+Array = NDArray[Any]  # of float64
 
 LOCAL = (
     "these inputs, and estimators that are unbiased for all inputs near them",
@@ -75,8 +60,8 @@ class TwoLayer:
 
     def __post_init__(self) -> None:
         check.one_of(ACTIVATIONS, activation=self.activation)
-        object.__setattr__(self, "inner", real("inner", self.inner, 2))
-        object.__setattr__(self, "outer", real("outer", self.outer, 1))
+        object.__setattr__(self, "inner", _real("inner", self.inner, 2))
+        object.__setattr__(self, "outer", _real("outer", self.outer, 1))
         if len(self.inner) != len(self.outer):
             raise ValueError(
                 f"outer holds {len(self.outer)} weights and inner {len(self.inner)} rows; "
@@ -92,7 +77,7 @@ class _Derivatives:
     """Everything of one batch that the gradient and its Jacobian are made of."""
 
     def __init__(self, network: TwoLayer, inputs: Any, targets: Any) -> None:
-        self.x, y = real("inputs", inputs, 2), real("targets", targets, 1)
+        self.x, y = _real("inputs", inputs, 2), _real("targets", targets, 1)
         if self.x.shape != (len(y), network.inner.shape[1]):
             raise ValueError(
                 f"inputs has shape {self.x.shape}; give (B, n) = "
@@ -290,7 +275,7 @@ def local_bound(
         >>> bound.covers, 0 < bound.value < 1e-4
         ('unbiased', True)
     """
-    x = real("inputs", inputs, 2)
+    x = _real("inputs", inputs, 2)
     information = fisher(network, x, targets, noise_std=noise_std, clip_norm=clip_norm, mask=mask)
     if norm_known:
         frame = _tangent(x)
@@ -353,7 +338,7 @@ def bayes_bound(
             f"activation is {network.activation!r}, whose gradient jumps: a bound from its "
             f"derivative would be too high; take one of {smooth}"
         )
-    y, n = real("targets", targets, 1), network.inner.shape[1]
+    y, n = _real("targets", targets, 1), network.inner.shape[1]
     spread = 1 / n if variance is None else variance
     prior = GaussianPrior.isotropic(np.zeros(n * len(y)), spread)
     drawn = prior.draw(draws, generator).reshape(draws, len(y), n)
@@ -556,3 +541,12 @@ def mean_derivative(activation: str, order: int) -> float:
 
     halves = ((-12.0, 0.0), (0.0, 12.0))
     return sum(float(integrate.quad(integrand, *half, epsabs=1e-13)[0]) for half in halves)
+
+
+def _real(name: str, value: Any, dimensions: int) -> Array:
+    array = np.array(value, dtype=np.float64)
+    if array.ndim != dimensions or array.size == 0:
+        raise ValueError(f"{name} has shape {array.shape}; give {dimensions} dimensions, not empty")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} holds entries that are NaN or infinite; check where from")
+    return array

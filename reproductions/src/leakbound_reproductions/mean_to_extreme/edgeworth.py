@@ -11,22 +11,10 @@ from typing import Any
 
 import numpy as np
 from numpy.polynomial import hermite_e
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from leakbound.bounds.law import (
-    Array,
-    Scope,
-    groups,
-    one,
-    positive,
-    probability,
-    rate,
-    scoped,
-    whole,
-)
-
-__all__ = ["cumulants", "edgeworth"]
+Array = NDArray[Any]  # of float64
 
 REACH, NODES = 14.0, 20001
 SPAN = 40.0
@@ -37,16 +25,6 @@ SERIES = {2: "3", 3: "4", 4: "5", 5: "33", 6: "34", 8: "333"}
 WEIGHTS = {2: 6.0, 3: 24.0, 4: 120.0, 5: 72.0, 6: 144.0, 8: 1296.0}
 
 
-@scoped(
-    Scope(
-        covers="none",
-        attackers="none: an approximation, uncertified in both directions",
-        prior="as `composition.subsampled`, which it approximates",
-        known="as `composition.subsampled`",
-        not_said="a bound from above or from below; use `composition.subsampled`",
-        equation="paper C's code; docs/errata.md, Edgeworth",
-    )
-)
 def edgeworth(
     noise_multiplier: ArrayLike, *, sampling_rate: ArrayLike, steps: ArrayLike, kappa: ArrayLike
 ) -> Any:
@@ -69,16 +47,21 @@ def edgeworth(
         >>> round(edgeworth(1.0, sampling_rate=0.01, steps=1000, kappa=1e-3), 4)
         0.0041
     """
-    sigma, q, count, level = np.broadcast_arrays(
-        positive("noise_multiplier", noise_multiplier),
-        rate("sampling_rate", sampling_rate),
-        whole("steps", steps),
-        probability("kappa", kappa),
-    )
+    arrays = (np.asarray(a, float) for a in (noise_multiplier, sampling_rate, steps, kappa))
+    sigma, q, count, level = np.broadcast_arrays(*arrays)
+    for name, value, good, allowed in (
+        ("noise_multiplier", sigma, (sigma > 0) & np.isfinite(sigma), "above 0"),
+        ("sampling_rate", q, (q > 0) & (q <= 1), "above 0 and at most 1"),
+        ("steps", count, (count >= 1) & (count == np.floor(count)), "whole, at least 1"),
+        ("kappa", level, (level > 0) & (level < 1), "strictly between 0 and 1"),
+    ):
+        if not good.all():
+            raise ValueError(f"{name} is {value[~good].flat[0]:g}; give numbers {allowed}")
     found = np.empty(sigma.shape)
-    for here, (noise, some) in groups(sigma, q):
+    for noise, some in {*zip(sigma.flat, q.flat, strict=True)}:
+        here = (sigma == noise) & (q == some)
         found[here] = _power(1 / noise, some, count[here], level[here])
-    return one(found)
+    return float(found) if found.ndim == 0 else found
 
 
 def cumulants(shift: float, sampling_rate: float) -> tuple[Array, Array]:

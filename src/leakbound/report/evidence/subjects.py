@@ -1,0 +1,483 @@
+"""Evidence from a run or a training configuration: measured, bounded and declared risk apart.
+
+Of a training there is the bounded part alone, as no attack was run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+from msgspec.structs import replace
+
+from leakbound._util import files
+from leakbound.assess.record import Assessment, Bound, Verdict, is_picture
+from leakbound.assess.verdict import verdict
+from leakbound.report import tables
+from leakbound.report.best_attack import best_attack_tables
+from leakbound.report.evidence import auxiliary, parts, privacy
+from leakbound.report.evidence.parts import Answer, Epsilons, Item
+from leakbound.report.folder import Run
+from leakbound.report.gallery import captured_updates
+from leakbound.report.rerun import command_of, digest, toml_of
+from leakbound.report.tables import Names, Theorem, Theorems, grouped
+
+Accountant = Callable[[float], Epsilons]
+"""Epsilons of one release with a noise multiplier."""
+SHOWN = 100
+"""Of how many configurations the pictures are kept."""
+MEASURED = (
+    "What the attacks of this run did on real examples, counted. A failed attack proves nothing: "
+    "another one may succeed."
+)
+BOUNDED = (
+    "What theorems say about every attacker that they cover, under the assumptions and the prior "
+    "named with each. No attack was needed for it, and no attack can refute it within them."
+)
+DECLARED = (
+    "What was stated and not checked here. Everything above holds only as far as these statements "
+    "do."
+)
+COVERS = {
+    "all": "all attackers",
+    "unproved": "nobody for certain: it is not proved here, the assumptions say why",
+}
+LOWER_BOUND = "lower bound on the mean squared error"
+PROBABILITY = "probability of a reconstructed example"
+NO_ATTACK = "No attack was run: nothing here is measured."
+DEFENSE = "DP-SGD with these settings"
+SEES = {
+    "visible": "the attacker sees which steps hold an example",
+    "hidden": "nobody sees which steps hold an example",
+}
+NAMES = ("upper bound", "attained success")
+ATTAINED = "attained by an attack that nobody ran here"
+
+
+def of_run(
+    run: Run,
+    statements: Mapping[str, str],
+    accountant: Accountant,
+    *,
+    images: bool,
+    plan: str = "evidence.toml",
+) -> parts.Subject:
+    """One run as a subject of the report; `plan` names the file in the command to run it again."""
+    names, theorems = Names(run.assessments, run.trainings), Theorems(run.assessments)
+    rows = tables.configurations(run.assessments, names, theorems)
+    limits = {a.criterion.value for a in run.assessments}
+    ends, costs = _ends(run), training_costs(run, names)
+    declared = auxiliary.of_plan(run.info, run.assessments)
+    subject = parts.Subject(
+        kind="run",
+        name=run.info.name,
+        notices=tuple(_notices(run, ends)),
+        checks=tuple(_checks(run)),
+        configurations=tuple(rows),
+        measured=_measured(run, names, ends),
+        bounded=_bounded(run.assessments, names, theorems),
+        declared=parts.DeclaredPart(DECLARED, auxiliary.declared(statements, declared)),
+        attacker=auxiliary.attacker(run.info, run.assessments, names),
+        thresholds=auxiliary.thresholds(run.info, run.assessments, statements.get("accepted_by")),
+        threshold=limits.pop() if len(limits) == 1 else None,
+        strongest=tuple(_strongest(run, names, rows, images=images)),
+        utility=costs,
+        differential_privacy=tuple(_private(run, names, costs, statements, accountant)),
+        provenance=_provenance(run, names),
+        rerun=_rerun(run, plan),
+    )
+    return parts.cleaned(subject)
+
+
+def _ends(run: Run) -> parts.Ends:
+    count = Counter(a.status for a in run.assessments)
+    ends = (count[status] for status in ("ok", "not_applicable", "failed"))
+    return parts.Ends(run.info.experiments, len(run.assessments), *ends)
+
+
+def _notices(run: Run, ends: parts.Ends) -> list[str]:
+    found = []
+    if run.missing:
+        here = f"{ends.present} of {ends.planned} experiments are here"
+        found.append(f"The run is not finished: {here}.")
+    if ends.failed:
+        found.append(f"{ends.failed} of {ends.present} experiments failed: they show nothing.")
+    failed = sum(training.status == "failed" for training in run.trainings)
+    if failed:
+        found.append(f"{failed} of {len(run.trainings)} trainings failed and enter no mean.")
+    if not all(a.truth_known for a in run.assessments):
+        found.append(
+            "The true examples of captured updates are not known: nothing is measured there."
+        )
+    if not run.trainings:
+        found.append("No training was run: what the defenses cost in accuracy is not measured.")
+    return found
+
+
+def _checks(run: Run) -> list[parts.Check]:
+    """What could be computed again from the folder alone."""
+    present, planned = len(run.assessments), run.info.experiments
+    follow = sum(map(_follows, run.assessments))
+    pictures = sorted({name for a in run.assessments for name in a.pictures.values()})
+    whole = sum(is_picture(run.folder / "pictures" / name) for name in pictures)
+    plan = digest(run.info.plan)
+    kept = whole == len(pictures) if pictures else None
+    rows = {
+        "The plan belongs to its hash": (plan == run.info.plan_hash, plan),
+        "Every verdict follows from its own record": (follow == present, f"{follow} of {present}"),
+        "All planned experiments are here": (present == planned, f"{present} of {planned}"),
+        "Every picture has the name of its content": (kept, f"{whole} of {len(pictures)}"),
+    }
+    return [parts.Check(words, *found) for words, found in rows.items()]
+
+
+def _follows(own: Assessment) -> bool:
+    """Whether a record's verdict is what its own matches and bounds give."""
+    if own.status != "ok":
+        return own.verdict in (None, "undecided")
+    chances = [
+        b for b in own.bounds if b.covers == "all" and None not in (b.probability, b.accepted)
+    ]
+    if any(b.excludes_threshold != ((b.probability or 0) <= (b.accepted or 0)) for b in chances):
+        return False
+    try:
+        return own.verdict == verdict(own.matched, own.bounds, certified=bool(own.certificate))
+    except RuntimeError:  # what was matched and what is excluded contradict each other
+        return False
+
+
+def _measured(run: Run, names: Names, ends: parts.Ends) -> parts.MeasuredPart:
+    best, captured = [], []
+    for table in best_attack_tables(run.assessments, run.trainings, names):
+        for row in table.rows:
+            if one := row.found:
+                key = table.model, table.batch_size, row.defense
+                low = one.low if one.n > 1 else None
+                high = one.high if math.isfinite(one.high) else None
+                value = one.rmse, low, high, tables.LEVEL
+                line = (*key, *value, one.attack, one.baseline, one.n, row.left_out)
+                best.append(parts.BestAttackLine(*line))
+    for some in captured_updates(run.assessments, names):
+        for attack, update, own in some:
+            share = attack, update.explained, update.scaled
+            end = own.certificate, own.status, own.problem if own.status == "ok" else own.reason
+            captured.append(parts.CapturedLine(update.label, update.own.kind, *share, *end))
+    attacks = tables.attack_summaries(run.assessments, names)
+    return parts.MeasuredPart(MEASURED, ends, tuple(attacks), tuple(best), tuple(captured))
+
+
+def _bounded(own: Sequence[Assessment], names: Names, theorems: Theorems) -> parts.BoundedPart:
+    ran = [a for a in own if a.status == "ok"]
+    counts = Counter(map(names.key, ran))
+    found = grouped(((names.key(a), theorems.of(bound)), bound) for a in ran for bound in a.bounds)
+    missing = tables.missing_bounds(own, names).items()
+    lines = [_bound(key, bounds, one, counts[key]) for (key, one), bounds in found.items()]
+    worded = [
+        replace(one, covers=COVERS.get(one.covers, f"{one.covers} attackers only"))
+        for one in dict.fromkeys(theorem for _, theorem in found)
+    ]
+    why = [parts.MissingBound(reason, tuple(defenses)) for reason, defenses in missing]
+    return parts.BoundedPart(BOUNDED, tuple(lines), tuple(worded), tuple(why))
+
+
+def _bound(
+    key: tables.ConfigurationKey, own: Sequence[Bound], theorem: Theorem, experiments: int
+) -> parts.BoundLine:
+    on_error = own[0].on_error
+    values = [bound.value for bound in own]
+    levels = tables.defined(bound.psnr for bound in own)
+    return parts.BoundLine(
+        *key,
+        theorem.name,
+        LOWER_BOUND if on_error else PROBABILITY,
+        value=median(values) if on_error else max(values),
+        least=min(values),
+        most=max(values),
+        psnr=median(levels) if levels else None,
+        standard_error=max(tables.defined(b.standard_error for b in own), default=None),
+        accepted=None if on_error else own[0].accepted,
+        prior=theorem.prior,
+        covers_all=theorem.covers_all,
+        theorem=theorem.number,
+        experiments=len(own),
+        of_experiments=experiments,
+        verdict=None,
+    )
+
+
+def _strongest(
+    run: Run, names: Names, rows: Sequence[tables.Configuration], *, images: bool
+) -> list[parts.StrongestLine]:
+    best: dict[tuple[tables.ConfigurationKey, str], tuple[float, Assessment]] = {}
+    for a in run.assessments:
+        if a.status == "ok":
+            key = names.key(a), names.attack(a)
+            value = math.inf if a.certificate else max(tables.defined(a.psnr), default=-math.inf)
+            if key not in best or value > best[key][0]:
+                best[key] = value, a
+    found = []
+    for place, row in enumerate(rows):
+        attack = str(row.strongest_attack)
+        if (row.key, attack) in best:
+            _, own = best[row.key, attack]
+            shown = (dict(own.pictures) or None) if images and place < SHOWN else None
+            made = own.seed, own.experiment, own.psnr, own.baseline, own.matched, own.problem
+            line = (*row.key, row.verdict, attack, *made, own.certificate, shown)
+            found.append(parts.StrongestLine(*line))
+    return found
+
+
+def training_costs(run: Run, names: Names) -> tuple[parts.TrainingCost, ...]:
+    found = grouped(((names.model(t), names.defense(t)), t) for t in run.trainings)
+    known = {
+        key: {t.seed: t.accuracy for t in own if t.status == "ok" and t.accuracy is not None}
+        for key, own in found.items()
+    }
+    made, none = [], tables.title(tables.NO_DEFENSE)
+    for (model, defense), own in found.items():
+        ran, plain = known[model, defense], known.get((model, none), {})
+        before = {} if defense == none else plain
+        lost = [before[seed] - accuracy for seed, accuracy in ran.items() if seed in before]
+        both = tables.mean_of([*ran.values()]), tables.mean_of(lost)
+        rounds, failed = max(t.rounds for t in own), len(own) - len(ran)
+        made.append(parts.TrainingCost(model, defense, rounds, *both, failed))
+    return tuple(made)
+
+
+def _private(
+    run: Run,
+    names: Names,
+    costs: Sequence[parts.TrainingCost],
+    statements: Mapping[str, str],
+    accountant: Accountant,
+) -> list[parts.PrivacyClaim]:
+    private = (a for a in run.assessments if a.defense.guarantee.lower() == "differential privacy")
+    defenses = grouped((names.defense(a), a.defense) for a in private)
+    statistics = any(a.threat.statistics_known for a in run.assessments)
+    found = []
+    for label, (defense, *_) in defenses.items():
+        known = privacy.mechanism(defense.settings)
+        epsilons = accountant(known[0]) if known else None
+        utility = "; ".join(
+            f"test accuracy {row.accuracy.mean:.1%} over {row.accuracy.n} seeds ({row.model})"
+            for row in costs
+            if row.defense == label and row.accuracy is not None
+        )
+        of = partial(privacy.of_defense, utility=utility or None, statistics=statistics)
+        found.append(of(label, defense, epsilons, statements))
+    return found
+
+
+def _provenance(run: Run, names: Names) -> parts.Provenance:
+    fields = run.info.fields
+    kept = ("plan", "data", "versions", "plan_hash", "own_data", "code", "machine")
+    return parts.Provenance(
+        **{name: fields[name] for name in kept},
+        seeds=tuple(sorted({a.seed for a in run.assessments})),
+        models={label: model.size for label, model in names.models.items()},
+        attacks=tuple(replace(attack, name=label) for label, attack in names.attacks.items()),
+        defenses=tuple(sorted({a.defense.settings for a in run.assessments})),
+    )
+
+
+def _rerun(run: Run, plan: str) -> parts.RunAgain:
+    needs = [
+        "the versions under Provenance, and a machine of that kind",
+        "the same data under the same name: their fingerprint is compared",
+    ]
+    if run.info.code:
+        needs.append("the Python code that the plan names: it runs, so read it first")
+    text = why = None
+    command = command_of(run.info, plan)
+    if any(a.capture for a in run.assessments):
+        command = "leakbound attack --update FILE --out DIR"
+        why = "the captured updates themselves are not part of the run folder"
+    else:
+        try:
+            text = toml_of(run.info.plan)
+        except ValueError as error:
+            why = str(error)
+    return parts.RunAgain(
+        command,
+        tuple(needs),
+        text,
+        parts.clean(run.info.plan_hash),
+        _digest(run, "records.jsonl"),
+        _digest(run, "utility.jsonl") if run.trainings else None,
+        why,
+    )
+
+
+def _digest(run: Run, name: str) -> str | None:
+    try:
+        return hashlib.sha256(files.read(run.folder / name)).hexdigest()
+    except OSError:
+        return None
+
+
+@dataclass(frozen=True)
+class ThresholdBounds:
+    """What holds at one threshold; `matched`: the data's share that one fixed image matches."""
+
+    psnr: float
+    attained: float
+    bound: float
+    matched: float | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class TrainingBounds:
+    """A training configuration, the settings by the names of `--training`, with the bounds on it.
+
+    `stated`: settings that are no defaults. The scopes hold `attackers`, `prior`, `known`,
+    `not_said` and `equation`; `command` computes it again.
+    """
+
+    given: Mapping[str, Any]
+    stated: Sequence[str]
+    epsilons: Epsilons
+    accepted: float
+    prior: str
+    notices: tuple[str, ...]
+    thresholds: tuple[ThresholdBounds, ...]
+    bound_scope: Mapping[str, str]
+    attained_scope: Mapping[str, str]
+    examples: dict[str, Any]
+    curve: parts.CorridorCurve
+    versions: dict[str, str]
+    command: str
+
+
+def of_training(found: TrainingBounds, statements: Mapping[str, str]) -> parts.Subject:
+    sees, who = SEES[found.given["participation"]], statements.get("accepted_by")
+
+    def origin(name: str) -> str:
+        return "--training" if name in found.stated else "the default of `leakbound evidence`"
+
+    limits = [
+        auxiliary.threshold("reconstructed", row.psnr, origin("psnr"), who)
+        for row in found.thresholds
+    ]
+    limits.append(auxiliary.threshold("accepted", found.accepted, origin("accept"), who))
+    claim = privacy.of_training(found.given, found.epsilons, sees, statements)
+    subject = parts.Subject(
+        kind="training",
+        name="training configuration",
+        notices=(NO_ATTACK, *found.notices),
+        measured=parts.MeasuredPart(NO_ATTACK),
+        bounded=parts.BoundedPart(BOUNDED, _bounds(found), _theorems(found), ()),
+        declared=parts.DeclaredPart(DECLARED, auxiliary.declared(statements, _stated(found))),
+        attacker=parts.AttackerPart(_attacker(found), ()),
+        thresholds=tuple(limits),
+        curve=found.curve,
+        differential_privacy=(claim,),
+        provenance=parts.Provenance(dict(found.given), found.examples, found.versions),
+        rerun=parts.RunAgain(
+            found.command,
+            ("the versions under Provenance", "the same data, where --training names any"),
+            why_not="a training configuration has no records; the command computes its bounds "
+            "again",
+        ),
+    )
+    return parts.cleaned(subject)
+
+
+def _bounds(found: TrainingBounds) -> tuple[parts.BoundLine, ...]:
+    """At every threshold the upper bound, which is number 1, and the attained success."""
+    lines = []
+    for row in found.thresholds:
+        upper = parts.BoundLine(
+            "any model that a server may send",
+            None,
+            DEFENSE,
+            f"{NAMES[0]} at {row.psnr:g} dB",
+            PROBABILITY,
+            value=row.bound,
+            least=row.bound,
+            most=row.bound,
+            psnr=row.psnr,
+            standard_error=None,
+            accepted=found.accepted,
+            prior=found.bound_scope["prior"],
+            covers_all=True,
+            theorem=1,
+            experiments=None,
+            of_experiments=None,
+            verdict=row.verdict,
+        )
+        lower = {"name": f"{NAMES[1]} at {row.psnr:g} dB", "kind": ATTAINED, "covers_all": False}
+        lower |= dict.fromkeys(("value", "least", "most"), row.attained)
+        lower |= {"prior": found.attained_scope["prior"], "theorem": 2}
+        lines += [upper, replace(upper, **lower, accepted=None, verdict=None)]
+    return tuple(lines)
+
+
+def _theorems(found: TrainingBounds) -> tuple[Theorem, ...]:
+    matched = [
+        f"one fixed image matches {row.matched:.2%} of the data given to {row.psnr:g} dB, without "
+        "any update"
+        for row in found.thresholds
+        if row.matched is not None
+    ]
+    made = []
+    nothing: list[str] = []
+    scopes = (found.bound_scope, matched), (found.attained_scope, nothing)
+    for number, (name, (scope, more)) in enumerate(zip(NAMES, scopes, strict=True), 1):
+        known = f"known to the attacker: {scope['known']}"
+        assumed = (known, f"it does not say: {scope['not_said']}", *more)
+        law = scope["prior"], True, scope["attackers"], number == 1, scope["equation"]
+        made.append(Theorem(number, name, *law, assumed, None))
+    return tuple(made)
+
+
+def _stated(found: TrainingBounds) -> list[Item]:
+    words = {
+        "noise_multiplier": "Noise standard deviation over the clip norm",
+        "clip_norm": "Clip norm",
+        "steps": "Steps",
+        "sampling_rate": "Sampling rate (Poisson)",
+        "participation": "Which steps hold an example",
+        "dim": "Values of one example",
+        "norm": "Least norm of an example",
+        "accept": "Accepted probability of a reconstructed example",
+        "prior": "Prior of the upper bound",
+        "data": "Data that norms and priors are taken from",
+    }
+    rows = []
+    for name, text in words.items():
+        value = found.given.get(name)
+        shown = None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+        if name == "participation":
+            shown = f"{value}: {SEES[str(value)]}"
+        source = "--training" if name in found.stated else "default, or taken from the data"
+        rows.append(auxiliary.item(f"training_{name}", shown, "declared", source, text))
+    return rows
+
+
+def _attacker(found: TrainingBounds) -> tuple[parts.AuxiliaryLine, ...]:
+    sees: Answer = "yes" if found.given["participation"] == "visible" else "no"
+    law = "the theorem of the upper bound"
+    rows: list[tuple[str, str, Answer, str, str]] = [
+        ("labels", "The true labels", "yes", "any knowledge besides the example", law),
+        ("defense", "Noise multiplier and clip norm", "yes", "", law),
+        ("mask", "Which weights a mask withheld", "no", "nothing is withheld", "DP-SGD"),
+        ("statistics", "The batch's statistics in batch norms", "no",
+         "if they leave the client, neither number holds", law),
+        ("norms", "The norm of the example", "yes", "the attack that attains its success uses it",
+         "the theorem of the attained success"),
+        ("batch_size", "The batch size", "yes", "the expected one", law),
+        ("model", "The model and its weights in every step", "yes", "or chosen by the server", law),
+        ("others", "All other examples", "yes", "", law),
+        ("auxiliary", "The prior of the examples", "yes", found.prior, law),
+        ("participation", "Which steps hold the example", sees, "", "--training participation"),
+        ("noise", "The noise that was drawn, or its seed", "no",
+         "who has it, subtracts it", law),
+    ]  # fmt: skip
+    return tuple(parts.AuxiliaryLine(*row) for row in rows)
