@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup audit proof test test-slow test-reproductions check bench bench-setup bench-all notebooks docs clean
+.PHONY: setup audit proof test test-long test-slow test-reproductions check bench bench-setup bench-all notebooks docs clean
 .DEFAULT_GOAL := audit
 
 setup: .venv/.installed
@@ -22,7 +22,10 @@ proof: audit
 	$(BIN)/leakbound reproduce all --scale minutes
 
 test: setup
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not long"
+
+test-long: setup
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "long and not slow"
 
 test-reproductions: setup
 	$(BIN)/python -m pytest -n auto -m "not slow" reproductions

@@ -4,9 +4,11 @@ Python's internals. A browser.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -30,6 +32,26 @@ def _one_thread():
     import torch
 
     torch.set_num_threads(1)
+
+
+LONG = Path(__file__).parent / "tests" / "long.txt"
+"""Files, test functions and single cases that take more than a second, a line each."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make test` leaves to `make test-long`."""
+    long = set(LONG.read_text("utf-8").splitlines())
+    for item in items:
+        function = item.nodeid.partition("[")[0]
+        file = function.partition("::")[0]
+        if long & {item.nodeid, function, file}:
+            item.add_marker("long")
+
+
+def pytest_collection_finish() -> None:
+    """What collecting has made stays: the garbage collector need not look at it in every test."""
+    gc.collect()
+    gc.freeze()
 
 
 INTERNALS = ("built-in method", "object at 0x", "<bound method", "<function")

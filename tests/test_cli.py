@@ -254,7 +254,9 @@ def test_a_termination_ends_as_ctrl_c_does(plan, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "first"), [("bound --help", "u"), ("audit --help", "u")], ids=["bound", "help"]
+    ("arguments", "first"),
+    [("list --json", "{"), ("bound --help", "u"), ("audit --help", "u")],
+    ids=["list", "bound", "help"],
 )
 def test_output_into_a_pipe_that_closes_is_no_crash(arguments, first):
     run = subprocess.run(
@@ -268,13 +270,14 @@ def test_output_into_a_pipe_that_closes_is_no_crash(arguments, first):
     assert (run.stdout, run.stderr) == (first, "")
 
 
-MISTAKES = (("nonsense",),)
+BOUND = ("bound", "--noise-multiplier", "1", "--dim", "64", "--norm", "3")
+MISTAKES = (("audit", "missing.toml"), ("nonsense",))
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        *(("audit", "--help"), ("--version",), *MISTAKES),
+        *(("list",), ("audit", "--help"), ("--version",), (*BOUND, "--json"), *MISTAKES),
     ],
     ids=" ".join,
 )
@@ -290,7 +293,9 @@ def test_a_reader_that_is_gone_is_not_taken_for_failed_cells(arguments):
     assert not run.stderr
 
 
-@pytest.mark.parametrize("arguments", [("audit", "--help"), ("--version",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [("list",), ("audit", "--help"), ("--version",)], ids=" ".join
+)
 def test_a_full_disk_behind_the_output_is_said(arguments):
     line = [sys.executable, "-m", "leakbound.cli", *arguments]
     with Path("/dev/full").open("w") as full:
@@ -307,7 +312,7 @@ def test_printable():
     assert len(terminal.brief("y" * 999)) == terminal.LONGEST + 3
 
 
-@pytest.mark.parametrize("columns", [pytest.param(30, marks=pytest.mark.slow), 80])
+@pytest.mark.parametrize("columns", [30, 80])
 def test_progress_on_a_terminal(plan, tmp_path, columns):
     """A bar with the cells done, the time left and the current cell; it fits the screen."""
     text = on_terminal(

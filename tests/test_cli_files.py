@@ -148,9 +148,12 @@ def device(path):
 KINDS = [user_file, user_json, empty_file, folder, fifo, link, dangling, device]
 
 
+ALL = len(KINDS)
+
+
 def kinds(place, at, count, among=KINDS):
     """So many kinds, others for another `at`: together the names of a command meet all of them."""
-    chosen = [among[(at + 3 * i) % len(among)] for i in range(count)]
+    chosen = [among[(at + 3 * i) % len(among)] for i in range(count)] if count < ALL else [*among]
     try:
         device(place / "device")
         (place / "device").unlink()
@@ -197,12 +200,13 @@ def may_lie_there(name, make):
     return (name == "pictures" and make is folder) or (name == ".lock" and make is empty_file)
 
 
+@pytest.mark.parametrize("count", [3, ALL], ids=["some", "all"])
 @pytest.mark.parametrize("verb", VERBS)
-def test_in_a_new_folder(verb, place, capsys):
+def test_in_a_new_folder(verb, count, place, capsys):
     """The user's own file lies under a name that the command would write."""
     arguments, names = VERBS[verb]
     for at, name in enumerate(names):
-        for make in kinds(place, at, 3):
+        for make in kinds(place, at, count):
             if may_lie_there(name, make):
                 continue
             (place / "out").mkdir()
@@ -226,12 +230,13 @@ def ours(base):
     return made
 
 
+@pytest.mark.parametrize("count", [1, ALL], ids=["some", "all"])
 @pytest.mark.parametrize("verb", VERBS)
-def test_in_a_folder_of_its_own(verb, place, ours, capsys):
+def test_in_a_folder_of_its_own(verb, count, place, ours, capsys):
     """The user put a file into the place of one of ours."""
     arguments, names = VERBS[verb]
     for at, name in enumerate(names):
-        for make in kinds(place, at, 1, [user_json, folder, fifo, link]):
+        for make in kinds(place, at, count, [user_json, folder, fifo, link]):
             if may_lie_there(name, make):
                 continue
             shutil.copytree(ours / verb, "out")

@@ -10,7 +10,7 @@ from scipy import stats
 
 from leakbound import audit, cli
 from leakbound.assess.record import DefenseInfo, ModelInfo, Training
-from leakbound.cli.train import table
+from leakbound.cli.audit import table
 
 PLAN = """
 name = "costs <b>"

@@ -11,7 +11,7 @@ import leakbound as lb
 from leakbound import client
 from leakbound.attacks import inverting_gradients, rank_analysis
 from leakbound.captured import attack_update, load
-from leakbound.captured.model import task_of
+from leakbound.captured.observe import task_of
 from leakbound.cli import main
 from leakbound.defenses import NoDefense
 from leakbound.random import stream

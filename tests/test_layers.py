@@ -26,7 +26,7 @@ LAYERS = (
         *("models", "data", "defenses", "pruning", "attacks"),
         *("pairing", "metrics", "bounds"),
     },
-    {"protocol", "registry", "lpips", "information", "inspection", "channel"},
+    {"protocol", "registry", "lpips", "inspection", "channel"},
     {"assess"},
     {"risk"},
     {"audit", "testing", "federation", "meter"},
@@ -44,7 +44,9 @@ ONE_PLACE = {"flwr": "flower", "opacus": "opacus", "ray": "cluster"}
 
 
 # What is still wrong: take out of these lists what is mended, put nothing in.
-MOST_LINES = 54_780  # of the wheel; 48,000 is the aim
+MOST_LINES = (
+    48_000  # of the wheel: what later features add comes out of the budget in docs/decisions/0015
+)
 MOST_ROOT_MODULES = 14
 IN_CYCLES: set[str] = set()
 
@@ -270,7 +272,7 @@ MOST_METHODS = {
 
 
 def _over_budget(text, tree):
-    """What is too long, too wide or without a docstring in one file."""
+    """What is too long or too wide in one file."""
     words = ast.get_docstring(tree)
     if not words:
         yield "the module has no docstring"
@@ -283,31 +285,6 @@ def _over_budget(text, tree):
             plain = [m for m in _public(node.body, FUNCTIONS) if not _is_property(m)]
             if len(plain) > MOST_METHODS.get(node.name, 8):
                 yield f"{node.name} has {len(plain)} public methods"
-    classes = _public(tree.body, ast.ClassDef)
-    known = _classes() | {c.name: c for c in classes}
-    methods = [
-        m for c in classes for m in _public(c.body, FUNCTIONS) if m.name not in _inherited(c, known)
-    ]
-    for node in [*_public(tree.body, FUNCTIONS), *classes, *methods]:
-        if not ast.get_docstring(node):
-            yield f"{node.name} has no docstring"
-
-
-@cache
-def _classes():
-    return {
-        n.name: n for tree in _trees().values() for n in tree.body if isinstance(n, ast.ClassDef)
-    }
-
-
-def _inherited(node, known):
-    """The methods that a class's bases document: overriding ones need no words of their own."""
-    names = {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases}
-    found = set()
-    for base in (known[name] for name in names if name in known):
-        own = {m.name for m in _public(base.body, FUNCTIONS) if ast.get_docstring(m)}
-        found |= own | _inherited(base, known)
-    return found
 
 
 def _lines(function):
@@ -335,17 +312,11 @@ def _class(count, decorator):
     return f"'d'\nclass A:\n    'd'\n{body}"
 
 
-_BASE = "'d'\nclass A:\n    'd'\n    def g(self): 'd'\n"
-
-
 def test_a_planted_excess_is_caught():
     for text, count in (
         ("'d'\ndef f():\n    'd'\n" + "    pass\n" * 59, 0),
         ("'d'\ndef _f():\n    'd'\n" + "    pass\n" * 60, 1),
         ("pass", 1),
-        ("'d'\ndef f(): pass\nclass A:\n    def g(self): pass\n    def _h(self): pass", 3),
-        (_BASE + "class B(A):\n    'd'\n    def g(self): pass", 0),
-        (_BASE + "class B(A):\n    'd'\n    def h(self): pass", 1),
         (_class(8, "@staticmethod"), 0),
         (_class(9, "@staticmethod"), 1),
         (_class(9, "@cached_property"), 0),
@@ -353,6 +324,14 @@ def test_a_planted_excess_is_caught():
         ("'''d, which is one\nconcept'''\n" + "A = 1\n" * 600, 0),
     ):
         assert len(list(_over_budget(text, ast.parse(text)))) == count, text[:60]
+
+
+def test_what_is_listed_as_long_exists():
+    tests = Path(__file__).parent
+    for line in (tests / "long.txt").read_text("utf-8").splitlines():
+        file, _, function = line.partition("[")[0].partition("::")
+        text = (tests.parent / file).read_text("utf-8")
+        assert not function or f"def {function}(" in text, line
 
 
 def test_importing_the_command_line_does_not_import_torch():

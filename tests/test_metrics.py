@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leakbound import metrics
-from leakbound.metrics import evaluate, success_rate, summary
+from leakbound.metrics import evaluate
 from leakbound.pairing import Paired
 from leakbound.types import Batch
 
@@ -157,12 +157,3 @@ def test_data_range_must_be_positive(data_range):
     truth = _random(1, 1, 8, 8)
     with pytest.raises(ValueError, match="data_range is"):
         evaluate(_paired(truth, truth), data_range=data_range)
-
-
-def test_summary_and_success_rate():
-    values = [0.1, None, 0.3]
-    assert summary(values) == pytest.approx({"mean": 0.2, "min": 0.1, "max": 0.3})
-    assert summary([None]) == {"mean": None, "min": None, "max": None}
-    assert success_rate(values, 0.1, higher_is_better=True) == 1.0
-    assert success_rate(values, 0.1, higher_is_better=False) == 0.5
-    assert success_rate([None], 0.1, higher_is_better=True) is None

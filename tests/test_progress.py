@@ -9,9 +9,9 @@ from rich.console import Console
 from leakbound import audit
 from leakbound.audit import estimate, parse
 from leakbound.audit.context import PlanContext
-from leakbound.audit.estimate import Clock, Estimate
-from leakbound.cli import main, progress, shared
-from leakbound.cli.progress import Bar
+from leakbound.audit.estimate import Clock
+from leakbound.cli import main, shared
+from leakbound.cli.shared import Bar
 
 PLAN = {
     "data": {"source": "digits", "limit": 60},
@@ -37,7 +37,7 @@ def waited(capsys, words):
 
 
 def test_lines_come_though_nothing_ends(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "EVERY", 0.01)
+    monkeypatch.setattr(shared, "EVERY", 0.01)
     with Bar(Console(stderr=True)) as bar:
         bar(0, 12, "dlg · resnet18 \x1b[2J")
         waited(capsys, r"0 of 12 done after \d+ s, time left not known yet: dlg · resnet18 \\x1b")
@@ -58,20 +58,20 @@ def test_the_time_left_follows_from_what_is_done_where_nobody_says_it():
 def test_an_estimate_counts_steps_and_measures_a_gradient(monkeypatch):
     monkeypatch.setattr(estimate, "_gradient", lambda bench, model, size, seed: 0.1 * size)
     plan = parse(PLAN)
-    found = estimate.estimate(plan.experiments(), PlanContext(plan.data), 0)
-    by_cell = {(c.attack.name, c.batch_size): found.seconds[c.id] for c in plan.experiments()}
+    seconds, basis = estimate.estimate(plan.experiments(), PlanContext(plan.data), 0)
+    by_cell = {(c.attack.name, c.batch_size): seconds[c.id] for c in plan.experiments()}
     assert by_cell == {
         ("linear_inversion", 1): estimate.OVERHEAD,
         ("linear_inversion", 2): estimate.OVERHEAD,
         ("gradient_matching", 1): pytest.approx(estimate.OVERHEAD + 50 * 3 * 0.1),
         ("gradient_matching", 2): pytest.approx(estimate.OVERHEAD + 50 * 3 * 0.2),
     }
-    assert "100 steps of searches were counted, each as 3 gradients" in found.basis
-    assert "one gradient of mlp at batch size 2 took 0.2 s here" in found.basis
+    assert "100 steps of searches were counted, each as 3 gradients" in basis
+    assert "one gradient of mlp at batch size 2 took 0.2 s here" in basis
 
 
 def test_finished_units_correct_the_estimate(monkeypatch):
-    clock = Clock(Estimate({str(i): 10.0 for i in range(20)}, "steps"), workers=2)
+    clock = Clock({str(i): 10.0 for i in range(20)}, "steps", workers=2)
     assert clock.left == pytest.approx(100.0)
     now = time.monotonic()
     monkeypatch.setattr(estimate.time, "monotonic", lambda: now + 200)
@@ -110,3 +110,8 @@ def test_a_long_audit_says_so_before_it_starts(tmp_path, capsys, monkeypatch):
         assert ("by an estimate" in words) == long
         assert not long or re.search(r"this takes about \d+ h \d\d min by an estimate", words)
     assert shared.LONG == 600
+
+
+def test_times_are_read_easily():
+    words = [shared.duration(seconds) for seconds in (4.2, 100, 7500)]
+    assert words == ["4 s", "1 min 40 s", "2 h 05 min"]

@@ -42,13 +42,11 @@ PACKAGES = (
     "leakbound.bounds",
     "leakbound.bounds.composition",
     "leakbound.bounds.conversions",
-    "leakbound.bounds.edgeworth",
     "leakbound.bounds.from_scratch",
     "leakbound.bounds.identification",
     "leakbound.bounds.information",
     "leakbound.bounds.record_priors",
     "leakbound.bounds.renyi",
-    "leakbound.bounds.two_layer",
     "leakbound.captured",
     "leakbound.channel",
     "leakbound.check",
@@ -64,7 +62,6 @@ PACKAGES = (
     "leakbound.engines.sensitivity",
     "leakbound.federation",
     "leakbound.flower",
-    "leakbound.information",
     "leakbound.inspection",
     "leakbound.lpips",
     "leakbound.meter",
@@ -159,6 +156,36 @@ def _commands():
             if "Positional" in field.type:
                 name = field.name.upper()
             yield f"leakbound {verb} {name} = {text}"
+
+
+def _undocumented(own, value):
+    """The public classes, functions, methods and properties that no docstring describes."""
+    if inspect.isclass(value) or inspect.isfunction(value):
+        made = f"{value.__name__}("  # what `dataclass` writes in place of a docstring
+        if (inspect.getdoc(value) or made).startswith(made):
+            yield own
+        if inspect.isclass(value):
+            names = {line.partition("(")[0].partition(":")[0] for line in _members(value)}
+            for name in sorted(names):
+                inherited = any(name in vars(base) for base in value.__mro__[1:])
+                if not inherited and not inspect.getdoc(getattr(value, name)):
+                    yield f"{own}.{name}"
+
+
+def test_public_names_have_docstrings():
+    modules = [importlib.import_module(package) for package in PACKAGES]
+    assert not [
+        missing
+        for module in modules
+        for name in module.__all__
+        for missing in _undocumented(f"{module.__name__}.{name}", getattr(module, name))
+    ]
+
+    class Planted:
+        def method(self):
+            pass
+
+    assert list(_undocumented("P", Planted)) == ["P", "P.method"]
 
 
 EVERY_TABLE = {

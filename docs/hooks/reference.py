@@ -20,7 +20,6 @@ MODULES: Mapping[str, str] = {
     "leakbound.data": "Images, and their splits",
     "leakbound.bounds": "Bounds on errors and on probabilities",
     "leakbound.channel": "What an update leaks: Fisher information, overlaps, priors by class",
-    "leakbound.information": "Bits",
     "leakbound.engines.sensitivity": "How much every coordinate tells",
     "leakbound.domains": "What one example is: images, rows of a table",
     "leakbound.assess": "Records: what was reconstructed, what bounds it, the verdict",

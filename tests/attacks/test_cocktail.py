@@ -14,7 +14,7 @@ from torch import nn
 
 from leakbound import models
 from leakbound.attacks import LinearInversion
-from leakbound.attacks.cocktail import CocktailPartyImages
+from leakbound.attacks.features.cocktail_party import CocktailPartyImages
 from leakbound.defenses import Clip, GaussianNoise, MagnitudePruning, chain
 from leakbound.metrics import psnr
 from leakbound.pairing import pair

@@ -11,7 +11,6 @@ from scipy import stats
 from leakbound.attacks import CandidateLikelihood
 from leakbound.attacks.data_dependent_law import (
     Replay,
-    log_likelihoods,
     negative_log_likelihood,
     replay,
     score,
@@ -82,8 +81,8 @@ def hits(defense, spoil=lambda found: found, **settings):
 )
 def test_the_likelihood_is_that_of_scipy(defense):
     observation, images = seen(defense), gallery()
-    found = log_likelihoods(observation, images, stream(7))
-    for one, value in zip(replay(observation, images, stream(7)), found, strict=True):
+    replays = replay(observation, images, stream(7))
+    for one, value in zip(replays, score(observation, replays), strict=True):
         left = (observation.update.rows - one.mean).numpy()
         if isinstance(one.law, Gaussian):
             spread = np.sqrt(np.asarray(one.law.covariance))

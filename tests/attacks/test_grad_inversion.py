@@ -5,8 +5,8 @@ import torch
 
 from leakbound.attacks import GradInversion
 from leakbound.attacks.grad_inversion import _correlations
+from leakbound.attacks.matching.engine import Search
 from leakbound.attacks.matching.loop import run
-from leakbound.attacks.matching.search import Search
 from leakbound.random import stream, uniform
 from leakbound.types import NotApplicable
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from leakbound.attacks import Gias, GradientMatching
-from leakbound.attacks.generators import Generated, build
+from leakbound.attacks.gias import Generated, build
 from leakbound.attacks.matching.images import DeepPrior, Pixels
 from leakbound.random import normal, stream
 from leakbound.types import NotApplicable, Task

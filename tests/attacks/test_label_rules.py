@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from leakbound.attacks.label_rules import LABEL_RULES, infer, label_accuracy
-from leakbound.attacks.labels import fill, last_layer, stand_ins
+from leakbound.attacks.labels import LABEL_RULES, fill, infer, label_accuracy, last_layer, stand_ins
 from leakbound.client import gradient
 from leakbound.defenses import GaussianNoise, GradientDropout, LocalAggregation, SecureAggregation
 from leakbound.random import stream, uniform

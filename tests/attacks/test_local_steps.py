@@ -23,7 +23,7 @@ from leakbound.defenses import (
     SecureAggregation,
     chain,
 )
-from leakbound.engines.local_steps import LocalSteps
+from leakbound.engines.single import LocalSteps
 from leakbound.metrics import psnr
 from leakbound.pairing import pair
 from leakbound.protocol import play

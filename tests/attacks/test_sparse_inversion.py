@@ -148,7 +148,7 @@ def test_all_masks_give_the_same_bits_where_nothing_is_withheld():
 def test_who_finds_the_mask_sees_more():
     """Paired: recovered against blind, 30 % withheld."""
     gains = []
-    for seed in range(2):
+    for seed in range(5):
         batch = digits(seed)
         seen = unaware(message(weights_of(seed, "tanh"), batch, 0.3))
         found, blind = (
@@ -156,7 +156,7 @@ def test_who_finds_the_mask_sees_more():
             for m in ("recovered", "blind")
         )
         gains.append(found - blind)
-    assert sum(gains) / 2 > 15
+    assert sum(gains) / 5 > 15
     assert min(gains) > 0
 
 

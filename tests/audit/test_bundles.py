@@ -10,9 +10,9 @@ from leakbound.assess.record import encode
 from leakbound.attacks import BestOf
 from leakbound.attacks.matching import attack as matching
 from leakbound.attacks.matching.loop import WIDTH
-from leakbound.audit import bundles as bundles_module
+from leakbound.audit import engine
 from leakbound.audit import experiment as experiments
-from leakbound.audit.bundles import bundles, run_experiments
+from leakbound.audit.engine import bundles, run_experiments
 from leakbound.audit.plan import Experiment
 from leakbound.types import NotApplicable
 
@@ -236,14 +236,14 @@ def test_few_cells_are_spread_over_all_workers(few, workers, sizes):
 def test_large_models_go_alone(few, monkeypatch):
     bench = audit.PlanContext(few.data)
     size = bench.size(few.models[0])
-    monkeypatch.setattr(bundles_module, "LARGEST", size)
+    monkeypatch.setattr(engine, "LARGEST", size)
     assert len(bundles(few.experiments(), bench)) == 2
-    monkeypatch.setattr(bundles_module, "LARGEST", size - 1)
+    monkeypatch.setattr(engine, "LARGEST", size - 1)
     assert [len(bundle) for bundle in bundles(few.experiments(), bench)] == [1] * 9
 
 
 def test_one_cell_alone_needs_no_company(few, monkeypatch):
-    monkeypatch.setattr(bundles_module, "_both", None)
+    monkeypatch.setattr(engine, "_both", None)
     cell, bench = few.experiments()[0], audit.PlanContext(few.data)
     assert run_experiments([cell], bench)[0].record.status == "ok"
 

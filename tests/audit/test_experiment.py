@@ -234,3 +234,8 @@ def test_a_cell_computes_with_one_thread(tiny, monkeypatch):
     finally:
         torch.set_num_threads(threads)
     assert counted == [1]
+
+
+def test_an_error_is_one_line_without_addresses():
+    error = TypeError("bad <f at 0x7f01>" + chr(10) + "  twice")
+    assert contexts.one_line(error) == "TypeError: bad <f at 0x> twice"

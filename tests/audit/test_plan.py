@@ -3,8 +3,9 @@ import re
 import pytest
 
 from leakbound import audit, registry
-from leakbound.audit.plan import DataSpec, Plan, Spec
-from leakbound.audit.plan_file import LIMIT
+from leakbound.audit.plan import DataSpec, Plan, Spec, defense_parameters, refuse_large
+from leakbound.audit.plan_file import LIMIT, row_of
+from leakbound.defenses import DpSgd
 
 
 def refused(table, *words):
@@ -192,3 +193,21 @@ def test_files(tmp_path):
         audit.load(path)
     path.write_bytes(b'\xef\xbb\xbf[[models]]\nname = "mlp"\n[[attacks]]\nname = "idlg"\n')
     assert audit.load(path).name == "plan"
+
+
+def test_a_grid_that_is_too_large_is_refused_by_its_lengths():
+    words = "2000 attacks x 1000 seeds = 2000000 experiments, more than 1000000; split it"
+    with pytest.raises(ValueError, match=words):
+        refuse_large({"attacks": 2000, "seeds": 1000})
+
+
+def test_links_of_one_name_are_told_apart_by_their_place():
+    clip = Spec("clip", (("clip_norm", 1.0),))
+    assert defense_parameters((clip,)) == {"clip_norm": 1.0}
+    found = defense_parameters((clip, clip, Spec("mean", (("a", 2),))))
+    assert found == {"clip[0].clip_norm": 1.0, "clip[1].clip_norm": 1.0, "mean.a": 2}
+
+
+def test_a_defense_is_written_as_the_links_of_its_chain():
+    links = row_of("defense", DpSgd(1.0, 0.5))["links"]
+    assert [link["name"] for link in links] == ["clip_examples", "mean", "gaussian_mechanism"]

@@ -5,7 +5,6 @@ import pytest
 
 from leakbound.bounds import conversions, identification, information, mixed_steps
 from leakbound.bounds.composition import subsampled, visible
-from leakbound.bounds.edgeworth import edgeworth
 from leakbound.bounds.from_scratch import averaged, exact, ncc, unbiased, unknown_scale
 from leakbound.bounds.renyi import balle_gamma, guo_bound, renyi_gamma
 from leakbound.bounds.roots import edge, last_that, least_root
@@ -20,19 +19,9 @@ ETA = np.array([0.001, 0.02, 0.05])
 LAWS = {
     "visible": (visible, {"sampling_rate": RATE, "steps": STEPS, "kappa": KAPPA}),
     "subsampled": (subsampled, {"sampling_rate": RATE, "steps": STEPS, "kappa": KAPPA}),
-    "edgeworth": (edgeworth, {"sampling_rate": RATE, "steps": STEPS, "kappa": KAPPA[1:]}),
     "gaussian": (identification.gaussian, {"kappa": KAPPA, "steps": STEPS}),
-    "glrt": (identification.glrt, {"kappa": KAPPA[1:], "dim": STEPS}),
     "exact": (exact, {"dim": STEPS, "eta": ETA, "norm": GAMMA}),
     "unbiased": (unbiased, {"dim": STEPS, "eta": ETA, "norm": GAMMA}),
-    "ncc": (ncc, {"dim": STEPS + 9, "ncc": GAMMA, "spread": KAPPA[2:]}),
-    "matching": (identification.auc, {"dim": STEPS, "cosine": GAMMA}),
-    "renyi_gamma": (renyi_gamma, {"kappa": KAPPA, "steps": STEPS}),
-    "balle_gamma": (balle_gamma, {"kappa": KAPPA, "order": STEPS + 1}),
-    "guo_bound": (
-        lambda noise, steps: guo_bound(noise, dim=4, diameters=1.0, steps=steps),
-        {"steps": STEPS},
-    ),
     "averaged": (averaged, {"dim": STEPS[1:], "eta": ETA, "steps": STEPS, "sampling_rate": RATE}),
     "hidden average": (
         lambda noise, **given: averaged(noise, participation="hidden", **given),
@@ -63,6 +52,14 @@ LAWS = {
     "mixed hidden": (
         lambda log: mixed_steps.hidden_upper([(1.0, 0.1, 9), (2.0, 0.3, 4)], -log),
         {},
+    ),
+    "glrt": (identification.glrt, {"kappa": KAPPA[1:], "dim": STEPS}),
+    "ncc": (ncc, {"dim": STEPS + 9, "ncc": GAMMA, "spread": KAPPA[2:]}),
+    "renyi_gamma": (renyi_gamma, {"kappa": KAPPA, "steps": STEPS}),
+    "balle_gamma": (balle_gamma, {"kappa": KAPPA, "order": STEPS + 1}),
+    "guo_bound": (
+        lambda noise, steps: guo_bound(noise, dim=4, diameters=1.0, steps=steps),
+        {"steps": STEPS},
     ),
 }
 INVERSES = {
@@ -98,18 +95,14 @@ INVERSES = {
         lambda gamma, **given: unbiased.eta_at(gamma=gamma, **given),
         {"noise_multiplier": NOISE, "dim": STEPS},
     ),
+    "noise for epsilon": (
+        lambda gamma, **given: conversions.noise_for(epsilon=gamma, delta=1e-5, **given),
+        {"steps": STEPS[:2], "sampling_rate": np.array([0.1, 1.0])},
+    ),
     "correlation noise": (ncc.noise_for, {"dim": STEPS[1:] * 30, "ncc": GAMMA}),
     "correlation": (
         lambda gamma, **given: ncc.ncc_at(gamma=gamma, **given),
         {"noise_multiplier": NOISE, "dim": STEPS + 1},
-    ),
-    "kappa": (
-        lambda gamma, **given: identification.gaussian.kappa_at(gamma=gamma, **given),
-        {"noise_multiplier": NOISE, "steps": STEPS},
-    ),
-    "noise for epsilon": (
-        lambda gamma, **given: conversions.noise_for(epsilon=gamma, delta=1e-5, **given),
-        {"steps": STEPS[:2], "sampling_rate": np.array([0.1, 1.0])},
     ),
 }
 

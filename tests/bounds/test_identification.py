@@ -60,7 +60,6 @@ def test_gaussian_inverses(gamma, part, steps):
     kappa = gamma * part
     noise = gaussian.noise_for(gamma, kappa=kappa, steps=steps)
     assert gaussian(noise, kappa=kappa, steps=steps) == pytest.approx(gamma, rel=1e-8)
-    assert gaussian.kappa_at(noise, gamma=gamma, steps=steps) == pytest.approx(kappa, rel=1e-8)
 
 
 def test_gaussian_limits():
@@ -72,7 +71,6 @@ def test_gaussian_limits():
     assert deep == pytest.approx(-((np.sqrt(2e6) - 100) ** 2) / 2, rel=1e-4)
     same = np.concatenate([np.geomspace(1e-200, 0.5, 400), np.linspace(0.01, 0.99, 400)])
     assert (gaussian.noise_for(same, kappa=same) == np.inf).all()
-    assert gaussian.kappa_at(0.0, gamma=0.5) == 0.0
     assert gaussian.noise_for(0.1, kappa=0.0) == 0.0
     with pytest.raises(
         ValueError, match=r"gamma is 0\.1, below the prior-only success kappa = 0\.2"
@@ -107,9 +105,6 @@ def test_gaussian_takes_one_of_two():
     for gamma in (0.0, 1.0, np.nan):
         with pytest.raises(ValueError, match=r"^gamma is .*; give"):
             gaussian.noise_for(gamma, kappa=0.1)
-
-
-# --- the presence test ---
 
 
 def test_glrt_powers():
@@ -147,6 +142,9 @@ def test_glrt_limits():
         given = {"noise_multiplier": 1.0, "dim": 3, "kappa": 0.1, name: value}
         with pytest.raises(ValueError, match=rf"^{name} is .*; give"):
             glrt(given.pop("noise_multiplier"), **given)
+
+
+# --- the presence test ---
 
 
 # --- the prior-only success on the sphere ---
@@ -196,5 +194,6 @@ def test_log_kappa_goes_below_floats():
 
 def test_scopes_say_whom_they_cover():
     assert gaussian.scope.covers == "all"
+    assert "a bound for one given example" in gaussian.scope.not_said
     assert glrt.scope.covers == "one"
     assert "a bound on reconstruction" in glrt.scope.not_said

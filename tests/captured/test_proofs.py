@@ -140,7 +140,7 @@ def test_the_mean_of_two_rows_is_never_certified_as_one(name, classes, kind):
     """Behind few units or classes two gradients are often multiples of each other."""
     table = data.load(name)
     rows, asked = table.inputs.flatten(1), 0
-    for seed in range(5):
+    for seed in range(12):
         own = (table.labels == seed % classes).nonzero().flatten()
         pair = own[torch.randperm(len(own), generator=torch.Generator().manual_seed(seed))[:2]]
         model = small(kind, 4, rows.shape[1], classes, seed=seed)
@@ -353,7 +353,7 @@ def observed(row, law):
 @pytest.mark.parametrize("law", ["gaussian", "laplace"])
 def test_honest_noise_is_not_refuted_and_half_of_it_is(law, count):
     generator = torch.Generator().manual_seed(3)
-    for trial in range(60):
+    for trial in range(200):
         uniform = torch.rand(count, generator=generator, dtype=torch.float64) - 0.5
         noise = {
             "gaussian": torch.randn(count, generator=generator, dtype=torch.float64),
@@ -444,3 +444,8 @@ def test_the_page_of_several_updates_without_truth_claims_no_truth(digits, tmp_p
         assert words not in page
     assert "2 captured updates of one model, each attacked by itself" in page
     assert "not measured: the truth is not known" in page
+
+
+def test_a_share_is_rounded_down():
+    assert proofs.share_of(0.99994) == "99.994 %"
+    assert proofs.share_of(1.0) == "100.0000 %"

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from leakbound import captured, data, models
-from leakbound.assess.record import Assessment, decode
+from leakbound.assess.record import Assessment, Explained, decode
 from leakbound.audit import run_file
 from leakbound.captured import TrainingInfo, load
-from leakbound.captured.assess import Explained, explained
+from leakbound.captured.assess import explained
 from leakbound.defenses import Clip, ClipExamples, GaussianMechanism, Mean, SecureAggregation, chain
 from leakbound.random import stream
 from leakbound.types import Batch, Gaussian, Reconstruction

@@ -6,9 +6,8 @@ import torch
 
 from leakbound.bounds import GaussianPrior, full_bound
 from leakbound.bounds.weiss_weinstein import default_steps, least_informed, weiss_weinstein_bound
-from leakbound.channel import overlap as module
-from leakbound.channel.fisher import Channel, fisher_matrix
-from leakbound.channel.overlap import overlaps
+from leakbound.channel import fisher as module
+from leakbound.channel.fisher import Channel, fisher_matrix, overlaps
 from leakbound.client import simulate
 from leakbound.defenses import GaussianNoise, LocalOptimalNoise, OptimalNoise, OptimalPruning, chain
 from leakbound.models import mlp

@@ -9,7 +9,7 @@ from PIL import Image
 from scipy import stats
 
 from leakbound.data import Dataset, load
-from leakbound.data.federated import by_writer, dirichlet, equal, hold_out
+from leakbound.data.federated import by_writer, dirichlet, equal
 
 CLIENTS = 4
 
@@ -249,39 +249,3 @@ def test_equal_is_random():
 def test_wrong_equal_splits_are_refused(count, clients, words):
     with pytest.raises(ValueError, match=words):
         equal(count, clients, _stream())
-
-
-# Held-out images of each client.
-
-
-@pytest.mark.parametrize("fraction", [0.01, 0.25, 0.5, 0.99])
-def test_hold_out_splits_each_clients_own_images(fraction):
-    parts = [torch.tensor([4, 9]), torch.arange(100, 140), torch.tensor([50, 3, 7])]
-    train, held_out = hold_out(parts, fraction, _stream())
-    for part, kept, held in zip(parts, train, held_out, strict=True):
-        assert sorted([*kept.tolist(), *held.tolist()]) == sorted(part.tolist())
-        assert len(held) == min(max(round(fraction * len(part)), 1), len(part) - 1)
-        for side in (kept, held):
-            assert side.tolist() == sorted(side.tolist())
-
-
-def test_hold_out_is_random():
-    source, held = _stream(), torch.zeros(8)
-    for _ in range(1000):
-        held[hold_out([torch.arange(8)], 0.25, source)[1][0]] += 1
-    assert (held - 250).abs().max() < 5 * (1000 * 3 / 16) ** 0.5
-
-
-@pytest.mark.parametrize(
-    ("sizes", "fraction", "words"),
-    [
-        ((3, 1), 0.5, "client 1 holds 1 images; a hold-out needs at least 2: leave"),
-        ((0, 3), 0.5, "client 0 holds 0 images"),
-        ((3,), 0.0, "fraction is 0.0; give a number above 0 and below 1"),
-        ((3,), 1, "fraction is 1; give a number above 0 and below 1"),
-        ((3,), -0.5, "fraction is -0.5"),
-    ],
-)
-def test_wrong_hold_outs_are_refused(sizes, fraction, words):
-    with pytest.raises(ValueError, match=words):
-        hold_out([torch.arange(size) for size in sizes], fraction, _stream())

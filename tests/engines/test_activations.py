@@ -3,8 +3,8 @@ import pytest
 import torch
 from torch import nn
 
-from leakbound.bounds.activations import ACTIVATIONS
 from leakbound.engines import activations
+from leakbound_reproductions.systematic_evaluation.activations import ACTIVATIONS
 
 MODULES = {
     "relu": nn.ReLU(),
@@ -53,7 +53,7 @@ def test_monotone_ones_never_fall(name):
 
 
 @pytest.mark.parametrize("name", sorted({*ACTIVATIONS} - {"cubic"}))
-def test_bounds_have_the_same_functions_for_arrays(name):
+def test_arrays_have_the_same_functions(name):
     """Values, both derivatives, and what is smooth."""
     module = nn.LeakyReLU() if name == "leaky_relu" else MODULES[name]
     function, array = activations.of_module(module), ACTIVATIONS[name]

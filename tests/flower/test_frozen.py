@@ -6,8 +6,7 @@ import torch
 from flwr.app import ArrayRecord
 
 from leakbound import client
-from leakbound.captured.model import task_of
-from leakbound.captured.observe import TrainingInfo, understand
+from leakbound.captured.observe import TrainingInfo, task_of, understand
 from leakbound.client import example_gradients
 from leakbound.defenses import Clip, ClipExamples, DpSgd, GaussianNoise, Mean, chain
 from leakbound.flower import DefenseMod, LeakMeter, Setup

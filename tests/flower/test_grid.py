@@ -28,14 +28,14 @@ def test_messages_are_handed_over_as_copies(flower):
         message.content["arrays"].clear()
         return Message(message.content, reply_to=message)
 
-    grid = InProcessGrid(app, 2, run_config={"a": 1}, node_config=lambda i: {"writer": 10 * i})
+    grid = InProcessGrid(app, 2, run_config={"a": 1})
     asked = flower.message(grid, kind="query")
     (reply,) = grid.send_and_receive([asked])
     assert list(asked.content) == ["arrays", "config"]
     assert len(asked.content["arrays"]) == 4
     assert list(reply.content) == ["arrays"]
     told = [context.node_config for context in grid.contexts.values()]
-    assert told[1] == {"partition-id": 1, "num-partitions": 2, "writer": 10}
+    assert told[1] == {"partition-id": 1, "num-partitions": 2}
     assert grid.contexts[2].run_config == {"a": 1}
 
 

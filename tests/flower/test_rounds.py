@@ -18,8 +18,8 @@ from leakbound.defenses import (
     chain,
 )
 from leakbound.flower import DefenseMod, run
+from leakbound.flower.messages import load, save
 from leakbound.flower.mods import computes_anew
-from leakbound.flower.state import load, save
 from leakbound.protocol import resolve, step
 from leakbound.random import stream
 from leakbound.types import Batch, ClientContext, Unit, Update

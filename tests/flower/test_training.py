@@ -123,7 +123,7 @@ def test_updates_are_in_the_order_of_the_clients_whoever_answers_first():
     (unit,), bench = plan.trainings(), audit.PlanContext(plan.data)
     app = training.client_app([unit], bench.dataset.fingerprint)
     there = training.GridClients(Backwards(app, 3), unit, training.Flow())
-    here, ages = utility._Here(unit, bench), []
+    here, ages = utility._here(unit, bench), []
 
     def both(opening):
         wanted, found = here(opening), there(opening)

@@ -6,12 +6,10 @@ from torch import nn
 
 import leakbound as lb
 from leakbound.attacks import LinearInversion, inverting_gradients, rank_analysis
-from leakbound.attacks.cocktail import CocktailPartyImages
-from leakbound.attacks.features.cocktail_party import probed
+from leakbound.attacks.features.cocktail_party import CocktailPartyImages, probed
 from leakbound.attacks.features.head import find_head, head_layers, special_head
 from leakbound.attacks.features.tensor import TensorMethod
-from leakbound.attacks.label_rules import LABEL_RULES, infer
-from leakbound.attacks.labels import infer_labels
+from leakbound.attacks.labels import LABEL_RULES, infer, infer_labels
 from leakbound.client import example_gradients
 from leakbound.defenses import DpSgd, GaussianNoise, HiddenDropout, NoDefense, Soteria, TopK, chain
 from leakbound.inspection import inspect
@@ -119,13 +117,6 @@ def test_a_cocktail_party_listens_to_the_first_trained_layer(make, batch):
         CocktailPartyImages(layer="1")(seen, stream(0))
 
 
-def test_a_frozen_layer_gives_no_gradient_constraints(make):
-    task = make("frozen first layer")
-    first, second, _ = rank_analysis(task, (1, 6, 6), 1, stream(0)).layers
-    assert (first.gradient_constraints, second.gradient_constraints) == (0, 160)
-    assert first.independent == first.weight_constraints == 16
-
-
 def head(*frozen):
     model = nn.Sequential(nn.Flatten(), nn.Linear(6, 80), nn.GELU(), nn.Linear(80, 3))
     for name in frozen:
@@ -175,3 +166,10 @@ def test_inspection_reads_frozen_layers_too():
         marks[trains] = {(f.layer, f.kind) for f in found if f.marked}
     assert marks[True] == marks[False]
     assert ("1", "imprint") in marks[True]
+
+
+def test_a_frozen_layer_gives_no_gradient_constraints(make):
+    task = make("frozen first layer")
+    first, second, _ = rank_analysis(task, (1, 6, 6), 1, stream(0)).layers
+    assert (first.gradient_constraints, second.gradient_constraints) == (0, 160)
+    assert first.independent == first.weight_constraints == 16

@@ -8,8 +8,7 @@ import torch
 
 from leakbound import client, tensors
 from leakbound.captured import attack_update, load
-from leakbound.captured.model import task_of
-from leakbound.captured.observe import TrainingInfo, understand
+from leakbound.captured.observe import TrainingInfo, task_of, understand
 from leakbound.types import LocalPlan, Task
 
 SHAPE, RATE = (1, 6, 6), 0.1

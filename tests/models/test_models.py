@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from torch.func import functional_call, grad, jvp, vmap
+from torch.func import functional_call, grad, jvp, vjp, vmap
 
 from leakbound import models
-from leakbound.client import example_gradients, gradient, input_jvp, input_vjp
+from leakbound.client import example_gradients, gradient, input_jvp, pure_gradient
 from leakbound.models.custom import load_user_model, load_weights
 from leakbound.types import Task
 
@@ -130,7 +130,9 @@ def test_forward_and_reverse_derivatives_of_the_gradient_agree(name, kwargs):
     tangent = torch.randn(inputs.shape, generator=_stream(2), dtype=torch.float64)
     cotangent = torch.randn(len(task.parameters), generator=_stream(3), dtype=torch.float64)
     forward = input_jvp(task, inputs, labels, tangent) @ cotangent
-    reverse = (input_vjp(task, inputs, labels, cotangent) * tangent).sum()
+    reverse = (
+        vjp(lambda x: pure_gradient(task, x, labels), inputs)[1](cotangent)[0] * tangent
+    ).sum()
     leaf = inputs.clone().requires_grad_()
     value = gradient(task, leaf, labels) @ cotangent
     double = (torch.autograd.grad(value, leaf)[0] * tangent).sum()

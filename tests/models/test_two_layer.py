@@ -4,10 +4,10 @@ import pytest
 import torch
 from scipy import stats
 
-from leakbound.bounds import two_layer as theory
 from leakbound.client import example_gradients, gradient
 from leakbound.models import two_layer
 from leakbound.types import Task
+from leakbound_reproductions.systematic_evaluation import two_layer as theory
 
 SHAPE = (1, 4, 5)
 

@@ -8,7 +8,8 @@
 `trace` runs the tests once, at most `--each` of a function's parameters, and notes which lines they
 execute (it needs `coverage`); several traces may share the tests. `run` puts one fault at a time
 into a copy of the tree and runs the test functions that execute its line, with all parameters,
-cheap ones first, in a fork of a process that has imported torch already.
+cheap ones first, in a fork of a process that has imported torch already. What follows `--` is given
+to pytest: `-m "not slow and not long"` asks what the short tests find.
 """
 
 from __future__ import annotations
@@ -194,7 +195,8 @@ class Trace:
 class Runner:
     """A copy of the tree into which faults are put, and the forks that test it."""
 
-    def __init__(self, tree: Path) -> None:
+    def __init__(self, tree: Path, rest: list[str]) -> None:
+        self.rest = rest
         self.broken: set[str] = set()
         self.folder = Path(tempfile.mkdtemp(prefix="mutation-"))
         self.tree = self.folder / "tree"
@@ -243,7 +245,8 @@ class Runner:
         chosen = Chosen(wanted, self.broken)
         files = sorted({name.split("::")[0] for name in wanted})
         basetemp = f"--basetemp={self.folder / 'pytest'}"
-        pytest.main([*COMMON, *(["-x"] if first else []), basetemp, *files], plugins=[chosen])
+        given = [*COMMON, *self.rest, *(["-x"] if first else []), basetemp, *files]
+        pytest.main(given, plugins=[chosen])
         out.write_text(json.dumps(chosen.failed), "utf-8")
         os._exit(0)
 
@@ -285,7 +288,7 @@ def trace(options: argparse.Namespace) -> None:
 def run(options: argparse.Namespace) -> None:
     faults = [Fault(**row) for row in json.loads(options.faults.read_text("utf-8"))]
     known = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
-    runner = Runner(options.tree)
+    runner = Runner(options.tree, options.rest)
     tests = Trace(options.trace)
     runner.broken = tests.broken
     source = runner.tree / "src" / "leakbound"

@@ -22,7 +22,7 @@ from leakbound.opacus import (
     WhitenedDPOptimizer,
 )
 from leakbound.opacus import optimizer as ours
-from leakbound.opacus.shape import restricted
+from leakbound.opacus.optimizer import restricted
 from leakbound.protocol import resolve, step
 from leakbound.random import normal, stream
 from leakbound.types import Batch, NotApplicable

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "errata.md").read_text("utf-8")
 ROW = re.compile(r"^\| ([A-Z]\d+)(?: \(([^)]*)\))? \|", re.MULTILINE)
-NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+NAMED = re.compile(r"`((?:reproductions/)?tests/[\w/]+\.py)(?:::(\w+))?`")
 CITED = re.compile(r"[Ee]rrat(?:a|um) (\d\.\d+(?:(?:,| to| and) \d\.\d+)*)")
 
 
@@ -64,7 +64,7 @@ def test_every_row_is_its_own_and_its_tests_exist():
         ("| A2 (0.2) |", "| A1 (0.2) |", "A1 is there twice"),
         ("| B4 (2.4) |", "| B40 (2.4) |", "rows of B are not in order"),
         ("::test_weyl_needs", "::test_vile_needs", "no function 'test_vile_needs"),
-        ("tests/bounds/test_edgeworth.py", "tests/bounds/test_edge.py", "does not exist"),
+        ("tests/test_edgeworth.py", "tests/test_edge.py", "does not exist"),
         ("no test: notation |", "|", "an empty one"),
         ("no test: notation |", "the same |", "names no test and no reason"),
     ],

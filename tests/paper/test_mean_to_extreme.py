@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from leakbound.bounds.from_scratch import averaged, effective_noise, exact, rows_needed, unbiased
+from leakbound.bounds.from_scratch import averaged, effective_noise, exact, unbiased
 from leakbound.bounds.identification import gaussian, kappa_sphere
+from leakbound_reproductions.mean_to_extreme.corrected import rows_needed
 
 
 @pytest.mark.parametrize(

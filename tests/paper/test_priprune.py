@@ -9,10 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from leakbound.bounds.information import binary_entropy, corrected, gradient_entropy, printed
-from leakbound.information import adjusted_mi, binned_nmi, nmi
 from leakbound.pairing import Paired
 from leakbound.types import Batch
+from leakbound_reproductions.priprune.information import (
+    binary_entropy,
+    corrected,
+    gradient_entropy,
+    printed,
+)
+from leakbound_reproductions.priprune.nmi import adjusted_mi, binned_nmi, nmi
 
 PAIRS = 40
 

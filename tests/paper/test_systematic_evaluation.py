@@ -11,17 +11,21 @@ import torch
 
 from leakbound.attacks.features.errors import feature_errors
 from leakbound.attacks.features.tensor import TensorMethod
-from leakbound.bounds import two_layer as theory
-from leakbound.bounds.two_layer import OrderSetting, lower_order, upper_order
 from leakbound.defenses import GaussianNoise
 from leakbound.models import two_layer
 from leakbound.protocol import play
 from leakbound.random import normal, stream
 from leakbound.types import Batch, Task
 from leakbound_reproductions.systematic_evaluation import trial
+from leakbound_reproductions.systematic_evaluation import two_layer as theory
 from leakbound_reproductions.systematic_evaluation.sweep import interval, row, slope
 from leakbound_reproductions.systematic_evaluation.tensor_attack import FUNCTIONS, library, printed
 from leakbound_reproductions.systematic_evaluation.trial import Cell, draw, local_update, pruned
+from leakbound_reproductions.systematic_evaluation.two_layer import (
+    OrderSetting,
+    lower_order,
+    upper_order,
+)
 
 SMALL = Cell(inputs=10, width=4096, batch=1)
 

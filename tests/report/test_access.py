@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from leakbound.report import evidence, write
 from leakbound.report.compare import write_comparison
-from leakbound.report.evidence.schema import CorridorCurve, Epsilons
-from leakbound.report.evidence.training import ThresholdBounds, TrainingBounds
+from leakbound.report.evidence.parts import CorridorCurve, Epsilons
+from leakbound.report.evidence.subjects import ThresholdBounds, TrainingBounds
 from leakbound.report.folder import read
 from leakbound_reproductions import pages
 from leakbound_reproductions.claim import Claim, Finding

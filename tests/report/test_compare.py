@@ -79,7 +79,7 @@ def test_identical_runs_are_told(two):
     assert got.identical == ("records.jsonl", "utility.jsonl")
     assert got.experiments == (56, 56)
     assert got.only == ((), ())
-    assert got.concerns == ()
+    assert got.grave == got.notes == ()
     assert all(row.psnr.same and row.rmse.same for row in got.attacks)
     text = page(two)
     assert "records.jsonl and utility.jsonl are byte-identical in both runs" in text
@@ -174,7 +174,7 @@ def test_an_unfair_comparison_is_warned_of_on_top(two, change, edit, changes, wo
             lambda a, k=key, v=value, n=nested: {k: replace(getattr(a, k), **v) if n else v},
         )
     info(two[1], **changes)
-    grave = [one.words for one in found(two).concerns if one.grave]
+    grave = found(two).grave
     assert any(one.startswith(words) for one in grave), grave
     text = page(two)
     assert text.index("This comparison is not fair as it stands") < text.index('id="verdicts"')
@@ -183,10 +183,9 @@ def test_an_unfair_comparison_is_warned_of_on_top(two, change, edit, changes, wo
 
 def test_versions_and_machines_are_named_but_no_alarm(two):
     info(two[1], versions={"leakbound": "0.2.0"}, machine={"processor": "arm"}, plan_hash="ff")
-    got = found(two).concerns
-    assert not any(one.grave for one in got)
-    words = [one.words for one in got]
-    assert words == [
+    got = found(two)
+    assert got.grave == ()
+    assert list(got.notes) == [
         "The versions differ: leakbound 0.1.0 and 0.2.0, torch 2.13.0 and none.",
         "The machines differ: processor x86_64 and arm, threads 1 and none.",
         "The plans differ: 0123456789abcdef and ff.",
@@ -201,7 +200,7 @@ def test_an_attack_of_other_settings_is_paired_and_named(two, change):
     )
     got = found(two)
     assert got.only == ((), ())
-    assert any("dlg has other settings: A " in one.words for one in got.concerns)
+    assert any("dlg has other settings: A " in words for words in got.notes)
 
 
 def test_accuracies_are_paired_by_seed(two, change):

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from leakbound.report import evidence, tables
 from leakbound.report.evidence import STATEMENTS
-from leakbound.report.evidence.schema import Epsilons, clean
+from leakbound.report.evidence.parts import Epsilons, clean
 from leakbound.report.folder import read
 from leakbound.report.rerun import digest
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from leakbound.report import evidence
-from leakbound.report.evidence.schema import Epsilons
+from leakbound.report.evidence.parts import Epsilons
 from leakbound.report.folder import read
 
 pytestmark = pytest.mark.browser

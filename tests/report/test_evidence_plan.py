@@ -10,11 +10,11 @@ import tomllib
 import pytest
 
 from leakbound import audit
-from leakbound.assess.run import DataFacts, RunInfo
+from leakbound.assess.record import DataFacts, RunInfo
 from leakbound.audit import load, parse
 from leakbound.audit.plan import plain
 from leakbound.report import evidence
-from leakbound.report.evidence.schema import Epsilons
+from leakbound.report.evidence.parts import Epsilons
 from leakbound.report.folder import read
 from leakbound.report.rerun import command_of, digest, toml_of
 

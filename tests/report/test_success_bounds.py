@@ -180,13 +180,13 @@ def test_the_plots_are_pictures_and_differ_with_their_numbers():
     psnr, noises = np.linspace(10, 30, 21).tolist(), np.logspace(-2, 0, 9).tolist()
     upper = 10 ** -np.linspace(0, 12, 21)
     lower = upper / 10
-    line = corridor_png(psnr, lower, upper, 0.001, label="PSNR (dB)")
-    assert line == corridor_png(psnr, lower, upper, 0.001, label="PSNR (dB)")
-    assert line != corridor_png(psnr, lower, upper, 0.01, label="PSNR (dB)")
+    line = corridor_png(psnr, lower, upper, 0.001)
+    assert line == corridor_png(psnr, lower, upper, 0.001)
+    assert line != corridor_png(psnr, lower, upper, 0.01)
     assert _pixels(line).shape[0] > 300
     grid = upper[:, None] ** np.linspace(0.5, 2, 9)
-    shown = [surface_png(noises, psnr, grid, grid / 10, a, label="PSNR") for a in (0.001, 0.5)]
+    shown = [surface_png(noises, psnr, grid, grid / 10, a) for a in (0.001, 0.5)]
     assert shown[0] != shown[1]
-    flat = surface_png(noises, psnr, 0 * grid, 0 * grid, 0.001, label="PSNR")  # no line, no crash
+    flat = surface_png(noises, psnr, 0 * grid, 0 * grid, 0.001)  # no line, no crash
     assert _pixels(flat).std() > 1
-    corridor_png(psnr, 0 * lower, np.ones(21), 1e-12, label="PSNR (dB)")
+    corridor_png(psnr, 0 * lower, np.ones(21), 1e-12)

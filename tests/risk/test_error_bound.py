@@ -283,7 +283,7 @@ def test_the_leak_map_shows_what_is_given_away(table):
     for cell in plan.experiments():
         played = experiment.play_round(cell, bench)
         criterion = Criterion.of_psnr(20.0, bench.dataset.domain)
-        released = experiment._released(cell, bench, played, criterion)
+        released = experiment.released(played, criterion, cell.threat, bench.public)
         maps.append(limits.leak_map(released, cell.error_bound))
     assert maps[0].shape == (1, 1, 8, 8)
     assert float(maps[0].max()) > 0.9

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from leakbound.attacks.features.lowrank import NotSeparable, fit_column, row_space
+from leakbound.attacks.features.separation import NotSeparable, fit_column, row_space
 from leakbound.random import normal, stream, uniform
 
 WIDE = torch.zeros((), dtype=torch.float64)

@@ -12,9 +12,16 @@ from skimage import data
 from skimage.transform import resize
 from sklearn.decomposition import FastICA
 
-from leakbound.attacks.features.contrast import contrasts, gaussian_level, rotation, whitener
-from leakbound.attacks.features.lowrank import NotSeparable
-from leakbound.attacks.features.separation import Separation, differences, separate
+from leakbound.attacks.features.separation import (
+    NotSeparable,
+    Separation,
+    contrasts,
+    differences,
+    gaussian_level,
+    rotation,
+    separate,
+    whitener,
+)
 from leakbound.random import laplace, normal, stream, uniform
 
 WIDE = torch.zeros((), dtype=torch.float64)

@@ -10,11 +10,10 @@ from leakbound.bounds.from_scratch import (
     averaged,
     effective_noise,
     exact,
-    rows_needed,
-    separation,
     unbiased,
     unknown_scale,
 )
+from leakbound_reproductions.mean_to_extreme.corrected import rows_needed
 
 
 def trap_error(rng, *, clip_norm, rows, rest=0.0, bias=False, noise=0.1, dim=40, count=4000):
@@ -72,44 +71,6 @@ def test_effective_noise_limits():
     assert effective_noise(0.1, clip_norm=1e300, norm=1e-300) == np.inf
     assert effective_noise(0.1, clip_norm=1e200, norm=1e200) == pytest.approx(0.1)
     assert effective_noise(np.inf, clip_norm=1, norm=1) == np.inf
-
-
-# --- batches ---
-
-
-def test_separation_is_that_of_least_squares():
-    rng, batch, rows, dim = np.random.default_rng(3), 3, 7, 200
-    mixing = rng.standard_normal((batch, rows))
-    records = rng.standard_normal((batch, dim))
-    errors = np.zeros(batch)
-    for _ in range(200):
-        sent = mixing.T @ records + rng.standard_normal((rows, dim))
-        found = np.linalg.lstsq(mixing.T, sent, rcond=None)[0]
-        errors += ((found - records) ** 2).mean(1) / 200
-    expected = separation(mixing) / (mixing**2).sum(1)
-    np.testing.assert_allclose(errors, expected, rtol=5 * np.sqrt(2 / 200 / dim))
-
-
-def test_mean_separation_of_gaussian_mixing():
-    """beyond.md section 5: (M - 2) / (M - B - 1), 1.6 at M = 10, B = 4."""
-    rng = np.random.default_rng(4)
-    found = np.concatenate([separation(rng.standard_normal((4, 10))) for _ in range(8000)])
-    error = found.reshape(-1, 4).mean(1).std() / np.sqrt(8000)
-    assert found.mean() == pytest.approx(8 / 5, abs=4 * error)
-    assert abs(found.mean() - 10 / 5) > 10 * error  # M / (M - B - 1) takes both for independent
-
-
-@pytest.mark.parametrize(
-    "mixing", [[[1.0, 2.0], [2.0, 4.0]], [[1.0], [2.0]], [1.0, 2.0], [[np.nan]], "ab", [[]]]
-)
-def test_separation_refuses(mixing):
-    with pytest.raises(ValueError, match=r"^mixing .*; give"):
-        separation(mixing)
-
-
-def test_separation_alone_costs_nothing():
-    assert separation([[0.3, 0.4, -2.0]]).tolist() == [1.0]
-    assert separation(np.eye(3) * 7).tolist() == [1.0, 1.0, 1.0]
 
 
 # --- several steps ---
