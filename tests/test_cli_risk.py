@@ -116,7 +116,8 @@ def _verdict(row, accepted, informed=True):
     blind = max(10.0 ** row["log10_baseline"], row["matched"] or 0.0)
     if row["attained"] > max(accepted, blind):
         return "exposed"
-    return "protected" if informed and max(row["bound"], blind) <= accepted else "undecided"
+    below = informed and max(row["bound"], blind) <= accepted
+    return "protected under a model" if below else "undecided"
 
 
 def test_what_a_guess_reaches_is_not_exposed_by_the_update(capsys):
@@ -142,10 +143,10 @@ def test_a_prior_that_knows_nothing_of_the_data_is_named(capsys, command):
     known = ("--norm", 1, "--dim", 100)
     assert call(command, *what, *known) == 0
     assert words in said(capsys)
-    assert call(command, *what, "--data", "digits") == 0  # the default is a mixture then
+    assert call(command, *what, "--data", "digits") == 0  # the default counts the examples then
     text = said(capsys)
     assert words not in text
-    assert "mixture of" in text
+    assert "no model: 1797 public examples" in text
 
 
 def test_json_stays_json_with_out(capsys, tmp_path):
@@ -317,7 +318,7 @@ def images(folder, *, dark=(), count=80):
 
 def test_an_example_that_a_constant_matches_is_named_and_left_out(capsys, tmp_path):
     """It stopped the calibration for all others, and was not named."""
-    target = ("--target", "psnr>=30 with probability<=0.01")
+    target = ("--target", "psnr>=30 with probability<=0.2")
     source = images(tmp_path / "some", dark=(17, 40))
     found, _ = parsed(capsys, "calibrate", *target, "--data", source)
     assert found["left_out"] == ["017.png", "040.png"]
@@ -353,11 +354,18 @@ def test_examples_of_zeros_are_named(capsys, tmp_path):
     assert call(*given, "--exclude", 3, 5) == 0
 
 
-def test_too_few_examples_for_the_default_prior(capsys, tmp_path):
+def test_too_few_examples(capsys, tmp_path):
+    """A model needs 64; a count takes any number, and says how many a target needs."""
     source = images(tmp_path / "few", count=20)
-    assert call("bound", "--noise-multiplier", 1, "--data", source) == 2
+    given = ("bound", "--noise-multiplier", 1, "--data", source)
+    assert call(*given, "--prior", "mixture") == 2
     assert "holds 20 examples; a prior takes at least 64" in (text := capsys.readouterr().err)
     assert "--prior sphere" in text
+    assert call(*given) == 0
+    assert "no model: 20 public examples" in said(capsys)
+    target = "psnr>=30 with probability<=0.01"
+    assert call("calibrate", "--target", target, "--data", source) == 2
+    assert "give 555 examples or more" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("chance", ["1e-300", "9e-13", "1e-12", "0.999999999999"])

@@ -9,7 +9,7 @@ import torch
 
 from leakbound import data, models
 from leakbound._util.files import encode
-from leakbound.assess.record import EXPOSED, ON_AVERAGE, PROTECTED, UNDECIDED
+from leakbound.assess.record import EXPOSED, ON_AVERAGE, PROTECTED, UNDECIDED, UNDER_MODEL
 from leakbound.attacks import GradientMatching, LinearTrap, MeanImage, RobbingTheFed, TrapWeights
 from leakbound.defenses import (
     ClipExamples,
@@ -84,13 +84,15 @@ def test_differential_privacy_protects(digits):
     """Noise of multiplier 5 on one image, for an attacker who knows its class."""
     defense = chain(ClipExamples(1.0), Mean(), GaussianMechanism(5.0))
     reading = read(task_of(digits), batch_of(digits), defense, ACCEPTED)
-    assert reading.verdict == PROTECTED
+    assert reading.verdict == UNDER_MODEL  # 200 public digits, labels known, show no more
     assert reading.decision.action == "send"
-    (limit,) = reading.bounds
+    counted, limit = reading.bounds
     assert limit.excludes_threshold
-    assert 0 < limit.value < 0.05
+    assert 0 < limit.value < 0.05 < counted.value
+    wide = Policy(psnr=30.0, probability=0.2)
+    assert read(task_of(digits), batch_of(digits), defense, wide).verdict == PROTECTED
     strict = read(task_of(digits), batch_of(digits), defense)
-    assert strict.bounds[0].value > 0.05
+    assert strict.bounds[1].value > 0.05
     assert strict.verdict == UNDECIDED
 
 
@@ -100,7 +102,7 @@ def test_the_probability_is_that_of_the_bounds(digits):
     from leakbound.bounds import identification, record_priors
 
     defense = chain(ClipExamples(1.0), Mean(), GaussianMechanism(2.0))
-    (limit,) = read(task_of(digits), batch_of(digits), defense, Policy(psnr=23.0)).bounds
+    _, limit = read(task_of(digits), batch_of(digits), defense, Policy(psnr=23.0)).bounds
     flat = digits.inputs[1000:1200].flatten(1).double().numpy()
     labels = digits.labels[1000:1200].numpy()
     fitted = record_priors.Mixture.from_samples(flat, labels=labels, components=32)
@@ -262,7 +264,7 @@ def test_without_a_batch_only_marks_and_bounds_count(digits):
         measure(task, update, source=stream(0))
     given = {"input_shape": (1, 8, 8), "source": stream(0)}
     reading = measure(task, update, defense=defense, policy=ACCEPTED, **given)
-    assert reading.verdict == PROTECTED
+    assert reading.verdict == UNDER_MODEL
     assert reading.best_db is None
     assert measure(task, send(task, batch, NoDefense(), stream(0)), **given).verdict == UNDECIDED
 
@@ -334,7 +336,7 @@ def test_the_models_of_dp_training_pass_the_inspection(digits):
         DpSgd(noise_multiplier=40.0, clip_norm=1.0),
         Policy(psnr=25.0, probability=0.2),
     )
-    assert reading.verdict == PROTECTED
+    assert reading.verdict == UNDER_MODEL
     assert isinstance(send(task, batch_of(digits), NoDefense(), stream(0)).law, Exact)
 
 
@@ -404,7 +406,7 @@ def test_noise_of_a_seed_gets_no_bound(digits):
     task, batch = task_of(digits), batch_of(digits)
     update = send(task, batch, PRIVATE, stream(0))
     given = {"batch": batch, "defense": PRIVATE, "policy": ACCEPTED, "source": stream(0)}
-    assert measure(task, update, **given).verdict == PROTECTED
+    assert measure(task, update, **given).verdict == UNDER_MODEL
     reading = measure(task, update, **given, seeded=True)
     assert reading.verdict == UNDECIDED
     assert reading.bounds == ()

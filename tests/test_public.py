@@ -42,6 +42,7 @@ PACKAGES = (
     "leakbound.bounds",
     "leakbound.bounds.composition",
     "leakbound.bounds.conversions",
+    "leakbound.bounds.counting",
     "leakbound.bounds.from_scratch",
     "leakbound.bounds.identification",
     "leakbound.bounds.information",

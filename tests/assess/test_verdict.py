@@ -8,7 +8,14 @@ from PIL import Image
 
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.measure import GAP, strip
-from leakbound.assess.record import CERTIFIED, EXPOSED, PROTECTED, UNDECIDED, Bound
+from leakbound.assess.record import (
+    CERTIFIED,
+    EXPOSED,
+    PROTECTED,
+    UNDECIDED,
+    UNDER_MODEL,
+    Bound,
+)
 from leakbound.assess.verdict import together, verdict
 from leakbound.domains import of_shape
 
@@ -19,7 +26,8 @@ def bound(**changes):
     return Bound(**known | changes)
 
 
-EXCLUDES = bound()
+EXCLUDES = bound(model_free=True)
+MODEL = bound()
 CRITERION = Criterion.of_psnr(20.0, of_shape((1, 2, 2)))
 
 
@@ -47,7 +55,9 @@ def matched(psnr, baseline):
         ([12.0], [11.0], [bound(excludes_threshold=False)], UNDECIDED),
         ([30.0], [11.0], [bound(covers="unbiased")], EXPOSED),
         ([30.0], [11.0], [bound(probability=0.001)], EXPOSED),
-        ([12.0], [11.0], [bound(probability=0.001)], PROTECTED),
+        ([12.0], [11.0], [bound(probability=0.001, model_free=True)], PROTECTED),
+        ([12.0], [11.0], [bound(probability=0.001)], UNDER_MODEL),
+        ([12.0], [11.0], [MODEL, EXCLUDES], PROTECTED),
     ],
 )
 def test_verdict(psnr, baseline, bounds, wanted):
@@ -85,6 +95,10 @@ def test_a_lucky_image_is_exposed_whatever_the_mean():
         (["protected", CERTIFIED], CERTIFIED),
         (["protected", "undecided"], "undecided"),
         (["protected", "protected on average"], "protected on average"),
+        (["protected", "protected under a model"], "protected under a model"),
+        (["protected on average", "protected under a model"], "protected on average"),
+        (["protected under a model", "undecided"], "undecided"),
+        ([CERTIFIED, "exposed"], "exposed"),
         (["protected", None], "protected"),
         ([None], "undecided"),
         ([], "undecided"),

@@ -23,7 +23,7 @@ from leakbound.types import Batch
 
 PRIVATE = chain(ClipExamples(1.0), Mean(), GaussianMechanism(5.0))
 STRICT = Policy(on_leak="refuse")
-ACCEPTED = Policy(psnr=25.0, on_leak="refuse", on_undecided="refuse", probability=0.05)
+ACCEPTED = Policy(psnr=30.0, on_leak="refuse", on_undecided="refuse", probability=0.2)
 
 
 @pytest.fixture

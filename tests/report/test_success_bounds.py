@@ -67,15 +67,13 @@ def page(tmp_path, make_run, records):
 
 def test_words_of_the_page(tmp_path, make_run, experiments):
     text = page(tmp_path, make_run, experiments())
-    assert "with at most the accepted probability under the prior named beside it" in text
-    assert "with more than the accepted probability under the prior named beside it" in text
+    assert "This rests on a count of public examples and on no model of the data" in text
+    assert "by a count of public examples and without a model of the data" in text
     assert "protected on average" not in text[text.index("<body>") :]  # the error is not bounded
     assert "Upper bound for any attacker" not in text
     (note,) = re.findall(r'<li id="bound-1">.*?</li>\s*</ol>', text, re.DOTALL)
     assert "<strong>Probability</strong> that an example is matched within the threshold" in note
-    assert (
-        "for the prior mixture. Accepted: <strong>0.001</strong>. It covers all attackers." in note
-    )
+    assert "threshold (mixture). Accepted: <strong>0.001</strong>. It covers all attackers." in note
     assert "lower bound" not in note
     assert "Hayes et al. 2023" in note
     assert "each image for itself" in note
@@ -89,7 +87,7 @@ def test_the_largest_probability_of_a_configuration_is_shown(tmp_path, make_run,
         name: row for row in body.split("<tr>") for name in ("dp_sgd", "weak_dp") if name in row
     }
     assert "6e−05" in rows["dp_sgd"]
-    assert "prior: mixture</small>" in rows["dp_sgd"]
+    assert "mixture</small>" in rows["dp_sgd"]
     assert "0.8" in rows["weak_dp"]
     names = tables.Names(records)
     found = {row.defense: row for row in tables.configurations(records, names)}

@@ -22,12 +22,19 @@ EXPOSED: Final = "exposed"
 CERTIFIED: Final = "exposed (certified)"
 UNDECIDED: Final = "undecided"
 ON_AVERAGE: Final = "protected on average"
+UNDER_MODEL: Final = "protected under a model"
 PROTECTED: Final = "protected"
-VERDICTS: Final = (CERTIFIED, EXPOSED, UNDECIDED, ON_AVERAGE, PROTECTED)
+VERDICTS: Final = (CERTIFIED, EXPOSED, UNDECIDED, ON_AVERAGE, UNDER_MODEL, PROTECTED)
+"""From the worst to the best."""
 STATUSES: Final = ("ok", "not_applicable", "failed")
 
 Verdict = Literal[
-    "exposed (certified)", "exposed", "undecided", "protected on average", "protected"
+    "exposed (certified)",
+    "exposed",
+    "undecided",
+    "protected on average",
+    "protected under a model",
+    "protected",
 ]
 Status = Literal["ok", "not_applicable", "failed"]
 # Squares and sums of such numbers stay finite, so no reader needs to ask again.
@@ -139,6 +146,11 @@ class Bound(RecordPart, frozen=True, kw_only=True):
 
     Attributes:
         rests_on_prior: it holds on average over `prior` only.
+        model_free: the prior is what `public_examples` independent public examples show, with
+            `confidence`, whatever their distribution is; else it is a model fitted to them.
+        largest_ball: the most public examples that one guess may match (one a class, with labels
+            known).
+        density_margin: private examples may lie so many times as densely as public ones at most.
         excludes_threshold: no attacker meets the criterion, or none more often than `accepted`.
         on_average: the bound on the mean error lies above the criterion's; one lucky example is
             not excluded.
@@ -158,6 +170,11 @@ class Bound(RecordPart, frozen=True, kw_only=True):
     standard_error: Number | None = None
     probability: Probability | None = None
     accepted: Probability | None = None
+    model_free: bool = False
+    confidence: Probability | None = None
+    public_examples: Count | None = None
+    largest_ball: Count | None = None
+    density_margin: Number | None = None
 
     @property
     def on_error(self) -> bool:

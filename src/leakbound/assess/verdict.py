@@ -10,21 +10,33 @@ from leakbound.assess.record import (
     ON_AVERAGE,
     PROTECTED,
     UNDECIDED,
+    UNDER_MODEL,
+    VERDICTS,
     Bound,
     Verdict,
 )
 
 
 def decide(
-    *, exposed: bool, certified: bool = False, excluded: bool = False, on_average: bool = False
+    *,
+    exposed: bool,
+    certified: bool = False,
+    excluded: bool = False,
+    under_model: bool = False,
+    on_average: bool = False,
 ) -> Verdict:
-    """The verdict from what was shown; what an attack did comes before what a bound says."""
+    """The verdict from what was shown; what an attack did comes before what a bound says.
+
+    `excluded` rests on no model of the data; what rests on a fitted one is `under_model`.
+    """
     if exposed:
         return EXPOSED
     if certified:
         return CERTIFIED
     if excluded:
         return PROTECTED
+    if under_model:
+        return UNDER_MODEL
     return ON_AVERAGE if on_average else UNDECIDED
 
 
@@ -49,7 +61,8 @@ def verdict(
     return decide(
         exposed=exposed,
         certified=certified,
-        excluded=bool(excluding),
+        excluded=any(bound.model_free for bound in excluding),
+        under_model=bool(excluding),
         on_average=any(bound.on_average for bound in general),
     )
 
@@ -57,9 +70,6 @@ def verdict(
 def together(given: Iterable[Verdict | None]) -> Verdict:
     """The verdict on a configuration: exposed if one experiment is, protected only if all are."""
     known = {one for one in given if one is not None}
-    for worst in (EXPOSED, CERTIFIED):
-        if worst in known:
-            return worst
-    if known == {PROTECTED}:
-        return PROTECTED
-    return ON_AVERAGE if known and known <= {PROTECTED, ON_AVERAGE} else UNDECIDED
+    if EXPOSED in known:
+        return EXPOSED
+    return min(known, key=VERDICTS.index, default=UNDECIDED)

@@ -12,12 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from leakbound import check, client, data, registry
 from leakbound._util import files
 from leakbound.audit.plan import DataSpec, ModelSpec, Plan, build_defense
+from leakbound.bounds.counting import LOOKED, same_law
 from leakbound.lpips import Lpips
 from leakbound.models.custom import load_user_model, load_weights
 from leakbound.random import permutation, stream
@@ -26,6 +28,8 @@ from leakbound.types import Batch, NotApplicable, Task
 
 SPLITS = {"private": 0.6, "public": 0.2, "test": 0.2}
 DISTRACTORS = 100
+SMALLEST = 50
+"""Images of a split that are compared with others at least."""
 FEW = 10
 T = TypeVar("T")
 
@@ -89,6 +93,21 @@ class PlanContext:
         """Public images: what the attacker may know of the kind of data; None if there are none."""
         indices = self.splits["public"]
         return self.batch(indices) if len(indices) else None
+
+    @cached_property
+    def origins(self) -> Tensor | None:
+        """What each public image comes from, where several come from one."""
+        own = self.dataset.origins
+        return None if own is None else own[self.splits["public"]]
+
+    @cached_property
+    def same_law(self) -> float | None:
+        """The p-value of a test that private images are drawn like public ones; None: too few."""
+        parts = [self.splits[name] for name in ("public", "private")]
+        if min(map(len, parts)) < SMALLEST:
+            return None
+        rows = [self.dataset.inputs[own[:LOOKED]].flatten(1).double().numpy() for own in parts]
+        return same_law(rows[0], rows[1], np.random.default_rng(0))
 
     @cached_property
     def distractors(self) -> Tensor | None:

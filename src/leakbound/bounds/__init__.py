@@ -8,6 +8,7 @@ laws of the risk, a probability for each error threshold, stand in modules of th
 from leakbound.bounds import (
     composition,
     conversions,
+    counting,
     from_scratch,
     identification,
     information,
@@ -31,6 +32,7 @@ __all__ = [
     "Prior",
     "composition",
     "conversions",
+    "counting",
     "from_scratch",
     "full_bound",
     "full_bound_from_samples",

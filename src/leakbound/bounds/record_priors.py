@@ -26,6 +26,7 @@ from leakbound.bounds.law import Array, between, non_negative, one, positive, si
 from leakbound.bounds.roots import least_where
 
 __all__ = [
+    "Baseline",
     "EmpiricallyBoundedPrior",
     "Gallery",
     "GaussianImages",
@@ -40,7 +41,7 @@ __all__ = [
 ]
 
 KINDS = ("mixture", "gaussian", "gallery")
-"""Priors that `from_images` takes from images."""
+"""Models that `from_images` takes from images."""
 MIN_EXAMPLES = 64
 """Examples that a prior is taken from at least."""
 CONFIDENCE = 0.95
@@ -92,22 +93,33 @@ class SuccessEstimate:
         return cls(mean, max(0.0, mean - wide), min(1.0, mean + wide), n)
 
 
-class RecordPrior(ABC):
-    """A prior of examples, with its attack and its prior-only success.
-
-    `success` is attained by one attack on the linear trap's answer; another may do better. The
-    bound from `log_kappa` covers all attackers, on average over this prior: not one given example,
-    and no attacker who knows more of it, such as its norm where that varies.
+class Baseline(ABC):
+    """What is known of examples: a bound on how often one guess without an update matches them.
 
     Attributes:
         name: for people.
         dim: N.
         informed: whether it knows the data: what does not bounds no attacker who does.
+        model_free: whether it holds without a model of the data; else it holds under a model.
     """
 
     name: str
     dim: int
     informed: bool = True
+    model_free: bool = False
+
+    @abstractmethod
+    def log_kappa(self, eta: ArrayLike) -> Any:
+        """Upper bound on the logarithm of the most mass within an MSE of eta of any point."""
+
+
+class RecordPrior(Baseline):
+    """A model of examples, with its attack and its prior-only success.
+
+    `success` is attained by one attack on the linear trap's answer; another may do better. The
+    bound from `log_kappa` covers all attackers, on average over this prior: not one given example,
+    and no attacker who knows more of it, such as its norm where that varies.
+    """
 
     @abstractmethod
     def sample(self, count: int, generator: np.random.Generator) -> Array:
@@ -128,10 +140,6 @@ class RecordPrior(ABC):
             guesses = self.attack(answer(examples, noise, generator), noise, eta=eta)
             hits += int((((guesses - examples) ** 2).mean(1) <= eta).sum())
         return SuccessEstimate.of_counts(hits, draws)
-
-    @abstractmethod
-    def log_kappa(self, eta: ArrayLike) -> Any:
-        """Upper bound on the logarithm of the most mass within an MSE of eta of any point."""
 
 
 def answer(examples: Array, noise_multiplier: float, generator: np.random.Generator) -> Array:

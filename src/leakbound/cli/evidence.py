@@ -24,9 +24,9 @@ from leakbound.cli import options
 from leakbound.cli.risk import AROUND, bounded
 from leakbound.cli.shared import check_files, write_files
 from leakbound.cli.terminal import console, errors, safe
-from leakbound.risk.calibrate import UNIFORM, under
-from leakbound.risk.corridor import TrainingSetting, epsilon
-from leakbound.risk.examples import width_of
+from leakbound.risk.calibrate import UNIFORM
+from leakbound.risk.corridor import TrainingSetting, epsilon, under
+from leakbound.risk.examples import SAMPLE, width_of
 from leakbound.risk.statement import UNINFORMED
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def _training(command: options.Evidence) -> TrainingBounds:
         epsilons=_epsilons(setting, given.delta),
         accepted=given.accept,
         prior=UNIFORM if prior is None else prior.name,
-        notices=() if edges.informed else (f"{UNINFORMED}; state data=... prior=mixture",),
+        notices=() if edges.informed else (f"{UNINFORMED}; state data=...",),
         thresholds=tuple(ThresholdBounds(*(row[name] for name in shown)) for row in rows),
         bound_scope=asdict(edges.bound_scope),
         attained_scope=asdict(edges.attained_scope),
@@ -202,7 +202,7 @@ def _training(command: options.Evidence) -> TrainingBounds:
 def _curve(
     rows: Sequence[Mapping[str, Any]],
     setting: TrainingSetting,
-    prior: record_priors.RecordPrior | None,
+    prior: record_priors.Baseline | None,
     given: options.BoundOptions,
 ) -> CorridorCurve:
     from leakbound.report.evidence.parts import CorridorCurve
@@ -220,7 +220,7 @@ def _options(values: dict[str, Any]) -> options.BoundOptions:
         raise ValueError(f"training input_range is {values['input_range']}; give LOW,HIGH")
     check.one_of(["visible", "hidden"], participation=values.get("participation", "visible"))
     if "prior" in values:
-        check.one_of(["sphere", *record_priors.KINDS], prior=values["prior"])
+        check.one_of(["sphere", SAMPLE, *record_priors.KINDS], prior=values["prior"])
     if "noise_multiplier" not in values:
         raise ValueError("training has no noise_multiplier; add noise_multiplier=1.0")
     return options.BoundOptions(**values)

@@ -193,7 +193,7 @@ class Evidence:
     runs: Annotated[Positional[tuple[Path, ...]], arg(help_behavior_hint="")] = ()
     """Output folders of runs."""
     training: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE", help_behavior_hint="")] = ()
-    """A training configuration to bound, as in noise_multiplier=1.1 data=mnist5k prior=mixture"""
+    """A training configuration to bound, as in noise_multiplier=1.1 data=mnist5k"""
     declare: Annotated[tuple[str, ...], arg(metavar="NAME=TEXT", help_behavior_hint="")] = ()
     """What you state and nothing here can check (names: docs/evidence.md)."""
     out: Annotated[Path | None, arg(metavar="FILE|DIR", help_behavior_hint="")] = None
@@ -240,9 +240,9 @@ class BoundOptions:
     accept: float = 0.001
     """The probability that you accept."""
     prior: Prior = None
-    """For which examples the upper bound holds: "mixture" (default with --data), "gaussian" or
-    "gallery" are taken from --data; "sphere" (default without) knows nothing about the data, and
-    nothing is called protected under it."""
+    """What the upper bound rests on: "sample" (default with --data), no model, only what --data
+    shows as public examples; "mixture", "gaussian" or "gallery", models fitted to them (protected
+    under a model); "sphere" (default without), which protects nothing."""
     input_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest value of an input."""
     delta: float = 1e-5
@@ -289,9 +289,9 @@ class Calibrate:
     clip_norm: float = 1.0
     """Bound on the norm of an example's gradient."""
     prior: Prior = None
-    """For which examples the upper bound holds: "mixture" (default with --data), "gaussian" or
-    "gallery" are taken from --data; "sphere" (default without) knows nothing about the data, and
-    nothing is called protected under it."""
+    """What the upper bound rests on: "sample" (default with --data), no model, only what --data
+    shows as public examples; "mixture", "gaussian" or "gallery", models fitted to them (protected
+    under a model); "sphere" (default without), which protects nothing."""
     input_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest value of an input."""
     delta: float = 1e-5

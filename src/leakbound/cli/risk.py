@@ -18,8 +18,8 @@ from leakbound.bounds.law import positive, probability
 from leakbound.cli import options
 from leakbound.cli.shared import check_files, write_files
 from leakbound.cli.terminal import console, errors, safe
-from leakbound.risk.calibrate import UNIFORM, Calibration, calibrate, under
-from leakbound.risk.corridor import MOST_STEPS, Corridor, TrainingSetting, epsilon
+from leakbound.risk.calibrate import UNIFORM, Calibration, calibrate
+from leakbound.risk.corridor import MOST_STEPS, Corridor, TrainingSetting, epsilon, under
 from leakbound.risk.examples import Examples, listed, width_of
 from leakbound.risk.statement import UNINFORMED
 from leakbound.risk.target import Target
@@ -76,7 +76,7 @@ def calibration(command: options.Calibrate) -> int:
 
 def bounded(
     command: options.BoundOptions,
-) -> tuple[Examples, record_priors.RecordPrior | None, Corridor, list[dict[str, Any]]]:
+) -> tuple[Examples, record_priors.Baseline | None, Corridor, list[dict[str, Any]]]:
     """The examples, the prior and the corridor of a setting, and a row for each threshold."""
     thresholds = _thresholds(command)
     examples = Examples.of(
@@ -182,6 +182,14 @@ def _show_calibration(found: Calibration) -> None:
     if found.examples is not None:
         table.add_row(f"noise against naming 1 of {found.examples} examples", _less(found))
     console.print(table)
+    if (public := found.public) is not None:
+        console.print(
+            f"public examples: {public['needed']} are needed for this probability at least; here "
+            f"are {public['examples']}, of which one guess may match {public['largest_ball']}. The "
+            f"answer holds with {public['confidence']:.0%} confidence and no model of the data, "
+            "if private examples are drawn like them (at most "
+            f"{public['density_margin']:.3g} times as densely)"
+        )
     if found.solved == "steps" and found.setting.steps == MOST_STEPS:
         console.print("more steps were not tried")
     console.print(f"prior: {escape(found.prior)}")
@@ -208,7 +216,7 @@ def _show_calibration(found: Calibration) -> None:
 def _show_prior(prior: str) -> None:
     """Say that a prior which knows nothing about the data bounds no attacker who does."""
     if prior == UNIFORM:
-        console.print(f"[bold]{UNINFORMED}[/bold]. Give --data and take --prior mixture.")
+        console.print(f"[bold]{UNINFORMED}[/bold]. Give --data.")
 
 
 def _less(found: Calibration) -> str:
@@ -240,7 +248,7 @@ def _plots(
     found: dict[str, Any],
     setting: TrainingSetting,
     command: options.BoundOptions,
-    prior: record_priors.RecordPrior | None,
+    prior: record_priors.Baseline | None,
 ) -> list[bytes]:
     from leakbound.report.charts import corridor_png, surface_png
 

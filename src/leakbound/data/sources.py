@@ -135,6 +135,14 @@ class Dataset:
         """What one example is."""
         return of_shape(self.inputs.shape[1:], columns=self.columns)
 
+    @property
+    def origins(self) -> Tensor | None:
+        """(N,) what each example comes from, where several come from one: writers, photographs.
+
+        Only different origins are independent draws of the data; None where all are.
+        """
+        return self.labels if self.name == "photos" else self.writers
+
     def subset(self, indices: Tensor) -> Dataset:
         """The images at the given indices, in that order."""
         indices = self._checked(indices)

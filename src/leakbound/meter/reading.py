@@ -14,7 +14,7 @@ import torch
 from leakbound import check
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.measure import measure as compare
-from leakbound.assess.record import EXPOSED, UNDECIDED, Bound, Verdict
+from leakbound.assess.record import EXPOSED, UNDECIDED, UNDER_MODEL, Bound, Verdict
 from leakbound.assess.verdict import verdict
 from leakbound.attacks import LinearInversion, infer_labels
 from leakbound.attacks.base import Attack
@@ -125,8 +125,8 @@ class Policy:
             rules.append((WARN, doubt))
         if verdict == EXPOSED:
             rules.append((self.on_leak, f"exposed: {words}"))
-        if verdict == UNDECIDED:
-            rules.append((self.on_undecided, f"undecided: {words}"))
+        if verdict in (UNDECIDED, UNDER_MODEL):  # a model of the data is no proof about real ones
+            rules.append((self.on_undecided, f"{verdict}: {words}"))
         return _strictest(rules)
 
     def _rules(self, findings: Sequence[LayerFinding]) -> list[tuple[str, str]]:
@@ -179,7 +179,7 @@ class Reading:
     """What an update would give away. It is made of private data: it is for the client alone.
 
     Attributes:
-        verdict: "exposed", "protected", "protected on average" or "undecided".
+        verdict: one of `VERDICTS`.
         psnr: from which an image counts as reconstructed.
         baseline: PSNR of the prior-only baseline for each image.
         labels: share of the labels that the attacker infers right, None where it cannot.
@@ -363,8 +363,10 @@ class _Case:
             why = self._why_no_probability()
             if why is not None:
                 raise NotApplicable(why)
-            bound = limits.probability(released, RiskSpec(policy.probability))
-            found += [] if bound is None else [bound]
+            asked = RiskSpec(policy.probability)
+            for of in (limits.sample_probability, limits.model_probability):
+                bound = of(released, asked)
+                found += [] if bound is None else [bound]
         except NotApplicable as error:
             notes.append(f"no probability: {error.reason}")
         idle = "the policy asks for none" if policy.error_bound == "never" else None

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from leakbound import check
 from leakbound._util import files
-from leakbound.bounds.record_priors import RecordPrior
+from leakbound.bounds.record_priors import Baseline
 from leakbound.defenses.whitening import Whiten
 from leakbound.opacus.batches import KINDS, resampled, wrapped
 from leakbound.opacus.optimizer import (
@@ -136,7 +136,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         max_grad_norm: float,
         input_range: float = 1.0,
         participation: Participation = "hidden",
-        prior: RecordPrior,
+        prior: Baseline,
         matches: BaselineMatches | None = None,
         delta: float = 1e-5,
         **rest: Any,

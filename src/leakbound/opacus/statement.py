@@ -14,10 +14,9 @@ from leakbound.bounds import identification
 from leakbound.bounds import mixed_steps as mixed
 from leakbound.bounds.law import Scope, positive, probability, single
 from leakbound.bounds.privacy_loss import Part
-from leakbound.bounds.record_priors import RecordPrior
+from leakbound.bounds.record_priors import Baseline
 from leakbound.risk import Target, TrainingSetting
-from leakbound.risk.calibrate import under
-from leakbound.risk.corridor import Participation, success_bound
+from leakbound.risk.corridor import Participation, success_bound, under
 from leakbound.risk.corridor import epsilon as homogeneous_epsilon
 
 SEES = {
@@ -152,7 +151,7 @@ def risk(
     eta: float | None = None,
     input_range: float = 1.0,
     participation: Participation = "hidden",
-    prior: RecordPrior | None = None,
+    prior: Baseline | None = None,
     delta: float = 1e-5,
     experiment_only: bool = False,
     shaped: bool = False,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from leakbound.assess.record import CERTIFIED, ON_AVERAGE, VERDICTS, Assessment
+from leakbound.assess.record import CERTIFIED, ON_AVERAGE, UNDER_MODEL, VERDICTS, Assessment
 from leakbound.report import best_attack, tables
 from leakbound.report.folder import Run, read
 from leakbound.report.gallery import (
@@ -244,7 +244,8 @@ def _verdict_words(own: Sequence[Assessment]) -> list[str]:
     """The verdicts that this page explains: two of them only where they may occur."""
     bounded = any(a.verdict == ON_AVERAGE or any(bound.on_error for bound in a.bounds) for a in own)
     certified = any(a.verdict == CERTIFIED for a in own)
-    shown = {ON_AVERAGE: bounded, CERTIFIED: certified}
+    modeled = any(a.verdict == UNDER_MODEL for a in own)
+    shown = {ON_AVERAGE: bounded, CERTIFIED: certified, UNDER_MODEL: modeled}
     return [word for word in VERDICTS if shown.get(word, True)]
 
 

@@ -109,9 +109,13 @@ class ErrorBoundRow(ReportPart, frozen=True):
 
 
 class SuccessBoundRow(ReportPart, frozen=True):
-    """No attacker matches an example more often: the largest probability over the experiments."""
+    """No attacker matches an example more often: the largest probability over the experiments.
+
+    `under_model`: the same if examples follow a model that was fitted to public ones.
+    """
 
     probability: float
+    under_model: float | None
     prior: str
     accepted: float | None
     theorem: int
@@ -424,17 +428,19 @@ def strongest_bound(ran: Sequence[Assessment], theorems: Theorems) -> ErrorBound
 
 def success_bound(ran: Sequence[Assessment], theorems: Theorems) -> SuccessBoundRow | None:
     """The probability that covers all attackers, of the worst experiment."""
-    found = [
-        (bound.probability, bound)
-        for a in ran
-        for bound in a.bounds
-        if bound.covers == "all" and bound.probability is not None
-    ]
-    if not found:
+    found: dict[bool, list[tuple[float, Bound]]] = {True: [], False: []}
+    for bound in (bound for a in ran for bound in a.bounds if bound.covers == "all"):
+        if bound.probability is not None:
+            found[bound.model_free].append((bound.probability, bound))
+    shown = found[True] or found[False]
+    if not shown:
         return None
-    value, bound = max(found, key=lambda one: one[0])
+    value, bound = max(shown, key=lambda one: one[0])
+    modeled = max((value for value, _ in found[False]), default=None)
     one = theorems.of(bound)
-    return SuccessBoundRow(value, one.prior, bound.accepted, one.number, len(found), len(ran))
+    return SuccessBoundRow(
+        value, modeled, one.prior, bound.accepted, one.number, len(shown), len(ran)
+    )
 
 
 def accuracies(trainings: Iterable[Training], names: Names) -> dict[tuple[str, str], Accuracy]:

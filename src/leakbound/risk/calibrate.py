@@ -1,4 +1,7 @@
-"""From an accepted risk to noise, clip norm, steps or sampling rate, and to a defense."""
+"""From an accepted risk to noise, clip norm, steps or sampling rate, and to a defense.
+
+All of it is one concept: the target, the search for what meets it, and what the answer means.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from leakbound import check
 from leakbound._util import pictures
 from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
 from leakbound.assess.record import Verdict
 from leakbound.bounds import composition, identification
+from leakbound.bounds.counting import PublicSample
 from leakbound.bounds.law import positive, probability
-from leakbound.bounds.record_priors import RecordPrior
+from leakbound.bounds.record_priors import Baseline
 from leakbound.bounds.roots import FAR, edge
 from leakbound.report.template import Presented
 from leakbound.risk.corridor import (
@@ -25,10 +28,11 @@ from leakbound.risk.corridor import (
     Participation,
     TrainingSetting,
     bound_law,
-    corridor,
     epsilon,
     scope_notes,
     spelled,
+    success_bound,
+    under,
     uninformed_note,
 )
 from leakbound.risk.examples import Examples, width_of
@@ -75,7 +79,8 @@ class Calibration(Presented):
         examples: how many examples are behind it.
         source: the data source that they come from.
         left_out: names of examples that no amount of noise protects, for which it does not hold.
-        record_prior: the prior itself; None is a uniform direction.
+        record_prior: the prior itself; None is a uniform direction. Of a `PublicSample` the plain
+            form says how many public examples there are and how many the target needs at least.
         input_width: of the range of an input.
     """
 
@@ -92,7 +97,7 @@ class Calibration(Presented):
     examples: int | None = None
     source: str | None = None
     left_out: tuple[str, ...] = ()
-    record_prior: RecordPrior | None = None
+    record_prior: Baseline | None = None
     input_width: float = 1.0
 
     @property
@@ -118,6 +123,34 @@ class Calibration(Presented):
             return None
         return 1 - self.noise_multiplier / self.identification_noise
 
+    @property
+    def public(self) -> dict[str, Any] | None:
+        """What the answer rests on without a model: public examples, and how many are needed."""
+        sample = self.record_prior
+        if not isinstance(sample, PublicSample):
+            return None
+        limit = math.exp(float(self.corridor.log_kappa[0]))
+        margin = max(self._most_kappa / limit, self.target.gamma / float(self.corridor.bound[0]))
+        return {
+            "examples": sample.n,
+            "needed": sample.needed(self.target.gamma, parts=_parts(self.setting)),
+            "largest_ball": sample.largest(self.target.eta),
+            "confidence": sample.confidence,
+            "density_margin": float(f"{margin:.4g}"),
+        }
+
+    @property
+    def _most_kappa(self) -> float:
+        """The baseline success at which the upper bound is the accepted probability."""
+        low, high = math.log(1e-300), math.log(self.target.gamma)
+        while high - low > 1e-6:
+            middle = (low + high) / 2
+            if float(success_bound(self.setting, middle)) <= self.target.gamma:
+                low = middle
+            else:
+                high = middle
+        return math.exp(low)
+
     def plain(self) -> dict[str, Any]:
         """All of it as JSON values; what is infinite is None."""
         found, noise = self.corridor, self.identification_noise
@@ -139,6 +172,7 @@ class Calibration(Presented):
             "identification_noise": noise if noise is not None and math.isfinite(noise) else None,
             "examples": self.examples,
             "left_out": list(self.left_out),
+            "public": self.public,
             "attained_scope": asdict(found.attained_scope),
             "bound_scope": asdict(found.bound_scope),
         }
@@ -204,7 +238,7 @@ def calibrate_setting(
     noise_std: float | None = None,
     delta: float = 1e-5,
     input_range: float = 1.0,
-    prior: RecordPrior | None,
+    prior: Baseline | None,
     matches: BaselineMatches | None = None,
     examples: int | None = None,
 ) -> Calibration:
@@ -248,7 +282,10 @@ def calibrate_setting(
         )
     _check(solve, clip_norm, noise_std, delta)
     blind = _log_baseline(wanted, setting, prior, matches)
-    found = _solved(solve, setting, blind, wanted.gamma / (1 + 2 * GAMMA_ERROR))
+    gamma = wanted.gamma / (1 + 2 * GAMMA_ERROR)
+    found = _solved(solve, setting, blind, gamma)
+    if isinstance(prior, PublicSample) and setting.sampling_rate == 1:
+        found = _sharpened(prior, solve, found, wanted.eta, gamma)
     found, clip = (found, clip_norm) if noise_std is None else _clipped(found, noise_std)
     return Calibration(
         target=wanted,
@@ -302,8 +339,10 @@ def calibrate(
         clip_norm: per-example bound of the gradient's norm.
         noise_std: on the sum of clipped gradients, where the clip norm is solved for.
         delta: at which epsilon is reported.
-        prior: what attackers know of examples: "mixture" (with data the default), "gaussian" or
-            "gallery"; "sphere" knows nothing, and its answer is never called protected.
+        prior: "sample" (with data the default): no model, only what the data show as independent
+            public examples. "mixture", "gaussian" and "gallery" are models fitted to them, under
+            which an answer is called protected under a model; "sphere" knows nothing about the
+            data, and its answer is never called protected.
         size: to which images are resized.
         channels: to which images are converted.
         exclude: names or numbers of examples of the data to leave out.
@@ -401,6 +440,35 @@ def _solved(solve: Solve, setting: TrainingSetting, blind: float, gamma: float) 
     return replace(setting, sampling_rate=_rate(excess, setting, blind, gamma))
 
 
+def _sharpened(
+    prior: PublicSample, solve: Solve, found: TrainingSetting, eta: float, gamma: float
+) -> TrainingSetting:
+    """From the answer by kappa's limit on to the profile bound's, where that allows less noise."""
+
+    def holds(setting: TrainingSetting) -> bool:
+        return bool(under(prior, setting, eta).bound[0] <= gamma)
+
+    if solve in ("noise_multiplier", "clip_norm"):
+        low, high = 0.0, found.noise_multiplier
+        while high - low > NEAR * high:
+            middle = (low + high) / 2
+            tried = _rounded(middle, up=True)
+            if tried < high and holds(replace(found, noise_multiplier=tried)):
+                high = tried
+            else:
+                low = middle
+        return replace(found, noise_multiplier=high)
+    if solve == "steps":
+        low, high = found.steps, found.steps
+        while high < MOST_STEPS and holds(replace(found, steps=high)):
+            low, high = high, min(MOST_STEPS, 2 * high)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if holds(replace(found, steps=middle)) else (low, middle)
+        return replace(found, steps=low)
+    return found
+
+
 def _noise(excess: Excess, setting: TrainingSetting, blind: float, gamma: float) -> float:
     q, count = setting.sampling_rate, setting.steps
     start = float(
@@ -491,19 +559,10 @@ def _rounded(value: float, *, up: bool) -> float:
     return short if (short >= value) == up or short == value else turned
 
 
-def under(prior: RecordPrior | None, setting: TrainingSetting, eta: ArrayLike) -> Corridor:
-    """The corridor, its upper bound under a prior; None is a uniform direction."""
-    if prior is None:
-        return corridor(setting, eta)
-    return corridor(
-        setting, eta, log_kappa=prior.log_kappa, prior=prior.name, informed=prior.informed
-    )
-
-
 def _log_baseline(
     target: Target,
     setting: TrainingSetting,
-    prior: RecordPrior | None,
+    prior: Baseline | None,
     matches: BaselineMatches | None,
 ) -> float:
     """The logarithm of the baseline success; refuses a target that it reaches."""
@@ -515,6 +574,8 @@ def _log_baseline(
         raise ValueError(f"prior is of {prior.dim} values an example, but dim is {setting.dim}")
     blind = _log_kappa(target, setting, prior)
     if blind >= math.log(target.gamma) - 3 * GAMMA_ERROR:
+        if isinstance(prior, PublicSample):
+            raise ValueError(_too_few(target, prior, math.exp(blind), _parts(setting)))
         raise ValueError(
             f"target is {target}, but a guess that sees no update succeeds with probability "
             f"{math.exp(blind):.3g} under the prior ({_name(prior)}), and no finite noise brings "
@@ -534,10 +595,10 @@ def _clipped(found: TrainingSetting, noise_std: float) -> tuple[TrainingSetting,
     return replace(found, noise_multiplier=noise_std / clip), clip
 
 
-def _log_kappa(target: Target, setting: TrainingSetting, prior: RecordPrior | None) -> float:
+def _log_kappa(target: Target, setting: TrainingSetting, prior: Baseline | None) -> float:
     """The logarithm of the baseline success, with its error moved against us."""
     if prior is not None:
-        found = float(np.asarray(prior.log_kappa(np.array([target.eta])))[0])
+        found = float(under(prior, setting, target.eta).log_kappa[0])
     else:
         found = float(
             identification.log_kappa_sphere(dim=setting.dim, eta=target.eta, norm=setting.norm)
@@ -545,8 +606,32 @@ def _log_kappa(target: Target, setting: TrainingSetting, prior: RecordPrior | No
     return min(0.0, found + abs(found) * KAPPA_ERROR)
 
 
-def _name(prior: RecordPrior | None) -> str:
+def _name(prior: Baseline | None) -> str:
     return UNIFORM if prior is None else prior.name
+
+
+def _parts(setting: TrainingSetting) -> int:
+    """Between how many bounds the confidence of a sample is split, as in `under`."""
+    return 2 if setting.sampling_rate == 1 else 1
+
+
+def _too_few(target: Target, sample: PublicSample, limit: float, parts: int) -> str:
+    """Why public examples show too little for a target, and how many would be enough."""
+    held = sample.largest(target.eta)
+    least = sample.needed(target.gamma, parts=parts)
+    if held == 1:
+        more = f"give {least} examples or more"
+    elif held / sample.n >= target.gamma:
+        more = "no number of examples like these is enough; ask for a smaller error"
+    else:
+        more = f"give more than {least} examples, or ask for a smaller error"
+    return (
+        f"target is {target}, but {sample.n} public examples, of which one guess may match {held}, "
+        f"only show that a guess without the update succeeds with a probability below {limit:.3g} "
+        f"({sample.confidence:.0%} confidence), and no noise brings any attacker lower: {more}, "
+        'accept a larger probability, or take a model of the data (prior "mixture"), under which '
+        "the answer is protected under a model alone"
+    )
 
 
 def _zero_image(target: Target, setting: TrainingSetting) -> str:

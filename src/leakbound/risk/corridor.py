@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ from leakbound._util import pictures
 from leakbound.assess.record import Verdict
 from leakbound.assess.verdict import decide
 from leakbound.bounds import composition, conversions, from_scratch, identification
+from leakbound.bounds.counting import PublicSample
 from leakbound.bounds.law import (
     Scope,
     non_negative,
@@ -25,6 +27,7 @@ from leakbound.bounds.law import (
     single,
     whole,
 )
+from leakbound.bounds.record_priors import Baseline
 from leakbound.bounds.roots import least_where
 from leakbound.risk.statement import UNINFORMED
 
@@ -104,6 +107,7 @@ class Corridor:
         log_kappa: (n,) natural logarithm of the baseline success behind the upper bound.
         informed: whether the upper bound's prior knows the data. A uniform direction does not: an
             attacker who knows similar data exceeds its edge, so it protects nothing.
+        model_free: whether it rests on what public examples show, whatever their distribution is.
         attained_scope, bound_scope: whom each covers and what it does not say.
     """
 
@@ -113,6 +117,7 @@ class Corridor:
     bound: Array
     log_kappa: Array
     informed: bool
+    model_free: bool
     attained_scope: Scope
     bound_scope: Scope
 
@@ -131,9 +136,11 @@ class Corridor:
         )
         guess = max(float(np.exp(self.log_kappa[index])), matched or 0.0)
         baseline = max(guess, float(np.exp(direction)))
+        below = bound <= accepted and guess <= accepted
         return decide(
             exposed=attained > accepted and attained > baseline * (1 + 1e-9),
-            excluded=self.informed and bound <= accepted and guess <= accepted,
+            excluded=self.model_free and below,
+            under_model=self.informed and below,
         )
 
     def _repr_html_(self) -> str:
@@ -174,6 +181,7 @@ def corridor(
     log_kappa: Callable[[Array], Array] | None = None,
     prior: str = "the examples that log_kappa is computed for",
     informed: bool = True,
+    model_free: bool = False,
 ) -> Corridor:
     """Attained success and upper bound: how likely an error of at most eta is.
 
@@ -191,6 +199,7 @@ def corridor(
             attained stays that of a uniform direction, so it can then exceed the bound.
         prior: that prior in words.
         informed: whether that prior knows the data; a uniform direction, the default, does not.
+        model_free: whether it holds without a model of the data.
 
     Raises:
         ValueError: eta of 0 or below.
@@ -219,7 +228,33 @@ def corridor(
         "known",
     )
     knows = informed and log_kappa is not None
-    return Corridor(setting, levels, lower, upper, blind, knows, _attained_scope(setting), scope)
+    return Corridor(
+        setting, levels, lower, upper, blind, knows, model_free, _attained_scope(setting), scope
+    )
+
+
+def under(prior: Baseline | None, setting: TrainingSetting, eta: ArrayLike) -> Corridor:
+    """The corridor, its upper bound under a prior; None is a uniform direction.
+
+    Of public examples without a model, and steps that all hold the example, the profile bound may
+    be the better one.
+    """
+    if prior is None:
+        return corridor(setting, eta)
+    sample = prior if isinstance(prior, PublicSample) and setting.sampling_rate == 1 else None
+    known = prior.log_kappa if sample is None else partial(sample.log_kappa, parts=2)
+    found = corridor(
+        setting,
+        eta,
+        log_kappa=known,
+        prior=prior.name,
+        informed=prior.informed,
+        model_free=prior.model_free,
+    )
+    if sample is None:
+        return found
+    noise = setting.noise_multiplier / math.sqrt(setting.steps)
+    return replace(found, bound=sample.success_bound(noise, found.eta)[0])
 
 
 def attained_success(setting: TrainingSetting, eta: Array) -> Array:

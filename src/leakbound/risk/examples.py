@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leakbound.bounds import record_priors
+from leakbound.bounds.counting import PublicSample
 from leakbound.bounds.law import positive, whole
 from leakbound.risk.kappa import BaselineMatches, baseline_matches
 from leakbound.risk.target import Target
@@ -18,13 +19,15 @@ from leakbound.risk.target import Target
 SHOWN = 10
 """Names of examples in one line."""
 WIDEST = 1e100
+SAMPLE = "sample"
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
     """How many values an example has, and the least and greatest norm; with data, the examples.
 
-    `images` are (n, dim), in the units that the model is fed; `left_out` names those that no amount
+    `images` are (n, dim), in the units that the model is fed; `origins` says which come from one
+    source; `left_out` names those that no amount
     of noise protects.
     """
 
@@ -33,6 +36,7 @@ class Examples:
     images: NDArray[Any] | None = None
     source: str | None = None
     names: tuple[str, ...] = ()
+    origins: NDArray[Any] | None = None
     left_out: tuple[str, ...] = ()
 
     @property
@@ -64,7 +68,7 @@ class Examples:
                 raise ValueError("exclude leaves examples of data out, which are not given")
             width_of(input_range)
             return Examples(dim, _possible(_range(norm), dim, input_range))
-        flat, names = _loaded(data, size, channels, exclude, input_range)
+        flat, names, origins = _loaded(data, size, channels, exclude, input_range)
         if dim is not None and dim != flat.shape[1]:
             raise ValueError(f"dim is {dim}, but the data have {flat.shape[1]} values an example")
         own = np.linalg.norm(flat, axis=1)
@@ -83,7 +87,7 @@ class Examples:
                 "which the zero image matches without any update: "
                 f"{listed(np.array(names)[own == 0])}; leave them out: --exclude"
             )
-        return Examples(flat.shape[1], norms, flat, data, names)
+        return Examples(flat.shape[1], norms, flat, data, names, origins)
 
     def without_constants(self, target: Target) -> Examples:
         """Without those that a constant image matches, which no amount of noise protects."""
@@ -101,14 +105,15 @@ class Examples:
             norms = (float(np.linalg.norm(images, axis=1).min()), norms[1])
         names = np.array(self.names)
         kept, left = tuple(names[~matched]), tuple(names[matched])
-        return replace(self, images=images, norms=norms, names=kept, left_out=left)
+        own = None if self.origins is None else self.origins[~matched]
+        return replace(self, images=images, norms=norms, names=kept, origins=own, left_out=left)
 
     def matches(self, eta: float) -> BaselineMatches | None:
         """What guesses without an update match of the data; None without data."""
         return None if self.images is None else baseline_matches(self.images, eta)
 
-    def prior(self, name: str | None = None) -> record_priors.RecordPrior | None:
-        """The prior by name, "mixture" by default where there are data.
+    def prior(self, name: str | None = None) -> record_priors.Baseline | None:
+        """The prior by name; by default "sample", no model, where there are data.
 
         None stands for a uniform direction ("sphere"), which knows nothing about the data.
         """
@@ -116,7 +121,9 @@ class Examples:
             return None
         if self.images is None:
             raise ValueError(f"prior is {name!r}, which is taken from examples; give --data")
-        kind = name or "mixture"
+        kind = name or SAMPLE
+        if kind == SAMPLE:
+            return PublicSample(self.images, sources=self.origins)
         try:
             return record_priors.from_images(self.images, kind)
         except ValueError as error:
@@ -145,8 +152,8 @@ def _loaded(
     channels: int | None,
     exclude: Sequence[str],
     input_range: tuple[float, float],
-) -> tuple[NDArray[Any], tuple[str, ...]]:
-    """The examples (n, dim) of a data source but the excluded ones, and their names."""
+) -> tuple[NDArray[Any], tuple[str, ...], NDArray[Any] | None]:
+    """The examples (n, dim) of a source but the excluded ones, their names and origins."""
     from leakbound import data
 
     width_of(input_range)
@@ -162,7 +169,8 @@ def _loaded(
             f"input_range is {low:g} to {high:g}, but the data run from {least:.6g} to "
             f"{most:.6g}; give a range that contains them"
         )
-    return flat, names
+    origins = dataset.origins
+    return flat, names, None if origins is None else origins.numpy()[keep]
 
 
 def _kept(names: Sequence[str], exclude: Sequence[str]) -> NDArray[Any]:

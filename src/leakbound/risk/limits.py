@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from scipy import special
 from torch import Tensor
 
 from leakbound import check
@@ -22,6 +23,7 @@ from leakbound.assess.record import Bound, short
 from leakbound.bounds import (
     ErrorBound,
     Prior,
+    counting,
     full_bound,
     full_bound_from_samples,
     identification,
@@ -55,6 +57,8 @@ Once = Callable[[Any, Callable[[], T]], T]
 LEAST = 1e-300
 """Smaller probabilities are given as this."""
 PILOT, STEPS = 4, 5
+DOUBT = 0.01
+"""From which p-value on a test does not say that private examples differ from public ones."""
 MANY = 64
 """Draws for a Weiss-Weinstein bound: with fewer its limit was too optimistic in tests."""
 
@@ -93,10 +97,11 @@ class RiskSpec:
     """The accepted probability of a reconstruction, where the release is private.
 
     Attributes:
-        probability: a release is "protected" if no attacker meets the criterion more often; None
-            asks for no such bound.
-        prior: for which examples that holds: "mixture" (Gaussians fitted to public examples),
-            "gaussian" (one of them) or "gallery" (the public examples themselves).
+        probability: a release is "protected" if no attacker meets the criterion more often, by
+            what public examples show without a model; None asks for no such bound.
+        prior: the model under which a second bound is stated, for "protected under a model":
+            "mixture" (Gaussians fitted to public examples), "gaussian" (one of them), "gallery"
+            (the public examples themselves) or "none".
         components: leading directions of the Gaussians.
     """
 
@@ -110,7 +115,7 @@ class RiskSpec:
                 f"probability is {self.probability!r}; give one between 0 and 1, or 0 to ask for "
                 "no such bound"
             )
-        check.one_of(KINDS, prior=self.prior)
+        check.one_of([*KINDS, "none"], prior=self.prior)
         check.count(components=self.components)
 
 
@@ -124,6 +129,8 @@ class Released:
         batch: its labels count as known; its inputs are looked at only with `truth_known`, to
             compare what was sent with what the defense's `imitate` gives.
         public: public examples of the same kind.
+        origins: (n,) what each public example comes from, where several come from one.
+        same_law: p-value of a test that private examples are drawn like public ones; None: no test.
         key: what names the release, so that `once` computes a bound once; None computes it anew.
     """
 
@@ -136,6 +143,8 @@ class Released:
     batch: Batch | None
     public: Batch | None
     truth_known: bool = True
+    origins: Tensor | None = None
+    same_law: float | None = None
     key: Any = None
     once: Once[Any] = lambda key, make: make()
 
@@ -159,7 +168,8 @@ def bounds(
         return (), f"no bound is known for the distance of {domain.name}"
     makers: tuple[Callable[[], Bound | None], ...] = (
         partial(error_bound, released, error, source),
-        partial(probability, released, risk),
+        partial(sample_probability, released, risk),
+        partial(model_probability, released, risk),
     )
     for make in makers:
         try:
@@ -278,8 +288,75 @@ def leak_map(released: Released, spec: ErrorBoundSpec) -> Tensor | None:
     return torch.as_tensor(known).reshape(truth.inputs.shape)
 
 
-def probability(released: Released, spec: RiskSpec) -> Bound | None:
-    """With what probability any attacker meets the criterion, after one release.
+def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
+    """With what probability any attacker meets the criterion, by public examples without a model.
+
+    It says nothing, in `excludes_threshold`, where a test found that private examples are not
+    drawn like the public ones.
+
+    Raises:
+        NotApplicable: no public examples.
+    """
+    found = _private(released, spec)
+    if found is None or spec.probability is None:
+        return None
+    public, eta = released.public, released.criterion.error
+    accepted, labels_known = spec.probability, released.threat.labels_known
+    if public is None or public.size < 2:
+        raise NotApplicable(
+            f"a probability of {accepted:g} needs "
+            f"{counting.examples_needed(accepted, confidence=0.975)} public examples or more"
+        )
+
+    def make() -> counting.PublicSample:
+        return counting.PublicSample(
+            public.inputs.flatten(1).double().cpu().numpy(),
+            labels=public.labels.cpu().numpy() if labels_known else None,
+            guesses=released.examples,
+            sources=None if released.origins is None else released.origins.cpu().numpy(),
+        )
+
+    sample = released.once(("sample", labels_known, released.examples), make)
+    noise, scope, name = found
+    edge, known = released.once(
+        ("sample bound", labels_known, released.examples, noise, eta),
+        lambda: tuple(float(v[0]) for v in sample.success_bound(noise, eta)),
+    )
+    doubted = released.same_law is not None and released.same_law < DOUBT
+    limit, least = math.exp(known), sample.needed(accepted, parts=2)
+    doubts = [f"a test found private examples drawn unlike public ones (p = {released.same_law})"]
+    few = [f"a probability of {accepted:g} needs {least} public examples or more"]
+    return Bound(
+        name=name,
+        value=_nine(edge),
+        probability=_nine(edge),
+        accepted=accepted,
+        psnr=None,
+        prior=sample.name,
+        rests_on_prior=True,
+        model_free=True,
+        confidence=sample.confidence,
+        public_examples=sample.n,
+        largest_ball=sample.largest(eta),
+        density_margin=short(max(_margin(noise, accepted, limit), accepted / max(edge, LEAST))),
+        covers=scope.covers,
+        excludes_threshold=edge <= accepted and not doubted,
+        on_average=False,
+        equation="limit on kappa and profile bound (docs/risk.md)",
+        assumptions=(
+            f"covers {scope.attackers}",
+            "examples: private ones are drawn independently and like the public ones; each for "
+            "itself",
+            *(doubts if doubted else ()),
+            *(few if sample.n < least else ()),
+            f"it does not say: {scope.not_said}",
+            f"the prior-only baseline succeeds with probability {_tiny(known)} at most",
+        ),
+    )
+
+
+def model_probability(released: Released, spec: RiskSpec) -> Bound | None:
+    """With what probability any attacker meets the criterion, under a model of the data.
 
     Differential privacy: the trade-off function of the Gaussian mechanism at the baseline's success
     under the prior. A noisy copy: what the copy itself gives away under that prior, which covers
@@ -288,12 +365,8 @@ def probability(released: Released, spec: RiskSpec) -> Bound | None:
     Raises:
         NotApplicable: no prior can be taken from the public examples.
     """
-    defense = released.defense
-    if spec.probability is None:
-        return None
-    refuse_side_information(released)
-    copies = [link.noise_std for link in defense.links if isinstance(link, NoisyCopy)]
-    if not copies and defense.guarantee is not Guarantee.DIFFERENTIAL_PRIVACY:
+    private = _private(released, spec)
+    if private is None or spec.prior == "none":
         return None
     labels_known = released.threat.labels_known
     public, eta = released.public, released.criterion.error
@@ -302,20 +375,22 @@ def probability(released: Released, spec: RiskSpec) -> Bound | None:
         lambda: kappa.of_public(public, spec.prior, spec.components, labels_known, eta),
     )
     blind = min(0.0, one + math.log(released.examples))  # any of the guesses may be the right one
+    copies = [link.noise_std for link in released.defense.links if isinstance(link, NoisyCopy)]
+    noise, scope, name = private
     if copies:
         logs = max(one, kappa.after_copy(copies[0], prior, eta=eta, baseline=one))
-        found, scope = math.exp(min(0.0, logs + math.log(released.examples))), COPY
+        found = math.exp(min(0.0, logs + math.log(released.examples)))
     else:
-        found = float(identification.gaussian(_multiplier(defense), log_kappa=blind))
-        scope = PRIVATE
+        found = float(identification.gaussian(noise, log_kappa=blind))
     value = _nine(max(found, LEAST))
+    assert spec.probability is not None  # `_private` asks
     return Bound(
-        name="probability after a noisy copy" if copies else "probability",
+        name=f"{name} under a model",
         value=value,
         probability=value,
         accepted=spec.probability,
         psnr=None,
-        prior=f"{prior.name} (public images)",
+        prior=f"{prior.name}, fitted to public examples",
         rests_on_prior=True,
         covers=scope.covers,
         excludes_threshold=found <= spec.probability,
@@ -323,11 +398,38 @@ def probability(released: Released, spec: RiskSpec) -> Bound | None:
         equation=scope.equation,
         assumptions=(
             f"covers {scope.attackers}",
-            f"examples: {scope.prior}; each for itself",
+            "examples: averaged over the model, which is taken to hold for the private ones; each "
+            "for itself",
             f"it does not say: {scope.not_said}",
             f"the prior-only baseline succeeds with probability {_tiny(blind)}",
         ),
     )
+
+
+def _private(released: Released, spec: RiskSpec) -> tuple[float, Scope, str] | None:
+    """The noise multiplier behind which an example hides, whom that covers, and its name.
+
+    Of a noisy copy: in units of the farthest that an example lies from the middle of its range.
+    """
+    if spec.probability is None:
+        return None
+    refuse_side_information(released)
+    copies = [link.noise_std for link in released.defense.links if isinstance(link, NoisyCopy)]
+    if copies:
+        low, high = released.task.input_range
+        size = math.prod(released.criterion.domain.shape)
+        farthest = math.sqrt(size) * (high - low) / 2
+        return copies[0] / farthest, COPY, "probability after a noisy copy"
+    if released.defense.guarantee is not Guarantee.DIFFERENTIAL_PRIVACY:
+        return None
+    return _multiplier(released.defense), PRIVATE, "probability"
+
+
+def _margin(noise: float, accepted: float, limit: float) -> float:
+    """How many times as densely as public examples private ones may lie: F(A kappa) = accepted."""
+    if noise == 0 or limit == 0:
+        return 0.0
+    return float(special.ndtr(special.ndtri(accepted) - 1 / noise)) / limit
 
 
 def _multiplier(defense: Chain) -> float:
@@ -442,16 +544,15 @@ PRIVATE = replace(
     identification.gaussian.scope,
     attackers="all attackers, models and gradient maps with a per-example norm of at most the clip "
     "norm, on one release; each example by itself",
-    prior="averaged over the prior, which was fitted to public examples and is taken to hold for "
-    "the private ones; other examples fixed or known, none of them a copy",
+    prior="other examples fixed or known, none of them a copy",
     not_said="what several rounds leak, which is more (`leakbound bound --steps`), that no example "
-    "of a batch is reconstructed, or a bound for one given example or for a sharper prior",
+    "of a batch is reconstructed, a bound for one given example, or that membership is hidden",
 )
 COPY = Scope(
     covers="all",
     attackers="all attackers and models, over any number of rounds: they see x + w at most",
-    prior="averaged over the prior; the copies of other examples fixed or known",
-    known="the prior and the distribution of w",
-    not_said="a bound for one given example, or for a sharper prior; labels are not protected",
+    prior="the copies of other examples fixed or known",
+    known="the distribution of w",
+    not_said="a bound for one given example; labels are not protected",
     equation="the best guess given x + w (docs/risk.md)",
 )

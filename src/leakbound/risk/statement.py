@@ -17,9 +17,16 @@ def of_bound(bound: Bound, psnr: float | None = None) -> str:
     """A bound in one sentence: what it says, of whom, and where it is not proved, why."""
     if bound.probability is not None:
         what = "meets the criterion" if psnr is None else f"reaches {psnr:g} dB"
+        if bound.model_free:
+            return (
+                f"{bound.name}: whatever the model is, no attacker {what} with a probability above "
+                f"{bound.probability:.3g}: {bound.confidence:.0%} confidence from "
+                f"{bound.public_examples} public examples, of which one guess may match "
+                f"{bound.largest_ball}, if private examples are drawn like them" + _margin(bound)
+            )
         return (
             f"{bound.name}: {bound.covers} attackers; none {what} with a probability above "
-            f"{bound.probability:.3g}, on average over the prior {bound.prior}"
+            f"{bound.probability:.3g} if examples follow the model {bound.prior}"
         )
     error = f"{bound.value:.3g}" + ("" if bound.psnr is None else f" ({bound.psnr:.1f} dB)")
     name = f"lower bound on the error ({bound.name})"
@@ -35,6 +42,12 @@ def of_bound(bound: Bound, psnr: float | None = None) -> str:
         f"{name}: no attacker has a mean squared error below {error} on average over the prior "
         f"{bound.prior}"
     )
+
+
+def _margin(bound: Bound) -> str:
+    if bound.density_margin is None or bound.density_margin < 1:
+        return ""
+    return f" (at most {bound.density_margin:.3g} times as densely)"
 
 
 def of_guarantee(defense: DefenseInfo) -> str:
