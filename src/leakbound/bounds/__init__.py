@@ -6,6 +6,7 @@ laws of the risk, a probability for each error threshold, stand in modules of th
 """
 
 from leakbound.bounds import (
+    codebook,
     composition,
     conversions,
     from_scratch,
@@ -29,6 +30,7 @@ __all__ = [
     "FlatPrior",
     "GaussianPrior",
     "Prior",
+    "codebook",
     "composition",
     "conversions",
     "from_scratch",
