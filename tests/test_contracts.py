@@ -160,6 +160,7 @@ FEW = {
     "sparse_gradient_inversion_paper": attacks.sparse_gradient_inversion_paper(steps=5),
     "candidate_likelihood": attacks.CandidateLikelihood(),
     "cocktail_party_images": attacks.CocktailPartyImages(),
+    "codebook": attacks.Codebook(),
     "constant_image": attacks.ConstantImage(),
     "dlg": attacks.dlg(steps=1, restarts=1),
     "gradient_matching": GradientMatching(distance="cosine_layers", steps=10),
@@ -213,6 +214,7 @@ def test_attack(attack):
         attacks.LinearTrap("shrinkage", bias=True, norm=3.0),
         attacks.LinearTrap("gamma", eta=0.01, rows=1),
         attacks.LinearTrap("division", inside=True),
+        attacks.Codebook(psnr=5.0, codewords=3, scale=0.1),
         attacks.ConstantImage(2.0),
     ],
     ids=[
@@ -225,6 +227,7 @@ def test_attack(attack):
         "shrinkage trap",
         "gamma trap",
         "division trap",
+        "few codewords",
         "constant",
     ],
 )

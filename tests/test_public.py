@@ -40,6 +40,7 @@ PACKAGES = (
     "leakbound.attacks.trap_estimators",
     "leakbound.audit",
     "leakbound.bounds",
+    "leakbound.bounds.codebook",
     "leakbound.bounds.composition",
     "leakbound.bounds.conversions",
     "leakbound.bounds.counting",

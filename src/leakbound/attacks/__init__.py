@@ -7,6 +7,7 @@ from leakbound.attacks.across_rounds import AcrossRounds
 from leakbound.attacks.analytic import LinearInversion
 from leakbound.attacks.base import Attack, BestOf, ByNoise
 from leakbound.attacks.blind import ConstantImage, MeanImage
+from leakbound.attacks.codebook import Codebook
 from leakbound.attacks.data_dependent_law import CandidateLikelihood
 from leakbound.attacks.features.cocktail_party import CocktailPartyImages
 from leakbound.attacks.fedavg import FedAvgMatching
@@ -47,6 +48,7 @@ __all__ = [
     "ByNoise",
     "CandidateLikelihood",
     "CocktailPartyImages",
+    "Codebook",
     "ConstantImage",
     "FedAvgMatching",
     "Gias",

@@ -6,6 +6,7 @@ laws of the risk, a probability for each error threshold, stand in modules of th
 """
 
 from leakbound.bounds import (
+    codebook,
     composition,
     conversions,
     counting,
@@ -30,6 +31,7 @@ __all__ = [
     "FlatPrior",
     "GaussianPrior",
     "Prior",
+    "codebook",
     "composition",
     "conversions",
     "counting",

@@ -1,0 +1,253 @@
+"""A malicious server's codebook: a model whose gradient names the codeword nearest to an input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from leakbound import check
+from leakbound._util.decibels import EXTREME, mse_of_psnr
+from leakbound.attacks.base import Attack, boxed, expected_rows, seen_task
+from leakbound.attacks.blind import VANISHED
+from leakbound.attacks.trap import TrapLoss
+from leakbound.types import Exact, NotApplicable, Observation, Reconstruction, Server, Task
+
+MEANS = (1, 2, 3, 4, 6, 8, 12)
+"""Of how many near public examples a candidate is the mean."""
+NEAR = 10**0.5
+"""Public examples are near within 5 dB less than the criterion: this times its squared error."""
+PAIRS = 10
+"""Midpoints of pairs at most, for each public example."""
+PART = 2000
+"""Candidates of which errors are held at once."""
+SLACK = 1.15
+"""A candidate covers what it reaches within this times the criterion's squared error."""
+
+
+class CodebookModel(nn.Module):
+    """scale * the trained weight of the codeword nearest to the input, (B, 1).
+
+    Words (M, N) and their shares (M,) are constants that the server sends along.
+    """
+
+    words: Tensor
+    shares: Tensor
+
+    def __init__(self, words: Tensor, shares: Tensor, scale: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(words.new_zeros(len(words)), requires_grad=False)
+        self.register_buffer("words", words)
+        self.register_buffer("shares", shares)
+        self.scale, self.training = scale, False
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        away = self.words.square().sum(1) - 2 * inputs.flatten(1) @ self.words.T
+        places = torch.arange(len(self.words), device=inputs.device)
+        chosen = (away.argmin(1, keepdim=True) == places).to(self.weight)
+        return self.scale * (chosen @ self.weight)[:, None]
+
+
+@dataclass(frozen=True)
+class Codebook(Attack):
+    """A malicious server sends a codebook of public examples; the gradient names the nearest one.
+
+    Candidates are the public examples, means of 2 to 12 near ones, and midpoints of near pairs.
+    The `codewords` of these that cover most public examples are chosen greedily. The model has one
+    trained weight a codeword, and an example's gradient is `scale` times onehot(nearest codeword):
+    clipping to C makes it C onehot(k). The answer is the most probable codeword under the known
+    noise: argmax y_k + s^2 ln pi_k, with y in units of what one example adds, s the noise's
+    standard deviation in these units, and pi_k the share of public examples that codeword k covers.
+    Of several examples in one row of the update, the most probable counts of codewords are taken.
+    What one example adds is found by simulating the client. Unknown noise is read from the row.
+
+    Success follows `bounds.codebook`, which also chooses the number of codewords for a noise level.
+    No example is reconstructed that is farther than the criterion from all codewords.
+
+    Args:
+        psnr: the criterion that the codebook aims at, in dB.
+        codewords: M, the largest number of codewords; fewer where these cover all public examples.
+        scale: the gradient's norm before any clipping; a large one outweighs noise that is not tied
+            to a clip norm.
+        limit: how many public examples are used, the first ones.
+
+    Assumptions: private examples are like public ones; the model takes inputs of the public shape.
+
+    Raises:
+        NotApplicable: an honest server, no public examples, or an update that is not finite.
+
+    Source: this project; Fano-style codebook.
+
+    Example:
+        >>> import leakbound as lb
+        >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
+        >>> images = torch.rand(20, 1, 4, 4, generator=lb.stream(0, "images"))
+        >>> public, batch = lb.Batch(images, torch.arange(20) % 3), (images[5:6], torch.tensor([2]))
+        >>> threat, defense = lb.ThreatModel(server=Server.MALICIOUS), lb.defenses.DpSgd(1.0, 0.1)
+        >>> given = {"attack": Codebook(), "defense": defense, "public": public, "threat": threat}
+        >>> torch.equal(lb.simulate(model, batch, **given).reconstruction, images[5:6])
+        True
+    """
+
+    psnr: float = 20.0
+    codewords: int = 100
+    scale: float = 1000.0
+    limit: int = 2000
+
+    def __post_init__(self) -> None:
+        check.positive(psnr=self.psnr, scale=self.scale)
+        check.count(codewords=self.codewords, limit=self.limit)
+        if self.psnr >= EXTREME:
+            raise ValueError(f"psnr is {self.psnr:g}; give decibels, such as 20")
+
+    def plant(self, task: Task) -> Task:
+        """The codebook in place of the model; the task itself where no examples are public."""
+        if task.public is None:
+            return task
+        low, high = task.input_range
+        public = task.public.inputs[: self.limit].flatten(1).double().cpu()
+        words, shares = _book(public, mse_of_psnr(self.psnr, high - low), self.codewords)
+        words, shares = words.to(task.parameters), shares.to(task.parameters)
+        model = CodebookModel(words, shares, self.scale)
+        weights = task.parameters.new_zeros(len(words))
+        buffers = {"words": words, "shares": shares}
+        planted = replace(task, model=model, parameters=weights, loss=TrapLoss(1), kept=None)
+        return replace(planted, buffers=buffers)
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+        task, update = _task(observation), observation.update
+        if not bool(update.rows.isfinite().all()):
+            raise NotApplicable("the update is not finite")
+        sizes, prior = _sizes(observation, task), task.buffers["shares"].double().log()
+        found, sure = [], 1.0
+        rows = zip(update.rows.double(), _precision(observation), sizes, strict=True)
+        for (row, precision, size), examples in zip(rows, update.examples, strict=True):
+            named, trust = _most_probable(row, precision, float(size), prior, examples)
+            found.append(named)
+            sure = min(sure, trust)
+        answer = task.buffers["words"][torch.cat(found)].reshape(observation.batch_shape)
+        problem = None
+        if not bool(update.rows.any()):
+            problem = VANISHED
+        elif sure < 0.5:
+            problem = f"noise hides the codewords: one was named with a probability of {sure:.2g}"
+        return Reconstruction(boxed(answer, task), None, problem=problem)
+
+
+def _task(observation: Observation) -> Task:
+    if observation.threat.server is not Server.MALICIOUS:
+        raise NotApplicable("the server is honest: it sends the agreed model and no codebook")
+    task = seen_task(observation)
+    if not isinstance(task.model, CodebookModel):
+        raise NotApplicable(
+            "the model that was sent holds no codebook: there are no public examples to make one of"
+        )
+    return task
+
+
+def _sizes(observation: Observation, task: Task) -> Tensor:
+    """What one example adds to its codeword's coordinate in each row (R,), by simulation."""
+    words, update, labels = task.buffers["words"], observation.update, observation.labels
+    places = torch.arange(observation.examples, device=words.device)
+    if labels is None:
+        labels = torch.zeros_like(places)
+    inputs = words[places % len(words)].reshape(observation.batch_shape)
+    with torch.no_grad():
+        sent = expected_rows(observation, task, inputs, labels).detach().double().sum(1)
+    each = sent / torch.tensor(update.examples, device=words.device)
+    if observation.defense is None:  # it may have clipped
+        return each.minimum(update.rows.double().amax(1).clamp_min(0))
+    return each
+
+
+def _precision(observation: Observation) -> Tensor:
+    """1 / variance of each coordinate (R, M), float64; 0 where it was withheld by chance.
+
+    Values without noise have the variance of rounding. What was withheld for its size was seen to
+    be small.
+    """
+    update = observation.update
+    values = update.rows.double()
+    variance = observation.noise_variance
+    if variance is None:
+        quiet = values.abs().median(1, keepdim=True).values / 0.6745  # most codewords have no input
+        variance = torch.zeros_like(values) if isinstance(update.law, Exact) else quiet.square()
+    rounding = 16 * torch.finfo(update.rows.dtype).eps * values.abs().amax(1, keepdim=True)
+    precision = 1 / (variance + rounding.square().clamp_min(1e-300))
+    if update.mask is None or not observation.threat.defense_known:
+        return precision.expand_as(values)
+    return precision * (update.mask | (update.mask_private and not update.drawn))
+
+
+def _most_probable(
+    row: Tensor, precision: Tensor, size: float, prior: Tensor, examples: int
+) -> tuple[Tensor, float]:
+    """The most probable codewords of a row (examples,), and the last one's probability given the
+    others. The logarithm of the probability is concave in every count, so that one codeword after
+    another may be taken where it grows most.
+    """
+    counts, named = torch.zeros_like(row), []
+    gain = prior + size * (row - size / 2) * precision
+    trust = 1.0
+    for _ in range(examples):
+        best = int(gain.argmax())
+        trust = float(gain.softmax(0)[best])
+        named.append(best)
+        counts[best] += 1
+        more = float(counts[best])
+        rise = size * (row[best] - (more + 0.5) * size) * precision[best]
+        gain[best] = prior[best] - math.log(more + 1) + rise
+    return torch.tensor(named, device=row.device), trust
+
+
+def _book(public: Tensor, within: float, most: int) -> tuple[Tensor, Tensor]:
+    """Codewords (M, N) of public examples (n, N) by greedy maximum coverage, and the share (M,) of
+    the public examples that each was the first to cover.
+    """
+    squares = public.square().sum(1)
+    distance = (squares[:, None] + squares - 2 * public @ public.T).clamp_min(0) / public.shape[1]
+    distance.fill_diagonal_(0)
+    sets = [
+        part for each in _candidates(distance, NEAR * within) for part in torch.split(each, PART)
+    ]
+    covers = torch.cat([_errors(distance, members) <= SLACK * within for members in sets])
+    reached, gain = covers.T.contiguous(), covers.sum(1)
+    left = torch.ones(len(public), dtype=torch.bool)
+    chosen: list[int] = []
+    first: list[int] = []
+    while len(chosen) < most and bool(left.any()):
+        best = int(gain.argmax())
+        new = reached[:, best] & left
+        chosen.append(best)
+        first.append(int(new.sum()))
+        left &= ~new
+        gain -= reached[new].sum(0)
+    every = [members for part in sets for members in part]
+    words = torch.stack([public[every[number]].mean(0) for number in chosen])
+    return words, torch.tensor(first, dtype=torch.float64) / sum(first)
+
+
+def _candidates(distance: Tensor, near: float) -> Iterator[Tensor]:
+    """The public examples (m, k) of which candidates are the means, for one k after another."""
+    order, count = distance.argsort(stable=True, dim=1)[:, : MEANS[-1]], len(distance)
+    farthest = distance.gather(1, order)
+    yield torch.arange(count)[:, None]
+    for k in MEANS[1:]:
+        if k <= count:
+            yield order[farthest[:, k - 1] <= near, :k]
+    pairs = ((distance <= near).triu(1)).nonzero()
+    closest = distance[pairs[:, 0], pairs[:, 1]].argsort(stable=True)
+    yield pairs[closest[: PAIRS * count]]
+
+
+def _errors(distance: Tensor, members: Tensor) -> Tensor:
+    """Mean squared errors (m, n) of the means of members (m, k), from distances (n, n) alone:
+    |mean - x|^2 is the mean of |x_i - x|^2 less half the mean of |x_i - x_j|^2.
+    """
+    k = members.shape[1]
+    total = sum((distance[members[:, i]] for i in range(k)), distance.new_zeros(()))
+    among = distance[members[:, :, None], members[:, None]].mean((1, 2))
+    return total / k - among[:, None] / 2
