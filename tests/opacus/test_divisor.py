@@ -201,11 +201,10 @@ def test_why_the_size_of_a_hidden_batch_is_no_divisor():
     The other 59 are known, the noise multiplier is 1: each of P released values has standard
     deviation C / 60 with the example and C / 59 without it.
     """
-    weights, level = 100_000, 1e-3
-    ratio = (60 / 59) ** 2
-    cut = stats.chi2.ppf(level, weights)  # less spread than 59 examples leave
-    power = stats.chi2.cdf(cut * ratio, weights)
-    assert power > 0.999
+    level, ratio = 1e-3, (60 / 59) ** 2
+    for weights, power in ((10_000, 0.231), (53_000, 0.991), (100_000, 0.999995)):
+        cut = stats.chi2.ppf(level, weights)  # less spread than 59 examples leave
+        assert stats.chi2.cdf(cut * ratio, weights) == pytest.approx(power, rel=1e-3)
     stated = dict(risk([(1.0, 0.1, 1)], **ASK).rises)
     assert stated[level] < 0.02
     source = stream(5, "level")
