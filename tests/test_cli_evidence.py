@@ -134,6 +134,9 @@ def test_a_replaced_example_of_hidden_samples_has_no_epsilon(tmp_path):
     assert call("--training", *STATED, "participation=hidden", "--out", tmp_path) == 0
     (claim,) = content(tmp_path)["subjects"][0]["differential_privacy"]
     assert claim["epsilons"]["replace"] is None
+    (neighbors,) = [i for i in claim["items"] if i["name"] == "neighboring_relation"]
+    assert "the number of examples is public" in neighbors["value"]
+    assert "never by the size of the batch that was drawn" in neighbors["value"]  # would show who
     assert call("--training", *STATED, "noise_multiplier=0", "--out", tmp_path) == 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import mpmath as mp
 import numpy as np
@@ -16,6 +17,7 @@ from leakbound.risk import calibrate_setting as module
 from leakbound.risk.calibrate import Calibration
 from leakbound.risk.corridor import TrainingSetting
 from leakbound.risk.kappa import BaselineMatches
+from leakbound.types import NotApplicable
 
 
 def calibrate_setting(*arguments, prior=None, **more):
@@ -176,6 +178,16 @@ def test_it_is_a_defense():
     few = calibrate_setting(TARGET, TrainingSetting(1.0, dim=784, norm=9.0), examples=900)
     assert few.identification_noise is None
     assert few.less_noise is None
+
+
+def test_hidden_participation_is_no_dp_sgd_that_divides_by_the_batch():
+    """The level of its noise would show how many take part, and so who does."""
+    ask = {"dim": 784, "norm": 9.0, "steps": 10}
+    hidden = TrainingSetting(1.0, sampling_rate=0.1, participation="hidden", **ask)
+    with pytest.raises(NotApplicable, match=r"participation is 'hidden'.*take leakbound.opacus"):
+        calibrate_setting(TARGET, hidden).defense()
+    for open_ in (replace(hidden, participation="visible"), replace(hidden, sampling_rate=1.0)):
+        assert calibrate_setting(TARGET, open_).defense().links
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.0005])

@@ -22,6 +22,7 @@ from leakbound.random import stream, uniform
 from leakbound.types import (
     Batch,
     Gaussian,
+    Guarantee,
     Laplace,
     LocalPlan,
     NotApplicable,
@@ -143,7 +144,7 @@ def understand(
     labels = _labels(told, task, count)
     server = Server.MALICIOUS if isinstance(task.model, Front) else Server.HONEST
     observation = Observation(
-        update=_with_law(row, task, chained, count, input_shape),
+        update=_with_law(row, task, _of_one(capture, chained), count, input_shape),
         task=task,
         cohort=(count,),
         input_shape=input_shape,
@@ -404,6 +405,18 @@ def _checked(task: Task, input_shape: tuple[int, ...]) -> Task:
             "classes out, or build the model with as many"
         )
     return replace(task, label_range=task.label_range or output.shape[1])
+
+
+def _of_one(capture: Capture, defense: Chain) -> Chain:
+    """Refuse noise that was declared for a client where the update is many clients' average."""
+    clients = capture.whole("clients") or 1
+    if clients > 1 and defense.guarantee is not Guarantee.NONE:
+        raise ValueError(
+            f"defense is {defense!r}, but {capture.name} is the average of {clients} clients, "
+            "weighted by their numbers of examples: the level of the noise in it depends on these "
+            "numbers, which it does not hold; leave defense out, or give one client's update"
+        )
+    return defense
 
 
 def _with_law(

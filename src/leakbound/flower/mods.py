@@ -68,7 +68,8 @@ class DefenseMod:
         seed: for experiments only: names every draw, and adds `leakbound-experiment-only` to the
             replies' metrics. By default noise comes from the operating system's entropy.
 
-    Guarantees: those of the defense, for the weights.
+    Guarantees: those of the defense, for the weights. They take the number of examples as public:
+    DP-SGD divides by it, and replies send it.
 
     Example:
         >>> from torch import nn

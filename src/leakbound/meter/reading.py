@@ -33,6 +33,7 @@ from leakbound.types import (
     Observation,
     Task,
     ThreatModel,
+    Unit,
     Update,
 )
 
@@ -41,6 +42,10 @@ STAND_INS = 32
 SIMILAR = 0.5
 """Cosine under which an undefended update is not the gradient of the images that were shown."""
 EXPERIMENT = "experiment only: the noise is seeded, and no bound holds for who has the seed"
+COUNTED = (
+    "the bounds take the number of examples as public: the defense divides by it, so the level of "
+    "the noise shows it"
+)
 Values = tuple[float | None, ...]
 ACTIONS = ("ignore", "warn", "refuse")
 WHEN = ("needed", "always", "never")
@@ -184,7 +189,8 @@ class Reading:
         baseline: PSNR of the prior-only baseline for each image.
         labels: share of the labels that the attacker infers right, None where it cannot.
         findings: marks of a malicious model; none is no proof of safety.
-        bounds: on all attackers. `notes`: why others are not there.
+        bounds: on all attackers.
+        notes: why other bounds are not there, and what those that are take as public.
         seconds: time of the whole measurement.
     """
 
@@ -385,6 +391,8 @@ class _Case:
             found += [] if bound is None else [bound]
         except NotApplicable as error:
             notes.append(f"no bound on the error: {error.reason}")
+        if found and self.defense.starts is Unit.EXAMPLE:
+            notes.append(COUNTED)
         return tuple(found), tuple(notes)
 
     def released(self, criterion: Criterion) -> limits.Released:

@@ -70,6 +70,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             super().__init__(accountant=accountant, secure_mode=False)
         self._flags = {"experiment_only": False, "poisson_sampling": True, "shaped": False}
         self._trains = False
+        self._divisor = 1
         self._generator: torch.Generator | None = None
         self._asked: dict[str, dict[str, Any]] | None = None  # what `risk` answers by default
 
@@ -100,6 +101,10 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         whitened gradients. `module` is the plain model, before Opacus has put its hooks on it.
         Without `poisson_sampling` no risk is known. A seeded `noise_generator` is for experiments.
 
+        The noisy sum is divided by the floor of examples / batches, a constant; with
+        `loss_reduction` "sum" by nothing. Your loss has to be the mean (or sum) of one term an
+        example, as `loss_reduction` says; where you give it as `criterion`, that is checked.
+
         Raises:
             NotApplicable: a combination whose guarantee would not hold.
         """
@@ -107,7 +112,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         _refuse(max_grad_norm, whiten, public, rest)
         shape = None
         if whiten is not None and public is not None:
-            size = max(1, len(data_loader.dataset) // len(data_loader))  # type: ignore[arg-type]
+            size = _expected_size(data_loader)
             shape = PublicRoot.of(module, public, whiten, examples=size, loss=public_loss)
         self._note(noise_generator is not None, poisson_sampling, shape is not None)
         self._generator = noise_generator
@@ -188,7 +193,8 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         calibration = calibrate_setting(
             target, setting, clip_norm=max_grad_norm, delta=delta, prior=prior, matches=matches
         )
-        calibration.defense()  # refuses where no noise is needed
+        if calibration.noise_multiplier == 0:
+            calibration.defense()  # says that no noise is needed
         rest |= {"data_loader": data_loader, "max_grad_norm": max_grad_norm}
         private = self.make_private(noise_multiplier=calibration.noise_multiplier, **rest)
         goal = {"eta": target.eta}
@@ -277,7 +283,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             raise NotApplicable("the module is distributed: secure noise here is for one process")
         if isinstance(optimizer, DPOptimizer):
             optimizer = optimizer.original_optimizer
-        settings["generator"] = noise_generator
+        settings |= {"generator": noise_generator, "expected_batch_size": self._divisor}
         if shape is not None:
             return WhitenedDPOptimizer(optimizer, shape=shape, **settings)
         kind = SecureGhostOptimizer if grad_sample_mode == "ghost" else SecureDPOptimizer
@@ -285,6 +291,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
 
     def _prepare_data_loader(self, data_loader: DataLoader[Any], **settings: Any) -> Any:
         made = super()._prepare_data_loader(data_loader, **settings)
+        self._divisor = _expected_size(data_loader)
         if not settings["poisson_sampling"]:
             return made
         return resampled(made, steps=len(data_loader), seeded=self._generator is not None)
@@ -316,11 +323,37 @@ def _refuse(
             "grad_sample_mode is 'ghost', which never has the gradient of one example, so it "
             "cannot be whitened; take 'hooks' or 'functorch'"
         )
+    _refuse_loss(rest.get("criterion"), rest.get("loss_reduction", "mean"), mode)
     if rest.get("rand_on_empty"):
         raise NotApplicable(
             "rand_on_empty puts a random example where a batch is empty: the sum then moves by "
             "up to twice the clip norm when an example joins, more than the accountant counts"
         )
+
+
+def _refuse_loss(criterion: Any, reduction: str, mode: str) -> None:
+    """Refuse a loss under which every example's gradient depends on who else is in the batch."""
+    own = getattr(criterion, "reduction", reduction)
+    if own in ("mean", "sum") and own != reduction:
+        raise NotApplicable(
+            f"criterion has the reduction {own!r} and loss_reduction is {reduction!r}: every "
+            "example's gradient is then scaled by the size of the batch before it is clipped, and "
+            "one example moves those of all others; give both the same"
+        )
+    weighs = (
+        isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) and criterion.weight is not None
+    )
+    if weighs and own == "mean" and mode != "ghost":  # ghost clipping divides by the batch's size
+        raise NotApplicable(
+            "criterion has class weights and the reduction 'mean', which divides by the sum of the "
+            "weights in the batch, and that is private; give reduction='sum' and "
+            "loss_reduction='sum', or take grad_sample_mode 'ghost'"
+        )
+
+
+def _expected_size(loader: DataLoader[Any]) -> int:
+    """Examples / batches, rounded down: in floats, as in Opacus, 49 * (1 / 49) is 0.99 and so 0."""
+    return max(1, len(loader.dataset) // len(loader))  # type: ignore[arg-type]
 
 
 def refuse_misfit(loader: DataLoader[Any], dim: int, target: Target) -> None:

@@ -121,6 +121,7 @@ class SecureNoise:
     noise_multiplier: float
     max_grad_norm: float
     params: list[Any]
+    _divisor: int | None
 
     def __init__(  # Opacus takes and ignores any other keyword, such as one with a typing error
         self,
@@ -138,6 +139,8 @@ class SecureNoise:
                 "secure_mode is True; leave it out: the noise comes from the system's entropy "
                 "anyway, unless a generator is given"
             )
+        if expected_batch_size is not None:
+            check.positive(expected_batch_size=expected_batch_size)
         super().__init__(  # type: ignore[call-arg]  # of the Opacus class behind this one
             optimizer,
             noise_multiplier=noise_multiplier,
@@ -146,6 +149,21 @@ class SecureNoise:
             loss_reduction=loss_reduction,
             generator=generator,
         )
+
+    @property
+    def expected_batch_size(self) -> int | None:
+        return self._divisor
+
+    @expected_batch_size.setter
+    def expected_batch_size(self, value: int | None) -> None:
+        """Set once: a divisor that follows the batches shows their sizes in the noise's level."""
+        if "_divisor" in vars(self):
+            raise NotApplicable(
+                f"expected_batch_size is set to {value} after the optimizer was made: the number "
+                "that updates are divided by has to be a public constant, since the size of a "
+                "sampled batch is private; leave it, or make the training private anew"
+            )
+        self._divisor = value
 
     @property
     def experiment_only(self) -> bool:
@@ -190,7 +208,8 @@ class SecureDPOptimizer(SecureNoise, DPOptimizer):  # type: ignore[misc]
     Args:
         noise_multiplier: noise standard deviation / max_grad_norm.
         max_grad_norm: L2 bound of every example's gradient.
-        expected_batch_size: what the sum is divided by.
+        expected_batch_size: what the sum is divided by under `loss_reduction` "mean": a public
+            number, which cannot be changed afterwards.
         generator: a seeded CPU generator, for experiments only.
 
     Source: Abadi et al. 2016, algorithm 1; docs/sharp_edges/floating_point_noise.md.

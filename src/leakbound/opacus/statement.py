@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 from leakbound import check
 from leakbound._util.pictures import facts
@@ -18,11 +18,21 @@ from leakbound.bounds.record_priors import Baseline
 from leakbound.risk import Target, TrainingSetting
 from leakbound.risk.corridor import Participation, success_bound, under
 from leakbound.risk.corridor import epsilon as homogeneous_epsilon
+from leakbound.types import NotApplicable
+
+Divisor = Literal["constant", "batch size"]
 
 SEES = {
     "hidden": "no attacker sees which steps hold an example",
     "visible": "the attacker sees which steps hold an example",
 }
+PUBLIC = {
+    "constant": (
+        "the number of examples is public, and no update is divided by the size of its batch"
+    ),
+    "batch size": "the number of examples and the size of every batch are public",
+}
+"""What a statement takes as public, by what each noisy sum of gradients is divided by."""
 SEEDED = (
     "EXPERIMENT ONLY: the noise came from a seeded generator, and whoever has the seed subtracts it"
 )
@@ -59,6 +69,8 @@ class Statement:
         prior: for which examples the upper bound holds; None if none was given.
         attained_scope, bound_scope: whom each side covers and what it does not say.
         experiment_only: the noise can be replayed.
+        divisor: what each noisy sum is divided by: a public "constant" (or nothing), or the
+            "batch size" that was drawn, which is then taken as public.
     """
 
     history: tuple[Part, ...]
@@ -77,6 +89,7 @@ class Statement:
     attained_scope: Scope
     bound_scope: Scope
     experiment_only: bool = False
+    divisor: Divisor = "constant"
 
     @property
     def steps(self) -> int:
@@ -119,7 +132,7 @@ class Statement:
             f"{_attained(self.attained)}",
             f"Epsilon is {privacy} at delta {self.delta:g}",
             prior,
-            f"This holds where {SEES[self.participation]}",
+            f"This holds where {SEES[self.participation]}, {PUBLIC[self.divisor]}",
         ]
         return ". ".join([SEEDED, *sentences] if self.experiment_only else sentences) + "."
 
@@ -137,6 +150,7 @@ class Statement:
                 "epsilon": f"{self.epsilon:.3g} at delta {self.delta:g}",
                 "examples": f"{self.dim} values, norm {self.norm:.4g}; {self.prior or 'no prior'}",
                 "attacker": SEES[self.participation],
+                "taken as public": PUBLIC[self.divisor],
             }.items()
         )
         return f"<p><strong>{SEEDED}</strong></p>{table}" if self.experiment_only else table
@@ -155,6 +169,7 @@ def risk(
     delta: float = 1e-5,
     experiment_only: bool = False,
     shaped: bool = False,
+    divisor: Divisor = "constant",
 ) -> Statement:
     """The risk that an example is reconstructed, after the steps of an accountant.
 
@@ -176,8 +191,17 @@ def risk(
         delta: at which epsilon is stated.
         experiment_only: the noise was seeded; the statement then says so.
         shaped: the noise had a public shape: whether the attack attains as much is unknown.
+        divisor: what each noisy sum of gradients was divided by. "constant": a number that does not
+            depend on the batch, as Opacus' `expected_batch_size`, or nothing. "batch size": the
+            number of examples that were drawn, in the optimizer, the loss or the learning rate.
 
-    Assumptions: Poisson sampling; noise that the attacker cannot replay.
+    Assumptions: Poisson sampling; noise that the attacker cannot replay; a public number of
+    examples, since Opacus computes rate and divisor from it. Epsilon compares with a training in
+    which the example's gradient counts as zero and all else is the same.
+
+    Raises:
+        NotApplicable: hidden participation in sampled steps, divided by the batch's size: the level
+            of the noise shows that size, and the size shows whether the example takes part.
 
     Source: docs/errata.md, "the valid corridor"; docs/opacus.md for several settings.
 
@@ -187,11 +211,10 @@ def risk(
         (1.83, ['0.01 to 0.029', '0.001 to 0.0041', '0.0001 to 0.00055'])
     """
     goal = _target(psnr, eta, input_range)
-    check.one_of(SEES, participation=participation)
     single("delta", probability("delta", delta))
     if prior is not None and prior.dim != dim:
         raise ValueError(f"prior is of {prior.dim} values an example, but dim is {dim}")
-    parts = tuple(_read(history))
+    parts = _covered(tuple(_read(history)), divisor, participation)
     setting = TrainingSetting(1.0, dim, norm, participation=participation)
     if len(parts) == 1:
         noise, rate, steps = parts[0]
@@ -230,7 +253,25 @@ def risk(
         attained_scope=replace(scope, not_said=scope.not_said + SHAPED) if shaped else scope,
         bound_scope=edges.bound_scope,
         experiment_only=experiment_only,
+        divisor=divisor,
     )
+
+
+def _covered(
+    parts: tuple[Part, ...], divisor: Divisor, participation: Participation
+) -> tuple[Part, ...]:
+    """The parts; refused where a drawn batch size is the divisor and shows hidden participation."""
+    check.one_of(SEES, participation=participation)
+    check.one_of(PUBLIC, divisor=divisor)
+    sampled = any(rate < 1 for _, rate, _ in parts)
+    if divisor == "batch size" and participation == "hidden" and sampled:
+        raise NotApplicable(
+            "divisor is 'batch size' and participation is 'hidden': the level of the noise shows "
+            "how many examples a batch has, and so whether it holds a given one; divide by a "
+            "constant such as Opacus' expected_batch_size, or give participation='visible', "
+            "which takes the batch sizes as public"
+        )
+    return parts
 
 
 def _target(psnr: float | None, eta: float | None, input_range: float) -> Target:

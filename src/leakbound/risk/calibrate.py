@@ -180,8 +180,11 @@ class Calibration(Presented):
     def defense(self) -> Chain:
         """DP-SGD with this clip norm and noise, ready for `audit` and `send`.
 
+        `DpSgd` divides by the number of examples in its batch, which is taken as public.
+
         Raises:
             ValueError: no noise is needed, so there is none to add.
+            NotApplicable: hidden participation in sampled steps, which that number would reveal.
         """
         if self.noise_multiplier == 0:
             raise ValueError(
@@ -189,7 +192,16 @@ class Calibration(Presented):
                 "noise; give a larger sampling_rate, more steps or a smaller probability"
             )
         from leakbound.defenses import DpSgd
+        from leakbound.types import NotApplicable
 
+        own = self.setting
+        if own.participation == "hidden" and own.sampling_rate < 1:
+            raise NotApplicable(
+                "participation is 'hidden', and DpSgd divides by the number of examples in the "
+                "batch: the level of its noise shows that number, and so who takes part; take "
+                "leakbound.opacus.RiskEngine, which divides by a constant, or calibrate with "
+                "participation='visible'"
+            )
         return DpSgd(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
 
     def _figure(self) -> Figure:

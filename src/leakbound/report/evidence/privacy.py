@@ -46,6 +46,10 @@ MEANING = (
     "factor of exp(epsilon) in its odds, but for a chance of delta; several releases add up"
 )
 NEIGHBORS = "one example added or removed; the batch size is public and stays the divisor"
+SAMPLED = (
+    "one example added or removed, its gradient counted as zero; the number of examples is public, "
+    "and sums are divided by a constant, never by the size of the batch that was drawn"
+)
 FLOATS = (
     "noise is drawn and added in floating point; the proof is for real numbers, and released "
     "digits can reveal more (docs/sharp_edges/floating_point_noise.md)"
@@ -123,7 +127,7 @@ def of_training(
     answers = [
         _covered("unit_of_privacy", "one example", statements),
         item("parameters", _words(epsilons), "computed", accountant),
-        _covered("neighboring_relation", NEIGHBORS, statements),
+        _covered("neighboring_relation", SAMPLED, statements),
         item("mechanism", f"Gaussian noise of multiplier {noise:g} on the sum of clipped gradients"
              f"{spread}", "declared", "--training"),
         _sensitivity(clip, "--training clip_norm"),
