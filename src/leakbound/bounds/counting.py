@@ -248,10 +248,12 @@ class PublicSample(Baseline):
 
     @property
     def dim(self) -> int:  # type: ignore[override]
+        """N."""
         return int(self.examples.shape[1])
 
     @property
     def name(self) -> str:  # type: ignore[override]
+        """What it rests on, for people."""
         known = ", labels known" if self.labels is not None else ""
         return f"no model: {self.n} public examples, {self.confidence:.0%} confidence{known}"
 
