@@ -58,7 +58,7 @@ own() {
 }
 
 noise() {
-  "$bin/leakbound" calibrate --target "psnr>=30 with probability<=0.001" --data mnist5k \
+  "$bin/leakbound" calibrate --target "psnr>=30 with probability<=0.01" --data mnist5k \
     --prior mixture --sampling-rate 0.01 --steps 1000
 }
 

@@ -5,7 +5,7 @@ Five verbs, each of which returns an object with `.verdict`, its numbers, `.plot
 
     simulate(model, batch, defense=..., attack=...)     attack one simulated update
     run_audit(model, data, attacks=..., defenses=...)   compare defenses under many attacks
-    calibrate("psnr>=30 with probability<=0.001", ...)  the noise that meets a stated risk
+    calibrate("psnr>=30 with probability<=0.01", ...)  the noise that meets a stated risk
     attack_update("after.safetensors", model, ...)      attack an update that was captured
     error_bound(model, batch, defense, public=...)      what bounds every attacker
 

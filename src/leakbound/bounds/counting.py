@@ -96,7 +96,7 @@ def ball_counts(examples: ArrayLike, eta: float) -> BallCounts:
     Raises:
         ValueError: no examples, values that are not finite, eta of 0 or below.
 
-    Source: this project; docs/errata.md, "ours".
+    Source: this project; docs/errata.md, "Ours".
 
     Example:
         >>> found = ball_counts([[0.0], [0.1], [0.2], [1.0]], 0.0025)

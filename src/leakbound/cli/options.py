@@ -263,7 +263,7 @@ class BoundOptions:
 class Calibrate:
     """Which noise (clip norm, steps, sampling rate) makes a risk acceptable?
 
-    Example: leakbound calibrate --target "psnr>=20 with probability<=0.001" --data mnist5k
+    Example: leakbound calibrate --target "psnr>=30 with probability<=0.01" --data mnist5k
     """
 
     target: str

@@ -125,7 +125,7 @@ class Statement:
                 f"probability {self.bound:.3g} at most, and without the training with "
                 f"{_tiny(self.log_kappa)}"
             )
-            prior = f"The first number is an average over the prior ({self.prior})"
+            prior = f"The first number holds on average over examples ({self.prior})"
         sentences = [
             attacker,
             f"One attack, on examples of {self.dim} values and norm {self.norm:.4g}, attains "
