@@ -141,7 +141,7 @@ def test_a_replaced_example_of_hidden_samples_has_no_epsilon(tmp_path):
 
 
 def test_a_prior_that_knows_nothing_of_the_data_is_said_on_top_and_protects_nothing(tmp_path):
-    given = ("noise_multiplier=5", "data=digits", "psnr=30")
+    given = ("noise_multiplier=5", "data=digits", "psnr=30", "accept=0.01")
     words = "knows nothing about the data"
     for more, word in ((("prior=sphere",), "undecided"), ((), "protected")):
         page = tmp_path / word

@@ -79,7 +79,7 @@ def test_the_noise_meets_the_stated_risk(hospital):
     assert str(found.target) == "PSNR >= 30 dB with probability <= 0.001"
     assert found.setting.steps == hospital.task.ROUNDS
     assert 0 < float(found.corridor.bound[0]) <= 0.001
-    assert found.verdict == "protected"
+    assert found.verdict == "protected under a model"
 
 
 def test_the_server_sees_and_the_meter_reads(small, tmp_path, capsys):

@@ -1,7 +1,7 @@
 """No attacker from public digits beats what a count of public digits states, on held-out digits.
 
 One part of the data builds the statement and the attacks; the others are only counted. The old
-rule, kappa from a model of images, is beaten by the same codebook (V1, V2): the suite finds it.
+rule, kappa from a model of images, is beaten by the same codebook (V1 and V2 of docs/errata.md).
 """
 
 from __future__ import annotations
