@@ -281,3 +281,27 @@ def test_p_values_are_uniform_under_one_law():
     draw = np.random.default_rng(0)
     found = [counting.same_law(draw.random((40, 3)), draw.random((40, 3)), draw) for _ in range(60)]
     assert np.mean(np.array(found) <= 0.1) <= 0.1 + 3 * math.sqrt(0.09 / 60)
+
+
+# --- the mean error
+
+
+def test_the_mean_error_of_the_sheet(digits):
+    """Without an update, and with known labels; the profile makes small noise tighter."""
+    levels = eta(np.array([30, 28, 26, 24.5, 23, 21.5, 20, 18.5, 17, 15.5, 14, 12.0]))
+    sample = PublicSample(digits[0][:2000])
+    found = [sample.mean_error(noise, levels) for noise in (0.3, 1.0, 1e9)]
+    assert found == sorted(found)
+    assert found[-1] == pytest.approx(0.0292, rel=0.03)
+    known = PublicSample(digits[0][:2000], digits[1][:2000]).mean_error(1e9, levels)
+    assert known == pytest.approx(0.0234, rel=0.06)
+
+
+def test_the_mean_error_is_the_integral():
+    """Against quadrature of what the success bounds leave, which a fine grid comes near."""
+    sample = PublicSample(np.random.default_rng(0).random((300, 8)))
+    grid = np.linspace(0.001, 0.02, 12)
+    bound = sample.success_bound(2.0, grid)[0]
+    by_hand = sum((b - a) * (1 - p) for a, b, p in zip([0.0, *grid], grid, bound, strict=False))
+    assert sample.mean_error(2.0, grid[::-1]) == pytest.approx(by_hand, rel=1e-12)
+    assert sample.mean_error(0.0, grid) == 0.0

@@ -57,6 +57,8 @@ Once = Callable[[Any, Callable[[], T]], T]
 LEAST = 1e-300
 """Smaller probabilities are given as this."""
 PILOT, STEPS = 4, 5
+GRID = (30, 28, 26, 24.5, 23, 21.5, 20, 18.5, 17, 15.5, 14, 12)
+"""PSNRs in dB at which the bound on the mean error takes the bound on success."""
 DOUBT = 0.01
 """From which p-value on a test does not say that private examples differ from public ones."""
 MANY = 64
@@ -168,6 +170,7 @@ def bounds(
         return (), f"no bound is known for the distance of {domain.name}"
     makers: tuple[Callable[[], Bound | None], ...] = (
         partial(error_bound, released, error, source),
+        partial(sample_error_bound, released, error, risk),
         partial(sample_probability, released, risk),
         partial(model_probability, released, risk),
     )
@@ -288,6 +291,69 @@ def leak_map(released: Released, spec: ErrorBoundSpec) -> Tensor | None:
     return torch.as_tensor(known).reshape(truth.inputs.shape)
 
 
+def sample_error_bound(released: Released, error: ErrorBoundSpec, risk: RiskSpec) -> Bound | None:
+    """A lower bound on every attacker's mean squared error by public examples, without a model.
+
+    None where the release is not private or no such bound is asked for.
+    """
+    found = None if error.kind == "none" else _private(released, risk)
+    if found is None or released.public is None or released.public.size < 2:
+        return None
+    noise, scope, _ = found
+    sample, (low, high) = _sample(released), released.task.input_range
+    levels = (high - low) ** 2 * 10 ** (-np.array(GRID) / 10)
+    value = released.once(
+        ("sample error", *_sample_key(released), noise), lambda: sample.mean_error(noise, levels)
+    )
+    if value <= 0:
+        return None
+    criterion = released.criterion
+    return Bound(
+        name="count of public examples",
+        value=_nine(value),
+        psnr=short(psnr_of_mse(value, high - low)),
+        prior=sample.name,
+        rests_on_prior=True,
+        model_free=True,
+        confidence=sample.confidence,
+        public_examples=sample.n,
+        covers=scope.covers,
+        excludes_threshold=False,
+        on_average=value > criterion.error and released.examples == 1 and not _doubted(released),
+        equation="sum of (eta_j - eta_(j-1)) (1 - success bound at eta_j) (docs/risk.md)",
+        assumptions=(
+            f"covers {scope.attackers}",
+            "examples: private ones are drawn independently and like the public ones",
+            "a mean over examples and noise: it does not exclude one lucky example",
+        ),
+    )
+
+
+def _sample_key(released: Released) -> tuple[Any, ...]:
+    return released.threat.labels_known, released.examples
+
+
+def _doubted(released: Released) -> bool:
+    """Whether a test found that private examples are not drawn like public ones."""
+    return released.same_law is not None and released.same_law < DOUBT
+
+
+def _sample(released: Released) -> counting.PublicSample:
+    """The public examples as a sample, made once; labels count where they are known."""
+    public, origins = released.public, released.origins
+    assert public is not None  # the callers ask
+    found: counting.PublicSample = released.once(
+        ("sample", *_sample_key(released)),
+        lambda: counting.PublicSample(
+            public.inputs.flatten(1).double().cpu().numpy(),
+            labels=public.labels.cpu().numpy() if released.threat.labels_known else None,
+            guesses=released.examples,
+            sources=None if origins is None else origins.cpu().numpy(),
+        ),
+    )
+    return found
+
+
 def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
     """With what probability any attacker meets the criterion, by public examples without a model.
 
@@ -301,28 +367,18 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
     if found is None or spec.probability is None:
         return None
     public, eta = released.public, released.criterion.error
-    accepted, labels_known = spec.probability, released.threat.labels_known
+    accepted = spec.probability
     if public is None or public.size < 2:
         raise NotApplicable(
             f"a probability of {accepted:g} needs "
             f"{counting.examples_needed(accepted, confidence=0.975)} public examples or more"
         )
-
-    def make() -> counting.PublicSample:
-        return counting.PublicSample(
-            public.inputs.flatten(1).double().cpu().numpy(),
-            labels=public.labels.cpu().numpy() if labels_known else None,
-            guesses=released.examples,
-            sources=None if released.origins is None else released.origins.cpu().numpy(),
-        )
-
-    sample = released.once(("sample", labels_known, released.examples), make)
-    noise, scope, name = found
+    sample, (noise, scope, name) = _sample(released), found
     edge, known = released.once(
-        ("sample bound", labels_known, released.examples, noise, eta),
+        ("sample bound", *_sample_key(released), noise, eta),
         lambda: tuple(float(v[0]) for v in sample.success_bound(noise, eta)),
     )
-    doubted = released.same_law is not None and released.same_law < DOUBT
+    doubted = _doubted(released)
     limit, least = math.exp(known), sample.needed(accepted, parts=2)
     doubts = [f"a test found private examples drawn unlike public ones (p = {released.same_law})"]
     few = [f"a probability of {accepted:g} needs {least} public examples or more"]
