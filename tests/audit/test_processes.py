@@ -266,7 +266,6 @@ def test_a_lack_of_memory_is_no_result_either(tiny, tmp_path, monkeypatch):
     assert audit.audit(tiny, tmp_path / "run").failed == 0
 
 
-@pytest.mark.slow
 def test_a_process_that_dies_costs_its_own_cells_only(table, tmp_path, user_module):
     """The rest runs; both the cell and the training of the deadly model are recorded as failed."""
     name = user_module(

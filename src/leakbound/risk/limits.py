@@ -305,7 +305,7 @@ def sample_error_bound(released: Released, error: ErrorBoundSpec, risk: RiskSpec
     value = released.once(
         ("sample error", *_sample_key(released), noise), lambda: sample.mean_error(noise, levels)
     )
-    if value <= 0:
+    if value < levels[0]:  # below the grid the bound says nothing
         return None
     criterion = released.criterion
     return Bound(
