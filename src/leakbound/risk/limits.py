@@ -1,6 +1,9 @@
 """Bounds on every attacker for one release: on the error, and on the probability of success.
 
 The audit, captured updates and the leak meter ask here.
+
+The bounds on one release are one concept: they share what a release is, what makes every one of
+them void, and whom they cover.
 """
 
 from __future__ import annotations
