@@ -15,6 +15,7 @@ from leakbound import data
 from leakbound.attacks.codebook import _book
 from leakbound.bounds import identification, record_priors
 from leakbound.bounds.counting import PublicSample
+from leakbound.risk import TrainingSetting, calibrate_setting
 from leakbound.risk.limits import GRID
 
 PSNR = (18.0, 20.0, 22.0, 25.5, 28.0, 32.0)
@@ -161,3 +162,16 @@ def test_class_means_are_not_below_the_bound_by_class(digits, labeled):
     """V8 of the findings: the class mean was below a bound that took labels as unknown."""
     error = np.square(class_means(*digits, 20.0, 1.0) - digits[2]).mean()
     assert labeled.mean_error(1e9, eta(np.array(GRID))) <= error < 0.06
+
+
+@pytest.mark.parametrize("gamma", [0.05, 0.02])
+@pytest.mark.parametrize("psnr", [25.5, 28.0, 30.0, 32.0])
+def test_no_attack_is_above_what_was_calibrated(digits, sample, psnr, gamma):
+    """The least noise for a target, for DP-SGD as `calibrate` states it."""
+    setting = TrainingSetting(1.0, 784, float(np.linalg.norm(digits[2], axis=1).min()))
+    found = calibrate_setting(f"psnr>={psnr} with probability<={gamma}", setting, prior=sample)
+    assert found.verdict == "protected"
+    for attacker in ATTACKERS:
+        hits = within(attacker(*digits, psnr, found.noise_multiplier), digits[2], psnr)
+        least = stats.beta.ppf(LEAST, hits, 4000 - hits + 1) if hits else 0.0
+        assert least <= gamma, (attacker.__name__, hits)
