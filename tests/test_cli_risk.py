@@ -146,7 +146,7 @@ def test_a_prior_that_knows_nothing_of_the_data_is_named(capsys, command):
     assert call(command, *what, "--data", "digits") == 0  # the default counts the examples then
     text = said(capsys)
     assert words not in text
-    assert "no model: 1797 public examples" in text
+    assert "1797 public examples without a model" in text
 
 
 def test_json_stays_json_with_out(capsys, tmp_path):
@@ -276,20 +276,30 @@ def test_given_data_a_uniform_direction_protects_nothing(capsys, digits):
     rows = blank["thresholds"]
     assert rows[1]["bound"] < 1e-100
     assert {row["verdict"] for row in rows} == {"undecided"}
-    found, _ = parsed(capsys, "bound", *given)
+    found, _ = parsed(capsys, "bound", *given, "--prior", "mixture")
     rows = found["thresholds"]
     # at 15 dB the zero image is what is "attained" of the smallest record: no update tells it
     assert rows[0]["attained"] == pytest.approx(1)
     assert 0.995 > rows[0]["bound"] > rows[0]["matched"] > 0.001
     assert rows[1]["bound"] == pytest.approx(0.41, abs=0.005)
-    assert [row["verdict"] for row in rows] == ["undecided", "undecided", "protected"]
+    assert [row["verdict"] for row in rows] == [
+        *("undecided", "undecided", "protected under a model")
+    ]
     assert call("bound", *given, "--prior", "mixture") == 0
     assert "attained on average over another: direction uniform on a sphere" in said(capsys)
 
 
-@pytest.mark.parametrize(("prior", "word"), [("sphere", "undecided"), ("mixture", "protected")])
-def test_calibrate_ends_with_the_word_of_bound(capsys, prior, word, digits):
-    what = ("--target", "psnr>=30 with probability<=0.001", "--data", digits, "--prior", prior)
+@pytest.mark.parametrize(
+    ("prior", "word", "accepted"),
+    [
+        ("sphere", "undecided", 0.001),
+        ("mixture", "protected under a model", 0.001),
+        ("sample", "protected", 0.1),
+    ],
+)
+def test_calibrate_ends_with_the_word_of_bound(capsys, prior, word, accepted, digits):
+    target = f"psnr>=30 with probability<={accepted}"
+    what = ("--target", target, "--data", digits, "--prior", prior)
     found, _ = parsed(capsys, "calibrate", *what)
     assert found["verdict"] == word
     given = (
@@ -299,6 +309,8 @@ def test_calibrate_ends_with_the_word_of_bound(capsys, prior, word, digits):
         30,
         "--prior",
         prior,
+        "--accept",
+        accepted,
     )
     beside, _ = parsed(capsys, "bound", *given, "--data", digits)
     assert beside["thresholds"][0]["verdict"] == word
@@ -362,7 +374,7 @@ def test_too_few_examples(capsys, tmp_path):
     assert "holds 20 examples; a prior takes at least 64" in (text := capsys.readouterr().err)
     assert "--prior sphere" in text
     assert call(*given) == 0
-    assert "no model: 20 public examples" in said(capsys)
+    assert "20 public examples without a model" in said(capsys)
     target = "psnr>=30 with probability<=0.01"
     assert call("calibrate", "--target", target, "--data", source) == 2
     assert "give 555 examples or more" in capsys.readouterr().err

@@ -256,7 +256,7 @@ class PublicSample(Baseline):
     def name(self) -> str:  # type: ignore[override]
         """What it rests on, for people."""
         known = ", labels known" if self.labels is not None else ""
-        return f"no model: {self.n} public examples, {self.confidence:.0%} confidence{known}"
+        return f"{self.n} public examples without a model, {self.confidence:.0%} confidence{known}"
 
     @cached_property
     def _groups(self) -> list[Array]:

@@ -12,7 +12,7 @@ Whole = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
 Text = Annotated[str | None, arg(metavar="STR", help_behavior_hint="")]
 Norm = Annotated[tuple[float, ...] | None, arg(metavar="LEAST [MOST]", help_behavior_hint="")]
-Priors = Literal["sphere", "gaussian", "mixture", "gallery"] | None
+Priors = Literal["sample", "sphere", "gaussian", "mixture", "gallery"] | None
 Prior = Annotated[Priors, arg(metavar="PRIOR", help_behavior_hint="")]
 """Options that may be left out, whose default their help tells."""
 
