@@ -211,7 +211,8 @@ def test_declared_noise_gives_law_bounds_and_an_honest_share(noise, known, digit
     assert isinstance(seen.update.law, Gaussian)
     assert seen.update.law.covariance == pytest.approx(noise**2)
     names = [bound.name for bound in record.bounds]
-    assert names == ["tight_trace", "probability"]
+    counted = [] if known else ["count of public examples"]  # under weak noise it says nothing
+    assert names == ["tight_trace", *counted, "probability", "probability under a model"]
     assert record.defense.guarantee == "differential privacy"
     assert (record.release.law, record.release.unit) == ("Gaussian", "client")
     share = record.capture.explained.share
