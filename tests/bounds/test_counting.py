@@ -181,9 +181,9 @@ def test_known_labels(digits):
     """One guess a class; ten classes of which no two are alike need 9.85 / n, not U(10; n)."""
     rows = np.arange(5000.0)[:, None]
     labels = np.arange(5000) % 10
-    ten = PublicSample(rows, labels)
+    ten = PublicSample(rows, labels, classes=10)
     assert 5000 * math.exp(ten.log_kappa(1e-6)) == pytest.approx(9.85, abs=0.01)
-    hundred = PublicSample(rows, np.arange(5000) % 100)
+    hundred = PublicSample(rows, np.arange(5000) % 100, classes=100)
     assert 5000 * math.exp(hundred.log_kappa(1e-6)) == pytest.approx(26.5, abs=0.1)
     known = PublicSample(*digits)
     assert known.largest(eta(25.5)) == 21
@@ -194,12 +194,30 @@ def test_known_labels(digits):
 def test_the_birthday_limit_covers():
     """Ten classes with one atom each at the limit: all stay apart in 5 % of samples."""
     n, classes = 500, 10
-    kappa = math.exp(PublicSample(np.arange(n)[:, None], np.arange(n) % 10).log_kappa(1e-6))
+    kappa = math.exp(
+        PublicSample(np.arange(n)[:, None], np.arange(n) % 10, classes=10).log_kappa(1e-6)
+    )
     counts = np.random.default_rng(0).multinomial(
         n, [*[kappa / classes] * classes, 1 - kappa], 40_000
     )
     apart = (counts[:, :classes] <= 1).all(1).mean()
     assert apart == pytest.approx(0.05, abs=0.005)
+
+
+def test_classes_that_were_not_seen_count():
+    """Each class one atom, of many classes: whoever knows the label knows the example."""
+    rows, labels = np.arange(10.0)[:, None], np.arange(10)
+    assert PublicSample(rows, labels).log_kappa(1e-6) == 0.0  # kappa is 1, and nothing less is said
+    assert PublicSample(rows, labels, classes=10).log_kappa(1e-6) < 0
+    assert PublicSample(rows, labels, classes=10**6).log_kappa(1e-6) == 0.0
+
+
+def test_one_of_each_source_is_drawn_at_random():
+    """Data sorted by class: the first of each writer would all be of one class."""
+    labels = np.tile(np.arange(10), 200)
+    found = PublicSample(labels[:, None], labels, sources=np.repeat(np.arange(200), 10))
+    assert found.n == 200
+    assert np.bincount(found.labels, minlength=10).min() > 5
 
 
 def test_several_guesses(sample):

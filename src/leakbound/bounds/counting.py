@@ -42,7 +42,7 @@ ROUNDING = 1e-9
 """Of squared distances, relative to the squared norms they come from; counts only grow by it."""
 BLOCK = 512
 MOST = 20_000
-"""Examples of a sample that are counted; of more, the first ones, with their own n."""
+"""Examples of a sample that are counted; of more, a random part of this size, with its own n."""
 MOST_PAIRS = 30_000_000
 """Pairs of neighbors that are kept; beyond, counts of neighbors alone bound a ball."""
 SEARCHED, CALLS = 24, 20_000
@@ -208,7 +208,9 @@ class PublicSample(Baseline):
         labels: (n,), where the attacker knows the label and may guess by class.
         guesses: of the attacker, of which one has to match: the batch or the cohort.
         confidence: with which the limit holds, over the draw of the public examples.
-        sources: (n,) who or what each example comes from; the first of each is taken.
+        sources: (n,) who or what each example comes from; one of each is taken, at random.
+        classes: how many labels there are, seen or not; with it, a sharper limit where no two
+            examples of a class are alike.
 
     Example:
         >>> digits = np.random.default_rng(0).random((400, 16))
@@ -222,15 +224,18 @@ class PublicSample(Baseline):
     guesses: int = 1
     confidence: float = CONFIDENCE
     sources: Array | None = None
+    classes: int | None = None
 
     informed = model_free = True
 
     def __post_init__(self) -> None:
         rows = flat_images(self.examples)
-        keep = np.arange(len(rows))
+        # At random: data are often sorted by class, and the first of each source would be alike.
+        order = np.random.default_rng(0).permutation(len(rows))
         if self.sources is not None:
-            keep = np.sort(np.unique(np.asarray(self.sources), return_index=True)[1])
-        keep = keep[:MOST]
+            order = order[np.unique(np.asarray(self.sources)[order], return_index=True)[1]]
+            order = np.random.default_rng(1).permutation(order)
+        keep = np.sort(order[:MOST])
         object.__setattr__(self, "examples", rows[keep])
         if self.labels is not None:
             labels = np.asarray(self.labels).reshape(-1)
@@ -255,8 +260,9 @@ class PublicSample(Baseline):
     @property
     def name(self) -> str:  # type: ignore[override]
         """What it rests on, for people."""
-        known = ", labels known" if self.labels is not None else ""
-        return f"{self.n} public examples without a model, {self.confidence:.0%} confidence{known}"
+        known = "labels known" if self.labels is not None else "labels not known"
+        sure = f"{self.confidence:.0%} confidence"
+        return f"{self.n} public examples without a model, {sure}, {known}"
 
     @cached_property
     def _groups(self) -> list[Array]:
@@ -335,8 +341,9 @@ class PublicSample(Baseline):
             for own, group in zip(found, self._groups, strict=True)
         )
         limit = count_limit(held, self.n, confidence=1 - tail)
-        if len(found) > 1 and held == len(found):  # no two of a class alike: a birthday bound
-            classes = len(found)
+        # No two of a class alike: a birthday bound. A class that was not seen may collide, too.
+        classes = 0 if self.classes is None else max(self.classes, len(found))
+        if classes > 1 and held == len(found):
             met = lambda x: classes * math.log1p(x / classes) - x - math.log(tail)  # noqa: E731
             far = 10 * (classes + 1) * (1 - math.log(tail))
             limit = min(limit, float(optimize.brentq(met, 0.0, far)) / self.n)
@@ -500,7 +507,7 @@ def _most_success(each: Array, noise: float, guesses: int) -> float:
     far = 50 + shift + math.log(values.max()) / shift
     found = optimize.brentq(excess, -far, far, xtol=1e-12)
     lifted = special.ndtr(special.ndtri(share(found)) + shift)
-    return float((number * lifted).sum())
+    return min(float(len(each)), float((number * lifted).sum()) * (1 + ROUNDING))
 
 
 def same_law(first: ArrayLike, second: ArrayLike, source: np.random.Generator) -> float:

@@ -351,6 +351,7 @@ def _sample(released: Released) -> counting.PublicSample:
             public.inputs.flatten(1).double().cpu().numpy(),
             labels=public.labels.cpu().numpy() if released.threat.labels_known else None,
             guesses=released.examples,
+            classes=released.task.label_range,
             sources=None if origins is None else origins.cpu().numpy(),
         ),
     )
