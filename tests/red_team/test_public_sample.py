@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from scipy import stats
 
 from leakbound import data
-from leakbound.attacks.codebook import _book
+from leakbound._util.codewords import codewords
 from leakbound.bounds import identification, record_priors
 from leakbound.bounds.counting import PublicSample
 from leakbound.risk import TrainingSetting, calibrate_setting
@@ -62,8 +61,7 @@ def codebook(public, labels, private, known, psnr, noise, words=None):
     """A planted model whose clipped gradient names the nearest codeword; the best of five sizes."""
     best = None
     for most in (1, 10, 50, 200, 800) if words is None else (words,):
-        book, shares = _book(torch.from_numpy(public), eta(psnr), most)
-        book, shares = book.numpy(), shares.numpy()
+        book, shares = codewords(public, eta(psnr), most)
         draw = np.random.default_rng(3)
         seen = noise * draw.standard_normal((len(private), len(book)))
         seen[np.arange(len(private)), distances(private, book).argmin(1)] += 1

@@ -61,7 +61,7 @@ def gaussian(bench):
 def chance(record):
     """The bound under a model; beside it stands the one that counts public examples."""
     counted, bound = record.bounds
-    assert (counted.model_free, bound.model_free) == (True, False)
+    assert (counted.basis, bound.basis) == ("sample", "fitted model")
     return bound
 
 

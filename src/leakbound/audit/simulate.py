@@ -23,8 +23,9 @@ from leakbound.pairing import pair
 from leakbound.protocol import Round, play
 from leakbound.random import stream
 from leakbound.report.template import Presented
-from leakbound.risk import limits
+from leakbound.risk.limits import ErrorBoundSpec, leak_map, of_release
 from leakbound.risk.release_bounds import ReleaseBounds
+from leakbound.risk.success import RiskSpec
 from leakbound.types import Batch, LocalPlan, Reconstruction, Task, ThreatModel
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def simulate(
             played,
             answer,
             experiment.released(played, criterion, threat, public),
-            (limits.ErrorBoundSpec(error_bound), limits.RiskSpec(probability)),
+            (ErrorBoundSpec(error_bound), RiskSpec(probability)),
             stream(seed, "bounds", error_bound),
             distractors=None if public is None else public.inputs[:100],
         )
@@ -215,18 +216,16 @@ def error_bound(
     built, _ = defense_of(defense)
     task = Task.of(model, input_range=input_range, classes=classes, public=public)
     threat = threat or ThreatModel()
-    spec = limits.ErrorBoundSpec(kind, prior, components, images)
+    spec = ErrorBoundSpec(kind, prior, components, images)
     domain = domain or of_shape(clients[0].inputs.shape[1:], input_range)
     sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
     with one_thread():
         played = play(task, clients, built, sources, threat=threat, auxiliary=public)
         criterion = Criterion.of_psnr(psnr, domain)
         released = experiment.released(played, criterion, threat, public)
-        found, note = limits.bounds(
-            released, spec, limits.RiskSpec(probability), stream(seed, "bounds", kind)
-        )
-        known = limits.leak_map(released, spec) if any(b.on_error for b in found) else None
-    return ReleaseBounds(found, note, psnr, known)
+        found = of_release(released, spec, RiskSpec(probability), stream(seed, "bounds", kind))
+        known = leak_map(released, spec) if any(b.on_error for b in found.bounds) else None
+    return ReleaseBounds(found.bounds, found.note, psnr, found.attained, known)
 
 
 def clients_of(batch: Batch | tuple[Tensor, Tensor] | Sequence[Batch]) -> list[Batch]:

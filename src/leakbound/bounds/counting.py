@@ -304,11 +304,11 @@ class PublicSample(Baseline):
         with eta, so a limit at a larger eta is one at all smaller ones: at most ANCHORS are made.
         """
         levels = np.atleast_1d(positive("eta", eta, infinite=True))
-        anchors = _anchors(levels)
-        tail = (1 - self.confidence) / (len(anchors) * parts)
+        places = anchors(levels)
+        tail = (1 - self.confidence) / (len(places) * parts)
         # The largest first: its pairs of neighbors hold those of all others.
-        limits = [self._limit(float(level), tail) for level in anchors[::-1]]
-        found = np.log(np.array(limits[::-1])[np.searchsorted(anchors, levels)])
+        limits = [self._limit(float(level), tail) for level in places[::-1]]
+        found = np.log(np.array(limits[::-1])[np.searchsorted(places, levels)])
         return one(found.reshape(np.shape(eta)))
 
     def success_bound(self, noise_multiplier: float, eta: ArrayLike) -> tuple[Array, Array]:
@@ -326,10 +326,10 @@ class PublicSample(Baseline):
         levels = np.atleast_1d(positive("eta", eta))
         known = np.atleast_1d(np.asarray(self.log_kappa(levels, parts=2)))
         by_kappa = np.asarray(identification.gaussian(noise_multiplier, log_kappa=known))
-        anchors = _anchors(levels)
-        tail = (1 - self.confidence) / (2 * len(anchors))
-        made = [self.profile(noise_multiplier, e, confidence=1 - tail) for e in anchors[::-1]]
-        profiles = np.array(made[::-1])[np.searchsorted(anchors, levels)]
+        places = anchors(levels)
+        tail = (1 - self.confidence) / (2 * len(places))
+        made = [self.profile(noise_multiplier, e, confidence=1 - tail) for e in places[::-1]]
+        profiles = np.array(made[::-1])[np.searchsorted(places, levels)]
         return np.minimum(by_kappa, profiles), known
 
     def _limit(self, eta: float, tail: float) -> float:
@@ -403,7 +403,7 @@ def examples_needed(gamma: float, *, confidence: float = CONFIDENCE) -> int:
     return found
 
 
-def _anchors(levels: Array) -> Array:
+def anchors(levels: Array) -> Array:
     """At most ANCHORS of the levels, rising, the largest among them."""
     rising = np.unique(levels)
     places = np.unique(np.linspace(0, len(rising) - 1, ANCHORS).round().astype(int))
