@@ -34,6 +34,7 @@ __all__ = [
     "examples_needed",
     "profile_limit",
     "same_law",
+    "self_bounding_limit",
     "these_examples",
 ]
 
@@ -435,12 +436,28 @@ def profile_limit(
     counts = np.concatenate(each)
     n, noise = len(counts), float(non_negative("noise_multiplier", noise_multiplier))
     seen = sum(_most_success(np.asarray(own, float), noise, guesses) for own in each)
-    log = -math.log(1 - confidence)
+    return min(1.0, self_bounding_limit(seen, confidence=confidence) / n)
+
+
+def self_bounding_limit(seen: float, *, confidence: float = CONFIDENCE) -> float:
+    """Upper confidence limit on the mean of a self-bounding function that was seen once.
+
+    Such a function of independent examples changes by 0 to 1 when one of them is left out, and all
+    these changes sum to its value at most. The limit is the root v above z = `seen` of
+    v - z - z ln(v / z) = ln(1 / (1 - confidence)).
+
+    Source: Boucheron, Lugosi and Massart 2000.
+
+    Example:
+        >>> [round(self_bounding_limit(seen), 2) for seen in (0.0, 1.0, 10.0)]
+        [3.0, 5.74, 19.85]
+    """
+    log = -math.log1p(-float(single("confidence", probability("confidence", confidence))))
     if seen <= 0:
-        return min(1.0, log / n)
+        return log
     missed = lambda v: v - seen - seen * math.log(v / seen) - log  # noqa: E731
     far = seen + 2 * log + 4 * math.sqrt(seen * log) + 4
-    return min(1.0, float(optimize.brentq(missed, seen, far)) / n)
+    return float(optimize.brentq(missed, seen, far))
 
 
 def these_examples(
