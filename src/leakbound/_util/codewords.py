@@ -34,7 +34,7 @@ def codewords(public: ArrayLike, within: float, most: int) -> tuple[Array, Array
     Source: this project; Fano-style codebook, greedy maximum coverage.
 
     Example:
-        >>> words, shares = codewords([[0.0], [0.2], [1.0]], within=0.011, most=5)
+        >>> words, shares = codewords([[0.0], [0.2], [1.0]], within=0.013, most=5)
         >>> words.round(3).tolist(), shares.round(3).tolist()
         ([[0.1], [1.0]], [0.667, 0.333])
     """

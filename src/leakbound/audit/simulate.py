@@ -94,6 +94,7 @@ def simulate(
     domain: Domain | None = None,
     error_bound: str = "trace",
     probability: float | None = 0.001,
+    fresh: bool = False,
 ) -> Simulation:
     """Attack the update that a client would send for this batch, and judge what came out.
 
@@ -117,6 +118,8 @@ def simulate(
         error_bound: which bound on every attacker's error: "trace", "full", "weiss_weinstein" or
             "none".
         probability: the accepted probability of a reconstruction; None asks for no such bound.
+        fresh: the weights depend on no public or private example, such as random ones: only then
+            is there a bound for an honest server that sends this model.
 
     Source: the round is that of docs/attacks.md; the verdict that of docs/evidence.md.
 
@@ -162,7 +165,7 @@ def simulate(
             header,
             played,
             answer,
-            experiment.released(played, criterion, threat, public),
+            experiment.released(played, criterion, threat, public, fresh=fresh),
             (ErrorBoundSpec(error_bound), RiskSpec(probability)),
             stream(seed, "bounds", error_bound),
             distractors=None if public is None else public.inputs[:100],
@@ -188,6 +191,7 @@ def error_bound(
     classes: int | None = None,
     input_range: tuple[float, float] = (0.0, 1.0),
     domain: Domain | None = None,
+    fresh: bool = False,
 ) -> ReleaseBounds:
     """What bounds every attacker on the update that a client would send for this batch.
 
@@ -222,7 +226,7 @@ def error_bound(
     with one_thread():
         played = play(task, clients, built, sources, threat=threat, auxiliary=public)
         criterion = Criterion.of_psnr(psnr, domain)
-        released = experiment.released(played, criterion, threat, public)
+        released = experiment.released(played, criterion, threat, public, fresh=fresh)
         found = of_release(released, spec, RiskSpec(probability), stream(seed, "bounds", kind))
         known = leak_map(released, spec) if any(b.on_error for b in found.bounds) else None
     return ReleaseBounds(found.bounds, found.note, psnr, found.attained, known)

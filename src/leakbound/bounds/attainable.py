@@ -3,7 +3,7 @@
 A malicious server builds its attack from one part of the public examples, and its success is
 counted on another part, so that the confidence limits are about the same data as a bound from a
 `PublicSample`. Two attacks are counted: the codebook, of several sizes, and the best linear
-estimator from a linear trap. A codebook of one word is a guess without any update.
+estimator from a linear trap. The mean and a codeword at random are guesses without any update.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Attainable:
         >>> rows = np.random.default_rng(0).random((400, 2))
         >>> found = Attainable(rows).success([(1.0, 0.2)], 0.005)
         >>> found.attack, found.success.round(2).tolist(), found.baseline.round(2).tolist()
-        (('codebook',), [0.7], [0.01])
+        (('codebook',), [0.7], [0.03])
     """
 
     examples: Array
@@ -117,7 +117,8 @@ class Attainable:
             counts = [int((own <= level).sum()) for own in errors]
             mean, *lines = (_least(count, self.counted, tail / len(errors)) for count in counts)
             by_book = float((limits * named[: len(limits)]).max())
-            rows.append((by_book, max(lines), max(mean, float(limits[0]))))
+            guess = max(mean, float((limits / SIZES[: len(limits)]).max()))
+            rows.append((by_book, max(lines), guess))
         # Success rises with eta: a limit at a smaller one is a limit.
         table = np.array(rows)[np.searchsorted(places, levels, "right") - 1]
         attack = tuple(LINEAR if line > book else CODEBOOK for book, line, _ in table)

@@ -14,7 +14,7 @@ for any model, for malicious servers and for attackers who know all public examp
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -228,6 +228,8 @@ class PublicSample(Baseline):
     classes: int | None = None
 
     informed = model_free = True
+    places: Array = field(init=False)
+    """(n,) which of the given examples were taken."""
 
     def __post_init__(self) -> None:
         rows = flat_images(self.examples)
@@ -238,6 +240,7 @@ class PublicSample(Baseline):
             order = np.random.default_rng(1).permutation(order)
         keep = np.sort(order[:MOST])
         object.__setattr__(self, "examples", rows[keep])
+        object.__setattr__(self, "places", keep)
         if self.labels is not None:
             labels = np.asarray(self.labels).reshape(-1)
             if len(labels) != len(rows):

@@ -8,20 +8,28 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
+import torch
 from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
+from leakbound import data
 from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
+from leakbound.assess.record import HONEST, UNDECIDED
+from leakbound.audit.context import module_of
+from leakbound.bounds.counting import PublicSample
 from leakbound.bounds.law import positive, probability
 from leakbound.cli import options
 from leakbound.cli.shared import check_files, write_files
 from leakbound.cli.terminal import console, errors, safe
+from leakbound.random import stream
 from leakbound.risk.calibrate import UNIFORM, Calibration, calibrate
 from leakbound.risk.corridor import MOST_STEPS, Corridor, TrainingSetting, corridor, epsilon
 from leakbound.risk.examples import Examples, listed, width_of
 from leakbound.risk.statement import UNINFORMED, of_membership
+from leakbound.risk.success import known_model
 from leakbound.risk.target import Target
+from leakbound.types import Task
 
 FILES = ("bound.json", "corridor.png", "surface.png")
 AROUND = 5.0
@@ -63,14 +71,57 @@ def bound(command: options.BoundOptions) -> int:
 
 def calibration(command: options.Calibrate) -> int:
     given = asdict(command)
-    as_json, target = given.pop("json"), given.pop("target")
+    as_json, target, model = (given.pop(name) for name in ("json", "target", "model"))
     with errors.status("calibrating ..."):
         found = calibrate(target, **given)
+        honest = None if model is None else _honest(found, command, model)
     if as_json:
-        print(json.dumps(found.plain(), indent=1, sort_keys=True, allow_nan=False))
+        plain = found.plain() | {"honest_server": honest}
+        print(json.dumps(plain, indent=1, sort_keys=True, allow_nan=False))
     else:
         _show_calibration(found)
+        if honest is not None:
+            _show_honest(found, honest)
     return 0
+
+
+def _honest(found: Calibration, command: options.Calibrate, model: str) -> dict[str, Any]:
+    """The noise that is enough against an honest server that sends a model with random weights."""
+    if found.solved != "noise_multiplier" or (found.setting.steps, command.sampling_rate) != (1, 1):
+        raise ValueError(
+            f"model is {model!r}, but the bound for one model is on the noise of one full-batch "
+            "step; leave out model, or solve, steps and sampling_rate"
+        )
+    if command.data is None or command.exclude:
+        raise ValueError(f"model is {model!r}, which takes all examples of data; give data alone")
+    known = data.load(command.data, size=command.size, channels=command.channels)
+    public = known.batch(torch.arange(len(known.labels)))
+    given = {"input_shape": tuple(public.inputs.shape[1:]), "classes": known.classes}
+    built = module_of(model, {}, **given, generator=stream(0, "model", model))
+    sample = Examples.of(command.data, size=command.size, channels=command.channels).prior("sample")
+    assert isinstance(sample, PublicSample)
+    own = known_model(
+        Task.of(built), public, clip_norm=found.clip_norm, sample=sample, labels_known=False
+    )
+    answer: dict[str, Any] = {"model": model, "public_examples": own.n, "prior": own.name}
+    try:
+        noise = own.noise_for(found.target.gamma, found.target.eta)
+    except ValueError as error:
+        return answer | {"noise_multiplier": None, "reason": str(error), "verdict": UNDECIDED}
+    return answer | {"noise_multiplier": noise, "reason": None, "verdict": HONEST}
+
+
+def _show_honest(found: Calibration, honest: dict[str, Any]) -> None:
+    name, noise = escape(honest["model"]), honest["noise_multiplier"]
+    if noise is None:
+        console.print(f"{name} from an honest server: {escape(honest['reason'])}")
+        return
+    share = 1 - noise / found.noise_multiplier
+    console.print(
+        f"[bold]{HONEST}[/bold] that sends {name} with random weights: noise multiplier "
+        f"{noise:.4g} ({abs(share):.0%} {'less' if share >= 0 else 'more'}), by {honest['prior']}. "
+        "Another model, trained weights and further rounds are not covered"
+    )
 
 
 def bounded(

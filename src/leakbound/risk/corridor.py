@@ -107,8 +107,7 @@ class Corridor:
         log_kappa: (n,) natural logarithm of the baseline success behind the upper bound.
         prior: of the examples, for the upper bound; None is a uniform direction.
         attacks: that attain it; None is the linear trap.
-        baseline: (n,) what a guess without any update is known to reach, such as the zero image; else
-            0.
+        baseline: (n,) what a guess without any update is known to reach, such as the zero image.
         attack: (n,) which attack attains it.
         attained_scope, bound_scope: whom each covers and what it does not say.
     """

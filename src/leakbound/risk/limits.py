@@ -31,6 +31,7 @@ from leakbound.risk.success import (
     RiskSpec,
     attained,
     doubted,
+    known_model_probability,
     known_sample,
     model_probability,
     private_noise,
@@ -109,6 +110,7 @@ def of_release(
         partial(error_bound, released, error, source),
         partial(sample_error_bound, released, error, risk),
         partial(sample_probability, released, risk),
+        partial(known_model_probability, released, risk),
         partial(model_probability, released, risk),
     )
     for make in makers:

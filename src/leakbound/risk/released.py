@@ -29,6 +29,7 @@ class Released:
         public: public examples of the same kind.
         origins: (n,) what each public example comes from, where several come from one.
         same_law: p-value of a test that private examples are drawn like public ones; None: no test.
+        fresh: the model was not chosen from the public examples, nor from private ones.
         key: what names the release, so that `once` computes a bound once; None computes it anew.
     """
 
@@ -43,6 +44,7 @@ class Released:
     truth_known: bool = True
     origins: Tensor | None = None
     same_law: float | None = None
+    fresh: bool = False
     key: Any = None
     once: Once[Any] = lambda key, make: make()
 

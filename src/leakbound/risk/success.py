@@ -6,19 +6,26 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import torch
 from scipy import special
 
 from leakbound import check
 from leakbound.assess.record import DELTA, Attained, Bound, short
 from leakbound.bounds import conversions, counting, identification
 from leakbound.bounds.attainable import FEWEST, Attainable
+from leakbound.bounds.known_model import KnownModel
 from leakbound.bounds.law import Scope
 from leakbound.bounds.record_priors import KINDS
+from leakbound.channel import clipped_gram, most_examples
 from leakbound.defenses import Chain, GaussianMechanism, NoisyCopy
+from leakbound.defenses.dp_sgd import ClipExamples, Mean
 from leakbound.risk import kappa
 from leakbound.risk.released import Released, nine, refuse_side_information
-from leakbound.types import Guarantee, NotApplicable, Server
+from leakbound.types import Batch, Guarantee, NotApplicable, Server, Task
 
+MOST_KNOWN, MOST_PRODUCTS = 2500, 4e11
+"""Public examples whose gradients are compared at most, and products of them: some seconds."""
 LEAST = 1e-300
 """Smaller probabilities are given as this."""
 GUESS = "guess without an update"
@@ -134,6 +141,135 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
             f"it does not say: {scope.not_said}",
             f"the prior-only baseline succeeds with probability {_tiny(known)} at most",
         ),
+    )
+
+
+def known_model_probability(released: Released, spec: RiskSpec) -> Bound | None:
+    """With what probability an honest server meets the criterion, from this model's update.
+
+    By the posterior over public examples, and without a model of the data. None where the server is
+    malicious: it sends another model.
+
+    Raises:
+        NotApplicable: no public examples, or an update that is not a mean of clipped gradients of
+            this model at weights that depend on no example.
+    """
+    found = private_noise(released, spec)
+    if found is None or spec.probability is None or released.threat.server is not Server.HONEST:
+        return None
+    why = _why_not_known(released)
+    if why is not None:
+        raise NotApplicable(f"no bound for this model alone: {why}")
+    noise, eta, accepted = found[0], released.criterion.error, spec.probability
+    own = released.cached("known model", sample_key(released), lambda: _known_model(released))
+    edge = released.cached(
+        "known bound", (*sample_key(released), noise, eta), lambda: own.success_bound(noise, eta)
+    )
+    return Bound(
+        name="probability from this model",
+        value=nine(edge),
+        probability=nine(edge),
+        accepted=accepted,
+        psnr=None,
+        prior=own.name,
+        rests_on_prior=True,
+        basis="known model",
+        confidence=own.confidence,
+        public_examples=own.n,
+        epsilon=_epsilon(released, noise),
+        covers=PRIVATE.covers,
+        excludes_threshold=edge <= accepted and not doubted(released),
+        on_average=False,
+        equation="posterior over public examples (docs/risk.md)",
+        assumptions=(
+            "covers all attackers who see one release of this model at these weights, which depend "
+            "on no example",
+            "examples: private ones are drawn independently and like the public ones; each for "
+            "itself, other examples fixed or known, none of them a copy",
+            "it does not say: what another model leaks, or what several rounds leak",
+        ),
+    )
+
+
+def _why_not_known(released: Released) -> str | None:
+    """Why there is no bound for the known model; None where there is."""
+    kinds = [type(link) for link in released.defense.links[:3]]
+    if kinds != [ClipExamples, Mean, GaussianMechanism]:
+        return "it is for clipped gradients of examples with Gaussian noise on their mean"
+    if len(released.cohort) > 1:
+        return "the update sums several clients"
+    if released.task.plan.steps > 1 or released.task.coupled:
+        return "it is for one local step on examples that do not see each other"
+    if not released.fresh:
+        return "the weights may depend on public or private examples"
+    if released.public is None or released.public.size < FEWEST:
+        return f"it needs {FEWEST} public examples or more"
+    return None
+
+
+def _known_model(released: Released) -> KnownModel:
+    clip = released.defense.links[0]
+    assert isinstance(clip, ClipExamples)
+    assert released.public is not None
+    return known_model(
+        released.task,
+        released.public,
+        clip_norm=clip.clip_norm,
+        sample=known_sample(released),
+        guesses=released.examples,
+        labels_known=released.threat.labels_known,
+    )
+
+
+def known_model(
+    task: Task,
+    public: Batch,
+    *,
+    clip_norm: float,
+    sample: counting.PublicSample | None = None,
+    guesses: int = 1,
+    labels_known: bool = True,
+    confidence: float = counting.CONFIDENCE,
+) -> KnownModel:
+    """What public examples show of the updates of one model, as an honest server sends it.
+
+    It holds if neither the model nor the clip norm was chosen from these public examples.
+
+    Args:
+        task: the model at its weights.
+        public: examples, drawn independently and like the private ones; MOST_KNOWN at most count.
+        clip_norm: C, the largest L2 norm of one example's gradient.
+        sample: the same as a sample, where they are not independent.
+        guesses: of the attacker, of which one has to match.
+        labels_known: whether the attacker knows the label.
+        confidence: with which its bounds hold.
+
+    Raises:
+        ValueError: weights of 16 bits, or fewer than two examples that fit into memory.
+
+    Source: docs/risk.md, "An honest server".
+
+    Example:
+        >>> import torch
+        >>> from leakbound import data, models, stream
+        >>> model = models.mlp(input_shape=(1, 8, 8), classes=10, generator=stream(0, "model"))
+        >>> public = data.load("digits").batch(torch.arange(300))
+        >>> found = known_model(Task.of(model), public, clip_norm=1.0)
+        >>> round(found.success_bound(1.0, 0.001), 2) < 0.2
+        True
+    """
+    places = np.arange(public.size) if sample is None else sample.places
+    most = min(MOST_KNOWN, most_examples(task), int((MOST_PRODUCTS / len(task.parameters)) ** 0.5))
+    if len(places) > most:  # at random: data are often sorted by class
+        places = np.sort(np.random.default_rng(0).permutation(places)[:most])
+    at = torch.from_numpy(places)
+    batch = Batch(public.inputs[at], public.labels[at])
+    return KnownModel(
+        batch.inputs.flatten(1).double().cpu().numpy(),
+        clipped_gram(task, batch, clip_norm),
+        labels=batch.labels.cpu().numpy() if labels_known else None,
+        guesses=guesses,
+        confidence=confidence,
     )
 
 
