@@ -26,6 +26,8 @@ UNDER_MODEL: Final = "protected under a model"
 PROTECTED: Final = "protected"
 VERDICTS: Final = (CERTIFIED, EXPOSED, UNDECIDED, ON_AVERAGE, UNDER_MODEL, PROTECTED)
 """From the worst to the best."""
+ESTIMATE: Final = "estimate"
+"""What a bound covers that is estimated and not proved: nobody for certain."""
 STATUSES: Final = ("ok", "not_applicable", "failed")
 
 Verdict = Literal[
@@ -139,13 +141,14 @@ class ObjectiveValues(RecordPart, frozen=True, kw_only=True):
 
 
 class Bound(RecordPart, frozen=True, kw_only=True):
-    """A statement about all attackers (`covers` "all") or some of them.
+    """A statement about all attackers (`covers` "all"), some of them, or an "estimate" of one.
 
     Either a lower bound on the mean squared error (`probability` is None, `psnr` the same in dB),
     or the probability with which any attacker meets the criterion.
 
     Attributes:
         rests_on_prior: it holds on average over `prior` only.
+        confidence: with which it holds over the public examples, or over the draws of the prior.
         model_free: the prior is what `public_examples` independent public examples show, with
             `confidence`, whatever their distribution is; else it is a model fitted to them.
         largest_ball: the most public examples that one guess may match (one a class, with labels

@@ -242,7 +242,8 @@ def _reading(name: str, value: float | None) -> str:
 
 def _verdict_words(own: Sequence[Assessment]) -> list[str]:
     """The verdicts that this page explains: two of them only where they may occur."""
-    bounded = any(a.verdict == ON_AVERAGE or any(bound.on_error for bound in a.bounds) for a in own)
+    proved = [b for a in own for b in a.bounds if b.on_error and b.covers == "all"]
+    bounded = bool(proved) or any(a.verdict == ON_AVERAGE for a in own)
     certified = any(a.verdict == CERTIFIED for a in own)
     modeled = any(a.verdict == UNDER_MODEL for a in own)
     shown = {ON_AVERAGE: bounded, CERTIFIED: certified, UNDER_MODEL: modeled}
