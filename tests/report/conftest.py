@@ -114,6 +114,7 @@ def bound(psnr: float | None = 19.1, **changes: Any) -> Bound:
         "covers": "all",
         "excludes_threshold": False,
         "on_average": psnr is not None and psnr < 20,
+        "basis": "sample",
         "equation": "paper A, eq. (1)",
         "assumptions": ["the release's law is smooth in x"],
         "standard_error": 0.0004,

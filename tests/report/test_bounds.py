@@ -33,7 +33,7 @@ def test_every_verdict_is_counted_explained_and_offered(tmp_path, make_bounded):
     assert 'class="badge protected on' not in text
     assert f'data-verdict="{ON_AVERAGE}"' in text
     assert text.count("single example can still leak") == 2
-    assert "the bound rests on the named prior" in text
+    assert "on average over examples like the public ones" in text
 
 
 def test_upper_bound_stands_beside_the_attacks_with_its_prior(

@@ -350,7 +350,8 @@ def test_the_weiss_weinstein_floor_covers_models_with_kinks(table):
         assert bound.confidence == 0.99
         assert of_bound(bound).endswith("(99% confidence)")
     assert 0 <= low.bounds[0].value < high.bounds[0].value
-    assert high.verdict == "protected on average"
+    assert high.bounds[0].on_average
+    assert high.verdict == "undecided"  # under a Gaussian prior, which no real images follow
     table["models"] = [{"name": "mlp", "hidden": [8], "activation": "tanh"}]
     ours = [record.bounds[0].value for record in records(table, **spec)]
     full = [r.bounds[0].value for r in records(table, **(spec | {"kind": "full"}))]

@@ -34,8 +34,8 @@ MEANINGS: Final[dict[Verdict, str]] = {
     GUESSABLE: "A guess without any update meets the threshold more often than is accepted. No "
     "amount of noise protects at this threshold: ask for a smaller error or accept more.",
     UNDECIDED: "The attacks failed and no bound protects. This is no proof of safety.",
-    ON_AVERAGE: "The attacks failed, and on average over examples no attacker's mean error is "
-    "below the threshold's. A single example can still leak.",
+    ON_AVERAGE: "The attacks failed, and on average over examples like the public ones no "
+    "attacker's mean error is below the threshold's. A single example can still leak.",
     UNDER_MODEL: "If the client's examples followed the model named beside it, which was fitted to "
     "public examples, no attacker would do it with more than the accepted probability. Real "
     "examples may differ from the model.",

@@ -213,8 +213,9 @@ def sample_error_bound(released: Released, error: ErrorBoundSpec, risk: RiskSpec
     noise, scope, _ = found
     sample, (low, high) = known_sample(released), released.task.input_range
     levels = (high - low) ** 2 * 10 ** (-np.array(GRID) / 10)
-    value = released.once(
-        ("sample error", *sample_key(released), noise), lambda: sample.mean_error(noise, levels)
+    value = released.of_public(
+        ("sample error", *sample_key(released), noise, high - low),
+        lambda: sample.mean_error(noise, levels),
     )
     if value < levels[0]:  # below the grid the bound says nothing
         return None
@@ -307,10 +308,9 @@ def _channel(released: Released) -> Channel:
 
 
 def _by_class(spec: ErrorBoundSpec, released: Released) -> ClassPriors:
-    made: ClassPriors = released.once(
-        ("prior", spec.prior, spec.components),
-        lambda: ClassPriors(released.public, spec.prior, spec.components),
-    )
+    make = partial(ClassPriors, released.public, spec.prior, spec.components)
+    key = "prior", spec.prior, spec.components
+    made: ClassPriors = make() if released.once is None else released.once(key, make)
     return made
 
 

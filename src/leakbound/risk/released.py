@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from leakbound.defenses import Chain
 from leakbound.types import Batch, NotApplicable, Task, ThreatModel, Update
 
 T = TypeVar("T")
+_MADE: WeakKeyDictionary[Batch, dict[Any, Any]] = WeakKeyDictionary()
 Once = Callable[[Any, Callable[[], T]], T]
 
 
@@ -30,7 +32,8 @@ class Released:
         origins: (n,) what each public example comes from, where several come from one.
         same_law: p-value of a test that private examples are drawn like public ones; None: no test.
         fresh: the model was not chosen from the public examples, nor from private ones.
-        key: what names the release, so that `once` computes a bound once; None computes it anew.
+        key: what names the release, so that a bound is computed once; None computes it anew.
+        once: keeps what was made by its key; None keeps it with the public examples.
     """
 
     task: Task
@@ -46,11 +49,28 @@ class Released:
     same_law: float | None = None
     fresh: bool = False
     key: Any = None
-    once: Once[Any] = lambda key, make: make()
+    once: Once[Any] | None = None
 
     def cached(self, name: str, key: Any, make: Callable[[], T]) -> T:
-        found: T = make() if self.key is None else self.once((name, self.key, key), make)
-        return found
+        """What belongs to this release, made once where it has a name."""
+        return make() if self.key is None else self.of_public((name, self.key, key), make)
+
+    def of_public(self, key: Any, make: Callable[[], T]) -> T:
+        """What follows from the public examples and the key, made once as long as they live.
+
+        What is made must not hold the public batch, which would then live for ever.
+        """
+        if self.once is not None:
+            found: T = self.once(key, make)
+            return found
+        if self.public is None:
+            return make()
+        kept = _MADE.setdefault(self.public, {})
+        place = key, self.public.inputs._version
+        if place not in kept:
+            kept[place] = make()
+        made: T = kept[place]
+        return made
 
     @property
     def examples(self) -> int:

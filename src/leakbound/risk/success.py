@@ -61,7 +61,8 @@ class RiskSpec:
 
 
 def sample_key(released: Released) -> tuple[Any, ...]:
-    return released.threat.labels_known, released.examples
+    origins = None if released.origins is None else tuple(released.origins.tolist())
+    return released.threat.labels_known, released.examples, released.task.label_range, origins
 
 
 def doubted(released: Released) -> bool:
@@ -73,7 +74,7 @@ def known_sample(released: Released) -> counting.PublicSample:
     """The public examples as a sample, made once; labels count where they are known."""
     public, origins = released.public, released.origins
     assert public is not None  # the callers ask
-    found: counting.PublicSample = released.once(
+    found: counting.PublicSample = released.of_public(
         ("sample", *sample_key(released)),
         lambda: counting.PublicSample(
             public.inputs.flatten(1).double().cpu().numpy(),
@@ -106,7 +107,7 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
             f"{counting.examples_needed(accepted, confidence=0.975)} public examples or more"
         )
     sample, (noise, scope, name) = known_sample(released), found
-    edge, known = released.once(
+    edge, known = released.of_public(
         ("sample bound", *sample_key(released), noise, eta),
         lambda: tuple(float(v[0]) for v in sample.success_bound(noise, eta)),
     )
@@ -288,7 +289,7 @@ def model_probability(released: Released, spec: RiskSpec) -> Bound | None:
         return None
     labels_known = released.threat.labels_known
     public, eta = released.public, released.criterion.error
-    prior, one = released.once(
+    prior, one = released.of_public(
         ("baseline", spec.prior, spec.components, labels_known, eta),
         lambda: kappa.of_public(public, spec.prior, spec.components, labels_known, eta),
     )
@@ -344,7 +345,7 @@ def attained(released: Released, spec: RiskSpec) -> Attained | None:
     hits = [(1.0, math.inf if noise is None else noise)]
 
     def make() -> Attained:
-        attacks = released.once(("attainable", sample.n), lambda: Attainable(sample.examples))
+        attacks = released.of_public(("attainable", sample.n), lambda: Attainable(sample.examples))
         found, known = attacks.success(hits, eta), float(sample.log_kappa(eta, parts=2))
         assert spec.probability is not None
         return Attained(
@@ -356,7 +357,9 @@ def attained(released: Released, spec: RiskSpec) -> Attained | None:
             public_examples=sample.n,
         )
 
-    made: Attained = released.once(("attained", *sample_key(released), hits[0], eta, spec), make)
+    made: Attained = released.of_public(
+        ("attained", *sample_key(released), hits[0], eta, spec), make
+    )
     return made
 
 
