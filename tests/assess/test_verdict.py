@@ -11,9 +11,14 @@ from leakbound.assess.measure import GAP, strip
 from leakbound.assess.record import (
     CERTIFIED,
     EXPOSED,
+    GUESSABLE,
+    HONEST,
     PROTECTED,
+    RECOVERABLE,
+    THESE,
     UNDECIDED,
     UNDER_MODEL,
+    Attained,
     Bound,
 )
 from leakbound.assess.verdict import together, verdict
@@ -26,7 +31,7 @@ def bound(**changes):
     return Bound(**known | changes)
 
 
-EXCLUDES = bound(model_free=True)
+EXCLUDES = bound(basis="sample")
 MODEL = bound()
 CRITERION = Criterion.of_psnr(20.0, of_shape((1, 2, 2)))
 
@@ -55,13 +60,45 @@ def matched(psnr, baseline):
         ([12.0], [11.0], [bound(excludes_threshold=False)], UNDECIDED),
         ([30.0], [11.0], [bound(covers="unbiased")], EXPOSED),
         ([30.0], [11.0], [bound(probability=0.001)], EXPOSED),
-        ([12.0], [11.0], [bound(probability=0.001, model_free=True)], PROTECTED),
+        ([12.0], [11.0], [bound(probability=0.001, basis="sample")], PROTECTED),
         ([12.0], [11.0], [bound(probability=0.001)], UNDER_MODEL),
         ([12.0], [11.0], [MODEL, EXCLUDES], PROTECTED),
+        ([12.0], [11.0], [MODEL, bound(basis="known model")], HONEST),
+        ([12.0], [11.0], [bound(basis="examples"), bound(basis="known model")], THESE),
+        ([12.0], [11.0], [EXCLUDES, bound(basis="examples")], PROTECTED),
     ],
 )
 def test_verdict(psnr, baseline, bounds, wanted):
     assert verdict(matched(psnr, baseline), bounds) == wanted
+
+
+def attained(success, low, high, accepted=0.01):
+    return Attained(
+        attack="codebook",
+        success=success,
+        baseline=(low, high),
+        accepted=accepted,
+        confidence=0.95,
+        public_examples=100,
+    )
+
+
+@pytest.mark.parametrize(
+    ("known", "bounds", "wanted"),
+    [
+        (attained(0.02, 0.0, 0.005), [], RECOVERABLE),
+        (attained(0.02, 0.0, 0.02), [], UNDECIDED),  # a guess may do as much
+        (attained(0.01, 0.0, 0.005), [], UNDECIDED),
+        (attained(0.02, 0.015, 0.03), [], GUESSABLE),
+        (attained(0.2, 0.015, 0.03), [], RECOVERABLE),
+        (attained(0.02, 0.015, 0.03), [MODEL], GUESSABLE),
+        (attained(0.002, 0.001, 0.005), [MODEL], UNDER_MODEL),
+        (attained(0.002, 0.001, 0.005), [EXCLUDES], PROTECTED),
+    ],
+)
+def test_what_attacks_attain_comes_before_bounds(known, bounds, wanted):
+    assert verdict([False], bounds, attained=known) == wanted
+    assert verdict([True], [], attained=known) == EXPOSED
 
 
 def test_a_certificate_is_an_exposure_without_the_truth():

@@ -227,7 +227,7 @@ def test_intervals_cover():
 def test_rungs_feed_the_corridor(rungs):
     eta = np.array([0.05, ETA])
     for rung in rungs:
-        upper = corridor(TrainingSetting(0.5, dim=DIM), eta, log_kappa=rung.log_kappa).bound
+        upper = corridor(TrainingSetting(0.5, dim=DIM), eta, prior=rung).bound
         direct = identification.gaussian(0.5, log_kappa=rung.log_kappa(eta))
         np.testing.assert_allclose(upper, direct, rtol=1e-3)
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from leakbound.attacks.codebook import _book
+from leakbound._util.codewords import codewords
 from leakbound.bounds.codebook import choose
 
 Array = NDArray[Any]
@@ -30,6 +30,8 @@ KNOWN = 2000
 """Public examples in galleries and covariances."""
 DIRECTIONS = 150
 """Principal directions that a linear trap sends."""
+STEPS = 150
+"""Of the denoiser's training."""
 
 
 @dataclass(eq=False)
@@ -156,8 +158,7 @@ def cover(public: Sample, level: float) -> tuple[Book, Array]:
     def made() -> tuple[Book, Array]:
         rows = public.rows[:LOOKED]
         cut = max(1, len(rows) * 3 // 4)
-        words, shares = _book(torch.from_numpy(np.ascontiguousarray(rows[:cut])), level, MOST)
-        book = Book(words.numpy(), shares.numpy())
+        book = Book(*codewords(rows[:cut], level, MOST))
         return book, distances(rows[cut:] if cut < len(rows) else rows, book.words)
 
     return public.once(("cover", level), made)
@@ -417,8 +418,8 @@ def denoiser(public: Sample, noise: float, eta: float, source: Generator) -> Fit
     found = Denoiser(own, net, public.classes, spread, noise)
     goal = torch.from_numpy(true / spread).float()
     optimizer = torch.optim.Adam(net.parameters(), 2e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=300)
-    for _ in range(300):
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=STEPS)
+    for _ in range(STEPS):
         own_rows = source.integers(0, len(rows), 256)
         labels = None if public.labels is None else public.labels[own_rows]
         loss = (net(found.given(rows[own_rows], labels, source)) - goal[own_rows]).square().mean()

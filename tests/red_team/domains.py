@@ -76,7 +76,7 @@ def photographs(public: int = 2000) -> Domain:
     rows = np.empty((len(labels), 3 * TILE * TILE))
     for row, label in zip(rows, labels, strict=True):
         top, left = source.integers(0, sizes[label])
-        row[:] = images[label][:, top : top + TILE, left : left + TILE].ravel()
+        row[:] = images[label][:, top : top + TILE, left : left + TILE].ravel() / 255
     return split("photographs", rows, labels, public)
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from scipy import stats
 
 from leakbound import audit
-from leakbound.attacks.codebook import _book
+from leakbound._util.codewords import codewords
 from leakbound.bounds import identification, record_priors
 from leakbound.bounds.cramer_rao import tight_trace_bound, trace_bound_from_samples
 from leakbound.bounds.priors import GaussianPrior
@@ -37,8 +36,8 @@ def hits(guesses, domain, psnr):
 
 def named(domain, psnr, noise, size):
     """How many held-out examples a codebook of the public ones reaches."""
-    words, shares = _book(torch.from_numpy(domain.rows), 1.15**2 * eta_of(psnr), size)
-    fitted = Codebook(Book(words.numpy(), shares.numpy()), len(words), noise)
+    book = Book(*codewords(domain.rows, 1.15**2 * eta_of(psnr), size))
+    fitted = Codebook(book, len(book.words), noise)
     return hits(fitted.answers(domain.held[False], np.random.default_rng(5)), domain, psnr)
 
 

@@ -79,8 +79,7 @@ def test_what_is_stated_of_given_data_is_above_it(digits, noise):
     edges = corridor(
         TrainingSetting(noise, 784, np.linalg.norm(private, axis=1).min()),
         ETA,
-        log_kappa=prior.log_kappa,
-        prior=prior.name,
+        prior=prior,
     )
     assert edges.bound[0] >= least(*reached(public, private, noise))
 
@@ -94,9 +93,7 @@ def test_no_number_under_a_uniform_direction_protects(prior):
     assert found.corridor.verdict(0, 0.5) == "undecided"
     assert risk([(10.0, 0.1, 20)], dim=784, norm=4.2, psnr=20, prior=prior).bound is None
     if prior is not None:
-        edges = corridor(
-            TrainingSetting(1.0, 784, 4.2), ETA, log_kappa=prior.log_kappa, informed=prior.informed
-        )
+        edges = corridor(TrainingSetting(1.0, 784, 4.2), ETA, prior=prior)
         assert edges.verdict(0, 0.5) == "undecided"
 
 

@@ -110,10 +110,8 @@ def test_scopes_say_who_and_whose():
         assert found.attained_scope.covers == "attained"
         assert SPHERE in found.bound_scope.prior
         assert "sphere" in found.attained_scope.prior
-    other = corridor(
-        TrainingSetting(1.0, dim=4), 0.1, log_kappa=KnownNorm(4).log_kappa, prior="seven cats"
-    )
-    assert "seven cats" in other.bound_scope.prior
+    other = corridor(TrainingSetting(1.0, dim=4), 0.1, prior=KnownNorm(4))
+    assert KnownNorm(4).name in other.bound_scope.prior
     assert other.bound == corridor(TrainingSetting(1.0, dim=4), 0.1).bound
 
 

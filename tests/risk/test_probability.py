@@ -60,9 +60,9 @@ def gaussian(bench):
 
 def chance(record):
     """The bound under a model; beside it stands the one that counts public examples."""
-    counted, bound = record.bounds
-    assert (counted.model_free, bound.model_free) == (True, False)
-    return bound
+    bounds = {bound.basis: bound for bound in record.bounds}
+    assert {"sample", "fitted model"} <= set(bounds)
+    return bounds["fitted model"]
 
 
 def test_verdicts(gaussian):
@@ -234,3 +234,74 @@ def test_what_is_asked_of_bounds_is_in_the_id():
     assert plain.id == same.id
     assert plan(risk={"probability": 0.002}).experiments()[0].id != plain.id
     assert dataclasses.replace(plain, risk=RiskSpec(probability=None)).id != plain.id
+
+
+KNOWN = {
+    "data": {"source": "mnist5k", "limit": 4000},
+    "models": [{"name": "lenet"}],
+    "defenses": [{"name": "dp_sgd", "noise_multiplier": 1.0, "clip_norm": 2.0}],
+    "risk": {"probability": 0.05, "prior": "none"},
+    "threat": UNLABELED,
+    "criterion": {"psnr": 26},
+}
+
+
+@pytest.fixture(scope="module")
+def many():
+    return PlanContext(plan(**KNOWN).data)
+
+
+def test_an_honest_server_learns_less_from_the_model_it_sends(many):
+    """The bound for any model misses the target, the one for this model meets it."""
+    [record] = records(many, **KNOWN)
+    general, own = record.bounds
+    assert (general.basis, own.basis) == ("sample", "known model")
+    assert own.probability < 0.05 < general.probability
+    assert own.public_examples == len(many.public.labels)
+    assert record.verdict == "protected from an honest server"
+    assert own.epsilon == pytest.approx(4.38, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"models": [{"name": "lenet", "train_steps": 3}]}, "the weights may depend"),
+        (
+            {"defenses": [["dp_sgd,noise_multiplier=1.0", "top_k_pruning,keep=0.5"]]},
+            None,  # what comes after the noise is a function of it
+        ),
+    ],
+)
+def test_what_closes_the_bound_for_one_model(many, changes, words):
+    [record] = records(many, **KNOWN | changes)
+    bases = [bound.basis for bound in record.bounds]
+    assert ("known model" in bases) == (words is None)
+    assert words is None or words in record.bounds_note
+
+
+def test_a_malicious_server_has_no_bound_for_one_model(many):
+    threat = UNLABELED | {"server": "malicious"}
+    [record] = records(many, **KNOWN | {"threat": threat})
+    assert [bound.basis for bound in record.bounds] == ["sample"]
+    assert record.verdict == "undecided"
+
+
+def test_what_a_malicious_server_attains_is_recoverable_in_principle(many):
+    """At 20 dB and little noise its codebook is known to succeed, though no attack was planted."""
+    threat = UNLABELED | {"server": "malicious"}
+    defenses = [{"name": "dp_sgd", "noise_multiplier": [0.03, 100.0]}]
+    changes = {"threat": threat, "defenses": defenses, "criterion": {"psnr": 20}}
+    little, much = records(many, **KNOWN | changes)
+    assert little.attained.attack == "linear estimator"
+    assert little.attained.success > 0.5 > 0.05 > little.attained.baseline[1]
+    assert little.verdict == "recoverable in principle"
+    assert much.attained.success < 0.05
+    assert much.verdict in ("undecided", "protected")
+
+
+def test_what_a_guess_matches_is_guessable(many):
+    changes = {"criterion": {"psnr": 18}, "risk": {"probability": 0.001, "prior": "none"}}
+    [record] = records(many, **KNOWN | changes)
+    assert record.attained.baseline[0] > 0.001
+    assert record.attained.attack == "guess without an update"
+    assert record.verdict == "undecided (guessable)"

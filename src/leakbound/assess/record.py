@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
@@ -18,24 +18,44 @@ from msgspec import Meta
 from leakbound._util import files
 
 SCHEMA: Final = 1
+DELTA: Final = 1e-5
+"""At which a bound gives the release's epsilon."""
 EXPOSED: Final = "exposed"
 CERTIFIED: Final = "exposed (certified)"
+RECOVERABLE: Final = "recoverable in principle"
+GUESSABLE: Final = "undecided (guessable)"
 UNDECIDED: Final = "undecided"
 ON_AVERAGE: Final = "protected on average"
 UNDER_MODEL: Final = "protected under a model"
+HONEST: Final = "protected from an honest server"
+THESE: Final = "protected (these examples)"
 PROTECTED: Final = "protected"
-VERDICTS: Final = (CERTIFIED, EXPOSED, UNDECIDED, ON_AVERAGE, UNDER_MODEL, PROTECTED)
-"""From the worst to the best."""
-STATUSES: Final = ("ok", "not_applicable", "failed")
-
 Verdict = Literal[
     "exposed (certified)",
     "exposed",
+    "recoverable in principle",
+    "undecided (guessable)",
     "undecided",
     "protected on average",
     "protected under a model",
+    "protected from an honest server",
+    "protected (these examples)",
     "protected",
 ]
+VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
+"""From the worst to the best."""
+UNSETTLED: Final = (RECOVERABLE, GUESSABLE, UNDECIDED, UNDER_MODEL)
+"""Nothing is shown or proved: a model of the data proves nothing about real examples."""
+Basis = Literal["sample", "examples", "known model", "fitted model"]
+PROTECTS: Final[dict[Basis, Verdict]] = {
+    "sample": PROTECTED,
+    "examples": THESE,
+    "known model": HONEST,
+    "fitted model": UNDER_MODEL,
+}
+"""What a bound that excludes the threshold is called, by what it rests on."""
+STATUSES: Final = ("ok", "not_applicable", "failed")
+
 Status = Literal["ok", "not_applicable", "failed"]
 # Squares and sums of such numbers stay finite, so no reader needs to ask again.
 Number = Annotated[float, Meta(ge=-1e300, le=1e300)]
@@ -146,14 +166,17 @@ class Bound(RecordPart, frozen=True, kw_only=True):
 
     Attributes:
         rests_on_prior: it holds on average over `prior` only.
-        model_free: the prior is what `public_examples` independent public examples show, with
-            `confidence`, whatever their distribution is; else it is a model fitted to them.
+        basis: what it rests on. "sample": `public_examples` independent public examples show it,
+            with `confidence`, whatever their distribution is. "examples": it is exact for these
+            private examples. "known model": as "sample", for the model that is sent and no other.
+            "fitted model": examples follow a model that was fitted to public ones.
         largest_ball: the most public examples that one guess may match (one a class, with labels
             known).
         density_margin: private examples may lie so many times as densely as public ones at most.
         excludes_threshold: no attacker meets the criterion, or none more often than `accepted`.
         on_average: the bound on the mean error lies above the criterion's; one lucky example is
             not excluded.
+        epsilon: of the release, at DELTA: what it means for membership.
         equation: source of the formula.
     """
 
@@ -170,16 +193,50 @@ class Bound(RecordPart, frozen=True, kw_only=True):
     standard_error: Number | None = None
     probability: Probability | None = None
     accepted: Probability | None = None
-    model_free: bool = False
+    basis: Basis = "fitted model"
     confidence: Probability | None = None
     public_examples: Count | None = None
     largest_ball: Count | None = None
     density_margin: Number | None = None
+    epsilon: Number | None = None
+
+    @property
+    def model_free(self) -> bool:
+        """Whether it rests on no model of the data."""
+        return self.basis != "fitted model"
 
     @property
     def on_error(self) -> bool:
         """Whether it bounds the error; else it is a probability."""
         return self.probability is None
+
+
+class Attained(RecordPart, frozen=True, kw_only=True):
+    """What attacks that work reach on examples like the public ones, as confidence limits.
+
+    Attributes:
+        attack: the best one.
+        success: it reconstructs an example with at least this probability.
+        baseline: limits on the same for the best guess without any update, (lower, upper).
+        public_examples: from which attacks were built, and others on which they were counted.
+    """
+
+    attack: str
+    success: Probability
+    baseline: tuple[Probability, Probability]
+    accepted: Probability
+    confidence: Probability
+    public_examples: Count
+
+    @property
+    def recoverable(self) -> bool:
+        """More often than is accepted, and than without the update."""
+        return self.success > max(self.accepted, self.baseline[1])
+
+    @property
+    def guessable(self) -> bool:
+        """A guess without any update succeeds more often than is accepted."""
+        return self.baseline[0] > self.accepted
 
 
 class Features(RecordPart, frozen=True, kw_only=True):
@@ -256,6 +313,7 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
         metrics: by name one number an example, in the order of the truth; empty where the truth is
             not known, as is `baseline`, the PSNR of the prior-only baseline.
         matched: by example, whether the criterion is met and the baseline is beaten.
+        attained: what the best attack of a malicious server reaches, where the noise is known.
         bounds_note: why bounds are missing.
         verdict: None where the attack does not apply.
     """
@@ -280,6 +338,7 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
     baseline: Values = ()
     matched: tuple[bool, ...] = ()
     bounds: tuple[Bound, ...] = ()
+    attained: Attained | None = None
     bounds_note: str | None = None
     verdict: Verdict | None = None
     pictures: dict[str, Picture] = {}

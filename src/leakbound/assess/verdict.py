@@ -1,52 +1,103 @@
-"""The only rule that says exposed, protected or undecided."""
+"""The only rule that says exposed, protected or undecided, and what these words mean."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
 
 from leakbound.assess.record import (
     CERTIFIED,
     EXPOSED,
+    GUESSABLE,
+    HONEST,
     ON_AVERAGE,
     PROTECTED,
+    PROTECTS,
+    RECOVERABLE,
+    THESE,
     UNDECIDED,
     UNDER_MODEL,
     VERDICTS,
+    Attained,
+    Basis,
     Bound,
     Verdict,
 )
 
+MEANINGS: Final[dict[Verdict, str]] = {
+    EXPOSED: "An attack reconstructed at least one example.",
+    CERTIFIED: "The update itself proves that a reconstruction is the client's input. The truth "
+    "was not given and is not needed.",
+    RECOVERABLE: "No attack here reconstructed this example. A malicious server's attack, counted "
+    "on examples like the public ones, does it more often than is accepted, and more often than a "
+    "guess without the update.",
+    GUESSABLE: "A guess without any update meets the threshold more often than is accepted. No "
+    "amount of noise protects at this threshold: ask for a smaller error or accept more.",
+    UNDECIDED: "The attacks failed and no bound protects. This is no proof of safety.",
+    ON_AVERAGE: "The attacks failed, and on average over examples no attacker's mean error is "
+    "below the threshold's. A single example can still leak.",
+    UNDER_MODEL: "If the client's examples followed the model named beside it, which was fitted to "
+    "public examples, no attacker would do it with more than the accepted probability. Real "
+    "examples may differ from the model.",
+    HONEST: "From the update of this model no attacker does it with more than the accepted "
+    "probability. A server that sends another model is not covered. It holds with the stated "
+    "confidence if private examples are drawn like the public ones.",
+    THESE: "No attacker does it with more than the accepted probability, whatever the model is, "
+    "averaged over these very examples. Other examples are not covered.",
+    PROTECTED: "No attacker does it with more than the accepted probability, whatever the model "
+    "is. This rests on a count of public examples and on no model of the data; it holds with the "
+    "stated confidence if private examples are drawn like the public ones.",
+}
+"""What each verdict says, for pages."""
+
+
+def meanings(*, truth_known: bool) -> dict[Verdict, str]:
+    """MEANINGS, where the truth behind the updates is known or not."""
+    if truth_known:
+        return MEANINGS
+    return MEANINGS | {
+        UNDECIDED: "The truth is not known and no bound protects: see what the reconstructions "
+        "explain. This is no proof of safety."
+    }
+
 
 def decide(
     *,
-    exposed: bool,
+    exposed: bool = False,
     certified: bool = False,
-    excluded: bool = False,
-    under_model: bool = False,
+    recoverable: bool = False,
+    guessable: bool = False,
+    excluded: Collection[Basis] = (),
     on_average: bool = False,
 ) -> Verdict:
-    """The verdict from what was shown; what an attack did comes before what a bound says.
+    """The verdict from what was shown; the first that applies.
 
-    `excluded` rests on no model of the data; what rests on a fitted one is `under_model`.
+    What an attack did comes first, then what one would do, then what no attacker does. `excluded`
+    says on what each bound rests that excludes the threshold.
     """
-    if exposed:
-        return EXPOSED
-    if certified:
-        return CERTIFIED
-    if excluded:
-        return PROTECTED
-    if under_model:
-        return UNDER_MODEL
-    return ON_AVERAGE if on_average else UNDECIDED
+    shown = {
+        EXPOSED: exposed,
+        CERTIFIED: certified,
+        RECOVERABLE: recoverable,
+        GUESSABLE: guessable,
+        **{word: basis in excluded for basis, word in PROTECTS.items()},
+        ON_AVERAGE: on_average,
+    }
+    return next((word for word, holds in shown.items() if holds), UNDECIDED)
 
 
 def verdict(
-    matched: Sequence[bool], bounds: Iterable[Bound] = (), *, certified: bool = False
+    matched: Sequence[bool],
+    bounds: Iterable[Bound] = (),
+    *,
+    certified: bool = False,
+    attained: Attained | None = None,
 ) -> Verdict:
     """The verdict on one attack on one update.
 
-    `matched` is empty where the truth is not known. What contradicts itself is a `RuntimeError`: an
-    attack met what a bound excludes for certain, or a certificate names another truth.
+    `matched` is empty where the truth is not known; `attained` is what a known attack reaches. What
+    contradicts itself is a `RuntimeError`: an attack met what a bound excludes for certain, or a
+    certificate names another truth.
     """
     exposed = any(matched)
     if certified and matched and not exposed:
@@ -61,8 +112,9 @@ def verdict(
     return decide(
         exposed=exposed,
         certified=certified,
-        excluded=any(bound.model_free for bound in excluding),
-        under_model=bool(excluding),
+        recoverable=attained is not None and attained.recoverable,
+        guessable=attained is not None and attained.guessable,
+        excluded={bound.basis for bound in excluding},
         on_average=any(bound.on_average for bound in general),
     )
 

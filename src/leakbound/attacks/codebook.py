@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from leakbound import check
+from leakbound._util.codewords import codewords
 from leakbound._util.decibels import EXTREME, mse_of_psnr
 from leakbound.attacks.base import Attack, boxed, expected_rows, seen_task
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.trap import TrapLoss
 from leakbound.types import Exact, NotApplicable, Observation, Reconstruction, Server, Task
-
-MEANS = (1, 2, 3, 4, 6, 8, 12)
-"""Of how many near public examples a candidate is the mean."""
-NEAR = 10**0.5
-"""Public examples are near within 5 dB less than the criterion: this times its squared error."""
-PAIRS = 10
-"""Midpoints of pairs at most, for each public example."""
-PART = 2000
-"""Candidates of which errors are held at once."""
-SLACK = 1.15
-"""A candidate covers what it reaches within this times the criterion's squared error."""
 
 
 class CodebookModel(nn.Module):
@@ -108,9 +97,9 @@ class Codebook(Attack):
         if task.public is None:
             return task
         low, high = task.input_range
-        public = task.public.inputs[: self.limit].flatten(1).double().cpu()
-        words, shares = _book(public, mse_of_psnr(self.psnr, high - low), self.codewords)
-        words, shares = words.to(task.parameters), shares.to(task.parameters)
+        public = task.public.inputs[: self.limit].flatten(1).double().cpu().numpy()
+        book = codewords(public, mse_of_psnr(self.psnr, high - low), self.codewords)
+        words, shares = (torch.from_numpy(part).to(task.parameters) for part in book)
         model = CodebookModel(words, shares, self.scale)
         weights = task.parameters.new_zeros(len(words))
         buffers = {"words": words, "shares": shares}
@@ -201,53 +190,3 @@ def _most_probable(
         rise = size * (row[best] - (more + 0.5) * size) * precision[best]
         gain[best] = prior[best] - math.log(more + 1) + rise
     return torch.tensor(named, device=row.device), trust
-
-
-def _book(public: Tensor, within: float, most: int) -> tuple[Tensor, Tensor]:
-    """Codewords (M, N) of public examples (n, N) by greedy maximum coverage, and the share (M,) of
-    the public examples that each was the first to cover.
-    """
-    squares = public.square().sum(1)
-    distance = (squares[:, None] + squares - 2 * public @ public.T).clamp_min(0) / public.shape[1]
-    distance.fill_diagonal_(0)
-    sets = [
-        part for each in _candidates(distance, NEAR * within) for part in torch.split(each, PART)
-    ]
-    covers = torch.cat([_errors(distance, members) <= SLACK * within for members in sets])
-    reached, gain = covers.T.contiguous(), covers.sum(1)
-    left = torch.ones(len(public), dtype=torch.bool)
-    chosen: list[int] = []
-    first: list[int] = []
-    while len(chosen) < most and bool(left.any()):
-        best = int(gain.argmax())
-        new = reached[:, best] & left
-        chosen.append(best)
-        first.append(int(new.sum()))
-        left &= ~new
-        gain -= reached[new].sum(0)
-    every = [members for part in sets for members in part]
-    words = torch.stack([public[every[number]].mean(0) for number in chosen])
-    return words, torch.tensor(first, dtype=torch.float64) / sum(first)
-
-
-def _candidates(distance: Tensor, near: float) -> Iterator[Tensor]:
-    """The public examples (m, k) of which candidates are the means, for one k after another."""
-    order, count = distance.argsort(stable=True, dim=1)[:, : MEANS[-1]], len(distance)
-    farthest = distance.gather(1, order)
-    yield torch.arange(count)[:, None]
-    for k in MEANS[1:]:
-        if k <= count:
-            yield order[farthest[:, k - 1] <= near, :k]
-    pairs = ((distance <= near).triu(1)).nonzero()
-    closest = distance[pairs[:, 0], pairs[:, 1]].argsort(stable=True)
-    yield pairs[closest[: PAIRS * count]]
-
-
-def _errors(distance: Tensor, members: Tensor) -> Tensor:
-    """Mean squared errors (m, n) of the means of members (m, k), from distances (n, n) alone:
-    |mean - x|^2 is the mean of |x_i - x|^2 less half the mean of |x_i - x_j|^2.
-    """
-    k = members.shape[1]
-    total = sum((distance[members[:, i]] for i in range(k)), distance.new_zeros(()))
-    among = distance[members[:, :, None], members[:, None]].mean((1, 2))
-    return total / k - among[:, None] / 2

@@ -27,8 +27,10 @@ from leakbound.defenses import Chain
 from leakbound.metrics import Metric
 from leakbound.protocol import Round, play
 from leakbound.random import stream
-from leakbound.risk import limits
+from leakbound.risk.limits import ErrorBoundSpec, leak_map, of_release
+from leakbound.risk.released import Released
 from leakbound.risk.statement import of_bound
+from leakbound.risk.success import RiskSpec
 from leakbound.types import Batch, NotApplicable, Reconstruction, ThreatModel
 
 DIED = "its process died (out of memory, or a crash)"
@@ -270,6 +272,7 @@ def _judge(
             context.public,
             origins=context.origins,
             same_law=context.same_law,
+            fresh=unit.model.weights is None and not unit.model.train_steps,
             key=key,
             once=context.once,
         ),
@@ -285,8 +288,8 @@ def judged(
     record: records.Assessment,
     played: Round,
     answer: Reconstruction,
-    released: limits.Released,
-    wanted: tuple[limits.ErrorBoundSpec, limits.RiskSpec],
+    released: Released,
+    wanted: tuple[ErrorBoundSpec, RiskSpec],
     source: torch.Generator,
     *,
     distractors: Tensor | None = None,
@@ -300,10 +303,10 @@ def judged(
     criterion, public = released.criterion, released.public
     domain = criterion.domain
     measured = measure(played.truth, answer, criterion, public, distractors=distractors, more=more)
-    bounds, note = limits.bounds(released, *wanted, source)
+    limits = of_release(released, *wanted, source)
     leaks = None
-    if images and any(bound.on_error for bound in bounds):
-        leaks = limits.leak_map(released, wanted[0])
+    if images and any(bound.on_error for bound in limits.bounds):
+        leaks = leak_map(released, wanted[0])
     found = measured.paired
     parts = shown(domain, found.truth.inputs, found.inputs, images=images, leaks=leaks)
     parts.fields.pop("values", None)
@@ -317,9 +320,10 @@ def judged(
         objective=objective_of(answer),
         release=release_of(played.update, utility),
         features=features,
-        bounds=bounds,
-        bounds_note=note,
-        verdict=verdict(measured.matched, bounds),
+        bounds=limits.bounds,
+        attained=limits.attained,
+        bounds_note=limits.note,
+        verdict=verdict(measured.matched, limits.bounds, attained=limits.attained),
         **measured.fields,
         **parts.fields,
     ), parts.files
@@ -331,10 +335,10 @@ def released(
     threat: ThreatModel,
     public: Batch | None,
     **shared: Any,
-) -> limits.Released:
+) -> Released:
     """A round's release as bounds see it; `shared` says what names it, where it is one of many."""
     assert isinstance(played.defense, Chain)
-    return limits.Released(
+    return Released(
         task=played.observation.task,
         update=played.update,
         defense=played.defense,

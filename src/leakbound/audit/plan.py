@@ -15,7 +15,7 @@ from leakbound import registry
 from leakbound.assess.record import AttackInfo
 from leakbound.attacks import Attack, settings_hash
 from leakbound.defenses import Chain, chain
-from leakbound.risk.limits import ErrorBoundSpec, RiskSpec
+from leakbound.risk import ErrorBoundSpec, RiskSpec
 from leakbound.types import Server, ThreatModel
 
 MOST_EXPERIMENTS = 1_000_000

@@ -15,7 +15,7 @@ from leakbound._util import files
 from leakbound._util.decibels import EXTREME
 from leakbound.audit import plan as plans
 from leakbound.defenses import Chain
-from leakbound.risk.limits import ErrorBoundSpec, RiskSpec
+from leakbound.risk import ErrorBoundSpec, RiskSpec
 from leakbound.types import Server, ThreatModel
 
 LIMIT = 1 << 20  # bytes of a plan

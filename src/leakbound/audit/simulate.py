@@ -23,8 +23,9 @@ from leakbound.pairing import pair
 from leakbound.protocol import Round, play
 from leakbound.random import stream
 from leakbound.report.template import Presented
-from leakbound.risk import limits
+from leakbound.risk.limits import ErrorBoundSpec, leak_map, of_release
 from leakbound.risk.release_bounds import ReleaseBounds
+from leakbound.risk.success import RiskSpec
 from leakbound.types import Batch, LocalPlan, Reconstruction, Task, ThreatModel
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def simulate(
     domain: Domain | None = None,
     error_bound: str = "trace",
     probability: float | None = 0.001,
+    fresh: bool = False,
 ) -> Simulation:
     """Attack the update that a client would send for this batch, and judge what came out.
 
@@ -116,6 +118,8 @@ def simulate(
         error_bound: which bound on every attacker's error: "trace", "full", "weiss_weinstein" or
             "none".
         probability: the accepted probability of a reconstruction; None asks for no such bound.
+        fresh: the weights depend on no public or private example, such as random ones: only then
+            is there a bound for an honest server that sends this model.
 
     Source: the round is that of docs/attacks.md; the verdict that of docs/evidence.md.
 
@@ -161,8 +165,8 @@ def simulate(
             header,
             played,
             answer,
-            experiment.released(played, criterion, threat, public),
-            (limits.ErrorBoundSpec(error_bound), limits.RiskSpec(probability)),
+            experiment.released(played, criterion, threat, public, fresh=fresh),
+            (ErrorBoundSpec(error_bound), RiskSpec(probability)),
             stream(seed, "bounds", error_bound),
             distractors=None if public is None else public.inputs[:100],
         )
@@ -187,6 +191,7 @@ def error_bound(
     classes: int | None = None,
     input_range: tuple[float, float] = (0.0, 1.0),
     domain: Domain | None = None,
+    fresh: bool = False,
 ) -> ReleaseBounds:
     """What bounds every attacker on the update that a client would send for this batch.
 
@@ -215,18 +220,16 @@ def error_bound(
     built, _ = defense_of(defense)
     task = Task.of(model, input_range=input_range, classes=classes, public=public)
     threat = threat or ThreatModel()
-    spec = limits.ErrorBoundSpec(kind, prior, components, images)
+    spec = ErrorBoundSpec(kind, prior, components, images)
     domain = domain or of_shape(clients[0].inputs.shape[1:], input_range)
     sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
     with one_thread():
         played = play(task, clients, built, sources, threat=threat, auxiliary=public)
         criterion = Criterion.of_psnr(psnr, domain)
-        released = experiment.released(played, criterion, threat, public)
-        found, note = limits.bounds(
-            released, spec, limits.RiskSpec(probability), stream(seed, "bounds", kind)
-        )
-        known = limits.leak_map(released, spec) if any(b.on_error for b in found) else None
-    return ReleaseBounds(found, note, psnr, known)
+        released = experiment.released(played, criterion, threat, public, fresh=fresh)
+        found = of_release(released, spec, RiskSpec(probability), stream(seed, "bounds", kind))
+        known = leak_map(released, spec) if any(b.on_error for b in found.bounds) else None
+    return ReleaseBounds(found.bounds, found.note, psnr, found.attained, known)
 
 
 def clients_of(batch: Batch | tuple[Tensor, Tensor] | Sequence[Batch]) -> list[Batch]:

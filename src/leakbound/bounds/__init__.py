@@ -13,6 +13,7 @@ from leakbound.bounds import (
     from_scratch,
     identification,
     information,
+    known_model,
     record_priors,
     renyi,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "full_bound_from_samples",
     "identification",
     "information",
+    "known_model",
     "record_priors",
     "renyi",
     "tight_trace_bound",

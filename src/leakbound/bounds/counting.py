@@ -14,7 +14,7 @@ for any model, for malicious servers and for attackers who know all public examp
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -34,6 +34,7 @@ __all__ = [
     "examples_needed",
     "profile_limit",
     "same_law",
+    "self_bounding_limit",
     "these_examples",
 ]
 
@@ -227,6 +228,8 @@ class PublicSample(Baseline):
     classes: int | None = None
 
     informed = model_free = True
+    places: Array = field(init=False)
+    """(n,) which of the given examples were taken."""
 
     def __post_init__(self) -> None:
         rows = flat_images(self.examples)
@@ -237,6 +240,7 @@ class PublicSample(Baseline):
             order = np.random.default_rng(1).permutation(order)
         keep = np.sort(order[:MOST])
         object.__setattr__(self, "examples", rows[keep])
+        object.__setattr__(self, "places", keep)
         if self.labels is not None:
             labels = np.asarray(self.labels).reshape(-1)
             if len(labels) != len(rows):
@@ -304,11 +308,11 @@ class PublicSample(Baseline):
         with eta, so a limit at a larger eta is one at all smaller ones: at most ANCHORS are made.
         """
         levels = np.atleast_1d(positive("eta", eta, infinite=True))
-        anchors = _anchors(levels)
-        tail = (1 - self.confidence) / (len(anchors) * parts)
+        places = anchors(levels)
+        tail = (1 - self.confidence) / (len(places) * parts)
         # The largest first: its pairs of neighbors hold those of all others.
-        limits = [self._limit(float(level), tail) for level in anchors[::-1]]
-        found = np.log(np.array(limits[::-1])[np.searchsorted(anchors, levels)])
+        limits = [self._limit(float(level), tail) for level in places[::-1]]
+        found = np.log(np.array(limits[::-1])[np.searchsorted(places, levels)])
         return one(found.reshape(np.shape(eta)))
 
     def success_bound(self, noise_multiplier: float, eta: ArrayLike) -> tuple[Array, Array]:
@@ -326,10 +330,10 @@ class PublicSample(Baseline):
         levels = np.atleast_1d(positive("eta", eta))
         known = np.atleast_1d(np.asarray(self.log_kappa(levels, parts=2)))
         by_kappa = np.asarray(identification.gaussian(noise_multiplier, log_kappa=known))
-        anchors = _anchors(levels)
-        tail = (1 - self.confidence) / (2 * len(anchors))
-        made = [self.profile(noise_multiplier, e, confidence=1 - tail) for e in anchors[::-1]]
-        profiles = np.array(made[::-1])[np.searchsorted(anchors, levels)]
+        places = anchors(levels)
+        tail = (1 - self.confidence) / (2 * len(places))
+        made = [self.profile(noise_multiplier, e, confidence=1 - tail) for e in places[::-1]]
+        profiles = np.array(made[::-1])[np.searchsorted(places, levels)]
         return np.minimum(by_kappa, profiles), known
 
     def _limit(self, eta: float, tail: float) -> float:
@@ -403,7 +407,7 @@ def examples_needed(gamma: float, *, confidence: float = CONFIDENCE) -> int:
     return found
 
 
-def _anchors(levels: Array) -> Array:
+def anchors(levels: Array) -> Array:
     """At most ANCHORS of the levels, rising, the largest among them."""
     rising = np.unique(levels)
     places = np.unique(np.linspace(0, len(rising) - 1, ANCHORS).round().astype(int))
@@ -435,12 +439,28 @@ def profile_limit(
     counts = np.concatenate(each)
     n, noise = len(counts), float(non_negative("noise_multiplier", noise_multiplier))
     seen = sum(_most_success(np.asarray(own, float), noise, guesses) for own in each)
-    log = -math.log(1 - confidence)
+    return min(1.0, self_bounding_limit(seen, confidence=confidence) / n)
+
+
+def self_bounding_limit(seen: float, *, confidence: float = CONFIDENCE) -> float:
+    """Upper confidence limit on the mean of a self-bounding function that was seen once.
+
+    Such a function of independent examples changes by 0 to 1 when one of them is left out, and all
+    these changes sum to its value at most. The limit is the root v above z = `seen` of
+    v - z - z ln(v / z) = ln(1 / (1 - confidence)).
+
+    Source: Boucheron, Lugosi and Massart 2000.
+
+    Example:
+        >>> [round(self_bounding_limit(seen), 2) for seen in (0.0, 1.0, 10.0)]
+        [3.0, 5.74, 19.85]
+    """
+    log = -math.log1p(-float(single("confidence", probability("confidence", confidence))))
     if seen <= 0:
-        return min(1.0, log / n)
+        return log
     missed = lambda v: v - seen - seen * math.log(v / seen) - log  # noqa: E731
     far = seen + 2 * log + 4 * math.sqrt(seen * log) + 4
-    return min(1.0, float(optimize.brentq(missed, seen, far)) / n)
+    return float(optimize.brentq(missed, seen, far))
 
 
 def these_examples(

@@ -433,13 +433,26 @@ def averaged(
     )
     found = np.empty(sigma.shape)
     for here, (number, some) in groups(count, q):
-        k, mass = (v[:, None] for v in _sampled_steps(int(number), some))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            visible = participation == "visible"
-            noise = sigma[here] / np.sqrt(k) if visible else sigma[here] * (np.sqrt(number) / k)
-        chances = law(np.where(k == 0, np.inf, noise), dim=n[here], eta=e[here], norm=r[here])
+        own = participation
+        mass, factor = sightings(int(number), sampling_rate=float(some), participation=own)
+        with np.errstate(invalid="ignore"):  # no noise and no sighting: 0 * inf
+            noise = np.where(np.isinf(factor), np.inf, sigma[here] * factor)
+        chances = law(noise, dim=n[here], eta=e[here], norm=r[here])
         found[here] = np.minimum(1.0, (mass * chances).sum(0))
     return one(found)
+
+
+def sightings(
+    steps: int, *, sampling_rate: float, participation: Participation
+) -> tuple[Array, Array]:
+    """Probability of each number of sightings (K, 1), and by what it multiplies the noise (K, 1).
+
+    k visible sightings are averaged: 1 / sqrt(k). Hidden ones stand in a sum of all steps:
+    sqrt(steps) / k. Without a sighting the factor is infinite.
+    """
+    k, mass = (v[:, None] for v in _sampled_steps(steps, sampling_rate))
+    with np.errstate(divide="ignore"):
+        return mass, 1 / np.sqrt(k) if participation == "visible" else np.sqrt(steps) / k
 
 
 def unknown_scale(

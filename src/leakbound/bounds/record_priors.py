@@ -3,7 +3,7 @@
 Each `RecordPrior` is one distribution of examples. Its `success` is attained by the posterior
 attack of that prior on the linear trap's answer y = X / |X| + noise_multiplier * xi. Its
 `log_kappa` bounds the prior-only success from above, which makes the upper bound on every attacker:
-`corridor(..., log_kappa=prior.log_kappa)`. In both, examples are drawn from the prior, and the
+`corridor(..., prior=prior)`. In both, examples are drawn from the prior, and the
 attacker knows no more of their norm than it says. All priors are one concept: they share their
 attack's setting and their bound, and the sharper ones build on the others.
 """

@@ -25,7 +25,9 @@ from leakbound.captured.proofs import certificate
 from leakbound.defenses import Chain, chain
 from leakbound.domains import has_neighbors
 from leakbound.random import stream
-from leakbound.risk.limits import ErrorBoundSpec, Released, RiskSpec, bounds
+from leakbound.risk.limits import ErrorBoundSpec, Limits, of_release
+from leakbound.risk.released import Released
+from leakbound.risk.success import RiskSpec
 from leakbound.types import Batch, Observation, Reconstruction
 
 NO_PUBLIC = "a bound is for images of a known kind: give public images (--public DATA)"
@@ -178,7 +180,7 @@ def judged(
         direction = None if share is None else share.direction
         counted = any(f.name == "batch size" and f.sure for f in understood.findings)
         proof = certificate(seen, attack, answer, direction, counted=counted)
-    found, note = bounds_of(case)
+    limits = limits_of(case)
     measured, matched = dict[str, Any](), tuple[bool, ...]()
     truth, inputs = None, answer.inputs
     if case.truth is not None:
@@ -204,9 +206,12 @@ def judged(
         problem=answer.problem,
         objective=objective_of(answer),
         release=release_of(seen.update, {}, noise_share=noise),
-        bounds=found,
-        bounds_note=note,
-        verdict=verdict(matched, found, certified=proof is not None),
+        bounds=limits.bounds,
+        attained=limits.attained,
+        bounds_note=limits.note,
+        verdict=verdict(
+            matched, limits.bounds, certified=proof is not None, attained=limits.attained
+        ),
         capture=capture,
         **measured,
         **parts.fields,
@@ -249,14 +254,14 @@ def public_images(
     return context
 
 
-def bounds_of(case: Case) -> tuple[tuple[records.Bound, ...], str | None]:
+def limits_of(case: Case) -> Limits:
     understood, context = case.understood, case.public
     if not understood.defense.links:
-        return (), NO_LAW
+        return Limits(note=NO_LAW)
     if understood.refuted:
-        return (), NO_NOISE
+        return Limits(note=NO_NOISE)
     if context is None:
-        return (), NO_PUBLIC
+        return Limits(note=NO_PUBLIC)
     seen, public, batch = understood.observation, context.public, case.truth
     assert public is not None  # every image of the context is public
     if batch is None and understood.labels is not None:  # of what stands in, labels alone count
@@ -276,4 +281,4 @@ def bounds_of(case: Case) -> tuple[tuple[records.Bound, ...], str | None]:
     )
     spec = ErrorBoundSpec()
     source = stream(case.at, "bounds", spec.kind, seen.examples)
-    return bounds(released, spec, RiskSpec(), source)
+    return of_release(released, spec, RiskSpec(), source)

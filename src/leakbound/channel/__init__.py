@@ -1,7 +1,7 @@
 """What one client sends, as a noisy channel: the numbers that bounds in `leakbound.bounds` take.
 
-Fisher information, overlaps of releases a step apart, and priors from public examples: tensors in,
-numbers out.
+Fisher information, overlaps of releases a step apart, products of clipped gradients, and priors
+from public examples: tensors in, numbers out.
 """
 
 from leakbound.channel.class_priors import ClassPriors
@@ -12,12 +12,15 @@ from leakbound.channel.fisher import (
     overlaps,
     strange_power,
 )
+from leakbound.channel.gram import clipped_gram, most_examples
 
 __all__ = [
     "Channel",
     "ClassPriors",
+    "clipped_gram",
     "fisher_matrix",
     "fisher_trace",
+    "most_examples",
     "overlaps",
     "strange_power",
 ]

@@ -17,7 +17,7 @@ from leakbound.audit.plan_file import spec_of
 from leakbound.cli import captured, options
 from leakbound.cli.shared import Bar, announce_code, check_files, write_files
 from leakbound.cli.terminal import brief, console, errors, table
-from leakbound.risk.statement import of_bound, of_guarantee
+from leakbound.risk.statement import of_assessment, of_guarantee
 
 _OF_UPDATES = (
     *("before", "kind", "input_shape", "classes", "labels", "local_steps", "learning_rate"),
@@ -106,10 +106,8 @@ def _show(record: Assessment) -> None:
     _show_columns(record.columns or ())
     if record.problem:
         console.print(f"the attack says that it failed: {brief(record.problem)}")
-    for bound in record.bounds:
-        console.print(brief(of_bound(bound, record.criterion.value)))
-    if record.bounds_note:
-        console.print(f"no bound: {brief(record.bounds_note)}")
+    for said in of_assessment(record):
+        console.print(brief(said))
     console.print(
         f"verdict: [bold]{record.verdict}[/bold] (threshold {record.criterion.value:g} dB)"
     )

@@ -25,7 +25,7 @@ from leakbound.cli import options
 from leakbound.cli.shared import Bar
 from leakbound.cli.terminal import brief, console, errors, table
 from leakbound.random import stream
-from leakbound.risk.statement import of_bound
+from leakbound.risk.statement import of_assessment
 
 _OF_EXPERIMENTS = ("labels_unknown", "defense_unknown", "malicious_server", "statistics_known")
 CLASSES = 10
@@ -305,10 +305,8 @@ def _remarks(records: Sequence[Assessment]) -> None:
     noise = first.release and first.release.noise_share
     if noise:
         console.print(f"noise of the declared law makes {_share(noise)} of the update's energy")
-    for bound in first.bounds:
-        console.print(brief(of_bound(bound, first.criterion.value)))
-    if first.bounds_note:
-        console.say(f"no bound: {brief(first.bounds_note)}")
+    for said in of_assessment(first):
+        console.say(brief(said))
 
 
 def _share(value: float | None) -> str:

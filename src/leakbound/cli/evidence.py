@@ -25,7 +25,7 @@ from leakbound.cli.risk import AROUND, bounded
 from leakbound.cli.shared import check_files, write_files
 from leakbound.cli.terminal import console, errors, safe
 from leakbound.risk.calibrate import UNIFORM
-from leakbound.risk.corridor import TrainingSetting, epsilon, under
+from leakbound.risk.corridor import Corridor, TrainingSetting, epsilon
 from leakbound.risk.examples import SAMPLE, width_of
 from leakbound.risk.statement import UNINFORMED
 
@@ -173,7 +173,7 @@ def _training(command: options.Evidence) -> TrainingBounds:
         positive("clip_norm", clip_norm)
     probability("accept", given.accept)
     single("delta", probability("delta", given.delta))
-    examples, prior, edges, rows = bounded(given)
+    examples, edges, rows = bounded(given)
     setting, words = edges.setting, " ".join(map(shlex.quote, command.training))
     known = {**asdict(given), "clip_norm": clip_norm, "dim": setting.dim, "norm": setting.norm}
     shown = ("psnr", "attained", "bound", "matched", "verdict")
@@ -182,8 +182,8 @@ def _training(command: options.Evidence) -> TrainingBounds:
         stated=[name for name, _ in stated],
         epsilons=_epsilons(setting, given.delta),
         accepted=given.accept,
-        prior=UNIFORM if prior is None else prior.name,
-        notices=() if edges.informed else (f"{UNINFORMED}; state data=...",),
+        prior=UNIFORM if edges.prior is None else edges.prior.name,
+        notices=() if edges.basis is not None else (f"{UNINFORMED}; state data=...",),
         thresholds=tuple(ThresholdBounds(*(row[name] for name in shown)) for row in rows),
         bound_scope=asdict(edges.bound_scope),
         attained_scope=asdict(edges.attained_scope),
@@ -193,23 +193,20 @@ def _training(command: options.Evidence) -> TrainingBounds:
             "norms": list(examples.norms),
             "examples": examples.count,
         },
-        curve=_curve(rows, setting, prior, given),
+        curve=_curve(rows, edges, given),
         versions=versions(),
         command=f"leakbound evidence --training {words} --out rerun",
     )
 
 
 def _curve(
-    rows: Sequence[Mapping[str, Any]],
-    setting: TrainingSetting,
-    prior: record_priors.Baseline | None,
-    given: options.BoundOptions,
+    rows: Sequence[Mapping[str, Any]], edges: Corridor, given: options.BoundOptions
 ) -> CorridorCurve:
     from leakbound.report.evidence.parts import CorridorCurve
 
     width = width_of(given.input_range)
     psnr = np.linspace(rows[0]["psnr"] - AROUND, rows[-1]["psnr"] + AROUND, 61).tolist()
-    edges = under(prior, setting, [mse_of_psnr(level, width) for level in psnr])
+    edges = edges.at([mse_of_psnr(level, width) for level in psnr])
     return CorridorCurve(
         tuple(psnr), tuple(edges.attained.tolist()), tuple(edges.bound.tolist()), given.accept
     )

@@ -288,6 +288,9 @@ class Calibrate:
     """Noise standard deviation on the sum, where the clip norm is solved for."""
     clip_norm: float = 1.0
     """Bound on the norm of an example's gradient."""
+    model: Text = None
+    """Also ask which noise is enough if the server is honest and sends this model with random
+    weights: a built-in one, or package.module:build. For one full-batch step."""
     prior: Prior = None
     """What the upper bound rests on: "sample" (default with --data), no model, only what --data
     shows as public examples; "mixture", "gaussian" or "gallery", models fitted to them (protected

@@ -8,21 +8,28 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
+import torch
 from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
+from leakbound import data
 from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
-from leakbound.bounds import record_priors
+from leakbound.assess.record import HONEST, UNDECIDED
+from leakbound.audit.context import module_of
+from leakbound.bounds.counting import PublicSample
 from leakbound.bounds.law import positive, probability
 from leakbound.cli import options
 from leakbound.cli.shared import check_files, write_files
 from leakbound.cli.terminal import console, errors, safe
+from leakbound.random import stream
 from leakbound.risk.calibrate import UNIFORM, Calibration, calibrate
-from leakbound.risk.corridor import MOST_STEPS, Corridor, TrainingSetting, epsilon, under
+from leakbound.risk.corridor import MOST_STEPS, Corridor, TrainingSetting, corridor, epsilon
 from leakbound.risk.examples import Examples, listed, width_of
-from leakbound.risk.statement import UNINFORMED
+from leakbound.risk.statement import UNINFORMED, of_membership
+from leakbound.risk.success import known_model
 from leakbound.risk.target import Target
+from leakbound.types import Task
 
 FILES = ("bound.json", "corridor.png", "surface.png")
 AROUND = 5.0
@@ -36,14 +43,14 @@ def bound(command: options.BoundOptions) -> int:
     if command.out is not None:
         check_files(command.out, FILES)
     with errors.status("bounding ..."):
-        examples, prior, edges, rows = bounded(command)
+        examples, edges, rows = bounded(command)
         private = _finite(epsilon(edges.setting, command.delta))
     found = {
         "setting": asdict(edges.setting),
         "delta": command.delta,
         "epsilon": private,
         "accepted": command.accept,
-        "prior": UNIFORM if prior is None else prior.name,
+        "prior": UNIFORM if edges.prior is None else edges.prior.name,
         "thresholds": rows,
         "attained_scope": asdict(edges.attained_scope),
         "bound_scope": asdict(edges.bound_scope),
@@ -54,7 +61,7 @@ def bound(command: options.BoundOptions) -> int:
         _show_bound(found, edges, examples)
     if command.out is not None:
         content = json.dumps(found, indent=1, sort_keys=True, allow_nan=False).encode()
-        plots = _plots(found, edges.setting, command, prior)
+        plots = _plots(found, edges, command)
         files = dict(zip(FILES, (content, *plots), strict=False))
         write_files(command.out, files)
         out = errors if command.json else console
@@ -64,20 +71,63 @@ def bound(command: options.BoundOptions) -> int:
 
 def calibration(command: options.Calibrate) -> int:
     given = asdict(command)
-    as_json, target = given.pop("json"), given.pop("target")
+    as_json, target, model = (given.pop(name) for name in ("json", "target", "model"))
     with errors.status("calibrating ..."):
         found = calibrate(target, **given)
+        honest = None if model is None else _honest(found, command, model)
     if as_json:
-        print(json.dumps(found.plain(), indent=1, sort_keys=True, allow_nan=False))
+        plain = found.plain() | {"honest_server": honest}
+        print(json.dumps(plain, indent=1, sort_keys=True, allow_nan=False))
     else:
         _show_calibration(found)
+        if honest is not None:
+            _show_honest(found, honest)
     return 0
+
+
+def _honest(found: Calibration, command: options.Calibrate, model: str) -> dict[str, Any]:
+    """The noise that is enough against an honest server that sends a model with random weights."""
+    if found.solved != "noise_multiplier" or (found.setting.steps, command.sampling_rate) != (1, 1):
+        raise ValueError(
+            f"model is {model!r}, but the bound for one model is on the noise of one full-batch "
+            "step; leave out model, or solve, steps and sampling_rate"
+        )
+    if command.data is None or command.exclude:
+        raise ValueError(f"model is {model!r}, which takes all examples of data; give data alone")
+    known = data.load(command.data, size=command.size, channels=command.channels)
+    public = known.batch(torch.arange(len(known.labels)))
+    given = {"input_shape": tuple(public.inputs.shape[1:]), "classes": known.classes}
+    built = module_of(model, {}, **given, generator=stream(0, "model", model))
+    sample = Examples.of(command.data, size=command.size, channels=command.channels).prior("sample")
+    assert isinstance(sample, PublicSample)
+    own = known_model(
+        Task.of(built), public, clip_norm=found.clip_norm, sample=sample, labels_known=False
+    )
+    answer: dict[str, Any] = {"model": model, "public_examples": own.n, "prior": own.name}
+    try:
+        noise = own.noise_for(found.target.gamma, found.target.eta)
+    except ValueError as error:
+        return answer | {"noise_multiplier": None, "reason": str(error), "verdict": UNDECIDED}
+    return answer | {"noise_multiplier": noise, "reason": None, "verdict": HONEST}
+
+
+def _show_honest(found: Calibration, honest: dict[str, Any]) -> None:
+    name, noise = escape(honest["model"]), honest["noise_multiplier"]
+    if noise is None:
+        console.print(f"{name} from an honest server: {escape(honest['reason'])}")
+        return
+    share = 1 - noise / found.noise_multiplier
+    console.print(
+        f"[bold]{HONEST}[/bold] that sends {name} with random weights: noise multiplier "
+        f"{noise:.4g} ({abs(share):.0%} {'less' if share >= 0 else 'more'}), by {honest['prior']}. "
+        "Another model, trained weights and further rounds are not covered"
+    )
 
 
 def bounded(
     command: options.BoundOptions,
-) -> tuple[Examples, record_priors.Baseline | None, Corridor, list[dict[str, Any]]]:
-    """The examples, the prior and the corridor of a setting, and a row for each threshold."""
+) -> tuple[Examples, Corridor, list[dict[str, Any]]]:
+    """The examples and the corridor of a setting, and a row for each threshold."""
     thresholds = _thresholds(command)
     examples = Examples.of(
         command.data,
@@ -99,7 +149,9 @@ def bounded(
         participation=command.participation,
     )
     prior = examples.prior(command.prior)
-    edges, rows = under(prior, setting, [eta for _, eta in thresholds]), []
+    attacks = examples.attacks()
+    edges = corridor(setting, [eta for _, eta in thresholds], prior=prior, attacks=attacks)
+    rows = []
     for i, (psnr, eta) in enumerate(thresholds):
         matches = examples.matches(eta)
         share = None if matches is None else matches.most
@@ -109,12 +161,14 @@ def bounded(
                 "mse": eta,
                 "log10_baseline": _log10(edges.log_kappa[i]),
                 "attained": float(edges.attained[i]),
+                "attack": edges.attack[i],
+                "guess": float(edges.baseline[i]),
                 "bound": float(edges.bound[i]),
                 "matched": share,
                 "verdict": edges.verdict(i, command.accept, share),
             }
         )
-    return examples, prior, edges, rows
+    return examples, edges, rows
 
 
 def _thresholds(command: options.BoundOptions) -> list[tuple[float, float]]:
@@ -148,13 +202,13 @@ def _show_bound(found: dict[str, Any], edges: Corridor, examples: Examples) -> N
             row["verdict"],
         )
     console.print(table)
-    both = "attained and bounded" if found["prior"] == UNIFORM else "bounded"
     console.print(
-        f"accepted probability: {found['accepted']:g}; {both} on average over the prior: "
+        f"accepted probability: {found['accepted']:g}; bounded on average over the prior: "
         f"{escape(found['prior'])}"
     )
-    if found["prior"] != UNIFORM:
-        console.print(f"attained on average over another: {UNIFORM}")
+    attacks = dict.fromkeys(row["attack"] for row in found["thresholds"] if row["attained"])
+    console.print(f"attained by: {', '.join(attacks) or 'no attack'}")
+    _show_membership(found["epsilon"], found["delta"], found["thresholds"])
     if examples.images is not None:
         console.print(
             "bound: no attacker exceeds it; matched: the share of the data that one fixed image "
@@ -164,6 +218,14 @@ def _show_bound(found: dict[str, Any], edges: Corridor, examples: Examples) -> N
     _show_scopes(edges)
 
 
+def _show_membership(epsilon: float | None, delta: float, rows: list[dict[str, Any]]) -> None:
+    """Where protected stands beside a large epsilon: what it does not say."""
+    if any(row["verdict"].startswith("protected") for row in rows):
+        said = of_membership(math.inf if epsilon is None else epsilon, delta)
+        if said:
+            console.print(said.removeprefix(". "))
+
+
 def _show_calibration(found: Calibration) -> None:
     answer = {**asdict(found.setting), "clip_norm": found.clip_norm}[found.solved]
     console.print(f"{escape(str(found.target))}: [bold]{found.solved} = {answer:.6g}[/bold]")
@@ -171,7 +233,7 @@ def _show_calibration(found: Calibration) -> None:
     console.print(_setting_line(found.setting, private, found.delta, found.source))
     table = Table(show_edge=False, show_header=False)
     table.add_row("upper bound: no attacker exceeds", f"{edges.bound[0]:.6g}")
-    table.add_row("attained on a linear trap", f"{edges.attained[0]:.3g}")
+    table.add_row(f"attained by a {edges.attack[0]}", f"{edges.attained[0]:.3g}")
     table.add_row("prior-only baseline", _tiny(_log10(edges.log_kappa[0])))
     table.add_row("noise standard deviation on the sum", f"{found.noise_std:.6g}")
     table.add_row("clip norm", f"{found.clip_norm:.6g}")
@@ -210,6 +272,7 @@ def _show_calibration(found: Calibration) -> None:
         )
     _show_prior(found.prior)
     console.print(f"verdict of `leakbound bound` on this answer: [bold]{found.verdict}[/bold]")
+    _show_membership(private, found.delta, [{"verdict": found.verdict}])
     _show_scopes(edges)
 
 
@@ -244,25 +307,21 @@ def _setting_line(
     )
 
 
-def _plots(
-    found: dict[str, Any],
-    setting: TrainingSetting,
-    command: options.BoundOptions,
-    prior: record_priors.Baseline | None,
-) -> list[bytes]:
+def _plots(found: dict[str, Any], edges: Corridor, command: options.BoundOptions) -> list[bytes]:
     from leakbound.report.charts import corridor_png, surface_png
 
+    setting = edges.setting
     shown = [row["psnr"] for row in found["thresholds"]]
     psnr = np.linspace(shown[0] - AROUND, shown[-1] + AROUND, 61)
     width = width_of(command.input_range)
     eta = mse_of_psnr(psnr, width)
-    edges = under(prior, setting, eta)
+    edges = edges.at(eta)
     corridor = corridor_png(psnr.tolist(), edges.attained, edges.bound, command.accept)
     if setting.noise_multiplier == 0:
         return [corridor]
     noises: list[float] = (setting.noise_multiplier * np.logspace(-1, 1, 25)).tolist()
     grid = [
-        under(prior, replace(setting, noise_multiplier=noise), eta[::2])
+        edges.at(eta[::2], replace(setting, noise_multiplier=noise))
         for noise in track(noises, "risk surface", console=errors, transient=True)
     ]
     upper, lower = (

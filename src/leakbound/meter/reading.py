@@ -14,7 +14,7 @@ import torch
 from leakbound import check
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.measure import measure as compare
-from leakbound.assess.record import EXPOSED, UNDECIDED, UNDER_MODEL, Bound, Verdict
+from leakbound.assess.record import EXPOSED, UNSETTLED, Bound, Verdict
 from leakbound.assess.verdict import verdict
 from leakbound.attacks import LinearInversion, infer_labels
 from leakbound.attacks.base import Attack
@@ -24,7 +24,9 @@ from leakbound.domains import of_shape
 from leakbound.inspection import KINDS, NOT_SAFE, LayerFinding, inspect
 from leakbound.meter.attacks import PlantedLayer
 from leakbound.risk import limits
-from leakbound.risk.limits import ErrorBoundSpec, RiskSpec
+from leakbound.risk.limits import ErrorBoundSpec
+from leakbound.risk.released import Released, refuse_side_information
+from leakbound.risk.success import RiskSpec, model_probability, sample_probability
 from leakbound.types import (
     Batch,
     Exact,
@@ -130,7 +132,7 @@ class Policy:
             rules.append((WARN, doubt))
         if verdict == EXPOSED:
             rules.append((self.on_leak, f"exposed: {words}"))
-        if verdict in (UNDECIDED, UNDER_MODEL):  # a model of the data is no proof about real ones
+        if verdict in UNSETTLED:
             rules.append((self.on_undecided, f"{verdict}: {words}"))
         return _strictest(rules)
 
@@ -365,12 +367,12 @@ class _Case:
         found: list[Bound] = []
         notes: list[str] = []
         try:
-            limits.refuse_side_information(released)
+            refuse_side_information(released)
             why = self._why_no_probability()
             if why is not None:
                 raise NotApplicable(why)
             asked = RiskSpec(policy.probability)
-            for of in (limits.sample_probability, limits.model_probability):
+            for of in (sample_probability, model_probability):
                 bound = of(released, asked)
                 found += [] if bound is None else [bound]
         except NotApplicable as error:
@@ -395,10 +397,10 @@ class _Case:
             notes.append(COUNTED)
         return tuple(found), tuple(notes)
 
-    def released(self, criterion: Criterion) -> limits.Released:
+    def released(self, criterion: Criterion) -> Released:
         """The release as bounds see it; labels count as known, since an update reveals them."""
         threat = replace(self.policy.threat, labels_known=True, statistics_known=self.buffers)
-        return limits.Released(
+        return Released(
             task=self.task,
             update=self.update,
             defense=self.defense,

@@ -16,7 +16,7 @@ from leakbound.bounds.law import Scope, positive, probability, single
 from leakbound.bounds.privacy_loss import Part
 from leakbound.bounds.record_priors import Baseline
 from leakbound.risk import Target, TrainingSetting
-from leakbound.risk.corridor import Participation, success_bound, under
+from leakbound.risk.corridor import Participation, corridor, success_bound
 from leakbound.risk.corridor import epsilon as homogeneous_epsilon
 from leakbound.types import NotApplicable
 
@@ -219,7 +219,7 @@ def risk(
     if len(parts) == 1:
         noise, rate, steps = parts[0]
         setting = replace(setting, noise_multiplier=noise, sampling_rate=rate, steps=steps)
-    edges = under(prior, setting, goal.eta)
+    edges = corridor(setting, goal.eta, prior=prior)
     log_kappa = float(edges.log_kappa[0])
     if len(parts) == 1:
         lower, upper = float(edges.attained[0]), float(edges.bound[0])
@@ -244,8 +244,8 @@ def risk(
         psnr=psnr,
         participation=participation,
         attained=lower,
-        bound=upper if edges.informed else None,
-        log_kappa=log_kappa if edges.informed else None,
+        bound=None if edges.basis is None else upper,
+        log_kappa=None if edges.basis is None else log_kappa,
         rises=tuple((kappa, _upper(parts, setting, math.log(kappa))) for kappa in RISES),
         epsilon=privacy,
         delta=delta,

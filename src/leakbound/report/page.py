@@ -9,7 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from leakbound.assess.record import CERTIFIED, ON_AVERAGE, UNDER_MODEL, VERDICTS, Assessment
+from leakbound.assess.record import (
+    EXPOSED,
+    ON_AVERAGE,
+    PROTECTED,
+    UNDECIDED,
+    VERDICTS,
+    Assessment,
+)
+from leakbound.assess.verdict import meanings
 from leakbound.report import best_attack, tables
 from leakbound.report.folder import Run, read
 from leakbound.report.gallery import (
@@ -153,6 +161,7 @@ def _context(run: Run, names: tables.Names) -> dict[str, Any]:
         "missing": run.missing,
         "problems": sum(bool(a.problem) for a in own if a.status == "ok"),
         "verdict_words": words,
+        "meanings": meanings(truth_known=all(a.truth_known for a in own)),
         "counts": [(word, sum(row.verdict == word for row in verdicts)) for word in words],
         "verdicts": verdicts,
         "configurations": len(verdicts),
@@ -241,12 +250,11 @@ def _reading(name: str, value: float | None) -> str:
 
 
 def _verdict_words(own: Sequence[Assessment]) -> list[str]:
-    """The verdicts that this page explains: two of them only where they may occur."""
-    bounded = any(a.verdict == ON_AVERAGE or any(bound.on_error for bound in a.bounds) for a in own)
-    certified = any(a.verdict == CERTIFIED for a in own)
-    modeled = any(a.verdict == UNDER_MODEL for a in own)
-    shown = {ON_AVERAGE: bounded, CERTIFIED: certified, UNDER_MODEL: modeled}
-    return [word for word in VERDICTS if shown.get(word, True)]
+    """The verdicts that this page explains: three always, the others where they may occur."""
+    met = {a.verdict for a in own} | {EXPOSED, UNDECIDED, PROTECTED}
+    if any(bound.on_error for a in own for bound in a.bounds):
+        met.add(ON_AVERAGE)
+    return [word for word in VERDICTS if word in met]
 
 
 def _defenses(own: Sequence[Assessment]) -> list[tuple[str, str, bool, list[str]]]:

@@ -19,8 +19,10 @@ from scipy.special import bdtr, betaincinv, stdtrit
 
 from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
 from leakbound.assess.record import (
+    PROTECTS,
     Assessment,
     AttackInfo,
+    Basis,
     Bound,
     DefenseInfo,
     ModelInfo,
@@ -111,11 +113,15 @@ class ErrorBoundRow(ReportPart, frozen=True):
 class SuccessBoundRow(ReportPart, frozen=True):
     """No attacker matches an example more often: the largest probability over the experiments.
 
-    `under_model`: the same if examples follow a model that was fitted to public ones.
+    `basis`: what it rests on. `others`: the same by what else such a bound rests on. `attained`: an
+    attack that works (`attack`) matches at least so often.
     """
 
     probability: float
-    under_model: float | None
+    basis: Basis
+    others: tuple[tuple[Basis, float], ...]
+    attained: float | None
+    attack: str | None
     prior: str
     accepted: float | None
     theorem: int
@@ -428,18 +434,30 @@ def strongest_bound(ran: Sequence[Assessment], theorems: Theorems) -> ErrorBound
 
 def success_bound(ran: Sequence[Assessment], theorems: Theorems) -> SuccessBoundRow | None:
     """The probability that covers all attackers, of the worst experiment."""
-    found: dict[bool, list[tuple[float, Bound]]] = {True: [], False: []}
+    found: dict[Basis, list[tuple[float, Bound]]] = {basis: [] for basis in PROTECTS}
     for bound in (bound for a in ran for bound in a.bounds if bound.covers == "all"):
         if bound.probability is not None:
-            found[bound.model_free].append((bound.probability, bound))
-    shown = found[True] or found[False]
-    if not shown:
+            found[bound.basis].append((bound.probability, bound))
+    worst = {
+        basis: max(own, key=lambda one: one[0]) for basis, own in found.items() if len(own) > 0
+    }
+    if not worst:
         return None
-    value, bound = max(shown, key=lambda one: one[0])
-    modeled = max((value for value, _ in found[False]), default=None)
+    basis, (value, bound) = next(iter(worst.items()))
+    others = tuple((other, most) for other, (most, _) in worst.items() if other != basis)
+    best = max((a.attained for a in ran if a.attained), key=lambda one: one.success, default=None)
     one = theorems.of(bound)
     return SuccessBoundRow(
-        value, modeled, one.prior, bound.accepted, one.number, len(shown), len(ran)
+        probability=value,
+        basis=basis,
+        others=others,
+        attained=None if best is None else best.success,
+        attack=None if best is None else best.attack,
+        prior=one.prior,
+        accepted=bound.accepted,
+        theorem=one.number,
+        experiments=len(found[basis]),
+        of_experiments=len(ran),
     )
 
 

@@ -16,7 +16,8 @@ from leakbound import check
 from leakbound._util import pictures
 from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
 from leakbound.assess.record import Verdict
-from leakbound.bounds import composition, identification
+from leakbound.bounds import composition
+from leakbound.bounds.attainable import Attainable
 from leakbound.bounds.counting import PublicSample
 from leakbound.bounds.law import positive, probability
 from leakbound.bounds.record_priors import Baseline
@@ -28,12 +29,13 @@ from leakbound.risk.corridor import (
     Participation,
     TrainingSetting,
     bound_law,
+    corridor,
     epsilon,
     scope_notes,
     spelled,
     success_bound,
-    under,
     uninformed_note,
+    upper_bound,
 )
 from leakbound.risk.examples import Examples, width_of
 from leakbound.risk.kappa import BaselineMatches, refuse_matched
@@ -71,7 +73,8 @@ class Calibration(Presented):
         setting: the whole setting, with the answer in it.
         clip_norm: per-example bound of the gradient's norm.
         epsilon, delta: what the setting means as differential privacy (add or remove one example).
-        corridor: attained success and upper bound of the corridor at the target's eta.
+        corridor: attained success and upper bound of the corridor at the target's eta, with prior
+            and attacks.
         prior: for which examples the upper bound holds.
         matches: what guesses without an update match in the data, if data were given.
         identification_noise: the multiplier that protects against naming one of `examples` examples
@@ -79,8 +82,6 @@ class Calibration(Presented):
         examples: how many examples are behind it.
         source: the data source that they come from.
         left_out: names of examples that no amount of noise protects, for which it does not hold.
-        record_prior: the prior itself; None is a uniform direction. Of a `PublicSample` the plain
-            form says how many public examples there are and how many the target needs at least.
         input_width: of the range of an input.
     """
 
@@ -97,7 +98,6 @@ class Calibration(Presented):
     examples: int | None = None
     source: str | None = None
     left_out: tuple[str, ...] = ()
-    record_prior: Baseline | None = None
     input_width: float = 1.0
 
     @property
@@ -126,7 +126,7 @@ class Calibration(Presented):
     @property
     def public(self) -> dict[str, Any] | None:
         """What the answer rests on without a model: public examples, and how many are needed."""
-        sample = self.record_prior
+        sample = self.corridor.prior
         if not isinstance(sample, PublicSample):
             return None
         limit = math.exp(float(self.corridor.log_kappa[0]))
@@ -209,7 +209,7 @@ class Calibration(Presented):
 
         psnr = np.linspace(-AROUND, AROUND, 41) + psnr_of_mse(self.target.eta, self.input_width)
         eta = mse_of_psnr(psnr, self.input_width)
-        found = under(self.record_prior, self.setting, eta)
+        found = self.corridor.at(eta)
         return figures.corridor(psnr.tolist(), found.attained, found.bound, self.target.gamma)
 
     def _repr_html_(self) -> str:
@@ -253,6 +253,7 @@ def calibrate_setting(
     prior: Baseline | None,
     matches: BaselineMatches | None = None,
     examples: int | None = None,
+    attacks: Attainable | None = None,
 ) -> Calibration:
     """Solve for the one quantity that makes the upper bound of the corridor meet the target.
 
@@ -271,6 +272,7 @@ def calibrate_setting(
             for no attacker who does, and its verdict is never "protected".
         matches: what guesses without an update match in the data; too much refuses the target.
         examples: for the comparison with identification among this many.
+        attacks: that are counted on data, for attained success beside the upper bound.
 
     Raises:
         ValueError: nothing meets the target, with the reason, such as what reaches it blindly; a
@@ -306,12 +308,11 @@ def calibrate_setting(
         clip_norm=clip,
         epsilon=epsilon(found, delta),
         delta=delta,
-        corridor=under(prior, found, wanted.eta),
+        corridor=corridor(found, wanted.eta, prior=prior, attacks=attacks),
         prior=_name(prior),
         matches=matches,
         identification_noise=_identification(found, wanted, examples),
         examples=examples,
-        record_prior=prior,
         input_width=input_range,
     )
 
@@ -404,6 +405,7 @@ def calibrate(
         prior=examples.prior(prior),
         matches=examples.matches(target.eta),
         examples=examples.count,
+        attacks=examples.attacks(),
     )
     return replace(found, source=examples.source, left_out=examples.left_out)
 
@@ -458,7 +460,7 @@ def _sharpened(
     """From the answer by kappa's limit on to the profile bound's, where that allows less noise."""
 
     def holds(setting: TrainingSetting) -> bool:
-        return bool(under(prior, setting, eta).bound[0] <= gamma)
+        return bool(upper_bound(prior, setting, eta)[0][0] <= gamma)
 
     if solve in ("noise_multiplier", "clip_norm"):
         low, high = 0.0, found.noise_multiplier
@@ -609,12 +611,7 @@ def _clipped(found: TrainingSetting, noise_std: float) -> tuple[TrainingSetting,
 
 def _log_kappa(target: Target, setting: TrainingSetting, prior: Baseline | None) -> float:
     """The logarithm of the baseline success, with its error moved against us."""
-    if prior is not None:
-        found = float(under(prior, setting, target.eta).log_kappa[0])
-    else:
-        found = float(
-            identification.log_kappa_sphere(dim=setting.dim, eta=target.eta, norm=setting.norm)
-        )
+    found = float(upper_bound(prior, setting, target.eta)[1][0])
     return min(0.0, found + abs(found) * KAPPA_ERROR)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -14,9 +12,10 @@ from scipy import stats
 
 from leakbound import check
 from leakbound._util import pictures
-from leakbound.assess.record import Verdict
+from leakbound.assess.record import Basis, Verdict
 from leakbound.assess.verdict import decide
-from leakbound.bounds import composition, conversions, from_scratch, identification
+from leakbound.bounds import codebook, composition, conversions, from_scratch, identification
+from leakbound.bounds.attainable import Attainable
 from leakbound.bounds.counting import PublicSample
 from leakbound.bounds.law import (
     Scope,
@@ -102,12 +101,14 @@ class Corridor:
     Attributes:
         setting: what they hold for.
         eta: (n,) mean squared errors, input units squared.
-        attained: (n,) success of the best attack on the linear trap, which is attained.
+        attained: (n,) success of attacks that work: of the best one on the linear trap, or of those
+            that were counted on data, a lower confidence limit.
         bound: (n,) success that no attacker exceeds, with any model, on average over the prior.
         log_kappa: (n,) natural logarithm of the baseline success behind the upper bound.
-        informed: whether the upper bound's prior knows the data. A uniform direction does not: an
-            attacker who knows similar data exceeds its edge, so it protects nothing.
-        model_free: whether it rests on what public examples show, whatever their distribution is.
+        prior: of the examples, for the upper bound; None is a uniform direction.
+        attacks: that attain it; None is the linear trap.
+        baseline: (n,) what a guess without any update is known to reach, such as the zero image.
+        attack: (n,) which attack attains it.
         attained_scope, bound_scope: whom each covers and what it does not say.
     """
 
@@ -116,16 +117,31 @@ class Corridor:
     attained: Array
     bound: Array
     log_kappa: Array
-    informed: bool
-    model_free: bool
+    prior: Baseline | None
+    attacks: Attainable | None
+    baseline: Array
+    attack: tuple[str, ...]
     attained_scope: Scope
     bound_scope: Scope
+
+    @property
+    def basis(self) -> Basis | None:
+        """What the upper bound rests on; None where its prior knows nothing about the data.
+
+        An attacker who knows similar data exceeds the bound of such a prior: it protects nothing.
+        """
+        if self.prior is None or not self.prior.informed:
+            return None
+        return "sample" if self.prior.model_free else "fitted model"
+
+    def at(self, eta: ArrayLike, setting: TrainingSetting | None = None) -> Corridor:
+        """The same prior and attacks at other thresholds, or for another setting."""
+        return corridor(setting or self.setting, eta, prior=self.prior, attacks=self.attacks)
 
     def verdict(self, index: int, accepted: float, matched: float | None = None) -> Verdict:
         """The verdict at one threshold alone, where no attack was run.
 
-        Exposed is what the update reveals beyond the baseline, under either prior: under a prior
-        other than the attack's, the upper bound may lie below what is attained. Never protected
+        Recoverable is what attacks reach beyond the baseline, under either prior. Never protected
         where the baseline matches more of the data than is accepted (`matched`), nor under a prior
         that knows nothing about the data.
         """
@@ -138,9 +154,9 @@ class Corridor:
         baseline = max(guess, float(np.exp(direction)))
         below = bound <= accepted and guess <= accepted
         return decide(
-            exposed=attained > accepted and attained > baseline * (1 + 1e-9),
-            excluded=self.model_free and below,
-            under_model=self.informed and below,
+            recoverable=attained > accepted and attained > baseline * (1 + 1e-9),
+            guessable=float(self.baseline[index]) > accepted,
+            excluded={self.basis} if below and self.basis is not None else (),
         )
 
     def _repr_html_(self) -> str:
@@ -178,28 +194,25 @@ def corridor(
     setting: TrainingSetting,
     eta: ArrayLike,
     *,
-    log_kappa: Callable[[Array], Array] | None = None,
-    prior: str = "the examples that log_kappa is computed for",
-    informed: bool = True,
-    model_free: bool = False,
+    prior: Baseline | None = None,
+    attacks: Attainable | None = None,
 ) -> Corridor:
     """Attained success and upper bound: how likely an error of at most eta is.
 
-    Attained: gamma* of the linear trap over the numbers of sightings. Bound: the trade-off function
-    of the composed, subsampled Gaussian mechanism at the baseline success kappa(eta). Both average
-    over a direction that is uniform on the sphere of radius `norm`, unless another baseline success
-    is given for the bound; then only that one moves.
+    Bound: the trade-off function of the composed, subsampled Gaussian mechanism at the baseline
+    success kappa(eta) under the prior; of public examples without a model, and steps that all hold
+    the example, the profile bound where that is the better one. Attained: what attacks reach that
+    were built from data and counted on other data; without data gamma* of the linear trap, over the
+    numbers of sightings.
 
     Shapes: `eta` (n,) or a number.
 
     Args:
         setting: the training.
         eta: mean squared errors above 0, input units squared.
-        log_kappa: the logarithm of the baseline success at each eta, for another prior. What is
-            attained stays that of a uniform direction, so it can then exceed the bound.
-        prior: that prior in words.
-        informed: whether that prior knows the data; a uniform direction, the default, does not.
-        model_free: whether it holds without a model of the data.
+        prior: of the examples; None is a direction uniform on the sphere of radius `norm`.
+        attacks: on examples of the same kind; None is the linear trap, and examples of the known
+            norm: what it attains may then exceed a bound that is averaged over other examples.
 
     Raises:
         ValueError: eta of 0 or below.
@@ -212,49 +225,57 @@ def corridor(
         ([0.068, 0.762], [0.12, 0.777])
     """
     levels = np.atleast_1d(positive("eta", eta, infinite=True))
-    blind = (
-        np.asarray(identification.log_kappa_sphere(dim=setting.dim, eta=levels, norm=setting.norm))
-        if log_kappa is None
-        else np.asarray(log_kappa(levels))
-    )
-    lower = attained_success(setting, levels)
-    upper = success_bound(setting, blind)
-    over = (lower > upper) & (lower < upper * (1 + ROUNDING))
-    if log_kappa is None:
-        lower = np.where(over, upper, lower)
+    upper, blind = upper_bound(prior, setting, levels)
+    if attacks is None:
+        lower = attained_success(setting, levels)
+        baseline = np.where(levels * setting.dim >= setting.norm**2, 1.0, 0.0)  # the zero image
+        names = ("linear trap",) * len(levels)
+        over = (lower > upper) & (lower < upper * (1 + ROUNDING))
+        lower = np.where(over, upper, lower) if prior is None else lower
+    else:
+        found = attacks.success(_seen(setting), levels)
+        lower, baseline, names = found.success, found.baseline, found.attack
     scope = replace(
         bound_law(setting).scope,
-        prior=f"averaged over {SPHERE if log_kappa is None else prior}; other examples fixed or "
+        prior=f"averaged over {SPHERE if prior is None else prior.name}; other examples fixed or "
         "known",
     )
-    knows = informed and log_kappa is not None
     return Corridor(
-        setting, levels, lower, upper, blind, knows, model_free, _attained_scope(setting), scope
+        setting=setting,
+        eta=levels,
+        attained=lower,
+        bound=upper,
+        log_kappa=blind,
+        prior=prior,
+        attacks=attacks,
+        baseline=baseline,
+        attack=names,
+        attained_scope=_attained_scope(setting, attacks),
+        bound_scope=scope,
     )
 
 
-def under(prior: Baseline | None, setting: TrainingSetting, eta: ArrayLike) -> Corridor:
-    """The corridor, its upper bound under a prior; None is a uniform direction.
-
-    Of public examples without a model, and steps that all hold the example, the profile bound may
-    be the better one.
-    """
+def upper_bound(
+    prior: Baseline | None, setting: TrainingSetting, eta: ArrayLike
+) -> tuple[Array, Array]:
+    """The success that no attacker exceeds at each eta, and log kappa behind it."""
+    levels = np.atleast_1d(positive("eta", eta, infinite=True))
     if prior is None:
-        return corridor(setting, eta)
-    sample = prior if isinstance(prior, PublicSample) and setting.sampling_rate == 1 else None
-    known = prior.log_kappa if sample is None else partial(sample.log_kappa, parts=2)
-    found = corridor(
-        setting,
-        eta,
-        log_kappa=known,
-        prior=prior.name,
-        informed=prior.informed,
-        model_free=prior.model_free,
+        blind = identification.log_kappa_sphere(dim=setting.dim, eta=levels, norm=setting.norm)
+    elif isinstance(prior, PublicSample) and setting.sampling_rate == 1:
+        return prior.success_bound(setting.noise_multiplier / math.sqrt(setting.steps), levels)
+    else:
+        blind = prior.log_kappa(levels)
+    return success_bound(setting, blind), np.asarray(blind)
+
+
+def _seen(setting: TrainingSetting) -> list[tuple[float, float]]:
+    """(probability, noise multiplier) of what the attacker sees of one example."""
+    mass, factor = from_scratch.sightings(
+        setting.steps, sampling_rate=setting.sampling_rate, participation=setting.participation
     )
-    if sample is None:
-        return found
-    noise = setting.noise_multiplier / math.sqrt(setting.steps)
-    return replace(found, bound=sample.success_bound(noise, found.eta)[0])
+    noise = np.where(np.isinf(factor), np.inf, setting.noise_multiplier * factor)
+    return list(zip(mass.ravel().tolist(), noise.ravel().tolist(), strict=True))
 
 
 def attained_success(setting: TrainingSetting, eta: Array) -> Array:
@@ -319,9 +340,17 @@ def bound_law(setting: TrainingSetting) -> Any:
     return composition.subsampled if setting.participation == "hidden" else composition.visible
 
 
-def _attained_scope(setting: TrainingSetting) -> Scope:
-    scope = from_scratch.exact.scope
-    says = ATTACKER_KNOWS[setting.participation]
+def _attained_scope(setting: TrainingSetting, attacks: Attainable | None) -> Scope:
+    scope, says = from_scratch.exact.scope, ATTACKER_KNOWS[setting.participation]
+    if attacks is not None:
+        return replace(
+            codebook.ATTAINED,
+            attackers="a malicious server that sends a codebook or a linear trap, made of public "
+            f"examples, and {says}",
+            prior=f"examples like the public ones: {attacks.confidence:.0%} confidence from "
+            f"{attacks.counted} of them that no attack was made of",
+            equation="this project (docs/risk.md)",
+        )
     return Scope(
         covers="attained",
         attackers=f"the best attack on the linear trap, which {says}",
@@ -334,7 +363,7 @@ def _attained_scope(setting: TrainingSetting) -> Scope:
 
 def uninformed_note(edges: Corridor) -> str:
     """That a prior which knows nothing about the data protects nothing."""
-    return "" if edges.informed else pictures.note(UNINFORMED)
+    return "" if edges.basis is not None else pictures.note(UNINFORMED)
 
 
 def scope_notes(edges: Corridor) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leakbound.bounds import record_priors
+from leakbound.bounds.attainable import FEWEST, Attainable
 from leakbound.bounds.counting import PublicSample
 from leakbound.bounds.law import positive, whole
 from leakbound.risk.kappa import BaselineMatches, baseline_matches
@@ -131,6 +132,13 @@ class Examples:
                 f"prior {kind!r} cannot be taken from the data: {error}; give more data, or "
                 "--prior sphere, under which nothing is called protected"
             ) from None
+
+    def attacks(self) -> Attainable | None:
+        """Attacks that are counted on these examples, one of each source; None without data."""
+        if self.images is None:
+            return None
+        rows = PublicSample(self.images, sources=self.origins).examples
+        return Attainable(rows) if len(rows) >= FEWEST else None
 
 
 def listed(names: Sequence[str] | NDArray[Any]) -> str:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from leakbound._util import pictures
-from leakbound.assess.record import Bound, Verdict
+from leakbound.assess.record import Attained, Bound, Verdict
 from leakbound.assess.verdict import verdict
 from leakbound.report.template import Presented
-from leakbound.risk.statement import of_bound
+from leakbound.risk.statement import of_attained, of_bound
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,18 +25,20 @@ class ReleaseBounds(Presented):
         known: the leak map.
         bounds: on the error, and on the probability of success; those that there are.
         note: why others are missing.
+        attained: what the best known attack of the threat model's server reaches.
         criterion_psnr: in dB, from which an example counts as reconstructed.
     """
 
     bounds: tuple[Bound, ...]
     note: str | None
     criterion_psnr: float
+    attained: Attained | None = None
     known: Tensor | None = None
 
     @property
     def verdict(self) -> Verdict:
         """What the bounds alone say; never "exposed", as no attack was run."""
-        return verdict((), self.bounds)
+        return verdict((), self.bounds, attained=self.attained)
 
     @property
     def error(self) -> Bound | None:
@@ -69,10 +71,11 @@ class ReleaseBounds(Presented):
 
     def _repr_html_(self) -> str:
         """The verdict, every bound as a sentence, and the leak map."""
-        known = self.known
+        known, own = self.known, self.attained
         return pictures.block(
             self.verdict,
             *(pictures.note(of_bound(bound, self.criterion_psnr)) for bound in self.bounds),
+            "" if own is None else pictures.note(of_attained(own, self.criterion_psnr)),
             pictures.note(f"no bound: {self.note}") if self.note else "",
             "" if known is None else pictures.images(known, input_range=(0, 1), name="leak map"),
         )

@@ -4,30 +4,36 @@ from __future__ import annotations
 
 from typing import Final
 
-from leakbound.assess.record import Bound, DefenseInfo
+from leakbound.assess.record import (
+    DELTA,
+    Assessment,
+    Attained,
+    Bound,
+    DefenseInfo,
+)
 
 UNPROVED: Final = "unproved"
+STRONG: Final = 1.0
+"""The largest epsilon that is called a strong guarantee (NIST SP 800-226)."""
 UNINFORMED: Final = (
     "The prior is a uniform direction, which knows nothing about the data. An attacker who knows "
     "similar data exceeds these numbers, so nothing here is called protected"
 )
 
 
+def of_assessment(found: Assessment) -> list[str]:
+    """All that is known of attackers on one update, a sentence each."""
+    psnr = found.criterion.value
+    said = [of_bound(bound, psnr) for bound in found.bounds]
+    if found.attained is not None:
+        said.append(of_attained(found.attained, psnr))
+    return [*said, f"no bound: {found.bounds_note}"] if found.bounds_note else said
+
+
 def of_bound(bound: Bound, psnr: float | None = None) -> str:
     """A bound in one sentence: what it says, of whom, and where it is not proved, why."""
     if bound.probability is not None:
-        what = "meets the criterion" if psnr is None else f"reaches {psnr:g} dB"
-        if bound.model_free:
-            return (
-                f"{bound.name}: whatever the model is, no attacker {what} with a probability above "
-                f"{bound.probability:.3g}: {bound.confidence:.0%} confidence from "
-                f"{bound.public_examples} public examples, of which one guess may match "
-                f"{bound.largest_ball}, if private examples are drawn like them" + _margin(bound)
-            )
-        return (
-            f"{bound.name}: {bound.covers} attackers; none {what} with a probability above "
-            f"{bound.probability:.3g} if examples follow the model {bound.prior}"
-        )
+        return f"{bound.name}: {_of_probability(bound, psnr)}{_membership(bound)}"
     error = f"{bound.value:.3g}" + ("" if bound.psnr is None else f" ({bound.psnr:.1f} dB)")
     name = f"lower bound on the error ({bound.name})"
     if bound.covers == UNPROVED:
@@ -41,6 +47,61 @@ def of_bound(bound: Bound, psnr: float | None = None) -> str:
     return (
         f"{name}: no attacker has a mean squared error below {error} on average over the prior "
         f"{bound.prior}"
+    )
+
+
+def _of_probability(bound: Bound, psnr: float | None) -> str:
+    what = "meets the criterion" if psnr is None else f"reaches {psnr:g} dB"
+    above = f"with a probability above {bound.probability:.3g}"
+    if bound.basis == "examples":
+        return (
+            f"whatever the model is, no attacker {what} {above}, averaged over these "
+            f"{bound.public_examples} examples; it says nothing about others"
+        )
+    if bound.basis == "fitted model":
+        return (
+            f"{bound.covers} attackers; none {what} {above} if examples follow the model "
+            f"{bound.prior}"
+        )
+    sure = f"{bound.confidence:.0%} confidence from {bound.public_examples} public examples"
+    like = f"if private examples are drawn like them{_margin(bound)}"
+    if bound.basis == "known model":
+        return f"from this model's update, no attacker {what} {above}: {sure}, {like}"
+    return (
+        f"whatever the model is, no attacker {what} {above}: {sure}, of which one guess may match "
+        f"{bound.largest_ball}, {like}"
+    )
+
+
+def _membership(bound: Bound) -> str:
+    return "" if bound.epsilon is None else of_membership(bound.epsilon, DELTA)
+
+
+def of_membership(epsilon: float, delta: float) -> str:
+    """What a bound on reconstruction leaves open: whether an example took part. Empty if hidden."""
+    if epsilon <= STRONG:
+        return ""
+    return (
+        f". It does not hide who took part: epsilon is {epsilon:.3g} at delta {delta:g}, and only "
+        f"{STRONG:g} or less protects membership well"
+    )
+
+
+def of_attained(attained: Attained, psnr: float) -> str:
+    """What attacks that work reach, in one sentence."""
+    low, high = attained.baseline
+    if attained.guessable:
+        return (
+            f"a guess without any update reaches {psnr:g} dB for {low:.3g} of the examples or "
+            f"more, above the accepted {attained.accepted:g}: no amount of noise protects at this "
+            "threshold"
+        )
+    over = "" if attained.recoverable else "; that does not decide"
+    return (
+        f"a malicious server's {attained.attack} reaches {psnr:g} dB for {attained.success:.3g} or "
+        f"more of examples like the public ones ({attained.confidence:.0%} confidence, "
+        f"{attained.public_examples} examples), a guess without any update for {high:.3g} at "
+        f"most{over}"
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from leakbound.assess.verdict import MEANINGS
 from leakbound.report.evidence.auxiliary import STATEMENTS
 from leakbound.report.evidence.parts import (
     NOT_STATED,
@@ -70,6 +71,7 @@ def page(content: EvidenceReport, runs: Sequence[Run] = ()) -> str:
         "pictures": [_pictures(*both) for both in zip(runs, content.subjects, strict=False)],
         "unstated": NOT_STATED,
         "side": SIDE,
+        "meanings": MEANINGS,
     }
     return rendered("evidence.html.j2", context, {"percent": rate, "fact": fact})
 

@@ -147,7 +147,9 @@ def _follows(own: Assessment) -> bool:
     if any(b.excludes_threshold != ((b.probability or 0) <= (b.accepted or 0)) for b in chances):
         return False
     try:
-        return own.verdict == verdict(own.matched, own.bounds, certified=bool(own.certificate))
+        return own.verdict == verdict(
+            own.matched, own.bounds, certified=bool(own.certificate), attained=own.attained
+        )
     except RuntimeError:  # what was matched and what is excluded contradict each other
         return False
 

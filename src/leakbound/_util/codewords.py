@@ -1,0 +1,88 @@
+"""The codewords of a codebook attack: centers of balls that cover most public examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[Any]
+
+MEANS = (1, 2, 3, 4, 6, 8, 12)
+"""Of how many near public examples a candidate is the mean."""
+NEAR = 10**0.5
+"""Public examples are near within 5 dB less than the criterion: this times its squared error."""
+PAIRS = 10
+"""Midpoints of pairs at most, for each public example."""
+PART = 2000
+"""Candidates of which errors are held at once."""
+SLACK = 1.15
+"""A candidate covers what it reaches within this times the criterion's squared error."""
+
+
+def codewords(public: ArrayLike, within: float, most: int) -> tuple[Array, Array]:
+    """Codewords (M, N), the best first, and the share (M,) of examples that each covers first.
+
+    Candidates are the public examples, means of 2 to 12 near ones, and midpoints of near pairs. Of
+    these the codewords that cover most public examples are chosen greedily, at most `most`, fewer
+    where they cover all. The first m of them are the codebook of size m.
+
+    Shapes: `public` (n, N); `within` is the criterion's mean squared error.
+
+    Source: this project; Fano-style codebook, greedy maximum coverage.
+
+    Example:
+        >>> words, shares = codewords([[0.0], [0.2], [1.0]], within=0.013, most=5)
+        >>> words.round(3).tolist(), shares.round(3).tolist()
+        ([[0.1], [1.0]], [0.667, 0.333])
+    """
+    rows = np.asarray(public, float)
+    squares = np.square(rows).sum(1)
+    distance = np.maximum(0, squares[:, None] + squares - 2 * rows @ rows.T) / rows.shape[1]
+    np.fill_diagonal(distance, 0)
+    sets = [
+        each[start : start + PART]
+        for each in _candidates(distance, NEAR * within)
+        for start in range(0, len(each), PART)
+    ]
+    covers = np.concatenate([_errors(distance, part) <= SLACK * within for part in sets])
+    reached, gain = np.ascontiguousarray(covers.T), covers.sum(1)
+    left = np.ones(len(rows), dtype=bool)
+    chosen: list[int] = []
+    first: list[int] = []
+    while len(chosen) < most and left.any():
+        best = int(gain.argmax())
+        new = reached[:, best] & left
+        chosen.append(best)
+        first.append(int(new.sum()))
+        left &= ~new
+        gain = gain - reached[new].sum(0)
+    every = [members for part in sets for members in part]
+    words = np.stack([rows[every[number]].mean(0) for number in chosen])
+    return words, np.array(first) / sum(first)
+
+
+def _candidates(distance: Array, near: float) -> Iterator[Array]:
+    """The public examples (m, k) of which candidates are the means, for one k after another."""
+    count = len(distance)
+    order = distance.argsort(1, kind="stable")[:, : MEANS[-1]]
+    farthest = np.take_along_axis(distance, order, 1)
+    yield np.arange(count)[:, None]
+    for k in MEANS[1:]:
+        if k <= count:
+            yield order[farthest[:, k - 1] <= near, :k]
+    pairs = np.argwhere(np.triu(distance <= near, 1))
+    closest = distance[pairs[:, 0], pairs[:, 1]].argsort(kind="stable")
+    yield pairs[closest[: PAIRS * count]]
+
+
+def _errors(distance: Array, members: Array) -> Array:
+    """Mean squared errors (m, n) of the means of members (m, k), from distances (n, n) alone:
+    |mean - x|^2 is the mean of |x_i - x|^2 less half the mean of |x_i - x_j|^2.
+    """
+    k = members.shape[1]
+    total = sum((distance[members[:, i]] for i in range(k)), np.zeros(()))
+    among = distance[members[:, :, None], members[:, None]].mean((1, 2))
+    return np.asarray(total / k - among[:, None] / 2)

@@ -1,0 +1,216 @@
+"""What attacks that work reach on examples like the public ones: the lower edge beside a bound.
+
+A malicious server builds its attack from one part of the public examples, and its success is
+counted on another part, so that the confidence limits are about the same data as a bound from a
+`PublicSample`. Two attacks are counted: the codebook, of several sizes, and the best linear
+estimator from a linear trap. The mean and a codeword at random are guesses without any update.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+from leakbound._util.codewords import codewords
+from leakbound.bounds import codebook
+from leakbound.bounds.counting import CONFIDENCE, anchors
+from leakbound.bounds.law import Array, positive, probability, single
+from leakbound.bounds.record_priors import flat_images
+
+__all__ = ["Attainable", "Reached"]
+
+FEWEST = 8
+BUILT = 2000
+"""Examples from which attacks are built at most; the others are counted."""
+SIZES = tuple(2**power for power in range(11))
+"""Codewords of the codebooks that are counted."""
+DIRECTIONS = 150
+"""Leading directions that one of the linear layers keeps; the other keeps all, and the norms."""
+CODEBOOK, LINEAR = "codebook", "linear estimator"
+
+
+@dataclass(frozen=True, eq=False)
+class Reached:
+    """Lower confidence limits at several thresholds, which hold jointly.
+
+    Attributes:
+        success: (n,) of the best attack.
+        baseline: (n,) of the best guess without an update.
+        attack: which one is best at each threshold.
+    """
+
+    success: Array
+    baseline: Array
+    attack: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Attainable:
+    """What a malicious server's attacks reach on examples like these.
+
+    Args:
+        examples: (n, ...), drawn independently and like the private ones; 8 or more.
+        confidence: of every lower limit, over the draw of the examples.
+
+    Assumptions: the gradient is clipped per example, the noise is Gaussian, and the other examples
+    of the batch are removed or known. Labels are not used.
+
+    Raises:
+        ValueError: fewer than 8 examples, or values that are not finite.
+
+    Source: this project; docs/risk.md.
+
+    Example:
+        >>> rows = np.random.default_rng(0).random((400, 2))
+        >>> found = Attainable(rows).success([(1.0, 0.2)], 0.005)
+        >>> found.attack, found.success.round(2).tolist(), found.baseline.round(2).tolist()
+        (('codebook',), [0.7], [0.03])
+    """
+
+    examples: Array
+    confidence: float = CONFIDENCE
+
+    def __post_init__(self) -> None:
+        rows = flat_images(self.examples)
+        if len(rows) < FEWEST:
+            raise ValueError(f"examples holds {len(rows)}; give at least {FEWEST}")
+        single("confidence", probability("confidence", self.confidence))
+        order = np.random.default_rng(2).permutation(len(rows))
+        built = min(BUILT, len(rows) // 2)
+        object.__setattr__(self, "_public", rows[order[:built]])
+        object.__setattr__(self, "_held", rows[order[built:]])
+        object.__setattr__(self, "_kept", {})
+
+    @property
+    def counted(self) -> int:
+        """Examples on which success is counted."""
+        return len(self._held)  # type: ignore[attr-defined]
+
+    def success(self, hits: list[tuple[float, float]], eta: ArrayLike) -> Reached:
+        """The best attack's success at each eta, and that of a guess without an update.
+
+        Args:
+            hits: (probability, noise multiplier) of what the attacker sees of one example, such as
+                [(1.0, s)] for one full-batch step; probabilities may sum to less than 1. A
+                multiplier is 0 without noise, and infinite where the example takes no part.
+            eta: mean squared errors, (n,) or a number.
+        """
+        chance = np.array([weight for weight, _ in hits])
+        noise = np.array([s for _, s in hits])
+        if not (noise >= 0).all() or not (chance >= 0).all() or chance.sum() > 1 + 1e-9:
+            raise ValueError("hits holds a negative number, or probabilities above 1 in sum")
+        levels = np.atleast_1d(positive("eta", eta))
+        places = anchors(levels)
+        tail = (1 - self.confidence) / (2 * len(places))
+        named = np.stack([chance @ _named(noise, size) for size in SIZES])
+        held = self._held  # type: ignore[attr-defined]
+        blind = np.square(self._public.mean(0) - held).mean(1)  # type: ignore[attr-defined]
+        errors = [blind, *(self._errors(chance, noise, layer) for layer in self._layers)]
+        rows = []
+        for level in places:
+            limits = self._covered(float(level), tail)
+            counts = [int((own <= level).sum()) for own in errors]
+            mean, *lines = (_least(count, self.counted, tail / len(errors)) for count in counts)
+            by_book = float((limits * named[: len(limits)]).max())
+            guess = max(mean, float((limits / SIZES[: len(limits)]).max()))
+            rows.append((by_book, max(lines), guess))
+        # Success rises with eta: a limit at a smaller one is a limit.
+        table = np.array(rows)[np.searchsorted(places, levels, "right") - 1]
+        attack = tuple(LINEAR if line > book else CODEBOOK for book, line, _ in table)
+        return Reached(table.max(1), table[:, 2], attack)
+
+    def _covered(self, eta: float, tail: float) -> Array:
+        """Lower limits on the share of examples that the codebook of each size covers."""
+        kept: dict[float, Array] = self._kept  # type: ignore[attr-defined]
+        if eta not in kept:
+            held = self._held  # type: ignore[attr-defined]
+            words, _ = codewords(self._public, eta, SIZES[-1])  # type: ignore[attr-defined]
+            squares = np.square(held).sum(1)[:, None] + np.square(words).sum(1)
+            near = (squares - 2 * held @ words.T) / held.shape[1] <= eta
+            sizes = [size for size in SIZES if size <= len(words)]
+            kept[eta] = np.array([near[:, :size].any(1).sum() for size in sizes])
+        counts = kept[eta]
+        return np.array([_least(int(k), self.counted, tail / len(counts)) for k in counts])
+
+    @cached_property
+    def _layers(self) -> list[_LinearAttack]:
+        public = self._public  # type: ignore[attr-defined]
+        mean = public.mean(0)
+        _, spread, axes = np.linalg.svd(public - mean, full_matrices=False)
+        rank = max(1, int((spread > 1e-6 * max(spread[0], 1e-300)).sum()))
+        spread = np.where(spread > 0, spread, 1.0)[:rank]
+        layer = axes[:rank].T / spread**0.5
+        few = min(rank, DIRECTIONS)
+        largest = float(np.linalg.norm((public - mean) @ layer, axis=1).max())
+        made = (layer[:, :few] * 1e6, layer / max(largest, 1e-300))
+        return [_LinearAttack.of(public, mean, own) for own in made]
+
+    def _errors(self, chance: Array, noise: Array, layer: _LinearAttack) -> Array:
+        """Mean squared errors of a linear attack on the counted examples."""
+        held = self._held  # type: ignore[attr-defined]
+        draw = np.random.default_rng(3)
+        # What is left of the probability takes no part.
+        each = np.append(noise, math.inf)[
+            np.searchsorted(np.cumsum(chance), draw.random(len(held)), "right")
+        ]
+        return np.asarray(np.square(layer.answers(held, each, draw) - held).mean(1))
+
+
+@dataclass(frozen=True, eq=False)
+class _LinearAttack:
+    """A malicious linear layer, and the best linear estimator from its clipped, noisy answers.
+
+    Attributes:
+        mean: (N,) of the public examples.
+        weight: (N, d), the layer's; a large one lets every answer be clipped.
+        middle, values, vectors: mean (d,) and covariance of the answers, as its eigenvectors (d, d)
+            and eigenvalues.
+        both: (N, d) covariance of examples and answers, in these eigenvectors.
+    """
+
+    mean: Array
+    weight: Array
+    middle: Array
+    values: Array
+    vectors: Array
+    both: Array
+
+    @staticmethod
+    def of(public: Array, mean: Array, weight: Array) -> _LinearAttack:
+        own = _clipped((public - mean) @ weight)
+        middle = own.mean(0)
+        values, vectors = np.linalg.eigh((own - middle).T @ (own - middle) / len(public))
+        both = (public - mean).T @ (own - middle) @ vectors / len(public)
+        return _LinearAttack(mean, weight, middle, values.clip(0), vectors, both)
+
+    def answers(self, rows: Array, noise: Array, draw: np.random.Generator) -> Array:
+        """Reconstructions (n, N) of rows under a noise multiplier each (n,)."""
+        seen = (_clipped((rows - self.mean) @ self.weight) - self.middle) @ self.vectors
+        spread = draw.standard_normal(seen.shape)
+        part = np.isfinite(noise)
+        found, s = np.zeros_like(seen), noise[part, None]
+        found[part] = (seen[part] + s * spread[part]) / np.maximum(self.values + s**2, 1e-12)
+        return np.asarray(self.mean + found @ self.both.T)
+
+
+def _clipped(rows: Array) -> Array:
+    return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1.0))
+
+
+def _named(noise: Array, size: int) -> Array:
+    """Probability that the right one of so many codewords is named at each noise multiplier."""
+    some = (noise > 0) & np.isfinite(noise)
+    found = np.where(noise > 0, 1.0 / size, 1.0)
+    if some.any() and size > 1:
+        found[some] = codebook.identified(noise[some], codewords=size)
+    return found
+
+
+def _least(count: int, n: int, tail: float) -> float:
+    """Lower confidence limit on a share (Clopper and Pearson 1934, one-sided)."""
+    return 0.0 if count == 0 else float(stats.beta.ppf(tail, count, n - count + 1))

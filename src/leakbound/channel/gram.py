@@ -1,0 +1,89 @@
+"""Inner products of clipped per-example gradients: what `bounds.known_model` needs of a model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from leakbound import check
+from leakbound.client import rows
+from leakbound.defenses.dp_sgd import clip_rows
+from leakbound.types import Batch, Task, Unit
+
+MOST_BYTES = 1_500_000_000
+"""For the gradients of all examples and their products."""
+PART_BYTES = 1 << 27
+WIDTH = 4096
+"""Weights whose products are summed in their own precision; these sums are added in float64."""
+
+
+def clipped_gram(task: Task, batch: Batch, clip_norm: float) -> NDArray[np.float64]:
+    """Inner products (n, n) of the clipped gradients of n examples, over the squared clip norm.
+
+    Every example's gradient is clipped as `ClipExamples` does it: one that is not finite adds
+    nothing. Sums of products over many weights are in float64.
+
+    Args:
+        task: the model at its weights, with a local plan of one step.
+        batch: the n examples.
+        clip_norm: C, the largest L2 norm of one example's gradient, in gradient units.
+
+    Raises:
+        ValueError: more examples than fit into 1.5 GB, a clip norm that is not above 0, gradients
+            of 16 bits, a local plan of several steps, or a model whose examples see each other.
+
+    Example:
+        >>> task = Task.of(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2)))
+        >>> found = clipped_gram(task, Batch(torch.eye(4)[:2], torch.tensor([0, 0])), 1e-6)
+        >>> found.shape, [round(float(norm), 4) for norm in found.diagonal()]
+        ((2, 2), [1.0, 1.0])
+    """
+    check.positive(clip_norm=clip_norm)
+    fit, n = most_examples(task), batch.size
+    if n > fit:
+        raise ValueError(
+            f"batch holds {n} examples; the gradients of {fit} fit into {MOST_BYTES / 1e9:g} GB, "
+            f"at {len(task.parameters):,} weights; give at most {fit}"
+        )
+    if task.parameters.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"the model has weights of type {task.parameters.dtype}, in which norms are too coarse "
+            "for clipping; take it in float32"
+        )
+    sent = _clipped(task, batch, clip_norm)
+    found = torch.zeros(n, n, dtype=torch.float64)
+    for start in range(0, sent.shape[1], WIDTH):
+        part = sent[:, start : start + WIDTH]
+        found += part @ part.T
+    found = (found + found.T) / (2 * clip_norm**2)
+    return np.asarray(found.numpy(), np.float64)
+
+
+def most_examples(task: Task) -> int:
+    """How many examples `clipped_gram` takes at most for this model, by its memory.
+
+    Example:
+        >>> most_examples(Task.of(torch.nn.Linear(784, 10)))
+        11870
+    """
+    # n gradients and n x n products: the root of 8 n^2 + row n = MOST_BYTES.
+    row = len(task.parameters) * task.parameters.element_size()
+    return int((math.sqrt(row**2 + 32 * MOST_BYTES) - row) / 16)
+
+
+def _clipped(task: Task, batch: Batch, clip_norm: float) -> torch.Tensor:
+    """The clipped gradients (n, P), on the CPU."""
+    # Each example is released in some batch: how the plan cuts batches does not matter.
+    whole = replace(task, plan=replace(task.plan, batch_size=None))
+    sent = torch.empty(batch.size, len(task.parameters), dtype=task.parameters.dtype)
+    size = max(1, PART_BYTES // (4 * len(task.parameters) * task.parameters.element_size()))
+    for start in range(0, batch.size, min(size, 256)):
+        part = slice(start, start + min(size, 256))
+        own = rows(whole, batch.inputs[part], batch.labels[part], Unit.EXAMPLE).detach()
+        own = torch.where(own.isfinite().all(1, keepdim=True), own, 0.0)
+        sent[part] = clip_rows(own, clip_norm).cpu()
+    return sent

@@ -1,0 +1,70 @@
+"""One release, and all that bounds on it may rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from leakbound.assess.criterion import Criterion
+from leakbound.client import batch_norms
+from leakbound.defenses import Chain
+from leakbound.types import Batch, NotApplicable, Task, ThreatModel, Update
+
+T = TypeVar("T")
+Once = Callable[[Any, Callable[[], T]], T]
+
+
+@dataclass(frozen=True, eq=False)
+class Released:
+    """One release, and all that bounds on it may rest on.
+
+    Attributes:
+        task: the model as the attacker knows it.
+        cohort: batch size of every client in the update.
+        batch: its labels count as known; its inputs are looked at only with `truth_known`, to
+            compare what was sent with what the defense's `imitate` gives.
+        public: public examples of the same kind.
+        origins: (n,) what each public example comes from, where several come from one.
+        same_law: p-value of a test that private examples are drawn like public ones; None: no test.
+        fresh: the model was not chosen from the public examples, nor from private ones.
+        key: what names the release, so that `once` computes a bound once; None computes it anew.
+    """
+
+    task: Task
+    update: Update
+    defense: Chain
+    criterion: Criterion
+    threat: ThreatModel
+    cohort: tuple[int, ...]
+    batch: Batch | None
+    public: Batch | None
+    truth_known: bool = True
+    origins: Tensor | None = None
+    same_law: float | None = None
+    fresh: bool = False
+    key: Any = None
+    once: Once[Any] = lambda key, make: make()
+
+    def cached(self, name: str, key: Any, make: Callable[[], T]) -> T:
+        found: T = make() if self.key is None else self.once((name, self.key, key), make)
+        return found
+
+    @property
+    def examples(self) -> int:
+        return sum(self.cohort)
+
+
+def refuse_side_information(released: Released) -> None:
+    """Refuse where the attacker knows more of the batch than the release: no bound covers that."""
+    if released.threat.statistics_known and batch_norms(released.task):
+        raise NotApplicable(
+            "the batch's statistics leave beside the update, without noise: no bound covers them, "
+            "and no guarantee of the defense does"
+        )
+
+
+def nine(value: float) -> float:
+    return float(f"{value:.9g}")

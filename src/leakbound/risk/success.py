@@ -1,0 +1,428 @@
+"""How often any attacker meets the criterion on one release: what bounds it, what is attained."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import special
+
+from leakbound import check
+from leakbound.assess.record import DELTA, Attained, Bound, short
+from leakbound.bounds import conversions, counting, identification
+from leakbound.bounds.attainable import FEWEST, Attainable
+from leakbound.bounds.known_model import KnownModel
+from leakbound.bounds.law import Scope
+from leakbound.bounds.record_priors import KINDS
+from leakbound.channel import clipped_gram, most_examples
+from leakbound.defenses import Chain, GaussianMechanism, NoisyCopy
+from leakbound.defenses.dp_sgd import ClipExamples, Mean
+from leakbound.risk import kappa
+from leakbound.risk.released import Released, nine, refuse_side_information
+from leakbound.types import Batch, Guarantee, NotApplicable, Server, Task
+
+MOST_KNOWN, MOST_PRODUCTS = 2500, 4e11
+"""Public examples whose gradients are compared at most, and products of them: some seconds."""
+LEAST = 1e-300
+"""Smaller probabilities are given as this."""
+GUESS = "guess without an update"
+DOUBT = 0.01
+"""From which p-value on a test does not say that private examples differ from public ones."""
+
+
+@dataclass(frozen=True)
+class RiskSpec:
+    """The accepted probability of a reconstruction, where the release is private.
+
+    Attributes:
+        probability: a release is "protected" if no attacker meets the criterion more often, by
+            what public examples show without a model; None asks for no such bound.
+        prior: the model under which a second bound is stated, for "protected under a model":
+            "mixture" (Gaussians fitted to public examples), "gaussian" (one of them), "gallery"
+            (the public examples themselves) or "none".
+        components: leading directions of the Gaussians.
+    """
+
+    probability: float | None = 0.001
+    prior: str = "mixture"
+    components: int = 32
+
+    def __post_init__(self) -> None:
+        if self.probability is not None and not 0 < self.probability < 1:
+            raise ValueError(
+                f"probability is {self.probability!r}; give one between 0 and 1, or 0 to ask for "
+                "no such bound"
+            )
+        check.one_of([*KINDS, "none"], prior=self.prior)
+        check.count(components=self.components)
+
+
+def sample_key(released: Released) -> tuple[Any, ...]:
+    return released.threat.labels_known, released.examples
+
+
+def doubted(released: Released) -> bool:
+    """Whether a test found that private examples are not drawn like public ones."""
+    return released.same_law is not None and released.same_law < DOUBT
+
+
+def known_sample(released: Released) -> counting.PublicSample:
+    """The public examples as a sample, made once; labels count where they are known."""
+    public, origins = released.public, released.origins
+    assert public is not None  # the callers ask
+    found: counting.PublicSample = released.once(
+        ("sample", *sample_key(released)),
+        lambda: counting.PublicSample(
+            public.inputs.flatten(1).double().cpu().numpy(),
+            labels=public.labels.cpu().numpy() if released.threat.labels_known else None,
+            guesses=released.examples,
+            classes=released.task.label_range,
+            sources=None if origins is None else origins.cpu().numpy(),
+        ),
+    )
+    return found
+
+
+def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
+    """With what probability any attacker meets the criterion, by public examples without a model.
+
+    It says nothing, in `excludes_threshold`, where a test found that private examples are not
+    drawn like the public ones.
+
+    Raises:
+        NotApplicable: no public examples.
+    """
+    found = private_noise(released, spec)
+    if found is None or spec.probability is None:
+        return None
+    public, eta = released.public, released.criterion.error
+    accepted = spec.probability
+    if public is None or public.size < 2:
+        raise NotApplicable(
+            f"a probability of {accepted:g} needs "
+            f"{counting.examples_needed(accepted, confidence=0.975)} public examples or more"
+        )
+    sample, (noise, scope, name) = known_sample(released), found
+    edge, known = released.once(
+        ("sample bound", *sample_key(released), noise, eta),
+        lambda: tuple(float(v[0]) for v in sample.success_bound(noise, eta)),
+    )
+    unlike = doubted(released)
+    limit, least = math.exp(known), sample.needed(accepted, parts=2)
+    doubts = [f"a test found private examples drawn unlike public ones (p = {released.same_law})"]
+    few = [f"a probability of {accepted:g} needs {least} public examples or more"]
+    return Bound(
+        name=name,
+        value=nine(edge),
+        probability=nine(edge),
+        accepted=accepted,
+        psnr=None,
+        prior=sample.name,
+        rests_on_prior=True,
+        basis="sample",
+        confidence=sample.confidence,
+        public_examples=sample.n,
+        largest_ball=sample.largest(eta),
+        density_margin=short(max(_margin(noise, accepted, limit), accepted / max(edge, LEAST))),
+        epsilon=_epsilon(released, noise),
+        covers=scope.covers,
+        excludes_threshold=edge <= accepted and not unlike,
+        on_average=False,
+        equation="limit on kappa and profile bound (docs/risk.md)",
+        assumptions=(
+            f"covers {scope.attackers}",
+            "examples: private ones are drawn independently and like the public ones; each for "
+            "itself",
+            *(doubts if unlike else ()),
+            *(few if sample.n < least else ()),
+            f"it does not say: {scope.not_said}",
+            f"the prior-only baseline succeeds with probability {_tiny(known)} at most",
+        ),
+    )
+
+
+def known_model_probability(released: Released, spec: RiskSpec) -> Bound | None:
+    """With what probability an honest server meets the criterion, from this model's update.
+
+    By the posterior over public examples, and without a model of the data. None where the server is
+    malicious: it sends another model.
+
+    Raises:
+        NotApplicable: no public examples, or an update that is not a mean of clipped gradients of
+            this model at weights that depend on no example.
+    """
+    found = private_noise(released, spec)
+    if found is None or spec.probability is None or released.threat.server is not Server.HONEST:
+        return None
+    why = _why_not_known(released)
+    if why is not None:
+        raise NotApplicable(f"no bound for this model alone: {why}")
+    noise, eta, accepted = found[0], released.criterion.error, spec.probability
+    own = released.cached("known model", sample_key(released), lambda: _known_model(released))
+    edge = released.cached(
+        "known bound", (*sample_key(released), noise, eta), lambda: own.success_bound(noise, eta)
+    )
+    return Bound(
+        name="probability from this model",
+        value=nine(edge),
+        probability=nine(edge),
+        accepted=accepted,
+        psnr=None,
+        prior=own.name,
+        rests_on_prior=True,
+        basis="known model",
+        confidence=own.confidence,
+        public_examples=own.n,
+        epsilon=_epsilon(released, noise),
+        covers=PRIVATE.covers,
+        excludes_threshold=edge <= accepted and not doubted(released),
+        on_average=False,
+        equation="posterior over public examples (docs/risk.md)",
+        assumptions=(
+            "covers all attackers who see one release of this model at these weights, which depend "
+            "on no example",
+            "examples: private ones are drawn independently and like the public ones; each for "
+            "itself, other examples fixed or known, none of them a copy",
+            "it does not say: what another model leaks, or what several rounds leak",
+        ),
+    )
+
+
+def _why_not_known(released: Released) -> str | None:
+    """Why there is no bound for the known model; None where there is."""
+    kinds = [type(link) for link in released.defense.links[:3]]
+    if kinds != [ClipExamples, Mean, GaussianMechanism]:
+        return "it is for clipped gradients of examples with Gaussian noise on their mean"
+    if len(released.cohort) > 1:
+        return "the update sums several clients"
+    if released.task.plan.steps > 1 or released.task.coupled:
+        return "it is for one local step on examples that do not see each other"
+    if not released.fresh:
+        return "the weights may depend on public or private examples"
+    if released.public is None or released.public.size < FEWEST:
+        return f"it needs {FEWEST} public examples or more"
+    return None
+
+
+def _known_model(released: Released) -> KnownModel:
+    clip = released.defense.links[0]
+    assert isinstance(clip, ClipExamples)
+    assert released.public is not None
+    return known_model(
+        released.task,
+        released.public,
+        clip_norm=clip.clip_norm,
+        sample=known_sample(released),
+        guesses=released.examples,
+        labels_known=released.threat.labels_known,
+    )
+
+
+def known_model(
+    task: Task,
+    public: Batch,
+    *,
+    clip_norm: float,
+    sample: counting.PublicSample | None = None,
+    guesses: int = 1,
+    labels_known: bool = True,
+    confidence: float = counting.CONFIDENCE,
+) -> KnownModel:
+    """What public examples show of the updates of one model, as an honest server sends it.
+
+    It holds if neither the model nor the clip norm was chosen from these public examples.
+
+    Args:
+        task: the model at its weights.
+        public: examples, drawn independently and like the private ones; MOST_KNOWN at most count.
+        clip_norm: C, the largest L2 norm of one example's gradient.
+        sample: the same as a sample, where they are not independent.
+        guesses: of the attacker, of which one has to match.
+        labels_known: whether the attacker knows the label.
+        confidence: with which its bounds hold.
+
+    Raises:
+        ValueError: weights of 16 bits, or fewer than two examples that fit into memory.
+
+    Source: docs/risk.md, "An honest server".
+
+    Example:
+        >>> import torch
+        >>> from leakbound import data, models, stream
+        >>> model = models.mlp(input_shape=(1, 8, 8), classes=10, generator=stream(0, "model"))
+        >>> public = data.load("digits").batch(torch.arange(300))
+        >>> found = known_model(Task.of(model), public, clip_norm=1.0)
+        >>> round(found.success_bound(1.0, 0.001), 2) < 0.2
+        True
+    """
+    places = np.arange(public.size) if sample is None else sample.places
+    most = min(MOST_KNOWN, most_examples(task), int((MOST_PRODUCTS / len(task.parameters)) ** 0.5))
+    if len(places) > most:  # at random: data are often sorted by class
+        places = np.sort(np.random.default_rng(0).permutation(places)[:most])
+    at = torch.from_numpy(places)
+    batch = Batch(public.inputs[at], public.labels[at])
+    return KnownModel(
+        batch.inputs.flatten(1).double().cpu().numpy(),
+        clipped_gram(task, batch, clip_norm),
+        labels=batch.labels.cpu().numpy() if labels_known else None,
+        guesses=guesses,
+        confidence=confidence,
+    )
+
+
+def model_probability(released: Released, spec: RiskSpec) -> Bound | None:
+    """With what probability any attacker meets the criterion, under a model of the data.
+
+    Differential privacy: the trade-off function of the Gaussian mechanism at the baseline's success
+    under the prior. A noisy copy: what the copy itself gives away under that prior, which covers
+    all that is ever computed from it. Each example for itself; for several the worst one's.
+
+    Raises:
+        NotApplicable: no prior can be taken from the public examples.
+    """
+    private = private_noise(released, spec)
+    if private is None or spec.prior == "none":
+        return None
+    labels_known = released.threat.labels_known
+    public, eta = released.public, released.criterion.error
+    prior, one = released.once(
+        ("baseline", spec.prior, spec.components, labels_known, eta),
+        lambda: kappa.of_public(public, spec.prior, spec.components, labels_known, eta),
+    )
+    blind = min(0.0, one + math.log(released.examples))  # any of the guesses may be the right one
+    copies = _copies(released)
+    noise, scope, name = private
+    if copies:
+        logs = max(one, kappa.after_copy(copies[0], prior, eta=eta, baseline=one))
+        found = math.exp(min(0.0, logs + math.log(released.examples)))
+    else:
+        found = float(identification.gaussian(noise, log_kappa=blind))
+    value = nine(max(found, LEAST))
+    assert spec.probability is not None  # `private_noise` asks
+    return Bound(
+        name=f"{name} under a model",
+        value=value,
+        probability=value,
+        accepted=spec.probability,
+        psnr=None,
+        prior=f"{prior.name}, fitted to public examples",
+        rests_on_prior=True,
+        epsilon=_epsilon(released, noise),
+        covers=scope.covers,
+        excludes_threshold=found <= spec.probability,
+        on_average=False,
+        equation=scope.equation,
+        assumptions=(
+            f"covers {scope.attackers}",
+            "examples: averaged over the model, which is taken to hold for the private ones; each "
+            "for itself",
+            f"it does not say: {scope.not_said}",
+            f"the prior-only baseline succeeds with probability {_tiny(blind)}",
+        ),
+    )
+
+
+def attained(released: Released, spec: RiskSpec) -> Attained | None:
+    """What attacks that work reach on examples like the public ones; None where nothing is known.
+
+    A malicious server's, where examples are clipped and the noise is known; else, and under an
+    honest server, a guess without any update.
+    """
+    public = released.public
+    if spec.probability is None or public is None or public.size < FEWEST or doubted(released):
+        return None
+    sample, eta = known_sample(released), released.criterion.error
+    if sample.n < FEWEST:
+        return None
+    noise = None
+    if released.threat.server is Server.MALICIOUS:
+        found = private_noise(released, spec)
+        noise = found[0] if found is not None and not _copies(released) else None
+    hits = [(1.0, math.inf if noise is None else noise)]
+
+    def make() -> Attained:
+        attacks = released.once(("attainable", sample.n), lambda: Attainable(sample.examples))
+        found, known = attacks.success(hits, eta), float(sample.log_kappa(eta, parts=2))
+        assert spec.probability is not None
+        return Attained(
+            attack=GUESS if noise is None else found.attack[0],
+            success=nine(float(found.success[0])),
+            baseline=(nine(float(found.baseline[0])), nine(math.exp(known))),
+            accepted=spec.probability,
+            confidence=attacks.confidence,
+            public_examples=sample.n,
+        )
+
+    made: Attained = released.once(("attained", *sample_key(released), hits[0], eta, spec), make)
+    return made
+
+
+def private_noise(released: Released, spec: RiskSpec) -> tuple[float, Scope, str] | None:
+    """The noise multiplier behind which an example hides, whom that covers, and its name.
+
+    Of a noisy copy: in units of the farthest that an example lies from the middle of its range.
+    """
+    if spec.probability is None:
+        return None
+    refuse_side_information(released)
+    copies = _copies(released)
+    if copies:
+        low, high = released.task.input_range
+        size = math.prod(released.criterion.domain.shape)
+        farthest = math.sqrt(size) * (high - low) / 2
+        return copies[0] / farthest, COPY, "probability after a noisy copy"
+    if released.defense.guarantee is not Guarantee.DIFFERENTIAL_PRIVACY:
+        return None
+    return _multiplier(released.defense), PRIVATE, "probability"
+
+
+def _copies(released: Released) -> list[float]:
+    return [link.noise_std for link in released.defense.links if isinstance(link, NoisyCopy)]
+
+
+def _epsilon(released: Released, noise: float) -> float | None:
+    """Of one release, at DELTA; None for a noisy copy, which is no statement about membership."""
+    if _copies(released):
+        return None
+    return short(float(conversions.epsilon(noise, delta=DELTA)))
+
+
+def _margin(noise: float, accepted: float, limit: float) -> float:
+    """How many times as densely as public examples private ones may lie: F(A kappa) = accepted."""
+    if noise == 0 or limit == 0:
+        return 0.0
+    return float(special.ndtr(special.ndtri(accepted) - 1 / noise)) / limit
+
+
+def _multiplier(defense: Chain) -> float:
+    """The largest multiplier of the mechanisms in the chain; each alone covers what follows."""
+    found = [m.noise_multiplier for m in defense.links if isinstance(m, GaussianMechanism)]
+    if not found:
+        raise NotApplicable("the guarantee does not rest on Gaussian noise")
+    return max(found)
+
+
+def _tiny(log: float) -> str:
+    power = log / math.log(10)
+    return f"{math.exp(log):.3g}" if power > -300 else f"1e{power:.0f}"
+
+
+PRIVATE = replace(
+    identification.gaussian.scope,
+    attackers="all attackers, models and gradient maps with a per-example norm of at most the clip "
+    "norm, on one release; each example by itself",
+    prior="other examples fixed or known, none of them a copy",
+    not_said="what several rounds leak, which is more (`leakbound bound --steps`), that no example "
+    "of a batch is reconstructed, a bound for one given example, or that membership is hidden",
+)
+COPY = Scope(
+    covers="all",
+    attackers="all attackers and models, over any number of rounds: they see x + w at most",
+    prior="the copies of other examples fixed or known",
+    known="the distribution of w",
+    not_said="a bound for one given example; labels are not protected",
+    equation="the best guess given x + w (docs/risk.md)",
+)
