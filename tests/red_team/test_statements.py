@@ -49,8 +49,10 @@ def test_no_adversary_is_above_a_statement(name, labeled):
 def test_no_mean_error_is_below_a_bound(name, labeled):
     domain = DOMAINS[name]()
     for noise in (0.3, 1.0):
-        bound, least, who = matrix.mean_errors(stated(domain, labeled, 20.0, noise))
-        assert bound <= least, who
+        one = stated(domain, labeled, 20.0, noise)
+        if one.value < matrix.OPEN:
+            bound, least, who = matrix.mean_errors(one)
+            assert bound <= least, who
 
 
 @pytest.mark.parametrize("gamma", [0.05, 0.02])
@@ -189,15 +191,23 @@ def planned(names, seeds, server):
 )
 def test_no_attack_of_an_audit_is_above_what_its_record_states(names, seeds, server):
     """Every attack through the real pipeline: models sent, gradients clipped, noise added."""
-    tried, reached, stated = Counter(), Counter(), {}
+    tried, reached, stated = Counter(), Counter(), Counter()
     for result in audit.run(planned(names, seeds, server), pictures=False):
         record = result.record
         assert record.status == "ok", (record.attack.name, record.problem)
-        (bound,) = (bound for bound in record.bounds if bound.model_free)
         key = record.attack.name, record.defense.parameters["noise_multiplier"]
         tried[key] += 1
         reached[key] += record.psnr[0] >= 20.0
-        assert stated.setdefault(key, bound.probability) == bound.probability
+        # Honest servers have a bound of their own; models and with them bounds differ by seed.
+        stated[key] += min(
+            bound.probability
+            for bound in record.bounds
+            if bound.model_free and bound.probability is not None
+        )
     assert {name for name, _ in tried} == set(names)
     for key, count in reached.items():
-        assert stats.beta.ppf(LEAST, count, tried[key] - count + 1) <= stated[key] or not count
+        if count:
+            least = stats.beta.ppf(LEAST, count, tried[key] - count + 1)
+            assert least <= stated[key] / tried[key], key
+    if names is PLANTED:
+        assert reached["linear_trap", 0.1] + reached["codebook", 0.1] > 0
