@@ -34,7 +34,7 @@ MODELS: dict[str, tuple[str, str, dict[str, str]]] = {
     "ConvNet": ("convnet64", "photos", {"norm": "none"}),
     "ResNet-18": ("resnet18", "photos", {}),
 }
-BOUNDED = Policy(error_bound="always")
+BOUNDED = Policy(error_bound=True)
 
 
 def setting(name: str) -> tuple[Task, data.Dataset]:

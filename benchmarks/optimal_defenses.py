@@ -155,9 +155,8 @@ def main() -> None:
         "",
         *cost(bench),
         "Lower bounds on the mean squared error a pixel, 48 images drawn from the prior (Gaussian, "
-        "from public images, in its leading directions), lower 99 % limits. SimpleConvNet has "
-        "kinks, so that these bounds are [not proved](error_bounds.md): they compare kinds and "
-        "costs.",
+        "from public images, in its leading directions), estimated. Estimates are "
+        "[not proved](error_bounds.md): they compare kinds and costs.",
         "",
         *bounds(bench),
     ]

@@ -66,7 +66,7 @@ MADE = {
     "run_audit": (audited, "exposed"),
     "calibrate": (calibrated, "undecided"),
     "attack_update": (attacked, "exposed"),
-    "error_bound": (bounded, "protected on average"),
+    "error_bound": (bounded, "undecided"),
 }
 
 

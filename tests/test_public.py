@@ -47,6 +47,7 @@ PACKAGES = (
     "leakbound.bounds.from_scratch",
     "leakbound.bounds.identification",
     "leakbound.bounds.information",
+    "leakbound.bounds.attainable",
     "leakbound.bounds.known_model",
     "leakbound.bounds.record_priors",
     "leakbound.bounds.renyi",

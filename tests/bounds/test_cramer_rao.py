@@ -243,23 +243,20 @@ def wishart(mean_root, rank, count, generator):
 
 
 @pytest.mark.parametrize(("count", "rank"), [(8, 4), (24, 6)])
-def test_sampled_floors_hold_where_the_plug_in_does_not(count, rank):
+def test_sampled_floors_err_downwards_where_the_plug_in_does_not(count, rank):
     generator = np.random.default_rng(11)
     size, repeats = 8, 300
     fisher = spd(size, generator, 2.0)
     root = np.linalg.cholesky(fisher)
     prior = Prior("unit", size, np.full(size, 1.0), 10.0)
     true = full_bound(fisher, prior).value
-    over, naive, values = 0, 0, []
+    naive, values = 0, []
     for _ in range(repeats):
         samples = wishart(root, rank, count, generator)
-        floor = full_bound_from_samples(samples, prior)
-        over += floor.value > true
         naive += full_bound(samples.mean(0), prior).value > true
-        values.append(floor.value)
-    assert over <= 0.02 * repeats
+        values.append(full_bound_from_samples(samples, prior).value)
     assert naive > 0.6 * repeats
-    assert np.median(values) > (0.6 if count == 8 else 0.8) * true
+    assert (0.8 if count == 8 else 0.9) * true < np.mean(values) < true
 
 
 def test_a_flat_prior_can_be_sampled():
@@ -268,8 +265,7 @@ def test_a_flat_prior_can_be_sampled():
     values = [
         full_bound_from_samples(wishart(root, 3, 40, generator), prior).value for _ in range(20)
     ]
-    assert max(values) <= 1.0
-    assert np.median(values) > 0.75
+    assert 0.9 < np.mean(values) < 1.01
 
 
 def test_equal_samples_give_the_exact_floor():
@@ -278,20 +274,61 @@ def test_equal_samples_give_the_exact_floor():
     floor = full_bound_from_samples(iter([fisher] * 5), prior)
     assert floor.value == pytest.approx(full_bound(fisher, prior).value, rel=1e-9)
     assert floor.standard_error == pytest.approx(0, abs=1e-12)
-    assert any("sampled" in sentence for sentence in floor.assumptions)
+    assert floor.covers == "estimate"
+    assert "5 sampled examples" in floor.assumptions[0]
 
 
 @pytest.mark.parametrize("tight", [True, False])
-def test_sampled_traces_hold(tight):
+def test_sampled_traces_are_near_and_prove_nothing(tight):
     generator = np.random.default_rng(14)
     prior = Prior("uneven", 2, np.array([1.0, 4.0]), 1.25)
     true = (tight_trace_bound if tight else trace_bound)(10.0, prior).value
     traces = generator.chisquare(10, (400, 30))
     floors = [trace_bound_from_samples(row, prior, tight=tight) for row in traces]
-    assert np.mean([floor.value > true for floor in floors]) <= 0.025
-    assert np.median([floor.value for floor in floors]) > 0.8 * true
+    assert {floor.covers for floor in floors} == {"estimate"}
+    assert np.mean([floor.value for floor in floors]) == pytest.approx(true, rel=0.02)
     spread = np.std([floor.value for floor in floors])
     assert np.median([floor.standard_error for floor in floors]) == pytest.approx(spread, rel=0.3)
+
+
+class Thresholds:
+    """Gradients of sum_i tanh(gain (x - t_i)), one input, as the release; noise 0.1."""
+
+    gain = 1e7
+
+    def __init__(self, count):
+        self.places = np.linspace(0, 1, count)
+
+    def slopes(self, x):
+        """tr J_F(x): each unit steps by 2 within 1e-7 of its threshold, and nowhere else."""
+        angle = np.clip(self.gain * (x[:, None] - self.places), -300, 300)
+        return ((self.gain / np.cosh(angle) ** 2) ** 2).sum(1) / 0.1**2
+
+
+def test_a_sampled_trace_is_above_what_an_attacker_has_and_proves_nothing():
+    """Hardly any of 16 draws lies at a threshold; the mean information is some 1e12 all the same.
+
+    The attacker counts the units that are on, which noise of 0.1 hides from nobody.
+    """
+    release, prior = Thresholds(3000), GaussianPrior([0.5], [0.025])
+    generator = np.random.default_rng(15)
+    traces = release.slopes(prior.draw(1600, generator)[:, 0]).reshape(100, 16)
+    estimates = [trace_bound_from_samples(row, prior) for row in traces]
+    value = np.median([estimate.value for estimate in estimates])
+    x = prior.draw(200, generator)[:, 0]
+    seen = np.tanh(release.gain * (x[:, None] - release.places))
+    noisy = seen + 0.1 * generator.standard_normal(seen.shape)
+    found = ((noisy > 0).sum(1) - 0.5) / (len(release.places) - 1)
+    inside = (x > 0) & (x < 1)
+    errors = np.where(inside, (found - x) ** 2, (x - np.clip(x, 0, 1)) ** 2)
+    assert value > 20 * errors.mean()
+    assert {(estimate.covers, estimate.confidence) for estimate in estimates} == {
+        ("estimate", None)
+    }
+    # the mean over the prior, by the density at each threshold times the integral of the peak
+    density = np.exp(-((release.places - 0.5) ** 2) / 0.05) / np.sqrt(0.05 * np.pi)
+    true = 4 / 3 * release.gain * density.sum() / 0.1**2
+    assert tight_trace_bound(true, prior).value < 1e-8 < value
 
 
 GAUSS = GaussianPrior.isotropic(np.zeros(2), 1.0)
@@ -309,7 +346,6 @@ GAUSS = GaussianPrior.isotropic(np.zeros(2), 1.0)
         (lambda: full_bound("no", GAUSS), "fisher is no array"),
         (lambda: full_bound_from_samples([np.eye(2)] * 3, GAUSS), "fishers holds 3"),
         (lambda: full_bound_from_samples([-np.eye(2)] * 4, GAUSS), "fishers holds a negative"),
-        (lambda: full_bound_from_samples([np.eye(2)] * 4, GAUSS, confidence=1), "confidence is 1"),
         (lambda: trace_bound_from_samples([1.0], GAUSS), "traces holds 1"),
         (lambda: trace_bound_from_samples([1.0, -1.0], GAUSS), "traces holds -1"),
     ],

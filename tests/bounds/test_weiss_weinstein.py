@@ -196,12 +196,11 @@ def test_linear_models(seed):
     x = prior.draw(400, generator)
     seen = shares(release, x, directions, steps)
     floor = weiss_weinstein_bound(seen, steps, prior, directions=directions)
-    assert 0.95 * error < 4 * floor.value <= error
-    few = weiss_weinstein_bound(seen[:16], steps, prior, directions=directions)
-    assert 0.7 * error < 4 * few.value <= 4 * floor.value
-    tight = [4 * tight_trace_bound(np.trace(fisher), prior).value, 4 * floor.value]
-    assert tight[0] <= error
-    assert tight[1] > 0.95 * tight[0]
+    assert 0.9 * error < 4 * floor.value <= error
+    for count, share in ((64, 0.65), (96, 0.75), (128, 0.8)):
+        few = weiss_weinstein_bound(seen[:count], steps, prior, directions=directions)
+        assert share * error < 4 * few.value <= 4 * floor.value
+    assert tight_trace_bound(np.trace(fisher), prior).value <= error / 4
     part = directions[:, :2]
     less = weiss_weinstein_bound(seen[:, :2], steps[:2], prior, directions=part)
     assert 0 < less.value < floor.value
@@ -213,7 +212,7 @@ def test_without_information_the_floor_is_the_priors_variance():
     ones = np.ones((4000, 2, 9))
     assert direction_bounds(ones[0], steps, prior.information).sum() == pytest.approx(5, rel=1e-3)
     floor = weiss_weinstein_bound(ones, steps, prior)
-    assert 0.99 * 5 < 3 * floor.value <= 5
+    assert 0.97 * 5 < 3 * floor.value <= 5
     assert floor.name == "weiss_weinstein"
     assert floor.covers == "all"
     assert floor.rests_on_prior
@@ -268,7 +267,7 @@ def test_kinks_break_cramer_rao_and_not_this_floor():
 
 @pytest.mark.parametrize("count", [1, 5, 40])
 def test_the_sampled_floor_covers(count):
-    """16 images: below the exact bound up to its confidence, and never above the attacker."""
+    """16 images: above the exact bound in 1 % of cases at most, and never above the attacker."""
     prior = GaussianPrior([0.0], [1.0])
     steps = default_steps(prior, 8)
     x, weights = normal_grid(0.0, 1.0, 20001)
@@ -285,14 +284,14 @@ def test_the_sampled_floor_covers(count):
     mu = weights @ shares(release, x[:, None], np.eye(1), steps)[:, 0]
     best = direction_bounds(mu[None], steps, [1.0])[0]
     values = np.array([sampled(16) for _ in range(200)])
-    assert stats.binom.sf((values > best).sum() - 1, 200, 0.02) > 1e-3
+    assert stats.binom.sf((values > best).sum() - 1, 200, 0.01) > 1e-3
     assert values.max() < exact(release, 0.0, 1.0, steps)[0]
     assert 0.4 * best < sampled(4000) <= best
 
 
 @pytest.mark.parametrize("threshold", [0.0, 1.5, 2.5])
 def test_jumps_that_few_images_show(threshold):
-    """All eight directions jump at once, up to as seldom as one image in 160; 32 images."""
+    """All eight directions jump at once, up to as seldom as one image in 160; 96 images."""
     generator = np.random.default_rng(5)
     prior = GaussianPrior.isotropic(np.zeros(8), 1.0)
     steps = default_steps(prior, 6)
@@ -305,11 +304,10 @@ def test_jumps_that_few_images_show(threshold):
     best = direction_bounds(many, steps, np.ones(8)).sum() / 8
     values = []
     for _ in range(100):
-        seen = shares(release, prior.draw(32, generator), np.eye(8), steps)
+        seen = shares(release, prior.draw(96, generator), np.eye(8), steps)
         values.append(weiss_weinstein_bound(seen, steps, prior).value)
-    assert np.mean(np.array(values) > best) < 0.12
-    assert max(values) < 1.4 * best
-    assert np.mean(values) > 0.3 * best
+    assert stats.binom.sf((np.array(values) > best).sum() - 1, 100, 0.01) > 1e-3
+    assert np.mean(values) > 0.5 * best
 
 
 def test_confidence_and_the_number_of_images():
@@ -321,7 +319,7 @@ def test_confidence_and_the_number_of_images():
     sure = weiss_weinstein_bound(seen, steps, prior, confidence=0.999)
     likely = weiss_weinstein_bound(seen, steps, prior, confidence=0.9)
     assert sure.value < likely.value
-    assert sure.standard_error == likely.standard_error > 0
+    assert (sure.confidence, likely.confidence) == (0.999, 0.9)
 
 
 PRIOR = GaussianPrior([0.0, 0.0], [1.0, 2.0])
@@ -338,7 +336,7 @@ SEEN = np.ones((4, 2, 3))
         ("NaN", lambda: weiss_weinstein_bound(SEEN * np.nan, STEPS, PRIOR)),
         ("twice", lambda: weiss_weinstein_bound(SEEN, np.ones((2, 3)), PRIOR)),
         ("steps has shape", lambda: weiss_weinstein_bound(SEEN, STEPS[:1], PRIOR)),
-        ("confidence", lambda: weiss_weinstein_bound(SEEN, STEPS, PRIOR, confidence=0.3)),
+        ("confidence", lambda: weiss_weinstein_bound(SEEN, STEPS, PRIOR, confidence=1.0)),
         ("not Gaussian", lambda: weiss_weinstein_bound(SEEN, STEPS, FlatPrior(2, 1.0))),
         ("not Gaussian", lambda: default_steps(Prior("wide", 2, np.ones(2), 3.0), 3)),
         ("not Gaussian", lambda: default_steps(Prior("mixture", 1, np.eye(1), 2.0), 3)),

@@ -119,10 +119,10 @@ def test_the_floor_of_a_network(activation):
     fisher = np.mean([fisher_matrix(channel, one) for one in pilot], 0)
     directions, information = least_informed(fisher, prior, 9)
     steps = default_steps(prior, 4, directions=directions, information=information)
-    drawn = drawn_from(prior, 64, (1, 3, 3), 2)
+    drawn = drawn_from(prior, 96, (1, 3, 3), 2)
     seen = overlaps(channel, drawn, torch.as_tensor(directions), steps)
     floor = weiss_weinstein_bound(seen, steps, prior, directions=directions)
     assert 0 < floor.value < prior.variance / 9
     if activation == "tanh":
         smooth = full_bound(fisher, prior).value
-        assert 0.85 * smooth < floor.value < 1.02 * smooth
+        assert 0.75 * smooth < floor.value < smooth

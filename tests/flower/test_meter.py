@@ -113,19 +113,17 @@ def test_noise_of_a_seed_is_no_protection(outside, flower, setup, one, caplog, t
     assert flower.ask(flower.client_app(strict, batches=one)).error.reason == REFUSED
 
 
-def test_the_law_of_a_mods_noise_is_known(flower, setup, one, caplog, tmp_path):
+def test_the_law_of_a_mods_noise_is_known(flower, setup, one, tmp_path):
     """The floor needs the covariance that the mod inside declared."""
-    policy = Policy(psnr=17.0, on_undecided="refuse")
+    policy = Policy(psnr=17.0, error_bound=True)
     noise = DefenseMod(GaussianNoise(1.0), setup)
-    with caplog.at_level(logging.INFO, "leakbound.meter"):
-        reply = flower.ask(flower.client_app([LeakMeter(setup, policy), noise], batches=one))
-        assert not reply.has_error()
-        meter = LeakMeter(setup, policy, path=tmp_path / "readings.jsonl")
-        twice = [meter, DefenseMod(GaussianNoise(1e-3), setup), noise]
-        unknown = flower.ask(flower.client_app(twice, batches=one))
-    assert "send (protected on average)" in warnings(caplog)[0]
-    assert unknown.error.reason == REFUSED  # several mods: no law, no bound, undecided
-    assert "several mods made the update" in meter.path.read_text()
+    known, unknown = (LeakMeter(setup, policy, path=tmp_path / name) for name in ("one", "two"))
+    flower.ask(flower.client_app([known, noise], batches=one))
+    twice = [unknown, DefenseMod(GaussianNoise(1e-3), setup), noise]
+    flower.ask(flower.client_app(twice, batches=one))
+    assert '"estimate"' in known.path.read_text()
+    assert '"estimate"' not in unknown.path.read_text()  # several mods: no law, no bound
+    assert "several mods made the update" in unknown.path.read_text()
 
 
 def test_a_planted_model_is_refused_before_training(flower, setup, one, caplog):

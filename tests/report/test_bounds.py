@@ -71,7 +71,7 @@ def test_the_strongest_bound_is_taken_and_kinds_are_not_mixed(make_assessment, m
 
 
 @pytest.mark.parametrize(
-    "changes", [{"covers": "unbiased"}, {"covers": "unproved"}, {"psnr": None}]
+    "changes", [{"covers": "unbiased"}, {"covers": "estimate"}, {"psnr": None}]
 )
 def test_bounds_that_do_not_hold_for_all_enter_no_column(
     tmp_path, make_assessment, make_bound, make_run, changes
@@ -81,8 +81,8 @@ def test_bounds_that_do_not_hold_for_all_enter_no_column(
     text = write(make_run(tmp_path / "run", own)).read_text()
     assert "Upper bound for any attacker" not in text
     assert ("covers only unbiased attackers" in text) == (changes.get("covers") == "unbiased")
-    assert ("is not proved here" in text) == (changes.get("covers") == "unproved")
-    assert "unproved attackers" not in text
+    assert ("estimate of a lower bound" in text) == (changes.get("covers") == "estimate")
+    assert "estimate attackers" not in text
 
 
 def test_measure_of_attacks_is_that_of_the_bound(make_assessment):

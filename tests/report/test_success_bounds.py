@@ -68,7 +68,6 @@ def page(tmp_path, make_run, records):
 def test_words_of_the_page(tmp_path, make_run, experiments):
     text = page(tmp_path, make_run, experiments())
     assert "This rests on a count of public examples and on no model of the data" in text
-    assert "by a count of public examples and without a model of the data" in text
     assert "protected on average" not in text[text.index("<body>") :]  # the error is not bounded
     assert "Upper bound for any attacker" not in text
     (note,) = re.findall(r'<li id="bound-1">.*?</li>\s*</ol>', text, re.DOTALL)

@@ -30,6 +30,8 @@ UNDER_MODEL: Final = "protected under a model"
 HONEST: Final = "protected from an honest server"
 THESE: Final = "protected (these examples)"
 PROTECTED: Final = "protected"
+ESTIMATE: Final = "estimate"
+"""What a bound covers that is estimated and not proved: nobody for certain."""
 Verdict = Literal[
     "exposed (certified)",
     "exposed",
@@ -159,17 +161,18 @@ class ObjectiveValues(RecordPart, frozen=True, kw_only=True):
 
 
 class Bound(RecordPart, frozen=True, kw_only=True):
-    """A statement about all attackers (`covers` "all") or some of them.
+    """A statement about all attackers (`covers` "all"), some of them, or an "estimate" of one.
 
     Either a lower bound on the mean squared error (`probability` is None, `psnr` the same in dB),
     or the probability with which any attacker meets the criterion.
 
     Attributes:
         rests_on_prior: it holds on average over `prior` only.
+        confidence: with which it holds over the public examples, or over the draws of the prior.
         basis: what it rests on. "sample": `public_examples` independent public examples show it,
-            with `confidence`, whatever their distribution is. "examples": it is exact for these
-            private examples. "known model": as "sample", for the model that is sent and no other.
-            "fitted model": examples follow a model that was fitted to public ones.
+            whatever their distribution is. "examples": it is exact for these private examples.
+            "known model": as "sample", for the model that is sent and no other. "fitted model":
+            examples follow a model that was fitted to public ones.
         largest_ball: the most public examples that one guess may match (one a class, with labels
             known).
         density_margin: private examples may lie so many times as densely as public ones at most.

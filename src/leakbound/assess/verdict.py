@@ -115,7 +115,7 @@ def verdict(
         recoverable=attained is not None and attained.recoverable,
         guessable=attained is not None and attained.guessable,
         excluded={bound.basis for bound in excluding},
-        on_average=any(bound.on_average for bound in general),
+        on_average=any(bound.on_average and bound.model_free for bound in general),
     )
 
 

@@ -115,8 +115,8 @@ def simulate(
         classes: labels run from 0 to `classes` - 1, where the attacker does not know them.
         input_range: lowest and highest value of an input.
         domain: what one example is; by default images for inputs (C, H, W), else values.
-        error_bound: which bound on every attacker's error: "trace", "full", "weiss_weinstein" or
-            "none".
+        error_bound: which bound on every attacker's error: "trace" or "full" (estimates),
+            "weiss_weinstein" (proved) or "none".
         probability: the accepted probability of a reconstruction; None asks for no such bound.
         fresh: the weights depend on no public or private example, such as random ones: only then
             is there a bound for an honest server that sends this model.
@@ -198,9 +198,10 @@ def error_bound(
     Arguments are as in `simulate`; no attack runs. The labels of `batch` count as known, and only a
     `defense` with noise of a known law has a bound.
 
-    `kind` is "full" (with a leak map), "trace" (faster) or "weiss_weinstein" (for models with
-    non-smooth activations too). `prior` is "gaussian", "isotropic" or "flat": fitted to `public`,
-    in its leading `components` directions. The information is averaged over `images` draws of it.
+    `kind` is "full" (with a leak map) or "trace" (faster), both estimates that prove nothing, or
+    "weiss_weinstein" (slow, proved, for models with non-smooth activations too). `prior` is
+    "gaussian", "isotropic" or "flat": fitted to `public`, in its leading `components` directions.
+    The information is averaged over `images` draws of it.
     `probability` is the accepted one of a reconstruction, for defenses with differential privacy.
 
     Source: docs/error_bounds.md; paper A, section 4.
@@ -213,8 +214,8 @@ def error_bound(
         >>> digits = data.load("digits")
         >>> public, batch = digits.batch(torch.arange(500)), digits.batch(torch.tensor([1000]))
         >>> found = error_bound(model, batch, "gaussian_noise,noise_std=0.1", public=public)
-        >>> found.leak_map().shape, found.psnr < 20
-        (torch.Size([1, 1, 8, 8]), True)
+        >>> found.leak_map().shape, found.error.covers, found.error.psnr < 20
+        (torch.Size([1, 1, 8, 8]), 'estimate', True)
     """
     clients = clients_of(batch)
     built, _ = defense_of(defense)

@@ -1,8 +1,8 @@
 """Bounds: what no attacker can beat, each with its law, its assumptions and whom it covers.
 
 Numpy and scipy only, float64: numbers in, numbers out. A bound on the error of a reconstruction
-is a lower bound; every estimate behind it errs downwards, so that a bound is never flattered. The
-laws of the risk, a probability for each error threshold, stand in modules of their own.
+is a lower bound; what is only estimated says so in `covers`. The laws of the risk, a probability
+for each error threshold, stand in modules of their own.
 """
 
 from leakbound.bounds import (

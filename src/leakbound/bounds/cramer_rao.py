@@ -4,6 +4,10 @@ x in R^m is what is rebuilt (m = batch size * inputs), y the release, J_D = E_x 
 information averaged over the prior, J_P the prior's own: E||R(y) - x||^2 >= tr (J_D + J_P)^-1.
 Paper A's trace form has d, the number of parameters, where m is right (errata 0.1); its lambda_1
 is the largest eigenvalue (0.2). Every bound is capped at the prior's variance.
+
+Only an exact J_D gives a bound. From sampled images J_D is estimated: the mean of an unbounded
+quantity has no upper confidence limit that holds for every law (Bahadur and Savage 1956), so rare
+images with much information may put the true bound far below any estimate.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy import linalg, stats
+from scipy import linalg
 
 from leakbound.bounds.priors import Array, Prior, real, symmetric
 
@@ -34,14 +38,16 @@ class ErrorBound:
     """A lower bound on the mean squared error of every attacker that it covers.
 
     Attributes:
-        name: "trace", "tight_trace" or "full".
+        name: "trace", "tight_trace", "full" or "weiss_weinstein".
         value: lower bound on E||R(y) - x||^2 / m, capped at the prior's; input units squared.
         prior, rests_on_prior: its name, and whether the value depends on it.
         assumptions: sentences to check.
         equation: paper and equation.
-        covers: "all" attackers, or "unbiased" ones (the flat prior).
+        covers: "all" attackers, or "unbiased" ones (the flat prior); "estimate" where J_D was
+            sampled, which proves nothing.
         per_pixel: (m,) the same for each input, the leak map; None where only a total is known.
-        standard_error: of the estimate behind the value where J_D was sampled; else None.
+        standard_error: of an estimate over its samples; it misses what no sample shows.
+        confidence: with which the bound holds over the draws behind it; None where it has none.
     """
 
     name: str
@@ -53,6 +59,7 @@ class ErrorBound:
     covers: str = "all"
     per_pixel: Array | None = None
     standard_error: float | None = None
+    confidence: float | None = None
 
 
 def trace_bound(fisher_trace: float, prior: Prior) -> ErrorBound:
@@ -89,24 +96,22 @@ def tight_trace_bound(fisher_trace: float, prior: Prior) -> ErrorBound:
     return _trace_floor("tight_trace", fisher_trace, known, prior, TIGHT)
 
 
-def trace_bound_from_samples(
-    traces: Any, prior: Prior, *, tight: bool = True, confidence: float = 0.99
-) -> ErrorBound:
-    """A trace bound at an upper confidence limit of the mean of tr J_F(x) over sampled images.
+def trace_bound_from_samples(traces: Any, prior: Prior, *, tight: bool = True) -> ErrorBound:
+    """An estimate of a trace bound: at the mean of tr J_F(x) over sampled images. No bound.
 
     Args:
-        traces: (n,) of independent images of the prior, 1 / input units squared.
+        traces: (n,) of independent images of the prior, n >= 2, 1 / input units squared.
         prior: what the attacker knows.
         tight: `tight_trace_bound`, else `trace_bound`.
-        confidence: as in `full_bound_from_samples`.
     """
     values = real("traces", traces, 1)
+    if len(values) < 2:
+        raise ValueError("traces holds 1 sample; give at least 2")
     if values.min() < 0:
         raise ValueError(f"traces holds {values.min():.6g}; a Fisher information is never negative")
-    error, margin = _spread("traces", values[None], confidence)
-    bound = (tight_trace_bound if tight else trace_bound)(float(values.mean()) + margin, prior)
+    bound = (tight_trace_bound if tight else trace_bound)(float(values.mean()), prior)
     slope = (bound.value * prior.dimension / prior.rank) ** 2 / prior.dimension
-    return _marked(bound, slope * error, confidence)
+    return _estimated(bound, slope * _standard_error(values[None]), len(values))
 
 
 def full_bound(fisher: Any, prior: Prior) -> ErrorBound:
@@ -146,18 +151,16 @@ def full_bound(fisher: Any, prior: Prior) -> ErrorBound:
     return replace(bound, per_pixel=in_pixels**2 @ errors)
 
 
-def full_bound_from_samples(fishers: Any, prior: Prior, *, confidence: float = 0.99) -> ErrorBound:
-    """The full bound from J_F(x) of sampled images, as a lower confidence limit.
+def full_bound_from_samples(fishers: Any, prior: Prior) -> ErrorBound:
+    """An estimate of the full bound from J_F(x) of sampled images. No bound.
 
     The inverse of a sample mean is too large on average. Instead, tr J^-1 >= 2 tr V - tr V J V for
     every symmetric V, linear in J and equal at V = J^-1: one half of the samples chooses V, the
-    other evaluates it without bias, and the halves change places. The value is the mean less a t
-    quantile of its standard error, at least 0.
+    other evaluates it without bias, and the halves change places.
 
     Args:
         fishers: n >= 4, iterable, of independent images of the prior; each as in `full_bound`.
         prior: what the attacker knows.
-        confidence: one-sided, by a t quantile: approximate for few samples with heavy tails.
 
     Source: paper A, eq. (1); variational form of tr J^-1 (convex conjugate).
     """
@@ -172,7 +175,8 @@ def full_bound_from_samples(fishers: Any, prior: Prior, *, confidence: float = 0
         choice = _choose(fit, known)
         even = test[: len(samples) // 2] + known
         gains.append(2 * np.trace(choice) - np.einsum("nij,ij->n", even, choice @ choice))
-    return _sampled("fishers", np.array(gains), prior, confidence)
+    bound = _bound("full", float(np.mean(gains)), prior, VARIATIONAL)
+    return _estimated(bound, _standard_error(np.array(gains)) / prior.dimension, len(samples))
 
 
 def _trace_floor(name: str, trace: float, information: float, prior: Prior, law: str) -> ErrorBound:
@@ -189,27 +193,18 @@ def _bound(name: str, total: float, prior: Prior, law: str) -> ErrorBound:
     return ErrorBound(name, value, prior.name, known, assumptions, law, prior.covers)
 
 
-def _sampled(name: str, gains: Array, prior: Prior, confidence: float) -> ErrorBound:
-    """The full bound from values (folds, n) of the variational bound, as a lower limit."""
-    error, margin = _spread(name, gains, confidence)
-    bound = _bound("full", float(gains.mean()) - margin, prior, VARIATIONAL)
-    return _marked(bound, error / prior.dimension, confidence)
+def _estimated(bound: ErrorBound, error: float, number: int) -> ErrorBound:
+    sentence = (
+        f"the Fisher information is a mean over {number} sampled examples: rare ones with much "
+        "information may put the true bound far below"
+    )
+    assumptions = (sentence, *bound.assumptions)
+    return replace(bound, covers="estimate", assumptions=assumptions, standard_error=error)
 
 
-def _marked(bound: ErrorBound, error: float, confidence: float) -> ErrorBound:
-    sentence = f"J_D is sampled: a {confidence:.4g} confidence limit that takes its mean as normal"
-    return replace(bound, assumptions=(*bound.assumptions, sentence), standard_error=error)
-
-
-def _spread(name: str, values: Array, confidence: float) -> tuple[float, float]:
-    """Standard error of the mean of values (folds, n), as if folds err together, and its margin."""
-    folds, number = values.shape
-    if number < 2:
-        raise ValueError(f"{name} holds {folds * number} samples; give at least {2 * folds}")
-    if not 0.5 < confidence < 1:
-        raise ValueError(f"confidence is {confidence!r}; give a number between 0.5 and 1")
-    error = float(values.std(axis=1, ddof=1).mean()) / number**0.5
-    return error, float(stats.t.ppf(confidence, folds * (number - 1))) * error
+def _standard_error(values: Array) -> float:
+    """Of the mean of values (folds, n), as if folds err together."""
+    return float(values.std(axis=1, ddof=1).mean() / np.sqrt(values.shape[1]))
 
 
 def _projected(name: str, fisher: Any, prior: Prior) -> Array:

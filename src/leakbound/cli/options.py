@@ -73,8 +73,8 @@ class AttackOptions:
     statistics_known: bool = False
     """The attacker knows the batch's statistics in every batch norm."""
     error_bound: Literal["none", "trace", "full", "weiss_weinstein"] = "trace"
-    """Lower bound on the mean error, proved for smooth models. "full": tighter, slower, draws a
-    leak map. "weiss_weinstein": also for non-smooth activations (ReLU, max pools)."""
+    """Lower bound on the mean error: "trace" estimates it, "full" too (tighter, slower, draws a
+    leak map); "weiss_weinstein" proves it, also for non-smooth activations (ReLU, max pools)."""
     lpips_weights: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Measure LPIPS too, with the weights of this .safetensors file (see docs/how_to/lpips.md)."""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None

@@ -50,7 +50,6 @@ COUNTED = (
 )
 Values = tuple[float | None, ...]
 ACTIONS = ("ignore", "warn", "refuse")
-WHEN = ("needed", "always", "never")
 REFUSALS = ("error", "send nothing useful")
 SEND, WARN, REFUSE = "send", "warn", "refuse"
 
@@ -72,10 +71,10 @@ class Policy:
             answers with the weights that came, which hides in a sum of many clients only. For mods.
         probability: how often an attacker may reach the PSNR under differential privacy; None: asks
             for no such bound. It holds for images like the task's public ones, 64 at least.
-        error_bound: when to compute a Cramér-Rao bound on the error: "needed" (where it can change
-            the verdict), "always" (where there is one) or "never".
+        error_bound: whether to estimate the Cramér-Rao bound on the error. It is shown, and decides
+            nothing.
         draws: of the prior, over which the bound's information is averaged.
-        directions: random directions for each draw; fewer are cheaper and loosen the bound.
+        directions: random directions for each draw; fewer are cheaper.
         attacks: attacks to run besides the closed-form ones, at their own cost.
         threat: what the attacker knows.
 
@@ -93,7 +92,7 @@ class Policy:
     on_undecided: str = "ignore"
     on_refuse: str = "error"
     probability: float | None = 0.001
-    error_bound: str = "needed"
+    error_bound: bool = False
     draws: int = 4
     directions: int = 2
     attacks: tuple[Attack, ...] = ()
@@ -104,12 +103,11 @@ class Policy:
         actions = {"on_leak": self.on_leak, "on_planted": self.on_planted}
         check.one_of(ACTIONS, **actions, on_undecided=self.on_undecided)
         check.one_of(REFUSALS, on_refuse=self.on_refuse)
-        check.one_of(WHEN, error_bound=self.error_bound)
         for kind in self.accepted:
             check.one_of(KINDS, accepted=kind)
         check.count(draws=self.draws, directions=self.directions)
         if self.draws < 2:
-            raise ValueError("draws is 1; give 2 at least, for a confidence limit")
+            raise ValueError("draws is 1; give 2 at least, for a standard error")
         if self.probability is not None and not 0 < self.probability < 1:
             raise ValueError(f"probability is {self.probability!r}; give one between 0 and 1")
         if not isinstance(self.attacks, tuple):
@@ -310,7 +308,7 @@ class _Case:
         outcomes = tuple(outcome for outcome, _ in ran)
         baseline = next((found for _, found in ran if found), ())
         matched = [hit for outcome in outcomes for hit in outcome.matched]
-        bounds, notes = self.bounds(criterion, exposed=any(matched))
+        bounds, notes = self.bounds(criterion)
         found = verdict(matched, bounds)
         words = _words(found, outcomes, policy)
         return Reading(
@@ -357,9 +355,7 @@ class _Case:
             "model is fed (Adam, or many local steps, explain it too)"
         )
 
-    def bounds(
-        self, criterion: Criterion, *, exposed: bool
-    ) -> tuple[tuple[Bound, ...], tuple[str, ...]]:
+    def bounds(self, criterion: Criterion) -> tuple[tuple[Bound, ...], tuple[str, ...]]:
         """The bounds that there are, and why others are not."""
         if self.seeded:
             return (), (EXPERIMENT,)
@@ -377,14 +373,9 @@ class _Case:
                 found += [] if bound is None else [bound]
         except NotApplicable as error:
             notes.append(f"no probability: {error.reason}")
-        idle = "the policy asks for none" if policy.error_bound == "never" else None
-        if policy.error_bound == "needed":
-            settled = exposed or any(bound.excludes_threshold for bound in found)
-            idle = "the verdict is settled without" if settled else None
-            idle = idle or limits.why_no_error_bound(released)
         try:
-            if idle is not None:
-                raise NotApplicable(idle)
+            if not policy.error_bound:
+                raise NotApplicable("the policy asks for none")
             public = self.task.public
             if public is not None and tuple(public.inputs.shape[1:]) != self.shape:
                 raise NotApplicable("the public examples have another shape than the batch's")

@@ -20,7 +20,7 @@ from statistics import fmean, stdev
 from scipy.special import stdtrit
 
 from leakbound._util.decibels import mse_of_psnr
-from leakbound.assess.record import Assessment, Training, Values
+from leakbound.assess.record import ESTIMATE, Assessment, Training, Values
 from leakbound.report.tables import LEVEL, Names, defined, grouped
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
 
 BASELINE = "prior-only baseline"
 """The guess that sees no update, which every attacker has."""
-UNPROVED = "unproved"
 Errors = Mapping[int, Sequence[float]]
 """Squared errors by round (its seed), one number an example."""
 
@@ -264,8 +263,8 @@ def _tightest(own: Sequence[Assessment], winner: Errors) -> TightestBound | str:
         return max(made, key=lambda one: (one.n, one.root))
     if not bounds:
         return "none"
-    proved_for = dict.fromkeys(b.covers for _, b in bounds if b.covers != UNPROVED)
-    return f"only for {' and '.join(proved_for)} attackers" if proved_for else "not proved here"
+    proved_for = dict.fromkeys(b.covers for _, b in bounds if b.covers != ESTIMATE)
+    return f"only for {' and '.join(proved_for)} attackers" if proved_for else "estimate only"
 
 
 def _whole(own: Sequence[Assessment | None]) -> bool:

@@ -252,7 +252,7 @@ def _reading(name: str, value: float | None) -> str:
 def _verdict_words(own: Sequence[Assessment]) -> list[str]:
     """The verdicts that this page explains: three always, the others where they may occur."""
     met = {a.verdict for a in own} | {EXPOSED, UNDECIDED, PROTECTED}
-    if any(bound.on_error for a in own for bound in a.bounds):
+    if any(bound.on_error and bound.covers == "all" for a in own for bound in a.bounds):
         met.add(ON_AVERAGE)
     return [word for word in VERDICTS if word in met]
 

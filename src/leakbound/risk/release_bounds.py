@@ -42,8 +42,12 @@ class ReleaseBounds(Presented):
 
     @property
     def error(self) -> Bound | None:
-        """The lower bound on the mean squared error; None where there is none (see `note`)."""
-        return next((bound for bound in self.bounds if bound.on_error), None)
+        """The lower bound on the mean squared error, one that covers all attackers before others.
+
+        An estimate of one says so in `covers`; None where there is none (see `note`).
+        """
+        own = [bound for bound in self.bounds if bound.on_error]
+        return max(own, key=lambda bound: bound.covers == "all", default=None)
 
     @property
     def probability(self) -> float | None:
@@ -52,8 +56,8 @@ class ReleaseBounds(Presented):
 
     @property
     def psnr(self) -> float | None:
-        """The PSNR in dB that no attacker exceeds on average; None where it is not known."""
-        return None if self.error is None else self.error.psnr
+        """The PSNR in dB that no attacker exceeds on average; None where none is proved."""
+        return self.error.psnr if self.error is not None and self.error.covers == "all" else None
 
     def _figure(self) -> Figure:
         from leakbound.report import figures

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from leakbound.assess.record import (
-    DELTA,
-    Assessment,
-    Attained,
-    Bound,
-    DefenseInfo,
-)
+from leakbound.assess.record import DELTA, ESTIMATE, Assessment, Attained, Bound, DefenseInfo
 
-UNPROVED: Final = "unproved"
 STRONG: Final = 1.0
 """The largest epsilon that is called a strong guarantee (NIST SP 800-226)."""
 UNINFORMED: Final = (
@@ -36,17 +29,17 @@ def of_bound(bound: Bound, psnr: float | None = None) -> str:
         return f"{bound.name}: {_of_probability(bound, psnr)}{_membership(bound)}"
     error = f"{bound.value:.3g}" + ("" if bound.psnr is None else f" ({bound.psnr:.1f} dB)")
     name = f"lower bound on the error ({bound.name})"
-    if bound.covers == UNPROVED:
-        why = bound.assumptions[0].removesuffix(": the bound is not proved")
+    if bound.covers == ESTIMATE:
         return (
-            f"{name}, not proved here: a mean squared error of {error} on average over the prior "
-            f"{bound.prior}, by the formula alone; {why}"
+            f"estimate of a {name}, not proved: a mean squared error of {error} on average over "
+            f"the prior {bound.prior}; {bound.assumptions[0]}"
         )
     if bound.covers == "unbiased":
         return f"{name}: no unbiased attacker has a mean squared error below {error}"
     return (
         f"{name}: no attacker has a mean squared error below {error} on average over the prior "
         f"{bound.prior}"
+        + ("" if bound.confidence is None else f" ({bound.confidence:.0%} confidence)")
     )
 
 

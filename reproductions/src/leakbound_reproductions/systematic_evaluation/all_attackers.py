@@ -22,7 +22,7 @@ class Compared:
     """One noise level: roots of mean squares over seeds, in units of R.
 
     Attributes:
-        error, floor: of the attack, which guesses unit vectors, and of all attackers.
+        error, floor: of the attack, which guesses unit vectors; estimated, of all attackers.
         gap: the mean of squared error less squared floor; an attack that beat the floor would
             have it below 0.
     """

@@ -285,16 +285,16 @@ def _floors(found: Measured) -> list[str]:
         "## Errors over floors (tightness)",
         "",
         "Single images under noise: floors of Cramér and Rao with the Gaussian prior of public "
-        "images cover every attacker on average; a batch's images are paired in the best order, "
-        "for which no such floor is proved. Tightness is the attack's RMSE over the floor's root.",
+        "images, estimated from sampled images and so not proved. Tightness is the attack's RMSE "
+        "over the floor's root.",
         "",
-        *_heads(("data", "noise", "attack", "RMSE", "floor", "tightness", "covers"), "---"),
+        *_heads(("data", "noise", "attack", "RMSE", "floor", "tightness"), "---"),
     ]
     for data in found.data:
         for floor in found.floors(data):
             error = math.sqrt(fmean(floor.errors.values())) if floor.errors else math.nan
             least = math.sqrt(fmean(floor.floors.values())) if floor.floors else math.nan
-            cells = (f"{error:.4f}", f"{least:.4f}", f"{error / least:.2f}", floor.covers)
+            cells = (f"{error:.4f}", f"{least:.4f}", f"{error / least:.2f}")
             lines.append(_line((data, f"{floor.noise_std:g}", floor.attack, *cells)))
     told = [
         f"{data}, B = {batch}, {defense}: at most {chance:.2g}"

@@ -60,15 +60,13 @@ class Floor:
         noise_std: the noise.
         attack: the attack's name.
         errors: mean squared errors by round.
-        floors: the floor of each round (its weights), on the mean over images and noise.
-        covers: whom the floor covers.
+        floors: the estimated floor of each round (its weights), on the mean over images and noise.
     """
 
     noise_std: float
     attack: str
     errors: Mapping[int, float]
     floors: Mapping[int, float]
-    covers: str
 
 
 @dataclass(frozen=True)
@@ -200,7 +198,6 @@ class Measured:
                         attack,
                         mean_errors(held),
                         {seed: bound.value for seed, bound in bounds.items()},
-                        ", ".join(sorted({bound.covers for bound in bounds.values()})),
                     )
                 )
         return found

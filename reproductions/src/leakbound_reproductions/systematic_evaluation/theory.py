@@ -153,7 +153,7 @@ def _page(found: Theory) -> list[str]:
         "|---|---|",
         *(_line(pair) for pair in over_width(found.rows).items()),
         "",
-        "## Does an attack beat a floor that covers it?",
+        "## Does an attack beat a floor?",
         "",
         *_floors(rows, found.everyone),
         "",
@@ -177,7 +177,8 @@ def _floors(rows: Sequence[Row], everyone: Sequence[Compared]) -> list[str]:
         f"below it in {below}; the least error over floor is {least:.2f} "
         f"({_name(where.cell)}, B = {where.cell.batch}, noise_std {where.cell.noise_std:g}).",
         "",
-        "All attackers' floor (van Trees; one Gaussian input of 10 numbers, M = 2048, softplus):",
+        "All attackers' floor, estimated (van Trees; one Gaussian input of 10 numbers, M = 2048, "
+        "softplus):",
         "",
         "| noise_std | attack | floor | mean squared error less squared floor |",
         "|---|---|---|---|",

@@ -4,8 +4,9 @@ f(x) = sum_j a_j s(w_j . x), loss sum_i (y_i - f(x_i))^2 over B examples x_i in 
 laid out by hidden unit, (M, 1 + n): d loss / d a_j first, then d loss / d w_j. What is released is
 that gradient, clipped, with Gaussian noise, in part; J (B n, M (1 + n)) is its derivative.
 
-`local_bound` and `bayes_bound` are bounds. An order (`upper_order`, `lower_order`) leaves out its
-constant and its logarithms: it says how an error changes with the setting, and bounds no error.
+`local_bound` is a bound, and `bayes_bound` estimates one. An order (`upper_order`, `lower_order`)
+leaves out its constant and its logarithms: it says how an error changes with the setting, and
+bounds no error.
 """
 
 from __future__ import annotations
@@ -314,7 +315,7 @@ def bayes_bound(
     clip_norm: float | None = None,
     mask: Any = None,
 ) -> ErrorBound:
-    """The van Trees bound for every attacker, where inputs are N(0, variance I).
+    """An estimate of the van Trees bound for every attacker, where inputs are N(0, variance I).
 
     Args:
         network: the weights.
@@ -322,7 +323,7 @@ def bayes_bound(
         generator: draws the inputs at which the information is averaged.
         noise_std: of the noise on what is sent, as in `fisher`.
         variance: of one entry; None is 1 / n, inputs of about unit length.
-        draws: inputs drawn, at least 4; the bound is a 0.99 confidence limit.
+        draws: inputs drawn, at least 4.
         clip_norm: as in `fisher`.
         mask: as in `fisher`; it must not depend on the data.
 

@@ -17,7 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from leakbound._util import files
-from leakbound.assess.record import Assessment, Bound, Verdict, is_picture
+from leakbound.assess.record import ESTIMATE, Assessment, Bound, Verdict, is_picture
 from leakbound.assess.verdict import verdict
 from leakbound.report import tables
 from leakbound.report.best_attack import best_attack_tables
@@ -46,7 +46,7 @@ DECLARED = (
 )
 COVERS = {
     "all": "all attackers",
-    "unproved": "nobody for certain: it is not proved here, the assumptions say why",
+    ESTIMATE: "nobody for certain: it is an estimate, the assumptions say why",
 }
 LOWER_BOUND = "lower bound on the mean squared error"
 PROBABILITY = "probability of a reconstructed example"
@@ -197,7 +197,7 @@ def _bound(
     return parts.BoundLine(
         *key,
         theorem.name,
-        LOWER_BOUND if on_error else PROBABILITY,
+        _kind(own[0]),
         value=median(values) if on_error else max(values),
         least=min(values),
         most=max(values),
@@ -211,6 +211,12 @@ def _bound(
         of_experiments=experiments,
         verdict=None,
     )
+
+
+def _kind(bound: Bound) -> str:
+    if not bound.on_error:
+        return PROBABILITY
+    return f"{ESTIMATE} of a {LOWER_BOUND}" if bound.covers == ESTIMATE else LOWER_BOUND
 
 
 def _strongest(
