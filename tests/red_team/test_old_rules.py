@@ -2,7 +2,7 @@
 
 The statements that did not hold are listed in docs/errata.md, section "Ours". That `calibrate()`
 under a uniform direction is beaten, and that no entry point calls anything protected under it, is
-in test_uniform_direction.py.
+in test_uniform_direction.py; that a sampled trace bound is, in tests/bounds/test_cramer_rao.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from scipy import stats
 from leakbound import audit
 from leakbound._util.codewords import codewords
 from leakbound.bounds import identification, record_priors
-from leakbound.bounds.cramer_rao import tight_trace_bound, trace_bound_from_samples
+from leakbound.bounds.cramer_rao import tight_trace_bound
 from leakbound.bounds.priors import GaussianPrior
 from leakbound.opacus import risk
 from leakbound.risk import TrainingSetting
@@ -136,33 +136,10 @@ def test_a_bound_on_the_error_for_one_model_is_beaten_by_another():
     malicious = audit.parse(plan | {"threat": {"server": "malicious"}})
     records = [one.record for one in audit.run(malicious, pictures=False)]
     reached = 10 ** (-np.array([record.psnr[0] for record in records]) / 10)
-    assert old.covers == "all"
     assert old.value > 0.01
     assert reached.mean() + 4 * reached.std() / np.sqrt(len(reached)) < old.value
     assert all(record.bounds == () for record in records)
     assert all(record.verdict != "protected on average" for record in records)
-
-
-def test_a_sampled_mean_of_rare_information_is_beaten():
-    """3,000 tanh thresholds of gain 1e7 on one input: few draws fall where the slope is huge."""
-    gain, noise, units = 1e7, 0.1, 3000
-    places = np.linspace(-4, 4, units)
-    source = np.random.default_rng(0)
-    drawn = source.standard_normal(64)
-    slope = gain / np.cosh(np.minimum(gain * abs(drawn[:, None] - places), 300)) ** 2
-    traces = np.square(slope).sum(1) / noise**2
-    prior = GaussianPrior.isotropic([0.0], 1.0)
-    sampled = trace_bound_from_samples(traces, prior)
-    private = source.standard_normal(10_000)
-    sent = np.tanh(gain * (private[:, None] - places))
-    total = sent.sum(1) + noise * units**0.5 * source.standard_normal(len(private))
-    gap = places[1] - places[0]
-    error = np.square(total / 2 * gap - private)
-    assert sampled.value > 0.5
-    assert error.mean() + 4 * error.std() / 100 < 1e-3
-    # The mean over the prior: 4 / 3 of the gain and the density at each threshold.
-    true = (4 / 3 * gain * stats.norm.pdf(places)).sum() / noise**2
-    assert tight_trace_bound(float(true), prior).value < error.mean()
 
 
 def test_a_prior_that_ignores_known_labels_is_beaten():
