@@ -17,9 +17,11 @@ setup: .venv/.installed
 audit: setup
 	$(BIN)/leakbound audit
 
-# Before a release: the built-in audit, and every paper's claims, measured again into ./runs.
+# Before a release: the built-in audit, every paper's claims, measured again into ./runs, and every
+# statement against every adversary.
 proof: audit
 	$(BIN)/leakbound reproduce all --scale minutes
+	$(BIN)/python -m tests.red_team.table --check
 
 test: setup
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not long"

@@ -142,4 +142,4 @@ def test_the_audit_of_what_was_beaten_is_not_protected(defense):
     (cell,) = plan.experiments()
     record = run_experiment(cell, audit.PlanContext(plan.data), pictures=False).record
     assert all(bound.probability > 0.168 for bound in record.bounds)
-    assert record.verdict == "undecided (guessable)"
+    assert record.verdict.startswith("undecided")
