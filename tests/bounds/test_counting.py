@@ -328,25 +328,32 @@ def test_the_mean_error_is_the_integral():
 # --- the examples themselves
 
 
+def these(rows, noise, level):
+    return float(counting.TheseExamples(rows).success_bound(noise, level)[0][0])
+
+
 @pytest.mark.parametrize(
     ("psnr", "noise", "gamma"), [(25.5, 0.55, 0.05), (25.5, 1.01, 0.01), (30, 0.83, 0.01)]
 )
 def test_these_examples_of_the_sheet(digits, psnr, noise, gamma):
-    found = counting.these_examples(digits[0], noise, eta(psnr))
+    found = these(digits[0], noise, eta(psnr))
     assert found == pytest.approx(gamma, rel=0.03)
 
 
 def test_the_best_attack_on_atoms_is_not_above():
     """Equal atoms far apart, which a codebook of all of them names: the bound is that attack's."""
     atoms, noise = 10.0 * np.eye(200), 0.5
-    found = counting.these_examples(atoms, noise, 0.01)
+    found = these(atoms, noise, 0.01)
     draw = np.random.default_rng(0)
     seen = noise * draw.standard_normal((20_000, 200))
     target = draw.integers(0, 200, len(seen))
     seen[np.arange(len(seen)), target] += 1
     hits = (seen.argmax(1) == target).mean()
     assert 0.6 * found < hits <= found
-    assert counting.these_examples(atoms, 0.0, 0.01) == 1.0
-    assert counting.these_examples(atoms, 1e9, 0.01) == pytest.approx(1 / 200, rel=1e-6)
+    assert these(atoms, 0.0, 0.01) == 1.0
+    assert these(atoms, 1e9, 0.01) == pytest.approx(1 / 200, rel=1e-6)
+    assert np.exp(counting.TheseExamples(atoms).log_kappa(0.01)) == pytest.approx(1 / 200)
     with pytest.raises(ValueError, match="labels holds 3"):
-        counting.these_examples(atoms, 1.0, 0.01, labels=[1, 2, 3])
+        counting.TheseExamples(atoms, labels=[1, 2, 3])
+    with pytest.raises(ValueError, match="sources is given"):
+        counting.TheseExamples(atoms, sources=np.arange(200))

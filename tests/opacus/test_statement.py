@@ -22,7 +22,7 @@ ASK = {"dim": 16, "norm": 1.0, "eta": 0.5 / 16}
 class Sphere(record_priors.KnownNorm):
     """A uniform direction, passed off as knowledge: its closed forms test the numbers."""
 
-    informed = True
+    basis = "fitted model"
 
 
 SPHERE = Sphere(16)

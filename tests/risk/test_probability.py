@@ -12,7 +12,7 @@ from scipy import stats
 from leakbound import audit
 from leakbound.audit.context import PlanContext
 from leakbound.audit.experiment import run_experiment
-from leakbound.bounds import conversions, record_priors
+from leakbound.bounds import conversions, counting, record_priors
 from leakbound.risk import kappa
 from leakbound.risk.limits import RiskSpec
 from leakbound.types import NotApplicable
@@ -306,3 +306,20 @@ def test_what_a_guess_matches_is_guessable(many):
     assert record.attained.baseline[0] > 0.001
     assert record.attained.attack == "guess without an update"
     assert record.verdict == "undecided (guessable)"
+
+
+def test_who_holds_the_private_examples_has_an_exact_statement_about_them(many):
+    """Between the profile over them and the limit for new ones; off by default."""
+    noise = [{"name": "dp_sgd", "noise_multiplier": 0.62}]
+    threat = UNLABELED | {"server": "malicious"}
+    risk = {"probability": 0.05, "prior": "none", "these": True}
+    changes = {"defenses": noise, "risk": risk, "threat": threat, "criterion": {"psnr": 30}}
+    [record] = records(many, **KNOWN | changes)
+    general, own = record.bounds
+    assert (general.basis, own.basis) == ("sample", "examples")
+    rows = many.private.inputs.flatten(1).double().numpy()
+    known = counting.TheseExamples(rows).success_bound(0.62, record.criterion.within**2)[0][0]
+    assert own.probability == pytest.approx(known, rel=1e-6)
+    assert own.probability < 0.05 < general.probability
+    assert record.verdict == "protected (these examples)"
+    assert "keep it local" in own.assumptions[-1]

@@ -95,6 +95,11 @@ class PlanContext:
         return self.batch(indices) if len(indices) else None
 
     @cached_property
+    def private(self) -> Batch:
+        """Private images: the clients'."""
+        return self.batch(self.splits["private"])
+
+    @cached_property
     def origins(self) -> Tensor | None:
         """What each public image comes from, where several come from one."""
         own = self.dataset.origins

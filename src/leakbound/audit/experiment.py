@@ -272,6 +272,7 @@ def _judge(
             context.public,
             origins=context.origins,
             same_law=context.same_law,
+            private=context.private if unit.risk.these else None,
             fresh=unit.model.weights is None and not unit.model.train_steps,
             key=key,
             once=context.once,

@@ -29,13 +29,13 @@ from leakbound.bounds.record_priors import Baseline, flat_images
 __all__ = [
     "BallCounts",
     "PublicSample",
+    "TheseExamples",
     "ball_counts",
     "count_limit",
     "examples_needed",
     "profile_limit",
     "same_law",
     "self_bounding_limit",
-    "these_examples",
 ]
 
 CONFIDENCE = 0.95
@@ -126,7 +126,7 @@ def _counts(rows: Array, level: float, near: list[Array], apart: list[Array]) ->
 def _neighbors(rows: Array, reach: float) -> tuple[list[Array], list[Array]]:
     """For each row those within `reach`, itself too, and their mean squared errors, nearest first.
 
-    Of too many pairs only the counts are right: the errors are left out.
+    Of too many pairs only the counts are right: the lists are as long as they would be, and empty.
     """
     square, near, apart, pairs = np.square(rows).sum(1), [], [], 0
     for start in range(0, len(rows), BLOCK):
@@ -136,9 +136,12 @@ def _neighbors(rows: Array, reach: float) -> tuple[list[Array], list[Array]]:
         for line in found:
             inside = np.flatnonzero(line <= reach)
             pairs += len(inside)
+            if pairs > MOST_PAIRS:
+                near.append(np.broadcast_to(np.int32(0), len(inside)))  # takes no memory
+                continue
             order = inside[np.argsort(line[inside], kind="stable")]
-            near.append(order)
-            apart.append(np.maximum(0.0, line[order]) if pairs <= MOST_PAIRS else np.zeros(0))
+            near.append(order.astype(np.int32))
+            apart.append(np.maximum(0.0, line[order]))
     return near, apart
 
 
@@ -227,7 +230,7 @@ class PublicSample(Baseline):
     sources: Array | None = None
     classes: int | None = None
 
-    informed = model_free = True
+    basis = "sample"
     places: Array = field(init=False)
     """(n,) which of the given examples were taken."""
 
@@ -386,9 +389,58 @@ class PublicSample(Baseline):
         sure = self.confidence if confidence is None else confidence
         return profile_limit(each, noise_multiplier, guesses=self.guesses, confidence=sure)
 
+    def _seen(self, noise_multiplier: float, eta: float) -> float:
+        """The most of these examples that one attacker reconstructs, on average over the noise."""
+        each = [np.asarray(found.each, float) for found in self.counts(eta)]
+        return sum(_most_success(own, noise_multiplier, self.guesses) for own in each)
+
     def needed(self, gamma: float, *, parts: int = 1) -> int:
         """`examples_needed` for a limit that gets one part of what the confidence leaves."""
         return examples_needed(gamma, confidence=1 - (1 - self.confidence) / parts)
+
+
+class TheseExamples(PublicSample):
+    """What no attacker exceeds on average over these very examples, for who holds them.
+
+    For auditors with the private examples: the target is one of them, each as likely, and the
+    attacker may know all of them. It is exact: no confidence is needed, and no assumption on how
+    they are drawn. It says nothing about new examples. It depends on private data: keep it local.
+
+    Args are those of `PublicSample`; every example is a target of its own, so there are no sources.
+
+    Source: this project; docs/errata.md, "Ours".
+
+    Example:
+        >>> rows = np.random.default_rng(0).random((400, 16))
+        >>> round(float(TheseExamples(rows).success_bound(1.0, 0.001)[0][0]), 4)
+        0.0354
+    """
+
+    basis = "examples"  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.sources is not None:
+            raise ValueError("sources is given, but each of these examples is a target of its own")
+        count = len(flat_images(self.examples))
+        if count > MOST:
+            raise ValueError(f"examples holds {count}; give at most {MOST}")
+        super().__post_init__()
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """What it rests on, for people."""
+        known = "labels known" if self.labels is not None else "labels not known"
+        return f"these {self.n} examples, {known}"
+
+    def _limit(self, eta: float, tail: float) -> float:
+        found = self.counts(eta) if math.isfinite(eta) else []
+        return min(1.0, self.guesses * sum(own.most for own in found) / self.n) if found else 1.0
+
+    def profile(
+        self, noise_multiplier: float, eta: float, *, confidence: float | None = None
+    ) -> float:
+        """The largest mean success over all guesses; exact, whatever the confidence."""
+        return self._seen(noise_multiplier, eta) / self.n
 
 
 def examples_needed(gamma: float, *, confidence: float = CONFIDENCE) -> int:
@@ -461,50 +513,6 @@ def self_bounding_limit(seen: float, *, confidence: float = CONFIDENCE) -> float
     missed = lambda v: v - seen - seen * math.log(v / seen) - log  # noqa: E731
     far = seen + 2 * log + 4 * math.sqrt(seen * log) + 4
     return float(optimize.brentq(missed, seen, far))
-
-
-def these_examples(
-    examples: ArrayLike,
-    noise_multiplier: float,
-    eta: float,
-    *,
-    labels: ArrayLike | None = None,
-    guesses: int = 1,
-) -> float:
-    """What no attacker exceeds on average over these very examples, for who holds them.
-
-    For auditors with the private examples: the target is one of them, each as likely, and the
-    attacker may know all of them. No confidence is needed, and no assumption on how they are drawn.
-    It says nothing about new examples. It depends on private data: keep it local.
-
-    Args:
-        examples: (m, ...), the private ones.
-        noise_multiplier: of the Gaussian mechanism, for one release; s / sqrt k for k full steps.
-        eta: mean squared error from which an example counts as reconstructed.
-        labels: (m,), where the attacker knows the label.
-        guesses: of which one has to match.
-
-    Source: this project; docs/errata.md, "Ours".
-
-    Example:
-        >>> rows = np.random.default_rng(0).random((400, 16))
-        >>> round(these_examples(rows, 1.0, 0.001), 4)
-        0.0354
-    """
-    rows = flat_images(examples)
-    if len(rows) > MOST:
-        raise ValueError(f"examples holds {len(rows)}; give at most {MOST}")
-    noise = float(single("noise_multiplier", non_negative("noise_multiplier", noise_multiplier)))
-    level, several = (
-        float(single("eta", positive("eta", eta))),
-        single("guesses", whole("guesses", guesses)),
-    )
-    known = np.zeros(len(rows)) if labels is None else np.asarray(labels).reshape(-1)
-    if len(known) != len(rows):
-        raise ValueError(f"labels holds {len(known)}; give one for each of {len(rows)}")
-    each = [ball_counts(rows[known == y], level).each for y in np.unique(known)]
-    found = sum(_most_success(np.asarray(own, float), noise, int(several)) for own in each)
-    return min(1.0, found / len(rows))
 
 
 def _most_success(each: Array, noise: float, guesses: int) -> float:

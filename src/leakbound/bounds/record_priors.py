@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -93,20 +93,23 @@ class SuccessEstimate:
         return cls(mean, max(0.0, mean - wide), min(1.0, mean + wide), n)
 
 
+Basis = Literal["sample", "examples", "fitted model"]
+
+
 class Baseline(ABC):
     """What is known of examples: a bound on how often one guess without an update matches them.
 
     Attributes:
         name: for people.
         dim: N.
-        informed: whether it knows the data: what does not bounds no attacker who does.
-        model_free: whether it holds without a model of the data; else it holds under a model.
+        basis: what it rests on. "sample": public examples and no model of the data. "examples":
+            these very examples. "fitted model": a model fitted to data. None: it knows nothing
+            about the data, and bounds no attacker who does.
     """
 
     name: str
     dim: int
-    informed: bool = True
-    model_free: bool = False
+    basis: Basis | None = "fitted model"
 
     @abstractmethod
     def log_kappa(self, eta: ArrayLike) -> Any:
@@ -184,7 +187,7 @@ class KnownNorm(RecordPrior):
     norm: float = 1.0
 
     name = "known norm"
-    informed = False  # a norm says nothing about what the data look like
+    basis = None  # a norm says nothing about what the data look like
 
     def __post_init__(self) -> None:
         single("dim", whole("dim", self.dim))

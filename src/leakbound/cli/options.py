@@ -12,7 +12,7 @@ Whole = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
 Text = Annotated[str | None, arg(metavar="STR", help_behavior_hint="")]
 Norm = Annotated[tuple[float, ...] | None, arg(metavar="LEAST [MOST]", help_behavior_hint="")]
-Priors = Literal["sample", "sphere", "gaussian", "mixture", "gallery"] | None
+Priors = Literal["sample", "these", "sphere", "gaussian", "mixture", "gallery"] | None
 Prior = Annotated[Priors, arg(metavar="PRIOR", help_behavior_hint="")]
 """Options that may be left out, whose default their help tells."""
 
@@ -241,8 +241,9 @@ class BoundOptions:
     """The probability that you accept."""
     prior: Prior = None
     """What the upper bound rests on: "sample" (default with --data), no model, only what --data
-    shows as public examples; "mixture", "gaussian" or "gallery", models fitted to them (protected
-    under a model); "sphere" (default without), which protects nothing."""
+    shows as public examples; "these", --data are the private examples themselves; "mixture",
+    "gaussian" or "gallery", models fitted to --data (protected under a model); "sphere" (default
+    without), which protects nothing."""
     input_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest value of an input."""
     delta: float = 1e-5
@@ -293,8 +294,9 @@ class Calibrate:
     weights: a built-in one, or package.module:build. For one full-batch step."""
     prior: Prior = None
     """What the upper bound rests on: "sample" (default with --data), no model, only what --data
-    shows as public examples; "mixture", "gaussian" or "gallery", models fitted to them (protected
-    under a model); "sphere" (default without), which protects nothing."""
+    shows as public examples; "these", --data are the private examples themselves; "mixture",
+    "gaussian" or "gallery", models fitted to --data (protected under a model); "sphere" (default
+    without), which protects nothing."""
     input_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest value of an input."""
     delta: float = 1e-5

@@ -170,7 +170,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
                 not fit `dim` or `input_range`, or this engine has a training already.
         """
         check.count(epochs=epochs)
-        if not getattr(prior, "informed", False):
+        if getattr(prior, "basis", None) is None:
             raise ValueError(
                 f"prior is {prior!r}; a target needs a prior that knows the data, taken from "
                 "public examples: leakbound.bounds.record_priors.from_images(public)"

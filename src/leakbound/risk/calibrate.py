@@ -127,7 +127,7 @@ class Calibration(Presented):
     def public(self) -> dict[str, Any] | None:
         """What the answer rests on without a model: public examples, and how many are needed."""
         sample = self.corridor.prior
-        if not isinstance(sample, PublicSample):
+        if not isinstance(sample, PublicSample) or sample.basis != "sample":
             return None
         limit = math.exp(float(self.corridor.log_kappa[0]))
         margin = max(self._most_kappa / limit, self.target.gamma / float(self.corridor.bound[0]))
@@ -353,9 +353,10 @@ def calibrate(
         noise_std: on the sum of clipped gradients, where the clip norm is solved for.
         delta: at which epsilon is reported.
         prior: "sample" (with data the default): no model, only what the data show as independent
-            public examples. "mixture", "gaussian" and "gallery" are models fitted to them, under
-            which an answer is called protected under a model; "sphere" knows nothing about the
-            data, and its answer is never called protected.
+            public examples. "these": the data are the private examples themselves, and the answer
+            holds on average over them. "mixture", "gaussian" and "gallery" are models fitted to
+            the data, under which an answer is called protected under a model. "sphere" knows
+            nothing about the data, and its answer is never called protected.
         size: to which images are resized.
         channels: to which images are converted.
         exclude: names or numbers of examples of the data to leave out.
@@ -588,7 +589,7 @@ def _log_baseline(
         raise ValueError(f"prior is of {prior.dim} values an example, but dim is {setting.dim}")
     blind = _log_kappa(target, setting, prior)
     if blind >= math.log(target.gamma) - 3 * GAMMA_ERROR:
-        if isinstance(prior, PublicSample):
+        if isinstance(prior, PublicSample) and prior.basis == "sample":
             raise ValueError(_too_few(target, prior, math.exp(blind), _parts(setting)))
         raise ValueError(
             f"target is {target}, but a guess that sees no update succeeds with probability "

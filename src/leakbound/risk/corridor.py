@@ -130,9 +130,7 @@ class Corridor:
 
         An attacker who knows similar data exceeds the bound of such a prior: it protects nothing.
         """
-        if self.prior is None or not self.prior.informed:
-            return None
-        return "sample" if self.prior.model_free else "fitted model"
+        return None if self.prior is None else self.prior.basis
 
     def at(self, eta: ArrayLike, setting: TrainingSetting | None = None) -> Corridor:
         """The same prior and attacks at other thresholds, or for another setting."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from leakbound.bounds import record_priors
 from leakbound.bounds.attainable import FEWEST, Attainable
-from leakbound.bounds.counting import PublicSample
+from leakbound.bounds.counting import PublicSample, TheseExamples
 from leakbound.bounds.law import positive, whole
 from leakbound.risk.kappa import BaselineMatches, baseline_matches
 from leakbound.risk.target import Target
@@ -20,7 +20,7 @@ from leakbound.risk.target import Target
 SHOWN = 10
 """Names of examples in one line."""
 WIDEST = 1e100
-SAMPLE = "sample"
+SAMPLE, THESE = "sample", "these"
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +125,8 @@ class Examples:
         kind = name or SAMPLE
         if kind == SAMPLE:
             return PublicSample(self.images, sources=self.origins)
+        if kind == THESE:
+            return TheseExamples(self.images)
         try:
             return record_priors.from_images(self.images, kind)
         except ValueError as error:

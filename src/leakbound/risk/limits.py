@@ -36,6 +36,7 @@ from leakbound.risk.success import (
     private_noise,
     sample_key,
     sample_probability,
+    these_probability,
 )
 from leakbound.types import (
     Batch,
@@ -108,6 +109,7 @@ def of_release(
         partial(error_bound, released, error, source),
         partial(sample_error_bound, released, error, risk),
         partial(sample_probability, released, risk),
+        partial(these_probability, released, risk),
         partial(known_model_probability, released, risk),
         partial(model_probability, released, risk),
     )

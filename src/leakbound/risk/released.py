@@ -31,6 +31,7 @@ class Released:
         public: public examples of the same kind.
         origins: (n,) what each public example comes from, where several come from one.
         same_law: p-value of a test that private examples are drawn like public ones; None: no test.
+        private: all private examples, of which the batch is some, for a statement about these.
         fresh: the model was not chosen from the public examples, nor from private ones.
         key: what names the release, so that a bound is computed once; None computes it anew.
         once: keeps what was made by its key; None keeps it with the public examples.
@@ -47,6 +48,7 @@ class Released:
     truth_known: bool = True
     origins: Tensor | None = None
     same_law: float | None = None
+    private: Batch | None = None
     fresh: bool = False
     key: Any = None
     once: Once[Any] | None = None

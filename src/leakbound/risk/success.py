@@ -44,11 +44,14 @@ class RiskSpec:
             "mixture" (Gaussians fitted to public examples), "gaussian" (one of them), "gallery"
             (the public examples themselves) or "none".
         components: leading directions of the Gaussians.
+        these: also state, exactly, what holds on average over the private examples of the audit.
+            The number depends on private data: keep the records and the report local.
     """
 
     probability: float | None = 0.001
     prior: str = "mixture"
     components: int = 32
+    these: bool = False
 
     def __post_init__(self) -> None:
         if self.probability is not None and not 0 < self.probability < 1:
@@ -141,6 +144,51 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
             *(few if sample.n < least else ()),
             f"it does not say: {scope.not_said}",
             f"the prior-only baseline succeeds with probability {_tiny(known)} at most",
+        ),
+    )
+
+
+def these_probability(released: Released, spec: RiskSpec) -> Bound | None:
+    """With what probability any attacker meets the criterion, on average over private examples.
+
+    None where no private examples were given to count.
+    """
+    found, private = private_noise(released, spec), released.private
+    if found is None or spec.probability is None or private is None or not spec.these:
+        return None
+    (noise, scope, name), accepted, eta = found, spec.probability, released.criterion.error
+    known = released.threat.labels_known
+
+    def make() -> tuple[float, int, str]:
+        own = counting.TheseExamples(
+            private.inputs.flatten(1).double().cpu().numpy(),
+            labels=private.labels.cpu().numpy() if known else None,
+            guesses=released.examples,
+        )
+        return float(own.success_bound(noise, eta)[0][0]), own.largest(eta), own.name
+
+    edge, largest, words = released.of_public(("these", *sample_key(released), noise, eta), make)
+    return Bound(
+        name=f"{name} for these examples",
+        value=nine(edge),
+        probability=nine(edge),
+        accepted=accepted,
+        psnr=None,
+        prior=words,
+        rests_on_prior=True,
+        basis="examples",
+        public_examples=private.size,
+        largest_ball=largest,
+        epsilon=_epsilon(released, noise),
+        covers=scope.covers,
+        excludes_threshold=edge <= accepted,
+        on_average=False,
+        equation="profile bound over the examples themselves (docs/risk.md)",
+        assumptions=(
+            f"covers {scope.attackers}",
+            "examples: one of these, each as likely; the others may be known",
+            f"it does not say: {scope.not_said}, or anything of other examples",
+            "it depends on private data: keep it local",
         ),
     )
 
