@@ -37,7 +37,7 @@ from .conftest import net
 class Sphere(KnownNorm):
     """A uniform direction, passed off as knowledge: its closed forms test the numbers."""
 
-    informed = True
+    basis = "fitted model"
 
 
 SPHERE = Sphere(12, 2.0)
