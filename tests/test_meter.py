@@ -249,7 +249,7 @@ def test_stronger_attacks_may_be_added(digits):
     policy = Policy(attacks=(MeanImage(), GradientMatching(steps=2)))
     reading = read(task, batch_of(digits), policy=policy)
     assert [o.attack for o in reading.outcomes][-2:] == ["MeanImage", "GradientMatching"]
-    assert outcome(reading, "MeanImage").psnr == reading.baseline
+    assert outcome(reading, "MeanImage").psnr <= reading.baseline  # the closest of several guesses
     assert "not applicable" in outcome(reading, "LinearInversion").problem
 
 

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from leakbound.assess.criterion import Criterion
-from leakbound.assess.measure import GAP, strip
+from leakbound.assess.measure import GAP, guesses, strip
 from leakbound.assess.record import (
     CERTIFIED,
     EXPOSED,
@@ -23,6 +23,7 @@ from leakbound.assess.record import (
 )
 from leakbound.assess.verdict import together, verdict
 from leakbound.domains import of_shape
+from leakbound.types import Batch
 
 
 def bound(**changes):
@@ -164,3 +165,19 @@ def test_strips(channels, mode):
     assert picture.convert("L").getpixel((11, 3)) == 255
     assert strip(images, (-1.0, 1.0)) == (name, content)
     assert strip(images.flip(0), (-1.0, 1.0))[0] != name
+
+
+def test_an_attack_has_to_beat_every_guess_without_an_update():
+    """A class mean is closer to its class than the mean of all; a dark example is nearly black."""
+    domain = of_shape((1, 2, 2))
+    public = Batch(
+        torch.tensor([0.2, 0.2, 0.9, 0.9])[:, None, None, None].expand(4, 1, 2, 2), DOZEN
+    )
+    truth = Batch(torch.tensor([0.9, 0.02, 0.6])[:, None, None, None].expand(3, 1, 2, 2), ASKED)
+    found = guesses(domain, truth, public)[:, 0, 0, 0]
+    torch.testing.assert_close(found, torch.tensor([0.9, 0.0, 0.55]))
+    alone = guesses(domain, truth, None)[:, 0, 0, 0]
+    torch.testing.assert_close(alone, torch.tensor([1.0, 0.0, 0.5]))
+
+
+DOZEN, ASKED = torch.tensor([0, 0, 1, 1]), torch.tensor([1, 0, 7])

@@ -48,7 +48,7 @@ def measure(
 ) -> Measured:
     """Pair an answer with the truth and measure both it and the prior-only baseline.
 
-    The baseline is taken from `public` examples; `quick` measures the PSNR alone.
+    The baseline is the closest of `guesses`; `quick` measures the PSNR alone.
     """
     domain, paired = criterion.domain, pair(truth, answer)
     low, high = domain.input_range
@@ -57,14 +57,33 @@ def measure(
         found = {"psnr": metrics.psnr(paired, data_range=width)}
     else:
         found = metrics.evaluate(paired, data_range=width, distractors=distractors, more=more)
-    blind = domain.blind(public).to(truth.inputs).expand_as(truth.inputs).clone()
-    baseline = pair(truth, Reconstruction(blind))
+    baseline = pair(truth, Reconstruction(guesses(domain, truth, public)))
     return Measured(
         paired,
         {name: tuple(short(value) for value in values) for name, values in found.items()},
         tuple(short(value) for value in metrics.psnr(baseline, data_range=width)),
         criterion.met(truth.inputs, paired.inputs, baseline.inputs),
     )
+
+
+def guesses(domain: Domain, truth: Batch, public: Batch | None) -> Tensor:
+    """For each example (B, *S) the closest of the guesses that need no update.
+
+    The mean of the public examples and that of its class, which an update often reveals; the lowest
+    value everywhere, the middle one and the highest. To beat them is what an attack has to do.
+    """
+    shape, (low, high) = truth.inputs.shape, domain.input_range
+    blind = domain.blind(public).to(truth.inputs).expand(shape)
+    constants = [torch.full(shape, v).to(truth.inputs) for v in (low, (low + high) / 2, high)]
+    every = [blind, *constants]
+    if public is not None and public.inputs.shape[1:] == shape[1:]:
+        own = blind.clone()
+        for place, label in enumerate(truth.labels):
+            same = public.inputs[public.labels.to(label.device) == label]
+            own[place] = same.mean(0).to(own) if len(same) else own[place]
+        every.append(own)
+    apart = torch.stack([domain.distance(truth.inputs, guess) for guess in every])
+    return torch.stack(every)[apart.argmin(0), torch.arange(shape[0])]
 
 
 @dataclass(frozen=True)

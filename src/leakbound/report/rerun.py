@@ -24,7 +24,7 @@ DEEPEST = 8
 ERROR_BOUND = {
     "kind": "trace", "prior": "gaussian", "components": 32, "images": 16, "directions": 4
 }  # fmt: skip
-RISK = {"probability": 0.001, "prior": "mixture", "components": 32}
+RISK = {"probability": 0.001, "prior": "mixture", "components": 32, "these": False}
 PSNR = 20.0
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _TABLES = ("data", "threat", "utility", "error_bound", "risk")
