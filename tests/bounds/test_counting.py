@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import combinations
 
 import mpmath
@@ -13,6 +14,7 @@ from scipy import optimize, special, stats
 from leakbound import data
 from leakbound.bounds import counting
 from leakbound.bounds.counting import PublicSample, ball_counts, count_limit, profile_limit
+from leakbound.risk.corridor import TrainingSetting, success_bound
 
 
 @pytest.fixture(scope="module")
@@ -129,12 +131,12 @@ def test_too_many_pairs_leave_the_count_of_neighbors(monkeypatch):
 
 def test_self_bounding_limits_of_the_sheet():
     for seen, wanted in ((1, 5.74), (2, 7.69), (3, 9.43), (5, 12.63), (10, 19.85)):
-        assert _limit_of(seen) == pytest.approx(wanted, abs=0.006)
+        assert counting.self_bounding_limit(seen) == pytest.approx(wanted, abs=0.006)
 
 
-def _limit_of(seen):
-    """`seen` examples that all lie in balls of their own and are all matched, of a million."""
-    return 1_000_000 * profile_limit([np.ones(1_000_000)], 1e9, guesses=seen)
+def profiled(sample, **more):
+    each = [found.each for found in sample.counts(eta(25.5))]
+    return profile_limit(each, 1.0, guesses=sample.guesses, **more)
 
 
 def test_the_profile_is_the_largest_mean():
@@ -150,7 +152,8 @@ def test_the_profile_is_the_largest_mean():
             return -(number * special.ndtr(special.ndtri(q) + 1 / noise)).sum()  # noqa: B023
 
         found = optimize.minimize(lost, np.zeros(len(kinds)), method="Nelder-Mead", tol=1e-10)
-        assert counting._most_success(each, noise, 1) == pytest.approx(-found.fun, rel=1e-6)
+        most = counting._most_success(each, counting._envelope(noise), 1)
+        assert -found.fun * (1 - 1e-9) <= most <= -found.fun * 1.004
 
 
 @pytest.mark.parametrize(
@@ -158,13 +161,38 @@ def test_the_profile_is_the_largest_mean():
     [(22, 1.10, 0.05), (25.5, 0.58, 0.05), (25.5, 1.30, 0.01), (30, 0.55, 0.05), (30, 0.94, 0.01)],
 )
 def test_profiles_of_the_sheet(sample, psnr, noise, gamma):
-    assert sample.profile(noise, eta(psnr)) == pytest.approx(gamma, rel=0.02)
+    each = [found.each for found in sample.counts(eta(psnr))]
+    assert profile_limit(each, noise) == pytest.approx(gamma, rel=0.025)
 
 
 @pytest.mark.parametrize(("psnr", "noise", "gamma"), [(25.5, 0.87, 0.05), (30, 1.58, 0.01)])
 def test_limits_on_kappa_of_the_sheet(sample, psnr, noise, gamma):
     kappa = math.exp(sample.log_kappa(eta(psnr)))
     assert stats.norm.cdf(stats.norm.ppf(kappa) + 1 / noise) == pytest.approx(gamma, rel=0.02)
+
+
+@pytest.mark.parametrize("participation", ["visible", "hidden"])
+def test_the_profile_of_a_sampled_training(participation):
+    """Isolated examples share one guess: each is matched with F(1 / n), F of the whole training."""
+    setting = TrainingSetting(0.8, 10, steps=200, sampling_rate=0.02, participation=participation)
+    lift = partial(success_bound, setting)
+    ones, n = np.ones(3000), 3000
+    exact = n * float(lift(np.log(1 / n)))
+    most = counting._most_success(ones, counting._envelope(lift), 1)
+    assert exact * (1 - 1e-9) <= most <= exact * 1.004
+    clusters = np.full(3000, 10.0)
+    exact = n * float(lift(np.log(10 / n)))
+    most = counting._most_success(clusters, counting._envelope(lift), 1)
+    assert exact * (1 - 1e-9) <= most <= exact * 1.004
+
+
+def test_an_envelope_lies_above_its_law():
+    for noise in (0.1, 0.5, 2.0, 50.0):
+        q, above = counting._envelope(noise)
+        places = np.exp(np.linspace(-40, 0, 2001))
+        line = np.interp(places, q, above)
+        assert (line >= stats.norm.cdf(stats.norm.ppf(places) + 1 / noise) * (1 - 1e-12)).all()
+        assert (np.diff(np.diff(above) / np.diff(q)) <= 1e-9).all()
 
 
 def test_isolated_examples():
@@ -223,7 +251,7 @@ def test_one_of_each_source_is_drawn_at_random():
 def test_several_guesses(sample):
     many = PublicSample(sample.examples, guesses=64)
     assert math.exp(many.log_kappa(eta(25.5))) == pytest.approx(0.097, abs=0.001)
-    assert many.profile(1.0, eta(25.5)) > sample.profile(1.0, eta(25.5))
+    assert profiled(many) > profiled(sample)
 
 
 def test_tiles_of_one_photograph_are_one_example():
@@ -248,7 +276,7 @@ def test_curves_hold_jointly(digits):
 def test_the_better_of_two_bounds_costs_half(sample):
     bound, known = sample.success_bound(1.0, eta(25.5))
     assert known[0] == pytest.approx(math.log(count_limit(7, 5000, confidence=0.975)), rel=1e-12)
-    assert bound[0] == pytest.approx(sample.profile(1.0, eta(25.5), confidence=0.975), rel=1e-9)
+    assert bound[0] == pytest.approx(profiled(sample, confidence=0.975), rel=1e-9)
     loud = sample.success_bound(1e6, eta(25.5))[0]
     assert loud[0] == pytest.approx(count_limit(7, 5000, confidence=0.975), rel=1e-3)
 

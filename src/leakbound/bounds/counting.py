@@ -14,16 +14,17 @@ for any model, for malicious servers and for attackers who know all public examp
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import optimize, special, stats
+from scipy import optimize, stats
 
 from leakbound.bounds import identification
-from leakbound.bounds.law import Array, non_negative, one, positive, probability, single, whole
+from leakbound.bounds.law import Array, one, positive, probability, single, whole
 from leakbound.bounds.record_priors import Baseline, flat_images
 
 __all__ = [
@@ -50,6 +51,9 @@ SEARCHED, CALLS = 24, 20_000
 """The largest count for which exact balls are searched, and after how many balls that stops."""
 LOOKED, PERMUTATIONS = 1000, 999
 """Examples of each sample in the test, and permutations."""
+FINEST, STEP = math.log(1e-12), 0.004
+"""Successes without the update at which a lift is taken: their logarithms."""
+Lift = Callable[[Array], Array]
 ANCHORS = 12
 """Thresholds of a curve at which balls are counted."""
 
@@ -318,26 +322,30 @@ class PublicSample(Baseline):
         found = np.log(np.array(limits[::-1])[np.searchsorted(places, levels)])
         return one(found.reshape(np.shape(eta)))
 
-    def success_bound(self, noise_multiplier: float, eta: ArrayLike) -> tuple[Array, Array]:
-        """No attacker exceeds it on one release of the Gaussian mechanism, and log kappa behind it.
+    def success_bound(self, lift: Lift | float, eta: ArrayLike) -> tuple[Array, Array]:
+        """No attacker exceeds it, and log kappa behind it.
 
         The better one of the limit on kappa and the profile bound, each at half of what the
-        confidence leaves; for several eta they hold jointly. For k full-batch steps the multiplier
-        is s / sqrt k.
+        confidence leaves; for several eta they hold jointly.
+
+        Args:
+            lift: as in `profile_limit`: a noise multiplier, for one full-batch release, or what a
+                whole training makes of a success without it.
+            eta: mean squared errors.
 
         Example:
             >>> rows = np.random.default_rng(0).random((400, 16))
             >>> round(float(PublicSample(rows).success_bound(1.0, 0.001)[0][0]), 2)
             0.07
         """
-        levels = np.atleast_1d(positive("eta", eta))
+        levels = np.atleast_1d(positive("eta", eta, infinite=True))
+        law = lift if callable(lift) else gaussian_lift(lift)
         known = np.atleast_1d(np.asarray(self.log_kappa(levels, parts=2)))
-        by_kappa = np.asarray(identification.gaussian(noise_multiplier, log_kappa=known))
-        places = anchors(levels)
+        places, envelope = anchors(levels), _envelope(law)
         tail = (1 - self.confidence) / (2 * len(places))
-        made = [self.profile(noise_multiplier, e, confidence=1 - tail) for e in places[::-1]]
+        made = [self._profile(envelope, float(e), 1 - tail) for e in places[::-1]]
         profiles = np.array(made[::-1])[np.searchsorted(places, levels)]
-        return np.minimum(by_kappa, profiles), known
+        return np.minimum(np.minimum(1.0, law(known)), profiles), known
 
     def _limit(self, eta: float, tail: float) -> float:
         if not math.isfinite(eta):
@@ -356,15 +364,15 @@ class PublicSample(Baseline):
             limit = min(limit, float(optimize.brentq(met, 0.0, far)) / self.n)
         return min(1.0, limit)
 
-    def mean_error(self, noise_multiplier: float, etas: ArrayLike) -> float:
-        """No attacker's mean squared error is below it, on one release of the Gaussian mechanism.
+    def mean_error(self, lift: Lift | float, etas: ArrayLike) -> float:
+        """No attacker's mean squared error is below it.
 
         The mean of an error is the integral of the probability that it exceeds eta, and the
         success bound says from below how large that is: sum (eta_j - eta_(j-1)) (1 - bound(eta_j)).
         No smoothness and no model of the data are needed; it holds for malicious servers too.
 
         Args:
-            noise_multiplier: noise standard deviation / clip norm.
+            lift: as in `success_bound`.
             etas: MSEs at which the bound is taken, at most ANCHORS, fixed beforehand.
 
         Source: this project; docs/errata.md, "Ours".
@@ -375,24 +383,15 @@ class PublicSample(Baseline):
             0.0097
         """
         levels = np.unique(positive("etas", etas))
-        bound = self.success_bound(noise_multiplier, levels)[0]
+        bound = self.success_bound(lift, levels)[0]
         return float((np.diff(levels, prepend=0.0) * (1 - bound)).sum())
 
-    def profile(
-        self, noise_multiplier: float, eta: float, *, confidence: float | None = None
-    ) -> float:
-        """`profile_limit` of this sample: sharper than kappa's where examples are far apart.
-
-        Which of the two is used has to be fixed before either is looked at.
-        """
+    def _profile(self, envelope: tuple[Array, Array], eta: float, confidence: float) -> float:
+        """The profile bound of this sample at one eta."""
+        if not math.isfinite(eta):
+            return 1.0
         each = [found.each for found in self.counts(eta)]
-        sure = self.confidence if confidence is None else confidence
-        return profile_limit(each, noise_multiplier, guesses=self.guesses, confidence=sure)
-
-    def _seen(self, noise_multiplier: float, eta: float) -> float:
-        """The most of these examples that one attacker reconstructs, on average over the noise."""
-        each = [np.asarray(found.each, float) for found in self.counts(eta)]
-        return sum(_most_success(own, noise_multiplier, self.guesses) for own in each)
+        return _profile_limit(each, envelope, self.guesses, confidence)
 
     def needed(self, gamma: float, *, parts: int = 1) -> int:
         """`examples_needed` for a limit that gets one part of what the confidence leaves."""
@@ -436,11 +435,10 @@ class TheseExamples(PublicSample):
         found = self.counts(eta) if math.isfinite(eta) else []
         return min(1.0, self.guesses * sum(own.most for own in found) / self.n) if found else 1.0
 
-    def profile(
-        self, noise_multiplier: float, eta: float, *, confidence: float | None = None
-    ) -> float:
+    def _profile(self, envelope: tuple[Array, Array], eta: float, confidence: float) -> float:
         """The largest mean success over all guesses; exact, whatever the confidence."""
-        return self._seen(noise_multiplier, eta) / self.n
+        each = [np.asarray(found.each, float) for found in self.counts(eta)]
+        return sum(_most_success(own, envelope, self.guesses) for own in each) / self.n
 
 
 def examples_needed(gamma: float, *, confidence: float = CONFIDENCE) -> int:
@@ -467,7 +465,7 @@ def anchors(levels: Array) -> Array:
 
 
 def profile_limit(
-    each: list[Array], noise_multiplier: float, *, guesses: int = 1, confidence: float = CONFIDENCE
+    each: list[Array], lift: Lift | float, *, guesses: int = 1, confidence: float = CONFIDENCE
 ) -> float:
     """Upper limit on every attacker's success from how many neighbors each public example has.
 
@@ -478,7 +476,9 @@ def profile_limit(
 
     Args:
         each: d_i of the examples, an array for each class where labels are known (else one).
-        noise_multiplier: of the Gaussian mechanism, for one release.
+        lift: F, from the logarithm of a success without the update to what no attacker exceeds with
+            it, concave and rising: the trade-off function of a whole training. A number is the
+            noise multiplier of one release of the Gaussian mechanism.
         guesses: of which one has to match.
         confidence: over the draw of the examples.
 
@@ -488,9 +488,14 @@ def profile_limit(
         >>> round(profile_limit([np.ones(5000)], 0.94), 4)
         0.0099
     """
-    counts = np.concatenate(each)
-    n, noise = len(counts), float(non_negative("noise_multiplier", noise_multiplier))
-    seen = sum(_most_success(np.asarray(own, float), noise, guesses) for own in each)
+    return _profile_limit(each, _envelope(lift), guesses, confidence)
+
+
+def _profile_limit(
+    each: list[Array], envelope: tuple[Array, Array], guesses: int, confidence: float
+) -> float:
+    seen = sum(_most_success(np.asarray(own, float), envelope, guesses) for own in each)
+    n = sum(map(len, each))
     return min(1.0, self_bounding_limit(seen, confidence=confidence) / n)
 
 
@@ -515,27 +520,49 @@ def self_bounding_limit(seen: float, *, confidence: float = CONFIDENCE) -> float
     return float(optimize.brentq(missed, seen, far))
 
 
-def _most_success(each: Array, noise: float, guesses: int) -> float:
-    """The largest sum of F(q_i) with sum q_i / d_i <= guesses, F(q) = Phi(Phi^-1(q) + 1 / s).
+def gaussian_lift(noise_multiplier: float) -> Lift:
+    """The lift of one release of the Gaussian mechanism: Phi(Phi^-1(q) + 1 / s)."""
+    return lambda log: np.asarray(identification.gaussian(noise_multiplier, log_kappa=log))
 
-    F is concave: F'(q_i) = l / d_i at the optimum, by one multiplier l.
+
+def _envelope(lift: Lift | float) -> tuple[Array, Array]:
+    """Points (q, F) of a concave line that lies above the lift everywhere, q rising from 0 to 1.
+
+    Above: in each cell the lift counts as at the cell's right end.
+    """
+    law = lift if callable(lift) else gaussian_lift(lift)
+    logs = np.arange(0.0, FINEST, -STEP)[::-1]
+    q = np.append(0.0, np.exp(logs))
+    above = np.append(np.minimum(1.0, law(logs)) * (1 + ROUNDING), 1.0)
+    kept: list[int] = []
+    for at in range(len(q)):
+        while len(kept) > 1 and _below(q, above, kept[-2], kept[-1], at):
+            kept.pop()
+        kept.append(at)
+    return q[kept], above[kept]
+
+
+def _below(q: Array, above: Array, first: int, middle: int, last: int) -> bool:
+    rise, run = above[last] - above[first], q[last] - q[first]
+    return bool((above[middle] - above[first]) * run <= rise * (q[middle] - q[first]))
+
+
+def _most_success(each: Array, envelope: tuple[Array, Array], guesses: int) -> float:
+    """The largest sum of F(q_i) with sum q_i / d_i <= guesses, from above.
+
+    By the dual: any multiplier l > 0 gives the limit l guesses + sum max_q (F(q) - l q / d_i).
     """
     values, number = np.unique(each, return_counts=True)
-    if (number / values).sum() <= guesses or noise == 0:
-        return float(len(each))
-    shift = max(1 / noise, 1e-12)
+    q, above = envelope
+    slopes = np.diff(above) / np.diff(q)
 
-    def share(log: float) -> Array:
-        """q_i at the multiplier's logarithm, in units of the shift."""
-        return np.asarray(special.ndtr(np.log(values) / shift - shift / 2 - log))
+    def dual(log: float) -> float:
+        price = math.exp(log) / values
+        at = np.searchsorted(-slopes, -price)  # points up to which the line rises faster
+        return float(math.exp(log) * guesses + number @ (above[at] - price * q[at]))
 
-    def excess(log: float) -> float:
-        return float((number * share(log) / values).sum()) - guesses
-
-    far = 50 + shift + math.log(values.max()) / shift
-    found = optimize.brentq(excess, -far, far, xtol=1e-12)
-    lifted = special.ndtr(special.ndtri(share(found)) + shift)
-    return min(float(len(each)), float((number * lifted).sum()) * (1 + ROUNDING))
+    found = optimize.minimize_scalar(dual, bounds=(-40.0, 60.0), options={"xatol": 1e-6})
+    return min(float(len(each)), float(found.fun) * (1 + ROUNDING))
 
 
 def same_law(first: ArrayLike, second: ArrayLike, source: np.random.Generator) -> float:

@@ -228,6 +228,10 @@ def _value(name: str, text: str) -> Any:
         return text
     if name == "exclude":
         return tuple(text.split(","))
+    if name == "labels_known":
+        if text not in ("true", "false"):
+            raise ValueError(f"training labels_known is {text!r}; give true or false")
+        return text == "true"
     whole = name in ("steps", "dim", "size", "channels")
     try:
         if whole:

@@ -244,6 +244,8 @@ class BoundOptions:
     shows as public examples; "these", --data are the private examples themselves; "mixture",
     "gaussian" or "gallery", models fitted to --data (protected under a model); "sphere" (default
     without), which protects nothing."""
+    labels_known: bool = False
+    """The attacker knows the label and guesses by class."""
     input_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest value of an input."""
     delta: float = 1e-5
@@ -297,6 +299,8 @@ class Calibrate:
     shows as public examples; "these", --data are the private examples themselves; "mixture",
     "gaussian" or "gallery", models fitted to --data (protected under a model); "sphere" (default
     without), which protects nothing."""
+    labels_known: bool = False
+    """The attacker knows the label and guesses by class."""
     input_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest value of an input."""
     delta: float = 1e-5

@@ -101,7 +101,11 @@ def _honest(found: Calibration, command: options.Calibrate, model: str) -> dict[
     sample = Examples.of(command.data, size=command.size, channels=command.channels).prior("sample")
     assert isinstance(sample, PublicSample)
     own = known_model(
-        Task.of(built), public, clip_norm=found.clip_norm, sample=sample, labels_known=False
+        Task.of(built),
+        public,
+        clip_norm=found.clip_norm,
+        sample=sample,
+        labels_known=command.labels_known,
     )
     answer: dict[str, Any] = {"model": model, "public_examples": own.n, "prior": own.name}
     try:
@@ -148,7 +152,7 @@ def bounded(
         sampling_rate=command.sampling_rate,
         participation=command.participation,
     )
-    prior = examples.prior(command.prior)
+    prior = examples.prior(command.prior, labels_known=command.labels_known)
     attacks = examples.attacks()
     edges = corridor(setting, [eta for _, eta in thresholds], prior=prior, attacks=attacks)
     rows = []

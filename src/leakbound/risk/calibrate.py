@@ -133,7 +133,7 @@ class Calibration(Presented):
         margin = max(self._most_kappa / limit, self.target.gamma / float(self.corridor.bound[0]))
         return {
             "examples": sample.n,
-            "needed": sample.needed(self.target.gamma, parts=_parts(self.setting)),
+            "needed": sample.needed(self.target.gamma, parts=2),
             "largest_ball": sample.largest(self.target.eta),
             "confidence": sample.confidence,
             "density_margin": float(f"{margin:.4g}"),
@@ -298,7 +298,7 @@ def calibrate_setting(
     blind = _log_baseline(wanted, setting, prior, matches)
     gamma = wanted.gamma / (1 + 2 * GAMMA_ERROR)
     found = _solved(solve, setting, blind, gamma)
-    if isinstance(prior, PublicSample) and setting.sampling_rate == 1:
+    if isinstance(prior, PublicSample):
         found = _sharpened(prior, solve, found, wanted.eta, gamma)
     found, clip = (found, clip_norm) if noise_std is None else _clipped(found, noise_std)
     return Calibration(
@@ -332,6 +332,7 @@ def calibrate(
     noise_std: float | None = None,
     delta: float = 1e-5,
     prior: str | None = None,
+    labels_known: bool = False,
     size: int | None = None,
     channels: int | None = None,
     exclude: Sequence[str] = (),
@@ -357,6 +358,7 @@ def calibrate(
             holds on average over them. "mixture", "gaussian" and "gallery" are models fitted to
             the data, under which an answer is called protected under a model. "sphere" knows
             nothing about the data, and its answer is never called protected.
+        labels_known: whether the attacker knows the label, and so guesses by class.
         size: to which images are resized.
         channels: to which images are converted.
         exclude: names or numbers of examples of the data to leave out.
@@ -403,7 +405,7 @@ def calibrate(
         noise_std=noise_std,
         delta=delta,
         input_range=width_of(input_range),
-        prior=examples.prior(prior),
+        prior=examples.prior(prior, labels_known=labels_known),
         matches=examples.matches(target.eta),
         examples=examples.count,
         attacks=examples.attacks(),
@@ -590,7 +592,7 @@ def _log_baseline(
     blind = _log_kappa(target, setting, prior)
     if blind >= math.log(target.gamma) - 3 * GAMMA_ERROR:
         if isinstance(prior, PublicSample) and prior.basis == "sample":
-            raise ValueError(_too_few(target, prior, math.exp(blind), _parts(setting)))
+            raise ValueError(_too_few(target, prior, math.exp(blind)))
         raise ValueError(
             f"target is {target}, but a guess that sees no update succeeds with probability "
             f"{math.exp(blind):.3g} under the prior ({_name(prior)}), and no finite noise brings "
@@ -620,15 +622,10 @@ def _name(prior: Baseline | None) -> str:
     return UNIFORM if prior is None else prior.name
 
 
-def _parts(setting: TrainingSetting) -> int:
-    """Between how many bounds the confidence of a sample is split, as in `under`."""
-    return 2 if setting.sampling_rate == 1 else 1
-
-
-def _too_few(target: Target, sample: PublicSample, limit: float, parts: int) -> str:
+def _too_few(target: Target, sample: PublicSample, limit: float) -> str:
     """Why public examples show too little for a target, and how many would be enough."""
     held = sample.largest(target.eta)
-    least = sample.needed(target.gamma, parts=parts)
+    least = sample.needed(target.gamma, parts=2)
     if held == 1:
         more = f"give {least} examples or more"
     elif held / sample.n >= target.gamma:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -198,8 +199,8 @@ def corridor(
     """Attained success and upper bound: how likely an error of at most eta is.
 
     Bound: the trade-off function of the composed, subsampled Gaussian mechanism at the baseline
-    success kappa(eta) under the prior; of public examples without a model, and steps that all hold
-    the example, the profile bound where that is the better one. Attained: what attacks reach that
+    success kappa(eta) under the prior; of public examples without a model the profile bound where
+    that is the better one. Attained: what attacks reach that
     were built from data and counted on other data; without data gamma* of the linear trap, over the
     numbers of sightings.
 
@@ -260,8 +261,8 @@ def upper_bound(
     levels = np.atleast_1d(positive("eta", eta, infinite=True))
     if prior is None:
         blind = identification.log_kappa_sphere(dim=setting.dim, eta=levels, norm=setting.norm)
-    elif isinstance(prior, PublicSample) and setting.sampling_rate == 1:
-        return prior.success_bound(setting.noise_multiplier / math.sqrt(setting.steps), levels)
+    elif isinstance(prior, PublicSample):
+        return prior.success_bound(partial(success_bound, setting), levels)
     else:
         blind = prior.log_kappa(levels)
     return success_bound(setting, blind), np.asarray(blind)

@@ -37,6 +37,7 @@ class Examples:
     images: NDArray[Any] | None = None
     source: str | None = None
     names: tuple[str, ...] = ()
+    labels: NDArray[Any] | None = None
     origins: NDArray[Any] | None = None
     left_out: tuple[str, ...] = ()
 
@@ -69,7 +70,7 @@ class Examples:
                 raise ValueError("exclude leaves examples of data out, which are not given")
             width_of(input_range)
             return Examples(dim, _possible(_range(norm), dim, input_range))
-        flat, names, origins = _loaded(data, size, channels, exclude, input_range)
+        flat, labels, names, origins = _loaded(data, size, channels, exclude, input_range)
         if dim is not None and dim != flat.shape[1]:
             raise ValueError(f"dim is {dim}, but the data have {flat.shape[1]} values an example")
         own = np.linalg.norm(flat, axis=1)
@@ -88,7 +89,7 @@ class Examples:
                 "which the zero image matches without any update: "
                 f"{listed(np.array(names)[own == 0])}; leave them out: --exclude"
             )
-        return Examples(flat.shape[1], norms, flat, data, names, origins)
+        return Examples(flat.shape[1], norms, flat, data, names, labels, origins)
 
     def without_constants(self, target: Target) -> Examples:
         """Without those that a constant image matches, which no amount of noise protects."""
@@ -106,27 +107,42 @@ class Examples:
             norms = (float(np.linalg.norm(images, axis=1).min()), norms[1])
         names = np.array(self.names)
         kept, left = tuple(names[~matched]), tuple(names[matched])
-        own = None if self.origins is None else self.origins[~matched]
-        return replace(self, images=images, norms=norms, names=kept, origins=own, left_out=left)
+        own, labels = (None if of is None else of[~matched] for of in (self.origins, self.labels))
+        return replace(
+            self,
+            images=images,
+            norms=norms,
+            names=kept,
+            labels=labels,
+            origins=own,
+            left_out=left,
+        )
 
     def matches(self, eta: float) -> BaselineMatches | None:
         """What guesses without an update match of the data; None without data."""
         return None if self.images is None else baseline_matches(self.images, eta)
 
-    def prior(self, name: str | None = None) -> record_priors.Baseline | None:
+    def prior(
+        self, name: str | None = None, *, labels_known: bool = False
+    ) -> record_priors.Baseline | None:
         """The prior by name; by default "sample", no model, where there are data.
 
-        None stands for a uniform direction ("sphere"), which knows nothing about the data.
+        None stands for a uniform direction ("sphere"), which knows nothing about the data. Known
+        labels count where there is no model.
         """
         if name == "sphere" or (name is None and self.images is None):
             return None
         if self.images is None:
             raise ValueError(f"prior is {name!r}, which is taken from examples; give --data")
-        kind = name or SAMPLE
+        kind, labels = name or SAMPLE, self.labels if labels_known else None
         if kind == SAMPLE:
-            return PublicSample(self.images, sources=self.origins)
+            return PublicSample(self.images, labels, sources=self.origins)
         if kind == THESE:
-            return TheseExamples(self.images)
+            return TheseExamples(self.images, labels)
+        if labels_known:
+            raise ValueError(
+                f"labels_known goes with the priors {SAMPLE!r} and {THESE!r}, and prior is {kind!r}"
+            )
         try:
             return record_priors.from_images(self.images, kind)
         except ValueError as error:
@@ -162,8 +178,8 @@ def _loaded(
     channels: int | None,
     exclude: Sequence[str],
     input_range: tuple[float, float],
-) -> tuple[NDArray[Any], tuple[str, ...], NDArray[Any] | None]:
-    """The examples (n, dim) of a source but the excluded ones, their names and origins."""
+) -> tuple[NDArray[Any], NDArray[Any], tuple[str, ...], NDArray[Any] | None]:
+    """The examples (n, dim) of a source but the excluded ones, labels, names and origins."""
     from leakbound import data
 
     width_of(input_range)
@@ -180,7 +196,8 @@ def _loaded(
             f"{most:.6g}; give a range that contains them"
         )
     origins = dataset.origins
-    return flat, names, None if origins is None else origins.numpy()[keep]
+    labels = dataset.labels.numpy()[keep]
+    return flat, labels, names, None if origins is None else origins.numpy()[keep]
 
 
 def _kept(names: Sequence[str], exclude: Sequence[str]) -> NDArray[Any]:
