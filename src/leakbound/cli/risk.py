@@ -227,7 +227,7 @@ def _show_membership(epsilon: float | None, delta: float, rows: list[dict[str, A
     if any(row["verdict"].startswith("protected") for row in rows):
         said = of_membership(math.inf if epsilon is None else epsilon, delta)
         if said:
-            console.print(said.removeprefix(". "))
+            console.print(said)
 
 
 def _show_calibration(found: Calibration) -> None:

@@ -16,8 +16,9 @@ from leakbound.bounds.law import Scope, positive, probability, single
 from leakbound.bounds.privacy_loss import Part
 from leakbound.bounds.record_priors import Baseline
 from leakbound.risk import Target, TrainingSetting
-from leakbound.risk.corridor import Participation, corridor, success_bound
+from leakbound.risk.corridor import Participation, attained_scope, corridor, success_bound
 from leakbound.risk.corridor import epsilon as homogeneous_epsilon
+from leakbound.risk.statement import STRONG, of_membership
 from leakbound.types import NotApplicable
 
 Divisor = Literal["constant", "batch size"]
@@ -130,7 +131,9 @@ class Statement:
             attacker,
             f"One attack, on examples of {self.dim} values and norm {self.norm:.4g}, attains "
             f"{_attained(self.attained)}",
-            f"Epsilon is {privacy} at delta {self.delta:g}",
+            f"Epsilon is {privacy} at delta {self.delta:g}"
+            if self.bound is None or self.epsilon <= STRONG
+            else of_membership(self.epsilon, self.delta),
             prior,
             f"This holds where {SEES[self.participation]}, {PUBLIC[self.divisor]}",
         ]
@@ -235,7 +238,7 @@ def risk(
     else:
         lower = float(identification.kappa_sphere(dim=dim, eta=goal.eta, norm=norm))
         upper, privacy = math.exp(log_kappa), 0.0
-    scope = edges.attained_scope
+    scope = edges.attained_scope if len(parts) == 1 else attained_scope(setting, None)
     return Statement(
         history=parts,
         dim=dim,

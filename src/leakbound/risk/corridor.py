@@ -16,7 +16,7 @@ from leakbound._util import pictures
 from leakbound.assess.record import Basis, Verdict
 from leakbound.assess.verdict import decide
 from leakbound.bounds import codebook, composition, conversions, from_scratch, identification
-from leakbound.bounds.attainable import Attainable
+from leakbound.bounds.attainable import FEWEST, Attainable
 from leakbound.bounds.counting import PublicSample
 from leakbound.bounds.law import (
     Scope,
@@ -210,8 +210,9 @@ def corridor(
         setting: the training.
         eta: mean squared errors above 0, input units squared.
         prior: of the examples; None is a direction uniform on the sphere of radius `norm`.
-        attacks: on examples of the same kind; None is the linear trap, and examples of the known
-            norm: what it attains may then exceed a bound that is averaged over other examples.
+        attacks: on examples of the same kind. None takes them from a `PublicSample`; under other
+            priors it is the linear trap, on examples of the known norm: what it attains may exceed
+            a bound that is averaged over other examples.
 
     Raises:
         ValueError: eta of 0 or below.
@@ -225,6 +226,8 @@ def corridor(
     """
     levels = np.atleast_1d(positive("eta", eta, infinite=True))
     upper, blind = upper_bound(prior, setting, levels)
+    if attacks is None and isinstance(prior, PublicSample) and prior.n >= FEWEST:
+        attacks = Attainable(prior.examples, prior.confidence)
     if attacks is None:
         lower = attained_success(setting, levels)
         baseline = np.where(levels * setting.dim >= setting.norm**2, 1.0, 0.0)  # the zero image
@@ -249,7 +252,7 @@ def corridor(
         attacks=attacks,
         baseline=baseline,
         attack=names,
-        attained_scope=_attained_scope(setting, attacks),
+        attained_scope=attained_scope(setting, attacks),
         bound_scope=scope,
     )
 
@@ -339,7 +342,8 @@ def bound_law(setting: TrainingSetting) -> Any:
     return composition.subsampled if setting.participation == "hidden" else composition.visible
 
 
-def _attained_scope(setting: TrainingSetting, attacks: Attainable | None) -> Scope:
+def attained_scope(setting: TrainingSetting, attacks: Attainable | None) -> Scope:
+    """Whom attained success covers."""
     scope, says = from_scratch.exact.scope, ATTACKER_KNOWS[setting.participation]
     if attacks is not None:
         return replace(

@@ -67,7 +67,8 @@ def _of_probability(bound: Bound, psnr: float | None) -> str:
 
 
 def _membership(bound: Bound) -> str:
-    return "" if bound.epsilon is None else of_membership(bound.epsilon, DELTA)
+    said = "" if bound.epsilon is None else of_membership(bound.epsilon, DELTA)
+    return f". {said}" if said else ""
 
 
 def of_membership(epsilon: float, delta: float) -> str:
@@ -75,7 +76,7 @@ def of_membership(epsilon: float, delta: float) -> str:
     if epsilon <= STRONG:
         return ""
     return (
-        f". It does not hide who took part: epsilon is {epsilon:.3g} at delta {delta:g}, and only "
+        f"It does not hide who took part: epsilon is {epsilon:.3g} at delta {delta:g}, and only "
         f"{STRONG:g} or less protects membership well"
     )
 
