@@ -6,7 +6,7 @@ The least noise multiplier of one full-batch step at which no attacker reconstru
 more than a probability: whatever the model is, by a count of public examples
 (`bounds.counting.PublicSample`), and from the update of one model with random weights
 (`bounds.known_model`), both from the same public examples, labels not known, with 95 % confidence.
-The clip norm is the median gradient norm of other examples where there are others.
+The clip norm is the median gradient norm of other examples.
 """
 
 import numpy as np
@@ -46,8 +46,8 @@ def main() -> None:
     for source, name, decibels, chances in CASES:
         known = data.load(source)
         order = torch.from_numpy(np.random.default_rng(0).permutation(len(known.labels)))
-        public, others = known.batch(order[:1500]), known.batch(order[1500:2000])
-        others = others if others.size > 100 else public
+        count = min(1500, 3 * len(order) // 4)
+        public, others = known.batch(order[:count]), known.batch(order[count : count + 500])
         shape = tuple(public.inputs.shape[1:])
         model = getattr(models, name)(
             input_shape=shape, classes=known.classes, generator=stream(0, "model")
