@@ -232,6 +232,14 @@ def _show_membership(epsilon: float | None, delta: float, rows: list[dict[str, A
 
 def _show_calibration(found: Calibration) -> None:
     answer = {**asdict(found.setting), "clip_norm": found.clip_norm}[found.solved]
+    if (public := found.public) is not None:
+        console.print(
+            f"public examples: {public['needed']} are needed for this probability at least; here "
+            f"are {public['examples']}, of which one guess may match {public['largest_ball']}. The "
+            f"answer holds with {public['confidence']:.0%} confidence and no model of the data, "
+            "if private examples are drawn like them (at most "
+            f"{public['density_margin']:.3g} times as densely)"
+        )
     console.print(f"{escape(str(found.target))}: [bold]{found.solved} = {answer:.6g}[/bold]")
     edges, private = found.corridor, _finite(found.epsilon)
     console.print(_setting_line(found.setting, private, found.delta, found.source))
@@ -248,14 +256,6 @@ def _show_calibration(found: Calibration) -> None:
     if found.examples is not None:
         table.add_row(f"noise against naming 1 of {found.examples} examples", _less(found))
     console.print(table)
-    if (public := found.public) is not None:
-        console.print(
-            f"public examples: {public['needed']} are needed for this probability at least; here "
-            f"are {public['examples']}, of which one guess may match {public['largest_ball']}. The "
-            f"answer holds with {public['confidence']:.0%} confidence and no model of the data, "
-            "if private examples are drawn like them (at most "
-            f"{public['density_margin']:.3g} times as densely)"
-        )
     if found.solved == "steps" and found.setting.steps == MOST_STEPS:
         console.print("more steps were not tried")
     console.print(f"prior: {escape(found.prior)}")

@@ -11,7 +11,7 @@ from leakbound._util import pictures
 from leakbound.assess.record import Attained, Bound, Verdict
 from leakbound.assess.verdict import verdict
 from leakbound.report.template import Presented
-from leakbound.risk.statement import of_attained, of_bound
+from leakbound.risk.statement import of_attained, of_bounds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,7 +78,7 @@ class ReleaseBounds(Presented):
         known, own = self.known, self.attained
         return pictures.block(
             self.verdict,
-            *(pictures.note(of_bound(bound, self.criterion_psnr)) for bound in self.bounds),
+            *map(pictures.note, of_bounds(self.bounds, self.criterion_psnr)),
             "" if own is None else pictures.note(of_attained(own, self.criterion_psnr)),
             pictures.note(f"no bound: {self.note}") if self.note else "",
             "" if known is None else pictures.images(known, input_range=(0, 1), name="leak map"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from leakbound.assess.record import DELTA, ESTIMATE, Assessment, Attained, Bound, DefenseInfo
@@ -17,16 +18,42 @@ UNINFORMED: Final = (
 def of_assessment(found: Assessment) -> list[str]:
     """All that is known of attackers on one update, a sentence each."""
     psnr = found.criterion.value
-    said = [of_bound(bound, psnr) for bound in found.bounds]
+    said = [of_attack(found), *of_bounds(found.bounds, psnr)]
     if found.attained is not None:
         said.append(of_attained(found.attained, psnr))
     return [*said, f"no bound: {found.bounds_note}"] if found.bounds_note else said
 
 
+def of_attack(found: Assessment) -> str:
+    """What the attack did, beside a guess without the update."""
+    name, psnr = found.attack.name, found.criterion.value
+    if found.certificate is not None:
+        return f"{name} reconstructed the input: {found.certificate}"
+    if not found.truth_known:
+        return f"what {name} reconstructed cannot be measured: the truth is not known"
+    hits = [place for place, hit in enumerate(found.matched) if hit]
+    if not hits:
+        best = max((value for value in found.psnr if value is not None), default=None)
+        reached = "" if best is None else f"; at best it reaches {best:.1f} dB"
+        return f"{name} reconstructed none of {len(found.matched)} to {psnr:g} dB{reached}"
+    guess = max(found.baseline[place] or 0.0 for place in hits)
+    return (
+        f"{name} reconstructed {len(hits)} of {len(found.matched)} to {psnr:g} dB or better; the "
+        f"closest guess without the update has {guess:.1f} dB for them at best"
+    )
+
+
+def of_bounds(bounds: Iterable[Bound], psnr: float | None = None) -> list[str]:
+    """A sentence for each bound, and once what they leave open of membership."""
+    found = list(bounds)
+    open_ = (of_membership(b.epsilon, DELTA) for b in found if b.epsilon is not None)
+    return [*(of_bound(bound, psnr) for bound in found), *dict.fromkeys(filter(None, open_))]
+
+
 def of_bound(bound: Bound, psnr: float | None = None) -> str:
     """A bound in one sentence: what it says, of whom, and where it is not proved, why."""
     if bound.probability is not None:
-        return f"{bound.name}: {_of_probability(bound, psnr)}{_membership(bound)}"
+        return f"{bound.name}: {_of_probability(bound, psnr)}"
     error = f"{bound.value:.3g}" + ("" if bound.psnr is None else f" ({bound.psnr:.1f} dB)")
     name = f"lower bound on the error ({bound.name})"
     if bound.covers == ESTIMATE:
@@ -34,12 +61,12 @@ def of_bound(bound: Bound, psnr: float | None = None) -> str:
             f"estimate of a {name}, not proved: a mean squared error of {error} on average over "
             f"the prior {bound.prior}; {bound.assumptions[0]}"
         )
+    sampled = bound.confidence is not None and bound.basis == "fitted model"
     if bound.covers == "unbiased":
         return f"{name}: no unbiased attacker has a mean squared error below {error}"
     return (
         f"{name}: no attacker has a mean squared error below {error} on average over the prior "
-        f"{bound.prior}"
-        + ("" if bound.confidence is None else f" ({bound.confidence:.0%} confidence)")
+        f"{bound.prior}" + (f" ({bound.confidence:.0%} confidence)" if sampled else "")
     )
 
 
@@ -66,17 +93,12 @@ def _of_probability(bound: Bound, psnr: float | None) -> str:
     )
 
 
-def _membership(bound: Bound) -> str:
-    said = "" if bound.epsilon is None else of_membership(bound.epsilon, DELTA)
-    return f". {said}" if said else ""
-
-
 def of_membership(epsilon: float, delta: float) -> str:
     """What a bound on reconstruction leaves open: whether an example took part. Empty if hidden."""
     if epsilon <= STRONG:
         return ""
     return (
-        f"It does not hide who took part: epsilon is {epsilon:.3g} at delta {delta:g}, and only "
+        f"Nothing here hides who took part: epsilon is {epsilon:.3g} at delta {delta:g}, and only "
         f"{STRONG:g} or less protects membership well"
     )
 
