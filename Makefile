@@ -21,7 +21,7 @@ audit: setup
 # statement against every adversary.
 proof: audit
 	$(BIN)/leakbound reproduce all --scale minutes
-	$(BIN)/python -m tests.red_team.table --check
+	$(BIN)/python -m pytest -m slow tests/red_team
 
 test: setup
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not long"
