@@ -393,3 +393,45 @@ def test_extreme_probabilities_end(capsys, chance):
     code = call("calibrate", "--target", target, *KNOWN)
     assert code == (2 if float(chance) < 1e-12 else 0)
     assert ("at least 1e-12" in capsys.readouterr().err) == (code == 2)
+
+
+def test_the_noise_for_an_honest_server_stands_beside(capsys, digits):
+    target = ("--target", "psnr>=25.5 with probability<=0.1", "--data", digits)
+    found, _ = parsed(capsys, "calibrate", *target, "--model", "lenet")
+    honest = found["honest_server"]
+    assert honest["verdict"] == "protected from an honest server"
+    assert honest["public_examples"] == 1000
+    assert 0 < honest["noise_multiplier"] < 0.8 * found["setting"]["noise_multiplier"]
+    assert call("calibrate", *target, "--model", "lenet") == 0
+    text = said(capsys)
+    assert "that sends lenet with random weights: noise multiplier" in text
+    assert text.index("are needed for this probability at least") < text.index("noise_multiplier =")
+    assert parsed(capsys, "calibrate", *target)[0]["honest_server"] is None
+    assert call("calibrate", *target, "--model", "lenet", "--steps", 5) == 2
+    assert "one full-batch step" in capsys.readouterr().err
+    assert call("calibrate", *target, "--model", "lenett") == 2
+    assert "did you mean 'lenet'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["bound", "calibrate"])
+def test_known_labels_need_more_noise(capsys, command, digits):
+    if command == "bound":
+        ask = ("bound", "--noise-multiplier", 1, "--psnr", 26, "--data", digits)
+        values = [parsed(capsys, *ask, *more)[0]["thresholds"][0]["bound"] for more in FLAG]
+    else:
+        ask = ("calibrate", "--target", "psnr>=26 with probability<=0.2", "--data", digits)
+        values = [parsed(capsys, *ask, *m)[0]["setting"]["noise_multiplier"] for m in FLAG]
+    assert values[0] < values[1]
+    assert call(*ask, "--labels-known", "--prior", "mixture") == 2
+    assert "labels_known goes with the priors" in capsys.readouterr().err
+
+
+FLAG = ((), ("--labels-known",))
+
+
+def test_the_private_examples_themselves(capsys, digits):
+    """Exact for them, so the bound is lower than for new ones."""
+    ask = ("bound", "--noise-multiplier", 1, "--psnr", 26, "--data", digits, "--accept", 0.05)
+    new, own = (parsed(capsys, *ask, "--prior", p)[0]["thresholds"][0] for p in ("sample", "these"))
+    assert own["bound"] < new["bound"]
+    assert own["verdict"] == "protected (these examples)"

@@ -273,7 +273,7 @@ def _judge(
             origins=context.origins,
             same_law=context.same_law,
             private=context.private if unit.risk.these else None,
-            fresh=unit.model.weights is None and not unit.model.train_steps,
+            fresh=_fresh(unit.model),
             key=key,
             once=context.once,
         ),
@@ -283,6 +283,11 @@ def _judge(
         more=[] if path is None else [context.lpips(path).metric(low)],
         images=images,
     )
+
+
+def _fresh(model: plans.ModelSpec) -> bool:
+    """Whether the weights depend on no example: random ones of a built-in model."""
+    return model.weights is None and not model.train_steps and ":" not in model.name
 
 
 def judged(

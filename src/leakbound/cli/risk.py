@@ -121,10 +121,13 @@ def _show_honest(found: Calibration, honest: dict[str, Any]) -> None:
         console.print(f"{name} from an honest server: {escape(honest['reason'])}")
         return
     share = 1 - noise / found.noise_multiplier
+    own = ":" in honest["model"]  # what a user's function builds may have been trained
+    weights = "as built, if no example chose its weights" if own else "with random weights"
+    less = f"{share:.0%} less" if share > 0 else "no less than against any server"
     console.print(
-        f"[bold]{HONEST}[/bold] that sends {name} with random weights: noise multiplier "
-        f"{noise:.4g} ({abs(share):.0%} {'less' if share >= 0 else 'more'}), by {honest['prior']}. "
-        "Another model, trained weights and further rounds are not covered"
+        f"[bold]{HONEST}[/bold] that sends {name} {weights}: noise multiplier {noise:.4g} "
+        f"({less}), by {honest['prior']}. Another model, trained weights and further rounds are "
+        "not covered"
     )
 
 

@@ -242,8 +242,9 @@ def known_model_probability(released: Released, spec: RiskSpec) -> Bound | None:
 
 def _why_not_known(released: Released) -> str | None:
     """Why there is no bound for the known model; None where there is."""
-    kinds = [type(link) for link in released.defense.links[:3]]
-    if kinds != [ClipExamples, Mean, GaussianMechanism]:
+    links = released.defense.links
+    changed = any(link.changes_training or link.changes_start for link in links)
+    if [type(link) for link in links[:3]] != [ClipExamples, Mean, GaussianMechanism] or changed:
         return "it is for clipped gradients of examples with Gaussian noise on their mean"
     if len(released.cohort) > 1:
         return "the update sums several clients"
