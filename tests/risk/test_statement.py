@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from leakbound._util.rounding import rounded
 from leakbound.assess.record import (
     PROTECTS,
     VERDICTS,
@@ -45,20 +46,21 @@ def bound(**changes):
 @pytest.mark.parametrize(
     ("basis", "words"),
     [
-        ("sample", "probability: whatever the model is, no attacker reaches 20 dB with a "
-         "probability above 0.04: 95% confidence from 1000 public examples, of which one guess may "
-         "match 3, if private examples are drawn like them (at most 1.4 times as densely)"),
-        ("examples", "probability: whatever the model is, no attacker reaches 20 dB with a "
+        ("sample", "whatever the model is, no attacker reaches 20 dB from one update with a "
+         "probability above 0.04: 95% confidence from 1000 public examples, of which one guess (or "
+         "one a class, with labels known) may match 3, if private examples are drawn like them (at "
+         "most 1.4 times as densely)"),
+        ("examples", "whatever the model is, no attacker reaches 20 dB from one update with a "
          "probability above 0.04, averaged over these 1000 examples; it says nothing about others"),
-        ("known model", "probability: from this model's update, no attacker reaches 20 dB with a "
+        ("known model", "from one update of this model, no attacker reaches 20 dB with a "
          "probability above 0.04: 95% confidence from 1000 public examples, if private examples "
          "are drawn like them (at most 1.4 times as densely)"),
-        ("fitted model", "probability: all attackers; none reaches 20 dB with a probability above "
-         "0.04 if examples follow the model 1000 public examples"),
+        ("fitted model", "all attackers; none reaches 20 dB from one update with a probability "
+         "above 0.04 if examples follow the model 1000 public examples"),
     ],
 )  # fmt: skip
 def test_what_each_bound_says(basis, words):
-    assert of_bound(bound(basis=basis), 20.0) == words
+    assert of_bound(bound(basis=basis), 20.0) == f"probability: {words}"
 
 
 def test_every_verdict_has_a_meaning_and_none_promises_too_much():
@@ -92,7 +94,8 @@ def test_what_attacks_attain():
     said = of_attained(attained(0.03, 0.001, 0.004), 20.0)
     assert said == (
         "a malicious server's codebook reaches 20 dB for 0.03 or more of examples like the public "
-        "ones (95% confidence, 900 examples), a guess without any update for 0.004 at most"
+        "ones, one in an update, a guess without any update for 0.004 at most (95% confidence, 900 "
+        "examples)"
     )
     assert of_attained(attained(0.003, 0.001, 0.004), 20.0).endswith("; that does not decide")
     assert "no amount of noise protects" in of_attained(attained(0.03, 0.02, 0.04), 20.0)
@@ -130,3 +133,21 @@ def test_what_the_attack_did_comes_first():
     assert last == "no bound: because"
     [missed] = of_assessment(record(**own, matched=(False, False)))
     assert missed == "dlg reconstructed none of 2 to 20 dB; at best it reaches 31.0 dB"
+
+
+def test_numbers_are_rounded_to_the_safe_side():
+    """0.00100449 is above an accepted 0.001, and is not printed as 0.001."""
+    assert "above 0.00101:" in of_bound(bound(basis="sample", probability=0.00100449))
+    error = bound(probability=None, value=0.0123999, psnr=19.0, confidence=None)
+    assert "below 0.0123 " in of_bound(error)
+    assert "for 0.0309 or more" in of_attained(attained(0.030999, 0.001, 0.00400001), 20.0)
+    assert "for 0.00401 at most" in of_attained(attained(0.030999, 0.001, 0.00400001), 20.0)
+    values = [10.0**k * m for k in range(-12, 3) for m in (1.0, 1.2345678, 9.9999999)]
+    for value in values:
+        assert rounded(value, 3, up=False) <= value <= rounded(value, 3, up=True)
+        assert rounded(value, 3, up=True) <= value * 1.011
+
+
+def test_a_failed_test_of_the_distribution_is_said():
+    doubted = bound(basis="sample", assumptions=("a test found private examples drawn unlike",))
+    assert of_bound(doubted).endswith("; but a test found private examples drawn unlike")

@@ -33,20 +33,21 @@ MEANINGS: Final[dict[Verdict, str]] = {
     "guess without the update.",
     GUESSABLE: "A guess without any update meets the threshold more often than is accepted. No "
     "amount of noise protects at this threshold: ask for a smaller error or accept more.",
-    UNDECIDED: "The attacks failed and no bound protects. This is no proof of safety.",
-    ON_AVERAGE: "The attacks failed, and on average over examples like the public ones no "
-    "attacker's mean error is below the threshold's. A single example can still leak.",
+    UNDECIDED: "No attack here succeeded and no bound protects. This is no proof of safety.",
+    ON_AVERAGE: "No attack here succeeded, and on average over examples like the public ones no "
+    "attacker's mean error is below the threshold's, with the stated confidence. A single example "
+    "can still leak.",
     UNDER_MODEL: "If the client's examples followed the model named beside it, which was fitted to "
     "public examples, no attacker would do it with more than the accepted probability. Real "
     "examples may differ from the model.",
-    HONEST: "From the update of this model no attacker does it with more than the accepted "
+    HONEST: "From one update of this model no attacker does it with more than the accepted "
     "probability. A server that sends another model is not covered. It holds with the stated "
     "confidence if private examples are drawn like the public ones.",
-    THESE: "No attacker does it with more than the accepted probability, whatever the model is, "
-    "averaged over these very examples. Other examples are not covered.",
-    PROTECTED: "No attacker does it with more than the accepted probability, whatever the model "
-    "is. This rests on a count of public examples and on no model of the data; it holds with the "
-    "stated confidence if private examples are drawn like the public ones.",
+    THESE: "From one update no attacker does it with more than the accepted probability, whatever "
+    "the model is, averaged over these very examples. Other examples are not covered.",
+    PROTECTED: "From one update no attacker does it with more than the accepted probability, "
+    "whatever the model is. This rests on a count of public examples and on no model of the data; "
+    "it holds with the stated confidence if private examples are drawn like the public ones.",
 }
 """What each verdict says, for pages."""
 

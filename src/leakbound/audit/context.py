@@ -75,13 +75,27 @@ class PlanContext:
         Fewer than 10 images are all private. Copies of an image stand in the first split only;
         equal records of a table may be different people's and stay.
         """
+        once = self.dataset.domain.copies_count_once and len(self.drawn["public"])
+        return data.without_copies(self.drawn, self.dataset.inputs) if once else self.drawn
+
+    @cached_property
+    def drawn(self) -> dict[str, Tensor]:
+        """The splits with all copies: each is a draw of the same distribution.
+
+        What bounds count has to be such a draw: without copies of private images the public part
+        would lack just what a guess matches best.
+        """
         count = len(self.dataset.labels)
         if count < FEW:
             none = torch.zeros(0, dtype=torch.long)
             return {"private": torch.arange(count), "public": none, "test": none}
-        parts = data.split(count, SPLITS, seed=0, name="audit")
-        once = self.dataset.domain.copies_count_once
-        return data.without_copies(parts, self.dataset.inputs) if once else parts
+        return data.split(count, SPLITS, seed=0, name="audit")
+
+    @cached_property
+    def counted(self) -> Batch | None:
+        """The public draw, of which bounds count: attacks get `public`."""
+        indices = self.drawn["public"]
+        return self.batch(indices) if len(indices) else None
 
     @property
     def copies(self) -> int:
@@ -97,18 +111,18 @@ class PlanContext:
     @cached_property
     def private(self) -> Batch:
         """Private images: the clients'."""
-        return self.batch(self.splits["private"])
+        return self.batch(self.drawn["private"])
 
     @cached_property
     def origins(self) -> Tensor | None:
-        """What each public image comes from, where several come from one."""
+        """What each image of `counted` comes from, where several come from one."""
         own = self.dataset.origins
-        return None if own is None else own[self.splits["public"]]
+        return None if own is None else own[self.drawn["public"]]
 
     @cached_property
     def same_law(self) -> float | None:
         """The p-value of a test that private images are drawn like public ones; None: too few."""
-        parts = [self.splits[name] for name in ("public", "private")]
+        parts = [self.drawn[name] for name in ("public", "private")]
         if min(map(len, parts)) < SMALLEST:
             return None
         rows = [self.dataset.inputs[own[:LOOKED]].flatten(1).double().numpy() for own in parts]
@@ -219,6 +233,11 @@ class PlanContext:
         if key not in self._kept:
             self._kept[key] = make()
         return cast(T, self._kept[key])
+
+
+def random_weights(name: str) -> bool:
+    """Whether a model of this name has weights that no example chose: what users build may not."""
+    return ":" not in name
 
 
 def module_of(name: str, settings: dict[str, Any], **given: Any) -> nn.Module:

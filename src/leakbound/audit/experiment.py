@@ -20,7 +20,7 @@ from leakbound.assess.verdict import verdict
 from leakbound.attacks.features.errors import feature_errors, subspace_error
 from leakbound.attacks.pace import noted
 from leakbound.audit import plan as plans
-from leakbound.audit.context import PlanContext, one_line, one_thread
+from leakbound.audit.context import PlanContext, one_line, one_thread, random_weights
 from leakbound.audit.utility import Clients, train
 from leakbound.client import clients_layer_inputs
 from leakbound.defenses import Chain
@@ -269,7 +269,7 @@ def _judge(
             played,
             criterion,
             unit.threat,
-            context.public,
+            context.counted,
             origins=context.origins,
             same_law=context.same_law,
             private=context.private if unit.risk.these else None,
@@ -286,8 +286,8 @@ def _judge(
 
 
 def _fresh(model: plans.ModelSpec) -> bool:
-    """Whether the weights depend on no example: random ones of a built-in model."""
-    return model.weights is None and not model.train_steps and ":" not in model.name
+    """Whether the weights depend on no example."""
+    return model.weights is None and not model.train_steps and random_weights(model.name)
 
 
 def judged(

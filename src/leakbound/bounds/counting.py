@@ -402,7 +402,8 @@ class TheseExamples(PublicSample):
     """What no attacker exceeds on average over these very examples, for who holds them.
 
     For auditors with the private examples: the target is one of them, each as likely, and the
-    attacker may know all of them. It is exact: no confidence is needed, and no assumption on how
+    attacker may know all of them. As many as there are guesses are sent together, and all but the
+    target may be known. It is exact: no confidence is needed, and no assumption on how
     they are drawn. It says nothing about new examples. It depends on private data: keep it local.
 
     Args are those of `PublicSample`; every example is a target of its own, so there are no sources.
@@ -432,13 +433,20 @@ class TheseExamples(PublicSample):
         return f"these {self.n} examples, {known}"
 
     def _limit(self, eta: float, tail: float) -> float:
-        found = self.counts(eta) if math.isfinite(eta) else []
-        return min(1.0, self.guesses * sum(own.most for own in found) / self.n) if found else 1.0
+        if not math.isfinite(eta):
+            return 1.0
+        return min(1.0, self.guesses * self.largest(eta) / self._left)
 
     def _profile(self, envelope: tuple[Array, Array], eta: float, confidence: float) -> float:
         """The largest mean success over all guesses; exact, whatever the confidence."""
         each = [np.asarray(found.each, float) for found in self.counts(eta)]
-        return sum(_most_success(own, envelope, self.guesses) for own in each) / self.n
+        seen = sum(_most_success(own, envelope, self.guesses) for own in each)
+        return min(1.0, seen / self._left)
+
+    @property
+    def _left(self) -> int:
+        """Examples that the target may be where all others of the batch are known."""
+        return max(1, self.n - self.guesses + 1)
 
 
 def examples_needed(gamma: float, *, confidence: float = CONFIDENCE) -> int:
@@ -581,7 +589,8 @@ def same_law(first: ArrayLike, second: ArrayLike, source: np.random.Generator) -
         >>> same_law(draw.random((200, 4)), draw.random((200, 4)) ** 3, draw) < 0.01
         True
     """
-    a, b = (flat_images(rows)[:LOOKED] for rows in (first, second))
+    # At random: data are often sorted, and the first would be alike.
+    a, b = (source.permutation(flat_images(rows))[:LOOKED] for rows in (first, second))
     if len(a) < 2 or len(b) < 2:
         return 1.0
     rows = np.concatenate([a, b])

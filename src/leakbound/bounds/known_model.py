@@ -21,8 +21,9 @@ from typing import cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import linalg, optimize, sparse
+from scipy import linalg, sparse
 
+from leakbound.bounds.bounded_mean import upper_limit
 from leakbound.bounds.counting import CONFIDENCE, _counts, _neighbors, self_bounding_limit
 from leakbound.bounds.law import Array, non_negative, positive, probability, single, whole
 from leakbound.bounds.record_priors import flat_images
@@ -39,7 +40,8 @@ REFINED = 12
 """Centers a draw whose balls are bounded more sharply than by their neighbors' sum."""
 DENSE = 0.05
 """Share of pairs within reach from which a full matrix is faster than a sparse one."""
-MOST_BET = 0.8
+MOST = 5000
+"""Examples; the neighbors of more are not listed."""
 QUIET = 1e-6
 """Noise multipliers below it count as no noise at all."""
 LEAST_NOISE, MOST_NOISE, STEP = 0.01, 100.0, 0.01
@@ -86,6 +88,8 @@ class KnownModel:
 
     def __post_init__(self) -> None:
         rows = flat_images(self.examples)
+        if len(rows) > MOST:
+            raise ValueError(f"examples holds {len(rows)}; give at most {MOST}")
         object.__setattr__(self, "examples", rows)
         object.__setattr__(self, "gram", _checked(self.gram, len(rows)))
         if self.labels is not None:
@@ -208,7 +212,7 @@ class KnownModel:
             low, high = (sum(size * float(found[k][0]) for size, found in exact) for k in (0, 1))
             return low / self.n, min(1.0, high / self.n * (1 + ROUNDING))
         attained, most = self._values(noise, level, look)
-        return float(attained.mean()), _mean_limit(np.minimum(1.0, most * (1 + ROUNDING)), tail)
+        return float(attained.mean()), _limit(most, tail)
 
     def _values(self, noise: float, level: float, look: int) -> tuple[Array, Array]:
         """(draws,) each, independent: posterior mass of the best example's ball; of any, at most.
@@ -220,6 +224,8 @@ class KnownModel:
         low, high = np.empty(self.draws), np.empty(self.draws)
         for own in self._at(level):
             drawn = np.flatnonzero(np.isin(chosen, own.place))
+            if not len(drawn):  # a class of few examples
+                continue
             for part in np.split(drawn, range(BLOCK, len(drawn), BLOCK)):
                 among = np.searchsorted(own.place, chosen[part])
                 weights = own.posterior(among, noise, source)
@@ -377,22 +383,7 @@ def _level(eta: float) -> float:
     return single("eta", positive("eta", eta))
 
 
-def _mean_limit(values: Array, tail: float) -> float:
-    """Upper confidence limit on the mean of independent values in [0, 1], for any number of them.
-
-    Bets b_t that depend on earlier values alone: for the true mean m, the product of
-    1 + b_t (m - x_t) is at least 0 and has mean 1, so it exceeds 1 / tail with a probability of at
-    most tail (Markov). It rises with m; the limit is where it is 1 / tail.
-
-    Source: Waudby-Smith and Ramdas 2024, the bets of their predictable plug-in.
-    """
-    count, log = np.arange(1, len(values) + 1), -math.log(tail)
-    means = (0.5 + np.cumsum(values)) / (count + 1)
-    spread = (0.25 + np.cumsum(np.square(values - means))) / (count + 1)
-    before = np.concatenate([[0.25], spread[:-1]])
-    bets = np.minimum(np.sqrt(2 * log / (len(values) * before)), MOST_BET)
-
-    def won(mean: float) -> float:
-        return float(np.log1p(bets * (mean - values)).sum()) - log
-
-    return 1.0 if won(1.0) <= 0 else float(optimize.brentq(won, 0.0, 1.0, xtol=1e-12)) + 1e-12
+def _limit(values: Array, tail: float) -> float:
+    """Upper confidence limit on the mean of independent values in [0, 1]."""
+    kept = np.minimum(1.0, values * (1 + ROUNDING))
+    return min(1.0, upper_limit(kept, 1.0, confidence=1 - tail))

@@ -231,7 +231,7 @@ class PublicImages(PlanContext):
         return Batch(low + (high - low) * own.inputs, own.labels)
 
     @property
-    def splits(self) -> dict[str, torch.Tensor]:
+    def drawn(self) -> dict[str, torch.Tensor]:
         none = torch.zeros(0, dtype=torch.long)
         every = torch.arange(len(self.dataset.labels))
         return {"private": none, "public": every, "test": none}
@@ -275,6 +275,7 @@ def limits_of(case: Case) -> Limits:
         cohort=seen.cohort,
         batch=batch,
         public=public,
+        origins=context.origins,
         truth_known=case.truth is not None,
         key=(case.at, case.spec),
         once=context.once,

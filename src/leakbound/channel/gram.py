@@ -18,14 +18,14 @@ MOST_BYTES = 1_500_000_000
 """For the gradients of all examples and their products."""
 PART_BYTES = 1 << 27
 WIDTH = 4096
-"""Weights whose products are summed in their own precision; these sums are added in float64."""
+"""Weights whose products are summed at once."""
 
 
 def clipped_gram(task: Task, batch: Batch, clip_norm: float) -> NDArray[np.float64]:
     """Inner products (n, n) of the clipped gradients of n examples, over the squared clip norm.
 
     Every example's gradient is clipped as `ClipExamples` does it: one that is not finite adds
-    nothing. Sums of products over many weights are in float64.
+    nothing. Products are summed in float64.
 
     Args:
         task: the model at its weights, with a local plan of one step.
@@ -57,7 +57,7 @@ def clipped_gram(task: Task, batch: Batch, clip_norm: float) -> NDArray[np.float
     sent = _clipped(task, batch, clip_norm)
     found = torch.zeros(n, n, dtype=torch.float64)
     for start in range(0, sent.shape[1], WIDTH):
-        part = sent[:, start : start + WIDTH]
+        part = sent[:, start : start + WIDTH].double()  # near gradients differ by little
         found += part @ part.T
     found = (found + found.T) / (2 * clip_norm**2)
     return np.asarray(found.numpy(), np.float64)

@@ -15,8 +15,9 @@ from rich.table import Table
 
 from leakbound import data
 from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
+from leakbound._util.rounding import least, most
 from leakbound.assess.record import HONEST, UNDECIDED
-from leakbound.audit.context import module_of
+from leakbound.audit.context import module_of, random_weights
 from leakbound.bounds.counting import PublicSample
 from leakbound.bounds.law import positive, probability
 from leakbound.cli import options
@@ -112,7 +113,10 @@ def _honest(found: Calibration, command: options.Calibrate, model: str) -> dict[
         noise = own.noise_for(found.target.gamma, found.target.eta)
     except ValueError as error:
         return answer | {"noise_multiplier": None, "reason": str(error), "verdict": UNDECIDED}
-    return answer | {"noise_multiplier": noise, "reason": None, "verdict": HONEST}
+    sure = random_weights(model)
+    why = None if sure else "it holds if no example chose the weights that are built"
+    verdict = HONEST if sure else UNDECIDED
+    return answer | {"noise_multiplier": noise, "reason": why, "verdict": verdict}
 
 
 def _show_honest(found: Calibration, honest: dict[str, Any]) -> None:
@@ -121,13 +125,13 @@ def _show_honest(found: Calibration, honest: dict[str, Any]) -> None:
         console.print(f"{name} from an honest server: {escape(honest['reason'])}")
         return
     share = 1 - noise / found.noise_multiplier
-    own = ":" in honest["model"]  # what a user's function builds may have been trained
-    weights = "as built, if no example chose its weights" if own else "with random weights"
+    weights = "with these random weights (seed 0)" if honest["reason"] is None else "as built"
+    more = "" if honest["reason"] is None else f"; {honest['reason']}"
     less = f"{share:.0%} less" if share > 0 else "no less than against any server"
     console.print(
-        f"[bold]{HONEST}[/bold] that sends {name} {weights}: noise multiplier {noise:.4g} "
-        f"({less}), by {honest['prior']}. Another model, trained weights and further rounds are "
-        "not covered"
+        f"[bold]{HONEST}[/bold] that sends {name} {weights}: noise multiplier {most(noise, 4)} "
+        f"({less}), by {honest['prior']}{more}. Another model, trained weights and further rounds "
+        "are not covered"
     )
 
 
@@ -203,8 +207,8 @@ def _show_bound(found: dict[str, Any], edges: Corridor, examples: Examples) -> N
             f"{row['psnr']:.1f}",
             f"{row['mse']:.3g}",
             _tiny(row["log10_baseline"]),
-            f"{row['attained']:.3g}",
-            f"{row['bound']:.3g}",
+            least(row["attained"]),
+            most(row["bound"]),
             "" if row["matched"] is None else f"{row['matched']:.2%}",
             row["verdict"],
         )
@@ -241,14 +245,14 @@ def _show_calibration(found: Calibration) -> None:
             f"are {public['examples']}, of which one guess may match {public['largest_ball']}. The "
             f"answer holds with {public['confidence']:.0%} confidence and no model of the data, "
             "if private examples are drawn like them (at most "
-            f"{public['density_margin']:.3g} times as densely)"
+            f"{least(public['density_margin'])} times as densely)"
         )
     console.print(f"{escape(str(found.target))}: [bold]{found.solved} = {answer:.6g}[/bold]")
     edges, private = found.corridor, _finite(found.epsilon)
     console.print(_setting_line(found.setting, private, found.delta, found.source))
     table = Table(show_edge=False, show_header=False)
-    table.add_row("upper bound: no attacker exceeds", f"{edges.bound[0]:.6g}")
-    table.add_row(f"attained by a {edges.attack[0]}", f"{edges.attained[0]:.3g}")
+    table.add_row("upper bound: no attacker exceeds", most(float(edges.bound[0]), 6))
+    table.add_row(f"attained by a {edges.attack[0]}", least(float(edges.attained[0])))
     table.add_row("prior-only baseline", _tiny(_log10(edges.log_kappa[0])))
     table.add_row("noise standard deviation on the sum", f"{found.noise_std:.6g}")
     table.add_row("clip norm", f"{found.clip_norm:.6g}")

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, cast
 
 from leakbound import check
 from leakbound._util.pictures import facts
+from leakbound._util.rounding import most
 from leakbound.bounds import identification
 from leakbound.bounds import mixed_steps as mixed
 from leakbound.bounds.law import Scope, positive, probability, single
@@ -123,14 +124,13 @@ class Statement:
             prior = "No prior was given (prior=), so nothing is called protected"
         else:
             attacker += (
-                f"probability {self.bound:.3g} at most, and without the training with "
-                f"{_tiny(self.log_kappa)}"
+                f"probability {most(self.bound)} at most, and without the training with "
+                f"{_tiny(self.log_kappa)} at most"
             )
             prior = f"The first number holds on average over examples ({self.prior})"
         sentences = [
             attacker,
-            f"One attack, on examples of {self.dim} values and norm {self.norm:.4g}, attains "
-            f"{_attained(self.attained)}",
+            f"One attack ({self.attained_scope.prior}) attains {_attained(self.attained)}",
             f"Epsilon is {privacy} at delta {self.delta:g}"
             if self.bound is None or self.epsilon <= STRONG
             else of_membership(self.epsilon, self.delta),

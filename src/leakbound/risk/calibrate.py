@@ -15,6 +15,7 @@ import numpy as np
 from leakbound import check
 from leakbound._util import pictures
 from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
+from leakbound._util.rounding import rounded
 from leakbound.assess.record import Verdict
 from leakbound.bounds import composition
 from leakbound.bounds.attainable import Attainable
@@ -469,7 +470,7 @@ def _sharpened(
         low, high = 0.0, found.noise_multiplier
         while high - low > NEAR * high:
             middle = (low + high) / 2
-            tried = _rounded(middle, up=True)
+            tried = rounded(middle, DIGITS, up=True)
             if tried < high and holds(replace(found, noise_multiplier=tried)):
                 high = tried
             else:
@@ -494,10 +495,10 @@ def _noise(excess: Excess, setting: TrainingSetting, blind: float, gamma: float)
     if start == 0:
         return 0.0
     if setting.participation == "hidden" and q < 1 and count > 1:
-        start = _sharper(excess, start, -1, lambda noise: _rounded(noise, up=True))
-    found, step = _rounded(start, up=True), 10.0 ** (1 - DIGITS)
+        start = _sharper(excess, start, -1, lambda noise: rounded(noise, DIGITS, up=True))
+    found, step = rounded(start, DIGITS, up=True), 10.0 ** (1 - DIGITS)
     while excess(found) > 0:
-        found, step = _rounded(found * (1 + step), up=True), 2 * step
+        found, step = rounded(found * (1 + step), DIGITS, up=True), 2 * step
     return found
 
 
@@ -529,10 +530,10 @@ def _rate(excess: Excess, setting: TrainingSetting, blind: float, gamma: float) 
         )
     )
     if setting.participation == "hidden" and setting.steps > 1:
-        start = _sharper(excess, start, 1, lambda q: _rounded(min(1.0, q), up=False))
-    found, step = min(1.0, _rounded(start, up=False)), 10.0 ** (1 - DIGITS)
+        start = _sharper(excess, start, 1, lambda q: rounded(min(1.0, q), DIGITS, up=False))
+    found, step = min(1.0, rounded(start, DIGITS, up=False)), 10.0 ** (1 - DIGITS)
     while excess(found) > 0:
-        found, step = _rounded(found * (1 - step), up=False), 2 * step
+        found, step = rounded(found * (1 - step), DIGITS, up=False), 2 * step
     return found
 
 
@@ -564,16 +565,6 @@ def _log_edge(setting: TrainingSetting, blind: float, rough: bool = False) -> fl
         log_kappa=blind,
     )
     return math.log(max(float(found), 1e-300)) + GAMMA_ERROR
-
-
-def _rounded(value: float, *, up: bool) -> float:
-    """A number of few digits at least (or at most) as large."""
-    if value == 0 or not math.isfinite(value):
-        return value
-    unit = 10.0 ** (math.floor(math.log10(abs(value))) + 1 - DIGITS)
-    turned = (math.ceil if up else math.floor)(value / unit) * unit
-    short = float(f"{turned:.{DIGITS}g}")
-    return short if (short >= value) == up or short == value else turned
 
 
 def _log_baseline(
@@ -608,7 +599,7 @@ def _clipped(found: TrainingSetting, noise_std: float) -> tuple[TrainingSetting,
             "clip_norm: any meets the target, even without noise, as the example is sampled so "
             "rarely; give a larger sampling_rate, more steps or a smaller probability"
         )
-    clip = _rounded(noise_std / found.noise_multiplier, up=False)
+    clip = rounded(noise_std / found.noise_multiplier, DIGITS, up=False)
     return replace(found, noise_multiplier=noise_std / clip), clip
 
 

@@ -162,7 +162,7 @@ def error_bound(released: Released, spec: ErrorBoundSpec, source: torch.Generato
     criterion, (low, high) = released.criterion, released.task.input_range
     return Bound(
         name=found.name,
-        value=nine(found.value),
+        value=nine(found.value, up=False),
         psnr=short(psnr_of_mse(found.value, high - low)),
         prior=found.prior,
         covers=found.covers,
@@ -224,7 +224,7 @@ def sample_error_bound(released: Released, error: ErrorBoundSpec, risk: RiskSpec
     criterion = released.criterion
     return Bound(
         name="count of public examples",
-        value=nine(value),
+        value=nine(value, up=False),
         psnr=short(psnr_of_mse(value, high - low)),
         prior=sample.name,
         rests_on_prior=True,

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
+from leakbound._util.rounding import rounded
 from leakbound.assess.criterion import Criterion
 from leakbound.client import batch_norms
 from leakbound.defenses import Chain
@@ -65,10 +66,11 @@ class Released:
         if self.once is not None:
             found: T = self.once(key, make)
             return found
-        if self.public is None:
-            return make()
-        kept = _MADE.setdefault(self.public, {})
-        place = key, self.public.inputs._version
+        public = self.public
+        if public is None or public.inputs.is_inference() or public.labels.is_inference():
+            return make()  # whether they change cannot be seen
+        kept = _MADE.setdefault(public, {})
+        place = key, public.inputs._version, public.labels._version
         if place not in kept:
             kept[place] = make()
         made: T = kept[place]
@@ -88,5 +90,6 @@ def refuse_side_information(released: Released) -> None:
         )
 
 
-def nine(value: float) -> float:
-    return float(f"{value:.9g}")
+def nine(value: float, *, up: bool) -> float:
+    """Nine digits, rounded to the safe side: up for upper bounds."""
+    return rounded(value, 9, up=up)

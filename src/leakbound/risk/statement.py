@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from leakbound._util.rounding import least, most
 from leakbound.assess.record import DELTA, ESTIMATE, Assessment, Attained, Bound, DefenseInfo
 
 STRONG: Final = 1.0
 """The largest epsilon that is called a strong guarantee (NIST SP 800-226)."""
+DOUBTED: Final = "a test found"
+GUESS: Final = "guess without an update"
 UNINFORMED: Final = (
     "The prior is a uniform direction, which knows nothing about the data. An attacker who knows "
     "similar data exceeds these numbers, so nothing here is called protected"
@@ -54,7 +57,7 @@ def of_bound(bound: Bound, psnr: float | None = None) -> str:
     """A bound in one sentence: what it says, of whom, and where it is not proved, why."""
     if bound.probability is not None:
         return f"{bound.name}: {_of_probability(bound, psnr)}"
-    error = f"{bound.value:.3g}" + ("" if bound.psnr is None else f" ({bound.psnr:.1f} dB)")
+    error = least(bound.value) + ("" if bound.psnr is None else f" ({bound.psnr:.1f} dB)")
     name = f"lower bound on the error ({bound.name})"
     if bound.covers == ESTIMATE:
         return (
@@ -71,25 +74,31 @@ def of_bound(bound: Bound, psnr: float | None = None) -> str:
 
 
 def _of_probability(bound: Bound, psnr: float | None) -> str:
+    doubt = next((f"; but {one}" for one in bound.assumptions if one.startswith(DOUBTED)), "")
+    return _claimed(bound, psnr) + doubt
+
+
+def _claimed(bound: Bound, psnr: float | None) -> str:
     what = "meets the criterion" if psnr is None else f"reaches {psnr:g} dB"
-    above = f"with a probability above {bound.probability:.3g}"
+    above = f"with a probability above {most(bound.probability or 0.0)}"
     if bound.basis == "examples":
         return (
-            f"whatever the model is, no attacker {what} {above}, averaged over these "
-            f"{bound.public_examples} examples; it says nothing about others"
+            f"whatever the model is, no attacker {what} from one update {above}, averaged over "
+            f"these {bound.public_examples} examples; it says nothing about others"
         )
     if bound.basis == "fitted model":
         return (
-            f"{bound.covers} attackers; none {what} {above} if examples follow the model "
+            f"{bound.covers} attackers; none {what} from one update {above} if examples follow the "
+            "model "
             f"{bound.prior}"
         )
     sure = f"{bound.confidence:.0%} confidence from {bound.public_examples} public examples"
     like = f"if private examples are drawn like them{_margin(bound)}"
     if bound.basis == "known model":
-        return f"from this model's update, no attacker {what} {above}: {sure}, {like}"
+        return f"from one update of this model, no attacker {what} {above}: {sure}, {like}"
     return (
-        f"whatever the model is, no attacker {what} {above}: {sure}, of which one guess may match "
-        f"{bound.largest_ball}, {like}"
+        f"whatever the model is, no attacker {what} from one update {above}: {sure}, of which one "
+        f"guess (or one a class, with labels known) may match {bound.largest_ball}, {like}"
     )
 
 
@@ -106,25 +115,30 @@ def of_membership(epsilon: float, delta: float) -> str:
 def of_attained(attained: Attained, psnr: float) -> str:
     """What attacks that work reach, in one sentence."""
     low, high = attained.baseline
+    sure = f"{attained.confidence:.0%} confidence, {attained.public_examples} examples"
     if attained.guessable:
         return (
-            f"a guess without any update reaches {psnr:g} dB for {low:.3g} of the examples or "
-            f"more, above the accepted {attained.accepted:g}: no amount of noise protects at this "
-            "threshold"
+            f"a guess without any update reaches {psnr:g} dB for {least(low)} of the examples or "
+            f"more ({sure}), above the accepted {attained.accepted:g}: then no amount of noise "
+            "protects at this threshold"
+        )
+    if attained.attack == GUESS:
+        return (
+            f"a guess without any update reaches {psnr:g} dB for {least(low)} to {most(high)} of "
+            f"examples like the public ones ({sure})"
         )
     over = "" if attained.recoverable else "; that does not decide"
     return (
-        f"a malicious server's {attained.attack} reaches {psnr:g} dB for {attained.success:.3g} or "
-        f"more of examples like the public ones ({attained.confidence:.0%} confidence, "
-        f"{attained.public_examples} examples), a guess without any update for {high:.3g} at "
-        f"most{over}"
+        f"a malicious server's {attained.attack} reaches {psnr:g} dB for {least(attained.success)} "
+        f"or more of examples like the public ones, one in an update, a guess without any update "
+        f"for {most(high)} at most ({sure}){over}"
     )
 
 
 def _margin(bound: Bound) -> str:
     if bound.density_margin is None or bound.density_margin < 1:
         return ""
-    return f" (at most {bound.density_margin:.3g} times as densely)"
+    return f" (at most {least(bound.density_margin)} times as densely)"
 
 
 def of_guarantee(defense: DefenseInfo) -> str:

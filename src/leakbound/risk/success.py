@@ -22,13 +22,13 @@ from leakbound.defenses import Chain, GaussianMechanism, NoisyCopy
 from leakbound.defenses.dp_sgd import ClipExamples, Mean
 from leakbound.risk import kappa
 from leakbound.risk.released import Released, nine, refuse_side_information
-from leakbound.types import Batch, Guarantee, NotApplicable, Server, Task
+from leakbound.risk.statement import DOUBTED, GUESS
+from leakbound.types import Batch, Guarantee, NotApplicable, Server, Task, Unit
 
-MOST_KNOWN, MOST_PRODUCTS = 2500, 4e11
+MOST_KNOWN, MOST_PRODUCTS = 2500, 2e11
 """Public examples whose gradients are compared at most, and products of them: some seconds."""
 LEAST = 1e-300
 """Smaller probabilities are given as this."""
-GUESS = "guess without an update"
 DOUBT = 0.01
 """From which p-value on a test does not say that private examples differ from public ones."""
 
@@ -107,7 +107,8 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
     if public is None or public.size < 2:
         raise NotApplicable(
             f"a probability of {accepted:g} needs "
-            f"{counting.examples_needed(accepted, confidence=0.975)} public examples or more"
+            f"{counting.examples_needed(accepted, confidence=1 - (1 - counting.CONFIDENCE) / 2)} "
+            "public examples or more"
         )
     sample, (noise, scope, name) = known_sample(released), found
     edge, known = released.of_public(
@@ -116,12 +117,12 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
     )
     unlike = doubted(released)
     limit, least = math.exp(known), sample.needed(accepted, parts=2)
-    doubts = [f"a test found private examples drawn unlike public ones (p = {released.same_law})"]
+    doubts = [f"{DOUBTED} private examples drawn unlike public ones (p = {released.same_law})"]
     few = [f"a probability of {accepted:g} needs {least} public examples or more"]
     return Bound(
         name=name,
-        value=nine(edge),
-        probability=nine(edge),
+        value=nine(edge, up=True),
+        probability=nine(edge, up=True),
         accepted=accepted,
         psnr=None,
         prior=sample.name,
@@ -156,6 +157,11 @@ def these_probability(released: Released, spec: RiskSpec) -> Bound | None:
     found, private = private_noise(released, spec), released.private
     if found is None or spec.probability is None or private is None or not spec.these:
         return None
+    if private.size > counting.MOST:
+        raise NotApplicable(
+            f"there are {private.size} private examples, and at most {counting.MOST} are counted "
+            "one by one"
+        )
     (noise, scope, name), accepted, eta = found, spec.probability, released.criterion.error
     known = released.threat.labels_known
 
@@ -167,11 +173,11 @@ def these_probability(released: Released, spec: RiskSpec) -> Bound | None:
         )
         return float(own.success_bound(noise, eta)[0][0]), own.largest(eta), own.name
 
-    edge, largest, words = released.of_public(("these", *sample_key(released), noise, eta), make)
+    edge, largest, words = released.cached("these", (*sample_key(released), noise, eta), make)
     return Bound(
         name=f"{name} for these examples",
-        value=nine(edge),
-        probability=nine(edge),
+        value=nine(edge, up=True),
+        probability=nine(edge, up=True),
         accepted=accepted,
         psnr=None,
         prior=words,
@@ -210,14 +216,17 @@ def known_model_probability(released: Released, spec: RiskSpec) -> Bound | None:
     if why is not None:
         raise NotApplicable(f"no bound for this model alone: {why}")
     noise, eta, accepted = found[0], released.criterion.error, spec.probability
-    own = released.cached("known model", sample_key(released), lambda: _known_model(released))
+    try:
+        own = released.cached("known model", sample_key(released), lambda: _known_model(released))
+    except ValueError as error:  # such as weights of which no gradients fit into memory
+        raise NotApplicable(f"no bound for this model alone: {error}") from None
     edge = released.cached(
         "known bound", (*sample_key(released), noise, eta), lambda: own.success_bound(noise, eta)
     )
     return Bound(
         name="probability from this model",
-        value=nine(edge),
-        probability=nine(edge),
+        value=nine(edge, up=True),
+        probability=nine(edge, up=True),
         accepted=accepted,
         psnr=None,
         prior=own.name,
@@ -350,7 +359,7 @@ def model_probability(released: Released, spec: RiskSpec) -> Bound | None:
         found = math.exp(min(0.0, logs + math.log(released.examples)))
     else:
         found = float(identification.gaussian(noise, log_kappa=blind))
-    value = nine(max(found, LEAST))
+    value = nine(max(found, LEAST), up=True)
     assert spec.probability is not None  # `private_noise` asks
     return Bound(
         name=f"{name} under a model",
@@ -384,6 +393,8 @@ def attained(released: Released, spec: RiskSpec) -> Attained | None:
     public = released.public
     if spec.probability is None or public is None or public.size < FEWEST or doubted(released):
         return None
+    if released.examples > 1:  # the attacks are counted where no other example is sent along
+        return None
     sample, eta = known_sample(released), released.criterion.error
     if sample.n < FEWEST:
         return None
@@ -394,15 +405,18 @@ def attained(released: Released, spec: RiskSpec) -> Attained | None:
     hits = [(1.0, math.inf if noise is None else noise)]
 
     def make() -> Attained:
-        attacks = released.of_public(("attainable", sample.n), lambda: Attainable(sample.examples))
+        half = 1 - (1 - sample.confidence) / 2  # the other half is the guess's limit
+        attacks = released.of_public(
+            ("attainable", *sample_key(released)), lambda: Attainable(sample.examples, half)
+        )
         found, known = attacks.success(hits, eta), float(sample.log_kappa(eta, parts=2))
         assert spec.probability is not None
         return Attained(
             attack=GUESS if noise is None else found.attack[0],
-            success=nine(float(found.success[0])),
-            baseline=(nine(float(found.baseline[0])), nine(math.exp(known))),
+            success=nine(float(found.success[0]), up=False),
+            baseline=(nine(float(found.baseline[0]), up=False), nine(math.exp(known), up=True)),
             accepted=spec.probability,
-            confidence=attacks.confidence,
+            confidence=sample.confidence,
             public_examples=sample.n,
         )
 
@@ -428,6 +442,17 @@ def private_noise(released: Released, spec: RiskSpec) -> tuple[float, Scope, str
         return copies[0] / farthest, COPY, "probability after a noisy copy"
     if released.defense.guarantee is not Guarantee.DIFFERENTIAL_PRIVACY:
         return None
+    if released.task.coupled:
+        raise NotApplicable(
+            "batch norm in training mode lets an example change the gradients of others, so "
+            "clipping bounds no example's part"
+        )
+    plan = released.task.plan
+    if plan.steps > 1 and released.defense.starts is Unit.EXAMPLE:
+        raise NotApplicable(
+            f"the client takes {plan.steps} local steps, and the noise of a mechanism on gradients "
+            "of examples covers one"
+        )
     return _multiplier(released.defense), PRIVATE, "probability"
 
 

@@ -1,0 +1,119 @@
+"""Where an assumption of a statement fails, no verdict rests on it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from leakbound import audit, stream
+from leakbound.audit.context import PlanContext
+from leakbound.audit.experiment import run_experiment
+from leakbound.bounds.counting import TheseExamples, same_law
+from leakbound.bounds.known_model import KnownModel
+from leakbound.captured.assess import public_images
+from leakbound.channel import clipped_gram
+from leakbound.defenses import DpSgd
+from leakbound.meter import Policy, measure
+from leakbound.risk.success import known_model
+from leakbound.types import Batch, Gaussian, LocalPlan, Task, Unit, Update
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory):
+    """5,000 random images, of which 3 % are one image: a guess without any update matches those."""
+    draw = np.random.default_rng(0)
+    images = draw.random((5000, 1, 8, 8)).astype(np.float32)
+    images[draw.random(5000) < 0.03] = 0.5
+    path = tmp_path_factory.mktemp("data") / "copies.npz"
+    np.savez(path, inputs=images, labels=np.arange(5000) % 2)
+    return f"npz:{path}"
+
+
+def test_copies_of_private_images_stay_in_what_is_counted(copies):
+    plan = audit.parse(
+        {
+            "data": {"source": copies},
+            "models": [{"name": "mlp", "hidden": [8]}],
+            "attacks": [{"name": "mean_image"}],
+            "defenses": [{"name": "dp_sgd", "noise_multiplier": 1000.0}],
+            "threat": {"labels_known": False},
+            "risk": {"probability": 0.01, "prior": "none"},
+            "criterion": {"psnr": 30},
+            "error_bound": {"kind": "none"},
+        }
+    )
+    context = PlanContext(plan.data)
+    record = run_experiment(plan.experiments()[0], context, pictures=False).record
+    private = context.private.inputs
+    assert float((private == 0.5).flatten(1).all(1).float().mean()) > 0.02
+    [counted] = [bound for bound in record.bounds if bound.basis == "sample" and not bound.on_error]
+    assert counted.probability > 0.02
+    assert not record.verdict.startswith("protected")
+    assert not torch.isin(context.splits["public"], context.drawn["private"]).any()
+
+
+def test_gradients_that_differ_by_little_are_told_apart():
+    """Differences of 1e-5 of the clip norm decide at noise 1e-5: products need float64."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    nn.init.zeros_(model[1].weight)
+    nn.init.zeros_(model[1].bias)
+    rows = 1e-4 * torch.rand(600, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    public = Batch(rows, torch.zeros(600, dtype=torch.long))
+    found = known_model(Task.of(model), public, clip_norm=1.0)
+    eta = float(rows.flatten(1).double().var(0).mean()) * 1e-2
+    assert found.success_bound(1e-5, eta) > 0.9
+    assert found.success_bound(1.0, eta) < 0.1
+
+
+@pytest.mark.parametrize("count", [900, 1500])
+def test_fewer_weights_than_examples(count):
+    """The matrix of inner products has no full rank, and rounding must not make it invalid."""
+    rows = torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    gram = clipped_gram(Task.of(model), Batch(rows, torch.arange(count) % 10), 1.0)
+    assert 0 < KnownModel(rows.flatten(1).numpy(), gram).success_bound(1.0, 0.01) < 0.2
+
+
+def test_classes_of_one_example():
+    labels = np.concatenate([np.zeros(480, int), np.arange(1, 21)])
+    known = KnownModel(np.arange(500.0)[:, None], np.eye(500), labels, draws=64)
+    assert 0.02 < known.success_bound(1.0, 0.01) <= 1.0
+
+
+def test_all_others_of_a_batch_of_these_examples_may_be_known():
+    """100 examples, 50 sent: who knows the other 49 guesses among 51 with 50 guesses."""
+    found = TheseExamples(np.arange(100.0)[:, None], guesses=50)
+    assert found.success_bound(1e9, 0.01)[0][0] >= 50 / 51
+
+
+@pytest.mark.parametrize("kind", ["batch norm", "local steps"])
+def test_no_probability_where_clipping_bounds_no_part(kind):
+    public = Batch(torch.rand(6000, 1, 4, 4), torch.arange(6000) % 3)
+    norm = [nn.BatchNorm1d(8)] if kind == "batch norm" else []
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), *norm, nn.Tanh(), nn.Linear(8, 3))
+    plan = LocalPlan(steps=10, learning_rate=0.1) if kind == "local steps" else LocalPlan()
+    task = Task.of(model.train(), plan=plan, public=public, input_range=(0.0, 1.0))
+    sent = Update(torch.zeros(1, len(task.parameters)), Unit.CLIENT, (4,), Gaussian(1.0))
+    reading = measure(
+        task,
+        sent,
+        source=stream(0, "meter"),
+        defense=DpSgd(1.0, 5.0),
+        policy=Policy(probability=0.05, psnr=30.0),
+        input_shape=(1, 4, 4),
+    )
+    assert reading.verdict == "undecided"
+    assert "no probability" in " ".join(reading.notes)
+
+
+def test_tiles_of_few_photographs_are_few_examples_in_captured_updates():
+    context = public_images("photos", (3, 16, 16), (0.0, 1.0))
+    assert len(torch.unique(context.origins)) == 8
+
+
+def test_sorted_samples_of_one_law_are_not_doubted():
+    rows = np.random.default_rng(0).random((4000, 3))
+    ordered = rows[:2000][np.argsort(rows[:2000, 0])]
+    assert same_law(ordered, rows[2000:], np.random.default_rng(1)) > 0.01
