@@ -48,6 +48,7 @@ PACKAGES = (
     "leakbound.bounds.identification",
     "leakbound.bounds.information",
     "leakbound.bounds.attainable",
+    "leakbound.bounds.balls",
     "leakbound.bounds.known_model",
     "leakbound.bounds.record_priors",
     "leakbound.bounds.renyi",

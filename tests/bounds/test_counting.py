@@ -12,8 +12,9 @@ import pytest
 from scipy import optimize, special, stats
 
 from leakbound import data
-from leakbound.bounds import counting
-from leakbound.bounds.counting import PublicSample, ball_counts, count_limit, profile_limit
+from leakbound.bounds import balls, counting
+from leakbound.bounds.balls import ball_counts
+from leakbound.bounds.counting import PublicSample, count_limit, profile_limit
 from leakbound.risk.corridor import TrainingSetting, success_bound
 
 
@@ -111,7 +112,7 @@ def test_counts_of_digits(digits):
     assert [(found[p].most, found[p].how) for p in found] == [
         *((103, "medoid"), (7, "exact"), (3, "exact"))
     ]
-    near = counting._neighbors(digits[0], 4 * eta(25.5))[0]
+    near = balls.neighbors(digits[0], 4 * eta(25.5))[0]
     assert max(map(len, near)) == 36
     assert all(found[25.5].each <= 7)
 
@@ -119,7 +120,7 @@ def test_counts_of_digits(digits):
 def test_too_many_pairs_leave_the_count_of_neighbors(monkeypatch):
     points = np.random.default_rng(0).random((60, 2))
     sharp = ball_counts(points, 0.01)
-    monkeypatch.setattr(counting, "MOST_PAIRS", 100)
+    monkeypatch.setattr(balls, "MOST_PAIRS", 100)
     rough = ball_counts(points, 0.01)
     assert rough.how == "neighbors"
     assert rough.most >= sharp.most

@@ -24,14 +24,13 @@ from numpy.typing import ArrayLike
 from scipy import optimize, stats
 
 from leakbound.bounds import identification
+from leakbound.bounds.balls import MOST_PAIRS, ROUNDING, BallCounts, counts_of, neighbors
 from leakbound.bounds.law import Array, one, positive, probability, single, whole
 from leakbound.bounds.record_priors import Baseline, flat_images
 
 __all__ = [
-    "BallCounts",
     "PublicSample",
     "TheseExamples",
-    "ball_counts",
     "count_limit",
     "examples_needed",
     "profile_limit",
@@ -40,15 +39,8 @@ __all__ = [
 ]
 
 CONFIDENCE = 0.95
-ROUNDING = 1e-9
-"""Of squared distances, relative to the squared norms they come from; counts only grow by it."""
-BLOCK = 512
 MOST = 20_000
 """Examples of a sample that are counted; of more, a random part of this size, with its own n."""
-MOST_PAIRS = 30_000_000
-"""Pairs of neighbors that are kept; beyond, counts of neighbors alone bound a ball."""
-SEARCHED, CALLS = 24, 20_000
-"""The largest count for which exact balls are searched, and after how many balls that stops."""
 LOOKED, PERMUTATIONS = 1000, 999
 """Examples of each sample in the test, and permutations."""
 FINEST, STEP = math.log(1e-12), 0.004
@@ -72,138 +64,6 @@ def count_limit(count: int, n: int, *, confidence: float = CONFIDENCE) -> float:
     held = single("count", whole("count", count, 0))
     tail = 1 - single("confidence", probability("confidence", confidence))
     return 1.0 if held >= n else float(stats.beta.isf(tail, held + 1, n - held))
-
-
-@dataclass(frozen=True, eq=False)
-class BallCounts:
-    """How many examples of a sample one ball of a radius can hold.
-
-    Attributes:
-        each: (n,) no ball that holds this example holds more of the sample than so many.
-        most: no ball holds more.
-        how: "neighbors", "medoid" or "exact": which bound gave `most`.
-    """
-
-    each: Array
-    most: int
-    how: str
-
-
-def ball_counts(examples: ArrayLike, eta: float) -> BallCounts:
-    """Upper bounds on the number of examples within a mean squared error of eta of one point.
-
-    Two examples of a ball of radius r are within 2 r of each other, so 1 + the neighbors within 2 r
-    bound its count. Of K points in a ball, the sum of all squared distances is at most (K r)^2, so
-    one of them (the medoid) has squared distances that sum to 2 K r^2 at most. Where that leaves
-    few, the search goes over all sets of neighbors and the smallest balls around them.
-
-    Shapes: `examples` (n, ...), of which all values count.
-
-    Raises:
-        ValueError: no examples, values that are not finite, eta of 0 or below.
-
-    Source: this project; docs/errata.md, "Ours".
-
-    Example:
-        >>> found = ball_counts([[0.0], [0.1], [0.2], [1.0]], 0.0025)
-        >>> found.most, found.each.tolist(), found.how
-        (2, [2, 2, 2, 1], 'exact')
-    """
-    rows = flat_images(examples)
-    level = float(single("eta", positive("eta", eta)))
-    return _counts(rows, level, *_neighbors(rows, 4 * level))
-
-
-def _counts(rows: Array, level: float, near: list[Array], apart: list[Array]) -> BallCounts:
-    degree = np.array([len(own) for own in near])
-    if degree.sum() > MOST_PAIRS:
-        return BallCounts(degree, int(degree.max()), "neighbors")
-    medoid = np.array([_medoid(own, level) for own in apart])
-    each = np.minimum([medoid[own].max() for own in near], degree)
-    most, how = int(each.max()), "medoid"
-    if 1 < most <= SEARCHED:
-        found = _search(rows, near, level)
-        most, how = (most, how) if found is None else (found, "exact")
-    return BallCounts(np.minimum(each, most), most, how)
-
-
-def _neighbors(rows: Array, reach: float) -> tuple[list[Array], list[Array]]:
-    """For each row those within `reach`, itself too, and their mean squared errors, nearest first.
-
-    Of too many pairs only the counts are right: the lists are as long as they would be, and empty.
-    """
-    square, near, apart, pairs = np.square(rows).sum(1), [], [], 0
-    for start in range(0, len(rows), BLOCK):
-        own = rows[start : start + BLOCK]
-        sums = square[start : start + BLOCK, None] + square
-        found = (sums * (1 - ROUNDING) - 2 * own @ rows.T) / rows.shape[1]
-        for line in found:
-            inside = np.flatnonzero(line <= reach)
-            pairs += len(inside)
-            if pairs > MOST_PAIRS:
-                near.append(np.broadcast_to(np.int32(0), len(inside)))  # takes no memory
-                continue
-            order = inside[np.argsort(line[inside], kind="stable")]
-            near.append(order.astype(np.int32))
-            apart.append(np.maximum(0.0, line[order]))
-    return near, apart
-
-
-def _medoid(apart: Array, level: float) -> int:
-    """The most points of a ball of which this one is the medoid."""
-    count = np.arange(1, len(apart) + 1)
-    inside = np.cumsum(apart) <= 2 * count * level * (1 + ROUNDING)
-    return int(count[inside].max(initial=1))
-
-
-def _search(rows: Array, near: list[Array], level: float) -> int | None:
-    """The largest set that fits into one ball; None where that takes too long."""
-    order = np.argsort([len(own) for own in near], kind="stable")
-    place = np.empty(len(near), int)
-    place[order] = np.arange(len(near))
-    linked = [set(own.tolist()) for own in near]
-    best, calls = 1, 0
-    for first in order[::-1].tolist():
-        earlier = [x for x in near[first].tolist() if place[x] < place[first]]
-        stack = [([first], earlier)]
-        while stack:
-            chosen, others = stack.pop()
-            best = max(best, len(chosen))
-            for at, other in enumerate(others):
-                if len(chosen) + len(others) - at <= best:
-                    break
-                left = [x for x in others[at + 1 :] if x in linked[other]]
-                if len(chosen) + 1 + len(left) <= best:
-                    continue
-                calls += 1
-                if calls > CALLS:
-                    return None
-                if _fits(rows[[*chosen, other]], level):
-                    stack.append(([*chosen, other], left))
-    return best
-
-
-def _fits(points: Array, level: float, steps: int = 300) -> bool:
-    """Whether a ball with a mean squared error of `level` may hold all: False is proved.
-
-    Frank-Wolfe on the dual of the smallest ball: any weights w on the points give a lower bound on
-    its squared radius, w'Dw / 2, and a center, from which all may be within reach.
-    """
-    apart = np.square(points[:, None] - points).mean(2)
-    weights = np.full(len(points), 1 / len(points))
-    for step in range(steps):
-        pulled = apart @ weights
-        least = weights @ pulled / 2
-        if least > level * (1 + ROUNDING):
-            return False
-        distances = pulled - least
-        farthest = int(distances.argmax())
-        if distances[farthest] <= level:
-            return True
-        share = 2 / (step + 3)
-        weights *= 1 - share
-        weights[farthest] += share
-    return True  # not decided: counts as fitting, which errs upwards
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,15 +147,15 @@ class PublicSample(Baseline):
         if eta not in kept:
             rows = [self.examples[own] for own in self._groups]
             pairs = [self._pairs(place, own, 4 * eta) for place, own in enumerate(rows)]
-            kept[eta] = [_counts(own, eta, *two) for own, two in zip(rows, pairs, strict=True)]
+            kept[eta] = [counts_of(own, eta, *two) for own, two in zip(rows, pairs, strict=True)]
         return kept[eta]
 
     def _pairs(self, place: int, rows: Array, reach: float) -> tuple[list[Array], list[Array]]:
-        """As `_neighbors`, from those of a larger reach where they are known."""
+        """As `neighbors`, from those of a larger reach where they are known."""
         known: dict[int, tuple[float, list[Array], list[Array]]] = self._near  # type: ignore[attr-defined]
         far, near, apart = known.get(place, (0.0, [], []))
         if far < reach:
-            near, apart = _neighbors(rows, reach)
+            near, apart = neighbors(rows, reach)
             if sum(map(len, near)) > MOST_PAIRS:
                 return near, apart
             known[place] = (reach, near, apart)

@@ -130,7 +130,8 @@ class Statement:
             prior = f"The first number holds on average over examples ({self.prior})"
         sentences = [
             attacker,
-            f"One attack ({self.attained_scope.prior}) attains {_attained(self.attained)}",
+            f"One attack ({self.attained_scope.prior}; {self.dim} values, norm {self.norm:.4g} or "
+            f"more) attains {_attained(self.attained)}",
             f"Epsilon is {privacy} at delta {self.delta:g}"
             if self.bound is None or self.epsilon <= STRONG
             else of_membership(self.epsilon, self.delta),
