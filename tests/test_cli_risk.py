@@ -404,7 +404,7 @@ def test_the_noise_for_an_honest_server_stands_beside(capsys, digits):
     assert 0 < honest["noise_multiplier"] < 0.8 * found["setting"]["noise_multiplier"]
     assert call("calibrate", *target, "--model", "lenet") == 0
     text = said(capsys)
-    assert "that sends lenet with random weights: noise multiplier" in text
+    assert "that sends lenet with these random weights (seed 0): noise multiplier" in text
     assert text.index("are needed for this probability at least") < text.index("noise_multiplier =")
     assert parsed(capsys, "calibrate", *target)[0]["honest_server"] is None
     assert call("calibrate", *target, "--model", "lenet", "--steps", 5) == 2
