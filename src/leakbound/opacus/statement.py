@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, cast
 
 from leakbound import check
 from leakbound._util.pictures import facts
-from leakbound._util.rounding import most
+from leakbound._util.rounding import least, most
 from leakbound.bounds import identification
 from leakbound.bounds import mixed_steps as mixed
 from leakbound.bounds.law import Scope, positive, probability, single
@@ -343,7 +343,7 @@ def _rises(pairs: Sequence[tuple[float, float]]) -> str:
 
 
 def _attained(chance: float) -> str:
-    return f"{chance:.3g}" if chance > 0 else "less than 1e-300"
+    return least(chance) if chance > 0 else "none that was counted"
 
 
 def _tiny(log: float | None) -> str:
