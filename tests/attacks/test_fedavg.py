@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from leakbound import data, models
+from leakbound import data, models, simulate
 from leakbound.attacks import GradientMatching
 from leakbound.attacks.fedavg import FedAvgMatching, LocalSearch, _Guess
 from leakbound.client import gradient
 from leakbound.defenses import (
+    DpSgd,
     GradientDropout,
     LocalAggregation,
     NoDefense,
@@ -215,3 +216,14 @@ def test_odd_input():
 def test_settings_are_checked(settings, words):
     with pytest.raises(ValueError, match=words):
         FedAvgMatching(**settings)
+
+
+def test_behind_a_defense_on_examples_there_was_one_step():
+    """Such a defense goes with one local step, so no other number is tried."""
+    given = {"input_shape": (1, 4, 4), "classes": 3, "generator": stream(0, "model")}
+    batch = Batch(torch.rand(2, 1, 4, 4), torch.tensor([0, 2]))
+    attack = FedAvgMatching(steps=3, trial=1)
+    defense = DpSgd(1.0, 0.01)
+    found = simulate(models.mlp(**given), batch, attack=attack, defense=defense)
+    assert found.assessment.status == "ok"
+    assert attack.find_steps(found.round.observation, stream(0, "attack")) == 1

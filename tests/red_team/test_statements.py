@@ -144,19 +144,27 @@ OTHERS = [
     "cocktail_party_images",
     "constant_image",
     "dlg",
+    "fed_avg_matching",
+    "gias",
     "grad_inversion",
     "gradient_matching",
     "idlg",
     "inverting_gradients",
     "inverting_gradients_breaching",
     "inverting_gradients_chen",
+    "inverting_gradients_geiping_cli",
+    "inverting_gradients_geiping_library",
+    "inverting_gradients_gradattack",
+    "inverting_gradients_large_steps",
+    "law_evolution",
     "mean_image",
     "mixed_start",
     "sparse_gradient_inversion",
+    "sparse_gradient_inversion_paper",
     "sparse_recovery",
     "strong_matching",
 ]
-"""Of the same code under several names one stays; a generative prior takes minutes an update."""
+"""All built-in attacks but the two that read noise which depends on the batch."""
 SHORT = {"steps": 40, "restarts": 1}
 
 

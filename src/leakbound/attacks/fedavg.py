@@ -18,7 +18,7 @@ from leakbound.attacks.matching.loop import answer, begin, run
 from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.random import permutation
-from leakbound.types import LocalPlan, NotApplicable, Observation, Reconstruction
+from leakbound.types import LocalPlan, NotApplicable, Observation, Reconstruction, Unit
 
 UNLIKE = 1e9
 
@@ -96,6 +96,8 @@ class FedAvgMatching(MatchingSettings):
             return told.steps
         if self.local_steps is not None:
             return self.local_steps
+        if observation.defense is not None and observation.defense.starts is Unit.EXAMPLE:
+            return 1  # a defense on gradients of examples goes with one step
         if len(self.candidates) == 1:
             return self.candidates[0]
         guesses = [_guess(self, observation, generator, steps) for steps in self.candidates]
