@@ -221,7 +221,8 @@ def test_settings_are_checked(settings, words):
 def test_behind_a_defense_on_examples_there_was_one_step():
     """Such a defense goes with one local step, so no other number is tried."""
     given = {"input_shape": (1, 4, 4), "classes": 3, "generator": stream(0, "model")}
-    batch = Batch(torch.rand(2, 1, 4, 4), torch.tensor([0, 2]))
+    rows = torch.rand(2, 1, 4, 4, generator=stream(0, "images"))
+    batch = Batch(rows, torch.tensor([0, 2]))
     attack = FedAvgMatching(steps=3, trial=1)
     defense = DpSgd(1.0, 0.01)
     found = simulate(models.mlp(**given), batch, attack=attack, defense=defense)

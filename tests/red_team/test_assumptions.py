@@ -5,19 +5,31 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 
-from leakbound import audit, stream
+from leakbound import audit, simulate, stream
 from leakbound.audit.context import PlanContext
 from leakbound.audit.experiment import run_experiment
-from leakbound.bounds.counting import TheseExamples, same_law
+from leakbound.bounds.attainable import Attainable
+from leakbound.bounds.counting import PublicSample, TheseExamples, same_law
 from leakbound.bounds.known_model import KnownModel
 from leakbound.captured.assess import public_images
 from leakbound.channel import clipped_gram
 from leakbound.defenses import DpSgd
 from leakbound.meter import Policy, measure
+from leakbound.risk import TrainingSetting, corridor
 from leakbound.risk.success import known_model
-from leakbound.types import Batch, Gaussian, LocalPlan, Task, Unit, Update
+from leakbound.types import (
+    Batch,
+    Gaussian,
+    LocalPlan,
+    Server,
+    Task,
+    ThreatModel,
+    Unit,
+    Update,
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +71,7 @@ def test_gradients_that_differ_by_little_are_told_apart():
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
     nn.init.zeros_(model[1].weight)
     nn.init.zeros_(model[1].bias)
-    rows = 1e-4 * torch.rand(600, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    rows = 1e-4 * torch.rand(600, 1, 4, 4, generator=stream(0, "images"))
     public = Batch(rows, torch.zeros(600, dtype=torch.long))
     found = known_model(Task.of(model), public, clip_norm=1.0)
     eta = float(rows.flatten(1).double().var(0).mean()) * 1e-2
@@ -70,7 +82,7 @@ def test_gradients_that_differ_by_little_are_told_apart():
 @pytest.mark.parametrize("count", [900, 1500])
 def test_fewer_weights_than_examples(count):
     """The matrix of inner products has no full rank, and rounding must not make it invalid."""
-    rows = torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    rows = torch.rand(count, 1, 8, 8, generator=stream(1, "images"))
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     gram = clipped_gram(Task.of(model), Batch(rows, torch.arange(count) % 10), 1.0)
     assert 0 < KnownModel(rows.flatten(1).numpy(), gram).success_bound(1.0, 0.01) < 0.2
@@ -90,7 +102,8 @@ def test_all_others_of_a_batch_of_these_examples_may_be_known():
 
 @pytest.mark.parametrize("kind", ["batch norm", "local steps"])
 def test_no_probability_where_clipping_bounds_no_part(kind):
-    public = Batch(torch.rand(6000, 1, 4, 4), torch.arange(6000) % 3)
+    rows = torch.rand(6000, 1, 4, 4, generator=stream(0, "images"))
+    public = Batch(rows, torch.arange(6000) % 3)
     norm = [nn.BatchNorm1d(8)] if kind == "batch norm" else []
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), *norm, nn.Tanh(), nn.Linear(8, 3))
     plan = LocalPlan(steps=10, learning_rate=0.1) if kind == "local steps" else LocalPlan()
@@ -117,3 +130,66 @@ def test_sorted_samples_of_one_law_are_not_doubted():
     rows = np.random.default_rng(0).random((4000, 3))
     ordered = rows[:2000][np.argsort(rows[:2000, 0])]
     assert same_law(ordered, rows[2000:], np.random.default_rng(1)) > 0.01
+
+
+def test_a_source_with_many_examples_is_guessed_more_often():
+    """One of 500 people has 29 % of the examples, all alike: a guess reaches that share."""
+    draw = np.random.default_rng(0)
+    people = np.concatenate([np.repeat(np.arange(1, 500), 5), np.zeros(1000, int)])
+    rows = draw.random((len(people), 64))
+    rows[people == 0] = rows[0] + 0.001 * draw.random((1000, 64))
+    share, eta = float((people == 0).mean()), 1e-3
+    uneven = PublicSample(rows, sources=people)
+    assert uneven.n == 500
+    assert uneven.density == pytest.approx(share * 500)
+    for noise in (1.0, 3.0, 1e9):
+        assert uneven.success_bound(noise, eta)[0][0] > share
+    assert uneven.mean_error(3.0, [eta]) == 0.0
+    gradients = rows[uneven.places] / np.linalg.norm(rows[uneven.places], axis=1, keepdims=True)
+    known = KnownModel(uneven.examples, gradients @ gradients.T, density=uneven.density)
+    assert known.success_bound(3.0, eta) > share
+    # An attack that is counted on one of each is stated for the least dense examples.
+    found = Attainable.of(uneven).success([(1.0, 1e-3)], eta)
+    assert found.success[0] <= uneven.thinness
+    even = PublicSample(rows[people > 0], sources=people[people > 0])
+    assert (even.density, even.thinness) == (1.0, 1.0)
+
+
+def test_statistics_beside_the_update_leave_a_guess():
+    """No bound, and no crash: a malicious server that also gets batch norm's statistics."""
+    public = Batch(torch.rand(200, 1, 4, 4, generator=stream(0, "images")), torch.arange(200) % 3)
+    layers = nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)
+    threat = ThreatModel(server=Server.MALICIOUS, statistics_known=True)
+    found = simulate(
+        nn.Sequential(*layers).eval(),
+        Batch(public.inputs[:1], public.labels[:1]),
+        defense=DpSgd(1.0, 1.0),
+        attack="constant_image",
+        public=public,
+        threat=threat,
+    )
+    assert found.assessment.bounds == ()
+    assert found.assessment.attained.attack == "guess without an update"
+
+
+@pytest.mark.parametrize("participation", ["visible", "hidden"])
+def test_a_codebook_over_sampled_steps_is_between_its_law_and_the_bound(participation):
+    """100 kinds far apart: every step is sampled, noised and summed, as the attacker sees it."""
+    kinds, steps, rate, noise, trials = 100, 50, 0.1, 0.8, 5_000
+    draw = np.random.default_rng(3)
+    held = draw.random((trials, steps)) < rate
+    seen = noise * draw.standard_normal((trials, steps, kinds), dtype=np.float32)
+    kind = draw.integers(0, kinds, trials)
+    seen[np.arange(trials), :, kind] += held
+    # Visible: only the steps that hold the example; hidden: all.
+    total = (seen * held[:, :, None]).sum(1) if participation == "visible" else seen.sum(1)
+    reached = float((total.argmax(1) == kind).mean())
+    rows = 10.0 * np.eye(kinds)[draw.integers(0, kinds, 4000)]
+    setting = TrainingSetting(
+        noise, kinds, 10.0, steps=steps, sampling_rate=rate, participation=participation
+    )
+    edges = corridor(setting, 1e-3, prior=PublicSample(rows))
+    least = stats.beta.ppf(1e-4, reached * trials, trials - reached * trials + 1)
+    assert edges.attained[0] <= reached + 3 * (reached / trials) ** 0.5
+    assert edges.attained[0] > 0.8 * reached
+    assert least <= edges.bound[0] < 2.5 * reached

@@ -22,6 +22,14 @@ def rounded(value: float, digits: int, *, up: bool) -> float:
     return short if (short >= value) == up or short == value else turned
 
 
+def of_log(log: float) -> str:
+    """A probability as text from its natural logarithm, however small; rounded up."""
+    power = log / math.log(10)
+    if power > -300:
+        return most(math.exp(log))
+    return f"1e{math.ceil(power):d}" if math.isfinite(power) else "0"
+
+
 def most(value: float, digits: int = 3) -> str:
     """An upper bound as text."""
     return f"{rounded(value, digits, up=True):.{digits}g}"

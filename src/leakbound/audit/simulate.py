@@ -107,8 +107,8 @@ def simulate(
         defense: a defense, or its name with settings, as in "gaussian_noise,noise_std=0.01".
         attack: an attack, or its name with settings, as in "inverting_gradients,steps=500".
         seed: names every draw; the same seed gives the same numbers.
-        public: examples of the same kind that the attacker has. Bounds that rest on a prior need
-            them.
+        public: examples of the same kind that the attacker has. Bounds need them, and count them
+            as independent: give one of each photograph or person.
         psnr: in dB, from which an example counts as reconstructed.
         threat: what the attacker knows.
         plan: the client's local training; one step on the whole batch by default.

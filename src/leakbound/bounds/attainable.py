@@ -14,11 +14,10 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from leakbound._util.codewords import codewords
 from leakbound.bounds import codebook
-from leakbound.bounds.counting import CONFIDENCE, anchors
+from leakbound.bounds.counting import CONFIDENCE, PublicSample, anchors, count_least
 from leakbound.bounds.law import Array, positive, probability, single
 from leakbound.bounds.record_priors import flat_images
 
@@ -28,7 +27,7 @@ FEWEST = 8
 BUILT = 2000
 """Examples from which attacks are built at most; the others are counted."""
 SIZES = tuple(2**power for power in range(11))
-"""Codewords of the codebooks that are counted."""
+"""Codewords of the codebooks that are counted, besides the largest that there is up to the last."""
 DIRECTIONS = 150
 """Leading directions that one of the linear layers keeps; the other keeps all, and the norms."""
 CODEBOOK, LINEAR = "codebook", "linear estimator"
@@ -56,6 +55,7 @@ class Attainable:
     Args:
         examples: (n, ...), drawn independently and like the private ones; 8 or more.
         confidence: of every lower limit, over the draw of the examples.
+        thinness: private examples lie at least so many times as densely as these.
 
     Assumptions: the gradient is clipped per example, the noise is Gaussian, and the other examples
     of the batch are removed or known. Labels are not used.
@@ -74,6 +74,14 @@ class Attainable:
 
     examples: Array
     confidence: float = CONFIDENCE
+    thinness: float = 1.0
+
+    @staticmethod
+    def of(sample: PublicSample) -> Attainable | None:
+        """Attacks on the examples of a sample; None where it has fewer than 8."""
+        if sample.n < FEWEST:
+            return None
+        return Attainable(sample.examples, sample.confidence, sample.thinness)
 
     def __post_init__(self) -> None:
         rows = flat_images(self.examples)
@@ -91,7 +99,9 @@ class Attainable:
         """Examples on which success is counted."""
         return len(self._held)  # type: ignore[attr-defined]
 
-    def success(self, hits: list[tuple[float, float]], eta: ArrayLike) -> Reached:
+    def success(
+        self, hits: list[tuple[float, float]], eta: ArrayLike, *, parts: int = 1
+    ) -> Reached:
         """The best attack's success at each eta, and that of a guess without an update.
 
         Args:
@@ -99,6 +109,7 @@ class Attainable:
                 [(1.0, s)] for one full-batch step; probabilities may sum to less than 1. A
                 multiplier is 0 without noise, and infinite where the example takes no part.
             eta: mean squared errors, (n,) or a number.
+            parts: the limits get one part of so many of what the confidence leaves.
         """
         chance = np.array([weight for weight, _ in hits])
         noise = np.array([s for _, s in hits])
@@ -106,36 +117,39 @@ class Attainable:
             raise ValueError("hits holds a negative number, or probabilities above 1 in sum")
         levels = np.atleast_1d(positive("eta", eta))
         places = anchors(levels)
-        tail = (1 - self.confidence) / (2 * len(places))
-        named = np.stack([chance @ _named(noise, size) for size in SIZES])
+        tail = (1 - self.confidence) / (2 * parts * len(places))
         held = self._held  # type: ignore[attr-defined]
         blind = np.square(self._public.mean(0) - held).mean(1)  # type: ignore[attr-defined]
         errors = [blind, *(self._errors(chance, noise, layer) for layer in self._layers)]
         rows = []
         for level in places:
-            limits = self._covered(float(level), tail)
-            counts = [int((own <= level).sum()) for own in errors]
-            mean, *lines = (_least(count, self.counted, tail / len(errors)) for count in counts)
-            by_book = float((limits * named[: len(limits)]).max())
-            guess = max(mean, float((limits / SIZES[: len(limits)]).max()))
+            sizes, limits = self._covered(float(level), tail)
+            named = np.array([chance @ _named(noise, size) for size in sizes])
+            counts, n = [int((own <= level).sum()) for own in errors], self.counted
+            mean, *lines = (
+                count_least(count, n, confidence=1 - tail / len(errors)) for count in counts
+            )
+            by_book = float((limits * named).max())
+            guess = max(mean, float((limits / sizes).max()))
             rows.append((by_book, max(lines), guess))
         # Success rises with eta: a limit at a smaller one is a limit.
-        table = np.array(rows)[np.searchsorted(places, levels, "right") - 1]
+        table = self.thinness * np.array(rows)[np.searchsorted(places, levels, "right") - 1]
         attack = tuple(LINEAR if line > book else CODEBOOK for book, line, _ in table)
         return Reached(table.max(1), table[:, 2], attack)
 
-    def _covered(self, eta: float, tail: float) -> Array:
-        """Lower limits on the share of examples that the codebook of each size covers."""
-        kept: dict[float, Array] = self._kept  # type: ignore[attr-defined]
+    def _covered(self, eta: float, tail: float) -> tuple[Array, Array]:
+        """Sizes of codebooks, and lower limits on the share of examples that each covers."""
+        kept: dict[float, tuple[Array, Array]] = self._kept  # type: ignore[attr-defined]
         if eta not in kept:
             held = self._held  # type: ignore[attr-defined]
             words, _ = codewords(self._public, eta, SIZES[-1])  # type: ignore[attr-defined]
             squares = np.square(held).sum(1)[:, None] + np.square(words).sum(1)
             near = (squares - 2 * held @ words.T) / held.shape[1] <= eta
-            sizes = [size for size in SIZES if size <= len(words)]
-            kept[eta] = np.array([near[:, :size].any(1).sum() for size in sizes])
-        counts = kept[eta]
-        return np.array([_least(int(k), self.counted, tail / len(counts)) for k in counts])
+            own = [*(size for size in SIZES if size < len(words)), len(words)]
+            kept[eta] = np.array(own), np.array([near[:, :size].any(1).sum() for size in own])
+        sizes, counts = kept[eta]
+        sure = 1 - tail / len(counts)
+        return sizes, np.array([count_least(int(k), self.counted, confidence=sure) for k in counts])
 
     @cached_property
     def _layers(self) -> list[_LinearAttack]:
@@ -209,8 +223,3 @@ def _named(noise: Array, size: int) -> Array:
     if some.any() and size > 1:
         found[some] = codebook.identified(noise[some], codewords=size)
     return found
-
-
-def _least(count: int, n: int, tail: float) -> float:
-    """Lower confidence limit on a share (Clopper and Pearson 1934, one-sided)."""
-    return 0.0 if count == 0 else float(stats.beta.ppf(tail, count, n - count + 1))

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import optimize, stats
 
+from leakbound._util.rounding import most
 from leakbound.bounds import identification
 from leakbound.bounds.balls import MOST_PAIRS, ROUNDING, BallCounts, counts_of, neighbors
 from leakbound.bounds.law import Array, one, positive, probability, single, whole
@@ -31,6 +32,7 @@ from leakbound.bounds.record_priors import Baseline, flat_images
 __all__ = [
     "PublicSample",
     "TheseExamples",
+    "count_least",
     "count_limit",
     "examples_needed",
     "profile_limit",
@@ -66,6 +68,19 @@ def count_limit(count: int, n: int, *, confidence: float = CONFIDENCE) -> float:
     return 1.0 if held >= n else float(stats.beta.isf(tail, held + 1, n - held))
 
 
+def count_least(count: int, n: int, *, confidence: float = CONFIDENCE) -> float:
+    """Lower confidence limit on a share of which n independent draws show `count`.
+
+    Clopper and Pearson 1934, one-sided.
+
+    Example:
+        >>> round(count_least(10, 5000), 7)
+        0.0010855
+    """
+    tail = 1 - single("confidence", probability("confidence", confidence))
+    return 0.0 if count == 0 else float(stats.beta.ppf(tail, count, n - count + 1))
+
+
 @dataclass(frozen=True, eq=False)
 class PublicSample(Baseline):
     """What n public examples show of kappa, whatever their distribution is.
@@ -76,7 +91,9 @@ class PublicSample(Baseline):
         labels: (n,), where the attacker knows the label and may guess by class.
         guesses: of the attacker, of which one has to match: the batch or the cohort.
         confidence: with which the limit holds, over the draw of the public examples.
-        sources: (n,) who or what each example comes from; one of each is taken, at random.
+        sources: (n,) who or what each example comes from; one of each is taken, at random. Where
+            some sources have more examples than others, private examples lie more densely there,
+            and the bounds are multiplied (`density`).
         classes: how many labels there are, seen or not; with it, a sharper limit where no two
             examples of a class are alike.
 
@@ -97,14 +114,23 @@ class PublicSample(Baseline):
     basis = "sample"
     places: Array = field(init=False)
     """(n,) which of the given examples were taken."""
+    density: float = field(init=False, default=1.0)
+    """The size of the largest source over the mean size, at least 1: private examples, drawn from
+    all, lie at most so many times as densely as the examples taken."""
+    thinness: float = field(init=False, default=1.0)
+    """The size of the smallest source over the mean size."""
 
     def __post_init__(self) -> None:
         rows = flat_images(self.examples)
         # At random: data are often sorted by class, and the first of each source would be alike.
         order = np.random.default_rng(0).permutation(len(rows))
         if self.sources is not None:
-            order = order[np.unique(np.asarray(self.sources)[order], return_index=True)[1]]
-            order = np.random.default_rng(1).permutation(order)
+            _, first, sizes = np.unique(
+                np.asarray(self.sources)[order], return_index=True, return_counts=True
+            )
+            order = np.random.default_rng(1).permutation(order[first])
+            object.__setattr__(self, "density", float(sizes.max() / sizes.mean()))
+            object.__setattr__(self, "thinness", float(sizes.min() / sizes.mean()))
         keep = np.sort(order[:MOST])
         object.__setattr__(self, "examples", rows[keep])
         object.__setattr__(self, "places", keep)
@@ -133,7 +159,10 @@ class PublicSample(Baseline):
         """What it rests on, for people."""
         known = "labels known" if self.labels is not None else "labels not known"
         sure = f"{self.confidence:.0%} confidence"
-        return f"{self.n} public examples without a model, {sure}, {known}"
+        uneven = f", sources of up to {most(self.density)} times the mean size"
+        return f"{self.n} public examples without a model, {sure}, {known}" + (
+            uneven if self.density > 1 else ""
+        )
 
     @cached_property
     def _groups(self) -> list[Array]:
@@ -222,7 +251,7 @@ class PublicSample(Baseline):
             met = lambda x: classes * math.log1p(x / classes) - x - math.log(tail)  # noqa: E731
             far = 10 * (classes + 1) * (1 - math.log(tail))
             limit = min(limit, float(optimize.brentq(met, 0.0, far)) / self.n)
-        return min(1.0, limit)
+        return min(1.0, limit * self.density)
 
     def mean_error(self, lift: Lift | float, etas: ArrayLike) -> float:
         """No attacker's mean squared error is below it.
@@ -251,7 +280,7 @@ class PublicSample(Baseline):
         if not math.isfinite(eta):
             return 1.0
         each = [found.each for found in self.counts(eta)]
-        return _profile_limit(each, envelope, self.guesses, confidence)
+        return min(1.0, self.density * _profile_limit(each, envelope, self.guesses, confidence))
 
     def needed(self, gamma: float, *, parts: int = 1) -> int:
         """`examples_needed` for a limit that gets one part of what the confidence leaves."""

@@ -62,6 +62,7 @@ class KnownModel:
             (`channel.clipped_gram`).
         labels: (n,), where the attacker knows the label.
         guesses: of the attacker, of which one has to match.
+        density: private examples lie at most so many times as densely as these.
         confidence: with which a bound holds, over the draw of the public examples and the Monte
             Carlo draws; each gets half of what it leaves.
         draws: Monte Carlo draws.
@@ -83,6 +84,7 @@ class KnownModel:
     gram: Array
     labels: Array | None = None
     guesses: int = 1
+    density: float = 1.0
     confidence: float = CONFIDENCE
     draws: int = 4096
     seed: int = 0
@@ -200,7 +202,8 @@ class KnownModel:
             return 1.0
         half = (1 - self.confidence) / 2
         seen = self.n * self._bayes(noise, level, half / looks, look)[1]
-        return min(1.0, self_bounding_limit(seen, confidence=1 - half) / self.n)
+        limit = self_bounding_limit(seen, confidence=1 - half) / self.n
+        return min(1.0, self.density * limit)
 
     def _bayes(self, noise: float, level: float, tail: float, look: int) -> tuple[float, float]:
         """An estimate of what is attained, and an upper limit on Z / n."""

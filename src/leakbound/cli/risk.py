@@ -15,7 +15,7 @@ from rich.table import Table
 
 from leakbound import data
 from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
-from leakbound._util.rounding import least, most
+from leakbound._util.rounding import least, most, of_log
 from leakbound.assess.record import HONEST, UNDECIDED
 from leakbound.audit.context import module_of, random_weights
 from leakbound.bounds.counting import PublicSample
@@ -206,7 +206,7 @@ def _show_bound(found: dict[str, Any], edges: Corridor, examples: Examples) -> N
         table.add_row(
             f"{row['psnr']:.1f}",
             f"{row['mse']:.3g}",
-            _tiny(row["log10_baseline"]),
+            "0" if row["log10_baseline"] is None else of_log(row["log10_baseline"] * math.log(10)),
             least(row["attained"]),
             most(row["bound"]),
             "" if row["matched"] is None else f"{row['matched']:.2%}",
@@ -253,7 +253,7 @@ def _show_calibration(found: Calibration) -> None:
     table = Table(show_edge=False, show_header=False)
     table.add_row("upper bound: no attacker exceeds", most(float(edges.bound[0]), 6))
     table.add_row(f"attained by a {edges.attack[0]}", least(float(edges.attained[0])))
-    table.add_row("prior-only baseline", _tiny(_log10(edges.log_kappa[0])))
+    table.add_row("prior-only baseline", of_log(float(edges.log_kappa[0])))
     table.add_row("noise standard deviation on the sum", f"{found.noise_std:.6g}")
     table.add_row("clip norm", f"{found.clip_norm:.6g}")
     if (blind := found.matches) is not None:
@@ -348,10 +348,3 @@ def _finite(value: float) -> float | None:
 
 def _log10(log: float) -> float | None:
     return _finite(float(log) / math.log(10))
-
-
-def _tiny(log10: float | None) -> str:
-    """A probability from its base-10 logarithm, however small."""
-    if log10 is None:
-        return "0"
-    return f"{10**log10:.3g}" if log10 > -300 else f"1e{log10:.0f}"

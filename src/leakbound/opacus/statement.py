@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, cast
 
 from leakbound import check
 from leakbound._util.pictures import facts
-from leakbound._util.rounding import least, most
+from leakbound._util.rounding import least, most, of_log
 from leakbound.bounds import identification
 from leakbound.bounds import mixed_steps as mixed
 from leakbound.bounds.law import Scope, positive, probability, single
@@ -125,7 +125,7 @@ class Statement:
         else:
             attacker += (
                 f"probability {most(self.bound)} at most, and without the training with "
-                f"{_tiny(self.log_kappa)} at most"
+                f"{_blind(self.log_kappa)} at most"
             )
             prior = f"The first number holds on average over examples ({self.prior})"
         sentences = [
@@ -150,7 +150,7 @@ class Statement:
                 "no attacker exceeds": upper,
                 "a guess without the training rises to": _rises(self.rises),
                 "one attack attains": _attained(self.attained),
-                "prior-only baseline": _tiny(self.log_kappa),
+                "prior-only baseline": _blind(self.log_kappa),
                 "epsilon": f"{self.epsilon:.3g} at delta {self.delta:g}",
                 "examples": f"{self.dim} values, norm {self.norm:.4g}; {self.prior or 'no prior'}",
                 "attacker": SEES[self.participation],
@@ -346,8 +346,5 @@ def _attained(chance: float) -> str:
     return least(chance) if chance > 0 else "none that was counted"
 
 
-def _tiny(log: float | None) -> str:
-    if log is None:
-        return "not known"
-    power = log / math.log(10)
-    return f"{math.exp(log):.3g}" if power > -300 else f"1e{power:.0f}" if power > -1e9 else "0"
+def _blind(log: float | None) -> str:
+    return "not known" if log is None else of_log(log)

@@ -15,7 +15,7 @@ import numpy as np
 from leakbound import check
 from leakbound._util import pictures
 from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
-from leakbound._util.rounding import rounded
+from leakbound._util.rounding import of_log, rounded
 from leakbound.assess.record import Verdict
 from leakbound.bounds import composition
 from leakbound.bounds.attainable import Attainable
@@ -33,7 +33,6 @@ from leakbound.risk.corridor import (
     corridor,
     epsilon,
     scope_notes,
-    spelled,
     success_bound,
     uninformed_note,
     upper_bound,
@@ -224,7 +223,7 @@ class Calibration(Presented):
             ("sampling rate", f"{setting.sampling_rate:g}"),
             ("who takes part", f"{setting.participation} to the attacker"),
             ("differential privacy", f"epsilon {_epsilon(self.epsilon)} at delta {self.delta:g}"),
-            ("a prior-only baseline meets it with", spelled(float(edges.log_kappa[0]))),
+            ("a prior-only baseline meets it with", of_log(float(edges.log_kappa[0]))),
             ("attained", pictures.number(float(edges.attained[0]))),
             ("no attacker exceeds", pictures.number(float(edges.bound[0]))),
             ("prior of the examples", self.prior),

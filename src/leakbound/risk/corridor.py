@@ -13,10 +13,11 @@ from scipy import stats
 
 from leakbound import check
 from leakbound._util import pictures
+from leakbound._util.rounding import of_log
 from leakbound.assess.record import Basis, Verdict
 from leakbound.assess.verdict import decide
 from leakbound.bounds import codebook, composition, conversions, from_scratch, identification
-from leakbound.bounds.attainable import FEWEST, Attainable
+from leakbound.bounds.attainable import Attainable
 from leakbound.bounds.counting import PublicSample
 from leakbound.bounds.law import (
     Scope,
@@ -173,7 +174,7 @@ class Corridor:
         rows = [
             (
                 pictures.number(float(self.eta[i])),
-                spelled(float(self.log_kappa[i])),
+                of_log(float(self.log_kappa[i])),
                 pictures.number(float(self.attained[i])),
                 pictures.number(float(self.bound[i])),
             )
@@ -226,8 +227,8 @@ def corridor(
     """
     levels = np.atleast_1d(positive("eta", eta, infinite=True))
     upper, blind = upper_bound(prior, setting, levels)
-    if attacks is None and isinstance(prior, PublicSample) and prior.n >= FEWEST:
-        attacks = Attainable(prior.examples, prior.confidence)
+    if attacks is None and isinstance(prior, PublicSample):
+        attacks = Attainable.of(prior)
     if attacks is None:
         lower = attained_success(setting, levels)
         baseline = np.where(levels * setting.dim >= setting.norm**2, 1.0, 0.0)  # the zero image
@@ -235,7 +236,7 @@ def corridor(
         over = (lower > upper) & (lower < upper * (1 + ROUNDING))
         lower = np.where(over, upper, lower) if prior is None else lower
     else:
-        found = attacks.success(_seen(setting), levels)
+        found = attacks.success(_seen(setting), levels, parts=2)  # the other half: kappa's limit
         lower, baseline, names = found.success, found.baseline, found.attack
     scope = replace(
         bound_law(setting).scope,
@@ -390,12 +391,3 @@ def _training_words(setting: TrainingSetting) -> str:
         f"noise multiplier {setting.noise_multiplier:g}, {steps}{rate}; records of {setting.dim} "
         f"values and norm {setting.norm:g} or more"
     )
-
-
-def spelled(log_kappa: float) -> str:
-    """A probability from its natural logarithm, which may be far below what a float holds."""
-    if not math.isfinite(log_kappa):
-        return "0"
-    if log_kappa > -300:
-        return pictures.number(math.exp(log_kappa))
-    return f"10^{log_kappa / math.log(10):.0f}"

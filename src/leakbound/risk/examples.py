@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leakbound.bounds import record_priors
-from leakbound.bounds.attainable import FEWEST, Attainable
+from leakbound.bounds.attainable import Attainable
 from leakbound.bounds.counting import PublicSample, TheseExamples
 from leakbound.bounds.law import positive, whole
 from leakbound.risk.kappa import BaselineMatches, baseline_matches
@@ -155,8 +155,7 @@ class Examples:
         """Attacks that are counted on these examples, one of each source; None without data."""
         if self.images is None:
             return None
-        rows = PublicSample(self.images, sources=self.origins).examples
-        return Attainable(rows) if len(rows) >= FEWEST else None
+        return Attainable.of(PublicSample(self.images, sources=self.origins))
 
 
 def listed(names: Sequence[str] | NDArray[Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Final
 
@@ -57,7 +58,7 @@ def of_bound(bound: Bound, psnr: float | None = None) -> str:
     """A bound in one sentence: what it says, of whom, and where it is not proved, why."""
     if bound.probability is not None:
         return f"{bound.name}: {_of_probability(bound, psnr)}"
-    error = least(bound.value) + ("" if bound.psnr is None else f" ({bound.psnr:.1f} dB)")
+    error = least(bound.value) + ("" if bound.psnr is None else f" ({_up(bound.psnr)} dB)")
     name = f"lower bound on the error ({bound.name})"
     if bound.covers == ESTIMATE:
         return (
@@ -71,6 +72,11 @@ def of_bound(bound: Bound, psnr: float | None = None) -> str:
         f"{name}: no attacker has a mean squared error below {error} on average over the prior "
         f"{bound.prior}" + (f" ({bound.confidence:.0%} confidence)" if sampled else "")
     )
+
+
+def _up(psnr: float) -> str:
+    """A PSNR that no attacker exceeds, rounded up."""
+    return f"{math.ceil(10 * psnr) / 10:.1f}"
 
 
 def _of_probability(bound: Bound, psnr: float | None) -> str:
@@ -89,8 +95,7 @@ def _claimed(bound: Bound, psnr: float | None) -> str:
     if bound.basis == "fitted model":
         return (
             f"{bound.covers} attackers; none {what} from one update {above} if examples follow the "
-            "model "
-            f"{bound.prior}"
+            f"model {bound.prior}"
         )
     sure = f"{bound.confidence:.0%} confidence from {bound.public_examples} public examples"
     like = f"if private examples are drawn like them{_margin(bound)}"

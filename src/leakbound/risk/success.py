@@ -11,6 +11,7 @@ import torch
 from scipy import special
 
 from leakbound import check
+from leakbound._util.rounding import of_log
 from leakbound.assess.record import DELTA, Attained, Bound, short
 from leakbound.bounds import conversions, counting, identification
 from leakbound.bounds.attainable import FEWEST, Attainable
@@ -119,23 +120,20 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
     limit, least = math.exp(known), sample.needed(accepted, parts=2)
     doubts = [f"{DOUBTED} private examples drawn unlike public ones (p = {released.same_law})"]
     few = [f"a probability of {accepted:g} needs {least} public examples or more"]
-    return Bound(
+    return _stated(
+        released,
+        spec,
+        noise,
+        edge,
+        scope,
+        holds=not unlike,
         name=name,
-        value=nine(edge, up=True),
-        probability=nine(edge, up=True),
-        accepted=accepted,
-        psnr=None,
         prior=sample.name,
-        rests_on_prior=True,
         basis="sample",
         confidence=sample.confidence,
         public_examples=sample.n,
         largest_ball=sample.largest(eta),
         density_margin=short(max(_margin(noise, accepted, limit), accepted / max(edge, LEAST))),
-        epsilon=_epsilon(released, noise),
-        covers=scope.covers,
-        excludes_threshold=edge <= accepted and not unlike,
-        on_average=False,
         equation="limit on kappa and profile bound (docs/risk.md)",
         assumptions=(
             f"covers {scope.attackers}",
@@ -144,7 +142,7 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
             *(doubts if unlike else ()),
             *(few if sample.n < least else ()),
             f"it does not say: {scope.not_said}",
-            f"the prior-only baseline succeeds with probability {_tiny(known)} at most",
+            f"the prior-only baseline succeeds with probability {of_log(known)} at most",
         ),
     )
 
@@ -162,7 +160,7 @@ def these_probability(released: Released, spec: RiskSpec) -> Bound | None:
             f"there are {private.size} private examples, and at most {counting.MOST} are counted "
             "one by one"
         )
-    (noise, scope, name), accepted, eta = found, spec.probability, released.criterion.error
+    (noise, scope, name), eta = found, released.criterion.error
     known = released.threat.labels_known
 
     def make() -> tuple[float, int, str]:
@@ -174,21 +172,17 @@ def these_probability(released: Released, spec: RiskSpec) -> Bound | None:
         return float(own.success_bound(noise, eta)[0][0]), own.largest(eta), own.name
 
     edge, largest, words = released.cached("these", (*sample_key(released), noise, eta), make)
-    return Bound(
+    return _stated(
+        released,
+        spec,
+        noise,
+        edge,
+        scope,
         name=f"{name} for these examples",
-        value=nine(edge, up=True),
-        probability=nine(edge, up=True),
-        accepted=accepted,
-        psnr=None,
         prior=words,
-        rests_on_prior=True,
         basis="examples",
         public_examples=private.size,
         largest_ball=largest,
-        epsilon=_epsilon(released, noise),
-        covers=scope.covers,
-        excludes_threshold=edge <= accepted,
-        on_average=False,
         equation="profile bound over the examples themselves (docs/risk.md)",
         assumptions=(
             f"covers {scope.attackers}",
@@ -215,29 +209,29 @@ def known_model_probability(released: Released, spec: RiskSpec) -> Bound | None:
     why = _why_not_known(released)
     if why is not None:
         raise NotApplicable(f"no bound for this model alone: {why}")
-    noise, eta, accepted = found[0], released.criterion.error, spec.probability
+    noise, eta = found[0], released.criterion.error
+
+    def make() -> tuple[float, str, float, int]:  # the matrix of all gradients is not kept
+        own = _known_model(released)
+        return own.success_bound(noise, eta), own.name, own.confidence, own.n
+
+    key = *sample_key(released), noise, eta
     try:
-        own = released.cached("known model", sample_key(released), lambda: _known_model(released))
+        edge, prior, confidence, count = released.cached("known model", key, make)
     except ValueError as error:  # such as weights of which no gradients fit into memory
         raise NotApplicable(f"no bound for this model alone: {error}") from None
-    edge = released.cached(
-        "known bound", (*sample_key(released), noise, eta), lambda: own.success_bound(noise, eta)
-    )
-    return Bound(
+    return _stated(
+        released,
+        spec,
+        noise,
+        edge,
+        PRIVATE,
+        holds=not doubted(released),
         name="probability from this model",
-        value=nine(edge, up=True),
-        probability=nine(edge, up=True),
-        accepted=accepted,
-        psnr=None,
-        prior=own.name,
-        rests_on_prior=True,
+        prior=prior,
         basis="known model",
-        confidence=own.confidence,
-        public_examples=own.n,
-        epsilon=_epsilon(released, noise),
-        covers=PRIVATE.covers,
-        excludes_threshold=edge <= accepted and not doubted(released),
-        on_average=False,
+        confidence=confidence,
+        public_examples=count,
         equation="posterior over public examples (docs/risk.md)",
         assumptions=(
             "covers all attackers who see one release of this model at these weights, which depend "
@@ -246,6 +240,33 @@ def known_model_probability(released: Released, spec: RiskSpec) -> Bound | None:
             "itself, other examples fixed or known, none of them a copy",
             "it does not say: what another model leaks, or what several rounds leak",
         ),
+    )
+
+
+def _stated(
+    released: Released,
+    spec: RiskSpec,
+    noise: float,
+    edge: float,
+    scope: Scope,
+    *,
+    holds: bool = True,
+    **more: Any,
+) -> Bound:
+    """A bound on the probability of success; it excludes nothing where `holds` is False."""
+    assert spec.probability is not None  # `private_noise` asks
+    value = nine(edge, up=True)
+    return Bound(
+        value=value,
+        probability=value,
+        accepted=spec.probability,
+        psnr=None,
+        rests_on_prior=True,
+        epsilon=_epsilon(released, noise),
+        covers=scope.covers,
+        excludes_threshold=value <= spec.probability and holds,
+        on_average=False,
+        **more,
     )
 
 
@@ -328,6 +349,7 @@ def known_model(
         clipped_gram(task, batch, clip_norm),
         labels=batch.labels.cpu().numpy() if labels_known else None,
         guesses=guesses,
+        density=1.0 if sample is None else sample.density,
         confidence=confidence,
     )
 
@@ -359,27 +381,21 @@ def model_probability(released: Released, spec: RiskSpec) -> Bound | None:
         found = math.exp(min(0.0, logs + math.log(released.examples)))
     else:
         found = float(identification.gaussian(noise, log_kappa=blind))
-    value = nine(max(found, LEAST), up=True)
-    assert spec.probability is not None  # `private_noise` asks
-    return Bound(
+    return _stated(
+        released,
+        spec,
+        noise,
+        max(found, LEAST),
+        scope,
         name=f"{name} under a model",
-        value=value,
-        probability=value,
-        accepted=spec.probability,
-        psnr=None,
         prior=f"{prior.name}, fitted to public examples",
-        rests_on_prior=True,
-        epsilon=_epsilon(released, noise),
-        covers=scope.covers,
-        excludes_threshold=found <= spec.probability,
-        on_average=False,
         equation=scope.equation,
         assumptions=(
             f"covers {scope.attackers}",
             "examples: averaged over the model, which is taken to hold for the private ones; each "
             "for itself",
             f"it does not say: {scope.not_said}",
-            f"the prior-only baseline succeeds with probability {_tiny(blind)}",
+            f"the prior-only baseline succeeds with probability {of_log(blind)}",
         ),
     )
 
@@ -391,25 +407,23 @@ def attained(released: Released, spec: RiskSpec) -> Attained | None:
     honest server, a guess without any update.
     """
     public = released.public
-    if spec.probability is None or public is None or public.size < FEWEST or doubted(released):
+    if spec.probability is None or public is None or doubted(released):
         return None
     if released.examples > 1:  # the attacks are counted where no other example is sent along
         return None
     sample, eta = known_sample(released), released.criterion.error
-    if sample.n < FEWEST:
+    attacks = released.of_public(
+        ("attainable", *sample_key(released)), lambda: Attainable.of(sample)
+    )
+    if attacks is None:
         return None
-    noise = None
-    if released.threat.server is Server.MALICIOUS:
-        found = private_noise(released, spec)
-        noise = found[0] if found is not None and not _copies(released) else None
+    noise = _attacked_noise(released, spec)
     hits = [(1.0, math.inf if noise is None else noise)]
 
     def make() -> Attained:
-        half = 1 - (1 - sample.confidence) / 2  # the other half is the guess's limit
-        attacks = released.of_public(
-            ("attainable", *sample_key(released)), lambda: Attainable(sample.examples, half)
-        )
-        found, known = attacks.success(hits, eta), float(sample.log_kappa(eta, parts=2))
+        # Each of the two gets half of what the confidence leaves.
+        found = attacks.success(hits, eta, parts=2)
+        known = float(sample.log_kappa(eta, parts=2))
         assert spec.probability is not None
         return Attained(
             attack=GUESS if noise is None else found.attack[0],
@@ -424,6 +438,17 @@ def attained(released: Released, spec: RiskSpec) -> Attained | None:
         ("attained", *sample_key(released), hits[0], eta, spec), make
     )
     return made
+
+
+def _attacked_noise(released: Released, spec: RiskSpec) -> float | None:
+    """The noise multiplier that a malicious server's attacks meet; None where it is not known."""
+    if released.threat.server is not Server.MALICIOUS or _copies(released):
+        return None
+    try:
+        found = private_noise(released, spec)
+    except NotApplicable:  # it learns more than the release, and a guess is still a guess
+        return None
+    return None if found is None else found[0]
 
 
 def private_noise(released: Released, spec: RiskSpec) -> tuple[float, Scope, str] | None:
@@ -480,11 +505,6 @@ def _multiplier(defense: Chain) -> float:
     if not found:
         raise NotApplicable("the guarantee does not rest on Gaussian noise")
     return max(found)
-
-
-def _tiny(log: float) -> str:
-    power = log / math.log(10)
-    return f"{math.exp(log):.3g}" if power > -300 else f"1e{power:.0f}"
 
 
 PRIVATE = replace(
