@@ -1,4 +1,4 @@
-"""What `leakbound evidence` does: a sign-off page and its content as JSON, for approvers."""
+"""What `leakbound evidence` does: a sign-off page, its annex and both as JSON, for approvers."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ from leakbound.risk.statement import UNINFORMED
 
 if TYPE_CHECKING:
     from leakbound.cli import options
-    from leakbound.report.evidence.parts import CorridorCurve, Epsilons, Subject
+    from leakbound.report.evidence.parts import CorridorCurve, Epsilons, EvidenceReport, Subject
     from leakbound.report.evidence.subjects import TrainingBounds
+    from leakbound.report.folder import Run
 
 PAGE, DATA, PLAN = "evidence.html", "report.json", "evidence.toml"
+RECORDS = ("run.json", "records.jsonl", "utility.jsonl")
 STATED = [f.name for f in fields(options.BoundOptions) if f.name not in ("out", "json")]
 STATED += ["clip_norm"]
 """What --training states: options of `leakbound bound`, and the clip norm."""
@@ -54,7 +56,7 @@ def evidence(command: options.Evidence) -> int:
     names = [PLAN]
     if len(runs) + bool(command.training) > 1:
         names = [PLAN.replace(".", f"-{number}.") for number in range(1, len(runs) + 1)]
-    check_files(out.parent, [out.name, DATA, *names[: len(runs)]])
+    check_files(out.parent, [out.name, _annex(out), DATA, *names[: len(runs)]])
 
     def accountant(noise: float) -> Epsilons:
         return _epsilons(TrainingSetting(noise, dim=1), command.delta)
@@ -63,24 +65,52 @@ def evidence(command: options.Evidence) -> int:
         pages.of_run(run, statements, accountant, images=images, plan=name)
         for run, name in zip(runs, names, strict=False)
     ]
-    plans = {name: one.rerun.plan for name, one in zip(names, subjects, strict=False)}
     if command.training:
         with errors.status("bounding ..."):
             found = _training(command)
         subjects.append(pages.of_training(found, statements))
     content = pages.document(subjects, images=images)
-    value = msgspec.to_builtins(content)
-    files = {
-        out.name: pages.page(content, runs).encode(),
-        DATA: json.dumps(value, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n",
-        **{name: text.encode() for name, text in plans.items() if text is not None},
-    }
-    write_files(out.parent, files)
-    console.say(f"evidence: {safe(out)}")
-    rest = [name for name in files if name != out.name]
-    console.say(f"beside it: {', '.join(rest)}")
+    written = _write(out, content, list(zip(runs, names, strict=False)))
+    console.say(f"sign-off page: {safe(out)}")
+    console.say(f"in the same folder: {', '.join(written)}")
     _warn(subjects)
     return 0
+
+
+def _write(out: Path, content: EvidenceReport, runs: Sequence[tuple[Run, str]]) -> list[str]:
+    """Write the page after the files that it names with their digests; the names of these.
+
+    `runs`: those of the first subjects, and what their plan's file is called.
+    """
+    from leakbound.report import evidence as pages
+
+    annex = _annex(out)
+    value = msgspec.to_builtins(content)
+    plans = {
+        name: one.rerun.plan.encode()
+        for one, (_, name) in zip(content.subjects, runs, strict=False)
+        if one.rerun.plan is not None
+    }
+    beside = {
+        annex: pages.annex(content, [run for run, _ in runs]).encode(),
+        DATA: json.dumps(value, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n",
+        **plans,
+    }
+    write_files(out.parent, beside)
+    common = pages.digests(out.parent, (annex, DATA))
+    digests = [
+        pages.digests(run.folder, RECORDS)
+        | common
+        | pages.digests(out.parent, [name] if name in plans else [])
+        for run, name in runs
+    ]
+    digests += [common] * (len(content.subjects) - len(runs))
+    write_files(out.parent, {out.name: pages.page(content, digests).encode()})
+    return list(beside)
+
+
+def _annex(page: Path) -> str:
+    return f"{page.stem}-annex{page.suffix}"
 
 
 def _warn(subjects: Sequence[Subject]) -> None:

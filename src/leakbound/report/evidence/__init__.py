@@ -1,36 +1,49 @@
-"""Evidence for approvers: a printable sign-off page and the same content as JSON.
+"""Evidence for approvers: a sign-off page of one sheet, its annex, and the content as JSON.
 
-`document` makes the value of `report.json`, `page` draws nothing but that value and the pictures it
-names.
+`document` makes the value of `report.json`. `page` and `annex` draw nothing but that value, the
+pictures that it names and the digests of the files beside it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
-from leakbound.assess.verdict import MEANINGS
+from leakbound.assess.verdict import MEANINGS, meanings
 from leakbound.report.evidence.auxiliary import STATEMENTS
 from leakbound.report.evidence.parts import (
     NOT_STATED,
+    OF_RUNS,
     EvidenceReport,
     Item,
+    Part,
     PrivacyClaim,
     Subject,
 )
-from leakbound.report.evidence.subjects import of_run, of_training
+from leakbound.report.evidence.sign_off import chance, fitting
+from leakbound.report.evidence.subjects import digests, of_run, of_training
 from leakbound.report.folder import Run, Strip
 from leakbound.report.tables import LONGEST
 from leakbound.report.template import percent, rendered
 
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
 SIDE = 72
 """About how many pixels of the page one example is wide."""
+WARNED = 160
+"""How many letters of a warning the sign-off page shows."""
+PREFIX = 16
+"""How many digits of a SHA-256 the sign-off page shows."""
+BREAKS = re.compile(r".*?[_/](?=[^_/])|.+", re.DOTALL)
+"""The parts of a name: each may begin a line."""
 
-__all__ = ["STATEMENTS", "document", "of_run", "of_training", "page", "schema"]
+__all__ = ["STATEMENTS", "annex", "digests", "document", "of_run", "of_training", "page", "schema"]
 
 
 def document(subjects: Sequence[Subject], *, images: bool) -> EvidenceReport:
@@ -52,8 +65,35 @@ def schema() -> str:
     return json.dumps(parts.pop("EvidenceReport") | own, indent=1, sort_keys=True)
 
 
-def page(content: EvidenceReport, runs: Sequence[Run] = ()) -> str:
-    """The page as text; the first subjects are those of `runs`, where the pictures are."""
+def page(content: EvidenceReport, files: Sequence[Mapping[str, str]] = ()) -> str:
+    """The sign-off page as text, one sheet a subject; `files`: SHA-256 by name, of each subject."""
+    sheets = []
+    for place, one in enumerate(content.subjects):
+        words = meanings(truth_known=not one.measured.captured)
+        beside = files[place] if place < len(files) else {}
+        warnings = _warnings(one)
+        rows = fitting(one.sign_off, warnings, len(beside), words)
+        sheets.append(
+            {
+                "subject": one,
+                "rows": rows,
+                "more": len(one.sign_off.rows) - len(rows),
+                "meanings": {row.verdict: words[row.verdict] for row in rows},
+                "warnings": warnings,
+                "files": beside,
+            }
+        )
+    context = {"content": content, "sheets": sheets, "digits": PREFIX}
+    filters: dict[str, Callable[..., str]] = {
+        "percent": rate,
+        "share": chance,
+        "name": breakable,
+    }
+    return rendered("evidence.html.j2", context, filters)
+
+
+def annex(content: EvidenceReport, runs: Sequence[Run] = ()) -> str:
+    """The annex as text; the first subjects are those of `runs`, where the pictures are."""
     from leakbound.report.evidence import charts
 
     drawn = [
@@ -62,6 +102,7 @@ def page(content: EvidenceReport, runs: Sequence[Run] = ()) -> str:
             "probability": charts.probabilities(one.configurations),
             "curve": None if one.curve is None else charts.curve(one.curve, f"curve{place}"),
             "claims": _claims(one.differential_privacy),
+            "numbers": _numbers(one),
         }
         for place, one in enumerate(content.subjects)
     ]
@@ -73,7 +114,12 @@ def page(content: EvidenceReport, runs: Sequence[Run] = ()) -> str:
         "side": SIDE,
         "meanings": MEANINGS,
     }
-    return rendered("evidence.html.j2", context, {"percent": rate, "fact": fact})
+    filters: dict[str, Callable[..., str]] = {
+        "percent": rate,
+        "fact": fact,
+        "name": breakable,
+    }
+    return rendered("evidence-annex.html.j2", context, filters)
 
 
 def fact(value: Any) -> str:
@@ -94,6 +140,37 @@ def rate(value: float | None, digits: int = 0) -> str:
     return percent(value if value is None else round(value, digits + 2) + 0.0, digits).replace(
         "-", "−"
     )
+
+
+def breakable(text: str) -> Markup:
+    """A text as HTML whose names break between their words only, and where no line holds one."""
+    from markupsafe import Markup, escape
+
+    return Markup(" ").join(
+        Markup('<span class="w">{}</span>').format(
+            Markup("<wbr>").join(map(escape, BREAKS.findall(word)))
+        )
+        if "_" in word or "/" in word
+        else escape(word)
+        for word in text.split(" ")
+    )
+
+
+def _warnings(subject: Subject) -> list[str]:
+    """What to know before signing: what does not hold first, then what is missing."""
+    said = [
+        f"Does not hold: {check.words} ({check.detail}). Do not sign before you know why."
+        for check in subject.checks
+        if check.holds is False
+    ]
+    said += subject.notices
+    return [text if len(text) <= WARNED else f"{text[: WARNED - 1]}…" for text in said]
+
+
+def _numbers(subject: Subject) -> dict[str, int]:
+    """The number of each part of the annex."""
+    names = [name for name in get_args(Part) if subject.kind == "run" or name not in OF_RUNS]
+    return {name: number for number, name in enumerate(names, 1)}
 
 
 def _claims(found: Sequence[PrivacyClaim]) -> list[list[Item]]:

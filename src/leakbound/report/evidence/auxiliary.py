@@ -49,6 +49,11 @@ def declared(statements: Mapping[str, str], plan: Sequence[Item] = ()) -> tuple[
     return (*plan, *(asked(name, statements, words) for name, words in STATEMENTS.items()))
 
 
+def silent(items: Iterable[Item]) -> int:
+    """How many statements nobody made."""
+    return sum(one.value is None and one.name in STATEMENTS for one in items)
+
+
 def asked(name: str, statements: Mapping[str, str], words: str = "") -> Item:
     given = statements.get(name) or None
     source = "--declare" if given else f"nobody: give --declare {name}=..."

@@ -15,6 +15,7 @@ from leakbound.report.tables import (
     Configuration,
     MeanInterval,
     ReportPart,
+    ShareInterval,
     Theorem,
 )
 
@@ -24,7 +25,24 @@ MOST = 1e300
 _UNSEEN = {"Cc", "Cf", "Cs", "Co"}
 Status = Literal["measured", "computed", "by construction", "declared", "not stated"]
 Answer = Literal["yes", "no", "in some experiments", "not stated"]
+Answered = Literal["answered", "in part", "not answered", "not stated"]
 NOT_STATED: Final = "not stated"
+Part = Literal[
+    "measured",
+    "bounded",
+    "declared",
+    "auxiliary",
+    "thresholds",
+    "corridor",
+    "pictures",
+    "utility",
+    "privacy",
+    "provenance",
+    "rerun",
+]
+"""A part of the annex, in the order of its parts."""
+OF_RUNS: Final = ("pictures", "utility")
+"""Parts that a training does not have."""
 
 
 class Item(ReportPart, frozen=True):
@@ -271,6 +289,60 @@ class RunAgain(ReportPart, frozen=True):
     why_not: str | None = None
 
 
+class Limit(ReportPart, frozen=True):
+    """A probability of reconstruction that no attacker exceeds, under a condition or none ("")."""
+
+    probability: float
+    condition: str
+
+
+class SignOffRow(ReportPart, frozen=True):
+    """One defense setting over all models and batch sizes: the worst of everything.
+
+    `reconstructed`: by the attack with the largest share, on any configuration. `limits`: empty
+    where some configuration has none. `attained`: a malicious server's attack succeeds at least so
+    often. `cost`: test accuracy lost against no defense; null where a model was not trained.
+    """
+
+    defense: str
+    verdict: Verdict
+    configurations: int
+    reconstructed: ShareInterval | None = None
+    proved: int = 0
+    attained: float | None = None
+    limits: tuple[Limit, ...] = ()
+    cost: MeanInterval | None = None
+
+
+class SignOff(ReportPart, frozen=True):
+    """What the sign-off page says, in sentences. `date`: of the records, by their file's time.
+
+    `rows`: every defense setting, the most important first; the page shows those that fit.
+    """
+
+    date: str | None
+    answer: str
+    advice: str
+    tested: str
+    attacker: str
+    criterion: str
+    rows: tuple[SignOffRow, ...]
+    not_covered: tuple[str, ...]
+
+
+class QuestionLine(ReportPart, frozen=True):
+    """A question of a guideline, in our words, and how far this answers it.
+
+    `parts`: the parts of the annex that say more.
+    """
+
+    guideline: str
+    question: str
+    status: Answered
+    answer: str
+    parts: tuple[Part, ...] = ()
+
+
 class Subject(ReportPart, frozen=True, kw_only=True):
     """A run or a training: measured, bounded and declared risk, kept apart.
 
@@ -279,6 +351,8 @@ class Subject(ReportPart, frozen=True, kw_only=True):
 
     kind: Literal["run", "training"]
     name: str
+    sign_off: SignOff
+    questions: tuple[QuestionLine, ...]
     notices: tuple[str, ...]
     checks: tuple[Check, ...] = ()
     configurations: tuple[Configuration, ...] = ()

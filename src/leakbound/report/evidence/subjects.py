@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -21,7 +23,7 @@ from leakbound.assess.record import ESTIMATE, Assessment, Bound, Verdict, is_pic
 from leakbound.assess.verdict import verdict
 from leakbound.report import tables
 from leakbound.report.best_attack import best_attack_tables
-from leakbound.report.evidence import auxiliary, parts, privacy
+from leakbound.report.evidence import auxiliary, parts, privacy, questions, sign_off
 from leakbound.report.evidence.parts import Answer, Epsilons, Item
 from leakbound.report.folder import Run
 from leakbound.report.gallery import captured_updates
@@ -73,26 +75,45 @@ def of_run(
     rows = tables.configurations(run.assessments, names, theorems)
     limits = {a.criterion.value for a in run.assessments}
     ends, costs = _ends(run), training_costs(run, names)
-    declared = auxiliary.of_plan(run.info, run.assessments)
+    declared = auxiliary.declared(statements, auxiliary.of_plan(run.info, run.assessments))
+    known = auxiliary.attacker(run.info, run.assessments, names)
+    limited = auxiliary.thresholds(run.info, run.assessments, statements.get("accepted_by"))
+    measured = _measured(run, names, ends)
+    claims = tuple(_private(run, names, costs, statements, accountant))
+    silent = auxiliary.silent(declared)
+    page = sign_off.of_run(run, names, rows, costs, known.auxiliary, limited, silent)
     subject = parts.Subject(
         kind="run",
         name=run.info.name,
+        sign_off=page,
+        questions=_questions(page, measured, claims, known.auxiliary, declared),
         notices=tuple(_notices(run, ends)),
         checks=tuple(_checks(run)),
         configurations=tuple(rows),
-        measured=_measured(run, names, ends),
+        measured=measured,
         bounded=_bounded(run.assessments, names, theorems),
-        declared=parts.DeclaredPart(DECLARED, auxiliary.declared(statements, declared)),
-        attacker=auxiliary.attacker(run.info, run.assessments, names),
-        thresholds=auxiliary.thresholds(run.info, run.assessments, statements.get("accepted_by")),
+        declared=parts.DeclaredPart(DECLARED, declared),
+        attacker=known,
+        thresholds=limited,
         threshold=limits.pop() if len(limits) == 1 else None,
         strongest=tuple(_strongest(run, names, rows, images=images)),
         utility=costs,
-        differential_privacy=tuple(_private(run, names, costs, statements, accountant)),
+        differential_privacy=claims,
         provenance=_provenance(run, names),
         rerun=_rerun(run, plan),
     )
     return parts.cleaned(subject)
+
+
+def _questions(
+    page: parts.SignOff,
+    measured: parts.MeasuredPart,
+    claims: Sequence[parts.PrivacyClaim],
+    known: Sequence[parts.AuxiliaryLine],
+    declared: Sequence[Item],
+) -> tuple[parts.QuestionLine, ...]:
+    nist = questions.of_nist(claims, declared, measured)
+    return (*nist, *questions.of_edpb(page, measured, claims, known, declared))
 
 
 def _ends(run: Run) -> parts.Ends:
@@ -243,19 +264,17 @@ def _strongest(
 
 def training_costs(run: Run, names: Names) -> tuple[parts.TrainingCost, ...]:
     found = grouped(((names.model(t), names.defense(t)), t) for t in run.trainings)
-    known = {
-        key: {t.seed: t.accuracy for t in own if t.status == "ok" and t.accuracy is not None}
+    known = tables.accuracies(run.trainings, names)
+    return tuple(
+        parts.TrainingCost(
+            *key,
+            rounds=max(t.rounds for t in own),
+            accuracy=tables.mean_of(tables.defined(t.accuracy for t in own if t.status == "ok")),
+            lost=known[key].lost,
+            failed=known[key].failed,
+        )
         for key, own in found.items()
-    }
-    made, none = [], tables.title(tables.NO_DEFENSE)
-    for (model, defense), own in found.items():
-        ran, plain = known[model, defense], known.get((model, none), {})
-        before = {} if defense == none else plain
-        lost = [before[seed] - accuracy for seed, accuracy in ran.items() if seed in before]
-        both = tables.mean_of([*ran.values()]), tables.mean_of(lost)
-        rounds, failed = max(t.rounds for t in own), len(own) - len(ran)
-        made.append(parts.TrainingCost(model, defense, rounds, *both, failed))
-    return tuple(made)
+    )
 
 
 def _private(
@@ -302,6 +321,7 @@ def _rerun(run: Run, plan: str) -> parts.RunAgain:
     if run.info.code:
         needs.append("the Python code that the plan names: it runs, so read it first")
     text = why = None
+    made = digests(run.folder, ["records.jsonl", *["utility.jsonl"] * bool(run.trainings)])
     command = command_of(run.info, plan)
     if any(a.capture for a in run.assessments):
         command = "leakbound attack --update FILE --out DIR"
@@ -316,17 +336,19 @@ def _rerun(run: Run, plan: str) -> parts.RunAgain:
         tuple(needs),
         text,
         parts.clean(run.info.plan_hash),
-        _digest(run, "records.jsonl"),
-        _digest(run, "utility.jsonl") if run.trainings else None,
+        made.get("records.jsonl"),
+        made.get("utility.jsonl"),
         why,
     )
 
 
-def _digest(run: Run, name: str) -> str | None:
-    try:
-        return hashlib.sha256(files.read(run.folder / name)).hexdigest()
-    except OSError:
-        return None
+def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """The SHA-256 of files in a folder by their names, of those that can be read."""
+    found = {}
+    for name in names:
+        with suppress(OSError):
+            found[name] = hashlib.sha256(files.read(folder / name)).hexdigest()
+    return found
 
 
 @dataclass(frozen=True)
@@ -375,14 +397,21 @@ def of_training(found: TrainingBounds, statements: Mapping[str, str]) -> parts.S
     ]
     limits.append(auxiliary.threshold("accepted", found.accepted, origin("accept"), who))
     claim = privacy.of_training(found.given, found.epsilons, sees, statements)
+    declared = auxiliary.declared(statements, _stated(found))
+    known, bounds, measured = _attacker(found), _bounds(found), parts.MeasuredPart(NO_ATTACK)
+    settings = claim.items[list(privacy.QUESTIONS).index("mechanism")].value
+    tested = f"nothing; computed for {settings}, {found.given['steps']} steps"
+    page = sign_off.of_training(bounds, tested, limits, auxiliary.silent(declared))
     subject = parts.Subject(
         kind="training",
         name="training configuration",
+        sign_off=page,
+        questions=_questions(page, measured, (claim,), known, declared),
         notices=(NO_ATTACK, *found.notices),
-        measured=parts.MeasuredPart(NO_ATTACK),
-        bounded=parts.BoundedPart(BOUNDED, _bounds(found), _theorems(found), ()),
-        declared=parts.DeclaredPart(DECLARED, auxiliary.declared(statements, _stated(found))),
-        attacker=parts.AttackerPart(_attacker(found), ()),
+        measured=measured,
+        bounded=parts.BoundedPart(BOUNDED, bounds, _theorems(found), ()),
+        declared=parts.DeclaredPart(DECLARED, declared),
+        attacker=parts.AttackerPart(known, ()),
         thresholds=tuple(limits),
         curve=found.curve,
         differential_privacy=(claim,),

@@ -1,0 +1,372 @@
+"""The sign-off page: the answer, the settings that were tested, and what none of it covers.
+
+A setting is a defense with its parameters over all models and batch sizes: its verdict is the worst
+one, its share of reconstructed examples the largest of any attack, its cost the highest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from leakbound.assess.record import (
+    CERTIFIED,
+    EXPOSED,
+    PROTECTS,
+    UNSETTLED,
+    VERDICTS,
+    Assessment,
+    Basis,
+    Verdict,
+)
+from leakbound.assess.verdict import together
+from leakbound.report import tables
+from leakbound.report.evidence.parts import (
+    NOT_STATED,
+    Answer,
+    AuxiliaryLine,
+    BoundLine,
+    Limit,
+    SignOff,
+    SignOffRow,
+    ThresholdLine,
+    TrainingCost,
+)
+from leakbound.report.folder import Run
+from leakbound.report.overview import nouns
+from leakbound.report.tables import Configuration, MeanInterval, Names, defined, grouped
+from leakbound.report.template import brief, decimal, listing, plural
+
+ENOUGH: Final = tuple(word for word in PROTECTS.values() if word not in UNSETTLED)
+"""Verdicts that a defense may be recommended for: a theorem excludes the threshold."""
+CONDITIONS: Final[dict[Basis, str]] = {
+    "sample": "",
+    "examples": "for these very examples",
+    "known model": "from this model’s updates",
+    "fitted model": "under a model",
+}
+"""Under what else a limit holds, by what it rests on."""
+MOST = 8
+"""How many settings the page shows."""
+LINES = 42
+"""How many lines of text one sheet holds, A4 or Letter, besides its headings and boxes."""
+WIDE, NARROW, CELL = 85, 115, 26
+"""How many letters a line holds: of the answer, of other text and of a cell of the table."""
+NAMES = 3
+"""How many names a sentence lists."""
+LABEL = 80
+"""How many letters of a name a sentence or a cell shows."""
+OTHERS = "Other models, weights, batch sizes, data or settings than those tested."
+ROUNDS = "More than one round. A training sends many updates, and what they leak adds up."
+PERSONS = (
+    "Membership (whether a person’s data took part), other inference about a person, and the "
+    "finished model."
+)
+STRONGER = (
+    "Attackers who know more than is named above. Undecided is no evidence of safety: a better "
+    "attack may succeed."
+)
+EXCEEDS = "on average over the prior (annex, part 2)"
+
+
+def of_run(
+    run: Run,
+    names: Names,
+    rows: Sequence[Configuration],
+    costs: Sequence[TrainingCost],
+    known: Sequence[AuxiliaryLine],
+    thresholds: Sequence[ThresholdLine],
+    silent: int,
+) -> SignOff:
+    """What the page says of a run; `silent` facts about the deployment are not stated."""
+    captured = any(a.capture for a in run.assessments)
+    settings = _settings(run.assessments, names, rows, costs)
+    families = {label: own.name for label, own in names.settings.items()}
+    pairs = {(row.model, row.batch_size) for row in rows}
+    return SignOff(
+        date=_date(run),
+        answer=answer(rows, *nouns(run.assessments)),
+        advice=advice(settings, len(pairs)),
+        tested=_tested(run, names, rows),
+        attacker=_attacker({line.name: line.answer for line in known}, captured=captured),
+        criterion=_criterion(thresholds),
+        rows=tuple(_by_importance(settings, families)),
+        not_covered=(OTHERS, ROUNDS, PERSONS, STRONGER, _deployment(silent)),
+    )
+
+
+def of_training(
+    bounds: Sequence[BoundLine], tested: str, thresholds: Sequence[ThresholdLine], silent: int
+) -> SignOff:
+    """What the page says of a training that was bounded and not attacked."""
+    upper = [row for row in bounds if row.covers_all]
+    worst = max(upper, key=lambda row: row.value)
+    open_ = sum(row.verdict not in ENOUGH for row in upper)
+    level = "" if worst.psnr is None else f" at {worst.psnr:g} dB or better"
+    exceeds = f"reconstructs an example{level} with a probability above {chance(worst.value)}"
+    advised = "These settings keep the accepted probability at every threshold."
+    if open_:
+        places = plural(len(upper), "threshold")
+        advised = f"These settings are not enough: {open_} of {places} remain open."
+    return SignOff(
+        date=None,
+        answer=f"By a theorem, no attacker {exceeds}. No attack was run to check it.",
+        advice=f"{advised} Their cost in accuracy was not measured.",
+        tested=tested,
+        attacker="The attacker sees every step of the training and knows the model and all other "
+        "examples. They may choose the model that the server sends.",
+        criterion=_criterion(thresholds),
+        rows=tuple(
+            SignOffRow(
+                f"{row.defense}, {row.psnr:g} dB or better",
+                row.verdict or "undecided",
+                1,
+                limits=(Limit(row.value, EXCEEDS),),
+            )
+            for row in upper
+        ),
+        not_covered=(
+            "Other settings, other releases from the same data, and data unlike the prior.",
+            "A person with several examples, and examples that join in another way.",
+            PERSONS,
+            "Undecided is no evidence of safety.",
+            _deployment(silent),
+        ),
+    )
+
+
+def answer(rows: Sequence[Configuration], one: str, many: str) -> str:
+    """Who reconstructs what, under how many of the configurations."""
+    exposed = [row for row in rows if row.verdict in (EXPOSED, CERTIFIED)]
+    place = plural(len(rows), "tested configuration")
+    if exposed:
+        proof = " The update itself proves it." * all(r.verdict == CERTIFIED for r in exposed)
+        found = f"reconstructed {many} under {len(exposed)} of {place}"
+        return f"An attacker who sees one client’s update {found}.{proof}"
+    said = f"No attack reconstructed an {one} in {place}."
+    if one[0] not in "aeiou":
+        said = said.replace(" an ", " a ")
+    if all(row.reconstructed is None for row in rows):
+        said = f"No reconstruction could be checked in {place}: the true data are not known."
+    open_ = grouped((row.verdict, row) for row in rows if row.verdict not in ENOUGH)
+    if not open_:
+        return f"{said} Theorems keep every covered attacker to the accepted probability."
+    counts = listing([f"{len(open_[word])} {word}" for word in VERDICTS if word in open_])
+    number = sum(map(len, open_.values()))
+    return f"{said} {number} of {len(rows)} remain open ({counts}): this is no evidence of safety."
+
+
+def advice(settings: Sequence[SignOffRow], pairs: int) -> str:
+    """The defense to take and its cost, or that none tested is enough."""
+    tested = [row for row in settings if row.defense != tables.title(tables.NO_DEFENSE)]
+    if not tested:
+        return "No defense was tested."
+    enough = [row for row in tested if row.verdict in ENOUGH and row.configurations == pairs]
+    if enough:
+        best = min(enough, key=lambda row: (row.cost.mean if row.cost else 2.0, _safety(row)))
+        name = f"{_short(best.defense)} ({best.verdict})"
+        return f"Recommended among those tested: {name}. {_price(best.cost)}"
+    best = max(tested, key=_safety)
+    name = f"The strongest is {_short(best.defense)} ({best.verdict})."
+    count = plural(len(tested), "defense setting")
+    none = f"None of the {count} tested is" if len(tested) > 1 else "The defense tested is not"
+    return f"{none} enough for every model and batch size tested. {name} {_price(best.cost)}"
+
+
+def fitting(
+    found: SignOff, warnings: Sequence[str], files: int, meanings: Mapping[Verdict, str]
+) -> list[SignOffRow]:
+    """The most important rows that fit on one sheet, with what their verdicts mean."""
+    wide = [found.answer, found.advice]
+    narrow = [found.tested, found.attacker, found.criterion, *found.not_covered, *warnings]
+    room = LINES - sum(_lines(text, WIDE) for text in wide) - (files + 1) // 2
+    room -= sum(_lines(text, NARROW) for text in narrow)
+    shown: list[SignOffRow] = []
+    for row in found.rows[:MOST]:
+        some = [*shown, row]
+        words = " ".join(meanings[word] for word in {one.verdict for one in some})
+        if shown and sum(map(_height, some)) + _lines(words, NARROW) > room:
+            break
+        shown.append(row)
+    return shown
+
+
+def chance(value: float) -> str:
+    """A probability for everyone: in percent, rounded up."""
+    if value < 1e-9:
+        return "1 in a billion"
+    from leakbound.report.template import probability
+
+    return f"{probability(100 * value)}\N{NO-BREAK SPACE}%"
+
+
+def _height(row: SignOffRow) -> int:
+    """Lines of a row of the table."""
+    limits = [*row.limits[:1], *row.limits[1:][-1:]]
+    limited = sum(1 + bool(one.condition) for one in limits)
+    return max(2, _lines(row.defense, CELL), limited)
+
+
+def _lines(text: str, letters: int) -> int:
+    return 1 + len(text) // letters
+
+
+def _date(run: Run) -> str | None:
+    """When the records were last written, in UTC, by the time of the file."""
+    try:
+        time = (run.folder / "records.jsonl").stat().st_mtime
+    except OSError:
+        return None
+    return datetime.fromtimestamp(time, UTC).date().isoformat()
+
+
+def _settings(
+    assessments: Iterable[Assessment],
+    names: Names,
+    rows: Sequence[Configuration],
+    costs: Sequence[TrainingCost],
+) -> list[SignOffRow]:
+    lost = {(one.model, one.defense): one.lost for one in costs}
+    by_defense = grouped((names.defense(a), a) for a in assessments if a.status == "ok")
+    found = []
+    for label, own in grouped((row.defense, row) for row in rows).items():
+        matched = grouped(
+            ("\n".join(map(str, (*names.key(a), names.attack(a)))), hit)
+            for a in by_defense.get(label, ())
+            for hit in a.matched
+        )
+        known = [lost.get((row.model, label)) for row in own]
+        highest = max(
+            (one for one in known if one is not None), key=lambda one: one.mean, default=None
+        )
+        found.append(
+            SignOffRow(
+                label,
+                together(row.verdict for row in own),
+                len(own),
+                reconstructed=tables.largest_share(matched)[1],
+                proved=sum(row.proved for row in own),
+                attained=max(
+                    defined(r.success_bound.attained for r in own if r.success_bound), default=None
+                ),
+                limits=_limits(own),
+                cost=None if None in known else highest,
+            )
+        )
+    return found
+
+
+def _limits(own: Sequence[Configuration]) -> tuple[Limit, ...]:
+    """What no attacker exceeds on any of the configurations: unknown unless known on all."""
+    bounds = [row.success_bound for row in own]
+    known: list[dict[Basis, float]] = [
+        dict([(one.basis, one.probability), *one.others])
+        if one is not None and one.experiments == one.of_experiments
+        else {}
+        for one in bounds
+    ]
+    found = [
+        Limit(max(one[basis] for one in known), words)
+        for basis, words in CONDITIONS.items()
+        if all(basis in one for one in known)
+    ]
+    below = [one for one in found if one.probability < 1]
+    return tuple(one for place, one in enumerate(below) if _adds(one, below[:place]))
+
+
+def _adds(one: Limit, stronger: Sequence[Limit]) -> bool:
+    """Whether a limit with more conditions is lower than those with fewer."""
+    return all(one.probability < other.probability for other in stronger)
+
+
+def _safety(row: SignOffRow) -> tuple[float, ...]:
+    """Rises with how safe a setting is, then with how cheap."""
+    share = row.reconstructed.value if row.reconstructed else 0.0
+    limit = min((one.probability for one in row.limits), default=1.0)
+    return VERDICTS.index(row.verdict), -share, -limit, -(row.cost.mean if row.cost else 2.0)
+
+
+def _by_importance(
+    settings: Sequence[SignOffRow], families: Mapping[str, str]
+) -> Iterable[SignOffRow]:
+    """No defense, then the safest of every family, then the second of every family and so on."""
+    own = grouped((families[row.defense], row) for row in settings)
+    turns = {
+        row.defense: turn
+        for some in own.values()
+        for turn, row in enumerate(sorted(some, key=_safety, reverse=True))
+    }
+    none = tables.title(tables.NO_DEFENSE)
+    return sorted(
+        settings,
+        key=lambda row: (row.defense != none, turns[row.defense], *(-v for v in _safety(row))),
+    )
+
+
+def _tested(run: Run, names: Names, rows: Sequence[Configuration]) -> str:
+    captured = {a.capture.digest for a in run.assessments if a.capture}
+    ran = sum(a.status == "ok" for a in run.assessments)
+    sizes = brief([str(size) for size in sorted({a.batch_size for a in run.assessments})])
+    settings = plural(len({row.defense for row in rows}), "defense setting")
+    attacks = plural(len(names.attacks), "attack")
+    what = [f"models {_named(names.models)}", f"batch sizes {sizes}", settings, attacks]
+    if captured:
+        what.insert(0, plural(len(captured), "captured update"))
+    of = "" if captured else f" on {_short(run.info.data.source)}"
+    return f"{'; '.join(what)}; {plural(ran, 'attack run')}{of}"
+
+
+def _named(names: Iterable[str]) -> str:
+    own = list(names)
+    more = [f"{len(own) - NAMES} more"] if len(own) > NAMES else []
+    return listing([*map(_short, own[:NAMES]), *more])
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LABEL else f"{name[: LABEL - 1]}…"
+
+
+def _attacker(known: Mapping[str, Answer], *, captured: bool) -> str:
+    sees = "a captured update" if captured else "what one client sends in one round"
+    words = {
+        "labels": "the true labels",
+        "defense": "the defense",
+        "statistics": "the batch’s statistics",
+    }
+    given = ["the model", *(text for name, text in words.items() if known[name] == "yes")]
+    some = [text for name, text in words.items() if known[name] == "in some experiments"]
+    also = f" In some experiments they also know {listing(some)}." if some else ""
+    changes: dict[Answer, str] = {
+        "no": "They do not change the model that the server sends.",
+        "yes": "They also choose the model that the server sends.",
+        "in some experiments": "In some experiments they also choose the model that the server "
+        "sends.",
+    }
+    end = changes.get(known["malicious"], "")
+    return f"The attacker sees {sees}, as the server does. They know {listing(given)}.{also} {end}"
+
+
+def _criterion(thresholds: Sequence[ThresholdLine]) -> str:
+    levels = listing([f"{t.value:g}" for t in thresholds if t.name == "reconstructed" and t.value])
+    accepted = [t.value for t in thresholds if t.name == "accepted" and t.value is not None]
+    said = f"An example counts as reconstructed from {levels} dB PSNR, a measure of similarity."
+    if accepted:
+        said += f" Accepted probability: {chance(accepted[0])}."
+    who = {t.accepted_by for t in thresholds}
+    by = "not stated" if who == {NOT_STATED} else f"“{_short(listing(sorted(who)))}”"
+    return f"{said} Who accepted these values: {by}."
+
+
+def _deployment(silent: int) -> str:
+    if not silent:
+        return "Facts about the deployment, which were declared and not checked (annex, part 3)."
+    return f"The deployment: {plural(silent, 'fact')} about it not stated (annex, part 3)."
+
+
+def _price(cost: MeanInterval | None) -> str:
+    if cost is None:
+        return "Its cost in accuracy was not measured."
+    if cost.mean <= 0:
+        return "In a short training it cost no accuracy."
+    return f"In a short training it cost up to {decimal(100 * cost.mean)} points of test accuracy."
