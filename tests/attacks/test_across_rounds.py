@@ -203,7 +203,7 @@ def test_several_rounds_tell_more_than_the_last():
 def test_a_history_of_others_is_not_applicable():
     seen = watched(task_of(0), digits(0))[1]
     others = watched(task_of(0), digits(0, 2))[0]
-    with pytest.raises(NotApplicable, match=r"examples, then of \(1,\)"):
+    with pytest.raises(NotApplicable, match=r"examples, then \(1,\)"):
         AcrossRounds(steps=2)(replace(seen, history=(others,)), stream(0))
 
 

@@ -143,7 +143,7 @@ def test_known_noise_decides_which_rows_agree(scene, noise_std, least):
 def test_a_mixture_that_cannot_be_separated_is_called_so(scene):
     played = scene.play(scene.task("mlp", activation="sigmoid"), scene.batch(0, 4))
     answer = ATTACK(played.observation, stream(0))
-    assert answer.problem == "no two rows agree on an input: all may be mixtures"
+    assert answer.problem == "no two rows agree on an input: all candidates may be mixtures"
     assert answer.inputs.shape == (4, 1, 28, 28)
 
 

@@ -152,7 +152,7 @@ def test_the_attack_names_its_candidate_and_says_when_it_cannot():
     assert torch.equal(before, observation.update.rows)
     assert answer.problem is None
     assert answer.labels.tolist() == [0]
-    assert "hardly" in CandidateLikelihood()(seen(GaussianNoise(LOUD)), stream(1)).problem
+    assert "almost equally likely" in CandidateLikelihood()(seen(GaussianNoise(LOUD)), stream(1)).problem
     alone = CandidateLikelihood(limit=1)(observation, stream(1))
     assert "one candidate" in alone.problem
     zero = replace(observation.update, rows=torch.zeros_like(observation.update.rows))
@@ -174,12 +174,12 @@ def test_a_plain_update_is_named_by_its_direction():
 @pytest.mark.parametrize(
     ("observation", "reason"),
     [
-        (lambda: seen(LocalOptimalNoise(1.0), batch=gallery(count=2)), "batch holds 2"),
+        (lambda: seen(LocalOptimalNoise(1.0), batch=gallery(count=2)), "batch has 2"),
         (lambda: seen(chain(LocalOptimalNoise(1.0), SecureAggregation(2))), "2 clients"),
         (lambda: replace(seen(LocalOptimalNoise(1.0)), auxiliary=None), "there are none"),
         (lambda: seen(LocalOptimalNoise(1.0), defense_known=False), "not known"),
-        (lambda: seen(chain(GaussianNoise(1.0), Clip(1.0))), "no law"),
-        (lambda: seen(chain(GaussianNoise(1.0), MagnitudePruning(0.5))), "no law"),
+        (lambda: seen(chain(GaussianNoise(1.0), Clip(1.0))), "is not known"),
+        (lambda: seen(chain(GaussianNoise(1.0), MagnitudePruning(0.5))), "is not known"),
     ],
 )
 def test_what_it_cannot_attack_it_says(observation, reason):

@@ -260,7 +260,7 @@ def test_two_images_in_one_bin_leave_their_mixture(digits):
     batch = Batch(pool.inputs[at], pool.labels[at])
     seen = played(task_of(digits), batch, attack)
     answer = attack(seen.observation, stream(0))
-    assert answer.problem.startswith("the inputs left 1 clear steps, not 2")
+    assert answer.problem.startswith("the update shows 1 clear steps for 2 inputs")
     assert "at least 0 were alone" in answer.problem
     rows = example_gradients(seen.observation.task, batch.inputs, batch.labels)
     a, b = rows[:, 4 * 784].double()  # the bias of the lowest unit, which both switch on
@@ -353,7 +353,7 @@ def test_noise_alone_is_called_so(digits):
     batch, attack = drawn(digits, 0, 8), RobbingTheFed()
     seen = played(task_of(digits), batch, attack, DpSgd(1.0, 10.0))
     answer = attack(seen.observation, stream(0))
-    assert answer.problem.startswith("the inputs left 0 clear steps, not 8")
+    assert answer.problem.startswith("the update shows 0 clear steps for 8 inputs")
 
 
 def test_local_steps_move_the_thresholds_unless_they_are_quiet(digits):

@@ -92,8 +92,8 @@ def test_not_applicable(scene):
     task = Task.of(nn.Sequential(nn.Conv2d(1, 10, 28), nn.Flatten()), classes=10)
     with pytest.raises(NotApplicable, match="no linear layer"):
         _infer(scene, task, batch)
-    with pytest.raises(NotApplicable, match="is zero: it tells no label"):
+    with pytest.raises(NotApplicable, match="is zero: it reveals no label"):
         _infer(scene, scene.task("mlp"), batch, GradientDropout(1.0))
     odd = nn.Sequential(nn.Flatten(), nn.Linear(784, 20), nn.AvgPool1d(2))
-    with pytest.raises(NotApplicable, match="has not one row a class"):
+    with pytest.raises(NotApplicable, match="does not have one row per class"):
         _infer(scene, Task.of(odd, classes=10), batch)

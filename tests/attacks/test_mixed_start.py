@@ -241,7 +241,7 @@ def test_the_same_stream_gives_the_same_bits_and_writes_nothing():
 def test_other_clients_and_several_rows_are_not_applicable():
     seen, _ = watched(task_of(0), digits(0))
     others, _ = watched(task_of(0), digits(0, 2))
-    with pytest.raises(NotApplicable, match="one client's"):
+    with pytest.raises(NotApplicable, match="of one client"):
         MixedStart(steps=2)(replace(seen, history=others.history), stream(0))
 
 

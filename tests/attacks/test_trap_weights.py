@@ -253,7 +253,7 @@ def test_noise_alone_is_called_so(digits):
     batch, attack = drawn(digits, 0, 8), TrapWeights(gain=1.0)
     seen = played(task_of(digits[0]), batch, attack, GaussianNoise(10.0))
     answer = attack(seen.observation, stream(0))
-    assert answer.problem.startswith("rows agree on 0 of 8 inputs only")
+    assert answer.problem.startswith("rows agree on only 0 of 8 inputs")
     mean = digits[0].inputs.double().mean(0)
     assert float((answer.inputs.double() - mean).square().mean()) < 0.01
 

@@ -88,7 +88,7 @@ def test_other_noise_in_its_place_reads_as_nothing():
     [
         (lambda: seen(GaussianNoise(1.0)), "does not depend"),
         (lambda: seen(OptimalNoise(1.0)), "does not depend"),
-        (lambda: seen(LocalOptimalNoise(1.0), images(2)), "batch holds 2"),
+        (lambda: seen(LocalOptimalNoise(1.0), images(2)), "batch has 2"),
         (lambda: replace(seen(LocalOptimalNoise(1.0)), auxiliary=None), "there are none"),
         (lambda: replace(seen(LocalOptimalNoise(1.0)), defense=None), "not known"),
         (lambda: seen(LocalOptimalNoise(1.0), task=convolutional()), "no linear layer"),

@@ -1,6 +1,6 @@
-"""Attacks: functions of an observation that rebuild the inputs behind it.
+"""Attacks: functions of an observation that reconstruct the private inputs.
 
-Every attack class and preset exported here is an attack of the audit, under its snake_case name.
+Every attack class and preset exported here is registered under its snake_case name.
 """
 
 from leakbound.attacks.across_rounds import AcrossRounds

@@ -1,7 +1,7 @@
-"""One guess for what a client sent in several rounds: what it withheld in one, it sends in another.
+"""Gradient matching over several rounds: the client may send in one round what it withheld before.
 
-A client that keeps the weights it withholds and trains on them (pseudo-pruning) shows, once it
-sends such a weight, the sum of all gradients since it last did.
+In pseudo-pruning, the client keeps the weights it withholds and trains on them. When it sends one,
+the server sees the sum of all gradients since the client last sent it.
 """
 
 from __future__ import annotations
@@ -25,33 +25,35 @@ WITHHELD = ("kept", "forgotten")
 
 @dataclass(frozen=True, repr=False)
 class AcrossRounds(MatchingSettings):
-    """Gradient matching over all rounds of an observation's history, with one guess for all.
+    """Match the gradients of all rounds in an observation's history with one candidate batch.
 
-    A guess is played through all rounds: where the client sent a coordinate in the round before (or
-    in the first round) it trains from the server's weight, and where it withheld it, from its own.
-    The distance is between the rows of all rounds, on the coordinates that were sent. What is seen
-    of a coordinate last sent in round s is (server's weight of round s + 1 - weight sent) /
-    learning rate; what is expected is the sum of the guess's gradients from round s + 1 on. Without
-    a history this is `sparse_gradient_inversion`; with T rounds a step costs T gradients.
+    The attack simulates the client for each candidate, round after round. A coordinate that the
+    client sent in the previous round starts from the server's weight. This also holds in the first
+    round. A coordinate that the client withheld starts from the client's own weight.
+
+    The distance compares the rows of all rounds on the sent coordinates. For a coordinate last sent
+    in round s, the observed value is (server's weight of round s + 1 - weight sent) / learning
+    rate. The expected value is the sum of the candidate's gradients from round s + 1 on. Without a
+    history, the attack equals `sparse_gradient_inversion`. With T rounds, a step costs T gradients.
 
     Args:
-        mask: what counts as withheld: "recovered" (what is exactly zero in the message), "told"
-            (the mask itself, where the defense is known; else as "recovered"), or "blind" (nothing:
-            zeros are taken literally).
-        withheld: "kept" (the client goes on with the weights that it withheld) or "forgotten" (it
-            starts every round from the server's). Clients who send updates and no weights count as
-            forgetful.
+        mask: which coordinates count as withheld: "recovered" (those exactly zero in the message),
+            "told" (the mask itself if the defense is known; otherwise as "recovered"), or "blind"
+            (none: zeros are taken literally).
+        withheld: "kept" (the client continues from the weights that it withheld) or "forgotten" (it
+            starts every round from the server's weights). A client that sends updates instead of
+            weights counts as "forgotten".
 
-    All others are those of `GradientMatching`.
+    The other settings are those of `GradientMatching`.
 
-    Assumptions: the client took part in the rounds of the history and in no others, and trained on
-        the same batch in each: all of its data, in one batch.
+    Assumptions: the client took part in exactly the rounds of the history. In each, it trained on
+        the same batch: all of its data.
 
     Raises:
-        NotApplicable: a history of other clients (of batches of other sizes), or of several rows
-            whose clients kept weights: each would have a model of its own.
+        NotApplicable: the history has other clients (other batch sizes), or several rows whose
+            clients kept weights, so each row has a different model.
 
-    Source: ours. The rules of the client are those of Chu et al. 2024 (PriPrune), pseudo-pruning.
+    Source: this project, for the client of Chu et al. 2024 (PriPrune, pseudo-pruning).
 
     Example:
         >>> attack = AcrossRounds(steps=200, withheld="forgotten")
@@ -75,8 +77,8 @@ class AcrossRounds(MatchingSettings):
             same = earlier.update.rows.shape == later.update.rows.shape
             if earlier.cohort != later.cohort or not same:
                 raise NotApplicable(
-                    f"the history is of other clients: their batches are of {earlier.cohort} "
-                    f"examples, then of {later.cohort}"
+                    f"the batches of the history have {earlier.cohort} examples, then "
+                    f"{later.cohort}; give rounds of the same clients"
                 )
         objective = Objective.of(self, rounds[-1])
         if len(rounds) > 1:
@@ -86,8 +88,8 @@ class AcrossRounds(MatchingSettings):
 
 @dataclass(frozen=True, eq=False)
 class _Round:
-    """What is known of one round before any guess: where the client goes on from a weight of its
-    own (R, P), and the server's weight (R, P) that it last started from.
+    """What the attacker knows of one round: where the client continues from its own weight (R, P),
+    and the server's weight (R, P) that it last started from.
     """
 
     seen: Observation
@@ -104,14 +106,14 @@ class _Round:
         return before * self.own + self.rate * rows
 
     def started(self, moved: Tensor) -> Task:
-        """The task at the weights that the client starts from, which had moved so far."""
+        """The task at the weights that the client starts from, moved by `moved` so far."""
         if not bool(self.own.any()):
             return self.task
         return replace(self.task, parameters=(self.base - moved * self.own)[0])
 
 
 def over_rounds(objective: Objective, seen: list[Observation], keeps: bool) -> Objective:
-    """The objective of the last round, over the rows (T R, P) of all T, the oldest first."""
+    """The last round's objective, over the rows (T R, P) of all T rounds, oldest first."""
     nothing = torch.zeros_like(objective.seen)
     hidden = [_or(withheld(each), nothing.bool()) for each in seen]
     rounds = _rounds(seen, hidden, keeps)
@@ -129,7 +131,7 @@ def over_rounds(objective: Objective, seen: list[Observation], keeps: bool) -> O
 
 @dataclass(frozen=True, eq=False)
 class _KeptWeights:
-    """A client that goes on, round after round, from the weights that it withheld."""
+    """A client that continues each round from the weights that it withheld."""
 
     rounds: list[_Round]
 
@@ -141,7 +143,7 @@ class _KeptWeights:
         return torch.cat(each)
 
     def seen_of(self, rows: Tensor) -> Tensor:
-        """The rows added up where the client went on from a weight of its own."""
+        """Sum the rows where the client continued from its own weight."""
         parts, moved = list[Tensor](), torch.zeros_like(self.rounds[0].base)
         for played, each in zip(self.rounds, rows.chunk(len(self.rounds)), strict=True):
             moved = played.moved(moved, each)
@@ -150,7 +152,7 @@ class _KeptWeights:
 
 
 def _rounds(seen: list[Observation], hidden: list[Tensor], keeps: bool) -> list[_Round]:
-    """Who starts from what; `hidden` (R, P) is what was withheld in each round."""
+    """Where the client starts in each round; `hidden` (R, P) is what each round withheld."""
     found, own = list[_Round](), torch.zeros_like(hidden[0])
     for each, mask in zip(seen, hidden, strict=True):
         task = seen_task(each)

@@ -1,4 +1,4 @@
-"""Closed-form inversion of a biased linear layer that sees the input."""
+"""Closed-form inversion of a biased linear layer whose input is the flattened example."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ NOISY = 0.1
 
 @dataclass(frozen=True)
 class LinearInversion(Attack):
-    """Read the input off the first linear layer: row i of dL/dW is dL/db_i times the input.
+    """Compute the input from the gradient of the first linear layer.
 
-    One example: the best fit of [dW | db] by an outer product is exact without noise, and the most
-    likely one under Gaussian noise of a known distribution; withheld coordinates are left out.
-    Several examples: rows that only one example activates give it exactly, all others give
-    mixtures. Candidates dW_i / db_i in the input range are ranked by how many rows agree on them,
-    then by |db_i|. The size of known noise decides which rows are used and which agree; those are
-    averaged.
+    Row i of dL/dW is dL/db_i times the input. For one example, the attack fits [dW | db] by an
+    outer product. The fit is exact without noise and is the maximum-likelihood estimate under
+    Gaussian noise with a known distribution. Withheld coordinates are left out.
+
+    For several examples, a row that only one example activates gives that example exactly; the
+    other rows give mixtures. Candidates dW_i / db_i in the input range are ranked by how many rows
+    agree on them, then by |db_i|. The known noise level decides which rows are used and which
+    agree. Rows that agree are averaged.
 
     Args:
         tolerance: how far outside the input range, in units of its width, a candidate may lie.
 
-    Assumptions: some linear layer with a bias has the flattened input as its input.
+    Assumptions: a linear layer with a bias has the flattened example as its input.
 
     Raises:
         NotApplicable: there is no such layer.
@@ -90,7 +92,7 @@ class LinearInversion(Attack):
         known: Tensor,
         error: Tensor,
     ) -> Reconstruction:
-        """Rank the rows' candidates; `error` (h,) is each one's expected error a pixel."""
+        """Rank the rows' candidates; `error` (h,) is the expected error of each, per pixel."""
         low, high = task.input_range
         width = high - low
         rows = (bias.abs() > 1e-6 * bias.abs().max()) & (error < NOISY * width)
@@ -108,13 +110,13 @@ class LinearInversion(Attack):
         if len(chosen) < observation.examples:
             problem = f"only {len(chosen)} of {observation.examples} inputs could be separated"
         elif not agreed:
-            problem = "no two rows agree on an input: all may be mixtures"
+            problem = "no two rows agree on an input: all candidates may be mixtures"
         inputs = boxed(answer.reshape(observation.batch_shape), task)
         return Reconstruction(inputs, None, float("nan"), (), problem)
 
 
 def input_layer(task: Task, input_shape: tuple[int, ...]) -> str:
-    """The first trained linear layer with a bias that sees the flattened input itself."""
+    """The first trained linear layer with a bias whose input is the flattened example."""
     model = copy.deepcopy(task.model)
     low, high = task.input_range
     probe = torch.linspace(low, high, 2 * math.prod(input_shape))
@@ -136,8 +138,8 @@ def input_layer(task: Task, input_shape: tuple[int, ...]) -> str:
     sent = [name for name in found if {*_parts(name)} <= task.names]
     if found and not sent:
         raise NotApplicable(
-            f"the linear layer {found[0]!r} sees the input, but its weight or bias is frozen: its "
-            "gradient is not sent"
+            f"the linear layer {found[0]!r} sees the input, but its weight or bias is frozen: the "
+            "client does not send its gradient"
         )
     if not found:
         raise NotApplicable("no linear layer with a bias sees the input")
@@ -156,8 +158,9 @@ def _layer(task: Task, row: Tensor, name: str) -> tuple[Tensor, Tensor]:
 
 
 def _rank_one(joint: Tensor, trust: Tensor) -> tuple[Tensor, float]:
-    """The input x of the best fit u [x | 1] to `joint` (h, D + 1), and the share it leaves:
-    alternating weighted least squares from u = db; with equal weights that is power iteration.
+    """The input x of the best fit u [x | 1] to `joint` (h, D + 1), and the share it leaves
+    unexplained, by alternating weighted least squares from u = db (with equal weights, power
+    iteration).
     """
     seen, weight = joint.double(), trust.double().square()
     held = weight * seen
@@ -170,7 +173,7 @@ def _rank_one(joint: Tensor, trust: Tensor) -> tuple[Tensor, float]:
 
 
 def _left_by_noise(shape: torch.Size) -> float:
-    """The share that the best rank-one fit leaves of a matrix of pure noise, less a margin."""
+    """The share of pure noise that the best rank-one fit leaves unexplained, minus a margin."""
     rows, columns = shape
     explained = (rows**0.5 + columns**0.5) ** 2 / (rows * columns)
     return float((1 - min(0.5, 1.2 * explained)) ** 0.5)
@@ -179,8 +182,9 @@ def _left_by_noise(shape: torch.Size) -> float:
 def _agreed(
     images: Tensor, strength: Tensor, count: int, same: Tensor, noisy: bool
 ) -> tuple[Tensor, bool]:
-    """Up to `count` distinct candidates, most agreed on first, and whether any two agree. `same`
-    (n, n) is how far two rows of one input may lie apart; noisy ones are averaged.
+    """Up to `count` distinct candidates, those with most agreement first, and whether any two rows
+    agree. `same` (n, n) is the largest distance between two rows of one input. Noisy rows are
+    averaged.
     """
     if len(images) == 0:
         return images, False

@@ -1,4 +1,4 @@
-"""What an attack is: a function of an observation and a generator, and of nothing else."""
+"""The base of attacks: functions of an observation and a generator only."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.client import example_gradients, simulate
-from leakbound.types import Observation, Reconstruction, Task, Unit
+from leakbound.types import DefenseProtocol, Observation, Reconstruction, Task, Unit
 
 __all__ = ["Attack", "BestOf", "ByNoise", "boxed", "expected_rows", "seen_task"]
 
 
 @dataclass(frozen=True, repr=False)
 class Attack:
-    """Base of all attacks: a frozen dataclass whose fields are all of its settings.
+    """Base of all attacks: a frozen dataclass whose fields are its settings.
 
-    `__call__` takes an observation and a generator. It may raise `NotApplicable`, and it never sees
-    the truth: restarts, steps and settings are chosen by its own objective.
+    `__call__` takes an observation and a generator. It may raise `NotApplicable`. It never sees the
+    true inputs: it chooses restarts, steps and settings by its own objective.
     """
 
     def __init_subclass__(cls) -> None:
-        # An inherited `many` would bypass a `__call__` of one's own: who has one alone is called
-        # for each observation.
+        # An inherited `many` would bypass a subclass's `__call__`: a subclass that defines only
+        # `__call__` is called once for each observation.
         own = vars(cls)
         if "__call__" in own and "many" not in own and cls.many is not Attack.many:
             cls.many = Attack.many  # type: ignore[method-assign]
             cls.at_once = Attack.at_once  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        """All settings; those marked `unlisted` only where they are changed."""
+        """List all settings; settings marked `unlisted` appear only if changed."""
         shown = [
             f"{f.name}={getattr(self, f.name)!r}"
             for f in fields(self)
@@ -41,21 +41,28 @@ class Attack:
         return f"{type(self).__qualname__}({', '.join(shown)})"
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        """Rebuild the inputs behind the observation."""
+        """Reconstruct the private inputs from the observation."""
         raise TypeError(f"{type(self).__name__} defines no __call__(observation, generator)")
+
+    def why_not(self, defense: DefenseProtocol, examples: int) -> str | None:
+        """Why the attack applies to no batch of this size under this defense; None: it may apply.
+
+        Known without a round, so that an audit leaves such pairs out of its plan.
+        """
+        return None
 
     @property
     def at_once(self) -> int:
-        """How many observations `many` takes at once to advantage."""
+        """How many observations one call of `many` handles efficiently."""
         return 1
 
     def many(
         self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """An answer to each observation, by its own generator; the others change no bit of it.
+        """Attack each observation with its own generator; answers do not depend on the others.
 
-        An attack may share computation between them: the answer is that of a call up to rounding,
-        which searches amplify. Raises what a failing call raises.
+        An attack may share computation between observations. An answer then equals that of a single
+        call up to rounding, which a search may amplify. Raises what a failing call raises.
 
         Guarantees:
             On one torch thread, `many([a, b])` is `many([a]) + many([b])`.
@@ -63,18 +70,18 @@ class Attack:
         return [self(o, g) for o, g in zip(observations, generators, strict=True)]
 
     def plant(self, task: Task) -> Task:
-        """A malicious server's change of the model before it is sent; the identity for others."""
+        """Return the model a malicious server sends; honest attacks return the task unchanged."""
         return task
 
 
 @dataclass(frozen=True)
 class BestOf(Attack):
-    """Restart an attack and keep the answer with the lowest objective of its own.
+    """Restart an attack and keep the answer with the lowest objective.
 
     Args:
-        attack: the attack to repeat; each start draws from the same generator in turn.
-        restarts: how many starts at most.
-        enough: stop at the first answer whose objective is at most this; None: run every start.
+        attack: the attack to repeat; all starts draw from the same generator in turn.
+        restarts: the largest number of starts.
+        enough: stop at the first answer with an objective of at most this; None runs every start.
     """
 
     attack: Attack
@@ -118,12 +125,12 @@ class BestOf(Attack):
 
 @dataclass(frozen=True)
 class ByNoise(Attack):
-    """Two attacks, chosen by how much of the update is noise according to its declared law.
+    """Choose between two attacks by the share of noise in the update.
 
     Args:
-        clean: for updates of less noise; also where the law is not known.
-        noisy: for updates of more.
-        share: the share of noise in the update's energy from which `noisy` is taken.
+        clean: the attack for a smaller share of noise, and for unknown noise.
+        noisy: the attack for a larger share.
+        share: the share of noise in the update's energy from which `noisy` is used.
     """
 
     clean: Attack
@@ -159,27 +166,27 @@ class ByNoise(Attack):
 
 
 def rank(answer: Reconstruction) -> tuple[bool, float]:
-    """Lower for better answers: those without a problem first, then by their objective."""
+    """A sort key, lower for better answers: no problem first, then a low objective."""
     value = answer.objective
     return (answer.problem is not None, value if value == value else float("inf"))
 
 
 def seen_task(observation: Observation) -> Task:
-    """The task that the attacker simulates, with what the update gives away if he knows how."""
+    """The task that the attacker simulates, with what a known defense lets the update reveal."""
     if observation.defense is None:
         return observation.task
     return observation.defense.infer(observation.task, observation.update)
 
 
 def expected_rows(observation: Observation, task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
-    """The rows (R, P) that a guess would have sent, by the client's own functions."""
+    """The rows (R, P) that a candidate would have sent, by the client's own functions."""
     if observation.defense is None and observation.update.unit is Unit.EXAMPLE:
         return example_gradients(task, inputs, labels)
     return simulate(task, inputs, labels, cohort=observation.cohort, defense=observation.defense)
 
 
 def boxed(inputs: Tensor, task: Task) -> Tensor:
-    """The guess moved into the task's input range; NaN becomes its middle."""
+    """Move the candidate into the task's input range; NaN becomes the middle of the range."""
     low, high = task.input_range
     middle = (low + high) / 2
     return torch.nan_to_num(inputs, nan=middle, posinf=high, neginf=low).clamp(low, high)

@@ -1,4 +1,4 @@
-"""Guesses that look at no update: what an attack has to beat."""
+"""Prior-only baselines: answers that ignore the update. An attack has to beat them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ VANISHED = "gradient vanished: the update is zero everywhere"
 
 
 def public_images(observation: Observation) -> Tensor | None:
-    """Public images (n, *S): the attacker's own, else those that came with the task."""
+    """Public images (n, *S): the attacker's own, otherwise those that came with the task."""
     public = observation.auxiliary or observation.task.public
     return None if public is None else public.inputs
 
 
 @dataclass(frozen=True)
 class ConstantImage(Attack):
-    """Answer one gray value everywhere, whatever was sent.
+    """Answer one gray value everywhere, independent of the update.
 
     Args:
-        value: the gray value, moved into the input range; None: the mean of all public pixels,
-            which has the least mean squared error over public images. 0 beats the unbiased
-            estimator of a trap once N noise^2 > 1.
+        value: the gray value, moved into the input range. None: the mean of all public pixels,
+            which minimizes the mean squared error over public images. A value of 0 beats the
+            unbiased estimator from trap weights if N noise^2 > 1.
 
     Raises:
-        NotApplicable: None, and there are no public images.
+        NotApplicable: `value` is None and there are no public images.
 
-    Source: a baseline of this project.
+    Source: this project, as a baseline.
 
     Example:
         >>> import leakbound as lb
@@ -58,12 +58,12 @@ class ConstantImage(Attack):
 
 @dataclass(frozen=True)
 class MeanImage(Attack):
-    """Answer the mean public image, whatever was sent: the best reconstruction without an update.
+    """Answer the mean public image, independent of the update: the best prior-only reconstruction.
 
     Raises:
         NotApplicable: there are no public images of the input's shape.
 
-    Source: a baseline of this project.
+    Source: this project, as a baseline.
 
     Example:
         >>> import leakbound as lb
@@ -77,14 +77,14 @@ class MeanImage(Attack):
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         public = _some_public(observation)
         if tuple(public.shape[1:]) != observation.input_shape:
-            raise NotApplicable("public images have another shape than the input")
+            raise NotApplicable("the public images and the input differ in shape")
         return _blind(observation, public.double().mean(0))
 
 
 def _some_public(observation: Observation) -> Tensor:
     public = public_images(observation)
     if public is None:
-        raise NotApplicable("there are no public images to take a mean of")
+        raise NotApplicable("there are no public images to average; give public images")
     return public
 
 

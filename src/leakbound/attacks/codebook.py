@@ -1,4 +1,4 @@
-"""A malicious server's codebook: a model whose gradient names the codeword nearest to an input."""
+"""A malicious server's codebook: a model whose gradient identifies the nearest codeword."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from leakbound.types import Exact, NotApplicable, Observation, Reconstruction, S
 class CodebookModel(nn.Module):
     """scale * the trained weight of the codeword nearest to the input, (B, 1).
 
-    Words (M, N) and their shares (M,) are constants that the server sends along.
+    Words (M, N) and their shares (M,) are constants that the server sends with the model.
     """
 
     words: Tensor
@@ -42,33 +42,37 @@ class CodebookModel(nn.Module):
 
 @dataclass(frozen=True)
 class Codebook(Attack):
-    """A malicious server sends a codebook of public examples; the gradient names the nearest one.
+    """Send a malicious codebook model whose gradient identifies the nearest public example.
 
-    Candidates are the public examples, means of 2 to 12 near ones, and midpoints of near pairs.
-    The `codewords` of these that cover most public examples are chosen greedily. The model has one
-    trained weight a codeword, and an example's gradient is `scale` times onehot(nearest codeword):
-    clipping to C makes it C onehot(k). The answer is the most probable codeword under the known
-    noise: argmax y_k + s^2 ln pi_k, with y in units of what one example adds, s the noise's
-    standard deviation in these units, and pi_k the share of public examples that codeword k covers.
-    Of several examples in one row of the update, the most probable counts of codewords are taken.
-    What one example adds is found by simulating the client. Unknown noise is read from the row.
+    The candidate codewords are the public examples, means of 2 to 12 near ones, and midpoints of
+    near pairs. A greedy search chooses the `codewords` of them that cover the most public examples.
+    The model has one trained weight per codeword. An example's gradient is `scale` times
+    onehot(nearest codeword); clipping to C makes it C onehot(k).
 
-    Success follows `bounds.codebook`, which also chooses the number of codewords for a noise level.
-    No example is reconstructed that is farther than the criterion from all codewords.
+    The answer is the most probable codeword under the known noise: argmax y_k + s^2 ln pi_k. Here y
+    is in units of what one example adds, s is the noise's standard deviation in these units, and
+    pi_k is the share of public examples that codeword k covers. For several examples in one row of
+    the update, the attack takes the most probable counts of codewords. It simulates the client to
+    find what one example adds. It estimates unknown noise from the row.
+
+    `bounds.codebook` gives the success probability and chooses the number of codewords for a noise
+    level. The attack cannot reconstruct an example that is farther from all codewords than the
+    criterion.
 
     Args:
-        psnr: the criterion that the codebook aims at, in dB.
-        codewords: M, the largest number of codewords; fewer where these cover all public examples.
-        scale: the gradient's norm before any clipping; a large one outweighs noise that is not tied
-            to a clip norm.
-        limit: how many public examples are used, the first ones.
+        psnr: the criterion that the codebook targets, in dB.
+        codewords: M, the largest number of codewords; fewer if these cover all public examples.
+        scale: the gradient's norm before clipping; a large one outweighs noise that does not scale
+            with a clip norm.
+        limit: how many public examples are used, from the first on.
 
-    Assumptions: private examples are like public ones; the model takes inputs of the public shape.
+    Assumptions: private examples resemble public ones; the model takes inputs of the public shape.
 
     Raises:
-        NotApplicable: an honest server, no public examples, or an update that is not finite.
+        NotApplicable: the server is honest, there are no public examples, or the update is not
+            finite.
 
-    Source: this project; Fano-style codebook.
+    Source: this project; a codebook as in Fano's inequality.
 
     Example:
         >>> import leakbound as lb
@@ -93,7 +97,7 @@ class Codebook(Attack):
             raise ValueError(f"psnr is {self.psnr:g}; give decibels, such as 20")
 
     def plant(self, task: Task) -> Task:
-        """The codebook in place of the model; the task itself where no examples are public."""
+        """Replace the model by the codebook; return the task unchanged without public examples."""
         if task.public is None:
             return task
         low, high = task.input_range
@@ -122,7 +126,7 @@ class Codebook(Attack):
         if not bool(update.rows.any()):
             problem = VANISHED
         elif sure < 0.5:
-            problem = f"noise hides the codewords: one was named with a probability of {sure:.2g}"
+            problem = f"noise hides the codewords: the answer has a probability of {sure:.2g}"
         return Reconstruction(boxed(answer, task), None, problem=problem)
 
 
@@ -132,7 +136,7 @@ def _task(observation: Observation) -> Task:
     task = seen_task(observation)
     if not isinstance(task.model, CodebookModel):
         raise NotApplicable(
-            "the model that was sent holds no codebook: there are no public examples to make one of"
+            "the model that was sent holds no codebook: there are no public examples to build one"
         )
     return task
 
@@ -153,10 +157,10 @@ def _sizes(observation: Observation, task: Task) -> Tensor:
 
 
 def _precision(observation: Observation) -> Tensor:
-    """1 / variance of each coordinate (R, M), float64; 0 where it was withheld by chance.
+    """1 / variance of each coordinate (R, M), float64; 0 where it was withheld at random.
 
-    Values without noise have the variance of rounding. What was withheld for its size was seen to
-    be small.
+    Values without noise have the variance of rounding. A coordinate withheld for its size is known
+    to be small.
     """
     update = observation.update
     values = update.rows.double()
@@ -175,8 +179,7 @@ def _most_probable(
     row: Tensor, precision: Tensor, size: float, prior: Tensor, examples: int
 ) -> tuple[Tensor, float]:
     """The most probable codewords of a row (examples,), and the last one's probability given the
-    others. The logarithm of the probability is concave in every count, so that one codeword after
-    another may be taken where it grows most.
+    others. The log-probability is concave in every count, so a greedy choice is optimal.
     """
     counts, named = torch.zeros_like(row), []
     gain = prior + size * (row - size / 2) * precision

@@ -1,7 +1,8 @@
-"""Attacks on noise and masks that were chosen from the private batch: the law itself tells of it.
+"""Attacks on data-dependent mechanisms: noise variances or masks chosen from the private batch.
 
-Such a law is not sent, but an attacker who knows the defense can compute what it would have been
-for a guess: by replaying the client on candidates, or by following its slope.
+The client does not send its release distribution. An attacker who knows the defense can compute the
+distribution that a candidate would have caused: by replaying the client on candidates, or by
+following its gradient.
 """
 
 from __future__ import annotations
@@ -38,20 +39,20 @@ __all__ = ["CandidateLikelihood", "Replay", "replay", "score"]
 FLOOR = 1e-12
 """Least variance of a coordinate, as a share of the candidate's mean variance."""
 CHANGED = 0.1
-"""How likely a coordinate's place in a mask is taken to be another one than in a replay."""
+"""Assumed probability that a coordinate's place in the mask differs from a replay."""
 NATS = 3.0
 CLOSE = 0.01
 
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """What the attacker knows of the release that a candidate would have got.
+    """What the attacker knows of the release that a candidate would have caused.
 
     Attributes:
         mean: (R, P) the noise-free rows.
-        law: the law of the noise around them, with its covariance.
-        kept: (R, P) share of the replays that sent a coordinate; None where no mask was chosen from
-            the batch.
+        law: the distribution of the noise around them, with its covariance.
+        kept: (R, P) share of the replays that sent a coordinate; None if no mask depends on the
+            batch.
     """
 
     mean: Tensor
@@ -61,22 +62,23 @@ class Replay:
 
 @dataclass(frozen=True)
 class CandidateLikelihood(Attack):
-    """Name the public image under whose own mean, noise and mask the update is most likely.
+    """Choose the public image whose own mean, noise and mask make the update most likely.
 
-    Every candidate is sent through the client and the defense. Where noise swamps the mean, a
-    public noise distribution does not distinguish candidates, but one chosen from the batch does.
-    Candidates are the observation's auxiliary images, of the true label where it is known and some
-    have it.
+    The attack sends every candidate through the client and the defense. If noise dominates the
+    mean, a public noise distribution does not distinguish candidates, but a data-dependent one
+    does. The candidates are the observation's auxiliary images. If the true label is known, only
+    images of that label are used, if there are any.
 
     Args:
-        use_mean: False takes the mean as zero: the pattern of the noise alone.
+        use_mean: False takes the mean as zero and uses the pattern of the noise alone.
         draws: how many replays of a candidate are averaged.
-        limit: how many candidates are tried at most.
+        limit: the largest number of candidates.
 
     Assumptions: one client with one example; the defense is known.
 
     Raises:
-        NotApplicable: several examples, no auxiliary images, or a defense without a release law.
+        NotApplicable: there are several examples, no auxiliary images, or a defense without a known
+            release distribution.
 
     Source: this project; `docs/sharp_edges/private_noise.md`.
 
@@ -98,6 +100,9 @@ class CandidateLikelihood(Attack):
 
     def __post_init__(self) -> None:
         check.count(draws=self.draws, limit=self.limit)
+
+    def why_not(self, defense: DefenseProtocol, examples: int) -> str | None:
+        return several(examples)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         _single(observation)
@@ -127,24 +132,33 @@ class CandidateLikelihood(Attack):
         if not bool((observation.update.rows != 0).any()):
             return "gradient vanished: the update is zero everywhere"
         if len(scores) < 2:
-            return "there is one candidate only: nothing was distinguished"
+            return "there is only one candidate: nothing to distinguish"
         first, second = scores.topk(2).values.tolist()
         least = CLOSE if isinstance(observation.update.law, Exact) else NATS
         if not first - second >= least:
-            return f"candidates are hardly distinguished: the best leads by {first - second:.2g}"
+            return (
+                f"the candidates are almost equally likely: the best leads by {first - second:.2g}"
+            )
         return None
 
 
 def _single(observation: Observation) -> None:
     if len(observation.cohort) > 1:
-        raise NotApplicable(f"{len(observation.cohort)} clients were summed; it replays one")
-    if observation.examples > 1:
-        raise NotApplicable(f"a candidate is one image, and the batch holds {observation.examples}")
+        raise NotApplicable(
+            f"the update sums {len(observation.cohort)} clients; the attack replays one"
+        )
+    if reason := several(observation.examples):
+        raise NotApplicable(reason)
+
+
+def several(examples: int) -> str | None:
+    """Why attacks that replay one candidate do not apply, for batches of several examples."""
+    return f"a candidate is one image, but the batch has {examples}" if examples > 1 else None
 
 
 def _defense(observation: Observation) -> DefenseProtocol:
     if observation.defense is None:
-        raise NotApplicable("the defense is not known, so that nothing can be replayed")
+        raise NotApplicable("the defense is not known, so the attack cannot replay it")
     return observation.defense
 
 
@@ -153,7 +167,8 @@ def replay(
 ) -> list[Replay]:
     """Run client and defense on every candidate: single images, each one client's whole batch.
 
-    Serves for all updates of one task and defense. `draws` replays of a candidate are averaged.
+    The result serves all updates of one task and defense. `draws` replays of a candidate are
+    averaged.
     """
     defense, task = _defense(observation), seen_task(observation)
     found = []
@@ -177,7 +192,7 @@ def _sent(observation: Observation, defense: DefenseProtocol, one: Batch, source
 def _averaged(mean: Tensor, sent: list[Update]) -> Replay:
     law = sent[0].law
     if isinstance(law, Unknown):
-        raise NotApplicable(f"no law of the release is known: {law.reason}")
+        raise NotApplicable(f"the release distribution is not known: {law.reason}")
     kept = None
     if sent[0].mask_private:
         masks = [u.mask for u in sent if u.mask is not None]
@@ -192,8 +207,8 @@ def _averaged(mean: Tensor, sent: list[Update]) -> Replay:
 def score(observation: Observation, replays: list[Replay], *, use_mean: bool = True) -> Tensor:
     """Log-likelihood of the update under every replay, (n,) in float64, up to a constant.
 
-    Without noise: how far masks agree, plus the cosine of the rows. `use_mean`: False takes every
-    candidate's noise-free update as zero.
+    Without noise: the agreement of the masks plus the cosine of the rows. `use_mean`: False takes
+    every candidate's noise-free update as zero.
     """
     seen, mask = observation.update.rows.double(), observation.update.mask
     return torch.tensor(
@@ -241,14 +256,16 @@ def negative_log_likelihood(
     floor: float,
     freedom: float = math.inf,
 ) -> tuple[Tensor, Tensor]:
-    """-log p(y; g, v) a coordinate up to a constant, and the mean of (y - g)²/v; differentiable in
-    the guess (B, *S).
+    """-log p(y; g, v) per coordinate up to a constant, and the mean of (y - g)²/v; differentiable
+    in the candidate (B, *S).
 
-    `floor`: what is added to every variance, as a share of their mean. `freedom`: of a Student law;
-    infinite for the Gaussian one.
+    `floor`: what is added to every variance, as a share of their mean. `freedom`: degrees of
+    freedom of a Student distribution; infinite for a Gaussian.
     """
     if len(observation.cohort) > 1:
-        raise NotApplicable(f"the noise of {len(observation.cohort)} clients was summed")
+        raise NotApplicable(
+            f"the update sums the noise of {len(observation.cohort)} clients; give one"
+        )
     variance = _defense(observation).noise_variance(task, inputs, labels)
     if variance is None:
         return _public_law(observation, task, inputs, labels)
@@ -269,10 +286,12 @@ def negative_log_likelihood(
 def _public_law(
     observation: Observation, task: Task, inputs: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same for Gaussian noise of a public law, whose logarithm is a constant and left out."""
+    """The same for Gaussian noise of a public distribution, without its constant logarithm."""
     law, seen = observation.update.law, observation.update.rows
     if not isinstance(law, Gaussian):
-        raise NotApplicable("the release has no Gaussian noise of a law that the attacker knows")
+        raise NotApplicable(
+            "the release has no Gaussian noise of a distribution that the attacker knows"
+        )
     left = seen - expected_rows(observation, task, inputs, labels)
     if observation.update.mask is not None:
         left = left * observation.update.mask

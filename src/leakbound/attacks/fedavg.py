@@ -1,4 +1,4 @@
-"""Matching a FedAvg update without knowing its local steps or the minibatches' order."""
+"""FedAvg matching without knowledge of the local steps or of the minibatch order."""
 
 from __future__ import annotations
 
@@ -25,27 +25,30 @@ UNLIKE = 1e9
 
 @dataclass(frozen=True, repr=False)
 class FedAvgMatching(MatchingSettings):
-    """Gradient matching through simulated local training whose plan is not known.
+    """Match a FedAvg update by simulated local training with an unknown number of steps and order.
 
-    The number of local steps is the candidate whose short search leaves the least of the update's
-    energy unexplained. Labels are dealt to the minibatches at random, and of several deals the one
-    is kept whose short search leaves the least. The epochs share one order, or every epoch has
-    images and an order of its own; a term that does not depend on the order then pulls the epochs
-    together, and in the end they are matched and averaged. Learning rate and minibatch size are the
-    task's; steps that a known defense sets are known.
+    For each candidate number of local steps, the attack runs a short search. It keeps the number
+    that leaves the least of the update's energy unexplained. It deals the labels to the minibatches
+    at random several times, and keeps the deal whose short search leaves the least.
+
+    Either all epochs share one order, or every epoch has its own images and order. In the second
+    case, a term that does not depend on the order pulls the epochs together; at the end, the attack
+    matches and averages them. The learning rate and the minibatch size are the task's. Steps that a
+    known defense sets are known.
 
     Args:
-        local_steps: how many the client took; None to find out among `candidates`.
-        candidates: the numbers of local steps that are tried.
-        trial: steps of the search for each candidate and each deal.
-        deals: how many deals of the labels are tried.
-        epochs: "shared" (one order for all of them; that of a client who does not shuffle) or "own"
-            (images for every epoch). With no minibatches the order does not matter.
-        together: what pulls the epochs together: "moments" (mean and largest value of every pixel
-            over an epoch's images) or "matched" (the images, once matched one to one).
-        together_weight: its weight.
+        local_steps: how many steps the client took; None to select among `candidates`.
+        candidates: the numbers of local steps to try.
+        trial: search steps for each candidate and each deal.
+        deals: how many deals of the labels to try.
+        epochs: "shared" (one order for all epochs, as for a client that does not shuffle) or "own"
+            (separate images for every epoch). Without minibatches the order does not matter.
+        together: the term that pulls the epochs together: "moments" (mean and largest value of
+            every pixel over an epoch's images) or "matched" (the images, matched one to one).
+        together_weight: the weight of that term.
 
-    Source: Dimitrov et al. 2022; the choice of the number of steps, and "matched", are ours.
+    Source: Dimitrov et al. 2022; the choice of the number of steps and "matched" are from this
+        project.
 
     Example:
         >>> import leakbound as lb
@@ -90,14 +93,14 @@ class FedAvgMatching(MatchingSettings):
         return search.answer()
 
     def find_steps(self, observation: Observation, generator: torch.Generator) -> int:
-        """The number of local steps: told, set by a known defense, or the best candidate."""
+        """The number of local steps: given, set by a known defense, or the best candidate."""
         told = seen_task(observation).plan
         if told != observation.task.plan:
             return told.steps
         if self.local_steps is not None:
             return self.local_steps
         if observation.defense is not None and observation.defense.starts is Unit.EXAMPLE:
-            return 1  # a defense on gradients of examples goes with one step
+            return 1  # a defense on per-example gradients implies one step
         if len(self.candidates) == 1:
             return self.candidates[0]
         guesses = [_guess(self, observation, generator, steps) for steps in self.candidates]
@@ -127,8 +130,8 @@ class FedAvgMatching(MatchingSettings):
 
 @dataclass(frozen=True, eq=False)
 class _Guess:
-    """What the attacker supposes of the local training: its steps, how many epochs have images of
-    their own, and the labels of all copies, client by client (None: searched with the images).
+    """What the attacker assumes of the local training: the steps, how many epochs have their own
+    images, and the labels of all copies, client by client (None: searched with the images).
     """
 
     steps: int
@@ -137,7 +140,7 @@ class _Guess:
 
 
 class LocalSearch:
-    """A search whose guess is trained on for a number of local steps, epoch after epoch."""
+    """A search that trains on its candidate for a number of local steps, epoch after epoch."""
 
     def __init__(
         self,
@@ -167,7 +170,9 @@ class LocalSearch:
         return found if self.copies == 1 else self._averaged(found)
 
     def misfit(self) -> float:
-        """Share of the (weighted) update's energy that the best guess leaves; its length counts."""
+        """Share of the (weighted) update's energy that the best candidate leaves; its length
+        counts.
+        """
         self.search.recall()
         objective = self.search.objective
         images, labels = self.search.guess()
@@ -180,12 +185,12 @@ class LocalSearch:
         return share if math.isfinite(share) else math.inf
 
     def blocks(self, values: Tensor) -> list[Tensor]:
-        """What belongs to each client's epochs: (E, n, ...) for every client."""
+        """The part of each client's epochs: (E, n, ...) for every client."""
         parts = torch.split(values, [self.copies * size for size in self.sizes])
         return [part.view(self.copies, -1, *part.shape[1:]) for part in parts]
 
     def orders(self, images: Tensor) -> list[Tensor]:
-        """For each client (E, n): which image of every epoch is which of its first epoch's."""
+        """For each client (E, n): the index in the first epoch of each epoch's images."""
         found = []
         for block, named in zip(self.blocks(images), self.blocks(self.search.labels), strict=True):
             flat = block.detach().double().flatten(2)
@@ -235,7 +240,7 @@ class LocalSearch:
 
 @dataclass(frozen=True, eq=False)
 class _Together:
-    """The summand that keeps the epochs' images alike, whatever the order within each."""
+    """The term that keeps the epochs' images equal, independent of the order in each epoch."""
 
     weight: float
     apart: Callable[[Tensor], Tensor]
@@ -262,7 +267,7 @@ def _guess(
 
 
 def _epochs(settings: FedAvgMatching, observation: Observation) -> int:
-    """How many epochs have images of their own."""
+    """How many epochs have separate images."""
     plan = observation.task.plan
     size = plan.batch_size
     if size is None or settings.epochs == "shared" or size >= max(observation.cohort):
@@ -278,7 +283,7 @@ def _epochs(settings: FedAvgMatching, observation: Observation) -> int:
 def _deal(
     settings: FedAvgMatching, observation: Observation, copies: int, generator: torch.Generator
 ) -> Tensor:
-    """Labels of all epochs, each client's in an order of their own in every one."""
+    """Labels of all epochs, dealt in a separate order for each client and epoch."""
     labels = observation.labels
     if labels is None or settings.labels == "inferred":
         labels = infer_labels(observation, generator)

@@ -47,7 +47,7 @@ class Untrained(nn.Module):
 
 
 class Generated:
-    """Images of a generator: its latents move, or copies of its weights, one for each image."""
+    """Images of a generator: the search moves its latents, or one copy of its weights per image."""
 
     def __init__(
         self, model: nn.Module, latents: Tensor, box: tuple[float, float], *, weights: bool
@@ -78,7 +78,7 @@ class Generated:
         return image
 
     def settle(self, box: tuple[float, float] | None) -> None:
-        """Nothing: the images are clamped where they are drawn."""
+        """Do nothing: the images are clamped where they are drawn."""
 
 
 def build(
@@ -123,23 +123,24 @@ def _doubled(x: Tensor, size: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True)
 class Gias(Attack):
-    """Gradient inversion with a generative image prior.
+    """Invert the gradient with a generator of images as the prior.
 
-    First the latents are searched, from several starts, of which the one with the lowest objective
-    is kept; then, with the latents fixed, one copy of the generator's weights for each image.
+    The attack first searches the latents from several starts and keeps the start with the lowest
+    objective. With these latents fixed, it then searches one copy of the generator's weights per
+    image.
 
     Args:
-        generator: "untrained", or "package.module:build" of the user (a plan that names it is
+        generator: "untrained", or the user's "package.module:build" (a plan that names it runs
             code). `build(input_shape=(C, H, W))` returns a module that maps (N, latent) to images
             (N, C, H, W) in [0, 1], with an attribute `latent`.
-        latent: size of the untrained generator's latents.
-        latent_steps, weight_steps: of each stage.
+        latent: the size of the untrained generator's latents.
+        latent_steps, weight_steps: search steps of each stage.
         latent_rate, weight_rate: Adam's learning rate in each stage.
         restarts: starts of the first stage.
         distance, total_variation, batch_norm, statistics: as for `GradientMatching`.
 
     Raises:
-        NotApplicable: inputs that are no images (C, H, W).
+        NotApplicable: the inputs are not images (C, H, W).
 
     Source: Jeon et al., "Gradient Inversion with Generative Image Prior", NeurIPS 2021.
 

@@ -1,4 +1,4 @@
-"""GradInversion: several searches at once that pull each other to what they agree on."""
+"""GradInversion: several searches side by side, pulled to their common mean."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from leakbound.types import NotApplicable, Observation, Reconstruction
 
 @dataclass(frozen=True)
 class GradInversion(Attack):
-    """Squared distance of gradients, batch norm statistics, and agreement between several starts.
+    """Match gradients and batch norm statistics with several starts that are pulled together.
 
-    The starts run side by side. From `after` on, each is pulled to the mean of all, whose images
-    are first put into one order and shifted onto each other (phase of their spectra). The answer is
-    the start, or the mean, with the lowest objective of its own.
+    The starts run side by side. From `after` on, each start is pulled to the mean of all. Before
+    the mean is taken, the starts' images are put into one order and shifted onto each other by the
+    phase of their spectra. The answer is the start, or the mean, with the lowest objective.
 
     Args:
-        steps: of the search, for every start.
+        steps: search steps of every start.
         seeds: how many starts.
-        group: weight of the mean squared distance from the registered mean.
-        after: share of the steps before the pull sets in.
-        registration: the largest shift in pixels, 0 for none. The published one warps images
-            freely, with another trained network.
+        group: the weight of the mean squared distance from the registered mean.
+        after: the share of the steps before the pull begins.
+        registration: the largest shift in pixels, 0 for none. The published version warps images
+            freely with another trained network.
         distance: as for `GradientMatching`; the published one is euclidean.
         total_variation, size, batch_norm, first_norm, statistics: as for `GradientMatching`.
-        learning_rate: of Adam, at the start: it falls along a cosine.
+        learning_rate: Adam's learning rate at the start; it falls along a cosine.
 
     Raises:
-        NotApplicable: inputs that are no images (C, H, W), or statistics that are withheld.
+        NotApplicable: the inputs are not images (C, H, W), or the statistics are withheld.
 
     Source: Yin et al., "See through Gradients", CVPR 2021.
 
@@ -109,7 +109,7 @@ class GradInversion(Attack):
             search.pull = _Pull(self.group, anchor)
 
     def _onto(self, images: Tensor, others: Tensor) -> Tensor:
-        """The other start's images in the order and the place of these."""
+        """The other start's images, in the order and position of `images`."""
         if images is others:
             return others
         likeness, shifts = _correlations(images, others, self.registration)
@@ -121,7 +121,7 @@ class GradInversion(Attack):
         return torch.stack(moved)
 
     def _consider_mean(self, best: Search, searches: list[Search]) -> None:
-        """Take the mean of all starts' best images where the best start's objective prefers it."""
+        """Take the mean of all starts' best images if the best start's objective prefers it."""
         for search in searches:
             search.recall()
         images = [search.images().detach() for search in searches]

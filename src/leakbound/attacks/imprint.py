@@ -1,4 +1,4 @@
-"""Robbing the Fed: a planted layer that sorts a batch into bins, and reads images off the edges."""
+"""Robbing the Fed: a malicious layer that sorts a batch into bins and separates its images."""
 
 from __future__ import annotations
 
@@ -24,42 +24,44 @@ CLEAR = 0.25
 
 @dataclass(frozen=True)
 class RobbingTheFed(Attack):
-    """A malicious server plants a layer whose units switch on one after another as images brighten.
+    """Send a malicious layer that sorts images into bins, so that gradient differences are images.
 
-    Unit i is on where a linear measurement q.x exceeds its threshold, and the loss has the same
-    derivative by all units that are on. The gradients of neighbors differ by the images between
-    their thresholds: where that is one image, (dW_i - dW_i+1) / (db_i - db_i+1) is the image.
+    Unit i of the layer is on if a linear measurement q.x exceeds its threshold. The loss has the
+    same derivative with respect to all units that are on. The gradients of neighboring units differ
+    by the images between their thresholds. If that is one image, it equals (dW_i - dW_i+1) / (db_i
+    - db_i+1).
 
-    The steps are found by the best piecewise constant fit under the known noise, with withheld
-    coordinates left out, and averaged over all units of a piece. Under noise the size of a step is
-    read from its bin, too, and pixels are weighed against what public images say of them. Two
-    images in one bin leave their weighted mean. What leaves no step is answered by the mean public
-    image.
+    The attack finds the steps by the best piecewise constant fit under the known noise, without
+    withheld coordinates, and averages over all units of a piece. Under noise, it also infers the
+    size of a step from its bin, and combines each pixel with the public images' mean and variance.
+    Two images in one bin leave their weighted mean. An image without a detected step is answered by
+    the mean public image.
 
     Args:
-        bins: k, the number of units. Of B images in k equally likely bins all are alone with
-            probability k! / (k - B)! / k^B; B (1 - 1/k)^(B - 1) are alone on average.
+        bins: k, the number of units. With B images in k equally likely bins, all images are alone
+            with probability k! / (k - B)! / k^B; on average B (1 - 1/k)^(B - 1) are alone.
         measure: q: "mean" of the pixels, "cosine" (one row of the discrete cosine transform of the
             flattened image) or "random" (normal), the last two of unit norm.
-        law: where the thresholds come from: quantiles of the "public" images' measurements, or of
-            a "normal" or "laplace" law with `mean` and `std`.
-        mean, std: of the measurement q.x over images, for the last two laws; None: those of the
-            public images. With them, and `features`, no public image is needed.
-        gain: the derivative of the model's input by a unit. A larger one drowns noise that is not
-            tied to a clip norm; a smaller one keeps the bins in place over local steps.
-        frequency: of the cosine.
-        seed: of the random measurement.
-        features: number of input values of one image; None: that of the public images.
+        law: the distribution that sets the thresholds: quantiles of the "public" images'
+            measurements, or a "normal" or "laplace" distribution with `mean` and `std`.
+        mean, std: of the measurement q.x over images, for "normal" and "laplace"; None: those of
+            the public images. With them and `features`, no public image is needed.
+        gain: the derivative of the model's input with respect to a unit. A larger gain outweighs
+            noise that does not scale with a clip norm; a smaller one keeps the bins in place over
+            local steps.
+        frequency: the frequency of the cosine.
+        seed: the seed of the random measurement.
+        features: the number of values of one input; None: that of the public images.
 
-    Assumptions: the model takes the input at its own shape. No answer is exact where the weights
-    move between local steps.
+    Assumptions: the model takes the input at its own shape. If the weights move between local
+        steps, no answer is exact.
 
     Raises:
-        NotApplicable: an honest server, or nothing to build the layer from.
+        NotApplicable: the server is honest, or the data to build the layer is missing.
         ValueError: `mean` without `std`, or with the law "public".
 
-    Source: Fowl et al., "Robbing the Fed", ICLR 2022 (decoding by differences of neighbors;
-    the fit under noise is this package's own).
+    Source: Fowl et al., "Robbing the Fed", ICLR 2022 (decoding by differences of neighbors); the
+        fit under noise is from this project.
 
     Example:
         >>> import leakbound as lb
@@ -102,7 +104,9 @@ class RobbingTheFed(Attack):
         check.positive(std=self.std)
 
     def plant(self, task: Task) -> Task:
-        """The layer in front of the model; the task itself where nothing known fixes it."""
+        """Put the layer before the model; return the task unchanged if the data to build it is
+        missing.
+        """
         public = task.public
         features = public.inputs[0].numel() if public is not None else self.features
         if features is None or (public is None and self.mean is None):
@@ -136,8 +140,9 @@ class RobbingTheFed(Attack):
             problem = "the thresholds passed over inputs in the local steps; give a smaller gain"
         elif hits < observation.examples:
             problem = (
-                f"the inputs left {hits} clear steps, not {observation.examples}: some share a bin "
-                f"or are lost in noise, and at least {alone} were alone in theirs"
+                f"the update shows {hits} clear steps for {observation.examples} inputs: some "
+                "inputs share a "
+                f"bin or are lost in noise; at least {alone} were alone in their bin"
             )
         return Reconstruction(boxed(answer, task), None, problem=problem)
 
@@ -169,7 +174,7 @@ class RobbingTheFed(Attack):
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """What the layer asks: direction q (N,), and the two edges of every bin (k,)."""
+    """The layer's direction q (N,), and the two edges of every bin (k,)."""
 
     direction: Tensor
     lower: Tensor
@@ -198,7 +203,7 @@ def _edges(task: Task) -> Edges:
 
 def _decoded(row: Caught, edges: Edges, prior: PixelPrior) -> tuple[Tensor, int]:
     """The images (n, N) behind the steps, the clearest first, and how many are clear: their
-    expected squared error is a quarter of the prior's at most.
+    expected squared error is at most a quarter of the prior's.
     """
     values, precision = row.values.flip(0), row.precision.flip(0)
     starts = _steps(values, precision)
@@ -225,7 +230,7 @@ def _decoded(row: Caught, edges: Edges, prior: PixelPrior) -> tuple[Tensor, int]
 
 def _steps(values: Tensor, precision: Tensor) -> list[int]:
     """Where the best piecewise constant fit starts a new level; the first level is 0. A step costs
-    what noise alone pays with probability `CHANCE` at most (optimal partitioning).
+    what noise alone gains with probability `CHANCE` at most (optimal partitioning).
     """
     count, width = values.shape
     price = float(stats.chi2.isf(CHANCE / count, width))
@@ -253,7 +258,7 @@ def _steps(values: Tensor, precision: Tensor) -> list[int]:
 
 
 def _size(step: Tensor, variance: Tensor, edges: Edges, at: int, prior: PixelPrior) -> Tensor:
-    """The step of the bias, read from itself and from q.x, which lies between the bin's edges."""
+    """The step of the bias, estimated from itself and from q.x, which its bin confines."""
     own, trust = step[-1], 1 / variance[-1]
     middle, width = (edges.lower[at] + edges.upper[at]) / 2, edges.upper[at] - edges.lower[at]
     seen = variance[:-1].isfinite()

@@ -1,4 +1,4 @@
-"""Which labels were in the batch, read from the gradient of the last linear layer."""
+"""Infer the labels of the batch from the gradient of the last linear layer."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Rule = Callable[[Observation, torch.Generator], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class LastLayer:
-    """The last linear layer's gradient, as far as the update shows it: weight (K, h) and bias (K,),
-    summed over the clients, a local step's mean. One of them may be None: the layer has none, it is
-    frozen, or (the bias) it was withheld.
+    """The last linear layer's gradient as the update shows it: weight (K, h) and bias (K,), summed
+    over the clients, averaged over local steps. One may be None: the layer has none, it is frozen,
+    or the bias was withheld.
     """
 
     task: Task
@@ -44,20 +44,22 @@ class LastLayer:
 def infer_labels(observation: Observation, generator: torch.Generator) -> Tensor:
     """Labels (N,), sorted, of the examples behind the update, under cross-entropy: the rule "bias".
 
-    The last layer's bias gradient is the mean of p - y. One example: its class is the only negative
-    entry. Several: class k has N·(mean p_k) - (sum of p - y)_k examples, with mean p from public
-    data where there is some, else from random images; whole numbers are filled greedily. Classes
-    whose entry is negative in a release without noise are there for certain. Without a bias, one
-    example's class is the row of the largest norm; of several, the sums of the rows over the mean
-    sum of the layer's input stand in for the bias.
+    The last layer's bias gradient is the mean of p - y. With one example, its class is the only
+    negative entry. With several, class k has N·(mean p_k) - (sum of p - y)_k examples. The mean p
+    comes from public data if available, otherwise from random images; whole numbers are filled
+    greedily. A class with a negative entry in a noise-free release is certainly in the batch.
 
-    Assumptions: cross-entropy; a linear last layer with one row a class; updates not rescaled by an
-    unknown factor (clipping makes counts of several examples unreliable, not the single label).
-    Without a bias: at least three classes, and for several examples inputs of the last layer whose
-    sum is alike for all of them (sigmoid or ReLU features).
+    Without a bias, one example's class is the row with the largest norm. For several examples, the
+    sums of the rows over the mean sum of the layer's input replace the bias gradient.
+
+    Assumptions: cross-entropy; a linear last layer with one row per class; updates not rescaled by
+        an unknown factor (clipping makes counts of several examples unreliable, but not a single
+        label). Without a bias: at least three classes; for several examples, inputs of the last
+        layer with similar sums (sigmoid or ReLU features).
 
     Raises:
-        NotApplicable: no such layer, it is frozen, or its gradient was withheld or vanished.
+        NotApplicable: there is no such layer, it is frozen, or its gradient was withheld or
+            vanished.
 
     Source: Zhao et al. 2020 (iDLG); Wainakh et al. 2022 and Geng et al. 2021 (counts).
     """
@@ -81,25 +83,25 @@ def last_layer(observation: Observation) -> LastLayer:
     bias = parts.get(f"{name}.bias" if name else "bias")
     if weight is None and bias is None:
         raise NotApplicable(
-            f"the last linear layer {name!r} is frozen: its gradient, which tells labels, is not "
+            f"the last linear layer {name!r} is frozen: its gradient, which reveals labels, is not "
             "sent"
         )
     if bias is not None and not bool((bias != 0).any()):
         bias = None  # withheld
     if bias is None and (weight is None or not bool((weight != 0).any())):
-        raise NotApplicable("the last layer's gradient is zero: it tells no label")
+        raise NotApplicable("the last layer's gradient is zero: it reveals no label")
     return LastLayer(task, name, weight, bias)
 
 
 def counts(output: Tensor, signal: Tensor, observation: Observation) -> Tensor:
-    """Expected examples (K,) of each class, of mean probabilities and the sum of p - y, (K,)."""
+    """Expected examples (K,) of each class, from mean probabilities and the sum of p - y, (K,)."""
     per_client = observation.examples / len(observation.cohort)
     return observation.examples * output - per_client * signal
 
 
 def fill(expected: Tensor, examples: int, *, certain: Tensor | None = None) -> Tensor:
     """The most likely multiset of labels, largest expected count (K,) first. `certain` (K,) marks
-    classes that get at least one example, as far as there are enough.
+    classes that get at least one example each, as long as examples remain.
     """
     left = expected.clone()
     found: list[int] = []
@@ -115,7 +117,7 @@ def fill(expected: Tensor, examples: int, *, certain: Tensor | None = None) -> T
 
 
 def stand_ins(observation: Observation, generator: torch.Generator) -> Tensor:
-    """Images that stand in for the batch: public ones where there are some, else random ones."""
+    """Substitute images for the batch: public ones if available, otherwise random ones."""
     if observation.auxiliary is not None:
         return observation.auxiliary.inputs[:PUBLIC]
     low, high = observation.task.input_range
@@ -135,19 +137,19 @@ def typical(task: Task, name: str, inputs: Tensor) -> tuple[Tensor, Tensor]:
 def _last_linear(task: Task) -> str:
     linear = [(n, m) for n, m in task.model.named_modules() if isinstance(m, nn.Linear)]
     if not linear:
-        raise NotApplicable("the model has no linear layer to read labels from")
+        raise NotApplicable("the model has no linear layer to infer labels from")
     if task.label_range is not None and linear[-1][1].out_features != task.label_range:
-        raise NotApplicable("the last linear layer has not one row a class")
+        raise NotApplicable("the last linear layer does not have one row per class")
     return str(linear[-1][0])
 
 
 def infer(rule: str, observation: Observation, generator: torch.Generator) -> Tensor:
-    """Labels (N,), sorted, of the examples behind the update, by the rule of this name.
+    """Labels (N,), sorted, of the examples behind the update, by the named rule.
 
-    Assumptions: cross-entropy; a linear last layer with one row a class. See each rule for more.
+    Assumptions: cross-entropy; a linear last layer with one row per class. Each rule states more.
 
     Raises:
-        ValueError: no such rule.
+        ValueError: no rule has this name.
         NotApplicable: the rule's assumptions fail.
 
     Example:
@@ -162,7 +164,7 @@ def infer(rule: str, observation: Observation, generator: torch.Generator) -> Te
 
 
 def label_accuracy(found: Tensor, truth: Tensor) -> float:
-    """Share of the true labels (N,) that the labels found contain, as multisets.
+    """Share of the true labels (N,) that the inferred labels contain, as multisets.
 
     Example:
         >>> label_accuracy(torch.tensor([1, 1, 2]), torch.tensor([2, 1, 3]))
@@ -175,14 +177,15 @@ def label_accuracy(found: Tensor, truth: Tensor) -> float:
 
 
 def idlg(observation: Observation, generator: torch.Generator) -> Tensor:
-    """One example: the class whose row has a negative product with every other row; where rounding
-    leaves none, that of most negative products, the longest first (Zhao et al. 2020, iDLG).
+    """One example: the class whose row has a negative product with every other row. If rounding
+    leaves none, the row with the most negative products, the longest first (Zhao et al. 2020,
+    iDLG).
 
-    Of two classes both rows have the same length: the sign of the row's sum tells.
+    For two classes, both rows have the same length; the sign of the row's sum decides.
     """
     layer = _checked(observation)
     if observation.examples > 1:
-        raise NotApplicable(f"idlg reads one label, and {observation.examples} examples were used")
+        raise NotApplicable(f"idlg infers one label, but {observation.examples} examples were used")
     rows = layer.rows.double()
     if len(rows) < 3:
         return rows.sum(1).argmin().reshape(1)
@@ -193,8 +196,8 @@ def idlg(observation: Observation, generator: torch.Generator) -> Tensor:
 
 
 def yin(observation: Observation, generator: torch.Generator) -> Tensor:
-    """Distinct labels: the N classes whose rows of the weight gradient have the least entries (Yin
-    et al. 2021, GradInversion).
+    """Distinct labels: the N classes whose weight gradient rows have the smallest entries (Yin et
+    al. 2021, GradInversion).
     """
     layer = _checked(observation)
     if observation.examples > len(layer.rows):
@@ -208,9 +211,9 @@ def yin(observation: Observation, generator: torch.Generator) -> Tensor:
 def wainakh(observation: Observation, generator: torch.Generator) -> Tensor:
     """Impact and offset (Wainakh et al. 2022, LLG*, white box).
 
-    A negative row sum says that its class occurs. One example of a class lowers its sum by the
-    impact; other classes raise it by the offset. Both are means over stand-in batches of one class
-    each, whose row sums are mean(p s) - mean(s) y, s >= 0 the sum of the layer's input.
+    A negative row sum shows that its class occurs. One example of a class lowers its sum by the
+    impact; other classes raise it by the offset. Both are means over substitute batches of one
+    class each, whose row sums are mean(p s) - mean(s) y, s >= 0 the sum of the layer's input.
     """
     layer = _checked(observation)
     output, totals = typical(layer.task, layer.name, stand_ins(observation, generator))
@@ -233,8 +236,8 @@ def wainakh(observation: Observation, generator: torch.Generator) -> Tensor:
 
 
 def geng(observation: Observation, generator: torch.Generator) -> Tensor:
-    """Counts from mean probabilities: N (mean p_k - row sum k / mean sum of the layer's input),
-    which is taken to be much the same for every example (Geng et al. 2021).
+    """Counts from mean probabilities: N (mean p_k - row sum k / mean sum of the layer's input). The
+    sum is assumed to be similar for every example (Geng et al. 2021).
     """
     layer = _checked(observation)
     output, totals = typical(layer.task, layer.name, stand_ins(observation, generator))
@@ -243,8 +246,8 @@ def geng(observation: Observation, generator: torch.Generator) -> Tensor:
 
 
 def dimitrov(observation: Observation, generator: torch.Generator) -> Tensor:
-    """As `geng`, but mean probabilities and mean sum of the layer's input are interpolated between
-    the weights that the server sent and those that came back (Dimitrov et al. 2022).
+    """As `geng`, but with mean probabilities and the mean sum of the layer's input interpolated
+    between the weights that the server sent and those that came back (Dimitrov et al. 2022).
     """
     layer = _checked(observation)
     plan, clients = layer.task.plan, len(observation.cohort)
@@ -271,9 +274,9 @@ def ma(observation: Observation, generator: torch.Generator) -> Tensor:
     2023).
 
     Row k of the weight gradient over entry k of the bias gradient is the mean of the layer's input
-    over the examples of class k, which should look alike to the layer. Sent through it, this gives
-    the probabilities P_k of that class; the counts n >= 0 solve sum_k n_k (P_k - e_k) = N db, sum n
-    = N, in least squares.
+    over the examples of class k. The rule assumes that these inputs are similar. The layer maps
+    this mean to the probabilities P_k of that class. The counts n >= 0 solve sum_k n_k (P_k - e_k)
+    = N db, sum n = N, in least squares.
     """
     from scipy.optimize import nnls
 
@@ -311,11 +314,11 @@ def _checked(observation: Observation) -> LastLayer:
     if not bool(torch.isfinite(layer.rows).all()):
         raise NotApplicable("the last layer's gradient is not finite")
     if not bool((layer.rows != 0).any()):
-        raise NotApplicable("the last layer's weight gradient is zero: it tells no label")
+        raise NotApplicable("the last layer's weight gradient is zero: it reveals no label")
     return layer
 
 
 def _positive(total: Tensor) -> Tensor:
     if not float(total) > 0:
-        raise NotApplicable("the last layer's input does not sum to more than zero on other images")
+        raise NotApplicable("the last layer's input has no positive sum on other images")
     return total

@@ -1,8 +1,8 @@
-"""Gradient inversion of a client that starts each round partly from weights of its own.
+"""Gradient inversion of a client that starts each round partly from its own weights.
 
-PriPrune's client draws, for every weight, whether it starts from the server's or from its own. The
-server's pseudo-gradient is then no gradient where it started from its own, and the guess is trained
-at the wrong point. But the server has seen the client's own weights wherever it sent them.
+PriPrune's client draws, for every weight, whether it starts from the server's weight or its own. If
+it starts from its own, the server's pseudo-gradient is not a gradient, and the search trains its
+candidate at the wrong point. But the server knows each own weight that the client sent before.
 """
 
 from __future__ import annotations
@@ -21,51 +21,52 @@ from leakbound.types import NotApplicable, Observation, Reconstruction
 
 UNKNOWN = ("search", "server")
 SHARE = 0.2
-"""How many weights are thought to start from the client's own before the first guess."""
+"""Initial share of weights that are assumed to start from the client's own."""
 LEAST = 0.01
-"""The share never falls below this, nor rises above 1 minus it."""
+"""The estimated share stays between this and 1 minus this."""
 
 
 @dataclass(frozen=True, repr=False)
 class MixedStart(MatchingSettings):
-    """Gradient matching that finds out which weights the client started from.
+    """Match gradients and estimate which weights the client started from.
 
-    A weight that the client sent in the round before has two candidates for where it started (the
-    server's weight, or the one sent) and so two for its gradient, (start - weight sent) / learning
-    rate. After every step a weight's chance of its own start is estimated from how near the guess's
-    gradient lies to the two (expectation maximization, normal errors of one variance a tensor); the
-    guess is trained at the weights so mixed.
+    A weight that the client sent in the previous round has two candidate starts: the server's
+    weight, or the one sent. So it has two candidate gradients, (start - weight sent) / learning
+    rate. After every step, the attack estimates the probability of the own start from the distances
+    between the candidate batch's gradient and the two (expectation maximization, normal errors with
+    one variance per tensor). It then trains the candidate batch at the mixed weights.
 
-    A weight that was withheld in the round before has an own value that nobody saw: it is left out
-    of the match, and where it started is searched together with the images; so is the start of one
-    that is withheld now. Nothing is assumed of the batches of other rounds: who knows that they are
-    the same attacks the first, or all (`AcrossRounds`). Without a history, or where no weights are
-    sent, this is `sparse_gradient_inversion`, to the bit.
+    If the client withheld a weight in the previous round, nobody saw its own value. The attack
+    leaves this weight out of the match, and searches its start with the images. It does the same
+    for a weight that is withheld now. It assumes nothing about the batches of other rounds. An
+    attacker who knows that they are the same attacks the first round, or all (`AcrossRounds`).
+    Without a history, or if the client sends no weights, the result equals
+    `sparse_gradient_inversion` bit for bit.
 
     Args:
-        mask: what counts as withheld: "recovered" (what is exactly zero in the message), "told"
-            (the mask itself, where the defense is known; else as "recovered"), or "blind" (nothing:
-            zeros are taken literally).
-        stages: how often the descent of `steps` is run, each from where the last one ended.
-        unknown: where weights that were withheld, now or in the round before, are taken to start:
-            "search", or "server" (from the server's, which is wrong more often than not).
-        reach: the size of the steps of that search, relative to the root mean square distance
-            between the server's weights and the client's last known ones (of those withheld, or of
-            all others, whichever is larger).
+        mask: which coordinates count as withheld: "recovered" (those exactly zero in the message),
+            "told" (the mask itself if the defense is known; otherwise as "recovered"), or "blind"
+            (none: zeros are taken literally).
+        stages: how often the descent of `steps` runs, each from the end of the previous one.
+        unknown: where weights start that were withheld now or in the previous round: "search", or
+            "server" (from the server's weight, which is wrong more often than not).
+        reach: the step size of that search, relative to the root mean square distance between the
+            server's weights and the client's last known ones (of those withheld, or of all others,
+            whichever is larger).
 
-    All others are those of `GradientMatching`.
+    The other settings are those of `GradientMatching`.
 
     Measured against PriPrune's defaults (MNIST at 14 x 14, one image, five seeds, 800 steps): 41,
-    31, 34 and 17 dB in rounds 5, 10, 20 and 50, where `sparse_gradient_inversion` has 13, 10, 11
-    and 11.
+    31, 34 and 17 dB in rounds 5, 10, 20 and 50; `sparse_gradient_inversion` has 13, 10, 11 and 11
+    dB.
 
     Assumptions: the client took part in the last round of the history; tensors of fewer than two
         dimensions start from the server's weights.
 
     Raises:
-        NotApplicable: a history of other clients, or several rows.
+        NotApplicable: the history has other clients, or several rows.
 
-    Source: ours, against algorithm 3 of Chu et al. 2024 (PriPrune).
+    Source: this project, against algorithm 3 of Chu et al. 2024 (PriPrune).
 
     Example:
         >>> MixedStart(steps=10).stages
@@ -96,7 +97,8 @@ class MixedStart(MatchingSettings):
         if len(shapes) > 1 or len(observation.update.rows) > 1:
             raise NotApplicable(
                 f"the rounds have {sorted({len(seen.update.rows) for seen in rounds})} rows of "
-                f"batches of {sorted({seen.cohort for seen in rounds})}; one client's are needed"
+                f"batches of {sorted({seen.cohort for seen in rounds})}; give the rounds of one "
+                "client"
             )
         starts = Starts(self, objective, rounds)
         objective = replace(objective, whitener=None, weights=starts.trust)
@@ -107,11 +109,11 @@ class MixedStart(MatchingSettings):
 
 
 class Starts:
-    """Which weights the client started from: what the search estimates beside the images.
+    """Which weights the client started from, as the search estimates it together with the images.
 
-    `literal` (1, P) is the gradient seen where the client started from the server's weights, `gap`
-    (P,) what is added where it started from its own, and `own` (P,) the chance of that. `hidden`
-    (P,): nobody saw the own value, or nothing is seen now. `variables`: what was searched of the
+    `literal` (1, P) is the gradient seen where the client started from the server's weights. `gap`
+    (P,) is what to add where it started from its own weights. `own` (P,) is the probability of
+    that. `hidden` (P,): nobody saw the own value, or nothing is seen now. `variables`: the searched
     starts of hidden weights, in units of `scale`.
     """
 
@@ -140,8 +142,8 @@ class Starts:
             self.variables = [torch.zeros_like(away[self.hidden]).requires_grad_()]
 
     def place(self, objective: Objective) -> Objective:
-        """Train the guess, and read the gradient, where the client is now thought to have started;
-        where its own weight is not known, at `server` plus what was searched.
+        """Train the candidate, and take the gradient, at the estimated start; where the client's
+        own weight is not known, at `server` plus the searched offset.
         """
         start = self.server + self.rate * self.gap * self.own
         for moved in self.variables:
@@ -152,7 +154,7 @@ class Starts:
         return replace(objective, task=task, seen=seen)
 
     def learn(self, rows: Tensor, better: bool) -> None:
-        """Estimate anew who started where, from the gradient (1, P) of the guess."""
+        """Estimate the starts again from the gradient (1, P) of the candidate."""
         if better:
             self.best_own = self.own
         literal = (rows - self.literal)[0].square()
@@ -174,9 +176,9 @@ class Starts:
 
 
 def last_sent(rounds: list[Observation]) -> tuple[Tensor, Tensor]:
-    """The client's last known weights (P,), and bool (P,) where it has trained on since unseen.
-    What pruning took out is known to be 0. Of what is pruned in the last round (the one under
-    attack), of tensors of fewer than two dimensions, and of weights never sent: the server's.
+    """The client's last known weights (P,), and bool (P,) where it has trained on since unseen. A
+    pruned weight is known to be 0. The server's weight stands for what is pruned in the last round
+    (the one under attack), for tensors of fewer than two dimensions, and for weights never sent.
     """
     now = rounds[-1].task
     weights = now.parameters.clone()
@@ -186,7 +188,7 @@ def last_sent(rounds: list[Observation]) -> tuple[Tensor, Tensor]:
         own[start:stop] = len(shape) > 1
     own = own if now.kept is None else own & now.kept
     for seen in rounds[:-1]:
-        assert seen.sent is not None  # asked before
+        assert seen.sent is not None  # checked before
         gone = withheld(seen)
         hidden = own & (torch.zeros_like(hidden) if gone is None else gone[0])
         weights = torch.where(own & ~hidden, seen.sent[0], weights)

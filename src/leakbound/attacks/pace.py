@@ -1,6 +1,7 @@
-"""Time for attacks: when a search has to stop, and how far it is.
+"""Time limits for attacks: when a search has to stop, and its progress.
 
-Searches call `tick` once a step. Without an open `Pace` it does nothing, and no result changes.
+Searches call `tick` once per step. Without an open `Pace` it does nothing, and results do not
+change.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from typing import Any, Self
 from leakbound.types import Reconstruction
 
 EVALUATIONS = 20
-"""Evaluations of the objective that one step of L-BFGS takes at most."""
+"""The most evaluations of the objective in one step of L-BFGS."""
 STEPS, CLIENTS, TIMES = ("steps", "generations"), "local_steps", ("restarts", "seeds", "stages")
-"""Settings that count steps of a search, the client's own steps, and how often a search is run."""
+"""Settings that count search steps, the client's own steps, and repetitions of a search."""
 
 
 class Pace:
-    """A budget for what runs inside; a pace inside another keeps to the shorter time.
+    """A time limit for the searches inside it; a nested pace keeps to the shorter limit.
 
-    `watch` is called after every step of a search with the number of steps so far; `cut`: a search
-    was stopped before its end.
+    `watch` is called after every search step with the number of steps so far; `cut`: a search was
+    stopped before its end.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Pace:
             self._above.step()
 
     def noted(self, answer: Reconstruction) -> Reconstruction:
-        """The answer; of a search that was stopped its `problem` says so."""
+        """The answer; if the search was stopped, its `problem` says so."""
         if not self.cut:
             return answer
         words = f"stopped early, after {self.steps} steps"
@@ -78,7 +79,7 @@ _OPEN: ContextVar[Pace | None] = ContextVar("leakbound_pace", default=None)
 
 
 def tick() -> bool:
-    """A step of a search is done; whether the search has to stop with it."""
+    """Count one step of a search; return whether the search has to stop."""
     pace = _OPEN.get()
     if pace is None:
         return False
@@ -89,8 +90,8 @@ def tick() -> bool:
 
 @contextmanager
 def ended_by_interrupt(pace: Pace) -> Iterator[None]:
-    """The first Ctrl-C ends the pace (searches return their best) and is raised after the block, a
-    second one at once. Outside of the main thread nothing changes.
+    """The first Ctrl-C ends the pace: searches return their best, and the interrupt is raised after
+    the block. A second one is raised at once. Outside of the main thread nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -118,8 +119,8 @@ def noted(answer: Reconstruction) -> Reconstruction:
 
 
 def planned(attack: Any) -> int:
-    """How many evaluations of its objective an attack takes at most; 0 for closed forms. Inferred
-    from the settings' names (`steps`, `restarts`, ...), of attacks inside too.
+    """The most evaluations of its objective that an attack takes; 0 for closed forms. Inferred from
+    the names of the settings (`steps`, `restarts`, ...), including those of nested attacks.
     """
     own: dict[str, Any] = {field.name: getattr(attack, field.name) for field in fields(attack)}
     counts = [k for k in own if k in STEPS or (k.endswith("_steps") and k != CLIENTS)]

@@ -1,4 +1,4 @@
-"""A ReLU layer that a malicious server puts in front of a model, and what its gradient holds."""
+"""A ReLU layer that a malicious server puts before a model, and what its gradient holds."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ QUIET = 0.1
 
 
 class Front(nn.Module):
-    """output = inner(x + gain sum_i relu(W_i x + b_i)): the loss has one and the same derivative by
-    every unit that an image switches on. It has no weights of its own, and takes no share of a clip
-    norm.
+    """output = inner(x + gain sum_i relu(W_i x + b_i)): the loss has the same derivative with
+    respect to every unit that an image switches on. The module has no trained weights, so it takes
+    no share of a clip norm.
     """
 
     def __init__(self, features: int, units: int, gain: float, kind: str, inner: nn.Module) -> None:
@@ -33,9 +33,9 @@ class Front(nn.Module):
 
 
 def in_front(task: Task, weight: Tensor, bias: Tensor, gain: float, kind: str) -> Task:
-    """The task with a planted layer of weight (units, N) and bias (units,) before its model. W and
-    b are taken 1 / (gain units) times as large: the image is brightened by the mean of relu(W_i x +
-    b_i), whatever the gain, and the model still works.
+    """The task with a malicious layer of weight (units, N) and bias (units,) before its model. W
+    and b are divided by (gain units): the image is brightened by the mean of relu(W_i x + b_i) for
+    any gain, and the model still works.
     """
     units, features = weight.shape
     like = task.parameters
@@ -48,7 +48,9 @@ def in_front(task: Task, weight: Tensor, bias: Tensor, gain: float, kind: str) -
 
 def planted_task(observation: Observation, kind: str) -> Task:
     if observation.threat.server is not Server.MALICIOUS:
-        raise NotApplicable("the server is honest: it sends the agreed model and plants no layer")
+        raise NotApplicable(
+            "the server is honest: it sends the agreed model without a malicious layer"
+        )
     task = seen_task(observation)
     if not isinstance(task.model, Front) or task.model.kind != kind:
         raise NotApplicable(
@@ -61,8 +63,9 @@ def planted_task(observation: Observation, kind: str) -> Task:
 class Caught:
     """[dW | db] (units, N + 1) of one row of the update, float64, and 1 / variance of each.
 
-    Precision is 0 where a value was withheld; what was withheld for its size is known to be small.
-    Values without noise have the variance of rounding; noise of no known law is white.
+    Precision is 0 where a value was withheld; a value withheld for its size is known to be small.
+    Values without noise have the variance of rounding; noise of unknown distribution is taken as
+    white.
     """
 
     values: Tensor
@@ -71,8 +74,8 @@ class Caught:
 
 
 def caught(observation: Observation, task: Task, *, differences: bool) -> list[Caught]:
-    """What each row of the update holds of the planted layer. `differences`: most units say the
-    same as their neighbor (bins); else some say nothing (traps). Unknown noise is read from those.
+    """What each row of the update holds of the malicious layer. `differences`: most units equal
+    their neighbor (bins); otherwise some units are empty (traps). These units show unknown noise.
     """
     update = observation.update
     if not bool(update.rows.isfinite().all()):
@@ -99,8 +102,8 @@ def caught(observation: Observation, task: Task, *, differences: bool) -> list[C
 
 
 def _pruned(row: Tensor, seen: Tensor) -> Tensor:
-    """1 / variance of what was withheld because it was small: uniform up to the least that was not.
-    Weights and biases apart, since pruning may have looked at them apart.
+    """1 / variance of values that were withheld for their size: uniform up to the smallest sent
+    value. Weights and biases are separate, since pruning may have treated them separately.
     """
     least = torch.where(seen > 0, row.abs(), torch.inf)
     bound = torch.cat([least[:, :-1].amin().expand(row.shape[1] - 1), least[:, -1:].amin()[None]])
@@ -108,8 +111,8 @@ def _pruned(row: Tensor, seen: Tensor) -> Tensor:
 
 
 def _part(task: Task, rows: Tensor) -> Tensor:
-    """[dW | db] (R, units, N + 1) of the planted layer, which comes first."""
-    assert isinstance(task.model, Front)  # as planted_task found
+    """[dW | db] (R, units, N + 1) of the malicious layer, which comes first."""
+    assert isinstance(task.model, Front)  # checked by planted_task
     units, features = task.model.layer.weight.shape
     cut = units * features
     weight = rows[:, :cut].reshape(-1, units, features)
@@ -131,7 +134,7 @@ class PixelPrior:
 
     @staticmethod
     def of(observation: Observation) -> PixelPrior:
-        """From the public images; uniform in the input range where there are none that fit."""
+        """From the public images; uniform in the input range if none of them fit."""
         low, high = observation.task.input_range
         public = public_images(observation)
         shape = observation.input_shape
@@ -143,12 +146,12 @@ class PixelPrior:
         return PixelPrior(pixels.mean(0), pixels.var(0) + 1e-3 * (high - low) ** 2)
 
     def fused(self, value: Tensor, variance: Tensor) -> Tensor:
-        """The mean of each pixel after a reading of it with Gaussian noise of that variance."""
+        """The mean of each pixel after a measurement of it with Gaussian noise of that variance."""
         trust = torch.where(variance.isfinite(), self.variance / (self.variance + variance), 0)
         return torch.where(trust > 0, self.mean + trust * (value - self.mean), self.mean)
 
     def left(self, variance: Tensor) -> Tensor:
-        """The variance of each pixel after a reading with noise of the given variance."""
+        """The variance of each pixel after a measurement with noise of the given variance."""
         return torch.where(
             variance.isfinite(),
             self.variance * variance / (self.variance + variance),

@@ -1,8 +1,8 @@
-"""What a model's gradient can say of its inputs at all: equations against unknowns.
+"""What a model's gradient determines of its inputs: equations against unknowns.
 
-The recursive attack R-GAP rebuilds the input x of a layer from its output z and the slopes d of the
-loss there: W x = z are the weight constraints, d x' = dL/dW the gradient constraints, both linear
-in x. The rank of d gradient / d inputs says the same of all layers together, without a recursion.
+The recursive attack R-GAP reconstructs the input x of a layer from its output z and the derivative
+d of the loss there. W x = z are the weight constraints and d x' = dL/dW the gradient constraints,
+both linear in x. The rank of d gradient / d inputs covers all layers together, without a recursion.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ class LayerRank:
     Attributes:
         unknowns: entries of the layer's input.
         weight_constraints: entries of its output.
-        gradient_constraints: entries of its weight gradient; none where the weight is frozen.
-        independent: at most so many of these two are independent: every pair of output channels
-            ties a sum of weight constraints to a sum of gradient constraints.
-        virtual_constraints: equations that the layers before give: the input is a function of the
+        gradient_constraints: entries of its weight gradient; none if the weight is frozen.
+        independent: an upper bound on how many of these two are independent: every pair of output
+            channels ties a sum of weight constraints to a sum of gradient constraints.
+        virtual_constraints: equations that earlier layers give: the input is a function of the
+            narrowest input so far, and has no more degrees of freedom than that.
             narrowest input so far, and has no more freedom than that.
     """
 
@@ -47,21 +48,21 @@ class LayerRank:
 
     @property
     def missing(self) -> int:
-        """At least so many equations are missing to determine the layer's input."""
+        """A lower bound on the equations missing to determine the layer's input."""
         return max(0, self.unknowns - self.independent - self.virtual_constraints)
 
 
 @dataclass(frozen=True)
 class RankReport:
-    """What the gradient of a batch says of its inputs, to first order.
+    """What the gradient of a batch determines of its inputs, to first order.
 
     Attributes:
         layers: the linear and convolution layers, first to last.
         unknowns: entries of the batch.
-        rank: of d gradient / d inputs, or as much of it as was found.
-        rank_at_most: equal to `rank` where all of the Jacobian was computed.
-        weakest: its least singular value that counts, over the largest.
-        verdict: what follows, in a sentence.
+        rank: of d gradient / d inputs, or the part of it that was found.
+        rank_at_most: equal to `rank` if the whole Jacobian was computed.
+        weakest: its smallest singular value that counts, over the largest.
+        verdict: the conclusion, in a sentence.
     """
 
     layers: tuple[LayerRank, ...]
@@ -72,7 +73,7 @@ class RankReport:
     verdict: str
 
     def __str__(self) -> str:
-        """A table of the layers, and the verdict."""
+        """Format the layers as a table, with the verdict."""
         heads = ("layer", "unknowns", "weight", "gradient", "independent", "virtual", "missing")
         body = [
             (
@@ -100,22 +101,23 @@ def rank_analysis(
 ) -> RankReport:
     """Count every layer's equations, and the rank of d gradient / d inputs, for one exact gradient.
 
-    The counts depend on shapes only. The rank is that at one batch: random inputs and labels unless
-    one is given (ranks are equal almost everywhere within a piece of a piecewise linear model).
-    Singular values under 1e-9 of the largest do not count. Where the Jacobian has more than 2^27
-    entries, only random directions of the inputs are followed, and the rank is a lower bound.
+    The counts depend on shapes only. The rank holds at one batch: random inputs and labels unless
+    one is given. Ranks are equal almost everywhere within a piece of a piecewise linear model.
+    Singular values under 1e-9 of the largest do not count. If the Jacobian has more than 2^27
+    entries, only random directions of the inputs are used, and the rank is a lower bound.
 
-    Assumptions: one local step and no defense. Fewer rank than unknowns means that inputs can move
-    without any change of the gradient, so that no attack tells them apart without a prior. Full
-    rank determines the inputs near the truth: it promises no attacker that he finds them.
+    Assumptions: one local step and no defense. If the rank is below the number of unknowns, inputs
+        can move without changing the gradient, so no attack distinguishes them without a prior.
+        Full rank determines the inputs near the truth, but does not mean that an attacker finds
+        them.
 
     Raises:
-        ValueError: a batch size under 1.
-        NotApplicable: no linear or convolution layer, one that is called several times, or inputs
-            that are integer codes, which have no slope.
+        ValueError: the batch size is under 1.
+        NotApplicable: the model has no linear or convolution layer, calls one several times, or
+            takes integer codes, which have no derivative.
 
     Source: Zhu and Blaschko 2021 (R-GAP), rank analysis; the relations between the two kinds of
-        constraints and the Jacobian are ours.
+        constraints and the Jacobian are from this project.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(9, 4))
@@ -186,7 +188,7 @@ def _layers(task: Task, inputs: Tensor) -> Iterator[LayerRank]:
 
 
 def _apart(module: nn.Module, unknowns: int, outputs: int, weights: int) -> int:
-    """Rank of weight plus rank of gradient constraints, as far as shapes bound each alone."""
+    """Upper bound from shapes on the rank of weight plus the rank of gradient constraints."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     if not isinstance(module, nn.Linear):

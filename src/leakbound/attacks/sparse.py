@@ -19,41 +19,42 @@ from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 MOST, BLOCK, POOL, AT_ONCE = 16, 2048, 8, 16
 ZERO, SAME, EXACT, FULL = 1e-4, 1e-3, 1e-4, 1e-5
 OUTSIDE, FEW, MOVED = 1e-2, 1e-2, 0.1
-"""Relative: an entry that counts as zero, directions that are one, a residual that certifies, a
-singular value that counts (the rounding of float32 is about 1e-7); how far an answer may leave the
-range; units that may be on without a gradient (theirs may be tiny) and that may move over local
-steps."""
+"""Tolerances, all relative: an entry that counts as zero; directions that count as one; a residual
+that certifies; a singular value that counts (float32 rounds at about 1e-7); how far an answer may
+leave the input range; the share of units that may be on without a gradient (it may be tiny); the
+share that may move over local steps.
+"""
 
 
 @dataclass(frozen=True)
 class SparseRecovery(Attack):
-    """Unmix the gradient of a layer z = W x + b, relu(z), by the zeros that ReLU leaves in it.
+    """Recover the inputs exactly by finding the zeros that ReLU leaves in a layer's gradient.
 
-    [dW | db] = D [X | 1] has rank B; column i of D is zero where image i leaves a unit off. Of a
-    factor L (units, B) of the gradient, the direction q orthogonal to B - 1 of its rows is drawn
-    again and again. Where image i leaves all of these units off, L q is column i of D, and has far
-    more zeros than the B - 1 forced ones. The sparsest directions are refined on all of their
-    zeros, and their inverse gives the images, whose scale the bias fixes. Other sparse directions
-    exist where B reaches the number of classes and units are on for all images: few of these
-    batches are found.
+    The layer is z = W x + b, relu(z). Its gradient [dW | db] = D [X | 1] has rank B; column i of D
+    is zero where image i leaves a unit off. The attack factors the gradient and takes the factor L
+    (units, B). It repeatedly draws the direction q orthogonal to B - 1 rows of L. If image i leaves
+    all of these units off, L q is column i of D and has far more zeros than the B - 1 forced ones.
+    The sparsest directions are refined on all of their zeros. Their inverse gives the images, and
+    the bias fixes the scale. If B reaches the number of classes and some units are on for all
+    images, other sparse directions exist, and the attack finds few of these batches.
 
-    The answer certifies itself: its columns name the units that its images switch on, and the whole
-    gradient of the answer (simulated with the known defense) is the one seen, up to a relative
-    1e-4. Where one of these fails, `problem` says which.
+    The answer carries a certificate. Its columns identify the units that its images switch on, and
+    the whole gradient of the answer (simulated with the known defense) equals the one seen, up to a
+    relative 1e-4. If one of these checks fails, `problem` says which.
 
     Args:
-        samples: how many directions are drawn at most. Each is column i with probability 2^(1 - B)
+        samples: the largest number of directions drawn. Each is column i with probability 2^(1 - B)
             if half of the units are on for it.
 
-    Assumptions: a linear layer with a bias sees the flattened input and a ReLU follows; no noise,
-    nothing withheld; B distinct inputs, linearly independent with the 1 appended, and more than
-    2 B units. Local steps on the full batch change little.
+    Assumptions: a linear layer with a bias sees the flattened input, and a ReLU follows; no noise;
+        nothing withheld; B distinct inputs, linearly independent with the 1 appended; more than 2 B
+        units. Local steps on the full batch change little.
 
     Raises:
-        NotApplicable: there is no such layer, or more than 16 examples.
+        NotApplicable: there is no such layer, or there are more than 16 examples.
 
     Source: Dimitrov et al., "SPEAR: Exact Gradient Inversion of Batches in Federated Learning",
-    NeurIPS 2024 (here the bias is a further column, which fixes the scale and needs no fit).
+        NeurIPS 2024 (here the bias is a further column, which fixes the scale and needs no fit).
 
     Example:
         >>> import leakbound as lb
@@ -74,7 +75,7 @@ class SparseRecovery(Attack):
         if not bool(observation.update.rows.isfinite().all()):
             raise NotApplicable("the update is not finite")
         if count > MOST:
-            raise NotApplicable(f"{count} examples; the search is hopeless beyond {MOST}")
+            raise NotApplicable(f"{count} examples; the search handles at most {MOST}")
         layer = _Layer.of(task, input_layer(task, observation.input_shape), observation)
         gray = boxed(layer.joint.new_full(observation.batch_shape, float("nan")), task)
         gray = gray.to(observation.update.rows)
@@ -100,7 +101,7 @@ class SparseRecovery(Attack):
                 off = _left(observation, task, answer, labels)
                 if off < EXACT:
                     return Reconstruction(answer, labels, off)
-                reason = f"objective did not fall: the answer's gradient is {off:.2g} off"
+                reason = f"objective did not fall: the answer's gradient is off by {off:.2g}"
                 best = Reconstruction(answer, labels, off, problem=reason)
         return best
 
@@ -127,8 +128,8 @@ class _Layer:
         return u[:, :rank] * s[:rank], v[:rank]
 
     def wrong(self, inputs: Tensor, columns: Tensor) -> tuple[float, str | None]:
-        """How far the units that the inputs switch on are not those that their columns name; and
-        why an answer is refused.
+        """The share of units where the inputs and their columns disagree on being on, and why an
+        answer is refused, if it is.
         """
         low, high = self.task.input_range
         away = float(torch.maximum(low - inputs, inputs - high).amax()) / (high - low)
@@ -151,14 +152,14 @@ class _Layer:
         return extra + missing, None
 
     def labels(self, observation: Observation, inputs: Tensor, columns: Tensor) -> Tensor:
-        """The class (B,) under which each input's derivatives point along its column."""
+        """The class (B,) for which each input's derivatives point along its column."""
         classes, known = self.task.label_range, observation.labels
         if known is not None:
             options = sorted(set(known.tolist()))
         elif classes is not None:
             options = list(range(classes))
         else:
-            raise NotApplicable("the task has no classes to try: give Task.of their number")
+            raise NotApplicable("the task has no number of classes; give it to Task.of")
         best = []
         with torch.no_grad():
             for image, column in zip(inputs, columns.T, strict=True):
@@ -173,7 +174,7 @@ class _Layer:
 
 
 def _unmixed(basis: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs (B, N) and columns (units, B) of a basis; the 1 beside each input gives its scale."""
+    """Inputs (B, N) and columns (units, B) of a basis; the appended 1 gives each input's scale."""
     mixed = torch.linalg.solve(basis.T, right)
     scale = mixed[:, -1]
     return mixed[:, :-1] / scale[:, None], left @ basis.T * scale
@@ -192,8 +193,8 @@ def _joint(task: Task, row: Tensor, name: str) -> Tensor:
 
 
 def _bases(left: Tensor, samples: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Bases (B, B) of ever sparser unit directions q, by the number of zeros of L q: a combination
-    of two columns has no zero that both do not have, so it comes after them.
+    """Bases (B, B) of unit directions q, sorted by the number of zeros of L q. A combination of two
+    columns has only the zeros of both, so it comes after them.
     """
     count = left.shape[1]
     if count == 1:
@@ -223,7 +224,7 @@ def _bases(left: Tensor, samples: int, generator: torch.Generator) -> Iterator[T
 
 
 def _swapped(pool: Tensor, kept: list[int]) -> Iterator[Tensor]:
-    """Bases with one direction exchanged for one of the next of the pool."""
+    """Bases with one direction replaced by one of the next in the pool."""
     others = [i for i in range(len(pool)) if i not in kept][: len(kept)]
     for out in kept:
         for new in others:
@@ -251,7 +252,7 @@ def _distinct(rows: Tensor, directions: Tensor) -> Tensor:
 
 
 def _sparsest(ordered: Tensor) -> list[int]:
-    """Positions of the first directions that are no combinations of those before them."""
+    """Positions of the first directions that are linearly independent of those before them."""
     kept: list[int] = []
     for i in range(len(ordered)):
         if torch.linalg.matrix_rank(ordered[[*kept, i]], tol=SAME) == len(kept) + 1:

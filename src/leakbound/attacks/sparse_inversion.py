@@ -1,8 +1,8 @@
-"""Gradient inversion of sparse messages: what was withheld is found, and left out, first.
+"""Gradient inversion of sparse messages: find the withheld coordinates first, and leave them out.
 
 A client that sends weights and withholds some sends exact zeros there. The server's pseudo-gradient
-`(weights before - weights sent) / learning rate` then holds weights in their places, which are no
-gradients and far larger. Who matches them blindly fails; who reads the mask off the zeros does not.
+`(weights before - weights sent) / learning rate` then holds weights in these places. They are no
+gradients and far larger. Matching them fails; inferring the mask from the zeros avoids this.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ POINTS = ("start", "pruned", "end")
 
 @dataclass(frozen=True, repr=False)
 class SparseInversion(Attack):
-    """Another attack on the part of the message that holds gradients.
+    """Apply another attack to the part of the message that holds gradients.
 
-    A withheld weight is sent as exactly zero; tensors of fewer than two dimensions are never
-    withheld, unless a mask is told. Weights that the task's own pruning took out are no evidence.
+    A withheld weight is sent as exactly zero. Tensors of fewer than two dimensions are never
+    withheld, unless the mask is known. Weights that the task's own pruning removed are ignored.
 
     Source: Chu et al. 2024 (PriPrune), algorithm 2. It says "end"; for one local step the gradient
-    was taken at the start ("pruned" where the client's own pruning is what left the zeros).
+        was taken at the start ("pruned" if the client's own pruning caused the zeros).
     """
 
     search: Attack
@@ -66,26 +66,28 @@ def sparse_gradient_inversion(
     ordered: float = 0.0,
     smoothing: float = 3e-2,
 ) -> Attack:
-    """Sparse Gradient Inversion: `inverting_gradients` on the coordinates that were not withheld.
+    """Invert a sparse message: `inverting_gradients` on the coordinates that were not withheld.
 
-    leakbound's own settings (signed Adam, four stages, box). Against a client who withholds the
-    largest entries, `ordered` also uses that they are the largest, which helps in some cases.
+    The settings are leakbound's own (signed Adam, four stages, box). If the client withholds the
+    largest entries, `ordered` also uses that they are the largest, which sometimes helps.
 
     Args:
-        steps: of the search.
+        steps: search steps.
         total_variation: weight of the total variation.
-        learning_rate: of Adam, at the start: the schedule lowers it.
-        restarts: starts, of which the one with the lowest objective is kept.
-        mask: what counts as withheld: "recovered" (what is exactly zero in the message), "told"
-            (the mask itself, where the defense is known; else as "recovered"), or "blind" (nothing:
-            zeros are taken literally).
-        eval_point: the weights at which a guess is trained: "start" (those that the server sent),
-            "pruned" (the same with zeros where the message has zeros) or "end" (those that came
-            back).
-        labels: "told" (inferred where they are not told), "inferred", or "joint".
+        learning_rate: Adam's learning rate at the start; the schedule lowers it.
+        restarts: how many starts; the one with the lowest objective is kept.
+        mask: which coordinates count as withheld: "recovered" (those exactly zero in the message),
+            "told" (the mask itself if the defense is known; otherwise as "recovered"), or "blind"
+            (none: zeros are taken literally).
+        eval_point: the weights at which a candidate is trained: "start" (those that the server
+            sent), "pruned" (the same with zeros where the message has zeros) or "end" (those that
+            came back).
+        labels: "told" (inferred if they are not known), "inferred", or "joint".
         noise_variation: what is added to the weight of the total variation under noise.
-        ordered: weight of the withheld entries' being the largest; see `GradientMatching`.
+        ordered: weight of the knowledge that withheld entries are the largest; see
+            `GradientMatching`.
         smoothing: what is added to the weight of the total variation in the first stage; see
+            `GradientMatching`.
             `GradientMatching`.
 
     Source: Chu et al. 2024 (PriPrune), algorithm 2; Geiping et al. 2020.
@@ -119,10 +121,10 @@ def sparse_gradient_inversion_paper(
     mask: str = "recovered",
     eval_point: str = "start",
 ) -> Attack:
-    """Sparse Gradient Inversion as in its paper: Adam at rate 0.01, images and labels jointly.
+    """Invert a sparse message as in the paper: Adam at rate 0.01, images and labels jointly.
 
     Args:
-        steps: of the search.
+        steps: search steps.
         total_variation: weight of the total variation, which is not in the paper.
         mask: as for `sparse_gradient_inversion`.
         eval_point: as for `sparse_gradient_inversion`.
@@ -147,7 +149,7 @@ def sparse_gradient_inversion_paper(
 
 
 def evidence(observation: Observation, mask: str) -> Observation:
-    """The observation whose update is the pseudo-gradient where `mask` says that there is one."""
+    """The observation whose update is the pseudo-gradient on the coordinates that `mask` allows."""
     rows, seen = pseudo_gradient(observation), observation.update.mask
     if mask == "recovered" or (mask == "told" and not observation.threat.defense_known):
         seen = recovered_mask(observation)
@@ -155,7 +157,7 @@ def evidence(observation: Observation, mask: str) -> Observation:
         seen = None
     if seen is not None:
         rows = rows * seen
-    threat = replace(observation.threat, defense_known=True)  # what is known of it is in the update
+    threat = replace(observation.threat, defense_known=True)  # the update contains what is known
     return replace(
         observation, update=replace(observation.update, rows=rows, mask=seen), threat=threat
     )
@@ -171,7 +173,7 @@ def pseudo_gradient(observation: Observation) -> Tensor:
 
 def recovered_mask(observation: Observation) -> Tensor:
     """(R, P) bool: False where the message is exactly zero, or the model has no weight. Tensors of
-    fewer than two dimensions are taken as sent.
+    fewer than two dimensions count as sent.
     """
     task, message = observation.task, observation.sent
     mask = (observation.update.rows if message is None else message) != 0
@@ -194,6 +196,6 @@ def _one_row(observation: Observation, point: str) -> None:
     count = len(observation.update.rows)
     if count > 1:
         raise NotApplicable(
-            f"the message has {count} rows, of weights of their own: eval_point is {point!r}, "
-            'use "start"'
+            f"the message has {count} rows, each from other weights, and eval_point is {point!r}; "
+            'use eval_point="start"'
         )

@@ -73,39 +73,42 @@ class TrapLoss:
 
 @dataclass(frozen=True)
 class LinearTrap(Attack):
-    """A malicious server plants a linear layer whose gradient holds copies of the input.
+    """Send a malicious linear layer whose gradient holds copies of the input.
 
-    It sends f(X) = W X with the sum of the outputs as loss: the gradient of each of the `rows` rows
-    of W is X itself. With clipping to C the noise on the average is as small as it can be if rows
-    >= ceil((C / (scale min |X|))^2); the default reaches C = 4 min |X| at scale 1. The rows are
-    weighted by their known noise, and what clipping and other known parts of the defense did to the
-    scale is found by simulating the client. The noise is taken as white. An unknown defense is
-    taken to clip nothing, and its noise is read from the scatter of the rows.
+    The server sends f(X) = W X with the sum of the outputs as loss. The gradient of each of the
+    `rows` rows of W is X itself. With clipping to C, the noise on the average is as small as
+    possible if rows >= ceil((C / (scale min |X|))^2); the default reaches C = 4 min |X| at scale 1.
 
-    Several examples in one update row: the answer for each is their mean, with a `problem`.
+    The attack weights the rows by their known noise. It simulates the client to find how clipping
+    and other known parts of the defense change the scale. It takes the noise as white. It assumes
+    that an unknown defense does not clip, and estimates its noise from the spread of the rows.
+
+    For several examples in one update row, the answer for each is their mean, with a `problem`.
 
     Args:
         estimator: "unbiased" (paper C's), "shrinkage" (best multiple of it), "optimal" (least mean
-            squared error for a uniformly random direction), "gamma" (reaches the error `eta` as
+            squared error for a uniformly random direction), "gamma" (achieves the error `eta` as
             often as any estimator can), or "division" (weight gradient over bias gradient, row by
-            row, then the mean: an error that has no mean under noise; it plants a bias).
+            row, then the mean: under noise its error has no mean; it adds a bias to the layer).
         rows: M, how often the input is copied.
-        scale: factor on the trap's outputs; a larger one does what more rows do.
-        inside: keep the model beside the trap (its parameters are a norm sink), else the trap is
-            all of the model.
-        bias: give the trap a trainable bias, whose gradient takes its share of the clip norm: the
-            noise is then that of |X|^2 + 1 (paper C wants none).
-        norm: |X| if the attacker knows it. None: where nothing was clipped the scale needs no norm,
-            and |X| is read from the update; else the mean norm of those public images that agree
-            with the update (of uniform pixels, if none are public).
-        eta: mean squared error that "gamma" aims at, in input units squared.
+        scale: factor on the trap's outputs; a larger one has the effect of more rows.
+        inside: keep the model next to the trap (its parameters use up part of the norm); otherwise
+            the trap is the whole model.
+        bias: give the trap a trainable bias, whose gradient takes part of the clip norm: the noise
+            is then that of |X|^2 + 1 (paper C uses none).
+        norm: |X| if the attacker knows it. None: if nothing was clipped, the scale needs no norm,
+            and |X| is inferred from the update; otherwise the mean norm of those public images that
+            agree with the update (of uniform pixels if none are public).
+        eta: the mean squared error that "gamma" targets, in input units squared.
         features: number of input values; None: that of the public images.
 
-    Guarantees: answers lie in the input range. Moving them there lowers their error, so the laws
-    of bounds.from_scratch hold for `estimate`, and for answers where the range is wide.
+    Guarantees: answers lie in the input range. Moving them there lowers their error, so the
+        distributions of bounds.from_scratch hold for `estimate`, and for answers if the range is
+        wide.
 
     Raises:
-        NotApplicable: an honest server, or a task without public images and `features`.
+        NotApplicable: the server is honest, or the task has no public images and `features` is
+            None.
 
     Source: Riess et al. (paper C), section IV, corrected: docs/errata.md.
 
@@ -142,7 +145,9 @@ class LinearTrap(Attack):
             raise ValueError("eta is None; give the squared error for 'gamma'")
 
     def plant(self, task: Task) -> Task:
-        """The trap in place of the model, or beside it; the task itself where no size is known."""
+        """Put the trap in place of the model, or next to it; the task unchanged without a known
+        size.
+        """
         features = self.features
         if features is None:
             if task.public is None:
@@ -196,7 +201,7 @@ class LinearTrap(Attack):
 
 
 class _Reader:
-    """Scale, noise and norm (R,) of the record behind each row of the update; float64."""
+    """Scale, noise and norm (R,) of the example behind each row of the update; float64."""
 
     def __init__(self, norm: float | None, observation: Observation) -> None:
         self.norm, self.observation = norm, observation
@@ -225,7 +230,7 @@ class _Reader:
         return torch.full_like(self.noise, value)
 
     def _found(self) -> tuple[Tensor, Tensor]:
-        """|X| and the scale of single records of unknown norm."""
+        """|X| and the scale of single examples of unknown norm."""
         noise = self.noise.square()
         spread = (noise * (2 * self.width * noise + 4 * self.energy.clamp_min(0))).sqrt()
         length, told = self._inverted(spread)
@@ -235,7 +240,7 @@ class _Reader:
         return norms, self._scale(torch.where(told, length, norms).clamp_min(least))
 
     def _inverted(self, spread: Tensor) -> tuple[Tensor, Tensor]:
-        """|X| as the update tells it, and where it does: a larger norm would have shown there."""
+        """|X| as inferred from the update, and where this holds: a larger norm would be visible."""
         length = self._full(self.largest)
         top = (length * self._scale(length)).square()
         told = self.energy <= top * (1 - 1e-4) - 4 * spread
@@ -248,7 +253,7 @@ class _Reader:
         return length, told
 
     def _agreeing(self, spread: Tensor) -> Tensor:
-        """The mean of the public norms, each as likely as it explains the signal's energy."""
+        """The mean of the public norms, weighted by how well each explains the signal's energy."""
         norms = self._public()
         norms = norms[torch.linspace(0, len(norms) - 1, min(len(norms), MOST_NORMS)).long()]
         wanted = torch.stack([(r * self._scale(self._full(float(r)))).square() for r in norms])
@@ -257,7 +262,7 @@ class _Reader:
         return (-away.square() / 2).softmax(0).T @ norms
 
     def _public(self) -> Tensor:
-        """Sorted norms (n,) of public images; of uniform pixels where none are public."""
+        """Sorted norms (n,) of public images; of uniform pixels if none are public."""
         public = public_images(self.observation)
         if public is None or public[0].numel() != self.width:
             return self.noise.new_tensor([self.usual])
@@ -265,7 +270,7 @@ class _Reader:
         return norms.clamp_min(1e-12).sort().values
 
     def _scale(self, norms: Tensor) -> Tensor:
-        """By what records of those norms would have been multiplied, found by simulation."""
+        """The client's factor on examples of these norms, by simulation."""
         observation = self.observation
         update = observation.update
         directions = nn.functional.normalize(self.means, eps=1e-300)
@@ -285,12 +290,13 @@ class _Reader:
 
 def _task(observation: Observation) -> Task:
     if observation.threat.server is not Server.MALICIOUS:
-        raise NotApplicable("the server is honest: it sends the agreed model and plants no trap")
+        raise NotApplicable("the server is honest: it sends the agreed model without a linear trap")
     task = seen_task(observation)
     if not isinstance(task.model, Trap):
         raise NotApplicable(
-            "the model that was sent holds no linear trap: no public images tell the input's size; "
-            "give features"
+            "the model that was sent holds no linear trap: without public images the input's size "
+            "is "
+            "not known; give features"
         )
     return task
 
@@ -308,8 +314,8 @@ def _trap_rows(task: Task, rows: Tensor, name: str = "layer.weight") -> Tensor:
 
 
 def _matched(observation: Observation, task: Task, caught: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows' mean (R, N) weighted by their noise, and its standard deviation (R,): of an unknown
-    law read from the scatter of the rows (0 where there is only one).
+    """The rows' mean (R, N) weighted by their noise, and its standard deviation (R,). Unknown noise
+    is estimated from the spread of the rows (0 for a single row).
     """
     update = observation.update
     weights = torch.ones_like(caught)
@@ -335,7 +341,7 @@ def _matched(observation: Observation, task: Task, caught: Tensor) -> tuple[Tens
 def _ratios(observation: Observation) -> Tensor:
     """dW_j / db_j, the mean over the rows whose bias gradient is not zero, (R, N)."""
     task = _task(observation)
-    assert isinstance(task.model, Trap)  # as _task found
+    assert isinstance(task.model, Trap)  # checked by _task
     if task.model.layer.bias is None:
         raise NotApplicable("the server's trap has no bias to divide by")
     weight = _caught(observation)

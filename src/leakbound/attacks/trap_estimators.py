@@ -1,4 +1,4 @@
-"""Estimators of a record X from z = scale X + noise, where |X| is known or assumed."""
+"""Estimators of an example X from z = scale X + noise, where |X| is known or assumed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ STEPS = 1000
 
 @dataclass(frozen=True, eq=False)
 class TrapReading:
-    """What the rows of a linear trap say together: z = scale X + N(0, noise_std^2 I).
+    """What all rows of a linear trap show together: z = scale X + N(0, noise_std^2 I).
 
     Attributes:
         mean: z (N,), float64.
-        scale: by which the record was multiplied; above 0.
-        noise_std: standard deviation of the noise on every coordinate of z; 0 where there is none.
+        scale: the factor on the example; above 0.
+        noise_std: standard deviation of the noise on every coordinate of z; 0 without noise.
         norm: |X| in input units, known or assumed; 0 or above.
     """
 
@@ -38,7 +38,7 @@ class TrapReading:
 
     @property
     def direction(self) -> Tensor:
-        """Of z: z / |z|; zeros where z is zero."""
+        """The direction of z: z / |z|; zeros if z is zero."""
         largest = self.mean.abs().max()
         if not float(largest) > 0:
             return self.mean * 0
@@ -48,7 +48,7 @@ class TrapReading:
 
 
 def unbiased(reading: TrapReading) -> Tensor:
-    """Of z: z / scale, the best unbiased estimator; its error follows a chi-square law.
+    """Return z / scale, the best unbiased estimator; its error follows a chi-square distribution.
 
     Source: paper C, Theorem IV.1; docs/errata.md, C1.
     """
@@ -56,9 +56,9 @@ def unbiased(reading: TrapReading) -> Tensor:
 
 
 def shrinkage(reading: TrapReading) -> Tensor:
-    """Of z: c z / scale, c = 1 / (1 + N noise^2), the multiple of least mean squared error.
+    """Return c z / scale, c = 1 / (1 + N noise^2), the multiple of least mean squared error.
 
-    Source: James and Stein 1961, here with the norm known.
+    Source: James and Stein 1961, with a known norm.
     """
     noise = reading.noise_multiplier
     factor = 1 + reading.mean.numel() * noise * noise
@@ -66,9 +66,10 @@ def shrinkage(reading: TrapReading) -> Tensor:
 
 
 def sphere_mean(reading: TrapReading) -> Tensor:
-    """The mean of X given z, X uniform on the sphere of radius |X|: least mean error of all.
+    """The mean of X given z, X uniform on the sphere of radius |X|: the least mean squared error.
 
-    The posterior of the direction is von Mises-Fisher of concentration |z| scale |X| / noise_std^2.
+    The posterior of the direction is von Mises-Fisher with concentration |z| scale |X| /
+    noise_std^2.
 
     Source: docs/errata.md, "gamma*" (the posterior of the direction).
     """
@@ -83,9 +84,10 @@ def sphere_mean(reading: TrapReading) -> Tensor:
 
 
 def most_often(reading: TrapReading, eta: float) -> Tensor:
-    """|X| cos(theta) z / |z|, sin^2 theta = N eta / |X|^2: reaches an MSE of eta most often of all.
+    """|X| cos(theta) z / |z|, sin^2 theta = N eta / |X|^2: the most likely to achieve an MSE of
+    eta.
 
-    It attains gamma*. From N eta >= |X|^2 on it is the zero image, which always succeeds.
+    It attains gamma*. If N eta >= |X|^2, it is the zero image, which always succeeds.
 
     Source: docs/errata.md, "gamma*".
     """
@@ -98,8 +100,8 @@ def most_often(reading: TrapReading, eta: float) -> Tensor:
 def bessel_ratio(dim: int, concentration: float) -> float:
     """I_{dim/2}(k) / I_{dim/2 - 1}(k): the mean length of a von Mises-Fisher unit vector.
 
-    Backward recurrence from a bound a thousand orders up (Amos 1974), whose error is damped in each
-    step: relative error below 1e-9 for all arguments.
+    Backward recurrence from an order about a thousand higher (Amos 1974), whose error shrinks in
+    each step: relative error below 1e-9 for all arguments.
     """
     k = concentration
     if k == math.inf:

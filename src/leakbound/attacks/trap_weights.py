@@ -1,4 +1,4 @@
-"""Trap weights: a planted layer whose units each switch on for few images, at best for one."""
+"""Trap weights: a malicious layer whose units each switch on for few images, ideally one."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SAME, SLACK, CHANCE, MOST = 1e-3, 0.05, 1e-3, 2048
 
 @dataclass(frozen=True)
 class TrapWeights(Attack):
-    """A malicious server plants rows that few images activate; one that one activates holds it.
+    """Send a malicious layer whose rows few images activate; a row with one image reveals it.
 
     In each row a random half of the weights is negative, -|N(0, 1)|, and the other half positive,
-    scale |N(0, 1)|. A row that one image activates gives the image, dW_i / db_i. Rows with one and
-    the same gradient were activated by the same images: the value that most rows agree on is taken
-    as an image, and its share is subtracted from every row that it activates, until all are
+    scale |N(0, 1)|. A row that one image activates gives the image, dW_i / db_i. Rows with the same
+    gradient were activated by the same images. The attack takes the value that most rows agree on
+    as an image, subtracts it from every row that it activates, and repeats until all rows are
     explained.
 
     If each of B images activates a row with probability p, independently, an image is alone in one
@@ -35,19 +35,20 @@ class TrapWeights(Attack):
         rows: the number of units.
         scale: of the positive weights. None: tuned row by row so that a row activates for one in
             `expected` public images (the first 2048).
-        expected: the batch size that the tuning aims at.
-        gain: the derivative of the model's input by a unit. A larger one drowns noise that is not
-            tied to a clip norm; a smaller one keeps the rows in place over local steps.
-        seed: of the rows.
+        expected: the batch size that the tuning targets.
+        gain: the derivative of the model's input with respect to a unit. A larger gain outweighs
+            noise that does not scale with a clip norm; a smaller one keeps the rows in place over
+            local steps.
+        seed: the seed of the rows.
         features: number of input values; None: that of the public images.
 
     Assumptions: the model takes the input at its own shape.
 
     Raises:
-        NotApplicable: an honest server, or nothing public to build the layer from.
+        NotApplicable: the server is honest, or there is no public data to build the layer from.
 
-    Source: Boenisch et al., "When the Curious Abandon Honesty", EuroS&P 2023 (trap
-    weights); the subtraction is this package's own.
+    Source: Boenisch et al., "When the Curious Abandon Honesty", EuroS&P 2023 (trap weights); the
+        subtraction is from this project.
 
     Example:
         >>> from torch import nn
@@ -73,7 +74,9 @@ class TrapWeights(Attack):
             check.count(features=self.features)
 
     def plant(self, task: Task) -> Task:
-        """The layer in front of the model; the task itself where nothing public fixes it."""
+        """Put the layer before the model; return the task unchanged without public data to build
+        it.
+        """
         public = task.public
         features = public.inputs[0].numel() if public is not None else self.features
         if features is None or (public is None and self.scale is None):
@@ -105,14 +108,14 @@ class TrapWeights(Attack):
         if not bool(observation.update.rows.any()):
             problem = VANISHED
         elif sure < observation.examples:
-            problem = f"rows agree on {sure} of {observation.examples} inputs only"
+            problem = f"rows agree on only {sure} of {observation.examples} inputs"
         elif left:
-            problem = f"{left} rows are not sums of the answers: some of these may be mixtures"
+            problem = f"{left} rows are not sums of the answers: some answers may be mixtures"
         return Reconstruction(boxed(answer, task), None, problem=problem)
 
 
 class _WeightReader:
-    """What the rows of one update say, less what has been explained; float64."""
+    """The rows of one update, minus what has been explained; float64."""
 
     def __init__(self, row: Caught, task: Task, prior: PixelPrior) -> None:
         parts = task.unflatten(task.parameters)
@@ -130,7 +133,7 @@ class _WeightReader:
         self._measure(torch.arange(len(self.left), device=self.left.device))
 
     def all(self) -> tuple[list[Tensor], list[int]]:
-        """The images (1, N) found one after another, and how many rows agree on each."""
+        """The images (1, N) in the order they are found, and how many rows agree on each."""
         images: list[Tensor] = []
         supports: list[int] = []
         while len(images) < self.row.examples:
@@ -156,7 +159,7 @@ class _WeightReader:
         return energy > factor * self.limit.diagonal()
 
     def _measure(self, rows: Tensor) -> None:
-        """Squared standardized distances of the given rows to all, on what both sent."""
+        """Squared standardized distances of the given rows to all, where both sent a value."""
         scaled = self.left * self.seen * self.typical.sqrt()
         square, part = scaled.square(), scaled[rows]
         own = square[rows] @ self.seen.T + self.seen[rows] @ square.T
@@ -166,7 +169,7 @@ class _WeightReader:
         self.distance[rows], self.distance[:, rows] = distance, distance.T
 
     def _most_common(self) -> Tensor:
-        """The rows (units,) that hold the value on which most agree, the loudest such value."""
+        """The rows (units,) with the value on which most agree; of several, the largest value."""
         low, high = self.range
         width, size = high - low, self.left[:, -1]
         told = (size.square() * self.precision[:, -1] > 16) & self._loud(1.0) & ~self.used

@@ -1,4 +1,4 @@
-"""Inputs from the power of noise that the inputs chose: in closed form, and by search."""
+"""Infer inputs from data-dependent noise variances: in closed form, and by search."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from leakbound.attacks.data_dependent_law import (
     _sent,
     _single,
     negative_log_likelihood,
+    several,
 )
 from leakbound.attacks.labels import infer_labels
 from leakbound.attacks.matching.distances import total_variation
@@ -27,34 +28,43 @@ from leakbound.attacks.pace import tick
 from leakbound.client import refuse_codes
 from leakbound.domains import has_neighbors
 from leakbound.random import normal, uniform
-from leakbound.types import Batch, NotApplicable, Observation, Reconstruction, Task
+from leakbound.types import (
+    Batch,
+    DefenseProtocol,
+    NotApplicable,
+    Observation,
+    Reconstruction,
+    Task,
+)
 
 TRACE_POINTS = 50
+PUBLIC_NOISE = "the defense's noise does not depend on the batch"
 FITS = (0.2, 5.0)
-"""How far the noise's power may lie from what an answer's law says, as a factor."""
+"""Least and largest ratio of the noise's power to the power that an answer predicts."""
 PACE, SOME = 0.7, 10
 MIXED = 0.1
-"""Share of the images' variance that the read-out must explain in public images."""
+"""Share of the images' variance that the readout must explain in public images."""
 
 
 @dataclass(frozen=True)
 class VarianceReadout(Attack):
-    """Read every pixel off the mean log-power of its column in the first layer's noisy gradient.
+    """Infer each pixel from the mean log-power of its column in the first layer's noisy gradient.
 
-    Row r of that layer has g_rp = delta_r x_p, so that the noise of the local optimum has, up to a
-    factor for the row, the variance sqrt(|grad delta_r|²/delta_r² + ... + 1/x_p²): dark pixels get
-    the most. Each row's median takes the factor out; the monotone function from log-power to pixel
-    is fitted by replaying the defense on public images. More noise changes nothing: it scales all
-    powers.
+    Row r of that layer has g_rp = delta_r x_p. The noise of the local optimum therefore has, up to
+    a factor for the row, the variance sqrt(|grad delta_r|²/delta_r² + ... + 1/x_p²): dark pixels
+    get the most. Subtracting each row's median removes the factor. The attack fits the monotone
+    function from log-power to pixel by replaying the defense on public images. More noise does not
+    help: it scales all powers equally.
 
     Args:
-        images: how many public images are replayed at most.
+        images: the largest number of public images that are replayed.
         bins: how many groups of equal size the calibration averages over.
 
     Assumptions: one client with one example; the first linear layer sees the input.
 
     Raises:
-        NotApplicable: no such layer, several examples, no public images, or noise of a public law.
+        NotApplicable: there is no such layer, there are several examples or no public images, or
+            the noise has a public distribution.
 
     Source: this project (see `docs/sharp_edges/private_noise.md`).
 
@@ -69,15 +79,18 @@ class VarianceReadout(Attack):
     def __post_init__(self) -> None:
         check.count(images=self.images, bins=self.bins)
 
+    def why_not(self, defense: DefenseProtocol, examples: int) -> str | None:
+        return several(examples) or (None if defense.data_dependent_law else PUBLIC_NOISE)
+
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         _single(observation)
         task, defense = seen_task(observation), _defense(observation)
         name = input_layer(task, observation.input_shape)
         public = self._public(observation)
-        if not defense.data_dependent_law or (
+        if self.why_not(defense, 1) or (
             defense.noise_variance(task, public.inputs[:1], public.labels[:1]) is None
         ):
-            raise NotApplicable("the defense's noise does not depend on the batch")
+            raise NotApplicable(PUBLIC_NOISE)
         powers = []
         for i in range(public.size):
             one = Batch(public.inputs[i : i + 1], public.labels[i : i + 1])
@@ -91,19 +104,19 @@ class VarianceReadout(Attack):
         if not bool(observation.update.rows.any()):
             problem = "gradient vanished: the update is zero everywhere"
         elif not float(left) < 1 - MIXED:
-            problem = "the noise of public images says next to nothing of their pixels"
+            problem = "the noise of public images reveals almost nothing of their pixels"
         return Reconstruction(boxed(inputs, task), observation.labels, float(left), (), problem)
 
     def _public(self, observation: Observation) -> Batch:
         known = observation.auxiliary
         if known is None:
-            raise NotApplicable("the read-out is calibrated on public images, and there are none")
+            raise NotApplicable("the calibration needs public images, and there are none")
         inputs = known.inputs[: self.images].to(observation.task.parameters)
         return Batch(inputs, known.labels[: self.images].to(inputs.device))
 
 
 def _log_power(task: Task, rows: Tensor, name: str) -> Tensor:
-    """(D,) mean over the layer's rows of log y², less each row's median; silent rows left out."""
+    """(D,) mean over the layer's rows of log y², minus each row's median; zero rows left out."""
     weight, _ = _layer(task, rows.sum(0), name)
     squares = weight.double().square()
     squares = squares[squares.amax(1) > 0]
@@ -115,29 +128,30 @@ def _log_power(task: Task, rows: Tensor, name: str) -> Tensor:
 
 @dataclass(frozen=True)
 class LawMatching(Attack):
-    """Search the inputs under which update and noise pattern are most likely together.
+    """Search the inputs that make the update and its noise pattern most likely together.
 
-    Minimizes -log p(y; g(x), v(x)) / P + total_variation · TV(x) by Adam, where v(x) is the noise
-    variance that a guess would have got: a second observation. p is Gaussian, or a Student law that
-    forgives what the defense's random directions do to single variances. The answer is the iterate
-    of lowest objective.
+    The attack minimizes -log p(y; g(x), v(x)) / P + total_variation · TV(x) by Adam. Here v(x) is
+    the noise variance that a candidate would have caused: a second observation. p is Gaussian, or a
+    Student distribution, which tolerates the effect of the defense's random directions on single
+    variances. The answer is the iterate with the lowest objective.
 
     Args:
         total_variation: weight of the total variation.
-        steps: how many steps of Adam; the rate falls tenfold at 3/8, 5/8 and 7/8 of them.
-        learning_rate: of Adam, at the start.
+        steps: steps of Adam; the rate falls tenfold at 3/8, 5/8 and 7/8 of them.
+        learning_rate: Adam's learning rate at the start.
         signed: feed Adam only the gradient's sign.
-        start: "random", "candidate" (the likeliest public image) or "readout" (`VarianceReadout`).
-        freedom: degrees of freedom of the Student law; infinite: the Gaussian law itself.
+        start: "random", "candidate" (the most likely public image) or "readout"
+            (`VarianceReadout`).
+        freedom: degrees of freedom of the Student distribution; infinite: the Gaussian.
         floor: what is added to every variance, as a share of their mean. From a random start it
-            begins as large as the mean, so that near-silent coordinates do not decide first.
-        lift: how far above the range's lower end a pixel is seen, in units of its width: exactly
-            black pixels have a capped variance without slope.
+            begins as large as the mean, so that almost silent coordinates do not dominate at first.
+        lift: how far above the range's lower end a pixel is moved, in units of the range's width:
+            an exactly black pixel has a capped variance without a derivative.
 
     Assumptions: one client; its batch-dependent noise is the last link that changes values.
 
     Raises:
-        NotApplicable: noise of a public law, or several clients.
+        NotApplicable: the noise has a public distribution, or there are several clients.
 
     Source: this project; what a covariance that depends on x leaks: `docs/errata.md`, A12.
 
@@ -165,11 +179,13 @@ class LawMatching(Attack):
         task, labels = seen_task(observation), observation.labels
         defense = _defense(observation)
         if len(observation.cohort) > 1:
-            raise NotApplicable(f"the noise of {len(observation.cohort)} clients was summed")
+            raise NotApplicable(
+                f"the update sums the noise of {len(observation.cohort)} clients; give one"
+            )
         labels = infer_labels(observation, generator) if labels is None else labels
         x = self._start(observation, task, generator)
         if defense.noise_variance(task, x, labels) is None:
-            raise NotApplicable("the defense's noise does not depend on the batch")
+            raise NotApplicable(PUBLIC_NOISE)
         if self.total_variation and not has_neighbors(observation.input_shape):
             raise NotApplicable("total variation needs images (C, H, W)")
         if not bool(observation.update.rows.any()):
@@ -183,7 +199,7 @@ class LawMatching(Attack):
         if not bool(torch.isfinite(final)):
             problem = "not finite: the objective was never a number"
         elif not FITS[0] < float(fit) < FITS[1]:
-            problem = f"the noise is {float(fit):.2g} times what the answer's law allows"
+            problem = f"the noise power is {float(fit):.2g} times what the answer predicts"
         objective = float(final + self._prior(best))
         return Reconstruction(boxed(best, task), labels, objective, tuple(trace), problem)
 
@@ -235,27 +251,29 @@ class LawMatching(Attack):
 
 @dataclass(frozen=True)
 class LawEvolution(Attack):
-    """Search the span of public images for the inputs under which update and noise are likeliest.
+    """Search the span of public images for the inputs that make update and noise most likely.
 
-    For Gaussian noise of any distribution that the attacker knows or can replay. As `LawMatching`,
-    without slopes, which say nothing of convolutions with max pools. Cross-entropy method on the
-    coefficients of the leading principal components of public images.
+    The attack handles Gaussian noise of any distribution that the attacker knows or can replay. It
+    is like `LawMatching`, but without derivatives, which are uninformative for convolutions with
+    max pools. It runs the cross-entropy method on the coefficients of the leading principal
+    components of public images.
 
     Args:
         components: how many principal components.
-        population: how many guesses a generation; the likeliest quarter makes the next.
+        population: candidates per generation; the most likely quarter makes the next.
         generations: how many generations.
-        freedom: degrees of freedom of the Student law that is fitted; see `LawMatching`.
+        freedom: degrees of freedom of the Student distribution that is fitted; see `LawMatching`.
         floor: what is added to every variance, as a share of their mean.
         lift: as in `LawMatching`.
-        public_laws: False leaves releases alone whose noise does not depend on the batch.
+        public_laws: False skips releases whose noise does not depend on the batch.
 
     Assumptions: one client; its batch-dependent noise is the last link that changes values.
 
     Raises:
-        NotApplicable: no public images, no noise of a known law, or several clients.
+        NotApplicable: there are no public images, there is no noise of a known distribution, or
+            there are several clients.
 
-    Source: Rubinstein 1999 (cross-entropy method); its use here is this project's.
+    Source: Rubinstein 1999 (cross-entropy method); its use here is from this project.
 
     Example:
         >>> LawEvolution(generations=5).population
@@ -276,15 +294,18 @@ class LawEvolution(Attack):
         check.positive(freedom=self.freedom, floor=self.floor)
         check.non_negative(lift=self.lift)
 
+    def why_not(self, defense: DefenseProtocol, examples: int) -> str | None:
+        return None if self.public_laws or defense.data_dependent_law else PUBLIC_NOISE
+
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        if not self.public_laws and not _defense(observation).data_dependent_law:
-            raise NotApplicable("the defense's noise does not depend on the batch")
+        if not self.public_laws and (reason := self.why_not(_defense(observation), 1)):
+            raise NotApplicable(reason)
         task = seen_task(observation)
         labels = observation.labels
         labels = infer_labels(observation, generator) if labels is None else labels
         public = observation.auxiliary
         if public is None or public.size < 2:
-            raise NotApplicable("it searches the span of public images, and there are none")
+            raise NotApplicable("the search needs the span of public images, and there are none")
         center, basis, known = _principal(public, task.parameters, self.components)
         refuse_codes(task, observation.input_shape)
         low, high = task.input_range
@@ -310,7 +331,7 @@ class LawEvolution(Attack):
             final = cost(middle)
         problem = None
         if not final < first:
-            problem = f"objective did not fall: {first:.6g} at the start, {final:.6g} in the end"
+            problem = f"objective did not fall: {first:.6g} at the start, {final:.6g} at the end"
         return Reconstruction(image(middle), labels, final, (first, *trace), problem)
 
     def _evolve(
@@ -354,7 +375,7 @@ def _principal(public: Batch, like: Tensor, most: int) -> tuple[Tensor, Tensor, 
 
 
 def _by_label(known: Tensor, own: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and spread (N, K) of the public coefficients of each label; of all where few have it."""
+    """Mean and spread (N, K) of the public coefficients of each label; of all if few have it."""
     middles, spreads = [], []
     for label in labels:
         same = known[own == label]

@@ -1,4 +1,4 @@
-"""Reading the inputs of a linear layer off an update: features first, images after."""
+"""Infer the inputs of a linear layer from an update: features first, then images."""
 
 from leakbound.attacks.features.base import FeatureMethod, FoundFeatures
 from leakbound.attacks.features.cocktail_party import CocktailParty

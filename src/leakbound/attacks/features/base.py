@@ -1,4 +1,4 @@
-"""What a feature attack answers: the vectors that entered a layer, up to their scale."""
+"""The answer of a feature attack: the vectors that entered a layer, up to their scale."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from leakbound.types import Observation, Task
 
 @dataclass(frozen=True, eq=False)
 class FoundFeatures:
-    """Estimates of the inputs of one linear layer, one for each example.
+    """Estimates of the inputs of one linear layer, one per example.
 
     Attributes:
         vectors: (N, n) of unit length; the order is arbitrary.
         layer: the name of the linear layer whose inputs they are.
-        signed: whether the signs are known; where not, only lines are.
-        problem: why the method thinks that it failed; None if it does not.
+        signed: whether the signs are known; otherwise only lines are known.
+        problem: why the method considers itself failed; None if it does not.
     """
 
     vectors: Tensor
@@ -35,12 +35,12 @@ class FoundFeatures:
 
 
 class FeatureMethod(Protocol):
-    """A way to read features off an update."""
+    """A method that infers features from an update."""
 
     def find(self, observation: Observation, generator: torch.Generator) -> FoundFeatures:
-        """The features behind the update; NotApplicable where it does not allow it."""
+        """The features behind the update; NotApplicable if the update does not allow it."""
         ...
 
     def plant(self, task: Task) -> Task:
-        """The change of the model that it needs of a malicious server; the identity if none."""
+        """The model that the method needs from a malicious server; the task unchanged if none."""
         ...

@@ -29,21 +29,22 @@ SLACK, OUTSIDE, BRIGHT = 0.1, 0.1, 0.995
 
 @dataclass(frozen=True)
 class CocktailParty(Separation):
-    """Row i of dL/dW is sum_b (dL/dh_bi) x_b: independent component analysis takes the x_b apart.
+    """Infer a linear layer's inputs: independent component analysis separates its gradient.
 
-    The layer's inputs on public images, or on uniform pixels, say what is known of them: that they
-    are the image itself, that they are hardly negative and often next to 0 (ReLU, leaky or not), or
-    nothing. The signs are those of the mean where inputs are not negative, else the bias
-    gradient's.
+    Row i of dL/dW is sum_b (dL/dh_bi) x_b, a mixture of the inputs x_b. The layer's inputs on
+    public images, or on uniform pixels, show their kind: the image itself; values that are rarely
+    negative and often near 0 (ReLU, leaky or not); or unknown. If inputs are not negative, the sign
+    of the mean fixes their signs; otherwise the bias gradient does.
 
     Args:
-        layer: the linear layer to read; None: the first trained one that the model runs.
+        layer: the linear layer to use; None: the first trained one that the model runs.
 
-    Assumptions: the layer sees one vector an example, is run once, and has more rows than there are
-    examples; the inputs of the examples are independent enough.
+    Assumptions: the layer sees one vector per example, runs once, and has more rows than there are
+        examples; the inputs of the examples are sufficiently independent.
 
     Raises:
-        NotApplicable: the layer is not so, or its gradient is zero or of too low a rank.
+        NotApplicable: the layer does not meet these assumptions, or its gradient is zero or of too
+            low a rank.
 
     Source: Kariyappa et al. 2023 (Cocktail Party Attack).
     """
@@ -51,7 +52,7 @@ class CocktailParty(Separation):
     layer: str | None = None
 
     def find(self, observation: Observation, generator: torch.Generator) -> FoundFeatures:
-        """The features behind the update; NotApplicable where it does not allow it."""
+        """The features behind the update; NotApplicable if the update does not allow it."""
         try:
             heard = listen(observation, generator, self, self.layer)
         except NotSeparable as error:
@@ -61,16 +62,16 @@ class CocktailParty(Separation):
         return FoundFeatures(vectors, heard.layer, heard.signed, heard.separated.problem)
 
     def plant(self, task: Task) -> Task:
-        """The task itself: nothing is planted."""
+        """Return the task unchanged: the attack needs no malicious layer."""
         return task
 
 
 @dataclass(frozen=True, eq=False)
 class Heard:
-    """The sources of one layer, and what its bias gradient tells of their signs and scales.
+    """The sources of one layer, and what its bias gradient shows of their signs and scales.
 
-    The source of index b is gains[b] times an input of the layer; `sure` where the gain stands out
-    from the noise. `positive`: the inputs are hardly negative; `image`: they are the image.
+    The source of index b is gains[b] times an input of the layer; `sure` if the gain stands out
+    from the noise. `positive`: the inputs are rarely negative; `image`: they are the image.
     """
 
     separated: Separated
@@ -82,7 +83,7 @@ class Heard:
 
     @property
     def signs(self) -> Tensor:
-        """(B,) 1 or -1, to multiply the sources with."""
+        """(B,) 1 or -1, the factors for the sources."""
         told = self.separated.sources.mean(1) if self.positive else self.gains
         return torch.where(told < 0, -1.0, 1.0).to(told)
 
@@ -97,7 +98,7 @@ def listen(
     settings: Separation,
     layer: str | None = None,
 ) -> Heard:
-    """Take apart the gradient of the named linear layer, or of the first trained one that runs."""
+    """Separate the gradient of the named linear layer, or of the first trained one that runs."""
     task = seen_task(observation)
     name, probe, inputs = probed(task, observation, generator, layer)
     image = has_neighbors(observation.input_shape) and torch.equal(inputs, probe.flatten(1))
@@ -139,7 +140,7 @@ def listen(
 def probed(
     task: Task, observation: Observation, generator: torch.Generator, layer: str | None
 ) -> tuple[str, Tensor, Tensor]:
-    """The layer's name, images that the attacker has, and what the layer sees of them."""
+    """The layer's name, images that the attacker has, and the layer's inputs for them."""
     shape = observation.input_shape
     public = observation.auxiliary or task.public
     if public is not None and tuple(public.inputs.shape[1:]) == shape:
@@ -164,7 +165,7 @@ def probed(
         raise NotApplicable(f"the linear layer {name!r} is frozen: its gradient is not sent")
     once = sum(other == name for other, _ in found) == 1
     if not once or inputs.ndim != 2 or len(inputs) != len(probe):
-        raise NotApplicable(f"the linear layer {name!r} sees more than one vector an example")
+        raise NotApplicable(f"the linear layer {name!r} sees more than one vector per example")
     return name, probe, inputs
 
 
@@ -173,7 +174,7 @@ def _weight(name: str) -> str:
 
 
 def _trust(observation: Observation) -> Tensor:
-    """(P,) 1 / standard deviation of the rows' sum up to a factor, 0 where any row is withheld."""
+    """(P,) 1 / standard deviation of the rows' sum up to a factor, 0 if any row is withheld."""
     weights = observation.weights
     if weights is None:
         return torch.ones(observation.update.rows.shape[1]).to(observation.update.rows)
@@ -185,14 +186,14 @@ def _trust(observation: Observation) -> Tensor:
 
 @dataclass(frozen=True)
 class CocktailPartyImages(Separation, Attack):
-    """Take a batch apart into its images, from the gradient of the layer that sees them.
+    """Separate a batch into its images, from the gradient of the layer that sees them.
 
-    Sign and scale of each image come from the bias gradient, which is the same mixture of ones;
-    where there is none, or noise hides it, from the input range. An image that leaves the input
-    range all the same is moved and shrunk into it.
+    Sign and scale of each image come from the bias gradient, which is the same mixture of ones.
+    Without a bias, or if noise hides its gradient, they come from the input range. An image that
+    still leaves the input range is moved and scaled into it.
 
     Args:
-        layer: the linear layer to read; None: the first trained one that the model runs.
+        layer: the linear layer to use; None: the first trained one that the model runs.
 
     Assumptions: that layer sees the flattened image, and has more rows than there are examples.
 
@@ -235,7 +236,7 @@ class CocktailPartyImages(Separation, Attack):
 
 
 def _scaled(heard: Heard, task: Task) -> tuple[Tensor, str | None]:
-    """The sources as images, and why they do not look like any."""
+    """The sources as images, and why they do not look like images, if so."""
     low, high = task.input_range
     sources = heard.signs[:, None] * heard.separated.sources
     bright = max(abs(low), abs(high)) / sources.abs().quantile(BRIGHT, dim=1).clamp_min(1e-300)

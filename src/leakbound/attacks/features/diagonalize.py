@@ -22,8 +22,8 @@ def joint_diagonalize(matrices: Tensor, start: Tensor | None = None) -> Tensor:
     """Components U (B, B), columns of length 1, with every matrix U D Uᵀ of (L, B, B) and D nearly
     diagonal (Ziehe et al. 2004, FFDIAG).
 
-    The unmixing matrix is improved by (I + E) V with E the minimizer of the linearized off-diagonal
-    sum of squares; it is not held orthogonal.
+    Each step replaces the unmixing matrix V by (I + E) V, with E the minimizer of the linearized
+    off-diagonal sum of squares. V does not stay orthogonal.
     """
     if matrices.ndim != 3 or matrices.shape[1] != matrices.shape[2] or len(matrices) == 0:
         raise ValueError(f"matrices has shape {tuple(matrices.shape)}; give (L, B, B)")
@@ -67,7 +67,7 @@ def polish(
     """Components of least sum over all tensors of |T - sum_i c_i u_i^(x)p|² / p!, columns of length
     1, and the share of the energy that they leave.
 
-    Every tensor of the stacks (L, B, B) and (L, B, B, B) has coefficients of its own. Alternating
+    Every tensor of the stacks (L, B, B) and (L, B, B, B) has separate coefficients. Alternating
     least squares in one mode, with the result put into all modes; the best sweep is kept.
     """
     stacks = [t.double() for t in tensors if t.numel()]
@@ -102,7 +102,7 @@ def polish(
 
 
 def _left(stacks: Sequence[Tensor], components: Tensor) -> float:
-    """The weighted energy of the residuals themselves."""
+    """The weighted energy of the residuals."""
     left = 0.0
     for stack in stacks:
         c = coefficients(stack, components)
@@ -121,7 +121,7 @@ def _one_mode(stack: Tensor, components: Tensor) -> Tensor:
 
 
 def _solved(gram: Tensor, inner: Tensor) -> Tensor:
-    """Inner products (L, B) times gram⁻¹; of components that coincide, each takes a part."""
+    """Inner products (L, B) times gram⁻¹; components that coincide share them."""
     ridge = 1e-14 * torch.eye(len(gram)).to(gram)
     found: Tensor = torch.linalg.solve(gram + ridge, inner.T).T
     return found
@@ -136,7 +136,7 @@ def coefficients(stack: Tensor, components: Tensor) -> Tensor:
 def decompose(
     tensors: Sequence[Tensor], generator: torch.Generator, *, restarts: int = 10
 ) -> tuple[Tensor, float]:
-    """The shared components of symmetric tensors: best of several starts, by what they leave.
+    """The shared components of symmetric tensors: best of several starts, by the energy left.
 
     A start takes the eigenvectors of M_a M_b⁻¹, M_a and M_b random combinations of all slices
     (Jennrich); the best are diagonalized jointly, then polished.
@@ -176,7 +176,7 @@ def _root(stack: Tensor) -> float:
 
 
 def _spread(components: Tensor) -> Tensor:
-    """The same columns moved apart a little where some coincide (a complex pair's real parts)."""
+    """The same columns moved apart a little if some coincide (a complex pair's real parts)."""
     values = torch.linalg.svdvals(components)
     if float(values[-1]) > 1e-6:
         return components

@@ -1,4 +1,4 @@
-"""How far found features lie from the true ones; for audits, which know the truth."""
+"""Distances of found features from the true ones, for audits, where the truth is known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def subspace_error(basis: Tensor, features: Tensor) -> float:
     `basis` (n, N) is any basis of the span. Source: paper B, Table 2.
 
     Raises:
-        ValueError: shapes that do not go together, or a true feature that is zero.
+        ValueError: the shapes do not match, or a true feature is zero.
 
     Example:
         >>> round(subspace_error(torch.eye(3)[:, :2], torch.tensor([[0.0, 3.0, 4.0]])), 6)
@@ -30,14 +30,15 @@ def subspace_error(basis: Tensor, features: Tensor) -> float:
 
 
 def feature_errors(found: Tensor, true: Tensor, *, signed: bool = True) -> Tensor:
-    """Distance of each true feature (B,) from the found one it is matched with, both of length 1.
+    """Distance of each true feature (B,) from its matched found one, both of length 1.
 
-    One-to-one, by the largest sum of |cosine|, of `found` (N, n) and `true` (B, n). Between 0 and
-    2; where not `signed`, the sign is chosen for each pair and the distance is at most sqrt(2). A
-    true feature without a partner has distance 1, that of the zero vector.
+    The matching of `found` (N, n) and `true` (B, n) is one to one, by the largest sum of |cosine|.
+    Distances are between 0 and 2. If not `signed`, the sign is chosen for each pair and the
+    distance is at most sqrt(2). A true feature without a partner has distance 1, that of the zero
+    vector.
 
     Raises:
-        ValueError: shapes that do not go together, or a feature that is zero.
+        ValueError: the shapes do not match, or a feature is zero.
 
     Example:
         >>> found = torch.tensor([[0.0, 2.0], [-1.0, 0.0]])

@@ -1,4 +1,4 @@
-"""Features fitted to a random layer's responses: what moments find roughly, to the last digit."""
+"""Fit features to a random layer's responses, to refine the rough estimate from moments."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SURELY = 1 - 1e-6
 def fit_features(
     responses: Responses, activation: Callable[[Tensor], Tensor], start: Tensor, steps: int
 ) -> tuple[Tensor, float]:
-    """Features (B, n), with the lengths that `activation` is fed, of least squared error of
-    g_k(w_j) = sum_i r_ki s(w_j . z_i), from a start near by; and the share of variance they leave.
+    """Features (B, n), with the lengths that enter `activation`, of least squared error of g_k(w_j)
+    = sum_i r_ki s(w_j . z_i), from a start nearby; and the share of variance they leave.
 
-    The server drew the units and knows s: B n + K B unknowns stand against K M equations, and
-    without noise the answer is exact where the start is near enough. Coefficients are eliminated
-    (variable projection, Kaufman 1975); damped Gauss-Newton steps by conjugate gradients.
+    The server drew the units and knows s: B n + K B unknowns against K M equations. Without noise,
+    the answer is exact if the start is near enough. Coefficients are eliminated (variable
+    projection, Kaufman 1975); damped Gauss-Newton steps use conjugate gradients.
     """
     problem = _Problem(responses, activation)
     z, damping = _turned(problem, start.double().clone()), FIRST_DAMPING
@@ -49,7 +49,7 @@ def fit_features(
 
 
 def noise_share(responses: Responses) -> float:
-    """What known noise makes of the responses' variance, each source by its trust as in the fit."""
+    """The share of known noise in the variance of the responses, weighted as in the fit."""
     mean = (responses.weights * responses.values).sum(1, keepdim=True)
     spread = (responses.weights * (responses.values - mean).square()).sum(1)
     energy = (responses.weights * responses.values.square()).sum(1)
@@ -78,7 +78,7 @@ def _turned(problem: _Problem, z: Tensor) -> Tensor:
 
 
 class _Problem:
-    """Weighted least squares over sources (K, M); rows count by their noise, else by energy."""
+    """Weighted least squares over sources (K, M); row weights are from noise, otherwise energy."""
 
     def __init__(self, responses: Responses, activation: Callable[[Tensor], Tensor]) -> None:
         self.activation, self.units = activation, responses.units
@@ -90,7 +90,7 @@ class _Problem:
         self.total = float((self.weights * (self.target - mean).square()).sum())
 
     def hidden(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The activation and its slope at all units, (B, M) each."""
+        """The activation and its derivative at all units, (B, M) each."""
         with torch.enable_grad():
             before = (z @ self.units.T).requires_grad_()
             values = self.activation(before)

@@ -1,4 +1,4 @@
-"""The two-layer head A s(W z) of a model: where a feature attack reads, and what it may plant."""
+"""The two-layer head A s(W z) of a model: where feature attacks apply, and its malicious form."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KNOWN: tuple[Activation, ...] = (
     functional.mish,
     lambda z: functional.gelu(z, approximate="tanh"),
 )
-"""What a model's forward may call without a module of its own."""
+"""Functions that a model's forward may call without a module."""
 PROBES = 16
 
 
@@ -42,8 +42,8 @@ PROBES = 16
 class Head:
     """The last two linear layers W (M, n) and A (K, M), and the elementwise function between them.
 
-    `scale`: typical length of what enters W. `kept`: (M,) factors that the model puts on the hidden
-    units after the activation (1 without dropout).
+    `scale`: typical length of the input of W. `kept`: (M,) factors that the model applies to the
+    hidden units after the activation (1 without dropout).
     """
 
     first: str
@@ -54,7 +54,7 @@ class Head:
 
 
 def head_layers(task: Task) -> tuple[str, str]:
-    """Names of the last linear layer and of the one before it whose outputs fit."""
+    """Names of the last linear layer and of the one before it with matching outputs."""
     linear = [(n, m) for n, m in task.model.named_modules() if isinstance(m, nn.Linear)]
     if len(linear) < 2:
         raise NotApplicable("the model has no two linear layers: a feature head needs both")
@@ -65,12 +65,14 @@ def head_layers(task: Task) -> tuple[str, str]:
             "the last two linear layers are no head with one activation between them"
         )
     if f"{second}.weight" not in task.names:
-        raise NotApplicable(f"{second} is frozen: its gradient, which tells features, is not sent")
+        raise NotApplicable(
+            f"{second} is frozen: its gradient, which reveals features, is not sent"
+        )
     return first, second
 
 
 def find_head(task: Task, input_shape: tuple[int, ...], public: Tensor | None = None) -> Head:
-    """The head, checked on public images, or on uniformly random ones: what enters A is s(W z)."""
+    """The head, checked on public or uniformly random images: the input of A is s(W z)."""
     first, second = head_layers(task)
     low, high = task.input_range
     inputs = low + (high - low) * uniform(
@@ -84,7 +86,7 @@ def find_head(task: Task, input_shape: tuple[int, ...], public: Tensor | None = 
         raise NotApplicable(f"the model does not call {first} and {second} once each")
     z, before, hidden = (notes[key][0] for key in ("z", "before", "hidden"))
     if z.ndim != 2 or before.shape != hidden.shape:
-        raise NotApplicable(f"what enters {first} is no vector an example")
+        raise NotApplicable(f"the input of {first} is not one vector per example")
     if not bool(torch.cat([z, hidden], 1).isfinite().all()):
         raise NotApplicable("the model's hidden units are not finite")
     activation = _matching(modules, before, hidden)
@@ -94,7 +96,7 @@ def find_head(task: Task, input_shape: tuple[int, ...], public: Tensor | None = 
 
 
 def _factors(above: nn.Module, hidden: Tensor) -> Tensor:
-    """(M,) what hooks on A, such as a mask of dropped units, make of units that are all 1."""
+    """(M,) the effect of hooks on A, such as a mask of dropped units, on units that are all 1."""
     args: tuple[Any, ...] = (torch.ones_like(hidden[:1]),)
     for hook in above._forward_pre_hooks.values():
         changed = hook(above, args)
@@ -116,7 +118,7 @@ def _own_copy(task: Task) -> nn.Module:
 def _noted(
     model: nn.Module, first: str, second: str, inputs: Tensor
 ) -> tuple[dict[str, list[Tensor]], list[nn.Module]]:
-    """What enters and leaves both layers, and the modules without parts that take what W gives."""
+    """Inputs and outputs of both layers, and the modules without children that take W's output."""
     notes: dict[str, list[Tensor]] = {key: [] for key in ("z", "before", "hidden")}
     modules: list[nn.Module] = []
     below, above = model.get_submodule(first), model.get_submodule(second)
@@ -149,11 +151,11 @@ def _matching(modules: list[nn.Module], before: Tensor, hidden: Tensor) -> Activ
             with torch.no_grad():
                 found = activation(flat.clone())
         except (RuntimeError, ValueError, TypeError, IndexError):
-            continue  # no function of a vector: some other layer
+            continue  # not a function of a vector: another layer
         close = found.shape == target.shape and float((found - target).abs().max())
         if close is not False and close <= tolerance * scale:
             return activation
-    raise NotApplicable("between the last two linear layers stands no elementwise activation")
+    raise NotApplicable("between the last two linear layers there is no elementwise activation")
 
 
 def _plain(module: nn.Module) -> Activation:
@@ -164,7 +166,7 @@ def _plain(module: nn.Module) -> Activation:
 
 
 def layer_inputs(task: Task, name: str, inputs: Tensor) -> Tensor:
-    """What enters the layer `name` for inputs (N, *S): (N, n), differentiable in the inputs.
+    """The input of the layer `name` for inputs (N, *S): (N, n), differentiable in the inputs.
 
     Raises:
         NotApplicable: the model has no such layer, calls it several times, or feeds it sequences.
@@ -179,19 +181,19 @@ def layer_inputs(task: Task, name: str, inputs: Tensor) -> Tensor:
     except ValueError as wrong:
         raise NotApplicable(str(wrong)) from wrong
     if found.ndim != 2 or len(found) != len(inputs):
-        raise NotApplicable(f"what enters {name} is no vector an example")
+        raise NotApplicable(f"the input of {name} is not one vector per example")
     return found
 
 
 def special_head(task: Task, random: int, generator: torch.Generator) -> Task:
     """The task with a head that leaks its input: the last `random` hidden units made random.
 
-    Their weights are standard normal, their biases zero, and row k of A is k / random there: the
-    part of the logits that comes from them is nearly the same for all inputs of one length.
+    Their weights are standard normal, their biases zero, and row k of A is k / random on these
+    units: their part of the logits is nearly the same for all inputs of one length.
 
     Raises:
         NotApplicable: the model has no head.
-        ValueError: more random units than hidden ones.
+        ValueError: `random` exceeds the number of hidden units.
 
     Source: paper B, appendix F (the partition of errata 2.15).
 
@@ -222,9 +224,9 @@ def planted_rows(classes: int, random: int) -> Tensor:
 
 
 def random_units(task: Task, head: Head, random: int | None) -> tuple[Tensor, float]:
-    """Indices of the hidden units with Gaussian weights and no bias, and their weights' spread:
-    those that `special_head` planted, recognized by their columns of A (all, where none was), or
-    the last `random`.
+    """Indices of the hidden units with Gaussian weights and no bias, and their weights' standard
+    deviation. The units are those that `special_head` made, recognized by their columns of A (all,
+    if there are none), or the last `random`.
     """
     parts = task.tensors()
     weight, above = parts[f"{head.first}.weight"].double(), parts[f"{head.second}.weight"].double()
@@ -237,7 +239,7 @@ def random_units(task: Task, head: Head, random: int | None) -> tuple[Tensor, fl
         chosen = _planted(above)
     bias = parts.get(f"{head.first}.bias")
     if bias is not None and bool((bias[chosen] != 0).any()):
-        raise NotApplicable("the head's hidden units have biases: the server put in none")
+        raise NotApplicable("the head's hidden units have biases; the attack needs units without")
     rows = weight[chosen]
     spread = float(rows.square().mean().sqrt())
     if spread == 0 or rows.shape[1] * len(rows) < 8:
@@ -246,7 +248,7 @@ def random_units(task: Task, head: Head, random: int | None) -> tuple[Tensor, fl
     error = 6 / math.sqrt(normed.numel())
     if abs(float(normed.mean())) > error or abs(float(normed.pow(4).mean()) - 3) > 10 * error:
         raise NotApplicable(
-            "the head's weights are not Gaussian; a malicious server has to plant some"
+            "the head's weights are not Gaussian; a malicious server has to make some random"
         )
     return chosen, spread
 

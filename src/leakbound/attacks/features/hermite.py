@@ -1,4 +1,4 @@
-"""Hermite coefficients of an activation: what Stein's lemma makes of a random hidden unit."""
+"""Hermite coefficients of an activation, for Stein's lemma on a random hidden unit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["hermite_means", "tensor_orders", "usable_orders"]
 
 HIGHEST = 4
 NEGLIGIBLE = 1e-3
-"""A coefficient with less than this part of the activation's norm is taken as zero."""
+"""A coefficient below this share of the activation's norm is taken as zero."""
 
 
 def hermite_polynomials(z: Tensor) -> Tensor:
@@ -32,9 +32,9 @@ def hermite_means(
 ) -> tuple[float, float, float, float, float]:
     """E of the p-th derivative of z -> s(scale z), over scale^p, for p = 0..4; z standard normal.
 
-    Through Stein's lemma, E s^(p)(scale z) scale^p = E s(scale z) He_p(z): the derivatives need not
-    exist as functions. Quadrature on both half-lines, finer towards 0: a kink or a jump at 0 costs
-    no accuracy. `activation` is elementwise, for float64 tensors.
+    By Stein's lemma, E s^(p)(scale z) scale^p = E s(scale z) He_p(z): the derivatives need not
+    exist as functions. Quadrature on both half-lines, finer toward 0: a non-smooth point or a jump
+    at 0 costs no accuracy. `activation` is elementwise, for float64 tensors.
 
     Raises:
         NotApplicable: the activation is not finite or not elementwise.
@@ -79,7 +79,7 @@ def tensor_orders(means: tuple[float, ...], scale: float = 1.0) -> tuple[int, in
     """(k2, k3): the lowest usable orders of at least 2, for the span, and 3, for the components.
 
     Raises:
-        NotApplicable: there is none up to 4; a quadratic activation tells the span alone.
+        NotApplicable: there is none up to 4; a quadratic activation reveals only the span.
 
     Source: paper B, Assumption B.2 (after Zhong et al. 2017).
 
@@ -91,14 +91,14 @@ def tensor_orders(means: tuple[float, ...], scale: float = 1.0) -> tuple[int, in
     third = [p for p in usable if p >= 3]
     if not third:
         raise NotApplicable(
-            "the activation has no Hermite coefficient of order 3 or 4: features cannot be told "
-            "apart"
+            "the activation has no Hermite coefficient of order 3 or 4: features cannot be "
+            "distinguished"
         )
     return min(p for p in usable if p >= 2), third[0]
 
 
 def _half_line() -> tuple[Tensor, Tensor]:
-    """Points and Gaussian weights on (0, 13): Gauss-Legendre on panels that shrink towards 0."""
+    """Points and Gaussian weights on (0, 13): Gauss-Legendre on panels that shrink toward 0."""
     nodes, weights = np.polynomial.legendre.leggauss(24)
     edges = np.concatenate([[0.0], np.geomspace(1e-5, 13.0, 60)])
     half = np.diff(edges) / 2

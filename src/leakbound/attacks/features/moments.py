@@ -1,9 +1,9 @@
-"""Moments of a random layer's responses: which vectors entered it, by Stein's lemma.
+"""Moments of a random layer's responses: by Stein's lemma they reveal the layer's inputs.
 
-Hidden unit j has the standard normal weight w_j, and source k responds to it with
-g_k(w_j) = sum_i r_ki s(w_j . x_i). Then E g_k(w) H_p(w) = sum_i r_ki E s^(p) x_i^(x)p for the
-Hermite tensors H_p. The span of the x_i is found first; tensors of order 2 to 4 are formed inside
-it alone, so nothing larger than n x n is kept.
+Hidden unit j has the standard normal weight w_j, and source k responds to it with g_k(w_j) = sum_i
+r_ki s(w_j . x_i). Then E g_k(w) H_p(w) = sum_i r_ki E s^(p) x_i^(x)p for the Hermite tensors H_p.
+The span of the x_i is found first. Tensors of order 2 to 4 are formed only inside it, so nothing
+larger than n x n is kept.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ __all__ = ["Moments", "Responses", "contracted", "moments", "resolve_signs"]
 
 ROUNDS = 4
 WIDE = 8
-"""Fourth-order tensors of more examples are contracted with the first moments alone."""
+"""With more examples, fourth-order tensors are contracted only with the first moments."""
 
 
 @dataclass(frozen=True, eq=False)
 class Responses:
-    """What the sources answered to the units; float64.
+    """The responses of the sources to the units; float64.
 
     Attributes:
         values: (K, M) the responses g_k(w_j).
         weights: (K, M) of sum 1 in every row; 0 where a response was withheld.
         units: (M, n) the weights w_j.
-        noise: (K,) the variance of the noise on the responses of each source, as far as known.
+        noise: (K,) the variance of the known noise on the responses of each source.
     """
 
     values: Tensor
@@ -44,7 +44,7 @@ class Responses:
     def of(
         values: Tensor, units: Tensor, *, seen: Tensor | None = None, noise: Tensor | None = None
     ) -> Responses:
-        """Responses with a mask and noise variances (K, M); noisier ones weigh less.
+        """Responses with a mask and noise variances (K, M); noisier ones have less weight.
 
         Rounding in the type of the values counts as noise.
 
@@ -67,9 +67,9 @@ class Responses:
         return Responses(wide, weights, units.double(), (weights * added).sum(1) + rounding)
 
     def without(self, features: Tensor) -> Responses:
-        """The responses less their parts along orthonormal functions of the units (M, F).
+        """The responses minus their parts along orthonormal functions of the units (M, F).
 
-        A part is only taken out as far as it stands out of its own sampling error.
+        A part is removed only to the extent that it exceeds its sampling error.
         """
         parts = (self.weights * self.values) @ features
         spread = (self.weights * self.values.square()).sum(1, keepdim=True)
@@ -87,9 +87,9 @@ class Responses:
 def mixing_of(responses: Responses, most: int) -> Tensor:
     """Mixtures (S, K) of the sources with equal sampling error, at most `most`.
 
-    Sources that respond alike are one. Without noise all mixtures count alike, however weak; with
-    noise each is shrunk by its share of signal (Wiener). Noise that is not declared is read from
-    the directions beyond the first `most`.
+    Sources with proportional responses count as one. Without noise all mixtures count equally,
+    however weak. With noise each is shrunk by its share of signal (Wiener). Undeclared noise is
+    estimated from the directions beyond the first `most`.
     """
     scaled = responses.weights.sqrt() * responses.values
     noise = responses.noise + _thinned(responses, scaled)
@@ -109,7 +109,7 @@ def mixing_of(responses: Responses, most: int) -> Tensor:
 
 
 def _thinned(responses: Responses, scaled: Tensor) -> Tensor:
-    """(K,) what withholding other units of each source adds to its error, as noise would."""
+    """(K,) the error added by withholding other units of each source, as noise would."""
     seen = responses.weights > 0
     missing = 1 - seen.sum(1) / seen.any(0).sum().clamp_min(1)
     return missing * scaled.square().sum(1)
@@ -124,7 +124,7 @@ class Moments:
         gaps: the energy of the last direction chosen over that of the next one: in all directions,
             and after the other modes were held inside the span.
         first: (S, B); second: (S, B, B); third: (S, B, B, B); fourth: (S L, B, B, B), contracted
-            with L vectors each. Empty where the activation has no such coefficient.
+            with L vectors each. Empty if the activation has no such coefficient.
         probes: (L, B) the vectors that the fourth order was contracted with.
     """
 
@@ -145,8 +145,9 @@ class Moments:
 def moments(responses: Responses, examples: int, orders: tuple[int, ...]) -> Moments:
     """Span and moments of all usable orders for `examples` features.
 
-    Mean, then linear and then quadratic parts are taken out of the responses before higher moments
-    are formed: these are orthogonal to them, and only add to their sampling error.
+    The mean, then linear and quadratic parts are removed from the responses before higher moments
+    are formed. These parts are orthogonal to the higher moments and only add to their sampling
+    error.
 
     Assumptions: `orders` holds an order of at least 2; units are standard normal.
 
@@ -177,9 +178,9 @@ def moments(responses: Responses, examples: int, orders: tuple[int, ...]) -> Mom
 def _span(
     mixed: Tensor, first: Tensor | None, units: Tensor, examples: int, orders: tuple[int, ...]
 ) -> tuple[Tensor, tuple[float, float]]:
-    """Orthonormal basis (n, B) of the features' span, and how it stands out: first the eigenvectors
-    of the second moments, or of third ones contracted with the first; then, in turns, those of all
-    moments with every other mode inside the span.
+    """Orthonormal basis (n, B) of the features' span, and how clearly it stands out. First come the
+    eigenvectors of the second moments, or of third ones contracted with the first; then, in turns,
+    those of all moments with every other mode inside the span.
     """
     columns = [] if first is None else [first.T]
     eye = torch.eye(units.shape[1]).to(units)
@@ -213,7 +214,7 @@ def _leading(columns: list[Tensor], count: int) -> tuple[Tensor, float]:
     else:
         energies, vectors = torch.linalg.eigh(joined @ joined.T)
         energies, vectors = energies.flip(0), vectors.flip(1)
-    if vectors.shape[1] < count:  # fewer directions than examples: any others
+    if vectors.shape[1] < count:  # fewer directions than examples: add any others
         vectors = torch.linalg.qr(torch.cat([vectors, torch.eye(len(joined)).to(vectors)], 1))[0]
     following = float(energies[count]) if len(energies) > count else 0.0
     gap = float(energies[min(count, len(energies)) - 1]) / following if following else math.inf
@@ -277,7 +278,7 @@ def _fourth(mixed: Tensor, units: Tensor, probes: Tensor) -> Tensor:
 
 
 def _order(i: int, j: int, k: int) -> tuple[int, int, int]:
-    """The permutation that moves mode 0 to place i."""
+    """The permutation that moves mode 0 to position i."""
     places = [0, 0, 0]
     places[i], places[j], places[k] = 0, 1, 2
     return places[0], places[1], places[2]
@@ -295,11 +296,11 @@ def _quadratic(units: Tensor) -> Tensor:
 def resolve_signs(
     found: Moments, components: Tensor, means: tuple[float, ...], orders: tuple[int, ...]
 ) -> tuple[Tensor, bool]:
-    """Components (B, B) with the signs that the moments of odd and even order agree on, and whether
-    there are any of even order: without, no sign is determined.
+    """Components (B, B) with the signs on which the moments of odd and even order agree, and
+    whether there are any of even order: otherwise no sign is determined.
 
     In every source, the coefficient of x_i has the sign of r_i E s^(p) times the sign of x_i^p: an
-    odd and an even order together give that of x_i. First and third orders vote, weighed by size.
+    odd and an even order together give that of x_i. First and third orders vote, weighted by size.
 
     Source: this project; in paper B, theorem B.1, the signs stay unknown.
     """

@@ -1,4 +1,4 @@
-"""Independent component analysis: sources taken apart from linear mixtures of them."""
+"""Independent component analysis: separate sources from linear mixtures of them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ ZERO, MARGIN = 1e-2, 1.5
 
 
 class NotSeparable(ValueError):
-    """Why mixtures cannot be taken apart: too few of them, or too low a rank."""
+    """Why mixtures cannot be separated: there are too few, or their rank is too low."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowSpace:
     """The fit `left @ inner`, (h, B) @ (B, n), of a matrix of rank B; float64.
 
-    The rows of `inner` are orthogonal; `noise` is the (B, B) covariance of the error of a typical
+    The rows of `inner` are orthogonal. `noise` is the (B, B) covariance of the error of a typical
     column, `level` the variance of the noise on an entry of weight 1, `clear` how many of the B
     directions stand out from the noise.
     """
@@ -50,9 +50,9 @@ class RowSpace:
 
 
 def row_space(matrix: Tensor, rank: int, weights: Tensor | None = None) -> RowSpace:
-    """The best fit of rank `rank` to (h, n) in weighted squares, and how noisy it is, read from
-    what it leaves. `weights` are 1 / standard deviation of independent noise up to a factor, 0
-    where an entry is not known. NotSeparable: fewer rows or columns than `rank`, or a lower rank.
+    """The best fit of rank `rank` to (h, n) in weighted squares, and its noise, estimated from the
+    residual. `weights` are 1 / standard deviation of independent noise up to a factor, 0 if an
+    entry is not known. NotSeparable: fewer rows or columns than `rank`, or a lower rank.
     """
     exact, matrix = torch.finfo(matrix.dtype).eps, matrix.double()
     weights = torch.ones_like(matrix) if weights is None else weights.double()
@@ -63,7 +63,7 @@ def row_space(matrix: Tensor, rank: int, weights: Tensor | None = None) -> RowSp
     if min(matrix.shape) < rank:
         raise NotSeparable(
             f"{rank} sources need as many mixtures and values; "
-            f"{matrix.shape[0]} mixtures of {matrix.shape[1]} values are seen"
+            f"there are {matrix.shape[0]} mixtures of {matrix.shape[1]} values"
         )
     by_row = weights.amax(1, keepdim=True)
     if bool((weights == by_row).all()):
@@ -107,8 +107,8 @@ def _truncated(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 def _weighted(matrix: Tensor, rank: int, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Alternating weighted least squares from the fit of the matrix filled with zeros. Both factors
-    have a penalty that falls to next to nothing: straight to the least squares, the rounds end in
-    fits that go through what is seen and nowhere else.
+    have a penalty that falls to almost nothing: without it, the rounds end in fits that match the
+    seen entries and nothing else.
     """
     weight = (weights / weights.max()).square()
     left, inner = _truncated(weight * matrix, rank)
@@ -151,7 +151,7 @@ def _level(left_over: Tensor, weights: Tensor, rank: int) -> float:
 def contrasts(sources: Tensor, slope: float = 1.0, *, literal: bool = False) -> Tensor:
     """How far every source is from Gaussian, [mean_t log cosh(a s_t) / a - c_a]^2, (B,).
 
-    Rows (B, n) are first scaled to mean square 1. `slope` is a; c_a is what a Gaussian has, and
+    Rows (B, n) are first scaled to mean square 1. `slope` is a; c_a is the value of a Gaussian, and
     `literal` leaves it out (Hyvarinen 1999; Kariyappa et al. 2023, who print it so).
     """
     unit = sources / sources.square().mean(1, keepdim=True).sqrt().clamp_min(1e-300)
@@ -161,7 +161,7 @@ def contrasts(sources: Tensor, slope: float = 1.0, *, literal: bool = False) -> 
 
 
 def log_cosh(values: Tensor) -> Tensor:
-    """Without overflow."""
+    """The log cosh of the values, without overflow."""
     size = values.abs()
     return size + functional.softplus(-2 * size) - math.log(2)
 
@@ -226,7 +226,7 @@ def rotation(
 
 def gaussian_ceiling(shape: tuple[int, int], generator: torch.Generator, slope: float) -> float:
     """The largest contrast that the rotation finds in Gaussian rows (B, n), in a few draws. It
-    falls as 1 / n, so that fewer columns are drawn and the result is scaled.
+    falls as 1 / n, so fewer columns are drawn and the result is scaled.
     """
     rows, columns = shape
     drawn = min(columns, max(500, 50 * rows))
@@ -241,7 +241,7 @@ def gaussian_ceiling(shape: tuple[int, int], generator: torch.Generator, slope: 
 
 
 def minimized(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    """L-BFGS with a line search; the start itself where that leaves the finite numbers."""
+    """L-BFGS with a line search; returns the start if the search leaves the finite numbers."""
     with torch.enable_grad():
         value = start.detach().clone(memory_format=torch.contiguous_format).requires_grad_()
         search = torch.optim.LBFGS(
@@ -278,7 +278,7 @@ def heavy_tailed(unmixing: Tensor, rows: Tensor, fit: RowSpace | None = None) ->
     """The unmixing W (B, B) of symmetric, heavy-tailed sources W @ rows, near the one given.
 
     Minimizes sum_i mean_t |s_it| - log |det W|, the likelihood of Laplace-distributed values; the
-    absolute value is smoothed less and less. With a `fit`, W @ fit.inner below 0 costs.
+    smoothing of the absolute value shrinks. With a `fit`, negative W @ fit.inner has a penalty.
     """
     base = whitener(rows)
     white, turn = base @ rows, unmixing @ torch.linalg.inv(base)
@@ -304,9 +304,9 @@ def nonnegative(unmixing: Tensor, fit: RowSpace) -> Tensor:
     """The unmixing of sources that are at least 0, and often 0, near the one given.
 
     Minimizes sum_i mean_t r(s_it) - log |det W| with r(s) = s above 0 and -c s below, for a growing
-    c: of the unmixings whose sources have mean 1 and are hardly negative, the one of the largest
-    volume. r bends smoothly within the noise's standard deviation of 0. Without noise each row is
-    last moved to where most of its source's values are exactly 0.
+    c. Of the unmixings whose sources have mean 1 and are rarely negative, this finds the one of the
+    largest volume. r bends smoothly within the noise's standard deviation of 0. Without noise, each
+    row is finally moved to where most of its source's values are exactly 0.
     """
     size = fit.inner.norm(dim=1, keepdim=True) / fit.inner.shape[1] ** 0.5
     white, turn, quiet = fit.inner / size, unmixing * size.T, fit.noise / size / size.T
@@ -351,18 +351,18 @@ def _onto_zeros(turn: Tensor, white: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Separation:
-    """How sources are taken apart; the settings of a cocktail-party attack.
+    """How sources are separated; the settings of a cocktail-party attack.
 
     Args:
-        solver: "likelihood" finds the rotation of the whitened mixtures of the largest contrast,
-            then, for images and for sources that are not negative, the most likely unmixing, which
-            lets the sources be correlated. "contrast" stops after the rotation. "published" is Adam
-            on the contrast, a penalty on parallel rows and the three priors below, from the
-            identity, with all rows of unit length.
+        solver: "likelihood" finds the rotation of the whitened mixtures with the largest contrast.
+            Then, for images and for sources that are not negative, it finds the most likely
+            unmixing, in which the sources may be correlated. "contrast" stops after the rotation.
+            "published" runs Adam on the contrast, a penalty on parallel rows and the three priors
+            below, from the identity, with all rows of unit length.
         slope: a of the contrast mean_i [mean_t log cosh(a s_it) / a - c_a]^2, the squared distance
             of each source from a Gaussian's expectation c_a.
-        literal: leave c_a out, as the paper prints it: sources with heavy tails then come out as
-            mixed as they can be.
+        literal: leave c_a out, as the paper prints it: sources with heavy tails then stay mixed as
+            much as possible.
         restarts: random rotations to start from; the largest contrast wins.
         decorrelation: "published": weight of mean_ij exp(T |cos(w_i, w_j)|) - 1. The contrast is
             some thousandths: from 0.01 on, without a prior, the rows hardly leave the identity.
@@ -370,8 +370,8 @@ class Separation:
         total_variation: "published": weight of the sources' mean absolute differences as images.
         negativity: "published": weight of mean_i min(|relu(-s_i)|, |relu(s_i)|).
         sparsity: "published": weight of the mean absolute value.
-        steps: "published": how many.
-        learning_rate: "published": Adam's.
+        steps: "published": how many steps.
+        learning_rate: "published": Adam's learning rate.
 
     Source: Kariyappa et al. 2023 (Cocktail Party Attack), with the centered contrast of Hyvarinen
     1999 (FastICA).
@@ -404,11 +404,11 @@ class Separation:
 
 @dataclass(frozen=True, eq=False)
 class Separated:
-    """Sources (B, n), float64, in an order, with signs and on scales of their own.
+    """Sources (B, n), float64, in arbitrary order, sign and scale.
 
-    `mixing` (h, B) @ sources is the fit of the mixtures; `contrast` (B,) each source's squared
-    distance from a Gaussian; `noise` (B,) the standard deviation on a value of each source, in its
-    own unit; `level` the variance of the noise on a mixture of weight 1.
+    `mixing` (h, B) @ sources is the fit of the mixtures. `contrast` (B,) is each source's squared
+    distance from a Gaussian. `noise` (B,) is the standard deviation on a value of each source, in
+    that source's unit. `level` is the variance of the noise on a mixture of weight 1.
     """
 
     sources: Tensor
@@ -429,18 +429,19 @@ def separate(
     shape: tuple[int, ...] | None = None,
     weights: Tensor | None = None,
 ) -> Separated:
-    """Take `count` sources (B, n) out of linear mixtures (h, n) of them.
+    """Separate `count` sources (B, n) from linear mixtures (h, n) of them.
 
-    Images, of `shape` (C, H, W): the contrast sees the differences of neighboring pixels, which
-    mixing commutes with, and the raw rows are unmixed with the matrix found. Noise, of a level that
-    the low-rank fit gives, is shrunk away at the end. Whitening keeps it: with the noise's
-    covariance taken off first, directions that hold little but noise would be blown up.
+    For images of `shape` (C, H, W), the contrast uses the differences of neighboring pixels, which
+    commute with mixing. The matrix found then unmixes the raw rows. Noise, at the level that the
+    low-rank fit gives, is shrunk away at the end. Whitening does not subtract the noise's
+    covariance first: that would amplify directions that hold little but noise.
 
-    `weights` (h, n) are 1 / standard deviation of the noise up to a factor, 0 where an entry is
-    withheld. `kind` is "nonnegative" where all sources are at least 0 and often 0. Sources are
-    linearly independent, and all but one of them are not Gaussian.
+    `weights` (h, n) are 1 / standard deviation of the noise up to a factor, 0 if an entry is
+    withheld. `kind` is "nonnegative" if all sources are at least 0 and often 0. Sources must be
+    linearly independent, and at most one may be Gaussian.
 
-    Source: Kariyappa et al. 2023; Hyvarinen 1999. The differences and the likelihood are our own.
+    Source: Kariyappa et al. 2023; Hyvarinen 1999. The differences and the likelihood are from this
+        project.
     """
     settings = settings or Separation()
     check.one_of(KINDS, kind=kind)
@@ -559,7 +560,7 @@ def _looks_gaussian(
     alike = int((contrast <= limit).sum())
     if alike < 2:
         return None
-    return f"{alike} of {len(contrast)} sources look Gaussian: nothing tells them apart"
+    return f"{alike} of {len(contrast)} sources look Gaussian: they cannot be distinguished"
 
 
 def _too_few_zeros(sources: Tensor, noise: Tensor) -> str | None:
@@ -568,4 +569,4 @@ def _too_few_zeros(sources: Tensor, noise: Tensor) -> str | None:
     least = int(zeros.min())
     if least >= 2 * len(sources):
         return None
-    return f"a source is 0 at {least} of {sources.shape[1]} places: too few to tell it by"
+    return f"a source is 0 at {least} of {sources.shape[1]} places: too few to identify it"

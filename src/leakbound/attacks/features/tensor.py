@@ -1,4 +1,4 @@
-"""The tensor method: features read off the gradient of a head with random hidden units."""
+"""The tensor method: infer features from the gradient of a head with random hidden units."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ MISFIT, UNEXPLAINED, CHANCE = 0.01, 0.5, 3
 class TensorMethod:
     """Decompose Hermite moments of the last layer's gradient into the features behind it.
 
-    In a head A s(W z) with standard normal W, dL/dA_kj = sum_i r_ki s(w_j . z_i); its moments with
+    In a head A s(W z) with standard normal W, dL/dA_kj = sum_i r_ki s(w_j . z_i). Its moments with
     the Hermite tensors of w_j are sums of powers of the features z_i. Every class (and every row of
-    the update) is a source; sources are mixed to equal errors and decomposed jointly, over all
+    the update) is a source. Sources are mixed to equal errors and decomposed jointly, over all
     orders up to 4 that the activation has. Clipping, local steps, pooling of several clients and
-    other scalings change nothing but r. Withheld coordinates are left out, and known noise weighs
-    the rest.
+    other scalings change only r. Withheld coordinates are left out, and known noise sets the
+    weights of the rest.
 
     Args:
-        random: how many hidden units have random weights, the last ones; None: all are made
-            random, and those that look planted are used.
+        random: how many hidden units have random weights, the last ones. None: a malicious server
+            makes all units random, and the attack uses those that it recognizes as such.
         restarts: random starts of the decomposition.
-        fit: steps of a least-squares fit of the features to the responses themselves, from what the
-            moments gave; 0 is paper B's method.
-        seed: names the weights that are planted.
+        fit: steps of a least-squares fit of the features to the responses, from the result of the
+            moments; 0 is paper B's method.
+        seed: the seed of the malicious weights.
 
-    Assumptions: a malicious server planted the head, or the model has one with Gaussian weights and
-    no biases; features of nearly collinear directions are not separated.
+    Assumptions: a malicious server sent the head, or the model has one with Gaussian weights and no
+        biases; features of nearly collinear directions are not separated.
 
     Raises:
-        NotApplicable: no such head, too few random units or too many examples for it.
+        NotApplicable: there is no such head, or too few random units, or too many examples for it.
 
     Source: Wang et al. 2023; Liu et al. 2025 (paper B), Sections 4 and B.4.
     """
@@ -71,18 +71,18 @@ class TensorMethod:
         check.non_negative(fit=self.fit)
 
     def plant(self, task: Task) -> Task:
-        """The task with a head of random hidden units; itself where it has no head to change."""
+        """The task with a head of random hidden units; unchanged if it has no head to change."""
         try:
             first, _ = head_layers(task)
         except NotApplicable:
             return task
         layer = task.model.get_submodule(first)
-        assert isinstance(layer, nn.Linear)  # as head_layers found
+        assert isinstance(layer, nn.Linear)  # checked by head_layers
         random = min(self.random or layer.out_features, layer.out_features)
         return special_head(task, random, stream(self.seed, "tensor", "head"))
 
     def find(self, observation: Observation, generator: torch.Generator) -> FoundFeatures:
-        """The features behind the update; NotApplicable where it does not allow it."""
+        """The features behind the update; NotApplicable if the update does not allow it."""
         task = seen_task(observation)
         public = task.public if observation.auxiliary is None else observation.auxiliary
         head = find_head(task, observation.input_shape, None if public is None else public.inputs)
@@ -90,8 +90,9 @@ class TensorMethod:
         responses = _responses(observation, task, head, chosen, spread)
         whole = responses
         if observation.update.mask_private:
-            # an entry sent as 0 for its size is still a function of the unit's products with the
-            # features alone, as Stein's lemma asks; the entries that are left are no fair draw
+            # An entry sent as 0 for its size is still a function only of the unit's products with
+            # the
+            # features, as Stein's lemma requires; the remaining entries are not a fair draw.
             whole = _responses(observation, task, head, chosen, spread, zeros=True)
         examples, features = observation.examples, responses.units.shape[1]
         units = int((whole.weights > 0).any(0).sum())
@@ -99,7 +100,7 @@ class TensorMethod:
             raise NotApplicable(f"{examples} examples in {features} features: they span them all")
         if units <= features:
             raise NotApplicable(
-                f"the update tells of {units} random hidden units; more than the {features} "
+                f"the update shows {units} random hidden units; more than the {features} "
                 "features are needed"
             )
         scale = spread * head.scale
@@ -138,8 +139,8 @@ def _responses(
     *,
     zeros: bool = False,
 ) -> Responses:
-    """The head's part of the update, a source for every class of every row. Entries that were
-    withheld are left out, or count as the zeros that were sent.
+    """The head's part of the update, a source for every class of every row. Withheld entries are
+    left out, or count as the zeros that were sent.
     """
     update = observation.update
 
@@ -169,12 +170,12 @@ def _responses(
 def _problem(seen: Moments, vectors: Tensor, left: float) -> str | None:
     count = len(vectors)
     if any(gap < least for gap, least in zip(seen.gaps, GAPS, strict=True)):
-        return f"fewer than {count} features stand out of the sampling error of the moments"
+        return f"fewer than {count} features exceed the sampling error of the moments"
     cosine = (vectors @ vectors.T).abs()
     if count > 1 and float((cosine - torch.eye(count).to(cosine)).max()) > CLOSE:
         return "two features are nearly collinear: they cannot be separated"
     if left > LEFT:
-        return "the moments are no sum of powers of so few features"
+        return "the moments are not a sum of powers of so few features"
     return None
 
 

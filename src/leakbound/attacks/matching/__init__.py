@@ -1,1 +1,1 @@
-"""Gradient matching: settings, objective, loop, the choice of an engine, and what went wrong."""
+"""Gradient matching: settings, objective, loop, choice of an engine, and diagnosis of failures."""

@@ -1,4 +1,4 @@
-"""Gradient matching: search the inputs whose update looks like the one that was seen."""
+"""Gradient matching: search the inputs whose update resembles the one that was seen."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from leakbound.types import Observation, Reconstruction
 
 @dataclass(frozen=True, repr=False)
 class GradientMatching(MatchingSettings):
-    """Minimize distance(update of the guess, update seen) + what else makes a guess unlikely.
+    """Search the inputs whose simulated update is closest to the update that was seen.
 
-    Those are the total variation, statistics in batch norms, features that another method found,
-    and the size. The guess is sent through the known defense's deterministic part; coordinates are
-    weighted by the known noise (whitened, where it is correlated) and restricted to the known mask.
-    The answer is the iterate with the lowest objective.
+    The objective is a distance between the two updates plus penalties on unlikely candidates: total
+    variation, statistics in batch norms, features that another method found, and size. The attack
+    sends a candidate through the known defense's deterministic part. It weights coordinates by the
+    known noise (whitened if it is correlated) and restricts them to the known mask. The answer is
+    the iterate with the lowest objective.
 
-    A search that knows a mask that shows little can end further off than one that takes what is
-    withheld for zeros. So where the answer has a problem under the schedule "stages", a second
-    search starts as the latter and counts the zeros less from stage to stage, in the last one not
-    at all. The answer with the lower masked objective is kept.
+    With a known mask that shows few coordinates, the search can end farther from the truth than one
+    that takes withheld coordinates as zeros. So if the answer has a problem under the schedule
+    "stages", a second search starts with these zeros and reduces their weight from stage to stage,
+    to none in the last. The answer with the lower masked objective is kept.
 
     Source: Zhu et al. 2019; Geiping et al. 2020; Yin et al. 2021; Liu et al. 2025 (paper B), eq. 9.
 
@@ -50,7 +51,7 @@ class GradientMatching(MatchingSettings):
     def search(
         self, observation: Observation, generator: torch.Generator, *, many: bool = False
     ) -> Search:
-        """The search, before its first step; `many`: other searches may share its computation."""
+        """The search before its first step; `many`: other searches may share its computation."""
         return begin(self, Objective.of(self, observation), generator, many=many)
 
     @property
@@ -60,7 +61,7 @@ class GradientMatching(MatchingSettings):
     def many(
         self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """Searches of small models of equal shapes share their computation; no bit changes."""
+        """Searches of small models with equal shapes share their computation; no bit changes."""
         answers: list[Reconstruction] = []
         pairs, width = list(zip(observations, generators, strict=True)), self.at_once
         for start in range(0, len(pairs), width):
@@ -78,7 +79,7 @@ class GradientMatching(MatchingSettings):
     def _second_chance(
         self, first: Reconstruction, observation: Observation, generator: torch.Generator
     ) -> Reconstruction:
-        """The answer, or that of a search that begins with zeros where nothing was sent."""
+        """The answer, or that of a search that begins with zeros for withheld coordinates."""
         staged = self.schedule == "stages" and self.optimizer == "adam"
         if first.problem is None or not staged or not hides(observation):
             return first
@@ -88,7 +89,7 @@ class GradientMatching(MatchingSettings):
 
 
 def settings_hash(attack: Attack) -> str:
-    """Twelve hex digits that name an attack's full settings.
+    """Twelve hex digits that identify an attack's full settings.
 
     Example:
         >>> settings_hash(dlg()) == settings_hash(dlg())
@@ -102,15 +103,15 @@ def settings_hash(attack: Attack) -> str:
 def dlg(steps: int = 100, restarts: int = 3, learning_rate: float = 1.0) -> Attack:
     """Deep Leakage from Gradients: squared distance, L-BFGS, inputs and soft labels jointly.
 
-    Works on smooth (sigmoid) models; restarts are chosen by its own objective.
+    Works on smooth (sigmoid) models. It keeps the start with the lowest objective.
 
     Args:
         steps: outer steps of L-BFGS, of up to 20 iterations each.
-        restarts: starts, of which the one with the lowest objective is kept.
+        restarts: how many starts; the one with the lowest objective is kept.
         learning_rate: the length of a step of L-BFGS.
 
     Source: Zhu et al. 2019; released code: L-BFGS, rate 1, 300 outer steps, normal start, no line
-    search (ours has one, see `GradientMatching`).
+        search (this version has one, see `GradientMatching`).
 
     Example:
         >>> import torch
@@ -128,11 +129,11 @@ def dlg(steps: int = 100, restarts: int = 3, learning_rate: float = 1.0) -> Atta
 
 
 def idlg(steps: int = 100, restarts: int = 3, learning_rate: float = 1.0) -> Attack:
-    """Improved DLG: as DLG, but the label is read from the last layer first.
+    """Improved DLG: as DLG, but infers the label from the last layer first.
 
     Args:
         steps: outer steps of L-BFGS, of up to 20 iterations each.
-        restarts: starts, of which the one with the lowest objective is kept.
+        restarts: how many starts; the one with the lowest objective is kept.
         learning_rate: the length of a step of L-BFGS.
 
     Source: Zhao et al. 2020; released code as DLG's.
@@ -154,14 +155,14 @@ def inverting_gradients(
 ) -> Attack:
     """Inverting Gradients: cosine distance, signed Adam, total variation, box.
 
-    leakbound's own settings; see the presets by source for those of published code. Where the
-    defense is known to add noise, the total variation weighs more (`noise_variation`).
+    The settings are leakbound's own; presets named by source have those of published code. If the
+    defense is known to add noise, the total variation has more weight (`noise_variation`).
 
     Args:
-        steps: of the search.
+        steps: search steps.
         total_variation: weight of the total variation at the end.
-        learning_rate: of Adam, at the start: the schedule lowers it.
-        restarts: starts, of which the one with the lowest objective is kept.
+        learning_rate: Adam's learning rate at the start; the schedule lowers it.
+        restarts: how many starts; the one with the lowest objective is kept.
         noise_variation: what is added to that weight under noise; see `GradientMatching`.
         smoothing: what is added to that weight in the first stage; see `GradientMatching`.
 
@@ -196,19 +197,20 @@ def inverting_gradients_large_steps(
     restarts: int = 3,
     noise_variation: float = 0.04,
 ) -> Attack:
-    """Inverting Gradients with large steps that shrink slowly: for ReLU networks with max pools.
+    """Inverting Gradients with large, slowly shrinking steps: for ReLU networks with max pools.
 
-    A guess changes which units are on, and small steps stay where they started. Tuned on six
-    one-image updates of a network like LeNet with ReLU (`benchmarks/quickstart_leak.py`).
+    In these networks a candidate changes which units are on, and small steps stay near the start.
+    Tuned on six one-image updates of a network like LeNet with ReLU
+    (`benchmarks/quickstart_leak.py`).
 
     Args:
-        steps: of the search.
+        steps: search steps.
         total_variation: weight of the total variation.
-        learning_rate: of Adam, at the start: the schedule lowers it.
-        restarts: starts, of which the one with the lowest objective is kept.
+        learning_rate: Adam's learning rate at the start; the schedule lowers it.
+        restarts: how many starts; the one with the lowest objective is kept.
         noise_variation: what is added to that weight under noise; see `GradientMatching`.
 
-    Source: Geiping et al. 2020; the settings are this project's own.
+    Source: Geiping et al. 2020; the settings are from this project.
 
     Example:
         >>> attack = inverting_gradients_large_steps()
@@ -235,18 +237,18 @@ def strong_matching(
     prior_rate: float = 1e-3,
     prior_variation: float = 1e-3,
 ) -> Attack:
-    """Paper B's strong attack, with its parts where they help.
+    """Paper B's strong attack, with each part used where it helps.
 
-    All of it matches gradients by the cosine and knows total variation and the statistics of batch
-    norms. Where little of the update is noise, pixels are searched whose features lie in the span
-    of those that another method read off the update. Where the declared law says that noise
-    dominates, such features mislead: then an untrained network draws the images (deep image prior),
-    and every tensor counts by its size.
+    Every variant matches gradients by the cosine, with total variation and the statistics of batch
+    norms. If noise is a small share of the update, the attack searches pixels whose features lie in
+    the span of those that another method inferred from the update. If the declared distribution
+    says that noise dominates, such features mislead. Then an untrained network draws the images
+    (deep image prior), and every tensor is weighted by its size.
 
     Args:
-        steps: of either search.
+        steps: steps of either search.
         total_variation: its weight without much noise.
-        feature_weight: that of the features, without much noise.
+        feature_weight: weight of the features without much noise.
         features: "none", "cocktail_party" (any model with a linear layer), or "tensor" and
             "tensor_fit" (two-layer heads that a malicious server has initialized).
         batch_norm: weight of the statistics.
@@ -284,10 +286,10 @@ def strong_matching(
 
 
 def inverting_gradients_geiping_library(steps: int = 4800) -> Attack:
-    """Inverting Gradients as its released library's default: unsigned Adam, TV 0.1.
+    """Inverting Gradients with the defaults of its released library: unsigned Adam, TV 0.1.
 
     Args:
-        steps: of the search.
+        steps: search steps.
 
     Source: invertinggradients, reconstruction_algorithms.py, DEFAULT_CONFIG.
 
@@ -303,7 +305,7 @@ def inverting_gradients_geiping_cli(steps: int = 24000) -> Attack:
     """Inverting Gradients as its released command line: signed Adam, TV 1e-4, 24,000 steps.
 
     Args:
-        steps: of the search.
+        steps: search steps.
 
     Source: invertinggradients, reconstruct_image.py.
 
@@ -316,13 +318,13 @@ def inverting_gradients_geiping_cli(steps: int = 24000) -> Attack:
 
 
 def inverting_gradients_breaching(steps: int = 24000) -> Attack:
-    """Inverting Gradients as in breaching: signed Adam, TV 0.2 of its form (0.1 of ours).
+    """Inverting Gradients as in breaching: signed Adam, TV 0.2 in its form (0.1 in ours).
 
     Args:
-        steps: of the search.
+        steps: search steps.
 
     Source: breaching, config/attack/invertinggradients.yaml. Its TV pads with zeros, so image
-    borders count as edges there and not here.
+        borders count as edges there but not here.
 
     Example:
         >>> attack = inverting_gradients_breaching()
@@ -336,7 +338,7 @@ def inverting_gradients_gradattack(steps: int = 10000) -> Attack:
     """Inverting Gradients as in GradAttack: signed Adam, TV 0.1, 10,000 steps.
 
     Args:
-        steps: of the search.
+        steps: search steps.
 
     Source: GradAttack, attacks/gradientinversion.py.
 
@@ -352,7 +354,7 @@ def inverting_gradients_chen(steps: int = 2000) -> Attack:
     """Inverting Gradients as in the optimal-defenses paper: signed Adam at rate 0.2, TV 1e-6.
 
     Args:
-        steps: of the search.
+        steps: search steps.
 
     Source: Chen, Gursoy and Lei (optimal defenses), MNIST experiments.
 

@@ -1,4 +1,4 @@
-"""How far a guessed update is from the one that was seen, and what makes an image unlikely."""
+"""Distances between a candidate's update and the one seen, and image penalties."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TINY = 1e-12
 
 
 def cosine(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
-    """1 - cosine between whole rows (R, P), mean over rows; blind to each row's scale.
+    """1 - cosine between whole rows (R, P), mean over rows; independent of each row's scale.
 
     Computed as half the squared distance of the rows' directions, which keeps its digits where 1 -
     cosine would round to 0. A row of zeros has cosine 0 with every row (Geiping et al. 2020).
@@ -24,12 +24,12 @@ def cosine(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span
 
 
 def _length(rows: Tensor) -> Tensor:
-    """L2 norm of each row, at least `TINY`, with a finite slope at zero."""
+    """L2 norm of each row, at least `TINY`, with a finite derivative at zero."""
     return rows.square().sum(1).clamp_min(TINY**2).sqrt()
 
 
 def cosine_layers(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
-    """1 - cosine of every tensor on its own, mean over tensors ('simlocal')."""
+    """1 - cosine of each tensor separately, mean over tensors ('simlocal')."""
     parts = []
     for a, b in spans:
         own = None if weights is None else weights[:, a:b]
@@ -72,10 +72,10 @@ DISTANCES = {
 
 
 class Cosine:
-    """`cosine` of one row to a fixed one, with its slope in closed form.
+    """`cosine` of one row to a fixed one, with its derivative in closed form.
 
-    Sums of products go by halves: BLAS adds them up in turn, which over 11 million numbers loses
-    the fourth digit.
+    Sums of products use pairwise halves: BLAS adds them up in turn, which over 11 million numbers
+    loses the fourth digit.
     """
 
     def __init__(self, seen: Tensor, weights: Tensor | None) -> None:
@@ -84,9 +84,10 @@ class Cosine:
         self.inverse = self.seen.square().sum().clamp_min(TINY**2).rsqrt()
 
     def at(self, guess: Tensor, into: Tensor) -> tuple[Tensor, Tensor]:
-        """The distance of (1, P), and a factor; the slope is the factor times `into` (1, P).
+        """The distance of (1, P), and a factor; the derivative is the factor times `into` (1, P).
 
-        What `seen` has across the guess gives both: (1 - cos)(1 + cos) is its squared length.
+        The component of `seen` orthogonal to the candidate gives both: its squared length is (1 -
+        cos)(1 + cos).
         """
         own, free = guess[0], into[0]
         if self.weights is not None:
@@ -94,7 +95,7 @@ class Cosine:
         square = torch.mul(own, own, out=free).sum()
         inner = torch.mul(own, self.seen, out=free).sum()
         scale = square.clamp_min(TINY**2).rsqrt() * self.inverse  # their product may overflow
-        # at a vanishing guess the length is clamped, and no longer moves with it
+        # for a vanishing candidate the length is clamped, and no longer depends on it
         along = torch.where(square > TINY**2, inner / square, 0.0)
         torch.addcmul(self.seen, own, -along, out=free)
         across, cosine = torch.linalg.vector_norm(free) * self.inverse, inner * scale
@@ -104,7 +105,7 @@ class Cosine:
 
 
 class Euclidean:
-    """`euclidean` to fixed rows, with its slope in closed form."""
+    """`euclidean` to fixed rows, with its derivative in closed form."""
 
     def __init__(self, seen: Tensor, weights: Tensor | None) -> None:
         self.seen, self.weights = seen, weights
@@ -121,16 +122,16 @@ class Euclidean:
 
 
 def closed(name: str, seen: Tensor, weights: Tensor | None) -> Cosine | Euclidean | None:
-    """A distance to what was seen (R, P) whose slope is known; None: autograd finds it."""
+    """A distance to what was seen (R, P) with a known derivative; None: autograd finds it."""
     if name == "cosine" and len(seen) == 1:
         return Cosine(seen, weights)
     return Euclidean(seen, weights) if name == "euclidean" else None
 
 
 def disorder(rows: Tensor, withheld: Tensor, spans: list[Span]) -> Tensor:
-    """How far rows (R, P) are from a client's who withholds the largest entries of every tensor:
+    """How far rows (R, P) are from those of a client that withholds each tensor's largest entries:
     the mean over `withheld` entries (R, P) of max(0, 1 - |entry| / s)², s the largest |entry| that
-    is sent of the same tensor; 0 where nothing of it is sent.
+    is sent of the same tensor; 0 if nothing of it is sent.
     """
     total, count = rows.new_zeros(()), torch.zeros((), device=rows.device)
     for a, b in spans:

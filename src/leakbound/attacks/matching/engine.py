@@ -1,8 +1,8 @@
 """One evaluation of a search: the objective and its gradients, by an exact engine or by autograd.
 
-An engine gives the gradient of the guess and pulls the objective's own gradient back to the images,
-so that nothing differentiates a backward pass. Several searches may share one engine: the bits of a
-search are independent of the batch composition (see `engines.bundle`).
+An engine gives the candidate's gradient and the vector-Jacobian product to the images, so nothing
+differentiates a backward pass. Several searches may share one engine: a search's bits do not depend
+on the batch composition (see `engines.bundle`).
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from leakbound.types import Observation, Task, Unit
 
 
 class Companion(Protocol):
-    """What an attack estimates along with the images, and so changes in the objective."""
+    """What an attack estimates along with the images, and how it changes the objective."""
 
     variables: list[Tensor]
-    """What the optimizer moves of it."""
+    """The variables that the optimizer moves."""
 
     def place(self, objective: Objective) -> Objective:
-        """The objective at the present estimate, asked before every evaluation."""
+        """The objective at the current estimate; called before every evaluation."""
         ...
 
     def learn(self, rows: Tensor, better: bool) -> None:
-        """An evaluation is done: the client's rows of the guess, and whether it is the best."""
+        """Learn from an evaluation: the candidate's rows, and whether it is the best."""
         ...
 
     def recall(self) -> None:
@@ -57,8 +57,8 @@ class Search:
     """The state of one search.
 
     `labels` are class numbers (N,), or logits (N, K) that are searched with the images. `direct`:
-    known defenses have left the rows as they are so far. `pull`: what else moves the images,
-    without a say in which iterate is best. `vanished`: the first evaluation had no gradient.
+    known defenses have not changed the rows so far. `pull`: another force on the images that does
+    not affect which iterate is best. `vanished`: the first evaluation had no gradient.
     """
 
     objective: Objective
@@ -87,11 +87,11 @@ class Search:
         return [*self.images.variables, *([self.labels] if self.joint else []), *more]
 
     def guess(self) -> tuple[Tensor, Tensor]:
-        """The present images (N, *S), and labels (N,) or probabilities (N, K)."""
+        """The current images (N, *S), and labels (N,) or probabilities (N, K)."""
         return self.images(), self.labels.softmax(-1) if self.joint else self.labels
 
     def record(self, total: Tensor, match: Tensor, gradients: Sequence[Tensor]) -> Tensor:
-        """Take in an evaluation, with gradients of the variables; whether it is the best so far."""
+        """Store an evaluation with its gradients; return whether it is the best so far."""
         for variable, own in zip(self.variables, gradients, strict=True):
             variable.grad = own
         with torch.no_grad():
@@ -106,7 +106,7 @@ class Search:
         return better
 
     def recall(self) -> None:
-        """Put the variables back to the best iterate."""
+        """Restore the variables of the best iterate."""
         with torch.no_grad():
             for variable, kept in zip(self.variables, self.kept, strict=False):
                 variable.copy_(kept)  # nothing is kept before the first evaluation
@@ -115,16 +115,16 @@ class Search:
             self.objective = self.companion.place(self.objective)
 
     def enter(self, factor: float) -> None:
-        """Begin a stage from the best iterate; as the objective changes, it is judged anew."""
+        """Begin a stage from the best iterate and evaluate it again, as the objective changes."""
         self.recall()
         self.objective = self.objective.at_stage(factor)
         self.best = torch.full_like(self.best, float("inf"))
 
 
 def choose_engine(search: Search, many: bool = False) -> ExactEngine | None:
-    """The engine of a search; None where autograd is needed: the attack says that a guess becomes
-    rows in a way of its own (`Objective.client`, `Search.companion`), cross-entropy ignores a
-    label, or `engine_for` has no engine.
+    """The engine of a search. None if autograd is needed: the attack simulates the client in its
+    own way (`Objective.client`, `Search.companion`), cross-entropy ignores a label, or `engine_for`
+    has no engine.
     """
     objective = search.objective
     if objective.client is not None or search.companion is not None:
@@ -138,7 +138,8 @@ def engine_for(observation: Observation, task: Task, many: bool = False) -> Exac
     """The engine for an attacker's simulation of what was seen.
 
     None for several clients' local steps or minibatches, clients of unequal batches, examples that
-    see each other, and a model that no engine reads. `many`: other searches may share its steps.
+    affect each other, and a model that no engine supports. `many`: other searches may share its
+    steps.
     """
     plan, cohort = task.plan, observation.cohort
     size = cohort[0]
@@ -148,7 +149,7 @@ def engine_for(observation: Observation, task: Task, many: bool = False) -> Exac
     rows = observation.examples if unit is Unit.EXAMPLE else len(cohort)
     shape = (observation.examples // rows, *observation.input_shape)
     whole = plan.steps == 1 and (plan.batch_size or size) >= size
-    if unit is Unit.EXAMPLE and not whole:  # no example has several steps of its own
+    if unit is Unit.EXAMPLE and not whole:  # no example has several steps
         return None
     choice = choose(task, rows, shape, many)
     return None if choice is None else ExactEngine(choice, rows)
@@ -168,7 +169,8 @@ class Evaluator:
         self.evaluate: Callable[[], None] = (
             self._by_autograd if self.engine is None else self._by_engine
         )
-        """Evaluates each search at its present guess; values and gradients go into its state."""
+        """Evaluate each search at its current candidate; store values and gradients in its state.
+        """
 
     def _by_autograd(self) -> None:
         for search in self.searches:
@@ -183,7 +185,7 @@ class Evaluator:
                 search.companion.learn(rows.detach(), bool(better))
 
     def _by_engine(self) -> None:
-        assert self.engine is not None  # else autograd evaluates
+        assert self.engine is not None  # otherwise autograd evaluates
         guesses = [_Evaluation.of(search, self.rows) for search in self.searches]
         inputs = _joined([guess.inputs for guess in guesses])
         plain = self.engine.gradient(inputs, _joined([guess.targets for guess in guesses]))
@@ -201,8 +203,8 @@ class Evaluator:
 
 @dataclass(eq=False)
 class _Evaluation:
-    """A search's guess within one evaluation by an engine: objective and distance as far as they
-    are added up, and what the gradient is to be multiplied with (None: nothing).
+    """A search's candidate within one evaluation by an engine: the partial sums of objective and
+    distance, and the factor for the gradient (None: nothing).
     """
 
     search: Search
@@ -231,7 +233,7 @@ class _Evaluation:
         """The objective at the client's plain rows (R, P); its gradient there goes to `into`."""
         search, objective = self.search, self.search.objective
         if objective.closed is not None and search.direct:
-            # asked each time: a defense may change some rows and leave others
+            # checked each time: a defense may change some rows and not others
             sent = shown(objective.observation, plain)
             search.direct = objective.seen_of(sent) is plain
         if objective.closed is not None and search.direct:
@@ -247,8 +249,8 @@ class _Evaluation:
         self.match, self.total = match.detach(), total.detach()
 
     def finish(self, pulled: Pulled, variation: tuple[Tensor, Tensor] | None) -> None:
-        """Add the terms to what the engine gives for `into`, and hand value and gradients to the
-        search. `variation`: the images' total variation and its gradient, where it is a term.
+        """Add the terms to the engine's result for `into`, and pass value and gradients to the
+        search. `variation`: the images' total variation and its gradient, if it is a term.
         """
         search, images = self.search, self.images
         gradient = pulled.inputs.reshape(images.shape)
@@ -288,7 +290,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 def _variations(
     stacked: Tensor, guesses: Sequence[_Evaluation]
 ) -> Sequence[tuple[Tensor, Tensor] | None]:
-    """Total variation of all guesses' images (N, B, C, H, W), where it is a term; gradients too."""
+    """Total variation of all candidates' images (N, B, C, H, W), if a term; gradients too."""
     wanted = [any(isinstance(t, Smooth) for t in g.search.objective.terms) for g in guesses]
     if all(wanted):
         return variation_gradients(stacked)

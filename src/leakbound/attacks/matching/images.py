@@ -1,4 +1,4 @@
-"""What a search moves: the pixels themselves, or the weights of a network that draws the images."""
+"""The variables of a search: the pixels, or the weights of a network that draws the images."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Images(Protocol):
     def __call__(self) -> Tensor: ...
 
     def settle(self, box: tuple[float, float] | None) -> None:
-        """After a step: move what lies outside the box back into it."""
+        """After a step: move values outside the box back into it."""
         ...
 
 
 class Pixels:
-    """Every input value is a variable of its own."""
+    """Every input value is a variable."""
 
     def __init__(self, start: Tensor) -> None:
         self.start = start.requires_grad_()
@@ -45,8 +45,8 @@ class Pixels:
 
 
 class DeepPrior:
-    """An untrained network draws the images from fixed noise; its weights move (Ulyanov et al.
-    2018; paper B, section 4.3).
+    """An untrained network draws the images from fixed noise; the search moves its weights (Ulyanov
+    et al. 2018; paper B, section 4.3).
 
     Two halvings and two doublings of the side with skips between them; group norm, so that images
     do not mix. The output passes a sigmoid, so it lies in the input range.
@@ -77,7 +77,7 @@ class DeepPrior:
         return low + (high - low) * drawn.sigmoid()
 
     def settle(self, box: tuple[float, float] | None) -> None:
-        """Nothing: the sigmoid keeps the range."""
+        """Do nothing: the sigmoid keeps the range."""
 
 
 class _UNet(nn.Module):

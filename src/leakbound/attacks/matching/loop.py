@@ -1,4 +1,4 @@
-"""The loop: Adam for one search, or for several in lockstep, and L-BFGS for one."""
+"""The search loop: Adam for one search or several in lockstep, and L-BFGS for one."""
 
 from __future__ import annotations
 
@@ -25,27 +25,28 @@ VANISHED = "gradient vanished: the update is zero everywhere"
 STUCK = 0.9
 UNEXPLAINED = 0.1
 MASKED = 1e-3
-"""What an answer may leave of an exact update of which a known mask withholds a part: the fewer
-coordinates are seen, the better wrong images match them (at 90 % pruned, to half a percent)."""
+"""Largest unexplained share of an exact update if a known mask withholds a part. With fewer
+coordinates, wrong images match them better (at 90 % pruned, to half a percent).
+"""
 MOSTLY = 0.99
 TRACE_POINTS = 50
 MARKS = (3 / 8, 5 / 8, 7 / 8)
-"""The shares of the steps after which a search's rate falls to a tenth."""
+"""The shares of the steps after which the learning rate falls to a tenth."""
 LOWEST = 0.1 ** len(MARKS)
 """The factor on the rate in the last of the stages between them."""
 WIDTH = 8
-"""How many searches go together: more no longer fit a processor's cache (measured)."""
+"""How many searches run together: more do not fit a processor's cache (measured)."""
 
 
 def diagnose(search: Search, final: float, images: Tensor, labels: Tensor) -> str | None:
-    """Why the search whose best iterate this is has failed; None where nothing shows."""
+    """Why the search whose best iterate this is has failed; None if no sign of failure shows."""
     if search.vanished:
         return "gradient vanished: the objective does not change with the inputs"
     if not final < float("inf"):
         return "not finite: the objective was never a number"
     objective, noise = search.objective, search.objective.noise_share
     if noise > MOSTLY:
-        return f"too much noise: it is {noise:.0%} of the update, and a match says little"
+        return f"too much noise: it is {noise:.0%} of the update, and a match proves little"
     lowest = min((v for v in search.trace if v == v), default=float("nan"))
     if not lowest <= STUCK * search.trace[0]:
         start = search.trace[0]
@@ -66,7 +67,7 @@ def diagnose(search: Search, final: float, images: Tensor, labels: Tensor) -> st
 
 
 def unexplained(objective: Objective, images: Tensor, labels: Tensor) -> float:
-    """Share of the (weighted) update's energy that no multiple of the guess's update has."""
+    """Share of the (weighted) update energy that no multiple of a candidate's update explains."""
     rows = objective.seen_of(objective.rows(images, labels)).detach()
     scale = 1.0 if objective.weights is None else objective.weights
     mine, seen = (rows * scale).double().flatten(), (objective.seen * scale).double().flatten()
@@ -88,9 +89,9 @@ def begin(
     Args:
         settings: the attack's.
         objective: without the terms that need draws.
-        generator: what draws.
+        generator: the source of the draws.
         images: what is searched; None: what the settings say.
-        companion: what the attack estimates beside the images.
+        companion: what the attack estimates with the images.
         many: whether other searches may share its computation.
     """
     observation, task = objective.observation, objective.task
@@ -105,13 +106,13 @@ def begin(
 
 
 def solve(settings: MatchingSettings, searches: Sequence[Search]) -> list[Reconstruction]:
-    """Run one search, or several of one `batch_key`, and give their answers."""
+    """Run one search, or several of one `batch_key`, and return their answers."""
     run(settings, searches)
     return [answer(search) for search in searches]
 
 
 def run(settings: MatchingSettings, searches: Sequence[Search]) -> None:
-    """All steps, or until every search has stopped; none where nothing was seen."""
+    """Take all steps, or stop when every search has stopped; none if the update is zero."""
     if searches[0].objective.blank:
         return
     if settings.optimizer == "lbfgs":
@@ -144,7 +145,7 @@ class Loop:
         self.rate, self.factor = _schedule(settings), 0.0
 
     def step(self, number: int) -> bool:
-        """One step of every search that has not stopped; whether all have."""
+        """Step every search that has not stopped; return whether all have."""
         settings, live = self.settings, self.evaluator.searches
         factor = self.rate(number / settings.steps)
         if settings.schedule == "stages" and factor != self.factor:
@@ -158,7 +159,7 @@ class Loop:
         ended = [search for search in live if stopped(settings, search, number)]
         if ended:
             for variable in [variable for search in ended for variable in search.variables]:
-                variable.grad = None  # the optimizer leaves it alone from now on
+                variable.grad = None  # the optimizer ignores it from now on
             live = [search for search in live if search not in ended]
             if not live:
                 return True
@@ -180,8 +181,8 @@ class Loop:
 def _lbfgs(settings: MatchingSettings, search: Search) -> None:
     """L-BFGS with a strong-Wolfe line search and no early tolerance.
 
-    DLG's released code has no line search: on its own LeNet and MNIST it then reached 40 dB for 18
-    of 20 images within 3 restarts, with the search for 19 of 20 in a third of the time.
+    DLG's released code has no line search. On its own LeNet and MNIST it then reached 40 dB for 18
+    of 20 images within 3 restarts; with the search, 19 of 20 in a third of the time.
     """
     optimizer = torch.optim.LBFGS(
         search.variables,
@@ -205,9 +206,9 @@ def _lbfgs(settings: MatchingSettings, search: Search) -> None:
 
 
 def stopped(settings: MatchingSettings, search: Search, number: int) -> bool:
-    """Whether a search has ended with this step; it keeps a point of its trace now and then.
+    """Whether a search ends with this step; it keeps a point of its trace at intervals.
 
-    Waits for the device at those points alone.
+    Waits for the device at those points only.
     """
     if tick():
         return True
@@ -222,7 +223,7 @@ def stopped(settings: MatchingSettings, search: Search, number: int) -> bool:
 
 
 def answer(search: Search) -> Reconstruction:
-    """The best iterate, and what the search thinks of it."""
+    """The best iterate, and the search's diagnosis of it."""
     task = search.objective.task
     if search.objective.blank:
         middle = boxed(torch.full_like(search.images().detach(), float("nan")), task)
@@ -270,14 +271,14 @@ def _labels(
     try:
         return infer_labels(observation, generator)
     except NotApplicable as error:
-        mend = "give the labels, or search for them too (labels='joint')"
+        mend = "give the labels, or search them too (labels='joint')"
         raise NotApplicable(f"{error.reason}; {mend}") from error
 
 
 def _features(
     settings: MatchingSettings, observation: Observation, generator: torch.Generator
 ) -> FoundFeatures | None:
-    """The features that the settings' method reads off the update; None where none is set."""
+    """The features that the settings' method infers from the update; None if none is set."""
     if settings.features == "none" or not settings.feature_weight:
         return None
     return METHODS[settings.features].find(observation, generator)

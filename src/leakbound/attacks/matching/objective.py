@@ -1,6 +1,6 @@
-"""What a search minimizes: how far a guess's update is from the one seen, and how unlikely it is.
+"""The objective of a search: distance of a candidate's update from the one seen, plus penalties.
 
-An objective is immutable. A search that changes its own (from stage to stage) takes a new one.
+An objective is immutable. A search that changes its objective between stages takes a new one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from leakbound.types import NotApplicable, Observation, Task
 
 
 class Client(Protocol):
-    """How a guess becomes rows, where one round of the observation's own client does not say it."""
+    """How a candidate becomes rows, if one round of the observation's own client does not define
+    it.
+    """
 
     def rows(self, images: Tensor, labels: Tensor) -> Tensor: ...
 
@@ -46,12 +48,12 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """Distance between what a guess would have shown and what was seen, plus terms.
+    """Distance between a candidate's update and the one that was seen, plus terms.
 
-    `seen` (R, P) is white where known correlated noise was whitened; `withheld` (R, P) is known to
-    be withheld of what the model has. `variation` weighs the total variation, and a first stage
-    adds `smoothing`. `zeros_first`: what is withheld counts as zeros that were sent, less from
-    stage to stage, in the last one not at all.
+    `seen` (R, P) is white if known correlated noise was whitened. `withheld` (R, P) marks
+    coordinates of the model that are known to be withheld. `variation` is the weight of the total
+    variation; a first stage adds `smoothing`. `zeros_first`: withheld coordinates count as sent
+    zeros, with less weight in each stage and none in the last.
     """
 
     observation: Observation
@@ -73,7 +75,7 @@ class Objective:
     def of(
         settings: MatchingSettings, observation: Observation, zeros_first: bool = False
     ) -> Objective:
-        """What the settings make of an observation, without the terms that need draws."""
+        """Build it from the settings and an observation, without the terms that need draws."""
         refuse_codes(observation.task, observation.input_shape)
         whitener = _whitener(observation)
         seen, hidden = observation.update.rows, withheld(observation)
@@ -104,7 +106,7 @@ class Objective:
         )
 
     def at_stage(self, factor: float) -> Objective:
-        """The objective of a stage that counts smoothing, and zeros, by this factor."""
+        """The objective of a stage, with smoothing and zeros multiplied by this factor."""
         smooth = Smooth(self.variation + factor * self.smoothing)
         terms = tuple(smooth if isinstance(term, Smooth) else term for term in self.terms)
         weights = self.weights
@@ -141,7 +143,7 @@ class Objective:
         return DISTANCES[self.distance](self.seen_of(rows), self.seen, self.weights, self.spans)
 
     def with_order(self, total: Tensor, rows: Tensor) -> Tensor:
-        """Add what it costs that withheld entries of these rows are not the largest ones."""
+        """Add the penalty for withheld entries of these rows that are not the largest."""
         if self.withheld is None or not self.ordered:
             return total
         return total + self.ordered * disorder(rows, self.withheld, self.spans)
@@ -164,7 +166,7 @@ class Objective:
 
 
 def withheld(observation: Observation) -> Tensor | None:
-    """(R, P) bool: what is known to be withheld of what the model has; None where all was sent."""
+    """(R, P) bool: the model's coordinates known to be withheld; None if all were sent."""
     mask, kept = observation.update.mask, observation.task.kept
     if mask is None or not observation.threat.defense_known:
         return None
@@ -177,7 +179,7 @@ def hides(observation: Observation) -> bool:
 
 
 def _whitener(observation: Observation) -> Structured | None:
-    """The known covariance of correlated noise; None where a mask cut through it."""
+    """The known covariance of correlated noise; None if a mask removed part of it."""
     correlation = observation.correlation
     if correlation is None or (correlation.blocks and observation.update.mask is not None):
         return None

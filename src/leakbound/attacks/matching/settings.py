@@ -24,55 +24,57 @@ FORMS = ("best", "cosine", "span")
 
 
 def unlisted(default: Any) -> Any:
-    """A setting that the attack's `repr`, and so its record, names only where it is changed."""
+    """A setting that the attack's `repr`, and so its stored name, shows only if changed."""
     return field(default=default, metadata={"unlisted": True})
 
 
 @dataclass(frozen=True, repr=False)
 class MatchingSettings(Attack):
-    """What gradient matching can be told to do; what searches with these settings is a subclass.
+    """The settings of gradient matching; subclasses run the search.
 
     Args:
         distance: cosine, cosine_layers, cosine_weighted, euclidean or manhattan.
         total_variation: weight of the total variation.
         smoothing: weight that the schedule "stages" adds to the total variation in its first stage.
             The next two stages add a tenth and a hundredth of it, the last stage nothing. Smooth
-            images are better starts for the later stages. Where a known mask hides coordinates, it
-            is divided by the root of the share that is seen. Inputs that are no images: no effect.
-        noise_variation: what is added to that weight, times the root of the share of noise in the
-            update's energy, which the attacker computes from the declared law.
+            images are better starts for the later stages. If a known mask hides coordinates, it is
+            divided by the square root of the share that is seen. No effect if inputs are not
+            images.
+        noise_variation: what is added to that weight, times the square root of the share of noise
+            in the update's energy, which the attacker computes from the declared distribution.
         optimizer: "adam" or "lbfgs" (then `steps` counts outer steps of up to 20 iterations).
-        learning_rate: of the optimizer, at the start: `schedule` lowers it.
-        steps: of the search.
+        learning_rate: the optimizer's learning rate at the start; `schedule` lowers it.
+        steps: search steps.
         signed: feed Adam only the gradient's sign.
-        schedule: "step" (rate x 0.1 at 3/8, 5/8, 7/8), "stages" (the same rates, and each of the
-            four stages starts from the best iterate so far with momentum 0), "cosine", "constant".
+        schedule: "step" (rate x 0.1 at 3/8, 5/8, 7/8), "stages" (the same rates; each of the four
+            stages starts from the best iterate so far with momentum 0), "cosine", "constant".
         initialization: "normal" (standard normal) or "uniform" (over the input range).
         box: project on the input range after every step.
-        labels: "told" (inferred where they are not told), "inferred", or "joint" (optimized as
-            soft labels together with the inputs, told or not).
+        labels: "told" (inferred if they are not known), "inferred", or "joint" (optimized as soft
+            labels together with the inputs, known or not).
         enough: stop once the objective is at most this; None: never.
-        image: "pixels", or "deep_prior": an untrained network draws the images, and its weights
-            are searched (`initialization` and `box` are then without effect).
+        image: "pixels", or "deep_prior": an untrained network draws the images, and its weights are
+            searched (`initialization` and `box` then have no effect).
         width: channels of that network.
-        batch_norm: weight of the distance between the guess's statistics in the batch norms and
-            those known; a model without batch norms has no such term.
-        statistics: which ones: "exact", "proxy", "running", or "best" (see `terms.statistics`).
-        first_norm: how many times more the first batch norm counts.
+        batch_norm: weight of the distance between the candidate's statistics in the batch norms and
+            the known ones; a model without batch norms has no such term.
+        statistics: the source of the known statistics: "exact", "proxy", "running", or "best" (see
+            `terms.statistics`).
+        first_norm: factor on the first batch norm.
         features: "none", or the method that finds a linear layer's inputs: "cocktail_party", or
             "tensor" and "tensor_fit" for two-layer heads with random units, which a malicious
             server's `plant` makes.
-        feature_weight: weight of the distance between the guess's features and those.
+        feature_weight: weight of the distance between the candidate's features and the found ones.
         feature_form: "cosine", "span", or "best" (cosine for up to 8 examples).
         size: weight of the mean squared distance from the middle of the input range.
-        prior: "package.module:build" of the user: `build(input_shape=(C, H, W))` returns a function
-            from images (N, C, H, W) to one number, lower for likelier images (a plan that names
-            it is code).
+        prior: the user's "package.module:build": `build(input_shape=(C, H, W))` returns a function
+            from images (N, C, H, W) to one number, lower for more likely images (a plan that names
+            it runs code).
         prior_weight: its weight.
         ordered: weight of `objectives.disorder`, for a client known to withhold the largest entries
-            of every tensor: each is then larger than what it sends. With 0.1 ReLU networks gave
-            more away at 30 % withheld (5 dB and up); at 60 %, over several rounds, or with tanh
-            units it did little or harm. It misleads where other entries are withheld.
+            of every tensor: each is then larger than what it sends. With 0.1, ReLU networks leaked
+            more at 30 % withheld (5 dB and up). At 60 %, over several rounds, or with tanh units it
+            had little effect or did harm. It misleads if other entries are withheld.
     """
 
     distance: str = "cosine"

@@ -1,6 +1,6 @@
-"""What else makes a guess likely, beside the update: smoothness, statistics, features, size.
+"""Penalties on unlikely candidates: smoothness, statistics, features, size.
 
-A term is a penalty on the images and on what enters some layers of the model for them.
+A term is a penalty on the images and on the inputs of some layers of the model.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ PUBLIC = 512
 
 
 class Term(Protocol):
-    """One summand of the objective."""
+    """One term of the objective."""
 
     @property
     def weight(self) -> float: ...
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The layers whose inputs it reads."""
+        """The layers whose inputs it uses."""
         ...
 
     def __call__(self, images: Tensor, inside: Mapping[str, Tensor]) -> Tensor:
-        """The penalty for images (N, *S); `inside` holds what enters `layers` for them."""
+        """The penalty for images (N, *S); `inside` holds the inputs of `layers` for them."""
         ...
 
 
 @dataclass(eq=False)
 class Smooth:
-    """Total variation; its weight falls from stage to stage of a search that has stages."""
+    """Total variation; its weight falls from stage to stage if the search has stages."""
 
     weight: float
     layers: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class Small:
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """A penalty of the user's own, such as the distance to a denoiser's answer."""
+    """The user's own penalty, such as the distance to a denoiser's answer."""
 
     weight: float
     penalty: Callable[[Tensor], Tensor]
@@ -80,9 +80,9 @@ class Learned:
 
 @dataclass(frozen=True, eq=False)
 class SameStatistics:
-    """Sum over batch norms of the distances between means and between variances, the first one
-    `first` times (Yin et al. 2021, eq. 8; paper B, eq. 9). Of several clients the statistics are
-    the mean of each one's own, as those told are.
+    """Sum over batch norms of the distances between means and between variances, with the factor
+    `first` on the first (Yin et al. 2021, eq. 8; paper B, eq. 9). For several clients, the
+    statistics are the mean of each client's own, as are the given ones.
     """
 
     weight: float
@@ -107,11 +107,11 @@ class SameStatistics:
 
 @dataclass(frozen=True, eq=False)
 class SameFeatures:
-    """How far the guess's features are from those that another method found (paper B, 4.3).
+    """Distance of the candidate's features from those that another method found (paper B, 4.3).
 
-    "cosine": the mean over examples of 1 - cos² (1 - cos where the signs are known), the found ones
-    assigned to the guesses one to one; "span": the mean share of a guess's feature vector that lies
-    outside the span of the found ones.
+    "cosine": the mean over examples of 1 - cos² (1 - cos if the signs are known), with found
+    features assigned to candidates one to one. "span": the mean share of a candidate's feature
+    vector that lies outside the span of the found ones.
     """
 
     weight: float
@@ -137,9 +137,9 @@ class SameFeatures:
 
 
 def statistics(kind: str, observation: Observation, task: Task) -> Mapping[str, Statistics]:
-    """What the attacker takes for the batch's statistics in every batch norm: "exact" (as given),
-    "proxy" (of public images), "running" (of the model as sent), or "best" (the first of these
-    three that there is, else none).
+    """The assumed statistics of the batch in every batch norm: "exact" (as given), "proxy" (of
+    public images), "running" (of the model as sent), or "best" (the first of these three that is
+    available, otherwise none).
     """
     norms = batch_norms(task)
     if not norms:
@@ -171,7 +171,7 @@ def terms_for(
     features: FoundFeatures | None,
     generator: torch.Generator,
 ) -> list[Term]:
-    """The summands beside the total variation, as far as their weights are not zero."""
+    """The terms other than the total variation whose weights are not zero."""
     terms = list[Term]()
     if settings.size:
         terms.append(Small(settings.size, sum(task.input_range) / 2))
@@ -187,14 +187,14 @@ def terms_for(
         terms.append(Learned(settings.prior_weight, penalty))
     if features is not None:
         form = settings.feature_form
-        if form == "best":  # a span tells nothing of as many directions as the layer has
+        if form == "best":  # a span of as many directions as the layer has is uninformative
             form = "cosine" if observation.examples <= FEW else "span"
         terms.append(SameFeatures(settings.feature_weight, features, form))
     return terms
 
 
 def _running(task: Task, name: str) -> Statistics | None:
-    """The running statistics of a norm; None where there are none, or those that it starts with."""
+    """The running statistics of a norm; None if there are none, or only the initial ones."""
     mean = task.buffers.get(f"{name}.running_mean")
     variance = task.buffers.get(f"{name}.running_var")
     if mean is None or variance is None or not bool((mean != 0).any() | (variance != 1).any()):
