@@ -46,39 +46,40 @@ class Part:
 PARTS = (
     Part(
         domains.mnist,
-        words="1,000 MNIST digits are public and 4,000 others held out.",
+        words="1,000 MNIST digits are public and 4,000 others are held out.",
     ),
     Part(
         domains.photographs,
         words="Color tiles of 16 x 16 pixels, at uniform positions of the eight packaged "
-        "photographs; the label names the photograph.",
+        "photographs. The label names the photograph.",
     ),
     Part(
         lambda: domains.table("breast_cancer"),
-        words="Rows of the table, drawn with replacement; columns scaled to [0, 1].",
+        words="Rows of the table, drawn with replacement. Columns are scaled to [0, 1].",
     ),
     Part(
         lambda: domains.table("wine"),
-        words="Rows of the table, drawn with replacement; columns scaled to [0, 1].",
+        words="Rows of the table, drawn with replacement. Columns are scaled to [0, 1].",
     ),
     Part(
         domains.resampled,
         HIGH,
-        words="The 5,000 digits, drawn with replacement: a distribution of 5,000 values, of which "
+        words="The 5,000 digits, drawn with replacement: a distribution of 5,000 values. "
         "20,000 draws are public.",
     ),
     Part(
         domains.collages,
         (18.0, 20.0, 22.0, 25.5),
         (False,),
-        words="Each quarter comes from a digit drawn for it: many more values than draws.",
+        words="Each quarter comes from a digit drawn for it, so there are many more values than "
+        "draws.",
     ),
     Part(
         domains.two_digits,
         (20.0, 32.0),
         (False,),
-        words="One 0 and one 1, each as likely: opposite answers attain what no attacker exceeds, "
-        "up to the limit's width.",
+        words="One 0 and one 1, each equally likely. Here attacks attain the upper bound, up to "
+        "the width of the confidence limit.",
     ),
 )
 
@@ -148,51 +149,66 @@ def summary(found: Found) -> str:
     trials = min(pair.n for pair in found.pairs)
     worst = max(found.pairs, key=lambda pair: pair.z)
     return (
-        f"{len(found.pairs):,} pairs of a statement and an adversary with {trials:,} held-out "
-        f"trials or more each: {len(found.beaten)} above their statement. The largest z score is "
-        f"{worst.z:.2f} ({worst.adversary}; {worst.statement.domain.name}, "
-        f"{worst.statement.psnr:g} dB, noise {worst.statement.noise:.3g}). "
-        f"{len(found.closed)} targets stayed closed: calibration refused them. Of "
-        f"{len(found.means)} bounds on the mean error, {len(found.means_beaten)} lie above an "
-        "adversary's."
+        f"{len(found.pairs):,} pairs of a statement and an adversary, each with at least "
+        f"{trials:,} held-out trials: {len(found.beaten)} adversaries are above their statement. "
+        f"The largest z score is {worst.z:.2f} ({worst.adversary}; "
+        f"{worst.statement.domain.name}, {worst.statement.psnr:g} dB, noise "
+        f"{worst.statement.noise:.3g}). Calibration refused {len(found.closed)} targets. Of "
+        f"{len(found.means)} bounds on the mean error, {len(found.means_beaten)} are above an "
+        "adversary's error."
     )
 
 
 INTRODUCTION = """# Evidence: statements against adversaries
 
-leakbound states that no attacker reconstructs an example to a given PSNR more often than with a
-given probability, from n public examples and without a model of the data ([risk](risk.md)). Here
-adversaries try to do better. Each is fitted to the same public examples alone, sends a model of its
-own whose gradients have at most the clip norm, sees the noisy release, and answers for examples
-that nobody fitted anything to. An adversary is above a statement if the lower limit of its success
-(Clopper-Pearson, error 0.0001) is.
+leakbound states that no attacker reconstructs an example to a given PSNR with more than a given
+probability. The statement uses n public examples and no model of the data ([risk](risk.md)). On
+this page, adversaries try to exceed such statements.
 
 {summary}
 
-Repeat it: `python -m tests.red_team.table > docs/evidence-of-truth.md` from a clone, {minutes:.0f}
-minutes on one core; `make proof` runs it without the page. A part of it runs with every change
-(`tests/red_team/test_statements.py`), and `tests/red_team/test_old_rules.py` shows that the same
-adversaries beat each rule that was replaced ([errata](errata.md#ours)).
+Repeat it from a clone: `python -m tests.red_team.table > docs/evidence-of-truth.md`, {minutes:.0f}
+minutes on one core. `make proof` runs it without the page. Part of it runs with every change
+(`tests/red_team/test_statements.py`). `tests/red_team/test_old_rules.py` shows that the same
+adversaries exceed each rule that was replaced ([errata](errata.md#ours)).
+
+## How it works
+
+1. Each adversary is fitted to the same public examples and to nothing else.
+2. It sends its own model, whose gradients have at most the clip norm.
+3. It sees the noisy release and answers for examples that nobody fitted anything to.
+4. It is above a statement if the lower limit of its success is (Clopper-Pearson, error 0.0001).
 
 **Adversaries.** {adversaries}. Where labels are known, each is fitted for every class. The last
-three make no use of the update and count once for each threshold, against the lowest statement.
+three do not use the update. They count once for each threshold, against the lowest statement.
 
 **Data.** Digits are split. All other data are distributions made of real examples, as each section
-says: public and held-out examples are independent draws, so that what a statement assumes is true.
+says. Their public and held-out examples are independent draws, so the assumption of a statement is
+true.
 
-**Not covered.** One release of one example by the Gaussian mechanism at full batch: other settings
-rest on proofs and on `tests/bounds`. Statements near 1 say nothing and are left out. Statements
-hold with 95 % confidence over the public sample, and only where private examples are drawn like
-public ones, as they are here. No list of adversaries proves a bound. Margins are mostly wide: it is
-not known how much of them a better attacker would take.
+**An honest server.** `tests/red_team/test_known_model.py` attacks the bound for the model that an
+honest server sends: two models, twelve statements and five adversaries, each with 4,000 held-out
+digits. None is above its statement.
 
-The bound for the model that an honest server sends is attacked in
-`tests/red_team/test_known_model.py`: two models, twelve statements and five adversaries each with
-4,000 held-out digits, none above its statement.
+## Limits
 
-Below: the noise multiplier (noise standard deviation / clip norm), what is stated, the best
-adversary, what it reached with its 95 % interval, and stated / reached. *Target* marks the least
-noise that calibration finds for that probability.
+- The page covers one release of one example by the Gaussian mechanism at full batch. Other settings
+  rest on proofs and on `tests/bounds`.
+- Statements near 1 say nothing and are left out.
+- Statements hold with 95 % confidence over the public sample. They hold only where private examples
+  are drawn like public ones, as here.
+- No list of adversaries proves a bound. Most margins are wide. It is not known how much of them a
+  better attacker would use.
+
+## Columns of the tables
+
+| column | meaning |
+|---|---|
+| noise | the noise multiplier: noise standard deviation / clip norm |
+| target | the row has the least noise that calibration finds for this probability |
+| stated | the statement: no attacker exceeds this probability |
+| best adversary, success, 95 % | the best adversary, its success, and the 95 % interval of it |
+| ratio | stated / success |
 """
 
 
@@ -213,7 +229,7 @@ def page(found: Found, minutes: float) -> Iterator[str]:
         )
         own = [pair for pair in found.pairs if pair.statement.domain is domain]
         yield from head(
-            "dB | labels | noise | target | stated | best adversary | reached | 95 % | ratio"
+            "dB | labels | noise | target | stated | best adversary | success | 95 % | ratio"
         )
         for one in dict.fromkeys(pair.statement for pair in own):
             best = max((pair for pair in own if pair.statement is one), key=lambda pair: pair.hits)
@@ -227,16 +243,23 @@ def page(found: Found, minutes: float) -> Iterator[str]:
                 f"{who} | {share:.4f} | {low:.4f} to {up:.4f} | {margin} |"
             )
     yield "\n## Mean errors\n"
-    yield "The least of the adversaries' mean errors, plus 4 standard errors, is given.\n"
-    yield from head("data | labels | noise | stated: none below | reached | by")
+    yield "*Smallest error*: the smallest mean error of the adversaries, plus 4 standard errors.\n"
+    yield from head("data | labels | noise | stated: none below | smallest error | adversary")
     for one, bound, least, name in found.means:
         known = "known" if one.labeled else "unknown"
         numbers = f"{one.noise:g} | {bound:.4f} | {least:.4f}"
         yield f"| {one.domain.name} | {known} | {numbers} | {name} |"
-    yield "\n## Targets that stay closed\n"
-    yield "The sample is too small, or its examples too much alike, for any noise to meet them.\n"
+    yield "\n## Targets that calibration refuses\n"
+    yield "No noise meets them: the sample is too small, or its examples are too similar.\n"
+    yield from head("data | labels | dB | refused probabilities")
+    refused: dict[str, list[str]] = {}
     for line in found.closed:
-        yield f"- {line}"
+        target, gamma = line.rsplit(", ", 1)
+        refused.setdefault(target, []).append(gamma)
+    for target, gammas in refused.items():
+        name, labels, psnr = target.split(", ")
+        cells = (name, labels.removeprefix("labels "), psnr.removesuffix(" dB"), ", ".join(gammas))
+        yield f"| {' | '.join(cells)} |"
 
 
 def main() -> int:
