@@ -152,7 +152,10 @@ def test_the_attack_names_its_candidate_and_says_when_it_cannot():
     assert torch.equal(before, observation.update.rows)
     assert answer.problem is None
     assert answer.labels.tolist() == [0]
-    assert "almost equally likely" in CandidateLikelihood()(seen(GaussianNoise(LOUD)), stream(1)).problem
+    assert (
+        "almost equally likely"
+        in CandidateLikelihood()(seen(GaussianNoise(LOUD)), stream(1)).problem
+    )
     alone = CandidateLikelihood(limit=1)(observation, stream(1))
     assert "one candidate" in alone.problem
     zero = replace(observation.update, rows=torch.zeros_like(observation.update.rows))

@@ -173,7 +173,7 @@ def test_every_engine_says_what_it_does_not_support():
     with pytest.raises(Unreadable, match="0 is a linear layer on values of several dimensions"):
         single.layers_of(Task.of(model), (4, 4))
     dilated = nn.Sequential(nn.Conv2d(1, 1, 2, dilation=2), nn.Flatten(), nn.Linear(4, 2))
-    with pytest.raises(Unreadable, match=r"0 is a convolution .* which bundles do not have"):
+    with pytest.raises(Unreadable, match=r"0 is a convolution .* which bundles do not support"):
         bundle._plan(Task.of(dilated), (1, 4, 4))
-    with pytest.raises(Unreadable, match=r"not made of nn\.Sequential"):
+    with pytest.raises(Unreadable, match=r"not consist of nn\.Sequential"):
         reader.sequence(Task.of(Steps()), (1, 4, 4))

@@ -1,5 +1,5 @@
-"""Engines: a model's gradients, their pulls and their changes, faster than autograd gives them.
+"""Engines: a model's gradients, their vector-Jacobian products and changes, faster than autograd.
 
-`choose` picks the engine of an attack step (`base` says what one does), `sensitivity` holds the
-gradients of examples and how much every coordinate of a gradient reveals.
+`choose` picks the engine of an attack step (`base` defines what an engine does). `sensitivity`
+holds the per-example gradients and how much every coordinate of a gradient reveals.
 """

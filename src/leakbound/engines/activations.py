@@ -1,4 +1,4 @@
-"""The one table of activations: values, derivatives, order and smoothness."""
+"""The table of activations: values, derivatives, order and smoothness."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _gelu_backward: Kernel = torch.ops.aten.gelu_backward.default
 class Activation:
     """A function f of every element, in any memory layout.
 
-    `curved`: f'' is not zero everywhere that f' is continuous. `operator`: what PyTorch's tracing
-    calls it, where all its derivatives are continuous. `order`: it keeps the order of elements
-    "exactly", "up to rounding", or maybe not (None).
+    `curved`: f'' is not zero everywhere that f' is continuous. `operator`: its name in PyTorch's
+    tracing, if all its derivatives are continuous. `order`: it keeps the order of elements
+    "exactly", "up to rounding", or possibly not (None).
     """
 
     curved = True
@@ -45,7 +45,7 @@ class Activation:
 
 @dataclass(frozen=True)
 class Rectifier(Activation):
-    """u where it is above 0, and `slope` u elsewhere: ReLU at slope 0, LeakyReLU else."""
+    """u if it is above 0, otherwise `slope` u: ReLU at slope 0, otherwise LeakyReLU."""
 
     slope: float = 0.0
     curved = False
@@ -112,7 +112,7 @@ class Tanh(Activation):
 
 @dataclass(frozen=True)
 class Gelu(Activation):
-    """u times the normal law's distribution function at u, or its tanh approximation."""
+    """u times the standard normal distribution function at u, or its tanh approximation."""
 
     approximate: str = "none"
     operator = "gelu"
@@ -150,7 +150,7 @@ class Silu(Activation):
 
 @dataclass(frozen=True)
 class Softplus(Activation):
-    """log(1 + exp(beta u)) / beta, f' the sigmoid of beta u; u where beta u is over `threshold`."""
+    """log(1 + exp(beta u)) / beta, f' the sigmoid of beta u; u if beta u is over `threshold`."""
 
     beta: float = 1.0
     threshold: float = 20.0
@@ -170,7 +170,7 @@ class Softplus(Activation):
 
 @dataclass(frozen=True)
 class Elu(Activation):
-    """u above 0, alpha (exp(u) - 1) elsewhere: f'' jumps at 0."""
+    """u above 0, otherwise alpha (exp(u) - 1): f'' jumps at 0."""
 
     alpha: float = 1.0
 
@@ -207,7 +207,7 @@ OF_CALLS: dict[Any, Callable[..., Activation]] = {
     **dict.fromkeys((functional.sigmoid, torch.sigmoid, "sigmoid"), Sigmoid),
     **dict.fromkeys((functional.tanh, torch.tanh, "tanh"), Tanh),
 }
-"""From functions, and methods of tensors, by what follows their first argument."""
+"""From functions and tensor methods, by the arguments that follow the first."""
 
 
 def of_module(module: nn.Module) -> Activation | None:

@@ -1,17 +1,18 @@
-"""Many cells of equal shape in one computation, each with its own weights and its own data.
+"""Many searches of equal shape in one computation, each with its own weights and data.
 
-Small networks leave a processor idle between kernels: alone, a step of a digit's network takes four
+Small networks leave a processor idle between kernels: alone, a step of a digit network takes four
 times as long as its matrix products. A bundle runs the four passes of the R-operator for all
-cells at once, on products of matrices alone. It takes nested `nn.Sequential`s of linear layers,
+searches at once, with matrix products only. It supports nested `nn.Sequential`s of linear layers,
 convolutions without groups or dilation, non-overlapping pools, elementwise functions and one
 flatten, under cross-entropy.
 
-Guarantees: on one torch thread a cell's bits do not depend on how many others share its bundle, nor
-on its place: products of matrices of one shape that start at aligned places do not, elementwise
-functions not over whole steps of a kernel, and nothing is summed over cells.
+Guarantees: on one torch thread, a search's bits do not depend on how many others share its bundle,
+    nor on its position. Products of matrices of one shape that start at aligned addresses do not
+    depend on these; elementwise functions do not over whole steps of a kernel; and nothing is
+    summed over searches.
 
-Images are (N, C, B, H, W), so that a convolution of a cell's whole batch is one product of
-matrices, and features (N, B, F).
+Images are (N, C, B, H, W), so that a convolution of a search's whole batch is one matrix product,
+and features (N, B, F).
 """
 
 from __future__ import annotations
@@ -44,33 +45,33 @@ from leakbound.task import Task
 
 Pair = Sequence[int]
 WHOLE = 64
-"""Numbers in which a kernel's steps end: shorter rests take another path, with other bits."""
+"""Numbers per step of a kernel; a shorter remainder takes another path, with other bits."""
 
 
 class BundledLayer:
-    """One step of the four passes; each call remembers what the next one needs."""
+    """One step of the four passes; each call stores what the next one needs."""
 
     def forward(self, a: Tensor) -> Tensor:
         raise NotImplementedError
 
     def gradients(self, d: Tensor, into: Tensor) -> None:
-        """From the output's deltas, the gradients of the layer's own weights, into (N, P)."""
+        """Write the gradients of the layer's weights, from the output's deltas, into (N, P)."""
 
     def back(self, d: Tensor) -> Tensor:
-        """The input's deltas; of those that `gradients` was given, if the layer has weights."""
+        """The input's deltas; with weights, from the output deltas that `gradients` got."""
         raise NotImplementedError
 
     def tangent(self, da: Tensor | None, v: Tensor) -> Tensor | None:
-        """How the output moves with the input along `da` and with the weights along v (N, P)."""
+        """The output's change for the input's change `da` and the weights' change v (N, P)."""
         return None if da is None else self.forward(da)  # of linear layers without weights
 
     def input_grad_tangent(self, dd: Tensor) -> Tensor:
-        """How the input's deltas move with the output's along `dd` and with the last tangents."""
+        """The input deltas' change for the output deltas' change `dd` and the last tangents."""
         return self.back(dd)
 
 
 Build = Callable[[Tensor], BundledLayer]
-"""A layer from the flat parameters (N, P) of all cells."""
+"""A layer from the flat parameters (N, P) of all searches."""
 _KNOWN: WeakKeyDictionary[nn.Module, dict[Shape, BundlePlan | None]] = WeakKeyDictionary()
 _WORK: WeakKeyDictionary[nn.Module, dict[Shape, int]] = WeakKeyDictionary()
 _COUNTS = Lock()
@@ -79,7 +80,7 @@ _COUNTS = Lock()
 
 @dataclass(frozen=True, eq=False)
 class BundlePlan:
-    """A model's layers in order; `name` is equal for models that differ in their weights alone."""
+    """A model's layers in order; `name` is equal for models that differ only in their weights."""
 
     builds: tuple[Build, ...]
     name: str
@@ -108,7 +109,7 @@ def work(task: Task, shape: Shape) -> int:
 
 
 class Bundle:
-    """N cells of one chain at weights (N, P); `kept` (N, P) is False for absent weights."""
+    """N searches on one chain at weights (N, P); `kept` (N, P) is False for absent weights."""
 
     def __init__(self, found: BundlePlan, parameters: Tensor, kept: Tensor | None = None) -> None:
         self.cells = len(parameters)
@@ -153,7 +154,7 @@ def _plan(task: Task, shape: Shape) -> BundlePlan:
         raise Unreadable("bundles take images or features, and train all weights")
     layers = sequence(task, shape)
     if len(layers[-1].after) != 1:
-        raise Unreadable("the model's output is no row of class scores")
+        raise Unreadable("the model's output is not one row of class scores per example")
     builds = [_build(task, layer) for layer in pools_first(without(layers, Kind.IDENTITY))]
     modules = [task.model.get_submodule(layer.name) for layer in layers]
     linear = not any(layer.kind is Kind.CONVOLUTION for layer in layers)
@@ -181,7 +182,7 @@ def _build(task: Task, layer: Layer) -> Build | None:
         plain = [[1, 1], False] if largest else [False, more[1], None]
         if stride == kernel and padding == [0, 0] and more == plain:
             return lambda _: pool(kernel)
-    raise Unreadable(f"{layer.name} is {kind.value}, which bundles do not have in this form")
+    raise Unreadable(f"{layer.name} is {kind.value}, which bundles do not support in this form")
 
 
 Place = tuple[int, Pair, bool]
@@ -310,7 +311,7 @@ class BundledConvolution(_Weighted):
         return bordered[..., top : top + high, left : left + wide]
 
     def _windows(self, a: Tensor, name: str) -> Tensor:
-        """What each output sees, (N, C k k, B h w), in a buffer of that name."""
+        """The window of each output, (N, C k k, B h w), in a buffer of that name."""
         number, channels, size = self.given[:3]
         bordered = self.buffer("border of " + name, self._border(), a)
         self._inside(bordered).copy_(a)
@@ -323,7 +324,7 @@ class BundledConvolution(_Weighted):
         return found.view(number, self.shape[1], -1)
 
     def _folded(self, columns: Tensor, name: str) -> Tensor:
-        """The sum of windows (N, C k k, B h w) at their places, in a buffer of that name."""
+        """The sum of windows (N, C k k, B h w) at their positions, in a buffer of that name."""
         number, channels, size = self.given[:3]
         columns = columns.view(number, channels, *self.kernel, size, *self.sides)
         total = self.buffer(name, self._border(), columns).zero_()
@@ -435,7 +436,7 @@ class BundledFlatten(BundledLayer):
 
 
 def _largest(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The largest of several tensors, and which is the first to have it."""
+    """The largest of several tensors, and the index of the first that has it."""
     best, which = parts[0], torch.zeros_like(parts[0], dtype=torch.bool)
     for number, part in enumerate(parts[1:], start=1):
         higher = part > best
@@ -459,13 +460,13 @@ def _wide(bias: Tensor | None, dim: int) -> Tensor | None:
     return None if bias is None else bias.unsqueeze(dim)
 
 
-# BLAS takes other paths for other places in memory, and for single columns of one matrix alone:
-# here each cell starts on a line of memory, and columns are multiplied one cell at a time. Results
+# BLAS takes other paths for other addresses in memory, and for single columns of one matrix. So
+# each search starts on a line of memory, and columns are multiplied one search at a time. Results
 # go to memory that is kept: new memory of this size costs as much as the products.
 
 
 def product(left: Tensor, right: Tensor, added: Tensor | None, into: Tensor) -> Tensor:
-    """`added` plus products (N, m, n) of (N, m, k) and (N, k, n), all at aligned places."""
+    """`added` plus products (N, m, n) of (N, m, k) and (N, k, n), all at aligned addresses."""
     if into.shape[2] == 1:
         for own, matrix, column in zip(into, left, right, strict=True):
             torch.mv(matrix, column[:, 0], out=own[:, 0])
@@ -476,7 +477,7 @@ def product(left: Tensor, right: Tensor, added: Tensor | None, into: Tensor) -> 
 
 
 def more(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Another product on top of a total (N, m, n), in place."""
+    """Add another product to a total (N, m, n), in place."""
     if total.shape[2] != 1:
         return total.baddbmm_(left, right)
     for own, matrix, column in zip(total, left, right, strict=True):
@@ -485,13 +486,13 @@ def more(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 
 def rows(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Empty memory of a shape (N, ...) in which each cell starts at an aligned place."""
+    """Empty memory of a shape (N, ...) in which each search starts at an aligned address."""
     size = math.prod(shape[1:])
     return like.new_empty(shape[0], -(-size // LINE) * LINE)[:, :size].view(*shape)
 
 
 def lined(a: Tensor) -> Tensor:
-    """The same numbers, where each cell starts at an aligned place."""
+    """The same numbers, with each search at an aligned address."""
     apart = len(a) == 1 or a.stride(0) % LINE == 0
     if apart and a.storage_offset() % LINE == 0 and a[0].is_contiguous():
         return a

@@ -1,7 +1,8 @@
-"""Which engine a computation takes: a rule of the model, the shapes and the machine's type alone.
+"""The choice of an engine: it depends only on the model, the shapes and the machine's type.
 
-Bits depend on the engine, so the choice must not depend on anything else, least of all on how many
-cells run at once: whoever may have company takes the engine for company, with it or without.
+Bits depend on the engine. So the choice must not depend on anything else, in particular not on how
+many searches run at once: a search that may share a computation takes the engine for many, whether
+others join or not.
 """
 
 from __future__ import annotations
@@ -20,25 +21,29 @@ from leakbound.task import Task
 __all__ = ["Choice", "choose"]
 
 SMALL = 8
-"""Largest batch of one row that a bundle takes. Of linear layers alone, steps in those of autograd:
-MLP, batch 1: eight bundled .30, single .46; batch 4: .41 and .50."""
+"""Largest batch of one row that a bundle takes. Steps of linear layers only, relative to
+autograd's: MLP, batch 1: eight bundled 0.30, single 0.46; batch 4: 0.41 and 0.50.
+"""
 
 LIGHT = 1.6e7
-"""Operations of a forward pass up to which cells with convolutions share calls. A step of one of
-eight against a step alone by the single engine, 28x28: LeNet .40 at batch 1, .51 at 2, .68 at 4,
-1.1 at 8; SimpleConvNet .73, .91, then 1.13 at batch 4 (3e7 operations)."""
+"""Operations of a forward pass up to which searches with convolutions share calls. A step of one of
+eight relative to a step alone by the single engine, 28x28: LeNet 0.40 at batch 1, 0.51 at 2, 0.68
+at 4, 1.1 at 8; SimpleConvNet 0.73, 0.91, then 1.13 at batch 4 (3e7 operations).
+"""
 
 LARGEST = 500_000
-"""Parameters of a model from which its kernels are large enough to fill a processor alone. Steps in
-those of autograd (AVX2): 3.1 million in two linear layers, bundled 1.02, single .83; 800,000, one
-of eight bundled .88 to 1.18, single .54 to .69; an MLP of 395,000, .51 to .84 and .53 to .70."""
+"""Parameters of a model from which its kernels are large enough to fill a processor alone. Steps
+relative to autograd's (AVX2): 3.1 million in two linear layers, bundled 1.02, single 0.83; 800,000,
+one of eight bundled 0.88 to 1.18, single 0.54 to 0.69; an MLP of 395,000, 0.51 to 0.84 and 0.53 to
+0.70.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
     """One of three engines for a model.
 
-    `chain` is the model as a bundle takes it, `plan` its layers for PyTorch's own kernels; one is
+    `chain` is the model for a bundle, `plan` its layers for PyTorch's own kernels; one of them is
     None. `local`: the client takes several local steps, or minibatches.
     """
 
@@ -47,9 +52,9 @@ class Choice:
     local: bool = False
 
     def engine(self, tasks: Sequence[Task], rows: int) -> Engine:
-        """An engine for tasks of one model, with so many rows each; only a bundle takes several."""
+        """An engine for tasks of one model, with `rows` each; only a bundle takes several tasks."""
         if self.chain is None:
-            assert self.plan is not None  # one of the two is there
+            assert self.plan is not None  # one of the two is set
             return (single.LocalSteps if self.local else single.Single)(tasks[0], self.plan)
         weights = [task.parameters for task in tasks for _ in range(rows)]
         kept: Tensor | None = None
@@ -62,10 +67,10 @@ class Choice:
 
 
 def choose(task: Task, rows: int, shape: Shape, many: bool = False) -> Choice | None:
-    """The engine for rows of gradients, each of a batch of shape (B, *S); None: autograd is needed.
+    """The engine for rows of gradients, each of a batch of shape (B, *S); None: use autograd.
 
-    Of a client of several local steps or minibatches, a row is the update. `many`: cells may come
-    together.
+    For a client with several local steps or minibatches, a row is the update. `many`: several
+    searches may share the computation.
     """
     if kernels() == "autograd":
         return None

@@ -16,17 +16,17 @@ from leakbound.engines.rules import Given, Rule, paired, there
 _convolve: Kernel = torch.ops.aten.convolution.default
 _adjoints: Callable[..., list[Tensor]] = torch.ops.aten.convolution_backward.default
 _SMALL = 32
-"""Up to this many weights an output channel, products with columns beat the kernels."""
+"""Up to this many weights per output channel, products with columns are faster than kernels."""
 _FEW = 16
-"""They do, too, where an output channel has this many times more weights than it has values."""
+"""They are also faster if an output channel has this many times more weights than values."""
 _SLOW = 20480
-"""A single example of up to this many numbers PyTorch takes as columns itself, anew each time."""
+"""PyTorch itself takes a single example of up to this many numbers as columns, in each call."""
 
 
 def convolution(given: Given, options: tuple[Any, ...]) -> Rule:
     """The rule for a convolution; `options` are stride, padding, dilation and groups.
 
-    It depends on the weights' shape, type, device and training and on `base.kernels` alone.
+    It depends only on the weights' shape, type, device and training, and on `base.kernels`.
     """
     weight = there(given.weights[0])
     on_cpu = weight.device.type == "cpu"
@@ -44,14 +44,14 @@ def convolution(given: Given, options: tuple[Any, ...]) -> Rule:
 
 
 class Patches:
-    """The patches of an input that a convolution multiplies with its weights, and back."""
+    """The patches of an input that a convolution multiplies with its weights, and their inverse."""
 
     def __init__(self, kernel: torch.Size, options: tuple[Any, ...]) -> None:
         self.kernel = tuple(kernel)
         self.stride, self.padding, self.dilation, _ = options
 
     def see(self, shape: torch.Size) -> tuple[int, int, int]:
-        """Inputs of another shape from now on; the number of examples and the output's sides."""
+        """Set another input shape; return the number of examples and the output's sides."""
         self.shape = shape
         terms = zip(
             *(shape[2:], self.padding, self.dilation, self.kernel, self.stride), strict=True
@@ -61,7 +61,7 @@ class Patches:
         return shape[0], height, width
 
     def of(self, x: Tensor) -> Tensor:
-        """Patches (I k k, B L) of an input (B, I, H, W), L places each."""
+        """Patches (I k k, B L) of an input (B, I, H, W), L positions each."""
         top, left = self.padding
         x = nn.functional.pad(x, (left, left, top, top)) if top or left else x
         batch, channel, row, column = x.stride()
@@ -154,7 +154,7 @@ class ColumnsRule(Rule):
 
     def backward(self, delta: Tensor) -> Tensor | None:
         self.rows = self.patches.rows(delta)
-        # the long sums over places are several times faster this way around
+        # the long sums over positions are several times faster in this order
         self._sum_up(self.columns.mm(self.rows), self.rows)
         if not self.moving:
             return None
@@ -186,7 +186,7 @@ class ColumnsRule(Rule):
 
 
 class ChangingRule(Rule):
-    """`ColumnsRule` or `ConvolutionRule`, by the shape of what enters: for weights that change."""
+    """`ColumnsRule` or `ConvolutionRule`, by the input's shape: for weights that change."""
 
     def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
         super().__init__(given)
@@ -210,9 +210,10 @@ class ChangingRule(Rule):
 
 
 class PackedRule(ConvolutionRule):
-    """As `ConvolutionRule`, with the fixed weights in the processor's own layout from the start.
+    """As `ConvolutionRule`, with fixed weights in the processor's own layout from the start.
 
-    Values have the channels last. Where they are few, changing products are those of `ColumnsRule`.
+    Values have the channels last. If there are few, products with changes are those of
+    `ColumnsRule`.
     """
 
     def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
@@ -280,7 +281,7 @@ class PackedRule(ConvolutionRule):
 
 
 def _few(x: Tensor, inner: int, places: int) -> bool:
-    """Whether products with columns pay, for so many weights an output channel, and values."""
+    """Whether products with columns are faster, for these weights per output channel and values."""
     return inner > _FEW * places or (len(x) == 1 and x.numel() <= _SLOW)
 
 

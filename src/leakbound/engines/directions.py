@@ -1,4 +1,4 @@
-"""Which examples move along which directions, and how many of these pairs go together."""
+"""Pairs of an example and a direction along which it moves, in groups that fit in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BYTES = 2**26
 
 @dataclass(frozen=True, eq=False)
 class RandomDirections:
-    """One Gaussian direction for each example and repetition.
+    """One Gaussian direction per example and repetition.
 
     `leading`: the first pairs of `rounds` are the batch in order.
     """
@@ -26,7 +26,7 @@ class RandomDirections:
     leading = True
 
     def rounds(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """At most `step` pairs at once: the examples' places (n,) and the directions (n, *S)."""
+        """At most `step` pairs at once: the examples' indices (n,) and the directions (n, *S)."""
         size = len(self.inputs)
         places = torch.arange(size, device=self.inputs.device)
         for drawn in self._drawn(max(1, step // size)):
@@ -35,7 +35,7 @@ class RandomDirections:
                 yield which[at : at + step], directions[at : at + step]
 
     def blocks(self, step: int) -> Iterator[tuple[slice, Iterator[Tensor]]]:
-        """Examples that go together, and their directions (k, n, *S), at most `step` pairs at once.
+        """Groups of examples, and their directions (k, n, *S), at most `step` pairs at once.
 
         Every example comes with its first block.
         """
@@ -57,7 +57,7 @@ class RandomDirections:
 
 @dataclass(frozen=True, eq=False)
 class UnitDirections:
-    """Each input of each example by itself."""
+    """Each input value of each example by itself."""
 
     inputs: Tensor
     leading = False
@@ -82,9 +82,9 @@ class UnitDirections:
 
 
 Directions = RandomDirections | UnitDirections
-"""Pairs of an example and a direction, in two orders: flat, and with each example's together."""
+"""Pairs of an example and a direction, in two orders: flat, and grouped by example."""
 
 
 def fitting(elements: int, like: Tensor, limit: int = BYTES) -> int:
-    """How many pairs of so many numbers fit the limit in bytes; at least 1."""
+    """How many pairs of `elements` numbers fit the limit in bytes; at least 1."""
     return max(1, limit // (elements * like.element_size()))

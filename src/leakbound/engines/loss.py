@@ -1,4 +1,4 @@
-"""The loss's slopes in the logits, and how these move with the logits."""
+"""The loss's derivatives in the logits, and how these change with the logits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leakbound.types import Loss
 class CrossEntropy:
     """The sum of all rows' cross-entropies over `size`, the rows of one batch, in closed form.
 
-    Rows (M, K) may belong to several batches, as each row stands for itself.
+    Rows (M, K) may belong to several batches, as each row is independent of the others.
     """
 
     def __init__(self, logits: Tensor, labels: Tensor, size: int) -> None:
@@ -25,7 +25,7 @@ class CrossEntropy:
         self.deltas = deltas.div_(size)
 
     def moved(self, tangent: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The changes (M, K) of the deltas and of the slopes in soft labels, None for classes."""
+        """The changes (M, K) of deltas and of derivatives in soft labels, None for classes."""
         weighted = self.chances * tangent
         mean = weighted.sum(-1, keepdim=True)
         change = torch.addcmul(weighted, self.chances, mean, value=-1)
@@ -50,7 +50,7 @@ class _Traced:
         soft = self.labels.requires_grad
         wanted = [self.logits, self.labels] if soft else [self.logits]
         if self.slopes.requires_grad:
-            # the Hessian is symmetric, and kept: a gradient may be pulled on several times
+            # the Hessian is symmetric and kept: a gradient may have several pulls
             changes = torch.autograd.grad(
                 self.slopes, wanted, tangent, retain_graph=True, materialize_grads=True
             )

@@ -1,4 +1,4 @@
-"""Norms in the four passes: batch norm with fixed statistics, and norms of each example alone."""
+"""Norms in the four passes: batch norm with fixed statistics, and norms within each example."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class GroupNormRule(Rule):
         return _group_norm(self.x, weight, bias, *self.sizes, self.eps)
 
     def _projected(self, change: Tensor) -> Tensor:
-        """What standardizing makes of a change: it is symmetric."""
+        """The derivative of standardizing, applied to a change: it is symmetric."""
         return there(self._back(change, None, [True, False, False])[0])
 
     def _back(
@@ -159,7 +159,7 @@ class GroupNormRule(Rule):
 class StandardizedRule(Rule):
     """Group norm and layer norm: rows of mean 0 and variance 1, then scaled and shifted.
 
-    `rows` an example; `shape` is the weights', as it broadcasts over an example.
+    `rows` per example; `shape` is that of the weights, as it broadcasts over an example.
     """
 
     def __init__(self, given: Given, rows: int, shape: tuple[int, ...], eps: float) -> None:
@@ -214,7 +214,7 @@ class StandardizedRule(Rule):
         return change.view(delta.shape)
 
     def _sum_up(self, delta: Tensor, hat_change: Tensor | None) -> None:
-        """Write the gradients, or their changes, as sums over what shares a weight."""
+        """Write the gradients, or their changes, as sums over the elements that share a weight."""
         weight, bias = self.gradients
         over = [0, *(1 + at for at, side in enumerate(self.shape) if side == 1)]
         if bias is not None:
@@ -226,7 +226,9 @@ class StandardizedRule(Rule):
             weight.copy_(product.sum(over).view(weight.shape))
 
     def _projected(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """What standardizing makes of a change of the rows (it is symmetric), and <hat, change>."""
+        """The (symmetric) derivative of standardizing applied to the rows' change, and <hat,
+        change>.
+        """
         along = (self.hat * rows).mean(2, keepdim=True)
         change = rows - rows.mean(2, keepdim=True)
         return change.addcmul_(self.hat, along, value=-1).mul_(self.rate), along

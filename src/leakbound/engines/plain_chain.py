@@ -1,9 +1,9 @@
-"""The engine of examples' own gradients for plain chains of layers: each passes the model once.
+"""The engine for per-example gradients of plain chains of layers: each example passes once.
 
-However many directions an example has, its own forward and backward pass are made once, and only
-the changes along the directions pass through the layers again. Kernels are chosen by hand: no
-differentiation engine, max pools with the channels last, activations after the pools, and one
-grouped convolution for the weight changes of several pairs of an example and a direction.
+However many directions an example has, its forward and backward pass are made once; only the
+changes along the directions pass through the layers again. Kernels are chosen by hand: no autograd,
+max pools with the channels last, activations after the pools, and one grouped convolution for the
+weight changes of several pairs of an example and a direction.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Parts = tuple[tuple[str, nn.Module], ...]
 
 
 def plan(task: Task, inputs: Tensor) -> Parts | None:
-    """The parts of the task's model for inputs (B, *S); None where the engine is not right."""
+    """The parts of the task's model for inputs (B, *S); None if the engine does not support it."""
     try:
         layers = without(sequence(task, tuple(inputs.shape[1:])), Kind.IDENTITY, Kind.DROPOUT)
     except Unreadable:
@@ -67,13 +67,13 @@ def _computed(task: Task, layer: Layer) -> bool:
 
 
 class ChainStep:
-    """One layer at given examples (n, ...): its tangent, its adjoint and that one's change.
+    """One layer at given examples (n, ...): its tangent, its adjoint and the adjoint's change.
 
-    Tangents and changes of deltas have the directions in front: (k, n, ...).
+    Tangents and changes of deltas have the directions as leading dimension: (k, n, ...).
     """
 
     curved = False
-    """Whether `pull_moved` needs to know how the input moves."""
+    """Whether `pull_moved` needs the input's change."""
 
     def push(self, moved: Tensor) -> Tensor:
         """The change of the output when the input changes by `moved`."""
@@ -189,7 +189,7 @@ def take(module: nn.Module, x: Tensor, own: Mapping[str, Tensor]) -> tuple[Tenso
 
 def _pooled(module: nn.MaxPool2d, x: Tensor) -> tuple[Tensor, ChainStep]:
     on_cpu = x.device.type == "cpu"
-    # PyTorch's own pool on the CPU is an order faster with the channels last
+    # PyTorch's own pool on the CPU is ten times faster with the channels last
     x = x.contiguous(memory_format=torch.channels_last) if on_cpu else x
     how = (module.kernel_size, module.stride, module.padding, module.dilation, module.ceil_mode)
     best, places = nn.functional.max_pool2d(x, *how, return_indices=True)
@@ -228,7 +228,7 @@ class ChainPoint:
         return tuple(reversed(deltas))
 
     def inputs_moved(self, directions: Tensor) -> dict[str, Tensor]:
-        """The changes (k, n, D) of what enters the plain Linear layers, along (k, n, *S)."""
+        """The input changes (k, n, D) of the plain Linear layers, along (k, n, *S)."""
         outer = [_trains(s) and changes.is_outer(s.module, s.seen) for _, s in self.steps]
         found, moved = {}, directions
         for at, (name, step) in enumerate(self.steps):
@@ -260,11 +260,11 @@ class ChainPoint:
         return Power(self._joined(total, 0), self._joined(norm, 0))
 
     def power_of(self, more: Mapping[str, Forward]) -> Power:
-        """What the further directions add to `power`, (P,); 0 for all but Linear weights."""
+        """The contribution of further directions to `power`, (P,); 0 except for Linear weights."""
         total, norm = self.output.new_zeros(2, len(self.task.parameters))
         places = {name: slice(start, stop) for name, _, start, stop in self.task.layout}
         for name, (_, _, delta) in self._weighted():
-            if name in more and f"{name}weight" in places:  # its bias alone may be trained
+            if name in more and f"{name}weight" in places:  # perhaps only its bias is trained
                 found, place = more[name].power(delta), places[f"{name}weight"]
                 total[place], norm[place] = found.total.flatten(), found.norm.flatten()
         return Power(total, norm)
@@ -294,7 +294,7 @@ class ChainPoint:
             (name, step), delta = self.steps[at], self.deltas[at - self.first]
             before = seen.pop()
             if _trains(step):
-                assert before is not None  # it was kept above
+                assert before is not None  # kept above
                 yield name, (step.module, step.seen, before, delta, change)
             if at > self.first:
                 change = step.pull_moved(delta, change, before)
@@ -314,7 +314,7 @@ def _trains(step: ChainStep) -> TypeGuard[WeightedStep]:
 
 @dataclass(frozen=True, eq=False)
 class ChainPasses:
-    """A batch (B, ...) and a plain chain to send it through, `chunk` pairs at a time."""
+    """A batch (B, ...) and a plain chain for it, `chunk` pairs at a time."""
 
     task: Task
     inputs: Tensor
@@ -341,14 +341,14 @@ class ChainPasses:
     ) -> tuple[Power, Tensor]:
         """Sums (P,) over pairs of each example's own squared changes; the batch's gradient (P,).
 
-        `more` is what further directions say of Linear inputs, by prefix.
+        `more` holds the results of further directions for Linear inputs, by prefix.
         """
         parts: list[Power] = []
         gradient, left = torch.zeros_like(self.task.parameters), 0
         for part, directions in pairs.blocks(self.step()):
             point = self.point(part)
             own = {name: forward.of(part) for name, forward in (more or {}).items()}
-            if part.start == left:  # not met before
+            if part.start == left:  # not visited before
                 gradient, left = gradient + point.gradient(), part.stop
                 parts += [point.power_of(own)] if own else []
             for few in directions:
@@ -356,7 +356,7 @@ class ChainPasses:
         return parts[0], gradient / len(self.inputs)
 
     def forward_only(self, source: Source, directions: int, forward: int) -> dict[str, Forward]:
-        """What `forward` more directions of each example say of plain Linear layers' inputs."""
+        """The results of `forward` more directions per example for plain Linear layers' inputs."""
         squares: dict[str, Tensor] = {}
         fourths: dict[str, Tensor] = {}
         size, pairs = len(self.inputs), RandomDirections(self.inputs, source, forward)
@@ -401,7 +401,7 @@ class ChainPasses:
 
 
 def elements(task: Task, parts: Parts, one: Tensor) -> int:
-    """About how many numbers one direction of one example (1, *S) needs, its own passes too."""
+    """Approximate count of numbers for one direction of one example (1, *S), with its passes."""
     known = _SIZES.setdefault(task.model, {})
     key = (one.shape, one.dtype, one.device)
     if key not in known:

@@ -1,9 +1,9 @@
-"""The one reader of models: an `nn.Module` as typed layers, or the reason why it cannot be read.
+"""Read models: an `nn.Module` as typed layers, or the reason why it cannot be read.
 
-Nested `nn.Sequential`s are read module by module (`sequence`); any other model is traced with
-torch.fx (`read`), which patches `nn.Module` for the whole process while it runs, so that only
-attackers trace and never clients, who may run in threads. Each engine says which kinds of layers
-it supports.
+Nested `nn.Sequential`s are read module by module (`sequence`). Any other model is traced with
+torch.fx (`read`), which patches `nn.Module` for the whole process while it runs. So only attackers
+trace; clients, which may run in threads, never do. Each engine states the kinds of layers that it
+supports.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from leakbound.types import Task
 
 
 class Unreadable(Exception):
-    """Why a model or one of its layers cannot be read, or is not for an engine."""
+    """Why a model or one of its layers cannot be read, or is not supported by an engine."""
 
 
 class Kind(Enum):
@@ -58,11 +58,11 @@ Found = tuple[Kind, Options]
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a model: by `options`, its kind makes of `sources` the value `output`.
+    """One layer of a model: its kind and `options` map `sources` to the value `output`.
 
     Value 0 is the model's input. `before` and `after` are shapes of one example, of the first
-    source and of the output. `weights` and `buffers` are full names, None for one that is absent.
-    `owns`: some weight is trained. `moving`: a source changes with the weights of layers before.
+    source and of the output. `weights` and `buffers` are full names, None for an absent one.
+    `owns`: some weight is trained. `moving`: a source changes with the weights of earlier layers.
     """
 
     kind: Kind
@@ -85,8 +85,8 @@ _SEQUENCES: WeakKeyDictionary[nn.Module, dict[Shape, Layers | str]] = WeakKeyDic
 def read(task: Task, shape: Shape) -> Layers:
     """The layers of the task's model from the input to the output, for examples of a shape (*S)."""
     if task.coupled:
-        raise Unreadable("the examples see each other")
-    # a bare layer is for the bundle and the examples' engine; it has no names for this one
+        raise Unreadable("the examples affect each other")
+    # a bare layer is for the bundle and the per-example engine; it has no names for this one
     plain = _leaves(task.model) is not None and type(task.model) is nn.Sequential
     layers = sequence(task, shape) if plain else _traced(task, shape)
     trained = [name for name, _ in task.model.named_parameters(remove_duplicate=False)]
@@ -113,9 +113,9 @@ def sequence(task: Task, shape: Shape) -> Layers:
 def _sequence(task: Task, shape: Shape) -> Layers:
     parts, layers, moving = _leaves(task.model), list[Layer](), False
     if parts is None:
-        raise Unreadable("the model is not made of nn.Sequential and layers of torch.nn alone")
+        raise Unreadable("the model does not consist of nn.Sequential and layers of torch.nn only")
     if any(_altered(module) or "forward" in vars(module) for module in task.model.modules()):
-        raise Unreadable("a module has hooks or a forward of its own")
+        raise Unreadable("a module has hooks or its own forward")
     if len(list(task.model.named_parameters(remove_duplicate=False))) != len(task.layout):
         raise Unreadable("layers share weights")
     value = task.parameters.new_zeros(1, *shape)
@@ -124,19 +124,19 @@ def _sequence(task: Task, shape: Shape) -> Layers:
         try:
             with torch.no_grad():
                 value = module(value)
-        except Exception as error:  # whoever calls the model on such inputs gets to see it
-            raise Unreadable(f"{name} refuses its input: {error}") from error
+        except Exception as error:  # a caller of the model on such inputs will see it
+            raise Unreadable(f"{name} fails on its input: {error}") from error
         layers.append(replace(layer, after=tuple(value.shape[1:]), moving=moving))
         moving = moving or layer.owns
     return tuple(layers)
 
 
 def _leaves(model: nn.Module, name: str = "") -> list[tuple[str, nn.Module]] | None:
-    """The layers of nested `nn.Sequential`s by name; None where a module is not PyTorch's own."""
+    """The layers of nested `nn.Sequential`s by name; None if a module is not PyTorch's own."""
     if type(model) is not nn.Sequential:
         return [(name, model)] if type(model).__module__.startswith("torch.nn.modules") else None
     prefix, found = f"{name}." if name else "", list[tuple[str, nn.Module]]()
-    for own, module in model._modules.items():  # `named_children` leaves out what comes again
+    for own, module in model._modules.items():  # `named_children` leaves out repeated modules
         parts = None if module is None else _leaves(module, prefix + own)
         if parts is None:
             return None
@@ -156,7 +156,7 @@ def _traced(task: Task, shape: Shape) -> Layers:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         graph = fx.Tracer().trace(model)
-        # of two examples, so that what mixes them with other dimensions is seen
+        # two examples, to detect a mix with other dimensions
         zeros = task.parameters.new_zeros(2, *shape)
         ShapeProp(fx.GraphModule(model, graph)).propagate(zeros)
     numbers: dict[fx.Node, int] = {}
@@ -184,24 +184,24 @@ def _traced(task: Task, shape: Shape) -> Layers:
 
 
 def _shape(node: fx.Node) -> Shape | None:
-    """Of a tensor; None for a number, such as a size."""
+    """The shape of a tensor; None for a number, such as a size."""
     meta = node.meta.get("tensor_meta")
     if meta is None:
         return None
     if not hasattr(meta, "shape"):
-        raise Unreadable(f"{node.name} gives several tensors")
+        raise Unreadable(f"{node.name} returns several tensors")
     return tuple(meta.shape)
 
 
 def _of_node(model: nn.Module, node: fx.Node, numbers: dict[fx.Node, int]) -> Layer:
     entering = [own for own in node.all_input_nodes if _shape(own) is not None]
     if any(own not in numbers for own in entering) or not entering:
-        raise Unreadable(f"{node.name} does not come from the input alone")
+        raise Unreadable(f"{node.name} depends on more than the input")
     output = max(numbers.values()) + 1
     sources: tuple[int, ...] = (numbers[entering[0]],)
     after, before = _shape(node) or (), _shape(entering[0]) or ()
     if after[:1] != before[:1]:
-        raise Unreadable(f"{node.name} does not keep the examples in front")
+        raise Unreadable(f"{node.name} does not keep the examples as the first dimension")
     if node.op == "call_module":
         if len(node.args) != 1 or node.kwargs:
             raise Unreadable(f"{node.name} is called with options")
@@ -215,7 +215,7 @@ def _of_node(model: nn.Module, node: fx.Node, numbers: dict[fx.Node, int]) -> La
 
 
 def _needed(layers: Sequence[Layer], last: int) -> Layers:
-    """Those on whose values the output depends."""
+    """The layers on whose values the output depends."""
     wanted, kept = {last}, list[Layer]()
     for layer in reversed(layers):
         if layer.output in wanted:
@@ -255,7 +255,7 @@ def _kind(module: nn.Module, before: Shape) -> Found:
 def _flatten(module: Any, before: Shape) -> Found:
     start, end = module.start_dim, module.end_dim
     if start < 1:
-        raise Unreadable("a flatten does not keep the examples in front")
+        raise Unreadable("a flatten does not keep the examples as the first dimension")
     last = end % len(before)
     shape = (*before[1:start], math.prod(before[start : last + 1]), *before[last + 1 :])
     whole = start == 1 and end in (-1, len(before) - 1)
@@ -264,7 +264,7 @@ def _flatten(module: Any, before: Shape) -> Found:
 
 def _batch_norm(module: Any, _: Shape) -> Found:
     if module.training or module.running_mean is None:
-        raise Unreadable("a batch norm takes the batch's statistics")
+        raise Unreadable("a batch norm uses the batch's statistics")
     return Kind.BATCH_NORM, {"eps": module.eps}
 
 
@@ -286,7 +286,7 @@ def _layer_norm(module: Any, before: Shape) -> Found:
 
 def _convolution(module: Any, _: Shape) -> Found:
     if module.padding_mode != "zeros":
-        raise Unreadable("a convolution pads with other than zeros")
+        raise Unreadable("a convolution does not pad with zeros")
     padding = (0, 0) if module.padding == "valid" else module.padding
     if isinstance(padding, str):
         spans = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
@@ -304,7 +304,7 @@ def _two(value: Any) -> list[int]:
     return values
 
 
-# These two take what PyTorch's functions take after the input.
+# These two take the arguments of PyTorch's functions after the input.
 def _max_pool(
     kernel_size: Any,
     stride: Any = None,
@@ -314,7 +314,7 @@ def _max_pool(
     return_indices: Any = False,
 ) -> Found:
     if return_indices:
-        raise Unreadable("a max pool gives its indices too")
+        raise Unreadable("a max pool also returns its indices")
     stride = kernel_size if stride is None else stride
     sizes = map(_two, (kernel_size, stride, padding, dilation))
     return Kind.MAX_POOL, {"options": (*sizes, bool(ceil_mode))}
@@ -357,7 +357,7 @@ _MODULES: dict[tuple[Any, int | None], Callable[[Any, Shape], Found]] = {
     (nn.AvgPool2d, 4): _by(_average_pool, _SIZES + "ceil_mode count_include_pad divisor_override"),
     (nn.AdaptiveAvgPool2d, 4): _by(_adaptive_pool, "output_size"),
 }
-"""Modules by type and by the dimensions of what enters, None for any."""
+"""Modules by type and by the dimensions of their input, None for any."""
 _POOLS: dict[Any, Callable[..., Found]] = {
     functional.avg_pool2d: _average_pool,
     functional.adaptive_avg_pool2d: _adaptive_pool,
@@ -373,7 +373,7 @@ def _of_call(node: fx.Node, before: Shape, after: Shape) -> tuple[Found, int]:
     """A function's kind and options, and how many tensors it takes."""
     target: Any = node.target
     if node.op not in ("call_function", "call_method"):
-        raise Unreadable(f"{node.name} is no layer")
+        raise Unreadable(f"{node.name} is not a layer")
     if target in _SUMS and len(node.args) == 2 and not node.kwargs:
         if any(_shape(own) != after for own in node.args if isinstance(own, fx.Node)):
             raise Unreadable(f"{node.name} adds different shapes")
@@ -392,7 +392,7 @@ def _of_call(node: fx.Node, before: Shape, after: Shape) -> tuple[Found, int]:
             function = activations.OF_CALLS[target](*options, **node.kwargs)
             return (Kind.ACTIVATION, {"function": function}), 1
     except TypeError as error:
-        raise Unreadable(f"{node.name} has other options") from error
+        raise Unreadable(f"{node.name} has unknown options") from error
     given = dict(zip(("p", "training"), options, strict=False)) | dict(node.kwargs)
     if target == "contiguous" or (target is functional.dropout and given.get("training") is False):
         return (Kind.IDENTITY, {}), 1
@@ -405,15 +405,15 @@ def _mean(before: Shape, dim: Any, keepdim: Any = False) -> Found:
 
 
 def without(layers: Layers, *kinds: Kind) -> Layers:
-    """A sequence without the layers of some kinds, which compute nothing."""
+    """A sequence without the layers of some kinds that compute nothing."""
     kept = [layer for layer in layers if layer.kind not in kinds]
     return tuple(replace(own, sources=(at,), output=at + 1) for at, own in enumerate(kept))
 
 
 def pools_first(layers: Layers, exactly: bool = True) -> Layers:
-    """Max pools before the increasing activations that they follow: fewer elements, same maxima.
+    """Move max pools before the increasing activations that they follow: same maxima, less work.
 
-    `exactly`: the activation must be monotone after rounding, too.
+    `exactly`: the activation must also be monotone after rounding.
     """
     order = list(layers)
     for at, (first, second) in enumerate(pairwise(layers)):

@@ -1,12 +1,12 @@
-"""What one layer does in the four passes of an exact attack step; linear layers, pools, shapes.
+"""One layer's part in the four passes of an exact attack step; linear layers, pools, shapes.
 
-A step of the R-operator passes through the network four times: values forward, slopes of the loss
-("deltas") backward, then the values' tangents forward and the deltas' tangents backward, both along
-one direction v in the weights. A rule keeps between the passes what the later ones need.
+A step of the R-operator passes through the network four times: values forward, derivatives of the
+loss ("deltas") backward, then the values' tangents forward and the deltas' tangents backward, both
+along one direction v in the weights. A rule keeps between the passes what later passes need.
 
-Along v the weights' gradients change too, by the Hessian's product with v: <delta', a> plus
-<delta, a'> where the gradient is <delta, a>. A rule that is `curved` gives that as well, in the
-last pass.
+Along v the weights' gradients also change, by the Hessian's product with v: <delta', a> plus
+<delta, a'> if the gradient is <delta, a>. A rule that is `curved` also gives that, in the last
+pass.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ Some = tuple[Tensor | None, ...]
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """What a rule is built with: weights and buffers, frozen ones too, None for one that it lacks.
+    """The data of a rule: weights and buffers, frozen ones too, None for an absent one.
 
-    `gradients` are views of where the weights' gradients go, None for a frozen layer's. `moving`:
-    the input changes with the weights of layers before. `curved`: the last pass writes the
-    gradients' changes over them; weights may be overwritten between steps, see `Rule.renew`.
+    `gradients` are views of the memory for the weights' gradients, None for a frozen layer.
+    `moving`: the input changes with the weights of earlier layers. `curved`: the last pass
+    overwrites the gradients with their changes; weights may be overwritten between steps, see
+    `Rule.renew`.
     """
 
     weights: Some
@@ -52,7 +53,7 @@ class Given:
 class Rule:
     """A layer with one output: a linear map of its input that the weights do not change.
 
-    Others override what differs. No tensor that is passed in is written to.
+    Subclasses override what differs. No tensor that is passed in is written to.
     """
 
     def __init__(self, given: Given) -> None:
@@ -66,26 +67,26 @@ class Rule:
                 place.copy_(there(value))
 
     def write_bias(self, delta: Tensor, over: int | tuple[int, ...]) -> None:
-        """Put the delta's sum over these dimensions in the second weight's place."""
+        """Write the delta's sum over these dimensions to the second weight's place."""
         if self.gradients[1] is not None:
             torch.sum(delta, over, out=self.gradients[1])
 
     def renew(self) -> None:
-        """Derive anew what was derived from the weights, which were overwritten."""
+        """Derive again what was derived from the weights, which were overwritten."""
 
     def forward(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
     def backward(self, delta: Tensor) -> Tensor | None:
-        """The input's delta; None where nothing before it has weights. Gradients are written."""
+        """The input's delta; None if no earlier layer has weights. Gradients are written."""
         return self.pulled(delta) if self.moving else None
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
-        """The value's change, of the input's change and of the weights' along `directions`."""
+        """The value's change, from those of the input and of the weights along `directions`."""
         raise NotImplementedError
 
     def moved(self, delta: Tensor) -> Tensor:
-        """The change of the input's delta, by those of the output's delta and of the weights."""
+        """The change of the input's delta, from those of the output's delta and of the weights."""
         return self.pulled(delta)
 
     def pulled(self, delta: Tensor) -> Tensor:
@@ -171,7 +172,7 @@ class AdaptivePoolRule(StraightRule):
 
 
 class MaxPoolRule(Rule):
-    """Max pooling; the places of the maxima are found once."""
+    """Max pooling; the positions of the maxima are found once."""
 
     def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
         super().__init__(given)

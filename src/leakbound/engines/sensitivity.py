@@ -1,7 +1,7 @@
 """How much every coordinate of a client's gradient reveals of its inputs: s_i = ||d g_i / d x||^2.
 
-Plain chains of layers take the engine of `plain_chain`; other models that of `taps` for sums of
-squares, else `torch.func`.
+Plain chains of layers use the engine of `plain_chain`; other models use that of `taps` for sums of
+squares, otherwise `torch.func`.
 """
 
 from __future__ import annotations
@@ -35,19 +35,21 @@ __all__ = [
 ]
 
 ESTIMATORS = ("exact", "batch", "per_sample", "with_forward")
-"""What `sensitivity` knows: every input by itself, the paper's estimator, ours, and ours with more
-directions that pass forward only."""
+"""The estimators of `sensitivity`: every input by itself, the paper's, ours, and ours with more
+directions that only pass forward.
+"""
 
 DIRECTIONS = {"batch": 10, "per_sample": 10, "with_forward": 4}
-"""Directions for one example by default: the paper's; the others rank coordinates at least as well
-(Spearman correlation with the exact ranking .96 and more on SimpleConvNet)."""
+"""Directions for one example by default: the paper's number; the others rank coordinates at least
+as well (Spearman correlation with the exact ranking 0.96 and more on SimpleConvNet).
+"""
 
 
 def default_directions(estimator: str, examples: int) -> int:
-    """How many directions `sensitivity` takes for a batch of so many examples, if none are given.
+    """The default number of directions of `sensitivity` for a batch of `examples`.
 
-    Examples move along their own, so what counts is the product: 10 for `per_sample` (at least 2
-    each), 4 for `with_forward`. The direction of `batch` moves all examples: 10 for every batch.
+    Examples have separate directions, so the product counts: 10 for `per_sample` (at least 2 each),
+    4 for `with_forward`. The direction of `batch` moves all examples: 10 for every batch.
 
     Example:
         >>> [default_directions("per_sample", examples) for examples in (1, 4, 16)]
@@ -61,11 +63,11 @@ def default_directions(estimator: str, examples: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Sensitivity:
-    """Squared sensitivity of every gradient coordinate to the whole batch, with its own error.
+    """Squared sensitivity of every gradient coordinate to the whole batch, with its error.
 
-    `values` (P,) estimate s, `error` (P,) are their standard errors, zeros for `exact`, and
-    `relative_error` is the expected ||values - s|| / ||s|| by the same draws. `gradient` (P,) is g
-    itself, up to rounding. `directions` that pass forward only are not counted.
+    `values` (P,) estimate s, `error` (P,) are their standard errors, zeros for `exact`.
+    `relative_error` is the expected ||values - s|| / ||s|| from the same draws. `gradient` (P,) is
+    g itself, up to rounding. `directions` does not count those that only pass forward.
     """
 
     values: Tensor
@@ -97,29 +99,30 @@ def sensitivity(
     forward: int | None = None,
     chunk: int | None = None,
 ) -> Sensitivity:
-    """Estimate s_i = ||d g_i / d x||^2 for every parameter i, x being the whole batch.
+    """Estimate s_i = ||d g_i / d x||^2 for every parameter i; x is the whole batch.
 
-    As g is the mean of the examples' gradients g_b, s_i = (1/B^2) sum_b ||d g_{b,i} / d x_b||^2.
+    Since g is the mean of the examples' gradients g_b, s_i = (1/B^2) sum_b ||d g_{b,i} / d x_b||^2.
 
     Args:
         task: model, weights and loss; the loss is a mean over the batch.
         inputs: (B, *S).
         labels: (B,) class numbers, or (B, K) probabilities.
-        source: where random directions come from; `exact` draws none.
-        estimator: "per_sample" gives every example its own Gaussian direction and sums the squares
-            (variance like 1 / (directions * B)); "batch" moves the whole batch along one direction
-            at a time (the paper's: values / s is chi2_k / k); "exact" moves every input by itself.
-            "with_forward" is "per_sample" with more directions for the weights of plain Linear
-            layers, which cost a forward pass only: unbiased, but values below 0 become their
-            standard error. A model that is no plain chain of layers gets "per_sample" instead.
+        source: the source of random directions; `exact` draws none.
+        estimator: "per_sample" gives every example a separate Gaussian direction and sums the
+            squares (variance like 1 / (directions * B)); "batch" moves the whole batch along one
+            direction at a time (the paper's: values / s is chi2_k / k); "exact" moves every input
+            by itself. "with_forward" is "per_sample" with more directions for the weights of plain
+            Linear layers, which cost only a forward pass: unbiased, but values below 0 become their
+            standard error. A model that is not a plain chain of layers gets "per_sample" instead.
         directions: k, how many directions to average over; None: see `default_directions`, and
-            `exact` in place of `per_sample` where an example has no more inputs than that.
-        forward: for "with_forward", how many directions pass forward only; None: 4 for each other.
+            `exact` instead of `per_sample` if an example has no more inputs than that.
+        forward: for "with_forward", how many directions only pass forward; None: 4 for each other
+            one.
         chunk: how many examples' directions (for `batch`: directions) are computed at once; None:
             by a limit of about 64 MB (for `batch`: 128 MB).
 
     Raises:
-        NotApplicable: batch norm in training mode, with another estimator than `batch`.
+        NotApplicable: batch norm in training mode, with an estimator other than `batch`.
 
     Source: Chen, Gursoy and Lei, "Optimal Defenses", section 3.3 (`batch`, k = 10).
 
@@ -149,8 +152,8 @@ def sensitivity(
         found = _batch(passes, source, directions)
     elif task.coupled:
         raise NotApplicable(
-            "batch norm in training mode couples the examples, so that no one has a sensitivity of "
-            "its own; take the estimator 'batch'"
+            "batch norm in training mode couples the examples, so no single example has a "
+            "sensitivity; use the estimator 'batch'"
         )
     elif estimator == "exact":
         power, gradient = passes.powers(UnitDirections(inputs))
@@ -196,7 +199,7 @@ def _relative(values: Tensor, error: Tensor) -> float:
 
 @dataclass(frozen=True, eq=False)
 class AnyPasses:
-    """As `ChainPasses`, for a batch and any model: through taps, else by `torch.func`."""
+    """As `ChainPasses`, for a batch and any model: through taps, otherwise by `torch.func`."""
 
     task: Task
     inputs: Tensor
@@ -223,7 +226,7 @@ class AnyPasses:
             else:
                 part, covered = power_of(pair_changes(task, x, y, tangents)), covered and not fresh
             sums, left = part if sums is None else sums.plus(part), left - fresh
-        assert sums is not None  # a batch holds at least one example
+        assert sums is not None  # a batch has at least one example
         return sums, self.gradient() if gradient is None or not covered else gradient
 
     def along(self, directions: Tensor) -> Tensor:
@@ -234,12 +237,12 @@ class AnyPasses:
 
 
 def _elements(task: Task, inputs: Tensor) -> int:
-    """About how many numbers `torch.func` needs for one direction of these inputs."""
+    """Approximate count of numbers that `torch.func` needs for one direction of these inputs."""
     return 4 * len(task.parameters) + 64 * inputs.numel()
 
 
 def pair_changes(task: Task, inputs: Tensor, labels: Tensor, tangents: Tensor) -> Tensor:
-    """As `example_changes`, for whatever `torch.func` can differentiate."""
+    """As `example_changes`, for any model that `torch.func` can differentiate."""
 
     def pair(image: Tensor, label: Tensor, tangent: Tensor) -> Tensor:
         def own(x: Tensor) -> Any:
@@ -265,7 +268,7 @@ def along(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> Ten
 def moved(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient (P,) and its changes (k, P) as `along` gives them, up to rounding.
 
-    Differentiable as `along` is; where no one asks for slopes, plain chains of layers take the
+    Differentiable as `along` is. If no derivatives are needed, plain chains of layers use the
     engine of `plain_chain`.
 
     Example:
@@ -288,7 +291,7 @@ def moved(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> tup
 
 
 def _traced(*tensors: Tensor) -> bool:
-    """Whether slopes of what is computed from these may be asked for, in any way of PyTorch's."""
+    """Whether derivatives of a result from these may be requested, in any mode of PyTorch."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return True
     floating = [t for t in tensors if t.is_floating_point()]
@@ -298,7 +301,7 @@ def _traced(*tensors: Tensor) -> bool:
 
 @torch.no_grad()
 def example_gradients(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
-    """As `client.example_gradients`, (B, P), but without slopes of its own.
+    """As `client.example_gradients`, (B, P), but not differentiable.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
@@ -314,9 +317,9 @@ def example_gradients(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def example_changes(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> Tensor:
-    """Change (B, P) of every example's own gradient along its own direction (B, *S).
+    """Change (B, P) of every example's gradient along that example's direction (B, *S).
 
-    Of a pruned model's missing weights too, as if they were there.
+    Includes a pruned model's missing weights, as if they were present.
     """
     parts = _plain(task, inputs, labels)
     if parts is None:
@@ -325,7 +328,7 @@ def example_changes(task: Task, inputs: Tensor, labels: Tensor, directions: Tens
 
 
 def _plain(task: Task, inputs: Tensor, labels: Tensor) -> plain_chain.Parts | None:
-    """The plain chain of a task whose loss is the examples' mean; a user's may weigh by batch."""
+    """The plain chain of a task whose loss is the examples' mean; a user's loss may weight them."""
     named = not labels.is_floating_point()
     ignored = named and bool((labels < 0).any())
     if task.loss is not torch.nn.functional.cross_entropy or ignored:

@@ -1,10 +1,11 @@
-"""The exact attack step of one cell, on PyTorch's own kernels, for any model that can be read.
+"""The exact attack step of one search, on PyTorch's own kernels, for any model that can be read.
 
 A client that takes T steps of SGD shows the sum of g_0 to g_(T-1), each the gradient at the weights
-that the ones before left: w_t = w_0 - rate (g_0 + ... + g_(t-1)). The slope of <shown, v> is that
-of all <g_t, v_t> with v_(T-1) = v and v_(t-1) = v_t - rate H_t v_t, where H_t is the Hessian of
-step t's loss. H_t v_t is the slope of <g_t, v_t> in the weights; the passes that pull v_t back to
-the inputs give it for two products more: 9 forwards' worth a step, and 7 for the first.
+after the steps before: w_t = w_0 - rate (g_0 + ... + g_(t-1)). The derivative of <shown, v> is that
+of the sum of <g_t, v_t> with v_(T-1) = v and v_(t-1) = v_t - rate H_t v_t, where H_t is the Hessian
+of step t's loss. H_t v_t is the derivative of <g_t, v_t> in the weights. The passes that pull v_t
+back to the inputs give it for two more products: 9 forward passes' worth per step, and 7 for the
+first.
 
 Source: Pearlmutter 1994, "Fast exact multiplication by the Hessian"; the recursion is reverse
 accumulation through gradient descent, as in Maclaurin et al. 2015, "Gradient-based hyperparameter
@@ -34,8 +35,10 @@ from leakbound.types import Task
 _KNOWN: WeakKeyDictionary[nn.Module, dict[Any, Layers | None]] = WeakKeyDictionary()
 EXACT = (1e-7, 1e-7)
 ROUNDED = (1e-2, 0.2)
-"""What gradient and slopes may be off autograd's, of their length: in float64, and in the task's
-own type, whose kernels differ, whose rounding grows in deep networks, and whose pools may tie."""
+"""Largest difference of gradient and derivatives from autograd's, relative to their length: in
+float64, and in the task's own type, whose kernels differ, whose rounding grows in deep networks,
+and whose pools may tie.
+"""
 RULES: Mapping[Kind, Callable[..., Rule]] = {
     Kind.IDENTITY: rules.IdentityRule,
     Kind.DROPOUT: rules.IdentityRule,
@@ -53,14 +56,14 @@ RULES: Mapping[Kind, Callable[..., Rule]] = {
     Kind.GROUP_NORM: norms.GroupNormRule,
     Kind.STANDARDIZED: norms.StandardizedRule,
 }
-"""The rules of all kinds of layers, by what they are given and their options."""
+"""The rules of all kinds of layers, by their data and options."""
 
 
 def plan(task: Task, input_shape: Shape, curved: bool = False) -> Layers | None:
-    """The layers of the task's model for inputs (B, *S); None where autograd is needed.
+    """The layers of the task's model for inputs (B, *S); None if autograd is needed.
 
-    A plan was compared once with autograd, at random inputs, in float64 and in the task's type;
-    where `curved`, the Hessian's product too. The answer is kept for as long as the model lives.
+    A plan is compared once with autograd, at random inputs, in float64 and in the task's type; if
+    `curved`, the Hessian's product too. The answer is kept while the model lives.
     """
     known = _KNOWN.setdefault(task.model, {})
     shape = tuple(input_shape[1:])
@@ -71,11 +74,11 @@ def plan(task: Task, input_shape: Shape, curved: bool = False) -> Layers | None:
 
 
 class Single:
-    """One cell: `base.Engine` with `cells` 1, which overwrites its last gradient with the next.
+    """One search: `base.Engine` with `cells` 1, which overwrites its last gradient with the next.
 
-    The model and its buffers are never written to. `row` (P,) is a place for the gradient, and then
-    for the slope of <gradient, cotangent> in the weights, which may be overwritten before a
-    gradient, if `renew` is called then. None: no such slope is computed.
+    The model and its buffers are never written to. `row` (P,) holds the gradient, and then the
+    derivative of <gradient, cotangent> in the weights. The weights may be overwritten before a
+    gradient if `renew` is called then. None: that derivative is not computed.
     """
 
     cells = 1
@@ -90,7 +93,7 @@ class Single:
         self.frozen: list[dict[str, Tensor]] = []
         for layer in self.layers:
             own = [name for name in layer.weights if name is not None and layer.owns]
-            # what is frozen of a layer that is trained moves by zero; its gradient no one reads
+            # frozen weights of a layer that is trained have change zero; their gradient is not used
             still = {name: torch.zeros_like(tensors[name]) for name in own if name not in places}
             unread = {name: torch.empty_like(value) for name, value in still.items()}
             self.frozen.append(still)
@@ -127,9 +130,9 @@ class Single:
 
     @torch.no_grad()
     def pull(self, cotangent: Tensor) -> Pulled:
-        # pruned weights have slopes, too, as far as the gradient of others changes with them
+        # pruned weights have derivatives, too: the gradient of other weights depends on them
         if self.head is None:
-            raise ValueError("pull was called before gradient; there are no inputs to pull on yet")
+            raise ValueError("pull was called before gradient; call gradient first")
         row = cotangent[0] if self.kept is None else cotangent[0] * self.kept
         parts = self.task.unflatten(row)
         tangents: list[Any] = [None] * (self.layers[-1].output + 1)
@@ -179,7 +182,7 @@ class LocalSteps:
     @torch.no_grad()
     def pull(self, cotangent: Tensor) -> Pulled:
         if self.inputs is None:
-            raise ValueError("pull was called before gradient; there are no inputs to pull on yet")
+            raise ValueError("pull was called before gradient; call gradient first")
         along, slopes = self.along.copy_(cotangent[0]), torch.zeros_like(self.inputs)
         soft = torch.zeros_like(self.labels) if self.labels.is_floating_point() else None
         for at in reversed(range(len(self.steps))):
@@ -210,7 +213,7 @@ def layers_of(task: Task, shape: Shape) -> Layers:
         if layer.kind is Kind.LINEAR and len(layer.before) != 1:
             raise Unreadable(f"{layer.name} is a linear layer on values of several dimensions")
         if layer.kind is Kind.FLATTEN and not layer.options["whole"]:
-            raise Unreadable(f"{layer.name} leaves some dimensions apart")
+            raise Unreadable(f"{layer.name} does not flatten all dimensions")
     return pools_first(layers)
 
 
@@ -226,14 +229,14 @@ def _plan(task: Task, shape: Shape, curved: bool) -> Layers | None:
         checks = ((double, EXACT), (plain, ROUNDED))
         right = all(_agrees(own, found, shape, within, curved) for own, within in checks)
         return found if right else None
-    except (torch.OutOfMemoryError, MemoryError):  # says nothing of the model
+    except (torch.OutOfMemoryError, MemoryError):  # does not depend on the model
         raise
     except Exception:  # a user's model may raise anything while it is traced
         return None
 
 
 def _weights_of_no_one(task: Task) -> Tensor:
-    """Weights of no one's: what is inferred of a model must not depend on who asks first."""
+    """Arbitrary weights: what is inferred of a model must not depend on the first caller."""
     source, parts = torch.Generator().manual_seed(0), list[Tensor]()
     for _, shape, _, _ in task.layout:
         drawn = normal(shape, source, like=task.parameters)
@@ -246,7 +249,7 @@ def _weights_of_no_one(task: Task) -> Tensor:
 def _agrees(
     task: Task, found: Layers, shape: Shape, within: tuple[float, float], curved: bool
 ) -> bool:
-    """Whether gradient and slopes are autograd's, at random inputs and a random cotangent."""
+    """Whether gradient and derivatives equal autograd's, at random inputs and cotangent."""
     source, weights = torch.Generator().manual_seed(0), task.parameters
     x = normal((2 if curved else 1, *shape), source, like=weights).requires_grad_()
     labels = torch.zeros(len(x), dtype=torch.long, device=x.device)

@@ -1,10 +1,10 @@
-"""The engine of examples' own changes for any model whose layers can be tapped.
+"""The engine for per-example changes in any model whose layers can be tapped.
 
 Every layer with parameters is tapped: its input and its output are recorded, the loss is
-differentiated with respect to the outputs only, and forward-mode tangents ride along: one forward
-and one backward pass, and no weight gradients. Each pair of an example and a direction is a row.
-No layer is read, only watched: every parameter must belong to one layer without children, which is
-called once, on one tensor with the examples in front, and is used nowhere else.
+differentiated only with respect to the outputs, and forward-mode tangents run along. This takes one
+forward and one backward pass, and no weight gradients. Each pair of an example and a direction is a
+row. Layers are only observed: every parameter must belong to one layer without children, which is
+called once, on one tensor with the examples as first dimension, and is used nowhere else.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[Any, TapPlan | None]] = WeakKeyDiction
 
 @dataclass(frozen=True)
 class TapPlan:
-    """The layers to tap, and about how many numbers one pair takes.
+    """The layers to tap, and the approximate count of numbers for one pair.
 
-    `twice`: the backward pass is differentiable, where a fast one has no tangent (group norm).
+    `twice`: the backward pass is differentiable, if the fast one has no tangent (group norm).
     """
 
     layers: tuple[str, ...]
@@ -49,11 +49,11 @@ class TapPlan:
 
 
 _Calls = dict[str, list[list[tuple[Any, int]]]]
-"""What each layer took and gave at each call, with the tensors' version counters at that moment."""
+"""Each layer's input and output at each call, with the tensors' version counters then."""
 
 
 def plan(task: Task, inputs: Tensor, labels: Tensor) -> TapPlan | None:
-    """The layers to tap for inputs (B, *S), or None where the generic path is needed."""
+    """The layers to tap for inputs (B, *S), or None if the generic path is needed."""
     known = _KNOWN.setdefault(task.model, {})
     key = (inputs.shape[1:], inputs.dtype, inputs.device)
     if key not in known:
@@ -66,8 +66,8 @@ def powers(
 ) -> tuple[Power, Tensor | None] | None:
     """Sums (P,) over pairs (N, *S) of the squared changes of each example's own gradient.
 
-    With them the sum of the first `fresh` pairs' gradients, if any. None where the model behaved
-    unlike its plan.
+    With them the sum of the first `fresh` pairs' gradients, if any. None if the model did not
+    behave as planned.
     """
     try:
         taps = _run(task, found, inputs, labels, tangents)
@@ -130,9 +130,9 @@ def _parted(dual: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _fitting(calls: _Calls, rows: int) -> dict[str, tuple[Tensor, Tensor]] | None:
-    """What went into and came out of each layer, or None.
+    """The input and output of each layer, or None.
 
-    Each must be called once, with one tensor of so many rows in and one out, unchanged since.
+    Each must be called once, with one tensor of `rows` rows in and one out, unchanged since.
     """
     found = {}
     for name, times in calls.items():
@@ -178,7 +178,7 @@ def _plan(task: Task, image: Tensor, label: Tensor) -> TapPlan | None:
         if next(module.children(), None) is not None or hooked:
             return None
     names = tuple(owners)
-    # two sizes: a layer whose front dimension is not the examples cannot match both
+    # two sizes: a layer whose first dimension is not the examples cannot match both
     taps = _trial(task, names, image, 2)
     if taps is None or _trial(task, names, image, 3) is None:
         return None
@@ -233,7 +233,7 @@ class ConstantWeights(TorchFunctionMode):
     """While active, linear maps and 2-d convolutions treat their weights as constants.
 
     PyTorch's own forward-mode rules also push a zero change of the weights through the layer: three
-    products where two are due. Values and derivatives are PyTorch's up to rounding.
+    products where two suffice. Values and derivatives are PyTorch's up to rounding.
     """
 
     def __torch_function__(
@@ -271,7 +271,7 @@ def _mapped(x: Tensor, weight: Tensor, bias: Tensor | None, how: Any) -> Tensor:
 
 
 class _Constant(torch.autograd.Function):
-    """A convolution, or a linear map where `how` is None."""
+    """A convolution, or a linear map if `how` is None."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: Any) -> Tensor:

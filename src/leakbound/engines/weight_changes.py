@@ -1,10 +1,10 @@
 """Weight gradients of one layer, their changes along directions, and sums of squares of these.
 
 With a layer's input `a` (n, ...), its output's delta `d` (n, ...) and their changes `da`, `dd`
-along a direction, an example's own gradient d a^T changes by dd a^T + d da^T. The plain chain has k
-directions for every example: changes are (k, n, ...) and share the examples' `a` and `d`. Taps
-have pairs of an example and a direction, all of their own (`Tapped`). A bias is computed for layers
-without one, too: nobody reads it.
+along a direction, an example's gradient d a^T changes by dd a^T + d da^T. The plain chain has k
+directions for every example: changes are (k, n, ...) and share the examples' `a` and `d`. In taps,
+each pair of an example and a direction has separate tensors (`Tapped`). A bias is also computed for
+layers without one, and then not used.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def power_of(changes: Tensor) -> Power:
 
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """What more directions, which pass forward only, say of a Linear's input (n, D).
+    """The contribution of more directions, which only pass forward, to a Linear's input (n, D).
 
-    Of (dd a + d da)^2 the part d^2 da^2 is then averaged over k + m directions instead of k.
-    `mean` is that of da^2 over the m; `share` is k / (k + m), the weight of the k full directions'
-    own, and 0 where the mean is exact; `squares` joins the sum over the k directions: share times
-    the sum of da^2 over the m, k times an exact mean; `fourths` is share^2 times the sum of da^4.
+    In (dd a + d da)^2 the part d^2 da^2 is averaged over k + m directions instead of k. `mean` is
+    that of da^2 over the m. `share` is k / (k + m), the weight of the k full directions, and 0 if
+    the mean is exact. `squares` is added to the sum over the k directions: share times the sum of
+    da^2 over the m, k times an exact mean. `fourths` is share^2 times the sum of da^4.
     """
 
     mean: Tensor
@@ -67,7 +67,7 @@ class Forward:
         return Forward(self.mean[examples], self.share, *parts)
 
     def power(self, d: Tensor) -> Power:
-        """What joins the sums over the full directions, given the deltas (n, O)."""
+        """The addition to the sums over the full directions, given the deltas (n, O)."""
         top = d.abs().amax().clamp_min(torch.finfo(d.dtype).tiny)
         d2 = (d / top).square()
         norm = (d2.square().T @ self.fourths).sqrt_()
@@ -126,8 +126,8 @@ def each_change(
 def convolution_adjoints(
     module: nn.Conv2d, delta: Tensor, seen: Tensor, weight: Tensor, *, inputs: bool, groups: int = 1
 ) -> Tensor:
-    """The derivative by the input of a convolution (`inputs`), else that by its weight."""
-    if len(seen) < len(delta):  # only its sides are read
+    """The derivative by the input of a convolution (`inputs`), otherwise that by its weight."""
+    if len(seen) < len(delta):  # only its sides are used
         seen = seen.expand(len(delta), *seen.shape[1:])
     how = (module.stride, module.padding, module.dilation, False, [0, 0], groups)
     mask = [inputs, not inputs, False]
@@ -147,7 +147,7 @@ def is_outer(module: PlainLayer, a: Tensor) -> bool:
 
 
 def over_positions(module: nn.Module, d: Tensor) -> Tensor:
-    """What a bias gets of every delta (N, ...): sums over the positions."""
+    """A bias's part of every delta (N, ...): sums over the positions."""
     if isinstance(module, nn.Conv2d):
         return d.flatten(2).sum(2)
     return d.flatten(1, -2).sum(1) if d.ndim > 2 else d
@@ -157,9 +157,9 @@ def _outer_power(a: Tensor, da: Tensor, d: Tensor, dd: Tensor, forward: Forward 
     """The sums of (dd a^T + d da^T)^2 and of its square, as two sums of matrix products.
 
     What does not depend on the direction is multiplied once for all of them. With `forward`, z = dd
-    a and w = d da, the sums are of z^2 + 2 z w + share w^2, and what stands for their squares is
-    3/2 of an unbiased estimate of the variance: no power of w enters it that the mean of w^2 over
-    the other directions can replace.
+    a and w = d da, the sums are of z^2 + 2 z w + share w^2. Instead of the sum of their squares,
+    3/2 of an unbiased estimate of the variance is used: it contains no power of w that the mean of
+    w^2 over the other directions can replace.
     """
     (a, da), left = _scaled(a, da)
     (d, dd), right = _scaled(d, dd)
@@ -183,14 +183,14 @@ def _outer_power(a: Tensor, da: Tensor, d: Tensor, dd: Tensor, forward: Forward 
 
 
 def _scaled(x: Tensor, dx: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """Both over the larger one's largest entry, and that entry."""
+    """Both divided by the larger one's largest entry, and that entry."""
     top = torch.maximum(x.abs().amax(), dx.abs().amax())
     top = top.clamp_min(torch.finfo(x.dtype).tiny)
     return (x / top, dx / top), top
 
 
 def _summed(rows: list[Tensor], columns: list[Tensor]) -> Tensor:
-    """The sum of row^T column over all pairs and all that is in front."""
+    """The sum of row^T column over all pairs and all leading dimensions."""
     pairs = [(r.flatten(0, -2), c.flatten(0, -2)) for r, c in zip(rows, columns, strict=True)]
     total = pairs[0][0].T @ pairs[0][1]
     for row, column in pairs[1:]:
@@ -199,7 +199,7 @@ def _summed(rows: list[Tensor], columns: list[Tensor]) -> Tensor:
 
 
 def _each(module: PlainLayer, a: Tensor, da: Tensor, d: Tensor, dd: Tensor) -> Iterator[Tensor]:
-    """Every pair's own change of the weight, (few, *weight.shape), a few pairs at a time."""
+    """Every pair's change of the weight, (few, *weight.shape), a few pairs at a time."""
     step = max(1, _TOGETHER // module.weight.numel())
     for along, part in _parts(da.shape[0], da.shape[1], step):
         dx, dy = da[along, part], dd[along, part]
@@ -216,7 +216,7 @@ def _each(module: PlainLayer, a: Tensor, da: Tensor, d: Tensor, dd: Tensor) -> I
 
 
 def _parts(directions: int, examples: int, step: int) -> Iterator[tuple[slice, slice]]:
-    """Directions and examples that go together, at most `step` pairs, in nearly equal parts."""
+    """Groups of directions and examples, at most `step` pairs, in nearly equal parts."""
     count = -(-examples // min(step, examples))
     few = -(-examples // count)
     many = max(1, step // few) if count == 1 else 1
@@ -234,14 +234,14 @@ def _of_each(module: nn.Conv2d, x: Tensor, y: Tensor) -> Tensor:
             for i in range(count)
         ]
         return torch.stack(each)
-    wide = weight.new_empty(count * weight.shape[0], *weight.shape[1:])  # only its sides are read
+    wide = weight.new_empty(count * weight.shape[0], *weight.shape[1:])  # only its sides are used
     x, y = x.flatten(1, 2), y.flatten(1, 2)
     found = convolution_adjoints(module, y, x, wide, inputs=False, groups=count)
     return found.view(count, *weight.shape)
 
 
 class Tapped(NamedTuple):
-    """One layer's input (N, ...) and delta (N, ...) with their changes, a pair each."""
+    """One layer's input (N, ...) and delta (N, ...) with their changes, one row per pair."""
 
     a: Tensor
     da: Tensor
@@ -270,7 +270,7 @@ def tapped_gradient(
 
 
 def tapped_elements(module: nn.Module, a: Tensor, out: Tensor) -> int:
-    """About how many numbers one pair needs at this layer, given one pair's input and output."""
+    """Approximate count of numbers for one pair at this layer, given its input and output."""
     size = sum(p.numel() for p in module.parameters(recurse=False))
     # a plain layer's gradients take a few pairs at a time, or none at all
     each = not plain_weights(module) or (isinstance(module, nn.Linear) and a.ndim > 2)
@@ -298,7 +298,7 @@ def _tapped_weight_power(module: nn.Module, tapped: Tapped) -> Power:
 
 
 class _Windows:
-    """What a convolution sees, (N, L, C k k), for a few pairs at a time in one small buffer."""
+    """The windows of a convolution, (N, L, C k k), for a few pairs at a time in a small buffer."""
 
     def __init__(self, module: nn.Conv2d, a: Tensor) -> None:
         self.padding = tuple(int(pad) for pad in module.padding)
@@ -323,7 +323,7 @@ class _Windows:
 
 
 def _tapped_outer_power(tapped: Tapped) -> Power:
-    """As `_outer_power`, where nothing is shared by directions: two products of matrices."""
+    """As `_outer_power`, if directions share nothing: two products of matrices."""
     (a, da), left = _scaled(tapped.a, tapped.da)
     (d, dd), right = _scaled(tapped.d, tapped.dd)
     scale = (left * right).square()
@@ -341,7 +341,7 @@ def _tapped_outer_power(tapped: Tapped) -> Power:
 def _local(
     module: nn.Module, tapped: Tapped, tensors: Mapping[str, Tensor]
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Any other layer: every pair's own gradient and its change, from the layer alone."""
+    """Any other layer: every pair's gradient and its change, from the layer alone."""
     names = [name for name, _ in module.named_parameters(recurse=False)]
     own = {name: tensors[name] for name in names}
 
