@@ -346,7 +346,7 @@ SEEN = np.ones((4, 2, 3))
         ),
         ("count is 1", lambda: default_steps(PRIOR, 1)),
         ("information is wrong", lambda: default_steps(PRIOR, 2, information=[1.0])),
-        ("mend fisher", lambda: least_informed(-9 * np.eye(2), PRIOR, 1)),
+        ("give one above 0", lambda: least_informed(-9 * np.eye(2), PRIOR, 1)),
     ],
 )
 def test_wrong_arguments(match, call):

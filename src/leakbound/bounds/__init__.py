@@ -1,8 +1,8 @@
-"""Bounds: what no attacker can beat, each with its law, its assumptions and whom it covers.
+"""Bounds that no attacker can beat. Each states its distribution, assumptions and attackers.
 
-Numpy and scipy only, float64: numbers in, numbers out. A bound on the error of a reconstruction
-is a lower bound; what is only estimated says so in `covers`. The laws of the risk, a probability
-for each error threshold, stand in modules of their own.
+The modules need numpy and scipy only and compute in float64. A bound on the error of a
+reconstruction is a lower bound; an estimate says so in `covers`. The risk laws give a probability
+for each error threshold and have modules of their own.
 """
 
 from leakbound.bounds import (

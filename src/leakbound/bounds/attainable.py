@@ -1,9 +1,9 @@
-"""What attacks that work reach on examples like the public ones: the lower edge beside a bound.
+"""Lower bounds on what known attacks attain on examples like the public ones.
 
-A malicious server builds its attack from one part of the public examples, and its success is
-counted on another part, so that the confidence limits are about the same data as a bound from a
-`PublicSample`. Two attacks are counted: the codebook, of several sizes, and the best linear
-estimator from a linear trap. The mean and a codeword at random are guesses without any update.
+A malicious server builds its attack from one part of the public examples. Its success is counted
+on the other part, so the confidence limits refer to the same data as a bound from a
+`PublicSample`. Two attacks are counted: codebooks of several sizes, and the best linear estimator
+behind a linear trap. The prior-only baselines are the mean and a random codeword.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = ["Attainable", "Reached"]
 
 FEWEST = 8
 BUILT = 2000
-"""Examples from which attacks are built at most; the others are counted."""
+"""Maximum number of examples from which attacks are built; the others are counted."""
 SIZES = tuple(2**power for power in range(11))
-"""Codewords of the codebooks that are counted, besides the largest that there is up to the last."""
+"""Sizes of the codebooks that are counted, besides the largest one (at most the last size)."""
 DIRECTIONS = 150
 """Leading directions that one of the linear layers keeps; the other keeps all, and the norms."""
 CODEBOOK, LINEAR = "codebook", "linear estimator"
@@ -35,12 +35,12 @@ CODEBOOK, LINEAR = "codebook", "linear estimator"
 
 @dataclass(frozen=True, eq=False)
 class Reached:
-    """Lower confidence limits at several thresholds, which hold jointly.
+    """Lower confidence limits at several thresholds; they hold jointly.
 
     Attributes:
         success: (n,) of the best attack.
-        baseline: (n,) of the best guess without an update.
-        attack: which one is best at each threshold.
+        baseline: (n,) of the best prior-only baseline.
+        attack: the best attack at each threshold.
     """
 
     success: Array
@@ -50,15 +50,15 @@ class Reached:
 
 @dataclass(frozen=True, eq=False)
 class Attainable:
-    """What a malicious server's attacks reach on examples like these.
+    """The success that a malicious server's attacks attain on examples like these.
 
     Args:
-        examples: (n, ...), drawn independently and like the private ones; 8 or more.
+        examples: (n, ...), independent draws from the private examples' distribution; 8 or more.
         confidence: of every lower limit, over the draw of the examples.
-        thinness: private examples lie at least so many times as densely as these.
+        thinness: lower bound on the density of private examples relative to these.
 
     Assumptions: the gradient is clipped per example, the noise is Gaussian, and the other examples
-    of the batch are removed or known. Labels are not used.
+    of the batch are removed or known. The attacks do not use labels.
 
     Raises:
         ValueError: fewer than 8 examples, or values that are not finite.
@@ -78,7 +78,7 @@ class Attainable:
 
     @staticmethod
     def of(sample: PublicSample) -> Attainable | None:
-        """Attacks on the examples of a sample; None where it has fewer than 8."""
+        """Attacks on the examples of a sample; None if it has fewer than 8."""
         if sample.n < FEWEST:
             return None
         return Attainable(sample.examples, sample.confidence, sample.thinness)
@@ -96,25 +96,25 @@ class Attainable:
 
     @property
     def counted(self) -> int:
-        """Examples on which success is counted."""
+        """Number of examples on which success is counted."""
         return len(self._held)  # type: ignore[attr-defined]
 
     def success(
         self, hits: list[tuple[float, float]], eta: ArrayLike, *, parts: int = 1
     ) -> Reached:
-        """The best attack's success at each eta, and that of a guess without an update.
+        """The best attack's success at each eta, and that of the prior-only baseline.
 
         Args:
             hits: (probability, noise multiplier) of what the attacker sees of one example, such as
-                [(1.0, s)] for one full-batch step; probabilities may sum to less than 1. A
-                multiplier is 0 without noise, and infinite where the example takes no part.
+                [(1.0, s)] for one full-batch step. Probabilities may sum to less than 1. A
+                multiplier is 0 without noise, and infinite if the example takes no part.
             eta: mean squared errors, (n,) or a number.
-            parts: the limits get one part of so many of what the confidence leaves.
+            parts: the limits share the remaining failure probability among this many parts.
         """
         chance = np.array([weight for weight, _ in hits])
         noise = np.array([s for _, s in hits])
         if not (noise >= 0).all() or not (chance >= 0).all() or chance.sum() > 1 + 1e-9:
-            raise ValueError("hits holds a negative number, or probabilities above 1 in sum")
+            raise ValueError("hits holds a negative number, or probabilities that sum to over 1")
         levels = np.atleast_1d(positive("eta", eta))
         places = anchors(levels)
         tail = (1 - self.confidence) / (2 * parts * len(places))
@@ -132,13 +132,13 @@ class Attainable:
             by_book = float((limits * named).max())
             guess = max(mean, float((limits / sizes).max()))
             rows.append((by_book, max(lines), guess))
-        # Success rises with eta: a limit at a smaller one is a limit.
+        # Success rises with eta: a limit at a smaller eta holds at a larger one.
         table = self.thinness * np.array(rows)[np.searchsorted(places, levels, "right") - 1]
         attack = tuple(LINEAR if line > book else CODEBOOK for book, line, _ in table)
         return Reached(table.max(1), table[:, 2], attack)
 
     def _covered(self, eta: float, tail: float) -> tuple[Array, Array]:
-        """Sizes of codebooks, and lower limits on the share of examples that each covers."""
+        """Codebook sizes, and lower limits on the share of examples that each one covers."""
         kept: dict[float, tuple[Array, Array]] = self._kept  # type: ignore[attr-defined]
         if eta not in kept:
             held = self._held  # type: ignore[attr-defined]
@@ -168,7 +168,7 @@ class Attainable:
         """Mean squared errors of a linear attack on the counted examples."""
         held = self._held  # type: ignore[attr-defined]
         draw = np.random.default_rng(3)
-        # What is left of the probability takes no part.
+        # With the remaining probability the example takes no part.
         each = np.append(noise, math.inf)[
             np.searchsorted(np.cumsum(chance), draw.random(len(held)), "right")
         ]
@@ -177,14 +177,14 @@ class Attainable:
 
 @dataclass(frozen=True, eq=False)
 class _LinearAttack:
-    """A malicious linear layer, and the best linear estimator from its clipped, noisy answers.
+    """A malicious linear layer, and the best linear estimator from its clipped, noisy output.
 
     Attributes:
         mean: (N,) of the public examples.
-        weight: (N, d), the layer's; a large one lets every answer be clipped.
-        middle, values, vectors: mean (d,) and covariance of the answers, as its eigenvectors (d, d)
+        weight: (N, d), of the layer; a large weight makes every output be clipped.
+        middle, values, vectors: mean (d,) and covariance of the outputs, as its eigenvectors (d, d)
             and eigenvalues.
-        both: (N, d) covariance of examples and answers, in these eigenvectors.
+        both: (N, d) covariance of examples and outputs, in the basis of these eigenvectors.
     """
 
     mean: Array
@@ -203,7 +203,7 @@ class _LinearAttack:
         return _LinearAttack(mean, weight, middle, values.clip(0), vectors, both)
 
     def answers(self, rows: Array, noise: Array, draw: np.random.Generator) -> Array:
-        """Reconstructions (n, N) of rows under a noise multiplier each (n,)."""
+        """Reconstructions (n, N) of rows, each under its own noise multiplier (n,)."""
         seen = (_clipped((rows - self.mean) @ self.weight) - self.middle) @ self.vectors
         spread = draw.standard_normal(seen.shape)
         part = np.isfinite(noise)
@@ -217,7 +217,7 @@ def _clipped(rows: Array) -> Array:
 
 
 def _named(noise: Array, size: int) -> Array:
-    """Probability that the right one of so many codewords is named at each noise multiplier."""
+    """Probability that the right one of `size` codewords is named, for each noise multiplier."""
     some = (noise > 0) & np.isfinite(noise)
     found = np.where(noise > 0, 1.0 / size, 1.0)
     if some.any() and size > 1:

@@ -1,7 +1,7 @@
-"""How many examples one ball can hold, wherever its center is: upper bounds, from cheap to exact.
+"""Upper bounds on the number of examples in one ball with any center, from cheap to exact.
 
-Distances are root mean squared errors over the values of an example, computed in float64 and
-rounded so that counts only grow.
+Distances are root mean squared errors over the values of an example. They are computed in float64
+and rounded so that counts can only grow.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from leakbound.bounds.record_priors import flat_images
 __all__ = ["BallCounts", "ball_counts"]
 
 ROUNDING = 1e-9
-"""Of squared distances, relative to the squared norms they come from; counts only grow by it."""
+"""Rounding of squared distances, relative to the squared norms; it can only raise counts."""
 BLOCK = 512
 MOST_PAIRS = 30_000_000
-"""Pairs of neighbors that are kept; beyond, counts of neighbors alone bound a ball."""
+"""Number of neighbor pairs that are kept; above it, only neighbor counts bound a ball."""
 SEARCHED, CALLS = 24, 20_000
-"""The largest count for which exact balls are searched, and after how many balls that stops."""
+"""Largest count for which exact balls are searched, and the number of balls that ends it."""
 
 
 @dataclass(frozen=True, eq=False)
 class BallCounts:
-    """How many examples of a sample one ball of a radius can hold.
+    """Bounds on how many examples of a sample one ball of a radius can hold.
 
     Attributes:
-        each: (n,) no ball that holds this example holds more of the sample than so many.
-        most: no ball holds more.
-        how: "neighbors", "medoid" or "exact": which bound gave `most`.
+        each: (n,) no ball that holds example i holds more examples than `each[i]`.
+        most: no ball holds more examples.
+        how: which bound gave `most`: "neighbors", "medoid" or "exact".
     """
 
     each: Array
@@ -43,15 +43,15 @@ class BallCounts:
 def ball_counts(examples: ArrayLike, eta: float) -> BallCounts:
     """Upper bounds on the number of examples within a mean squared error of eta of one point.
 
-    Two examples of a ball of radius r are within 2 r of each other, so 1 + the neighbors within 2 r
-    bound its count. Of K points in a ball, the sum of all squared distances is at most (K r)^2, so
-    one of them (the medoid) has squared distances that sum to 2 K r^2 at most. Where that leaves
-    few, the search goes over all sets of neighbors and the smallest balls around them.
+    Two examples in a ball of radius r lie within 2 r of each other, so 1 + the neighbors within 2 r
+    bound its count. For K points in a ball, all squared distances sum to at most (K r)^2. So the
+    squared distances from one of them (the medoid) sum to at most 2 K r^2. If few examples remain,
+    the search covers all sets of neighbors and their smallest enclosing balls.
 
-    Shapes: `examples` (n, ...), of which all values count.
+    Shapes: `examples` (n, ...); all values count.
 
     Raises:
-        ValueError: no examples, values that are not finite, eta of 0 or below.
+        ValueError: there are no examples, values are not finite, or eta is 0 or less.
 
     Source: this project; docs/errata.md, "Ours".
 
@@ -79,9 +79,9 @@ def counts_of(rows: Array, level: float, near: list[Array], apart: list[Array]) 
 
 
 def neighbors(rows: Array, reach: float) -> tuple[list[Array], list[Array]]:
-    """For each row those within `reach`, itself too, and their mean squared errors, nearest first.
+    """The rows within `reach` of each row, itself included, and their mean squared errors, sorted.
 
-    Of too many pairs only the counts are right: the lists are as long as they would be, and empty.
+    With too many pairs only the counts are right: the lists keep their lengths but hold no values.
     """
     square, near, apart, pairs = np.square(rows).sum(1), [], [], 0
     for start in range(0, len(rows), BLOCK):
@@ -101,14 +101,14 @@ def neighbors(rows: Array, reach: float) -> tuple[list[Array], list[Array]]:
 
 
 def _medoid(apart: Array, level: float) -> int:
-    """The most points of a ball of which this one is the medoid."""
+    """The largest number of points in a ball whose medoid is this point."""
     count = np.arange(1, len(apart) + 1)
     inside = np.cumsum(apart) <= 2 * count * level * (1 + ROUNDING)
     return int(count[inside].max(initial=1))
 
 
 def _search(rows: Array, near: list[Array], level: float) -> int | None:
-    """The largest set that fits into one ball; None where that takes too long."""
+    """The largest set that fits into one ball; None if the search takes too long."""
     order = np.argsort([len(own) for own in near], kind="stable")
     place = np.empty(len(near), int)
     place[order] = np.arange(len(near))
@@ -135,10 +135,10 @@ def _search(rows: Array, near: list[Array], level: float) -> int | None:
 
 
 def _fits(points: Array, level: float, steps: int = 300) -> bool:
-    """Whether a ball with a mean squared error of `level` may hold all: False is proved.
+    """Whether a ball with a mean squared error of `level` may hold all points; False is proven.
 
-    Frank-Wolfe on the dual of the smallest ball: any weights w on the points give a lower bound on
-    its squared radius, w'Dw / 2, and a center, from which all may be within reach.
+    Frank-Wolfe on the dual of the smallest ball: any weights w on the points give a lower bound
+    w'Dw / 2 on its squared radius, and a center from which all points may be within reach.
     """
     apart = np.square(points[:, None] - points).mean(2)
     weights = np.full(len(points), 1 / len(points))
@@ -154,4 +154,4 @@ def _fits(points: Array, level: float, steps: int = 300) -> bool:
         share = 2 / (step + 3)
         weights *= 1 - share
         weights[farthest] += share
-    return True  # not decided: counts as fitting, which errs upwards
+    return True  # undecided: counts as fitting, so the bound stays an upper bound

@@ -1,13 +1,14 @@
-"""Confidence limits on a mean that are proved for every law of bounded values, at every n.
+"""Confidence limits on a mean, proven for every distribution of bounded values and every n.
 
-A player bets on the values one after the other that their mean is above m, with stakes that no
-value can turn into debt: 1 + f (v - m) / (m - low) for a share f in [0, 1] and values of at least
-low. If the mean is m or less, the capital has a mean of 1 at most, and so has the average capital
-of several players; by Markov's inequality it exceeds 1 / (1 - confidence) with a probability of
-1 - confidence at most. It falls as m rises, so the limit is the m at which it passes that number.
+A player bets on the values, one after the other, that their mean is above m. The stake cannot lead
+to debt: the capital is multiplied by 1 + f (v - m) / (m - low) for a share f in [0, 1] and values
+of at least low. If the mean is m or less, the expected capital is at most 1; so is that of the
+average over several players. By Markov's inequality the capital exceeds 1 / (1 - confidence) with
+probability at most 1 - confidence. The capital falls as m rises, so the limit is the m at which it
+crosses that number.
 
-A limit on one side needs an end on the other side: no limit from samples holds for the upper mean
-of values without an upper end (Bahadur and Savage 1956).
+A one-sided limit needs a finite end on the other side: no limit from samples holds for the upper
+mean of values without an upper end (Bahadur and Savage 1956).
 
 Source: Waudby-Smith and Ramdas, JRSS B 86(1), 2024, capital averaged over a grid of bets.
 """
@@ -25,12 +26,12 @@ from leakbound.bounds.priors import real
 def lower_limit(values: Any, low: Any, *, confidence: float = 0.99) -> float:
     """A lower confidence limit on the mean of independent values (n,) of at least `low`.
 
-    Values may also depend on earlier ones: it is a limit on every number that is no smaller than
-    the mean of each value given those before it. `low` is then one end for each value, (n,), known
+    Values may depend on earlier ones. The result then limits every number that is at least the
+    mean of each value given those before it. `low` may be one end for each value, (n,), known
     before the value.
 
     Raises:
-        ValueError: no values, NaN, a value below its end, a confidence outside (0, 1).
+        ValueError: no values, NaN, a value below its end, or a confidence outside (0, 1).
 
     Example:
         >>> round(lower_limit([0.5] * 100, 0.0), 3)
@@ -42,17 +43,17 @@ def lower_limit(values: Any, low: Any, *, confidence: float = 0.99) -> float:
     ends = np.broadcast_to(np.asarray(low, dtype=np.float64), found.shape)
     above = found - ends
     if not above.min() >= 0:
-        raise ValueError("a value lies below its end `low`; the ends must hold for certain")
+        raise ValueError("a value lies below its end `low`; give ends that hold for every value")
     start, stop = float(ends.max()), float(found.max())
-    # players from the boldest to one who bets as little as n values of large variance ask for
+    # from the boldest player to one whose bets suit n values of large variance
     shares = 2.0 ** -np.arange(np.log2(len(found)) / 2 + 1)[:, None]
 
     def excess(mean: float) -> float:
-        with np.errstate(divide="ignore"):  # a player who bets everything may lose it
+        with np.errstate(divide="ignore"):  # a player who bets everything may lose everything
             capital = np.log(1 - shares + shares * above / (mean - ends)).sum(1)
         return float(special.logsumexp(capital) - np.log(len(shares)) + np.log1p(-confidence))
 
-    # just above `start` the capital is largest; where even that is too little, the end is left
+    # the capital is largest just above `start`; if it is too small there, the end is the limit
     near = 1e-12 * (stop - start)
     if start + near <= start or excess(start + near) < 0:
         return start
@@ -60,5 +61,5 @@ def lower_limit(values: Any, low: Any, *, confidence: float = 0.99) -> float:
 
 
 def upper_limit(values: Any, high: Any, *, confidence: float = 0.99) -> float:
-    """An upper confidence limit on the mean of values of at most `high`; as `lower_limit`."""
+    """An upper confidence limit on the mean of values of at most `high`; see `lower_limit`."""
     return -lower_limit(-real("values", values, 1), -np.asarray(high), confidence=confidence)

@@ -1,9 +1,9 @@
-"""How often a codebook names the right codeword: what one attack attains, not a bound on all.
+"""How often a codebook attack identifies the right codeword: an attained success, not a bound.
 
-A malicious server's model answers with the codeword nearest to an example: its gradient is
-C onehot(k), and the update shows y = onehot(k) + s z in units of the clip norm C, z standard normal
-and s the noise multiplier. An example is reconstructed if its nearest codeword lies within the
-threshold and is named.
+A malicious server's model answers with the codeword nearest to an example. Its gradient is
+C onehot(k), and the update shows y = onehot(k) + s z in units of the clip norm C, where z is
+standard normal and s is the noise multiplier. An example is reconstructed if its nearest codeword
+lies within the threshold and is identified.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from leakbound.bounds.law import Array, Scope, non_negative, one, positive, scop
 __all__ = ["choose", "identified", "success"]
 
 _NODES = np.linspace(-12.0, 12.0, 481)
-# The trapezoidal rule: at M = 10^6 its relative error is below 1e-9, that of 256 Gauss-Hermite
-# nodes is 2e-4.
+# The trapezoidal rule: its relative error is below 1e-9 at M = 10^6; 256 Gauss-Hermite nodes give
+# 2e-4.
 _SHARES = np.exp(-(_NODES**2) / 2) / np.exp(-(_NODES**2) / 2).sum()
 ATTAINED = Scope(
     covers="attained",
-    attackers="one that works: a malicious server that sends a codebook",
+    attackers="one working attack: a malicious server that sends a codebook",
     prior="examples that fall on the codewords with the given shares",
-    known="the clip norm and the noise multiplier; one example an update, one update",
-    not_said="a bound: other attackers may do better; nor what happens to one given example",
+    known="the clip norm and the noise multiplier; one example per update, one update",
+    not_said="a bound: other attackers may do better; nor the result for one given example",
     equation="this project; Fano-style codebook",
 )
 
@@ -37,14 +37,14 @@ ATTAINED = Scope(
 def identified(noise_multiplier: ArrayLike, *, codewords: ArrayLike) -> Any:
     """Probability that the largest of M coordinates is the right one: E Phi(z + 1/s)^(M - 1).
 
-    That is the best decoder where all codewords are equally likely. Arguments broadcast.
+    This decoder is the best if all codewords are equally likely. Arguments broadcast.
 
     Args:
         noise_multiplier: s, noise standard deviation / clip norm, above 0 and finite.
-        codewords: M, how many codewords the server sent.
+        codewords: M, the number of codewords that the server sent.
 
     Raises:
-        ValueError: an argument out of its range.
+        ValueError: an argument is outside its range.
 
     Source: this project; Fano-style codebook (the law of orthogonal signals).
 
@@ -61,19 +61,19 @@ def identified(noise_multiplier: ArrayLike, *, codewords: ArrayLike) -> Any:
 def success(
     noise_multiplier: float, *, covered: ArrayLike, weights: ArrayLike | None = None
 ) -> float:
-    """Probability that the codebook reconstructs an example, by the MAP rule.
+    """Probability that the codebook reconstructs an example, with the MAP rule.
 
-    The rule is argmax y_k + s^2 ln w_k. A wrong codeword may also lie within the threshold: that is
-    not counted, so the number errs downwards.
+    The rule is argmax y_k + s^2 ln w_k. A wrong codeword may also lie within the threshold; this is
+    not counted, so the result is a lower bound.
 
     Args:
         noise_multiplier: s, noise standard deviation / clip norm, above 0 and finite.
         covered: (M,) share of all examples whose nearest codeword is k and within the threshold.
-        weights: (M,) above 0, what the rule takes as codeword k's share, up to a common factor;
-            None: all alike, where the success is sum(covered) * identified(s, codewords=M).
+        weights: (M,) above 0, the rule's share of codeword k, up to a common factor. None: equal
+            weights, for which the success is sum(covered) * identified(s, codewords=M).
 
     Raises:
-        ValueError: shares that are negative or sum to more than 1, or weights of another number.
+        ValueError: shares are negative or sum to more than 1, or the shape of weights differs.
 
     Source: this project; Fano-style codebook.
 
@@ -91,13 +91,13 @@ def success(
     taken = np.atleast_1d(positive("weights", weights))
     if mass.shape != taken.shape or mass.ndim != 1:
         raise ValueError(
-            f"covered has shape {mass.shape} and weights {taken.shape}; give one of each a codeword"
+            f"covered has shape {mass.shape} and weights {taken.shape}; give equal shapes (M,)"
         )
     return float(mass @ _named(float(positive("noise_multiplier", noise_multiplier)), taken))
 
 
 def _named(noise: float, weights: Array) -> Array:
-    """(M,) probability that codeword k is named if it is the right one; alike for equal weights."""
+    """(M,) probability that codeword k is identified if it is right; equal for equal weights."""
     values, place, counts = np.unique(weights, return_inverse=True, return_counts=True)
     logs, found = np.log(values), np.empty(len(values))
     for i, own in enumerate(logs):
@@ -115,24 +115,24 @@ def choose(
     weights: ArrayLike | None = None,
     sizes: Sequence[int] | None = None,
 ) -> tuple[int, float]:
-    """How many codewords to send, and the success with them on the public examples it was given.
+    """The number of codewords to send, and their success on the given public examples.
 
-    More codewords cover more examples, and noise confuses more codewords. The choice needs public
-    examples alone, and ones of which the codewords were not made: those cover themselves.
+    More codewords cover more examples, but noise confuses more codewords. The choice needs public
+    examples only. They must not be those that made the codewords, which cover themselves.
 
     Args:
         noise_multiplier: s, noise standard deviation / clip norm, above 0 and finite.
-        errors: (n, M) mean squared error of each codeword, the best first, to each public example.
+        errors: (n, M) mean squared error of each codeword, best first, for each public example.
         within: the criterion's largest mean squared error, in the units of `errors`.
         weights: (M,) as in `success`.
         sizes: the numbers of codewords to try; None: 24 from 1 to M, in geometric steps.
 
     Returns:
-        The number of codewords, and the success there: the largest of several, so a little high.
-        State a limit from examples that took no part in the choice.
+        The number of codewords and its success. As the largest of several, this success is
+        slightly too high: state a limit from examples that took no part in the choice.
 
     Raises:
-        ValueError: errors that are no matrix, or a size that is not from 1 to M.
+        ValueError: errors is not a matrix, or a size is not between 1 and M.
 
     Source: this project; Fano-style codebook.
 

@@ -1,8 +1,8 @@
-"""Many subsampled steps: what no attacker exceeds when each step holds the example by chance.
+"""Upper bounds on any attacker's success over many subsampled steps.
 
-Two laws for T steps of the Gaussian mechanism that sample the example at a rate q. `visible`: the
+Two laws cover T steps of the Gaussian mechanism that sample the example at a rate q. `visible`: the
 attacker sees which steps hold it. `subsampled`: the attacker does not. Both bound every attacker
-and err upwards only: what rounding and cut tails could take away is added.
+and err upwards only: errors from rounding and cut tails are added.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from leakbound.bounds.roots import crossing, edge, last_that, least_root
 __all__ = ["subsampled", "visible"]
 
 LEFT = 700.0
-"""Sampled steps left out of the sum weigh exp(-LEFT) at most, exp(-TAIL) where there are many."""
+"""Left-out numbers of sampled steps weigh at most exp(-LEFT), or exp(-TAIL) if there are many."""
 LEAST = 5e-324
 DUST = 1e-18
-"""Part of the least answer that rare numbers of sampled steps may weigh together: it is added."""
+"""Share of the smallest result that rare numbers of sampled steps may weigh together; added."""
 TOGETHER = 2**20
-"""Numbers that `visible` works on at a time."""
+"""How many numbers `visible` processes at a time."""
 
 
 @dataclass(frozen=True)
 class Composed(RiskLaw):
-    """gamma after several steps that sample the example, with its inverses.
+    """gamma after several steps that each sample the example, with its inverses.
 
-    All arguments broadcast. In the inverses each entry is a search of its own, and a kappa of gamma
-    or above is a ValueError: no finite noise helps.
+    All arguments broadcast. The inverses search separately for each entry. A kappa of at least
+    gamma raises a ValueError, because no finite noise helps.
     """
 
     def __call__(
@@ -60,15 +60,15 @@ class Composed(RiskLaw):
         kappa: ArrayLike | None = None,
         log_kappa: ArrayLike | None = None,
     ) -> Any:
-        """Most probability of reaching a goal whose prior-only success is kappa, for any attacker.
+        """Upper bound on any attacker's probability to meet a goal of prior-only success kappa.
 
-        The costly law of the steps is computed once for each pair of rate and steps, or with hidden
-        steps for each triple with the noise.
+        The costly part is computed once for each pair of rate and steps, or, with hidden steps,
+        once for each triple of rate, steps and noise.
 
         Args:
             noise_multiplier: noise standard deviation / clip norm.
-            sampling_rate: the chance that a step holds the example (Poisson sampling), in (0, 1].
-            steps: how many steps, composed adaptively.
+            sampling_rate: probability that a step holds the example (Poisson sampling), in (0, 1].
+            steps: number of steps, composed adaptively.
             kappa: prior-only success, in [0, 1]; or
             log_kappa: its natural logarithm.
 
@@ -90,7 +90,7 @@ class Composed(RiskLaw):
     def rough(
         self, noise_multiplier: float, *, sampling_rate: float, steps: int, log_kappa: float
     ) -> float:
-        """The same for single numbers on a wider grid: above the truth too, cheap, less close."""
+        """The same for single numbers on a wider grid: also an upper bound, cheaper, less tight."""
         one_each = np.array([noise_multiplier], float), np.array([log_kappa], float)
         return float(self._at(one_each[0], sampling_rate, steps, one_each[1], rough=True)[0])
 
@@ -107,7 +107,7 @@ class Composed(RiskLaw):
         kappa: ArrayLike | None = None,
         log_kappa: ArrayLike | None = None,
     ) -> Any:
-        """The least noise multiplier, to 1e-5, whose bound is at most gamma; 0 for no noise."""
+        """The smallest noise multiplier, to 1e-5, with a bound of at most gamma; 0 for no noise."""
         q, count = rate("sampling_rate", sampling_rate), whole("steps", steps)
         target, blind, q, count = _targets(gamma, log_blind(kappa, log_kappa), q, count)
         found = np.empty(target.shape)
@@ -117,7 +117,7 @@ class Composed(RiskLaw):
 
     @abstractmethod
     def _noise(self, target: Array, q: float, count: int, blind: Array) -> Array:
-        """`noise_for` of one rate and one number of steps, over (n,) targets and log kappas."""
+        """`noise_for` for one rate and one number of steps, over (n,) targets and log kappas."""
 
     def rate_for(
         self,
@@ -128,7 +128,7 @@ class Composed(RiskLaw):
         kappa: ArrayLike | None = None,
         log_kappa: ArrayLike | None = None,
     ) -> Any:
-        """The largest sampling rate whose bound is at most gamma."""
+        """The largest sampling rate with a bound of at most gamma."""
 
         def solve(target: float, blind: float, sigma: float, number: float) -> float:
             excess = self._excess(target, blind)
@@ -155,7 +155,7 @@ class Composed(RiskLaw):
         kappa: ArrayLike | None = None,
         log_kappa: ArrayLike | None = None,
     ) -> Any:
-        """The largest number of steps whose bound is at most gamma: 0 if none, 2^30 at the most."""
+        """The largest number of steps with a bound of at most gamma; 0 if none, at most 2^30."""
 
         def solve(target: float, blind: float, sigma: float, q: float) -> float:
             excess = self._excess(target, blind)
@@ -173,7 +173,7 @@ class Composed(RiskLaw):
         return int(found) if np.ndim(found) == 0 else found.astype(int)
 
     def _excess(self, target: float, blind: float) -> Callable[..., float]:
-        """Log gamma less log target, as a function of noise, rate, steps and roughness."""
+        """Log gamma minus log target, as a function of noise, rate, steps and roughness."""
         log, goal = np.array([blind]), np.log(target)
 
         def excess(sigma: float, q: float, count: int, rough: bool = False) -> float:
@@ -185,7 +185,7 @@ class Composed(RiskLaw):
 
 @dataclass(frozen=True)
 class Visible(Composed):
-    """sum_k Binom(k; steps, rate) Phi(Phi^-1(kappa) + sqrt(k) / noise): the steps are seen.
+    """sum_k Binom(k; steps, rate) Phi(Phi^-1(kappa) + sqrt(k) / noise): visible steps.
 
     Source: docs/errata.md, "the valid corridor"; Hayes et al. 2023.
     """
@@ -226,10 +226,11 @@ class Visible(Composed):
 class Subsampled(Composed):
     """sup P(E) with Q(E) <= kappa: P has the example in hidden steps, Q has it in none.
 
-    The least of two bounds: the composed privacy loss, from `curve`, and `visible`. The second
-    holds as well: for each set of k steps that hold the example P is a normal law sqrt(k) / noise
-    away from Q, so any E with Q(E) <= kappa has P(E | set) <= Phi(Phi^-1(kappa) + sqrt(k) / noise),
-    and P(E) is the mean of these. It is exact at one step and at a rate of 1.
+    The smaller of two bounds: the composed privacy loss from `curve`, and `visible`. The second
+    also holds: for each set of k steps that hold the example, P is a normal distribution at
+    distance sqrt(k) / noise from Q. So any E with Q(E) <= kappa has
+    P(E | set) <= Phi(Phi^-1(kappa) + sqrt(k) / noise), and P(E) is the mean of these. It is exact
+    at one step and at a rate of 1.
 
     Source: Doroshenko et al. 2022 (connect the dots); docs/errata.md, "subsampled".
 
@@ -266,9 +267,9 @@ class Subsampled(Composed):
 
 @lru_cache(maxsize=64)
 def _sampled_steps(steps: int, q: float) -> tuple[Array, Array, float]:
-    """Numbers k, their binomial mass, and what is left out (Bernstein's inequality).
+    """Numbers k, their binomial mass, and the mass left out (Bernstein's inequality).
 
-    Masses that rounding leaves below 1 in all are raised to it.
+    If rounding makes the masses sum to less than 1, they are scaled up to 1.
     """
     variance = steps * q * (1 - q)
     deep = LEFT if variance < 1e7 else TAIL
@@ -281,7 +282,7 @@ def _sampled_steps(steps: int, q: float) -> tuple[Array, Array, float]:
 
 
 def _likely(k: Array, mass: Array, left: float, least: float) -> tuple[Array, Array, float]:
-    """Without the numbers at either end that weigh DUST * least together; those are left out."""
+    """Drop the numbers at both ends that weigh DUST * least together, and add them to the rest."""
     dust = DUST * least / 2
     below, above = np.cumsum(mass), np.cumsum(mass[::-1])
     first = int(np.searchsorted(below, dust))
@@ -291,13 +292,13 @@ def _likely(k: Array, mass: Array, left: float, least: float) -> tuple[Array, Ar
 
 
 def _targets(gamma: ArrayLike, blind: Array, *more: Array) -> list[Array]:
-    """All broadcast, with the one check that all inverses need."""
+    """All arguments, broadcast, with the one check that all inverses need."""
     target, blind, *rest = np.broadcast_arrays(probability("gamma", gamma), blind, *more)
     if np.any(blind >= np.log(target)):
         worst = int(np.argmax(blind - np.log(target)))
         raise ValueError(
             f"gamma is {target.flat[worst]:g}, not above the prior-only success kappa = "
-            f"{np.exp(blind.flat[worst]):.6g}: nothing helps; give a gamma above it"
+            f"{np.exp(blind.flat[worst]):.6g}: no noise helps; give a larger gamma"
         )
     return [target, blind, *rest]
 

@@ -1,4 +1,4 @@
-"""The chance that a noisy unit vector stays within an angle: the integral behind gamma*."""
+"""Probability that a noisy unit vector stays within an angle: the integral behind gamma*."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from scipy import special
 from leakbound.bounds.law import Array
 
 REACH = 9.6
-"""Half-width in R of all that counts: the log integrand falls at least as fast as -R^2 / 2."""
+"""Half-width in R of the relevant range: the log integrand falls at least as fast as -R^2 / 2."""
 DOUBLES = 0.3 * 2.0 ** np.arange(6)
-"""Panel edges in units of a width: that of Phi, of the power of R, and 1."""
+"""Panel edges in units of a width: that of Phi, that of the power of R, and 1."""
 NODES = 12
 HALVINGS = 32
-"""Of the bisection for the mode, which needs no more than to lie within its own width."""
+"""Steps of the bisection for the mode, which has to lie only within its own width."""
 ROOT, HALF = math.sqrt(2 / math.pi), math.sqrt(0.5)
 TOGETHER = 128
 _X, _W = np.polynomial.legendre.leggauss(NODES)
@@ -26,10 +26,10 @@ def log_cone(inverse_noise: Any, cotangent: Any, dim: Any) -> Array:
     """Logarithm of P(angle(u, u + xi / a) <= theta) for a unit vector u in R^dim; broadcasts.
 
     a = 1 / noise multiplier, cotangent = cot theta (both may be infinite), xi is standard normal.
-    With R the length of its part orthogonal to u (chi with dim - 1 degrees of freedom, independent
-    of the part along u), it is log E Phi(a - R cot theta): a non-central t tail, here by quadrature
-    on panels that shrink towards the mode of the log-concave integrand and towards the step of Phi:
-    to 1e-9 in tails of any depth.
+    R is the length of the part of xi orthogonal to u: chi with dim - 1 degrees of freedom,
+    independent of the part along u. The result is log E Phi(a - R cot theta), a non-central t tail.
+    Quadrature uses panels that shrink towards the mode of the log-concave integrand and towards the
+    step of Phi. It is accurate to 1e-9 in tails of any depth.
 
     Source: Riess et al. (paper C) corrected: docs/errata.md, "gamma*".
     """
@@ -75,7 +75,7 @@ def _integral(a: Array, c: Array, k: Array) -> Array:
 
 
 def _power_width(mode: Array, k: Array) -> Array:
-    """The width in which R^(k - 1) exp(-R^2 / 2) changes at the mode."""
+    """The width over which R^(k - 1) exp(-R^2 / 2) changes at the mode."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         found = 1 / np.hypot(np.sqrt(k - 1) / mode, (k - 1) / mode - mode)
     return np.where((k > 1) & (found < REACH), found, REACH)
@@ -86,7 +86,7 @@ def _log_integrand(r: Array, a: Array, c: Array, k: Array) -> Array:
 
 
 def _relative(r: Array, mode: Array, a: Array, c: Array, k: Array) -> Array:
-    """Log integrand at r less that at the mode, without cancellation of large terms."""
+    """Log integrand at r minus that at the mode, without cancellation of large terms."""
     with np.errstate(divide="ignore", invalid="ignore"):
         growth = np.where(k > 1, (k - 1) * np.log(r / np.where(k > 1, mode, 1.0)), 0.0)
     far = special.log_ndtr(a - c * r) - special.log_ndtr(a - c * mode)
@@ -94,7 +94,7 @@ def _relative(r: Array, mode: Array, a: Array, c: Array, k: Array) -> Array:
 
 
 def _mode(a: Array, c: Array, k: Array) -> Array:
-    """Where the log-concave integrand is largest: the root of its falling derivative."""
+    """The mode of the log-concave integrand: the root of its falling derivative."""
     s, length = np.sqrt(k - 1), np.hypot(1.0, c)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         # phi(z) / Phi(z) is below 0.8 - z for z < 0: the root of a quadratic, if c > 0
@@ -113,5 +113,5 @@ def _mode(a: Array, c: Array, k: Array) -> Array:
 
 
 def _mills(z: Array) -> Array:
-    """phi(z) / Phi(z); by erfcx, as the logarithms cancel for z far below 0."""
+    """phi(z) / Phi(z), by erfcx because the logarithms cancel for z far below 0."""
     return np.asarray(ROOT / special.erfcx(-HALF * z))

@@ -1,8 +1,8 @@
-"""Between a noise multiplier and what others state: (epsilon, delta) and mu-GDP.
+"""Convert a noise multiplier to and from (epsilon, delta) and mu-GDP.
 
-Neighbors differ by one example that is added or removed. Full batches have a closed form, good for
-epsilon up to 1e9 and delta down to 1e-300; sampled ones the composed privacy loss, rounded upwards,
-in both directions, and never above the closed form without sampling.
+Neighbors differ by one example that is added or removed. Full batches have a closed form, valid for
+epsilon up to 1e9 and delta down to 1e-300. Sampled batches use the composed privacy loss in both
+directions, rounded upwards and never above the closed form without sampling.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ def delta(
     steps: ArrayLike = 1,
     sampling_rate: ArrayLike = 1.0,
 ) -> Any:
-    """The least delta that goes with epsilon.
+    """The smallest delta for a given epsilon.
 
     Shapes: all broadcast.
 
     Args:
         noise_multiplier: noise standard deviation / clip norm.
         epsilon: of all steps together, at least 0.
-        steps: how many, composed adaptively.
-        sampling_rate: the chance that a step holds an example (Poisson sampling, hidden).
+        steps: number of steps, composed adaptively.
+        sampling_rate: probability that a step holds an example (Poisson sampling, hidden).
 
     Raises:
-        ValueError: a number outside its range.
+        ValueError: a number is outside its range.
 
     Source: Balle and Wang 2018, theorem 8; sampled: Doroshenko et al. 2022.
 
@@ -79,7 +79,7 @@ def epsilon(
     steps: ArrayLike = 1,
     sampling_rate: ArrayLike = 1.0,
 ) -> Any:
-    """The least epsilon that goes with delta in (0, 1); 0 where none is needed.
+    """The smallest epsilon for a given delta in (0, 1); 0 if none is needed.
 
     Shapes, arguments, errors and source as in `delta`.
 
@@ -113,7 +113,7 @@ def noise_for(
     steps: ArrayLike = 1,
     sampling_rate: ArrayLike = 1.0,
 ) -> Any:
-    """The least noise multiplier that gives (epsilon, delta); never below it.
+    """The smallest noise multiplier that gives (epsilon, delta); it errs upwards only.
 
     Shapes, arguments, errors and source as in `delta`.
 
@@ -142,7 +142,8 @@ def noise_for(
 def log_delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
     """Log of Phi(-u) - e^epsilon Phi(-v), u = epsilon / mu - mu / 2, v = u + mu; broadcasts.
 
-    As e^epsilon phi(v) = phi(u), it is phi(u) times a difference of Mills ratios: no large terms.
+    As e^epsilon phi(v) = phi(u), it is phi(u) times a difference of Mills ratios, without large
+    terms.
 
     Source: Balle and Wang 2018, theorem 8.
     """
@@ -164,7 +165,7 @@ def _mills(x: Array) -> Array:
 
 
 def _full_epsilon(m: Array, level: Array) -> Array:
-    """Bisection over u: delta falls in it, from u = -mu / 2 where epsilon is 0."""
+    """Bisection over u: delta falls with u, from u = -mu / 2, where epsilon is 0."""
     finite = np.where(np.isfinite(m) & (m > 0), m, 1.0)
     low, high = -finite / 2, np.maximum(-special.ndtri(level), -finite / 2)
 
@@ -178,7 +179,7 @@ def _full_epsilon(m: Array, level: Array) -> Array:
 
 
 def _larger(noise: float, q: float, count: int, rough: bool = False) -> Delta | None:
-    """The larger delta of adding and removing; None where a grid would be too coarse."""
+    """The larger delta of adding and removing; None if the grid would be too coarse."""
     there = curve(noise, q, count, rough=rough)
     back = curve(noise, q, count, False, rough=rough)
     if there is None or back is None:
@@ -187,7 +188,7 @@ def _larger(noise: float, q: float, count: int, rough: bool = False) -> Delta | 
 
 
 def _sampled(sigma: Array, q: Array, count: Array) -> Iterator[tuple[Any, Delta]]:
-    """Where each kind of sampled steps stands that has a curve, and its delta."""
+    """Positions of each kind of sampled steps that has a curve, and its delta."""
     if np.all(q == 1):
         return
     for here, (noise, some, number) in groups(sigma, q, count):

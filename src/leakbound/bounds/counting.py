@@ -1,14 +1,15 @@
 """Bounds on all attackers from a sample of public examples, without a model of the data.
 
-kappa is the largest probability that an example of the data's distribution lies within the
-criterion's radius of one point. Of n independent public examples K* is the most that one ball of
-this radius holds, wherever its center is. The distribution, not the sample, fixes the ball that
-carries kappa, and that ball holds Binomial(n, kappa) <= K* of the sample: so a confidence limit on
-a binomial share for a count of K* is one on kappa, without a union over balls. The profile bound is
-sharper where most examples have few neighbors: it spreads the attacker's guesses over all examples.
+kappa is the largest probability that an example of the data distribution lies within the
+criterion's radius of one point. K* is the largest number of the n independent public examples in
+one ball of this radius, with any center. The distribution, not the sample, fixes the ball with
+probability kappa. That ball holds Binomial(n, kappa) <= K* examples of the sample. So a confidence
+limit on a binomial share for a count of K* is a limit on kappa, without a union over balls. The
+profile bound is tighter if most examples have few neighbors: it spreads the attacker's candidates
+over all examples.
 
-Both hold for private examples that are drawn like the public ones, on average over them. They hold
-for any model, for malicious servers and for attackers who know all public examples.
+Both bounds hold on average over private examples from the same distribution as the public ones.
+They hold for any model, for malicious servers and for attackers who know all public examples.
 """
 
 from __future__ import annotations
@@ -42,21 +43,21 @@ __all__ = [
 
 CONFIDENCE = 0.95
 MOST = 20_000
-"""Examples of a sample that are counted; of more, a random part of this size, with its own n."""
+"""Number of examples that are counted; from a larger sample, a random part of this size."""
 LOOKED, PERMUTATIONS = 1000, 999
-"""Examples of each sample in the test, and permutations."""
+"""Number of examples of each sample in the test, and number of permutations."""
 FINEST, STEP = math.log(1e-12), 0.004
-"""Successes without the update at which a lift is taken: their logarithms."""
+"""Logarithms of the prior-only successes at which a lift is evaluated."""
 Lift = Callable[[Array], Array]
 ANCHORS = 12
-"""Thresholds of a curve at which balls are counted."""
+"""Number of thresholds of a curve at which balls are counted."""
 
 
 def count_limit(count: int, n: int, *, confidence: float = CONFIDENCE) -> float:
-    """Upper confidence limit on a share of which n independent draws show `count`.
+    """Upper confidence limit on a share for which n independent draws show `count`.
 
-    Clopper and Pearson 1934, one-sided: it is too small with a probability of at most
-    1 - confidence, for every share.
+    Clopper and Pearson 1934, one-sided: for every share, the limit is too small with probability
+    at most 1 - confidence.
 
     Example:
         >>> round(count_limit(1, 5000), 7)
@@ -69,7 +70,7 @@ def count_limit(count: int, n: int, *, confidence: float = CONFIDENCE) -> float:
 
 
 def count_least(count: int, n: int, *, confidence: float = CONFIDENCE) -> float:
-    """Lower confidence limit on a share of which n independent draws show `count`.
+    """Lower confidence limit on a share for which n independent draws show `count`.
 
     Clopper and Pearson 1934, one-sided.
 
@@ -83,19 +84,20 @@ def count_least(count: int, n: int, *, confidence: float = CONFIDENCE) -> float:
 
 @dataclass(frozen=True, eq=False)
 class PublicSample(Baseline):
-    """What n public examples show of kappa, whatever their distribution is.
+    """What n public examples show about kappa, for any distribution.
 
     Args:
-        examples: (n, ...), drawn independently and like the private ones. Tiles of one photograph
-            or rows of one person are one draw: give one of each, or `sources`.
-        labels: (n,), where the attacker knows the label and may guess by class.
-        guesses: of the attacker, of which one has to match: the batch or the cohort.
-        confidence: with which the limit holds, over the draw of the public examples.
-        sources: (n,) who or what each example comes from; one of each is taken, at random. Where
-            some sources have more examples than others, private examples lie more densely there,
-            and the bounds are multiplied (`density`).
-        classes: how many labels there are, seen or not; with it, a sharper limit where no two
-            examples of a class are alike.
+        examples: (n, ...), independent draws from the private examples' distribution. Tiles of one
+            photograph or rows of one person are one draw: give one of each, or `sources`.
+        labels: (n,), if the attacker knows the label and may choose candidates by class.
+        guesses: number of the attacker's candidates, of which one has to match: the batch or the
+            cohort.
+        confidence: of the limit, over the draw of the public examples.
+        sources: (n,) who or what each example comes from; one random example of each is taken. If
+            some sources have more examples than others, private examples are denser there, and
+            the bounds are multiplied by `density`.
+        classes: number of labels, seen or not; it gives a tighter limit if no two examples of a
+            class match.
 
     Example:
         >>> digits = np.random.default_rng(0).random((400, 16))
@@ -115,14 +117,14 @@ class PublicSample(Baseline):
     places: Array = field(init=False)
     """(n,) which of the given examples were taken."""
     density: float = field(init=False, default=1.0)
-    """The size of the largest source over the mean size, at least 1: private examples, drawn from
-    all, lie at most so many times as densely as the examples taken."""
+    """Size of the largest source over the mean size, at least 1. Private examples, drawn from all
+    sources, are at most this many times as dense as the examples taken."""
     thinness: float = field(init=False, default=1.0)
-    """The size of the smallest source over the mean size."""
+    """Size of the smallest source over the mean size."""
 
     def __post_init__(self) -> None:
         rows = flat_images(self.examples)
-        # At random: data are often sorted by class, and the first of each source would be alike.
+        # Random order: data are often sorted by class, and the first of each source would be too.
         order = np.random.default_rng(0).permutation(len(rows))
         if self.sources is not None:
             _, first, sizes = np.unique(
@@ -146,7 +148,7 @@ class PublicSample(Baseline):
 
     @property
     def n(self) -> int:
-        """Independent public examples."""
+        """Number of independent public examples."""
         return len(self.examples)
 
     @property
@@ -156,7 +158,7 @@ class PublicSample(Baseline):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """What it rests on, for people."""
+        """What the bound rests on, as text."""
         known = "labels known" if self.labels is not None else "labels not known"
         sure = f"{self.confidence:.0%} confidence"
         uneven = f", sources of up to {most(self.density)} times the mean size"
@@ -171,7 +173,7 @@ class PublicSample(Baseline):
         return [np.flatnonzero(self.labels == y) for y in np.unique(self.labels)]
 
     def counts(self, eta: float) -> list[BallCounts]:
-        """The counts of balls at an MSE of eta, by class where labels are known."""
+        """The counts of balls at an MSE of eta, by class if labels are known."""
         kept: dict[float, list[BallCounts]] = self._kept  # type: ignore[attr-defined]
         if eta not in kept:
             rows = [self.examples[own] for own in self._groups]
@@ -180,7 +182,7 @@ class PublicSample(Baseline):
         return kept[eta]
 
     def _pairs(self, place: int, rows: Array, reach: float) -> tuple[list[Array], list[Array]]:
-        """As `neighbors`, from those of a larger reach where they are known."""
+        """As `neighbors`, taken from those of a larger reach if they are known."""
         known: dict[int, tuple[float, list[Array], list[Array]]] = self._near  # type: ignore[attr-defined]
         far, near, apart = known.get(place, (0.0, [], []))
         if far < reach:
@@ -194,32 +196,32 @@ class PublicSample(Baseline):
         return [own for own, _ in pairs], [line for _, line in pairs]
 
     def largest(self, eta: float) -> int:
-        """K*: the most public examples that one guess matches (one a class, with labels known)."""
+        """K*: the most public examples that one candidate matches (one per class for labels)."""
         return sum(found.most for found in self.counts(eta))
 
     def log_kappa(self, eta: ArrayLike, *, parts: int = 1) -> Any:
         """Upper confidence limits on the logarithm of kappa; for several eta they hold jointly.
 
-        `parts`: this limit gets one part of so many of what the confidence leaves. kappa rises
-        with eta, so a limit at a larger eta is one at all smaller ones: at most ANCHORS are made.
+        With `parts`, this limit uses one of that many parts of the failure probability. kappa rises
+        with eta, so a limit at a larger eta holds at all smaller ones: at most ANCHORS are made.
         """
         levels = np.atleast_1d(positive("eta", eta, infinite=True))
         places = anchors(levels)
         tail = (1 - self.confidence) / (len(places) * parts)
-        # The largest first: its pairs of neighbors hold those of all others.
+        # The largest first: its pairs of neighbors contain those of all others.
         limits = [self._limit(float(level), tail) for level in places[::-1]]
         found = np.log(np.array(limits[::-1])[np.searchsorted(places, levels)])
         return one(found.reshape(np.shape(eta)))
 
     def success_bound(self, lift: Lift | float, eta: ArrayLike) -> tuple[Array, Array]:
-        """No attacker exceeds it, and log kappa behind it.
+        """Upper bound on any attacker's success, and the log kappa behind it.
 
-        The better one of the limit on kappa and the profile bound, each at half of what the
-        confidence leaves; for several eta they hold jointly.
+        It is the better of the limit on kappa and the profile bound. Each uses half of the failure
+        probability; for several eta they hold jointly.
 
         Args:
-            lift: as in `profile_limit`: a noise multiplier, for one full-batch release, or what a
-                whole training makes of a success without it.
+            lift: as in `profile_limit`: a noise multiplier for one full-batch release, or a
+                function from a success without the training to one with it.
             eta: mean squared errors.
 
         Example:
@@ -245,7 +247,7 @@ class PublicSample(Baseline):
             for own, group in zip(found, self._groups, strict=True)
         )
         limit = count_limit(held, self.n, confidence=1 - tail)
-        # No two of a class alike: a birthday bound. A class that was not seen may collide, too.
+        # No two of a class match: a birthday bound. Examples of a class not seen may match, too.
         classes = 0 if self.classes is None else max(self.classes, len(found))
         if classes > 1 and held == len(found):
             met = lambda x: classes * math.log1p(x / classes) - x - math.log(tail)  # noqa: E731
@@ -254,15 +256,15 @@ class PublicSample(Baseline):
         return min(1.0, limit * self.density)
 
     def mean_error(self, lift: Lift | float, etas: ArrayLike) -> float:
-        """No attacker's mean squared error is below it.
+        """Lower bound on any attacker's mean squared error.
 
-        The mean of an error is the integral of the probability that it exceeds eta, and the
-        success bound says from below how large that is: sum (eta_j - eta_(j-1)) (1 - bound(eta_j)).
-        No smoothness and no model of the data are needed; it holds for malicious servers too.
+        The mean of an error is the integral of the probability that it exceeds eta. The success
+        bound limits this probability from below: sum (eta_j - eta_(j-1)) (1 - bound(eta_j)). It
+        needs no smoothness and no model of the data, and it holds for malicious servers too.
 
         Args:
             lift: as in `success_bound`.
-            etas: MSEs at which the bound is taken, at most ANCHORS, fixed beforehand.
+            etas: MSEs at which the bound is evaluated, at most ANCHORS, fixed beforehand.
 
         Source: this project; docs/errata.md, "Ours".
 
@@ -283,19 +285,20 @@ class PublicSample(Baseline):
         return min(1.0, self.density * _profile_limit(each, envelope, self.guesses, confidence))
 
     def needed(self, gamma: float, *, parts: int = 1) -> int:
-        """`examples_needed` for a limit that gets one part of what the confidence leaves."""
+        """`examples_needed` for a limit that uses one part of the failure probability."""
         return examples_needed(gamma, confidence=1 - (1 - self.confidence) / parts)
 
 
 class TheseExamples(PublicSample):
-    """What no attacker exceeds on average over these very examples, for who holds them.
+    """Upper bound on any attacker's average success over these very examples.
 
-    For auditors with the private examples: the target is one of them, each as likely, and the
-    attacker may know all of them. As many as there are guesses are sent together, and all but the
-    target may be known. It is exact: no confidence is needed, and no assumption on how
-    they are drawn. It says nothing about new examples. It depends on private data: keep it local.
+    For auditors who hold the private examples. The target is one of them, each equally likely, and
+    the attacker may know all of them. A batch has as many examples as there are guesses; all but
+    the target may be known. The bound is exact: it needs no confidence and no assumption on how the
+    examples are drawn. It says nothing about new examples. It depends on private data: keep it
+    local.
 
-    Args are those of `PublicSample`; every example is a target of its own, so there are no sources.
+    Args are those of `PublicSample`, without `sources`: every example is its own target.
 
     Source: this project; docs/errata.md, "Ours".
 
@@ -309,7 +312,9 @@ class TheseExamples(PublicSample):
 
     def __post_init__(self) -> None:
         if self.sources is not None:
-            raise ValueError("sources is given, but each of these examples is a target of its own")
+            raise ValueError(
+                "sources is given, but each of these examples is a target; leave it out"
+            )
         count = len(flat_images(self.examples))
         if count > MOST:
             raise ValueError(f"examples holds {count}; give at most {MOST}")
@@ -317,7 +322,7 @@ class TheseExamples(PublicSample):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """What it rests on, for people."""
+        """What the bound rests on, as text."""
         known = "labels known" if self.labels is not None else "labels not known"
         return f"these {self.n} examples, {known}"
 
@@ -327,21 +332,21 @@ class TheseExamples(PublicSample):
         return min(1.0, self.guesses * self.largest(eta) / self._left)
 
     def _profile(self, envelope: tuple[Array, Array], eta: float, confidence: float) -> float:
-        """The largest mean success over all guesses; exact, whatever the confidence."""
+        """The largest mean success over all candidates; exact at every confidence."""
         each = [np.asarray(found.each, float) for found in self.counts(eta)]
         seen = sum(_most_success(own, envelope, self.guesses) for own in each)
         return min(1.0, seen / self._left)
 
     @property
     def _left(self) -> int:
-        """Examples that the target may be where all others of the batch are known."""
+        """Examples that the target may be if all others of the batch are known."""
         return max(1, self.n - self.guesses + 1)
 
 
 def examples_needed(gamma: float, *, confidence: float = CONFIDENCE) -> int:
-    """Public examples without which no noise meets a probability of gamma.
+    """Number of public examples below which no noise meets a probability of gamma.
 
-    So many suffice with much noise where no two of them are alike, at K* = 1.
+    This many suffice with strong noise if no two of them match, that is at K* = 1.
 
     Example:
         >>> examples_needed(0.001)
@@ -355,7 +360,7 @@ def examples_needed(gamma: float, *, confidence: float = CONFIDENCE) -> int:
 
 
 def anchors(levels: Array) -> Array:
-    """At most ANCHORS of the levels, rising, the largest among them."""
+    """At most ANCHORS of the levels, rising, with the largest among them."""
     rising = np.unique(levels)
     places = np.unique(np.linspace(0, len(rising) - 1, ANCHORS).round().astype(int))
     return rising if len(rising) <= ANCHORS else rising[places]
@@ -364,19 +369,19 @@ def anchors(levels: Array) -> Array:
 def profile_limit(
     each: list[Array], lift: Lift | float, *, guesses: int = 1, confidence: float = CONFIDENCE
 ) -> float:
-    """Upper limit on every attacker's success from how many neighbors each public example has.
+    """Upper limit on every attacker's success from the neighbor count of each public example.
 
-    A guess made without the update matches example i with a probability q_i, with
-    sum q_i / d_i <= `guesses`, as the ball around it holds d_i examples at most; the update lifts
-    q_i to F(q_i). The largest mean of F(q_i) is a function of the sample that changes little with
-    one example (it is self-bounding), which gives the limit for the distribution.
+    A candidate chosen without the update matches example i with a probability q_i, with
+    sum q_i / d_i <= `guesses`, because the ball around it holds at most d_i examples. The update
+    lifts q_i to F(q_i). The largest mean of F(q_i) is a function of the sample that changes little
+    with one example (it is self-bounding), which gives the limit for the distribution.
 
     Args:
-        each: d_i of the examples, an array for each class where labels are known (else one).
-        lift: F, from the logarithm of a success without the update to what no attacker exceeds with
-            it, concave and rising: the trade-off function of a whole training. A number is the
-            noise multiplier of one release of the Gaussian mechanism.
-        guesses: of which one has to match.
+        each: d_i of the examples, one array per class if labels are known (else one array).
+        lift: F, concave and rising: from the logarithm of a prior-only success to an upper bound on
+            the success with the update. This is the trade-off function of a whole training. A
+            number is the noise multiplier of one release of the Gaussian mechanism.
+        guesses: number of candidates, of which one has to match.
         confidence: over the draw of the examples.
 
     Source: this project; Boucheron, Lugosi and Massart 2000 for self-bounding functions.
@@ -397,10 +402,10 @@ def _profile_limit(
 
 
 def self_bounding_limit(seen: float, *, confidence: float = CONFIDENCE) -> float:
-    """Upper confidence limit on the mean of a self-bounding function that was seen once.
+    """Upper confidence limit on the mean of a self-bounding function from one observed value.
 
-    Such a function of independent examples changes by 0 to 1 when one of them is left out, and all
-    these changes sum to its value at most. The limit is the root v above z = `seen` of
+    A self-bounding function of independent examples changes by 0 to 1 when one of them is left
+    out, and all these changes sum to at most its value. The limit is the root v above z = `seen` of
     v - z - z ln(v / z) = ln(1 / (1 - confidence)).
 
     Source: Boucheron, Lugosi and Massart 2000.
@@ -423,9 +428,9 @@ def gaussian_lift(noise_multiplier: float) -> Lift:
 
 
 def _envelope(lift: Lift | float) -> tuple[Array, Array]:
-    """Points (q, F) of a concave line that lies above the lift everywhere, q rising from 0 to 1.
+    """Points (q, F) of a concave polyline above the lift, with q rising from 0 to 1.
 
-    Above: in each cell the lift counts as at the cell's right end.
+    In each interval the lift counts with its value at the right end.
     """
     law = lift if callable(lift) else gaussian_lift(lift)
     logs = np.arange(0.0, FINEST, -STEP)[::-1]
@@ -445,9 +450,9 @@ def _below(q: Array, above: Array, first: int, middle: int, last: int) -> bool:
 
 
 def _most_success(each: Array, envelope: tuple[Array, Array], guesses: int) -> float:
-    """The largest sum of F(q_i) with sum q_i / d_i <= guesses, from above.
+    """An upper bound on the largest sum of F(q_i) with sum q_i / d_i <= guesses.
 
-    By the dual: any multiplier l > 0 gives the limit l guesses + sum max_q (F(q) - l q / d_i).
+    By duality: any multiplier l > 0 gives the limit l guesses + sum max_q (F(q) - l q / d_i).
     """
     values, number = np.unique(each, return_counts=True)
     q, above = envelope
@@ -463,13 +468,13 @@ def _most_success(each: Array, envelope: tuple[Array, Array], guesses: int) -> f
 
 
 def same_law(first: ArrayLike, second: ArrayLike, source: np.random.Generator) -> float:
-    """The p-value of a test whether two samples may have one distribution.
+    """The p-value of a test whether two samples can have one distribution.
 
-    How often an example's nearest neighbor is of its own sample, against permutations. A small
-    value shows that private examples are not drawn like public ones: no bound from the public ones
-    then covers them. A large value proves nothing.
+    The statistic is how often an example's nearest neighbor is from its own sample, compared with
+    permutations. A small value shows that private examples are not distributed like public ones, so
+    no bound from the public ones covers them. A large value proves nothing.
 
-    Shapes: (n, N) and (m, N), of which 1,000 each are compared.
+    Shapes: (n, N) and (m, N); at most 1,000 rows of each are compared.
 
     Source: Schilling 1986, nearest-neighbor test.
 
@@ -478,7 +483,7 @@ def same_law(first: ArrayLike, second: ArrayLike, source: np.random.Generator) -
         >>> same_law(draw.random((200, 4)), draw.random((200, 4)) ** 3, draw) < 0.01
         True
     """
-    # At random: data are often sorted, and the first would be alike.
+    # Random order: data are often sorted, and the first rows would be similar.
     a, b = (source.permutation(flat_images(rows))[:LOOKED] for rows in (first, second))
     if len(a) < 2 or len(b) < 2:
         return 1.0

@@ -1,12 +1,13 @@
 """Bayesian Cramer-Rao (van Trees) bounds on the error of a reconstruction.
 
-x in R^m is what is rebuilt (m = batch size * inputs), y the release, J_D = E_x J_F(x) its Fisher
-information averaged over the prior, J_P the prior's own: E||R(y) - x||^2 >= tr (J_D + J_P)^-1.
-Paper A's trace form has d, the number of parameters, where m is right (errata 0.1); its lambda_1
-is the largest eigenvalue (0.2). Every bound is capped at the prior's variance.
+x in R^m is the batch to reconstruct (m = batch size * inputs), and y is the release. J_D = E_x
+J_F(x) is its Fisher information averaged over the prior, and J_P the Fisher information of the
+prior: E||R(y) - x||^2 >= tr (J_D + J_P)^-1. Paper A's trace form has d, the number of parameters,
+where m is right (errata 0.1); its lambda_1 is the largest eigenvalue (0.2). Every bound is capped
+at the prior's variance.
 
-Only an exact J_D gives a bound. From sampled images J_D is estimated: the mean of an unbounded
-quantity has no upper confidence limit that holds for every law (Bahadur and Savage 1956), so rare
+Only an exact J_D gives a bound. From sampled images J_D is an estimate: the mean of an unbounded
+quantity has no upper confidence limit for all distributions (Bahadur and Savage 1956). So rare
 images with much information may put the true bound far below any estimate.
 """
 
@@ -23,8 +24,8 @@ from leakbound.bounds.priors import Array, Prior, real, symmetric
 ASSUMPTIONS = (
     "it bounds the average over the prior and the release's noise, not one image and no tail",
     "images of a batch are compared in their true order; an error after pairing can be lower",
-    "the Fisher information is that of all the attacker sees and is averaged over this prior",
-    "the release's law is smooth in x; a covariance that depends on x adds its own information",
+    "the Fisher information is that of all the attacker sees, averaged over this prior",
+    "the release distribution is smooth in x; a covariance that depends on x adds information",
 )
 TRACE = "paper A, Theorem 3.2 with m for d: m^2 / (tr J_D + m lambda_max(J_P))"
 TIGHT = "paper A, Theorem 3.2 with m for d, tighter: m^2 / (tr J_D + tr J_P)"
@@ -35,19 +36,19 @@ _SHRINKAGES = (0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 0.6, 1.0)
 
 @dataclass(frozen=True, eq=False)
 class ErrorBound:
-    """A lower bound on the mean squared error of every attacker that it covers.
+    """A lower bound on the mean squared error of every covered attacker.
 
     Attributes:
         name: "trace", "tight_trace", "full" or "weiss_weinstein".
         value: lower bound on E||R(y) - x||^2 / m, capped at the prior's; input units squared.
-        prior, rests_on_prior: its name, and whether the value depends on it.
+        prior, rests_on_prior: the prior's name, and whether the value depends on it.
         assumptions: sentences to check.
         equation: paper and equation.
-        covers: "all" attackers, or "unbiased" ones (the flat prior); "estimate" where J_D was
+        covers: "all" attackers, or "unbiased" ones (the flat prior); "estimate" if J_D was
             sampled, which proves nothing.
-        per_pixel: (m,) the same for each input, the leak map; None where only a total is known.
+        per_pixel: (m,) the same for each input, the leak map; None if only a total is known.
         standard_error: of an estimate over its samples; it misses what no sample shows.
-        confidence: with which the bound holds over the draws behind it; None where it has none.
+        confidence: of the bound over the draws behind it; None if it uses no draws.
     """
 
     name: str
@@ -66,7 +67,7 @@ def trace_bound(fisher_trace: float, prior: Prior) -> ErrorBound:
     """The bound of Theorem 3.2, corrected: m^2 / (tr J_D + m lambda_max(J_P)), over m.
 
     Units: `fisher_trace` tr J_D over all inputs, 1 / input units squared; infinite without noise.
-        With a prior in k of m directions, k stands for m in the formula, and m divides at the end.
+        With a prior in k of m directions, k replaces m in the formula; the result is divided by m.
 
     Raises:
         ValueError: `fisher_trace` is negative or NaN.
@@ -97,7 +98,7 @@ def tight_trace_bound(fisher_trace: float, prior: Prior) -> ErrorBound:
 
 
 def trace_bound_from_samples(traces: Any, prior: Prior, *, tight: bool = True) -> ErrorBound:
-    """An estimate of a trace bound: at the mean of tr J_F(x) over sampled images. No bound.
+    """An estimate of a trace bound from the mean of tr J_F(x) over sampled images; not a bound.
 
     Args:
         traces: (n,) of independent images of the prior, n >= 2, 1 / input units squared.
@@ -108,7 +109,7 @@ def trace_bound_from_samples(traces: Any, prior: Prior, *, tight: bool = True) -
     if len(values) < 2:
         raise ValueError("traces holds 1 sample; give at least 2")
     if values.min() < 0:
-        raise ValueError(f"traces holds {values.min():.6g}; a Fisher information is never negative")
+        raise ValueError(f"traces holds {values.min():.6g}; give Fisher informations of at least 0")
     bound = (tight_trace_bound if tight else trace_bound)(float(values.mean()), prior)
     slope = (bound.value * prior.dimension / prior.rank) ** 2 / prior.dimension
     return _estimated(bound, slope * _standard_error(values[None]), len(values))
@@ -119,11 +120,11 @@ def full_bound(fisher: Any, prior: Prior) -> ErrorBound:
 
     Shapes: `fisher` J_D (m, m), or (k, k) in the prior's basis; 1 / input units squared.
 
-    Assumptions: `fisher` is J_D; for an average of samples use `full_bound_from_samples`. The
-        bound is the best attacker's error in a linear-Gaussian model. Rounding errs downwards.
+    Assumptions: `fisher` is J_D; for an average of samples use `full_bound_from_samples`. In a
+        linear-Gaussian model the bound equals the best attacker's error. Rounding errs downwards.
 
     Raises:
-        ValueError: a wrong shape, NaN, not symmetric, a negative eigenvalue.
+        ValueError: a wrong shape, NaN, not symmetric, or a negative eigenvalue.
 
     Source: paper A, eq. (1); van Trees, "Detection, Estimation, and Modulation Theory", 1968.
 
@@ -138,7 +139,7 @@ def full_bound(fisher: Any, prior: Prior) -> ErrorBound:
     root = np.linalg.inv(np.linalg.cholesky(prior.matrix)) if known else np.eye(prior.rank)
     values, vectors = np.linalg.eigh(root @ matrix @ root.T)
     if values[0] < -1e-8 * np.abs(values).max():
-        raise ValueError(f"fisher has the eigenvalue {values[0]:.4g}; it must not be negative")
+        raise ValueError(f"fisher has the eigenvalue {values[0]:.4g}; give one without any below 0")
     slack = prior.rank * np.finfo(np.float64).eps * np.abs(values).max()
     with np.errstate(divide="ignore"):
         errors = 1 / (float(known) + np.maximum(values, 0) + slack)
@@ -152,11 +153,11 @@ def full_bound(fisher: Any, prior: Prior) -> ErrorBound:
 
 
 def full_bound_from_samples(fishers: Any, prior: Prior) -> ErrorBound:
-    """An estimate of the full bound from J_F(x) of sampled images. No bound.
+    """An estimate of the full bound from J_F(x) of sampled images; not a bound.
 
     The inverse of a sample mean is too large on average. Instead, tr J^-1 >= 2 tr V - tr V J V for
-    every symmetric V, linear in J and equal at V = J^-1: one half of the samples chooses V, the
-    other evaluates it without bias, and the halves change places.
+    every symmetric V, linear in J, with equality at V = J^-1. One half of the samples chooses V,
+    the other evaluates it without bias; then the halves change places.
 
     Args:
         fishers: n >= 4, iterable, of independent images of the prior; each as in `full_bound`.
@@ -187,7 +188,7 @@ def _trace_floor(name: str, trace: float, information: float, prior: Prior, law:
 
 
 def _bound(name: str, total: float, prior: Prior, law: str) -> ErrorBound:
-    """A bound on the total error, at least 0 and at most the prior's variance, over m."""
+    """A bound on the total error, from 0 to the prior's variance, over m."""
     value = max(0.0, min(float(total), prior.variance)) / prior.dimension
     known, assumptions = prior.rests_on_prior, ASSUMPTIONS + prior.assumptions
     return ErrorBound(name, value, prior.name, known, assumptions, law, prior.covers)
@@ -203,7 +204,7 @@ def _estimated(bound: ErrorBound, error: float, number: int) -> ErrorBound:
 
 
 def _standard_error(values: Array) -> float:
-    """Of the mean of values (folds, n), as if folds err together."""
+    """Standard error of the mean of values (folds, n), as if folds err together."""
     return float(values.std(axis=1, ddof=1).mean() / np.sqrt(values.shape[1]))
 
 
@@ -215,7 +216,7 @@ def _projected(name: str, fisher: Any, prior: Prior) -> Array:
 
 
 def _choose(samples: Array, known: Array) -> Array:
-    """V near (J_P + E J)^-1: shrinkage and scale, tr V / tr V J V, that do best between halves."""
+    """V near (J_P + E J)^-1, with the shrinkage and scale, tr V / tr V J V, best between halves."""
     halves = samples[::2].mean(0), samples[1::2].mean(0)
     best, answer = 0.0, np.zeros_like(known)
     for shrinkage in _SHRINKAGES:
@@ -231,7 +232,7 @@ def _choose(samples: Array, known: Array) -> Array:
 
 
 def _shrunk_inverse(fisher: Array, known: Array, shrinkage: float) -> Array:
-    """The inverse of J_P + J with J drawn towards its mean eigenvalue; 0 where there is none."""
+    """The inverse of J_P + J with J shrunk to its mean eigenvalue; 0 if it has no inverse."""
     mean = np.trace(fisher) / len(fisher) * np.eye(len(fisher))
     try:
         factor = linalg.cho_factor(known + (1 - shrinkage) * fisher + shrinkage * mean)
@@ -241,7 +242,7 @@ def _shrunk_inverse(fisher: Array, known: Array, shrinkage: float) -> Array:
 
 
 def _diagonal(prior: Prior) -> tuple[Array, Array | None]:
-    """J_P as a diagonal, and the basis in which it is one."""
+    """J_P as a diagonal, and the basis in which it is diagonal."""
     if prior.information.ndim == 1:
         return prior.information, prior.basis
     values, vectors = np.linalg.eigh(prior.information)

@@ -1,12 +1,11 @@
-"""How well one example is reconstructed from a linear trap's noisy gradient.
+"""How well one example is reconstructed from the noisy gradient of a linear trap.
 
-The trap f(X) = W X sends, in every row, X scaled to the clip norm: the attacker sees
-y = X / |X| + noise_multiplier * xi, xi standard normal in R^N. `exact` is gamma*, the best that any
-estimator does with y; `unbiased` is paper C's law, which covers unbiased estimators only; `ncc` is
-the law of the correlation. `effective_noise`, `averaged` and `unknown_scale` lead from a real
-setting to these. Errors eta are mean squared errors in squared input units, norms are in input
-units, and all arguments broadcast unless a shape is given. The laws of this one answer, and what
-leads to it, are one concept.
+The trap f(X) = W X sends, in every row, X scaled to the clip norm. The attacker sees
+y = X / |X| + noise_multiplier * xi, where xi is standard normal in R^N. `exact` is gamma*, the best
+success of any estimator that uses y. `unbiased` is paper C's law, which covers unbiased estimators
+only. `ncc` is the law of the correlation. `effective_noise`, `averaged` and `unknown_scale` convert
+a real setting into these. Errors eta are mean squared errors in squared input units; norms are in
+input units. All arguments broadcast unless a shape is given.
 """
 
 from __future__ import annotations
@@ -47,15 +46,15 @@ __all__ = [
 
 Participation = Literal["visible", "hidden"]
 SMALLEST, LARGEST = 1e-160, 1e12
-"""Noise multipliers between which the inverses search."""
+"""Range of noise multipliers in which the inverses search."""
 DEPTH = 745.0
 """Search range of `exact.eta_at` in log odds of e = N eta / |X|^2."""
 FLAT = 28.0
-"""Search range of `ncc.ncc_at` in artanh of the correlation: beyond it rounds to 1."""
+"""Search range of `ncc.ncc_at` in artanh of the correlation; above it, the correlation is 1."""
 TRIES, ZOOMS = 64, 4
-"""Radii that `unknown_scale` tries at a time, and how often it looks closer around the best."""
+"""Radii that `unknown_scale` tries at a time, and how often it refines around the best."""
 DUST = 1e-17
-"""Mass of numbers of sampled steps that is left out of a sum, towards less risk."""
+"""Mass of numbers of sampled steps that is left out of a sum, which lowers the risk."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class UnbiasedLaw(RiskLaw):
         """Probability that the unbiased estimator's MSE is at most eta.
 
         Raises:
-            ValueError: eta or norm of 0 or below, a dim that is no whole number, NaN.
+            ValueError: eta or norm of 0 or less, a dim that is not a whole number, or NaN.
 
         Source: paper C, Theorem IV.5 and Corollary IV.6.
 
@@ -90,7 +89,7 @@ class UnbiasedLaw(RiskLaw):
         gamma: ArrayLike,
         norm: ArrayLike = 1.0,
     ) -> Any:
-        """The MSE that is reached with probability gamma.
+        """The MSE that the estimator attains with probability gamma.
 
         Example:
             >>> round(unbiased.eta_at(0.1, dim=784, gamma=0.5), 6)
@@ -104,7 +103,7 @@ class UnbiasedLaw(RiskLaw):
     def noise_for(
         self, gamma: ArrayLike, *, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0
     ) -> Any:
-        """The noise multiplier at which eta is reached with probability gamma.
+        """The noise multiplier at which the estimator attains eta with probability gamma.
 
         Source: paper C, Corollary IV.9.
 
@@ -120,16 +119,16 @@ class UnbiasedLaw(RiskLaw):
 
 @dataclass(frozen=True)
 class ExactLaw(RiskLaw):
-    """gamma*: the best that any estimator does with the trap's answer, uniform direction."""
+    """gamma*: the best success of any estimator behind the trap, for a uniform direction."""
 
     def __call__(
         self, noise_multiplier: ArrayLike, *, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0
     ) -> Any:
         """Probability that the best estimator of X, |X| known, has an MSE of at most eta.
 
-        With sin^2 theta = e = N eta / |X|^2, the best guess |X| cos(theta) y / |y| succeeds exactly
-        if y lies within theta of X; e >= 1 gives 1, as the zero image then always succeeds. The
-        relative error is below 1e-8 in tails of any depth (`log` for those below 1e-308).
+        With sin^2 theta = e = N eta / |X|^2, the best estimate |X| cos(theta) y / |y| succeeds
+        exactly if y lies within theta of X. If e >= 1 the result is 1: the zero image always
+        succeeds. The relative error is below 1e-8 in tails of any depth (use `log` below 1e-308).
 
         Source: docs/errata.md, "gamma*"; it corrects paper C, Corollary IV.3 and IV.6.
 
@@ -142,7 +141,7 @@ class ExactLaw(RiskLaw):
     def log(
         self, noise_multiplier: ArrayLike, *, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0
     ) -> Any:
-        """The natural logarithm of the same.
+        """The natural logarithm of the same probability.
 
         Example:
             >>> round(exact.log(0.05, dim=3072, eta=0.037 / 3072), 3)
@@ -159,11 +158,11 @@ class ExactLaw(RiskLaw):
         gamma: ArrayLike,
         norm: ArrayLike = 1.0,
     ) -> Any:
-        """The largest MSE that the best estimator reaches with probability gamma at most.
+        """The largest MSE that the best estimator attains with probability at most gamma.
 
         It is the last number below |X|^2 / N, where the zero image takes over, if gamma is above
-        the limit Phi(1 / noise multiplier) there, and 0 for N = 1 if not (a guess of the sign is
-        all that counts).
+        the limit Phi(1 / noise multiplier) there. For N = 1 it is 0 otherwise (only the sign
+        counts).
 
         Example:
             >>> eta = exact.eta_at(0.0037, dim=3072, gamma=1e-3)
@@ -193,10 +192,10 @@ class ExactLaw(RiskLaw):
     def noise_for(
         self, gamma: ArrayLike, *, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0
     ) -> Any:
-        """The least noise multiplier with which no estimator reaches eta more often than gamma.
+        """The smallest noise multiplier at which no estimator attains eta more often than gamma.
 
         Raises:
-            ValueError: no finite noise does: gamma is at most the prior-only success.
+            ValueError: no finite noise suffices, because gamma is at most the prior-only success.
 
         Example:
             >>> round(exact.noise_for(1e-3, dim=3072, eta=0.037 / 3072), 6)
@@ -210,7 +209,7 @@ class ExactLaw(RiskLaw):
         if np.any(blind >= target):
             worst = np.argmax((blind - target).ravel())
             raise ValueError(
-                f"gamma is {gamma.flat[worst]:g}, but a prior-only guess already meets eta = "
+                f"gamma is {gamma.flat[worst]:g}, but a prior-only baseline already meets eta = "
                 f"{eta.flat[worst]:g} with probability {np.exp(blind.flat[worst]):.3g}: no finite "
                 "noise helps; give a smaller eta or a larger gamma"
             )
@@ -228,14 +227,14 @@ class NccLaw(RiskLaw):
     ) -> Any:
         """Probability that the correlation over pixels is at least `ncc`, exactly.
 
-        Centering leaves dim - 1 coordinates, in which it is the cosine of an angle: the integral of
-        `exact` again, with the example's centered part for its norm.
+        Centering leaves dim - 1 coordinates, in which the correlation is the cosine of an angle.
+        This gives the integral of `exact`, with the example's centered part as its norm.
 
         Args:
-            noise_multiplier: as everywhere.
+            noise_multiplier: noise standard deviation / clip norm.
             dim: number of pixels, at least 2.
             ncc: correlation in (-1, 1).
-            spread: |X - mean of X| / |X|, in (0, 1]; 1 where the pixels' mean is zero.
+            spread: |X - mean of X| / |X|, in (0, 1]; 1 if the pixels' mean is zero.
 
         Source: this project; paper C has the population value only (`population`).
 
@@ -251,7 +250,7 @@ class NccLaw(RiskLaw):
     def population(
         self, noise_multiplier: ArrayLike, *, dim: ArrayLike, spread: ArrayLike = 1.0
     ) -> Any:
-        """The correlation of infinitely many pixels: at most 1 / sqrt(1 + N noise^2).
+        """The correlation for infinitely many pixels: at most 1 / sqrt(1 + N noise^2).
 
         Source: paper C, Theorem on NCC.
 
@@ -267,10 +266,10 @@ class NccLaw(RiskLaw):
     def noise_for(
         self, gamma: ArrayLike, *, dim: ArrayLike, ncc: ArrayLike, spread: ArrayLike = 1.0
     ) -> Any:
-        """The least noise multiplier with which `ncc` is reached with probability gamma at most.
+        """The smallest noise multiplier that attains `ncc` with probability at most gamma.
 
         Raises:
-            ValueError: no finite noise does.
+            ValueError: no finite noise suffices.
 
         Example:
             >>> round(ncc.noise_for(0.01, dim=784, ncc=0.5), 4)
@@ -301,7 +300,7 @@ class NccLaw(RiskLaw):
         gamma: ArrayLike,
         spread: ArrayLike = 1.0,
     ) -> Any:
-        """The correlation that is reached with probability gamma.
+        """The correlation that is attained with probability gamma.
 
         Example:
             >>> round(ncc.ncc_at(0.05, dim=784, gamma=0.5), 2)
@@ -366,19 +365,19 @@ def effective_noise(
     rest_norm: ArrayLike = 0.0,
     rho: ArrayLike = 1.0,
 ) -> Any:
-    """The noise multiplier that the laws take, in a setting with few rows, a norm sink or a batch.
+    """The noise multiplier for the laws, in a setting with few rows, a norm sink or a batch.
 
-    The trap's M rows hold X each; clipping to C scales all of (rows, rest). What is left is
+    Each of the trap's M rows holds X; clipping to C scales all of (rows, rest). The result is
     noise * sqrt(rho max(C^2, M |X|^2 + rest^2) / (M |X|^2)), at least `noise_multiplier`.
 
     Args:
         noise_multiplier: noise standard deviation / C.
         clip_norm: C.
-        norm: |X| as the trap's layer sees it.
+        norm: |X| at the input of the trap's layer.
         rows: M.
         rest_norm: gradient norm of all other parameters before clipping (a norm sink); a trainable
             bias in the trap's layer makes it sqrt(M).
-        rho: factor of the variance by which other examples of the batch are removed, at least 1.
+        rho: factor by which removing the other examples of the batch scales the variance; >= 1.
 
     Source: paper C, Theorem IV.1; docs/errata.md, C2 and C5.
 
@@ -390,7 +389,7 @@ def effective_noise(
     c, r = positive("clip_norm", clip_norm), positive("norm", norm)
     rest, rho = non_negative("rest_norm", rest_norm), positive("rho", rho)
     if np.any(rho < 1):
-        raise ValueError(f"rho is {float(np.min(rho)):g}; separating examples never gains: give 1")
+        raise ValueError(f"rho is {float(np.min(rho)):g}; give at least 1: separation never gains")
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         root = np.sqrt(rows)
         grown = sigma * np.sqrt(rho) * np.maximum(c / r / root, np.hypot(1.0, rest / r / root))
@@ -411,13 +410,13 @@ def averaged(
     """Probability of success after several steps that each sample the example at a rate.
 
     visible: the attacker knows the k ~ Binom(steps, rate) steps that hold the example and averages
-    those, noise / sqrt(k). hidden: the attacker adds up all steps, noise * sqrt(steps) / k. With
-    `exact`, k = 0 leaves a prior-only guess; the unbiased estimator fails then, and is given k, by
-    which it divides. It is attained by one example's gradient alone, others removed. For a fixed k
-    call the law with noise / sqrt(k).
+    them, noise / sqrt(k). hidden: the attacker sums all steps, noise * sqrt(steps) / k. With
+    `exact`, k = 0 leaves the prior-only baseline. The unbiased estimator fails then; it is given k,
+    by which it divides. The success is attained for one example's gradient alone, with the others
+    removed. For a fixed k call the law with noise / sqrt(k).
 
     Raises:
-        ValueError: as the law; sampling_rate outside (0, 1], steps that are no whole number.
+        ValueError: as the law; sampling_rate outside (0, 1], or steps is not a whole number.
 
     Source: paper C, section IV-C, corrected; docs/errata.md, C4 and "gamma*".
 
@@ -445,9 +444,9 @@ def averaged(
 def sightings(
     steps: int, *, sampling_rate: float, participation: Participation
 ) -> tuple[Array, Array]:
-    """Probability of each number of sightings (K, 1), and by what it multiplies the noise (K, 1).
+    """Probability of each number of sightings (K, 1), and the factor on the noise (K, 1).
 
-    k visible sightings are averaged: 1 / sqrt(k). Hidden ones stand in a sum of all steps:
+    k visible sightings are averaged: 1 / sqrt(k). Hidden sightings are part of a sum of all steps:
     sqrt(steps) / k. Without a sighting the factor is infinite.
     """
     k, mass = (v[:, None] for v in _sampled_steps(steps, sampling_rate))
@@ -463,16 +462,16 @@ def unknown_scale(
     norms: ArrayLike,
     weights: ArrayLike | None = None,
 ) -> Any:
-    """Success of the attacker who knows the distribution of |X| and not |X| itself.
+    """Success of an attacker who knows the distribution of |X| but not |X| itself.
 
-    y = X / |X| + noise says nothing about |X|: the attacker guesses a y / |y| with the one radius a
-    that succeeds most often over `norms`. This success is attained; the upper bound, with |X|
-    known, is the mean of `exact` over the norms.
+    y = X / |X| + noise says nothing about |X|. The attacker's estimate is a y / |y| with the one
+    radius a that succeeds most often over `norms`. This success is attained. The upper bound, with
+    |X| known, is the mean of `exact` over the norms.
 
-    Shapes: `norms` and `weights` (n,); all others broadcast, each a search of its own.
+    Shapes: `norms` and `weights` (n,); all others broadcast, with a separate search for each entry.
 
     Raises:
-        ValueError: weights that are negative or sum to 0, norms of 0.
+        ValueError: weights are negative or sum to 0, or a norm is 0.
 
     Source: docs/errata.md, "unknown scale".
 
@@ -498,13 +497,13 @@ def unknown_scale(
 
 
 def _best_radius(sigma: float, n: float, error: float, r: Array, w: Array) -> float:
-    """The most success of any one radius, against norms r of weights w."""
+    """The largest success of any single radius, for norms r with weights w."""
     inverse = np.inf if sigma == 0 else 1 / sigma
 
     def success(radius: Array) -> Array:
         return np.asarray(np.exp(_log_hit(inverse, n, radius[:, None], r, error)) @ w)
 
-    # each norm's own best radius, and a grid between them; then closer around the best of all
+    # each norm's best radius and a grid between them; then a finer grid around the best of all
     own = np.sqrt(np.maximum(0.0, 1 - error / r**2)) * r
     tries = np.unique(np.concatenate([np.arange(1, TRIES + 1) / TRIES, own[own > 0]]))
     found = float((w * (r**2 <= error)).sum())
@@ -517,7 +516,7 @@ def _best_radius(sigma: float, n: float, error: float, r: Array, w: Array) -> fl
 
 def _log_hit(inverse: float, n: float, radius: Array, r: Array, error: float) -> Array:
     """Log P(|radius y / |y| - X|^2 <= error) for each |X| = r."""
-    gap = (error - (radius - r) ** 2) / (2 * radius * r)  # 1 less the cosine that is needed
+    gap = (error - (radius - r) ** 2) / (2 * radius * r)  # 1 minus the required cosine
     found = np.where(gap >= 2, 0.0, -np.inf)
     near = (gap > 0) & (gap < 2)
     some = gap[near]
@@ -526,7 +525,7 @@ def _log_hit(inverse: float, n: float, radius: Array, r: Array, error: float) ->
 
 
 def _sampled_steps(steps: int, q: float) -> tuple[Array, Array]:
-    """Numbers of sampled steps and their probabilities; what is left out is below 1e-17 in all."""
+    """Numbers of sampled steps and their probabilities; less than 1e-17 in total is left out."""
     if q == 1:
         return np.array([float(steps)]), np.array([1.0])
     law = stats.binom(steps, q)
@@ -561,7 +560,7 @@ def _log_gamma(sigma: Array, n: Array, e: Array) -> Array:
 
 
 def _cotangent(ncc: ArrayLike) -> Array:
-    """Of the angle whose cosine is the correlation."""
+    """The cotangent of the angle whose cosine is the correlation."""
     level = between("ncc", ncc, -1, 1, closed=False)
     with np.errstate(divide="ignore"):
         return np.asarray(level / np.sqrt((1 - level) * (1 + level)))
@@ -570,7 +569,7 @@ def _cotangent(ncc: ArrayLike) -> Array:
 def _least_noise(
     at_log: Callable[[Array], Array], at: Callable[[Array], Array], gamma: Array
 ) -> Any:
-    """The least noise multiplier where a law is at most gamma.
+    """The smallest noise multiplier at which a law is at most gamma.
 
     Both functions give the logarithm of the law, of the noise's logarithm and of the noise.
     """

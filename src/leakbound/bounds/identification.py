@@ -1,8 +1,8 @@
-"""How often any goal of known prior-only success is reached, and the right example identified.
+"""Upper bounds on reaching a goal of known prior-only success, and on identifying an example.
 
 A server that may choose the model and sees every step distinguishes "example in" from "example out"
-no better than the Gaussian mechanism allows. A goal that the best guess without the update reaches
-with probability kappa (the prior-only success) is reached with probability gamma at most. These are
+no better than the Gaussian mechanism allows. So a goal that the prior-only baseline reaches with
+probability kappa (the prior-only success) is reached with probability at most gamma. Both are
 averages over the prior of examples that kappa is computed for.
 """
 
@@ -33,7 +33,7 @@ __all__ = ["gaussian", "glrt", "kappa_sphere", "log_kappa_sphere"]
 
 @dataclass(frozen=True)
 class GaussianLaw(RiskLaw):
-    """gamma = Phi(Phi^-1(kappa) + sqrt(steps) / noise): every attacker, every step full batch."""
+    """gamma = Phi(Phi^-1(kappa) + sqrt(steps) / noise): every attacker, full-batch steps."""
 
     def __call__(
         self,
@@ -43,7 +43,7 @@ class GaussianLaw(RiskLaw):
         log_kappa: ArrayLike | None = None,
         steps: ArrayLike = 1,
     ) -> Any:
-        """Most probability of reaching a goal whose prior-only success is kappa; broadcasts.
+        """Upper bound on the probability to reach a goal of prior-only success kappa; broadcasts.
 
         Args:
             noise_multiplier: noise standard deviation / clip norm.
@@ -66,7 +66,7 @@ class GaussianLaw(RiskLaw):
         log_kappa: ArrayLike | None = None,
         steps: ArrayLike = 1,
     ) -> Any:
-        """The natural logarithm of the same."""
+        """The natural logarithm of the same bound."""
         sigma, count = non_negative("noise_multiplier", noise_multiplier), whole("steps", steps)
         blind = log_blind(kappa, log_kappa)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -86,7 +86,7 @@ class GaussianLaw(RiskLaw):
         """The noise multiplier at which the bound is gamma; infinite where gamma = kappa.
 
         Raises:
-            ValueError: kappa above gamma: no noise can help.
+            ValueError: kappa is above gamma, so no noise can help.
 
         Example:
             >>> round(gaussian.noise_for(0.1, kappa=1 / 11), 2)
@@ -99,7 +99,7 @@ class GaussianLaw(RiskLaw):
             worst = np.argmax((blind - np.log(gamma)).ravel())
             raise ValueError(
                 f"gamma is {gamma.flat[worst]:g}, below the prior-only success kappa = "
-                f"{np.exp(blind.flat[worst]):.6g}: no noise helps; give a gamma above it"
+                f"{np.exp(blind.flat[worst]):.6g}: no noise helps; give a larger gamma"
             )
         with np.errstate(divide="ignore"):
             distance = special.ndtri(gamma) - special.ndtri_exp(blind)
@@ -133,7 +133,7 @@ gaussian = GaussianLaw(
 def glrt(noise_multiplier: ArrayLike, *, dim: ArrayLike, kappa: ArrayLike) -> Any:
     """Power of the presence test that knows no direction (a likelihood-ratio test over all).
 
-    The larger power of the two tests (example in against out, and reversed) at level kappa.
+    It is the larger power at level kappa of two tests: example in against out, and the reverse.
 
     Shapes: all broadcast.
 
@@ -160,10 +160,11 @@ def glrt(noise_multiplier: ArrayLike, *, dim: ArrayLike, kappa: ArrayLike) -> An
 
 
 def kappa_sphere(*, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0) -> Any:
-    """Prior-only success on the sphere: the best guess comes within an MSE of eta this often.
+    """Prior-only success on the sphere: how often the best candidate has an MSE of at most eta.
 
-    Uniform direction, |X| = norm known: a cap of half-angle arcsin sqrt(N eta / norm^2), 1 from
-    eta = norm^2 / N on. Below 1e-308 it is 0: take `log_kappa_sphere` there.
+    For a uniform direction and known |X| = norm. It is a cap of half-angle
+    arcsin sqrt(N eta / norm^2), and 1 from eta = norm^2 / N on. Below 1e-308 it is 0: use
+    `log_kappa_sphere` there.
 
     Source: docs/errata.md, "kappa".
 

@@ -1,4 +1,4 @@
-"""What few bits about an example leave unknown, on average over the prior of examples."""
+"""Lower bounds on what stays unknown about an example when few bits are sent, over its prior."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["fano", "gaussian_distortion", "shannon_lower_bound"]
 
 
 def fano(information: ArrayLike, *, kappa: ArrayLike) -> Any:
-    """Most probability of a goal of prior-only success kappa, from so many bits (Fano).
+    """Upper bound on the probability of a goal of prior-only success kappa, from bits (Fano).
 
     The largest p with p log2(p / kappa) + (1 - p) log2((1 - p) / (1 - kappa)) <= information, the
-    bits of the example and all that was sent. For one of M equally likely candidates kappa is
-    1 / M.
+    bits that all sent data carry about the example. For one of M equally likely candidates, kappa
+    is 1 / M.
 
     Source: Cover and Thomas, "Elements of Information Theory", section 2.10.
 
@@ -43,7 +43,7 @@ def fano(information: ArrayLike, *, kappa: ArrayLike) -> Any:
 
 
 def shannon_lower_bound(information: ArrayLike, *, entropy: ArrayLike, dimension: ArrayLike) -> Any:
-    """Least mean squared error per coordinate from so many bits: 2^(2 (h - I) / N) / (2 pi e).
+    """Smallest mean squared error per coordinate, given some bits: 2^(2 (h - I) / N) / (2 pi e).
 
     Shapes: broadcast.
 
@@ -53,7 +53,7 @@ def shannon_lower_bound(information: ArrayLike, *, entropy: ArrayLike, dimension
         dimension: N, coordinates of an example.
 
     Assumptions: the prior has a density. Images of 256 levels have none: h is minus infinity and
-        the bound 0.
+        the bound is 0.
 
     Source: Cover and Thomas, "Elements of Information Theory", sections 8.6 and 10.3.
 
@@ -71,10 +71,10 @@ def shannon_lower_bound(information: ArrayLike, *, entropy: ArrayLike, dimension
 def gaussian_distortion(information: ArrayLike, variances: ArrayLike) -> Any:
     """The same for a Gaussian example, exactly: its distortion-rate function.
 
-    By reverse water-filling over `variances` (N,), or the eigenvalues of its covariance: mean of
-    min(variance, level), with the level where the sum of 1/2 log2(variance / level) over those
-    above it is the information. It is `shannon_lower_bound` where the level is below every
-    variance, and above it elsewhere.
+    By reverse water-filling over `variances` (N,), the eigenvalues of its covariance: the mean of
+    min(variance, level). The level is such that the sum of 1/2 log2(variance / level) over the
+    variances above it is the information. The result equals `shannon_lower_bound` if the level is
+    below every variance, and is above it otherwise.
 
     Source: Cover and Thomas, "Elements of Information Theory", theorem 10.3.3.
 

@@ -1,15 +1,14 @@
-"""Bound on all attackers who see the update of one known model, for an honest server.
+"""Bound on all attackers who see the update of one known model from an honest server.
 
-The server sends a model as it is, and the update shows y = g + s z in units of the clip norm: g is
-an example's clipped gradient, z standard normal and s the noise multiplier. The other examples of
-the batch are taken as known. If the example is one of n public ones, each as likely, the best
-attacker chooses the ball of the criterion's radius that holds most of the posterior. Their
-probability of success, Z / n, needs the inner products of the gradients alone. Z is a self-bounding
-function of the public examples, so it also limits the success on fresh ones of the same
-distribution.
+The server sends a model as it is. The update shows y = g + s z in units of the clip norm: g is an
+example's clipped gradient, z is standard normal and s is the noise multiplier. The other examples
+of the batch count as known. If the example is one of n equally likely public ones, the best
+attacker chooses the ball of the criterion's radius with the most posterior mass. Their probability
+of success, Z / n, needs only the inner products of the gradients. Z is a self-bounding function of
+the public examples, so it also limits the success on new ones from the same distribution.
 
-A model whose gradients of two examples hardly differ hides them from each other; bounds for any
-model (`counting`) cannot use that.
+If a model's gradients of two examples hardly differ, the update does not distinguish them. Bounds
+for any model (`counting`) cannot use this.
 """
 
 from __future__ import annotations
@@ -33,46 +32,46 @@ __all__ = ["KnownModel"]
 
 Indices = NDArray[np.int64]
 TOO_LONG = 1e-6
-"""By how much a squared norm may exceed the squared clip norm, for gradients in float32."""
+"""How far a squared norm may exceed the squared clip norm, for gradients in float32."""
 ROUNDING = 1e-9
 BLOCK = 512
-"""Draws at a time."""
+"""Number of draws at a time."""
 REFINED = 12
-"""Centers a draw whose balls are bounded more sharply than by their neighbors' sum."""
+"""Number of centers per draw whose balls get a tighter bound than their neighbors' sum."""
 DENSE = 0.05
-"""Share of pairs within reach from which a full matrix is faster than a sparse one."""
+"""Share of pairs within reach above which a full matrix is faster than a sparse one."""
 MOST = 5000
-"""Examples; the neighbors of more are not listed."""
+"""Maximum number of examples; the neighbors of more are not listed."""
 QUIET = 1e-6
-"""Noise multipliers below it count as no noise at all."""
+"""A smaller noise multiplier counts as no noise."""
 LEAST_NOISE, MOST_NOISE, STEP = 0.01, 100.0, 0.01
-"""The noise multipliers that `noise_for` looks at, and their relative distance."""
+"""Range of noise multipliers that `noise_for` searches, and their relative distance."""
 
 
 @dataclass(frozen=True, eq=False)
 class KnownModel:
-    """What n public examples show of the updates of one model, as an honest server sends it.
+    """What n public examples show about the updates of one model from an honest server.
 
     It holds if neither the model nor the clip norm was chosen from these public examples, for one
-    release of an example in full: in a batch the other examples are taken as known.
+    release of an example in full. The other examples of a batch count as known.
 
     Args:
-        examples: (n, ...), drawn independently and like the private ones.
+        examples: (n, ...), independent draws from the private examples' distribution.
         gram: (n, n) inner products of their clipped gradients, in units of the squared clip norm
             (`channel.clipped_gram`).
-        labels: (n,), where the attacker knows the label.
-        guesses: of the attacker, of which one has to match.
-        density: private examples lie at most so many times as densely as these.
-        confidence: with which a bound holds, over the draw of the public examples and the Monte
-            Carlo draws; each gets half of what it leaves.
-        draws: Monte Carlo draws.
+        labels: (n,), if the attacker knows the label.
+        guesses: number of the attacker's candidates, of which one has to match.
+        density: upper bound on the density of private examples relative to these.
+        confidence: of a bound, over the draw of the public examples and the Monte Carlo draws; each
+            uses half of the failure probability.
+        draws: number of Monte Carlo draws.
         seed: of these draws.
 
     Raises:
-        ValueError: a matrix of another shape, that is not symmetric, or no matrix of inner products
-            of vectors of norm 1 at most; labels of another number; numbers out of their range.
+        ValueError: gram has another shape, is not symmetric, or does not hold inner products of
+            vectors of norm at most 1; labels has another length; a number is outside its range.
 
-    Source: this project; Boucheron, Lugosi and Massart 2000 for the step to fresh examples.
+    Source: this project; Boucheron, Lugosi and Massart 2000 for the step to new examples.
 
     Example:
         >>> public = KnownModel(np.arange(400.0)[:, None], np.eye(400))
@@ -108,27 +107,27 @@ class KnownModel:
 
     @property
     def n(self) -> int:
-        """Independent public examples."""
+        """Number of independent public examples."""
         return len(self.examples)
 
     @property
     def name(self) -> str:
-        """What it rests on, for people."""
+        """What the bound rests on, as text."""
         known = "labels known" if self.labels is not None else "labels not known"
         sure = f"{self.confidence:.0%} confidence"
         return f"{self.n} public examples and this model's gradients, {sure}, {known}"
 
     def bayes(self, noise_multiplier: float, eta: float) -> tuple[float, float]:
-        """The best attacker's success if the example is one of these, each as likely.
+        """The best attacker's success if the example is one of these, each equally likely.
 
         Args:
             noise_multiplier: s, noise standard deviation / clip norm, above 0; infinite: no update.
-            eta: mean squared error from which an example counts as reconstructed.
+            eta: mean squared error up to which an example counts as reconstructed.
 
         Returns:
-            What the attacker attains who guesses public examples, as a Monte Carlo estimate; and
-            an upper limit on every attacker's success, at a confidence of 1 - (1 - confidence) / 2
-            over the draws.
+            A Monte Carlo estimate of the success of an attacker whose candidates are public
+            examples; and an upper limit on every attacker's success, at a confidence of
+            1 - (1 - confidence) / 2 over the draws.
 
         Example:
             >>> low, high = KnownModel(np.arange(400.0)[:, None], np.eye(400)).bayes(0.5, eta=0.01)
@@ -140,11 +139,11 @@ class KnownModel:
         return self._bayes(single("noise_multiplier", noise), _level(eta), tail, 0)
 
     def success_bound(self, noise_multiplier: float, eta: float) -> float:
-        """No attacker exceeds it on one release, on average over fresh examples.
+        """Upper bound on any attacker's success on one release, averaged over new examples.
 
         Args:
             noise_multiplier: s, noise standard deviation / clip norm; 0: no noise, bound 1.
-            eta: mean squared error from which an example counts as reconstructed.
+            eta: mean squared error up to which an example counts as reconstructed.
 
         Example:
             >>> public = KnownModel(np.arange(400.0)[:, None], np.eye(400))
@@ -155,19 +154,19 @@ class KnownModel:
         return self._fresh(single("noise_multiplier", noise), level, 1, 0)
 
     def noise_for(self, gamma: float, eta: float) -> float:
-        """The least noise multiplier found whose `success_bound` is at most gamma, to 1 %.
+        """The smallest noise multiplier found whose `success_bound` is at most gamma, to 1 %.
 
-        The search halves a fixed grid. Each step has Monte Carlo draws of its own and an equal
-        part of their confidence, so the statement holds at the noise that comes out, by whatever
-        steps it was found. The confidence over the public examples needs no parts: success falls
-        with the noise for every sample.
+        The search halves a fixed grid. Each step has separate Monte Carlo draws and an equal part
+        of their failure probability, so the statement holds at the resulting noise for every path
+        of the search. The confidence over the public examples is not divided: success falls with
+        the noise for every sample.
 
         Args:
             gamma: the accepted probability of a reconstruction.
-            eta: mean squared error from which an example counts as reconstructed.
+            eta: mean squared error up to which an example counts as reconstructed.
 
         Returns:
-            A noise multiplier from 0.01 to 100. With other draws it differs by a few percent.
+            A noise multiplier from 0.01 to 100. Other draws change it by a few percent.
 
         Raises:
             ValueError: the bound is above gamma at a noise multiplier of 100.
@@ -185,7 +184,7 @@ class KnownModel:
         if least > wanted:
             raise ValueError(
                 f"gamma is {gamma:g}; {self.name} give at least {least:.3g} at a noise multiplier "
-                f"of {MOST_NOISE:g}; accept more, or give more public examples"
+                f"of {MOST_NOISE:g}; give a larger gamma, or more public examples"
             )
         low, high = -1, last  # the bound holds at high
         for look in range(2, looks + 1):
@@ -197,7 +196,7 @@ class KnownModel:
         return float(grid[high])
 
     def _fresh(self, noise: float, level: float, looks: int, look: int) -> float:
-        """The bound for fresh examples, with one part of the draws' confidence of so many looks."""
+        """The bound for new examples, with one of `looks` parts of the failure probability."""
         if noise < QUIET:
             return 1.0
         half = (1 - self.confidence) / 2
@@ -206,7 +205,7 @@ class KnownModel:
         return min(1.0, self.density * limit)
 
     def _bayes(self, noise: float, level: float, tail: float, look: int) -> tuple[float, float]:
-        """An estimate of what is attained, and an upper limit on Z / n."""
+        """An estimate of the attained success, and an upper limit on Z / n."""
         if noise < QUIET:
             return self._bayes(QUIET, level, tail, look)[0], 1.0
         if math.isinf(noise):
@@ -221,7 +220,7 @@ class KnownModel:
     def _values(self, noise: float, level: float, look: int) -> tuple[Array, Array]:
         """(draws,) each, independent: posterior mass of the best example's ball; of any, at most.
 
-        The example is drawn uniformly, then its release; known labels leave the class's examples.
+        The example is drawn uniformly, then its release. Known labels leave the class's examples.
         """
         source = np.random.default_rng((self.seed, look))
         chosen = source.integers(0, self.n, self.draws)
@@ -238,7 +237,7 @@ class KnownModel:
 
     @cached_property
     def _groups(self) -> list[tuple[Indices, Array]]:
-        """Examples between which the attacker has to decide, and a root of their products."""
+        """The groups of examples that the attacker must distinguish; a root of their products."""
         places = [np.arange(self.n)]
         if self.labels is not None:
             places = [np.flatnonzero(self.labels == label) for label in np.unique(self.labels)]
@@ -256,15 +255,15 @@ class KnownModel:
 
 @dataclass(frozen=True, eq=False)
 class _Group:
-    """Examples between which the attacker has to decide, at one threshold.
+    """The examples that the attacker must distinguish, at one threshold.
 
     Attributes:
-        place: (m,) which of all they are, rising.
+        place: (m,) their indices among all examples, rising.
         root: (m, m) lower triangle L with the products of gradients L L'.
-        each: (m,) no ball that holds this example holds more.
-        reached: (m, m) whether an example is matched by another as a guess.
+        each: (m,) no ball that holds example i holds more examples than `each[i]`.
+        reached: (m, m) whether an example matches another one as a candidate.
         linked: (m, m) whether one ball may hold both.
-        near: (m, k) the examples that one ball may hold with this one, filled up with m.
+        near: (m, k) the examples that one ball may hold with this one, padded with m.
     """
 
     place: Indices
@@ -293,7 +292,7 @@ class _Group:
         return np.asarray(weights / weights.sum(1, keepdims=True))
 
     def masses(self, weights: Array, guesses: int) -> tuple[Array, Array]:
-        """(T,) each: the mass that guesses of examples attain, and no guesses exceed."""
+        """(T,) each: the mass that candidate examples attain, and a bound for any candidate."""
         low, high = (self.reached @ weights.T).max(0), self._heaviest(weights)
         if guesses == 1:
             return low, high
@@ -305,10 +304,10 @@ class _Group:
     def _heaviest(self, weights: Array) -> Array:
         """(T,) an upper bound on the mass of any ball.
 
-        If example i is the heaviest in a ball, the others are among its neighbors, weigh no more
-        each, and are d_i - 1 at most. That sum is below d_i w_i and below the sum of all
-        neighbors, so only centers where both are large need it; of those that are left after some
-        rounds, the rough bound is taken.
+        If example i is the heaviest in a ball, the others are at most d_i - 1 of its neighbors and
+        each weigh at most w_i. So their sum is below d_i w_i and below the sum of all neighbors.
+        Only centers where both are large need the sharp bound. Those that are left after some
+        rounds get the rough bound.
         """
         rough = np.minimum(self.each * weights, (self.linked @ weights.T).T)
         padded = np.concatenate([weights, np.zeros((len(weights), 1))], 1)
@@ -323,7 +322,7 @@ class _Group:
         return np.asarray(np.maximum(best, rough.max(1)))
 
     def _sharp(self, padded: Array, draw: Indices, center: Indices) -> Array:
-        """The mass of a ball whose heaviest example is the center, at most, by draw."""
+        """Upper bound, by draw, on the mass of a ball whose heaviest example is the center."""
         most = self.each[center]
         found = padded[draw[:, None], self.near[center]]
         found = np.where(found <= padded[draw, center][:, None], found, 0.0)
@@ -345,7 +344,7 @@ def _group(place: Indices, rows: Array, root: Array, level: float) -> _Group:
 
 
 def _matrix(near: list[Array]) -> Array:
-    """(m, m) ones at the pairs, sparse where few are."""
+    """(m, m) ones at the pairs; sparse if there are few."""
     sizes = np.array([len(own) for own in near])
     columns, starts = np.concatenate(near), np.concatenate([[0], np.cumsum(sizes)])
     shape = len(near), len(near)
@@ -355,9 +354,9 @@ def _matrix(near: list[Array]) -> Array:
 
 
 def _root(gram: Array) -> Array:
-    """The lower triangle L with L L' = gram, and as little more on the diagonal as rounding needs.
+    """The lower triangle L with L L' = gram, plus the smallest diagonal that rounding needs.
 
-    What is added is a coordinate of its own for each example: it can only help the attacker.
+    The added diagonal is a separate coordinate for each example: it can only help the attacker.
     """
     added = 4 * np.finfo(float).eps * len(gram)
     while added <= TOO_LONG:
@@ -371,7 +370,7 @@ def _root(gram: Array) -> Array:
 def _checked(gram: ArrayLike, n: int) -> Array:
     found = np.asarray(gram, np.float64)
     if found.shape != (n, n):
-        raise ValueError(f"gram has shape {found.shape}; give ({n}, {n}), as there are examples")
+        raise ValueError(f"gram has shape {found.shape}; give ({n}, {n}) for {n} examples")
     if not np.isfinite(found).all() or not np.allclose(found, found.T, rtol=0, atol=TOO_LONG):
         raise ValueError("gram is not finite and symmetric; give inner products of vectors")
     longest = found.diagonal().max()

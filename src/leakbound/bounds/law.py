@@ -16,15 +16,15 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True)
 class Scope:
-    """What may be said with a law's number; printed wherever the number is.
+    """The statement that a law's number supports; it is printed with the number.
 
     Attributes:
-        covers: "all" attackers (a bound), "trap" (all estimators of a linear trap's noisy answer),
+        covers: "all" attackers (a bound), "trap" (all estimators of a linear trap's noisy output),
             "equivariant" (unbiased or translation-equivariant ones), "one" (a single attack),
-            "attained" (one that works) or "none" (an approximation).
-        attackers: whom the number covers, as a sentence.
+            "attained" (a working attack) or "none" (an approximation).
+        attackers: which attackers the number covers, as text.
         prior: which examples it holds for.
-        known: what the attacker is taken to know.
+        known: what the attacker is assumed to know.
         not_said: what the number does not say.
         equation: paper and equation.
     """
@@ -48,7 +48,7 @@ class RiskLaw:
     """A probability gamma as a function of the noise multiplier, with its scope and inverses.
 
     Attributes:
-        scope: whom it covers, for which examples, and what it does not say.
+        scope: which attackers and examples the law covers, and what it does not say.
     """
 
     scope: Scope
@@ -65,7 +65,7 @@ class Scoped(Protocol[P, T_co]):
 
 
 def scoped(scope: Scope) -> Callable[[Callable[P, T_co]], Scoped[P, T_co]]:
-    """Give a function that has no inverses its scope, as its attribute `scope`."""
+    """Set the attribute `scope` of a function that has no inverses."""
 
     def mark(function: Callable[P, T_co]) -> Scoped[P, T_co]:
         marked = cast(Scoped[P, T_co], function)
@@ -76,23 +76,23 @@ def scoped(scope: Scope) -> Callable[[Callable[P, T_co]], Scoped[P, T_co]]:
 
 
 def positive(name: str, value: ArrayLike, *, infinite: bool = False) -> Array:
-    """Numbers above 0 as float64; infinity only where asked for."""
+    """Numbers above 0 as float64; infinity only on request."""
     return _inside(name, value, 0.0, False, np.inf, infinite, "above 0")
 
 
 def non_negative(name: str, value: ArrayLike) -> Array:
-    """Numbers of at least 0 as float64; infinity is a limit that all laws take."""
+    """Numbers of at least 0 as float64; infinity is a limit that all laws accept."""
     return _inside(name, value, 0.0, True, np.inf, True, "of at least 0")
 
 
 def probability(name: str, value: ArrayLike, *, closed: bool = False) -> Array:
-    """Numbers inside (0, 1), or [0, 1] where closed."""
+    """Numbers in (0, 1), or in [0, 1] if closed."""
     words = "between 0 and 1, both allowed" if closed else "strictly between 0 and 1"
     return _inside(name, value, 0.0, closed, 1.0, closed, words)
 
 
 def between(name: str, value: ArrayLike, low: float, high: float, *, closed: bool = True) -> Array:
-    """Numbers in [low, high], or (low, high) where not closed."""
+    """Numbers in [low, high], or in (low, high) if not closed."""
     words = f"from {low:g} to {high:g}" if closed else f"strictly between {low:g} and {high:g}"
     return _inside(name, value, low, closed, high, closed, words)
 
@@ -112,7 +112,7 @@ def whole(name: str, value: ArrayLike, least: int = 1) -> Array:
 
 
 def single(name: str, value: Array) -> float:
-    """The one number where a law takes no array."""
+    """The single number for a law that takes no array."""
     if value.ndim:
         raise ValueError(f"{name} has shape {value.shape}; give a single number")
     return float(value)
@@ -124,7 +124,7 @@ def one(value: Array) -> Any:
 
 
 def groups(*parts: Array) -> Iterator[tuple[Any, tuple[float, ...]]]:
-    """Where each combination of the arrays' values stands, and the combination.
+    """The positions of each combination of the arrays' values, and the combination.
 
     Example:
         >>> [(mask.tolist(), pair) for mask, pair in groups(np.array([1, 2, 1]))]

@@ -1,8 +1,8 @@
-"""Steps of several settings together: bound, attained success and epsilon where settings changed.
+"""Bound, attained success and epsilon for steps whose settings change.
 
 A history is a list of `Part`: (noise multiplier, sampling rate, steps). Given how many steps of
-each kind hold the example, all is Gaussian. Where the attacker does not see which steps do, the
-privacy loss is composed on one grid for all kinds. Every error is on the side of more risk.
+each kind hold the example, the result is Gaussian. If the attacker does not see which steps do, the
+privacy loss of all kinds is composed on one grid. Every error is on the side of more risk.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ from leakbound.bounds.privacy_loss import Part, mixed_curve
 from leakbound.bounds.roots import least_where
 
 MOST = 16
-"""Kinds of steps that are composed; more are first merged, each merge towards more risk."""
+"""Maximum number of kinds of steps; more are first merged, each merge towards more risk."""
 LIGHT, STEP = 1e-17, 1e-3
-"""Mass of a value that an attained success leaves out, and the ratio to which it rounds down."""
+"""Mass that an attained success leaves out, and the ratio to which it rounds down."""
 WHOLE = 100.0
-"""Width, in logarithms, from which all kinds are one."""
+"""Width, in logarithms, above which all kinds become one."""
 CELLS = 2**13
-"""Cells of the grid on which weighted numbers of sampled steps are added up."""
+"""Number of cells of the grid on which weighted numbers of sampled steps are summed."""
 DUST = 1e-15
-"""Mass of numbers of sampled steps left out at either end of a kind: success for the upper bound,
-and failure for the attained success."""
+"""Mass of sampled-step numbers left out at either end of a kind. It counts as success in the upper
+bound and as failure in the attained success."""
 
 
 def merged(history: Sequence[Part], most: int = MOST, *, more: bool = True) -> list[Part]:
-    """At most so many kinds of steps, which leak at least (or with `more` False, at most) as much.
+    """Merge to at most `most` kinds of steps that leak at least (not `more`: at most) as much.
 
-    Kinds that are near each other become one, of their least noise and highest rate, or of their
-    most noise and lowest rate. More noise is post-processing of less; a lower rate too, as
-    replacing the answer by one without the example with probability 1 - q / q' makes q out of q'.
+    Kinds that are close to each other become one, with their smallest noise and highest rate, or
+    their largest noise and lowest rate. More noise is post-processing of less noise. So is a lower
+    rate: replacing the output by one without the example with probability 1 - q / q' turns q' into
+    q.
     """
     width = 1e-9
     while True:
@@ -60,8 +61,8 @@ def merged(history: Sequence[Part], most: int = MOST, *, more: bool = True) -> l
 def sums(parts: Sequence[Part], weights: Sequence[float], *, up: bool) -> tuple[Array, Array]:
     """Values and masses of sum_i w_i k_i, k_i ~ Binom(T_i, q_i), rounded up or down to a grid.
 
-    One grid for each heaviest kind that is sampled, so that light kinds are not drowned by the
-    cells of heavy ones. No sampled step is exactly 0. At most `_lost` of the mass is left out.
+    Each heaviest sampled kind has a separate grid, so that the cells of heavy kinds do not swamp
+    light ones. No sampled step is exactly 0. At most `_lost` of the mass is left out.
     """
     order = sorted(range(len(parts)), key=lambda i: -weights[i])
     values, masses, none = [], [], 1.0
@@ -88,7 +89,7 @@ def _sampled_steps(part: Part) -> tuple[Array, Array]:
 
 
 def _added(rows: Sequence[tuple[Array, Array]], *, up: bool) -> tuple[Array, Array]:
-    """The law of a sum of independent values, each rounded to one grid."""
+    """The distribution of a sum of independent values, each rounded to one grid."""
     cell = sum(float(values[-1]) for values, _ in rows) / CELLS
     turn = np.ceil if up else np.floor
     mass = np.ones(1)
@@ -99,18 +100,18 @@ def _added(rows: Sequence[tuple[Array, Array]], *, up: bool) -> tuple[Array, Arr
 
 
 def _with_noise(parts: Sequence[Part]) -> tuple[list[Part], float]:
-    """The parts with noise, and the chance that no step without noise holds the example."""
+    """The parts with noise, and the probability that no step without noise holds the example."""
     none = float(np.prod([(1 - q) ** t for noise, q, t in parts if noise == 0]))
     return [part for part in parts if part[0] > 0], none
 
 
 def _lost(parts: Sequence[Part], mass: Array) -> float:
-    """Mass that `sums` may have left out."""
+    """Upper bound on the mass that `sums` leaves out."""
     return max(0.0, 1 - float(mass.sum())) + 4 * DUST * len(parts) ** 2
 
 
 def _thinned(value: Array, mass: Array) -> tuple[Array, Array]:
-    """Fewer values, none larger than before: for the exact law, which takes long at each."""
+    """Fewer values, none larger than before, for the exact law, which is slow at each value."""
     kept = (mass > LIGHT) & (value > 0)
     place, inverse = np.unique(np.floor(np.log(value[kept]) / STEP), return_inverse=True)
     found = np.bincount(inverse, weights=mass[kept])
@@ -119,10 +120,10 @@ def _thinned(value: Array, mass: Array) -> tuple[Array, Array]:
 
 
 def visible_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
-    """Most success where the attacker sees which steps hold the example.
+    """Upper bound on success if the attacker sees which steps hold the example.
 
-    The mean of Phi(Phi^-1(kappa) + sqrt(sum_i k_i / noise_i^2)) over the numbers k_i of sampled
-    steps.
+    It is the mean of Phi(Phi^-1(kappa) + sqrt(sum_i k_i / noise_i^2)) over the numbers k_i of
+    sampled steps.
     """
     blind, (bare, none) = np.asarray(log_kappa, float), _with_noise(parts)
     if len(bare) < len(parts):
@@ -138,9 +139,10 @@ def visible_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
 
 
 def visible_lower(parts: Sequence[Part], *, dim: int, eta: float, norm: float) -> float:
-    """What the linear trap attains that averages the steps which hold the example, best weighted.
+    """Attained success of a linear trap that averages the steps with the example, best weighted.
 
-    With steps without noise: an example in one of them is exact, else it is guessed.
+    With noiseless steps, an example in one of them is exact. Otherwise the prior-only baseline is
+    used.
     """
     bare, none = _with_noise(parts)
     if len(bare) < len(parts):
@@ -152,7 +154,7 @@ def visible_lower(parts: Sequence[Part], *, dim: int, eta: float, norm: float) -
 
 
 def hidden_lower(parts: Sequence[Part], *, dim: int, eta: float, norm: float) -> float:
-    """What the linear trap attains that adds up all steps, each kind weighted by q / noise^2."""
+    """Attained success of a linear trap that sums all steps, each kind weighted by q / noise^2."""
     if any(noise == 0 for noise, *_ in parts):
         return visible_lower(parts, dim=dim, eta=eta, norm=norm)
     weights = [rate / noise**2 for noise, rate, _ in parts]
@@ -167,7 +169,7 @@ def hidden_lower(parts: Sequence[Part], *, dim: int, eta: float, norm: float) ->
 
 
 def hidden_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
-    """Most success where the attacker does not see which steps hold the example."""
+    """Upper bound on success if the attacker does not see which steps hold the example."""
     blind = np.asarray(log_kappa, float)
     found = np.asarray(visible_upper(parts, blind))
     do = np.isfinite(blind) & (blind < 0)
@@ -179,7 +181,7 @@ def hidden_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
 
 
 def epsilon(parts: Sequence[Part], delta: float, *, visible: bool) -> float:
-    """The epsilon that goes with delta for all steps, adding or removing an example."""
+    """The epsilon for a given delta over all steps, adding or removing an example."""
     bare, none = _with_noise(parts)
     if len(bare) < len(parts):
         if 1 - none >= delta:

@@ -1,9 +1,10 @@
 """The privacy loss of many subsampled Gaussian steps: its curve on a grid, never below the truth.
 
-A step is a `Part` (noise multiplier, sampling rate, how many such steps). One step's loss is put on
-a grid so that each cell keeps its mass under both laws (connect the dots, 2207.04380), which can
-only raise delta(epsilon); all steps at once are a product of powers of their Fourier transforms.
-Cut tails count as an infinite loss, and what rounding may have moved is added.
+A step is a `Part` (noise multiplier, sampling rate, number of such steps). The loss of one step is
+put on a grid such that each cell keeps its mass under both distributions (connect the dots,
+2207.04380), which can only raise delta(epsilon). The sum over all steps is a product of powers of
+their Fourier transforms. Cut tails count as an infinite loss, and possible rounding errors are
+added.
 """
 
 from __future__ import annotations
@@ -23,31 +24,31 @@ Part = tuple[float, float, int]
 """Noise multiplier, sampling rate, steps."""
 T = TypeVar("T")
 ENTRY = 512
-"""Bytes that an entry of a cache counts for besides its arrays."""
+"""Bytes that a cache entry counts for, besides its arrays."""
 TAIL = 40.0
-"""Cut tails weigh exp(-TAIL) at most, over all steps together; that much is added."""
+"""Cut tails weigh at most exp(-TAIL) over all steps together; this is added."""
 RESOLUTION = 1e-5
-"""The grid of losses raises the sum of all losses by this much on average, if it may be so fine."""
+"""Target for how much the grid raises the mean of the summed loss, if it may be that fine."""
 COARSEST = 2.0
-"""A grid that raises it by more than this is not used; `visible` stands alone there."""
+"""A grid that raises it by more than this is not used; then only `visible` applies."""
 POINTS = 2**21
 WIDEST = 1e6
-"""Noise beyond this or its inverse is left to `visible`, which is as good there."""
+"""For noise above this or below its inverse `visible` is used, which is equally good there."""
 UNIT = 2.0**-53
 HUGE = 700.0
 FAINT = 300.0
-"""Frequencies of the composed law weaker than exp(-FAINT) are left out, and added to the slack."""
+"""Frequencies of the composition weaker than exp(-FAINT) are left out and added to the slack."""
 FEW = 2048
-"""Cells of one step's grid, at least, on which the window is searched."""
+"""Minimum number of cells of one step's grid on which the window is searched."""
 ROUGH = 8.0
-"""How much wider the cells of a rough curve are: a first guess, which a fine one then checks."""
+"""Factor by which the cells of a rough curve are wider; a fine curve then checks the result."""
 
 
 class ResultCache:
-    """Results by content: the least recently asked for goes first when `most_bytes` run out.
+    """Results by content; the least recently used go first when `most_bytes` run out.
 
-    A result depends on its key alone, so that it is the same bits whether it was kept or is made
-    anew. Threads may ask at once; two that miss together both compute, and share the first result.
+    A result depends on its key alone, so it has the same bits whether it was kept or is computed
+    again. Threads may ask at once; two that miss together both compute and share the first result.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -60,9 +61,9 @@ class ResultCache:
         return len(self._entries)
 
     def of(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` gives for the key, which holds every number that it depends on.
+        """The result of `make` for the key, which holds every number that the result depends on.
 
-        `make` must not change later what it gave away.
+        `make` must not change the result later.
         """
         with self._lock:
             if key in self._entries:
@@ -87,18 +88,18 @@ class ResultCache:
         return made
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all entries."""
         with self._lock:
             self._entries.clear()
             self.bytes = 0
 
 
 CACHE = ResultCache(2**27)
-"""Curves of this process, by the numbers that they depend on: 128 MiB at most."""
+"""Curves of this process, by the numbers that they depend on; at most 128 MiB."""
 
 
 def sealed(array: Array) -> Array:
-    """The array as one that nobody can write to, not even by its flags; give the only reference."""
+    """Make the array read-only, even by its flags; give the only reference."""
     whole = np.ascontiguousarray(array)
     return np.frombuffer(whole.reshape(-1).data.toreadonly(), whole.dtype)
 
@@ -111,7 +112,7 @@ class LossCurve:
         first: the lowest loss of the grid.
         interval: its spacing.
         delta: (n,) values, falling.
-        slack: what the Fourier transforms may have lost: added to every answer.
+        slack: possible loss in the Fourier transforms, added to every result.
     """
 
     first: float
@@ -120,7 +121,7 @@ class LossCurve:
     slack: float
 
     def gamma(self, log_kappa: Array) -> Array:
-        """Sup P(E) with Q(E) <= kappa: the least over epsilon of e^epsilon kappa + delta."""
+        """Sup P(E) with Q(E) <= kappa: the minimum over epsilon of e^epsilon kappa + delta."""
         low = np.zeros(log_kappa.shape, int)
         high = np.full(log_kappa.shape, len(self.delta) - 1)
         while np.any(low < high):  # convex in e^epsilon: the first place from which it rises
@@ -132,12 +133,12 @@ class LossCurve:
         return np.minimum(1.0, self._line(low, log_kappa) + self.slack)
 
     def at(self, epsilon: Array) -> Array:
-        """delta(epsilon), linear in e^epsilon between the points, as such a mechanism has it."""
+        """delta(epsilon), linear in e^epsilon between the points, as for every such mechanism."""
         place = np.clip((epsilon - self.first) / self.interval, 0.0, len(self.delta) - 1.0)
         left = np.minimum(np.floor(place).astype(int), len(self.delta) - 2)
         part = np.expm1((place - left) * self.interval) / np.expm1(self.interval)
         found = self.delta[left] + part * (self.delta[left + 1] - self.delta[left])
-        before = np.exp(np.minimum(0.0, epsilon - self.first))  # and up to 1 at minus infinity
+        before = np.exp(np.minimum(0.0, epsilon - self.first))  # up to 1 at minus infinity
         found = 1 + before * (found - 1)
         return np.asarray(np.minimum(1.0, found + self.slack))
 
@@ -149,17 +150,18 @@ class LossCurve:
 def curve(
     noise: float, sampling_rate: float, steps: int, remove: bool = True, *, rough: bool = False
 ) -> LossCurve | None:
-    """`mixed_curve` of steps of one kind."""
+    """`mixed_curve` for steps of one kind."""
     return mixed_curve([(noise, sampling_rate, steps)], remove, rough=rough)
 
 
 def mixed_curve(
     parts: Sequence[Part], remove: bool = True, *, rough: bool = False
 ) -> LossCurve | None:
-    """The curve of all steps; None where no grid of a sensible size is fine enough.
+    """The curve of all steps; None if no grid of a practical size is fine enough.
 
-    Kept by its numbers. With `remove` P is the law with the example and Q without, else the
-    reverse; `rough` takes wider cells: above the truth too, less close, several times faster.
+    Results are cached by their numbers. With `remove`, P is the distribution with the example and Q
+    the one without; otherwise the reverse. `rough` uses wider cells: it also errs upwards, is less
+    tight and several times faster.
 
     Source: Doroshenko et al. 2022 (connect the dots).
     """
@@ -214,7 +216,7 @@ def _composed(parts: tuple[Part, ...], remove: bool, rough: bool) -> LossCurve |
 
 
 def _loss_range(shift: float, q: float, steps: int, remove: bool) -> tuple[float, float]:
-    """The losses of one step, but for exp(-TAIL) / (2 steps) of P at either end."""
+    """The range of losses of one step, without exp(-TAIL) / (2 steps) of P at either end."""
     far = -float(special.ndtri_exp(-TAIL - np.log(2 * steps)))
     ends = np.array([-far + (shift if remove and q == 1 else 0), far + (shift if remove else 0)])
     with np.errstate(divide="ignore"):
@@ -243,7 +245,7 @@ def _tails(losses: Array, shift: float, q: float, remove: bool) -> tuple[Array, 
 def one_step(
     shift: float, q: float, interval: float, ends: tuple[int, int], remove: bool
 ) -> tuple[Array, float]:
-    """Mass of one step on the grid, and at infinity: never lower losses than the true ones."""
+    """Mass of one step on the grid and at infinity; no loss is below the true one."""
     losses = np.arange(ends[0], ends[1] + 1) * interval
     upper, log_lower = _tails(losses, shift, q, remove)
     upper = np.minimum.accumulate(upper)
@@ -263,7 +265,7 @@ def one_step(
 
 
 def _window(laws: list[tuple[Array, int]], counts: list[int], interval: float) -> tuple[int, int]:
-    """Grid places that hold the sum of all steps but for exp(-TAIL) on either side (Chernoff)."""
+    """Grid range of the sum of all steps, without exp(-TAIL) on either side (Chernoff)."""
     kinds = [(places * interval, own) for places, own in (_coarser(*law) for law in laws)]
     variance = sum(
         count * float((losses - float(losses @ own)) ** 2 @ own)
@@ -293,10 +295,11 @@ def _window(laws: list[tuple[Array, int]], counts: list[int], interval: float) -
 
 
 def _coarser(mass: Array, lowest: int) -> tuple[Array, Array]:
-    """Places and weights of a law whose every moment generating function is at least the mass's.
+    """Places and weights whose every moment generating function is at least that of the mass.
 
-    Each weight goes to the two ends of its group, so that the mean stays; the chord of the convex
-    exponential lies above it. A group is a sixteenth of what the grid is finer than `FEW` cells.
+    Each weight goes to the two ends of its group, so that the mean stays. The chord of the convex
+    exponential lies above it. A group is a sixteenth of the factor by which the grid is finer than
+    `FEW` cells.
     """
     group = max(1, len(mass) // (16 * FEW))
     count = -(-(len(mass) - 1) // group)
@@ -313,12 +316,12 @@ def _coarser(mass: Array, lowest: int) -> tuple[Array, Array]:
 def _power(
     laws: list[tuple[Array, int]], counts: list[int], first: int, last: int
 ) -> tuple[Array, float]:
-    """The law of the sum of all steps on [first, last], and the most that rounding moved in it.
+    """The distribution of the sum of all steps on [first, last], and a bound on its rounding error.
 
-    A transform of length n errs by log2(n) * 7e-16 of its own size in the 2-norm and, entry by
-    entry, by that part of the sum of magnitudes (Higham, theorem 24.2); a power multiplies it by
-    the number of steps, and the other factors, of magnitude 1 at most, by no more. The total
-    variation that this allows is the second value.
+    A transform of length n has an error of log2(n) * 7e-16 of its size in the 2-norm. Entry by
+    entry, the error is this part of the sum of magnitudes (Higham, theorem 24.2). A power
+    multiplies it by the number of steps; the other factors, of magnitude at most 1, do not raise
+    it. The second value is the total variation that this allows.
     """
     length = int(fft.next_fast_len(last - first + 1, real=True))
     error = (np.log2(length) + 1) * 8 * UNIT
@@ -336,7 +339,7 @@ def _power(
         entrywise = 2 * float(near.sum()) * (error + 4 * UNIT) * products
         normwise = np.sqrt(length) * float(np.linalg.norm(wrapped)) * (error + 4 * UNIT) * products
         slack += min(entrywise, normwise)
-    assert power is not None  # there is a kind of step
+    assert power is not None  # there is at least one kind of step
     lowest = sum(count * low for count, (_, low) in zip(counts, laws, strict=True))
     total = np.roll(fft.irfft(power, length), -((first - lowest) % length))
     back = error * np.sqrt(2 * float((np.abs(power) ** 2).sum())) + length * np.exp(-FAINT)
@@ -344,7 +347,7 @@ def _power(
 
 
 def _folded(mass: Array, length: int) -> Array:
-    """The mass on a circle of so many places."""
+    """The mass on a circle of `length` places."""
     wrapped = np.zeros(-(-len(mass) // length) * length)
     wrapped[: len(mass)] = mass
     return np.asarray(wrapped.reshape(-1, length).sum(0))
@@ -353,7 +356,7 @@ def _folded(mass: Array, length: int) -> Array:
 def _raised(base: Array, count: int, logs: Array) -> Array:
     """base^count where the whole product, below exp(logs), is above exp(-FAINT); 0 elsewhere.
 
-    What is fainter would be subnormal soon, on which processors are tens of times slower.
+    Smaller values would soon be subnormal, and processors are tens of times slower on those.
     """
     loud = logs > -FAINT
     whole = bool(loud.all())
@@ -371,7 +374,7 @@ def _raised(base: Array, count: int, logs: Array) -> Array:
 
 
 def hockey_stick(mass: Array, beyond: float, interval: float) -> Array:
-    """At each grid point delta, the sum of P(loss > t) e^(l - t) over t above l, all positive."""
+    """At each grid point l, delta: the sum of P(loss > t) e^(l - t) over t > l, all positive."""
     from scipy.signal import lfilter
 
     above = beyond + np.concatenate([np.cumsum(mass[:0:-1])[::-1], [0.0]])

@@ -1,11 +1,10 @@
-"""Priors of examples: what an attacker attains and what none exceeds, the more it knows of images.
+"""Priors of examples: attained success and prior-only success for what an attacker may know.
 
-Each `RecordPrior` is one distribution of examples. Its `success` is attained by the posterior
-attack of that prior on the linear trap's answer y = X / |X| + noise_multiplier * xi. Its
-`log_kappa` bounds the prior-only success from above, which makes the upper bound on every attacker:
-`corridor(..., prior=prior)`. In both, examples are drawn from the prior, and the
-attacker knows no more of their norm than it says. All priors are one concept: they share their
-attack's setting and their bound, and the sharper ones build on the others.
+Each `RecordPrior` is one distribution of examples. Its `success` is attained by the prior's
+posterior attack on the linear trap's output y = X / |X| + noise_multiplier * xi. Its `log_kappa`
+bounds the prior-only success from above, which gives the upper bound on every attacker:
+`corridor(..., prior=prior)`. In both, examples are drawn from the prior, and the attacker knows no
+more about their norm than the prior says.
 """
 
 from __future__ import annotations
@@ -41,32 +40,32 @@ __all__ = [
 ]
 
 KINDS = ("mixture", "gaussian", "gallery")
-"""Models that `from_images` takes from images."""
+"""Kinds of priors that `from_images` takes from images."""
 MIN_EXAMPLES = 64
-"""Examples that a prior is taken from at least."""
+"""Minimum number of examples for a prior."""
 CONFIDENCE = 0.95
 CHUNK = 256
-"""Examples that are drawn and attacked at a time: bounds the memory."""
+"""Number of examples drawn and attacked at a time; limits the memory."""
 PURE_NOISE = 1e100
-"""Replaces an infinite noise multiplier where an answer is drawn."""
+"""Replaces an infinite noise multiplier when an output is drawn."""
 NORMS = 33
 """Norms that the attack weighs for each part, over REACH standard deviations of |X|^2."""
 REACH = 3.5
 ROUNDING = 1e-9
-"""Of the sums behind the prior-only success, relative: added, as that has to be an upper bound."""
+"""Relative rounding of the sums behind the prior-only success; added, to keep an upper bound."""
 LEAST_VARIANCE = 1e-12
-"""Of any direction, relative to the largest: keeps sums finite."""
+"""Smallest variance of a direction, relative to the largest; keeps sums finite."""
 LIKELY = 4
-"""The most likely examples that a gallery's attack tries as its guess, besides the two means."""
+"""Number of likely examples that a gallery's attack tries as candidates, besides the two means."""
 SLACK = 1e-9
-"""Rounding of squared distances, relative to the squared norms they come from, and of sums."""
+"""Rounding of squared distances, relative to the squared norms, and of sums."""
 MOST, TOGETHER = 5000, 512
-"""Images that are compared with each other, and how many at once."""
+"""Number of images that are compared with each other, and how many at once."""
 
 
 @dataclass(frozen=True)
 class SuccessEstimate:
-    """A probability from n draws, with its 95 % interval; n is 0 where it is computed."""
+    """A probability from n draws, with its 95 % interval; n is 0 if it is computed exactly."""
 
     value: float
     low: float
@@ -75,7 +74,7 @@ class SuccessEstimate:
 
     @classmethod
     def of_counts(cls, hits: int, n: int) -> SuccessEstimate:
-        """Clopper-Pearson interval of `hits` out of n."""
+        """The rate with the Clopper-Pearson interval for `hits` out of n."""
         tail = (1 - CONFIDENCE) / 2
         low = float(stats.beta.ppf(tail, hits, n - hits + 1)) if hits else 0.0
         high = float(stats.beta.isf(tail, hits + 1, n - hits)) if hits < n else 1.0
@@ -83,7 +82,7 @@ class SuccessEstimate:
 
     @classmethod
     def of_chances(cls, values: Array) -> SuccessEstimate:
-        """Mean of chances (n,) in [0, 1], n >= 2, with the empirical Bernstein interval.
+        """The mean of chances (n,) in [0, 1], n >= 2, with the empirical Bernstein interval.
 
         Source: Maurer and Pontil 2009.
         """
@@ -97,14 +96,14 @@ Basis = Literal["sample", "examples", "fitted model"]
 
 
 class Baseline(ABC):
-    """What is known of examples: a bound on how often one guess without an update matches them.
+    """What is known of examples: an upper bound on how often one candidate matches without update.
 
     Attributes:
-        name: for people.
+        name: display name.
         dim: N.
-        basis: what it rests on. "sample": public examples and no model of the data. "examples":
-            these very examples. "fitted model": a model fitted to data. None: it knows nothing
-            about the data, and bounds no attacker who does.
+        basis: what the bound rests on. "sample": public examples and no model of the data.
+            "examples": these very examples. "fitted model": a model fitted to data. None: it
+            knows nothing about the data, and bounds no attacker who does.
     """
 
     name: str
@@ -113,15 +112,15 @@ class Baseline(ABC):
 
     @abstractmethod
     def log_kappa(self, eta: ArrayLike) -> Any:
-        """Upper bound on the logarithm of the most mass within an MSE of eta of any point."""
+        """Upper bound on the logarithm of the largest mass within an MSE of eta of any point."""
 
 
 class RecordPrior(Baseline):
     """A model of examples, with its attack and its prior-only success.
 
-    `success` is attained by one attack on the linear trap's answer; another may do better. The
-    bound from `log_kappa` covers all attackers, on average over this prior: not one given example,
-    and no attacker who knows more of it, such as its norm where that varies.
+    `success` is attained by one attack on the linear trap's output; another may do better. The
+    bound from `log_kappa` covers all attackers, on average over this prior. It does not cover one
+    given example, or attackers who know more, such as a norm that varies under the prior.
     """
 
     @abstractmethod
@@ -130,12 +129,12 @@ class RecordPrior(Baseline):
 
     @abstractmethod
     def attack(self, answers: Array, noise_multiplier: float, *, eta: float) -> Array:
-        """Reconstructions (n, N) of the examples behind answers (n, N)."""
+        """Reconstructions (n, N) of the examples behind outputs (n, N)."""
 
     def success(
         self, noise_multiplier: float, *, eta: float, draws: int, generator: np.random.Generator
     ) -> SuccessEstimate:
-        """How often the attack comes within an MSE of eta of examples of the prior, by counting."""
+        """How often the attack has an MSE of at most eta on examples of the prior, by counting."""
         noise, eta, draws = _setting(noise_multiplier, eta, draws)
         hits = 0
         for start in range(0, draws, CHUNK):
@@ -146,7 +145,7 @@ class RecordPrior(Baseline):
 
 
 def answer(examples: Array, noise_multiplier: float, generator: np.random.Generator) -> Array:
-    """What the linear trap's server sees of examples (n, N): directions plus noise."""
+    """The linear trap's output for examples (n, N): directions plus noise."""
     noise = min(noise_multiplier, PURE_NOISE) * generator.standard_normal(examples.shape)
     return np.asarray(examples / np.linalg.norm(examples, axis=1, keepdims=True) + noise)
 
@@ -161,7 +160,7 @@ def _setting(noise: float, eta: float, draws: int, least: int = 1) -> tuple[floa
 
 
 def flat_images(images: ArrayLike) -> Array:
-    """Images as finite rows (n, N), whatever their shape, in float64."""
+    """Images of any shape as finite rows (n, N), in float64."""
     array = between("images", images, -np.inf, np.inf, closed=False)
     if array.ndim < 2 or 0 in array.shape:
         raise ValueError(f"images has shape {array.shape}; give (images, values)")
@@ -170,7 +169,7 @@ def flat_images(images: ArrayLike) -> Array:
 
 @dataclass(frozen=True)
 class KnownNorm(RecordPrior):
-    """The norm and no more: direction uniform on the sphere. Nothing is estimated from draws.
+    """Only the norm is known; the direction is uniform on the sphere. Nothing is sampled.
 
     Args:
         dim: N.
@@ -198,7 +197,7 @@ class KnownNorm(RecordPrior):
         return np.asarray(self.norm * drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
 
     def attack(self, answers: Array, noise_multiplier: float, *, eta: float) -> Array:
-        """The answer's direction at the radius |X| cos(theta); sin^2 theta = N eta / |X|^2."""
+        """The output's direction at the radius |X| cos(theta); sin^2 theta = N eta / |X|^2."""
         radius = np.sqrt(np.maximum(0.0, self.norm**2 - self.dim * eta))
         return np.asarray(radius * answers / np.linalg.norm(answers, axis=1, keepdims=True))
 
@@ -250,7 +249,7 @@ class GaussianPart:
 
     @property
     def norms(self) -> Array:
-        """(NORMS,) norms that an example of it may have."""
+        """(NORMS,) norms that an example of this part may have."""
         projected = self.mean @ self.basis
         level = self.mean @ self.mean + self.spectrum.sum()
         off = self.mean @ self.mean - projected @ projected
@@ -270,10 +269,10 @@ class GaussianPart:
         return np.asarray(self.mean + root * normal + longer @ self.basis.T)
 
     def posterior(self, answers: Array, noise: float) -> tuple[Array, Array, Array]:
-        """Log likelihood (n,), mean (n, N) and total variance (n,) given answers, over `norms`.
+        """Log likelihood (n,), mean (n, N) and total variance (n,) given outputs, over `norms`.
 
-        At norm r, r y = X + noise r xi is Gaussian; r itself has a flat prior over `norms`, and
-        its likelihood the factor r^N of the change of scale.
+        At norm r, r y = X + noise r xi is Gaussian. r has a flat prior over `norms`, and its
+        likelihood has the factor r^N from the change of scale.
         """
         r = self.norms[:, None]
         added = (noise * r) ** 2
@@ -297,7 +296,7 @@ class GaussianPart:
     def log_ball(self, square: Array) -> Array:
         """Chernoff bound on log P(|X - z|^2 <= square), any z: min over t of log E exp(t (s - Q)).
 
-        By Anderson's inequality no ball holds more than the one at the mean; there Q = |X - mean|^2
+        By Anderson's inequality no ball holds more than the one at the mean. There Q = |X - mean|^2
         is a sum of variance * chi^2_1, and every t >= 0 gives a bound, whatever its rounding.
         """
         spectrum = self.spectrum
@@ -321,7 +320,7 @@ class Mixture(RecordPrior):
         weights: (parts,), up to a factor.
 
     Raises:
-        ValueError: no part, weights that are 0 or below or of another number.
+        ValueError: there is no part, a weight is 0 or less, or the number of weights differs.
 
     Source: this project; Anderson 1955 for the prior-only success.
     """
@@ -343,13 +342,13 @@ class Mixture(RecordPrior):
         components: int,
         clusters: int = 10,
     ) -> Self:
-        """One Gaussian for each label, or for each cluster that k-means finds.
+        """One Gaussian for each label, or for each cluster from k-means.
 
         Args:
             images: (n, ...) samples of the prior, public data.
             labels: (n,) their classes; without them, scikit-learn's k-means groups the images.
-            components: leading directions of each part; the rest share one variance.
-            clusters: number of groups where there are no labels.
+            components: number of leading directions of each part; the rest share one variance.
+            clusters: number of groups without labels.
         """
         rows, k = flat_images(images), int(single("components", whole("components", components)))
         groups = _clusters(rows, clusters) if labels is None else np.asarray(labels)
@@ -380,7 +379,7 @@ class Mixture(RecordPrior):
         return np.asarray(np.where((error <= self.dim * eta)[:, None], middle, likeliest))
 
     def log_kappa(self, eta: ArrayLike) -> Any:
-        """As in `RecordPrior`: the most of a sum is at most the sum of each part's most."""
+        """As in `RecordPrior`: the largest mass of a sum is at most the sum over the parts."""
         levels = positive("eta", eta, infinite=True)
         square = self.dim * levels.ravel()
         each = np.stack([part.log_ball(square) for part in self.parts], 1)
@@ -389,7 +388,7 @@ class Mixture(RecordPrior):
 
 
 class GaussianImages(Mixture):
-    """Images are Gaussian: one mean and one covariance."""
+    """Gaussian images: one mean and one covariance."""
 
     def __init__(self, part: GaussianPart) -> None:
         super().__init__([part], [1.0])
@@ -416,7 +415,7 @@ class Gallery(RecordPrior):
 
     Args:
         images: (n, ...) the candidates, input units.
-        weights: (n,) how likely each is, up to a factor; equal by default.
+        weights: (n,) probability of each candidate, up to a factor; equal by default.
 
     Example:
         >>> prior = Gallery(np.eye(4))
@@ -446,13 +445,13 @@ class Gallery(RecordPrior):
         return np.asarray(self.images[generator.choice(len(self.images), count, p=self.weights)])
 
     def attack(self, answers: Array, noise_multiplier: float, *, eta: float) -> Array:
-        """The guess whose ball holds most posterior mass, of some."""
+        """The candidate, out of several, whose ball holds the most posterior mass."""
         return self._best(answers, noise_multiplier, eta)[0]
 
     def success(
         self, noise_multiplier: float, *, eta: float, draws: int, generator: np.random.Generator
     ) -> SuccessEstimate:
-        """Mean posterior mass within eta of the guess: its expectation is the success."""
+        """Mean posterior mass within eta of the candidate; its expectation is the success."""
         noise, eta, draws = _setting(noise_multiplier, eta, draws, 2)
         found = []
         for start in range(0, draws, CHUNK):
@@ -461,7 +460,7 @@ class Gallery(RecordPrior):
         return SuccessEstimate.of_chances(np.concatenate(found))
 
     def log_kappa(self, eta: ArrayLike) -> Any:
-        """As in `RecordPrior`: a ball with an example lies in that of twice the radius there."""
+        """As in `RecordPrior`: a ball with an example in it lies in the double ball around it."""
         levels = positive("eta", eta, infinite=True)
         reach, most = 4 * self.dim * np.atleast_1d(levels).ravel(), np.zeros(levels.size)
         for start in range(0, len(self.images), CHUNK):
@@ -480,7 +479,7 @@ class Gallery(RecordPrior):
         return np.asarray(special.softmax(scaled + np.log(self.weights), 1))
 
     def _best(self, answers: Array, noise: float, eta: float) -> tuple[Array, Array]:
-        """Guesses (n, N) and the posterior mass (n,) within eta of each."""
+        """Candidates (n, N) and the posterior mass (n,) within eta of each."""
         chance, rows = self.posterior(answers, noise), np.arange(len(answers))
         likely = np.argsort(-chance, 1)[:, :LIKELY]
         tries = [
@@ -502,15 +501,15 @@ class Gallery(RecordPrior):
 
 
 class EmpiricallyBoundedPrior(RecordPrior):
-    """A prior whose prior-only success is at least what one of some images reaches of the others.
+    """A prior with at least the prior-only success that one of the given images has on the others.
 
-    A model that was fitted to images can hold near ones for far rarer than they are: an attacker
-    with one such image, sent as a guess without the update, would then beat the upper bound.
+    A model fitted to images can treat near duplicates as far rarer than they are. An attacker who
+    submits one such image, without the update, would then beat the upper bound.
 
     Args:
         prior: the model.
-        groups: images (n, ...) of each group that the attacker can tell apart without the update,
-            such as the classes where labels are known; each weighs by its size.
+        groups: images (n, ...) of each group that the attacker can distinguish without the update,
+            such as the classes if labels are known; each has its size as its weight.
 
     Example:
         >>> groups = [[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]]
@@ -534,7 +533,7 @@ class EmpiricallyBoundedPrior(RecordPrior):
         return self.prior.success(noise_multiplier, eta=eta, draws=draws, generator=generator)
 
     def log_kappa(self, eta: ArrayLike) -> Any:
-        """Logarithm of the model's bound or of the share that matches, whichever is more."""
+        """The larger logarithm of the model's bound and of the share of images that match."""
         levels = positive("eta", eta, infinite=True)
         total = sum(len(group) for group in self.groups)
         share = [
@@ -549,12 +548,12 @@ class EmpiricallyBoundedPrior(RecordPrior):
 def from_images(
     images: ArrayLike, kind: str = "mixture", *, components: int = 32
 ) -> EmpiricallyBoundedPrior:
-    """A prior taken from public images, with at least the success that one of them has.
+    """A prior from public images, with at least the prior-only success of the best of them.
 
     Args:
         images: (n, ...) public ones, of the same kind as the private ones.
         kind: "mixture" (Gaussians), "gaussian" (one of them) or "gallery" (the images themselves).
-        components: leading directions of the Gaussians.
+        components: number of leading directions of the Gaussians.
 
     Raises:
         ValueError: an unknown kind, fewer than 64 images, or images that are all equal.
@@ -567,9 +566,7 @@ def from_images(
     check.one_of(KINDS, kind=kind)
     flat = flat_images(images)
     if len(flat) < MIN_EXAMPLES:
-        raise ValueError(
-            f"images holds {len(flat)} examples; a prior takes at least {MIN_EXAMPLES}"
-        )
+        raise ValueError(f"images holds {len(flat)} examples; give at least {MIN_EXAMPLES}")
     if kind == "gallery":
         return EmpiricallyBoundedPrior(Gallery(flat), [flat])
     fit = GaussianImages if kind == "gaussian" else Mixture
@@ -577,7 +574,7 @@ def from_images(
 
 
 def largest_match_rate(images: ArrayLike, eta: float) -> float:
-    """The largest share of the other images within an MSE of eta of one; of 5,000 at most."""
+    """The largest share of the other images within an MSE of eta of one; at most 5,000 are used."""
     flat = flat_images(images)
     few = flat[:: -(-len(flat) // MOST)]
     if len(few) < 2:

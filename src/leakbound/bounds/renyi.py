@@ -1,8 +1,7 @@
 """Earlier bounds, for comparison: errors of unbiased attackers, and gammas from Renyi privacy.
 
-The bounds on errors do not hold for attackers with a bias: a zero image, shrinkage, a prior or a
-network beats them. The gammas hold for every attacker and are looser than
-`identification.gaussian`.
+The bounds on errors do not hold for biased attackers: a zero image, shrinkage, a prior or a network
+beats them. The gammas hold for every attacker and are looser than `identification.gaussian`.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from leakbound.bounds.law import Array, Scope, non_negative, one, scoped, whole
 __all__ = ["balle_gamma", "dfil", "fisher_bound", "guo_bound", "hannun_loss", "renyi_gamma"]
 
 RANK = 1e-12
-"""Eigenvalues below this part of the largest count as 0: directions that are not released."""
+"""Smaller eigenvalues, relative to the largest, count as 0: directions that are not released."""
 _UNBIASED = "unbiased attackers only"
-_BIASED = "anything about attackers with a bias: a zero image, shrinkage, a prior, a network"
+_BIASED = "anything about biased attackers: a zero image, shrinkage, a prior, a network"
 _AT_ONE = Scope(
     covers="equivariant",
     attackers=_UNBIASED,
@@ -52,7 +51,7 @@ _PRIVATE = Scope(
 def guo_bound(
     noise_multiplier: ArrayLike, *, dim: int, diameters: ArrayLike, steps: ArrayLike = 1
 ) -> Any:
-    """Least mean squared error of an unbiased attacker, from the 2-Renyi divergence.
+    """Smallest mean squared error of an unbiased attacker, from the 2-Renyi divergence.
 
     mean(diameters^2) / 4 / (e^epsilon - 1), epsilon = 4 steps / noise^2. Two examples are compared,
     so their clipped gradients differ by up to two clip norms.
@@ -62,15 +61,15 @@ def guo_bound(
     Args:
         noise_multiplier: noise standard deviation / clip norm.
         dim: N, the number of values of one example.
-        diameters: how far apart two examples can be in each value, input units.
-        steps: full-batch steps, composed adaptively.
+        diameters: largest difference between two examples in each value, input units.
+        steps: number of full-batch steps, composed adaptively.
 
     Returns:
-        A lower bound on the error a value, squared input units; infinite without information, where
-        there is no unbiased attacker.
+        A lower bound on the error per value, squared input units; infinite without information,
+        because then no unbiased attacker exists.
 
     Raises:
-        ValueError: diameters of another shape, a number outside its range.
+        ValueError: diameters has another shape, or a number is outside its range.
 
     Source: Guo et al. 2022, with the Gaussian mechanism's divergence of order 2
     (replacing one example).
@@ -91,21 +90,21 @@ def guo_bound(
 
 @scoped(_AT_ONE)
 def fisher_bound(information: ArrayLike) -> Any:
-    """Least mean squared error of an unbiased attacker at one example: tr(I^+) / N (Cramér-Rao).
+    """Smallest mean squared error of an unbiased attacker at one example: tr(I^+) / N (Cramér-Rao).
 
-    Directions of no information are left out, not counted as known. Information adds over steps,
+    Directions without information are left out, not counted as known. Information adds over steps,
     and a step that samples the example at a rate q has at most q times its information. After full
     clipping of a linear trap the norm is not released: the bound is that on the tangent space.
-    1 / dfil^2 is a weaker one.
+    1 / dfil^2 is a weaker bound.
 
-    Shapes: information (..., N, N), symmetric; the answer (...).
+    Shapes: information (..., N, N), symmetric; the result (...).
 
     Args:
         information: Fisher information of the example, J^T J / (noise clip_norm)^2 with J the
             Jacobian of the clipped gradient.
 
     Raises:
-        ValueError: no square symmetric matrices, or a negative eigenvalue.
+        ValueError: information is not square and symmetric, or has a negative eigenvalue.
 
     Source: Hannun et al. 2021, Guo et al. 2022.
 
@@ -120,9 +119,9 @@ def fisher_bound(information: ArrayLike) -> Any:
 
 @scoped(_AT_ONE)
 def hannun_loss(information: ArrayLike) -> Any:
-    """eta: any unbiased estimate of any unit combination errs by at least 1 / eta (rms).
+    """eta: any unbiased estimate of any unit combination of inputs errs by at least 1 / eta (rms).
 
-    The root of the largest eigenvalue of I. Shapes and errors as in `fisher_bound`.
+    It is the root of the largest eigenvalue of I. Shapes and errors as in `fisher_bound`.
 
     Source: Hannun et al. 2021.
 
@@ -135,9 +134,9 @@ def hannun_loss(information: ArrayLike) -> Any:
 
 @scoped(_AT_ONE)
 def dfil(information: ArrayLike) -> Any:
-    """Diagonal Fisher information loss: sqrt(tr(I) / N), or sqrt(N tr(I)) / r of r directions.
+    """Diagonal Fisher information loss: sqrt(tr(I) / N), or sqrt(N tr(I)) / r for r directions.
 
-    1 / dfil^2 is a bound below `fisher_bound`. Shapes and errors as there.
+    1 / dfil^2 is a weaker bound than `fisher_bound`. Shapes and errors as there.
 
     Source: Guo et al. 2022.
 
@@ -158,18 +157,18 @@ def balle_gamma(
     kappa: ArrayLike | None = None,
     log_kappa: ArrayLike | None = None,
 ) -> Any:
-    """Most probability of reaching a goal: gamma <= (kappa e^epsilon)^((order - 1) / order).
+    """Upper bound on the probability of a goal: (kappa e^epsilon)^((order - 1) / order).
 
     Shapes: all broadcast.
 
     Args:
-        epsilon: of (order, epsilon) Renyi privacy, at least 0, against the run without.
+        epsilon: of (order, epsilon) Renyi privacy, at least 0, against the run without it.
         order: above 1; infinite for pure epsilon-DP.
         kappa: prior-only success, in [0, 1]; or
         log_kappa: its natural logarithm.
 
     Raises:
-        ValueError: an order of 1 or below, negative epsilon, kappa outside [0, 1].
+        ValueError: an order of 1 or less, a negative epsilon, or a kappa outside [0, 1].
 
     Source: Balle et al. 2022.
 
@@ -195,8 +194,9 @@ def renyi_gamma(
 ) -> Any:
     """`balle_gamma` of the Gaussian mechanism at its best order.
 
-    exp(-(sqrt(log 1/kappa) - mu / sqrt 2)^2), mu = sqrt(steps) / noise; 1 from mu on. Order a costs
-    a mu^2 / 2 (add or remove one); a = sqrt(2 log 1/kappa) / mu is the best one.
+    exp(-(sqrt(log 1/kappa) - mu / sqrt 2)^2), mu = sqrt(steps) / noise; 1 if
+    mu^2 / 2 >= log 1/kappa. Order a costs a mu^2 / 2 (add or remove one); the best is
+    a = sqrt(2 log 1/kappa) / mu.
 
     Shapes: all broadcast.
 
@@ -204,7 +204,7 @@ def renyi_gamma(
         noise_multiplier: noise standard deviation / clip norm.
         kappa: prior-only success, in [0, 1]; or
         log_kappa: its natural logarithm.
-        steps: full-batch steps, composed adaptively.
+        steps: number of full-batch steps, composed adaptively.
 
     Raises:
         ValueError: kappa outside [0, 1], negative noise, steps below 1.
@@ -234,7 +234,7 @@ def _spectrum(information: ArrayLike) -> Array:
         raise ValueError("information is not symmetric; give J^T J / (noise clip_norm)^2")
     values = np.linalg.eigvalsh(matrix)
     if values.min(initial=0.0) < -1e-9 * size:
-        raise ValueError(f"information has the eigenvalue {values.min():.3g}; none is below 0")
+        raise ValueError(f"information has the eigenvalue {values.min():.3g}; give none below 0")
     return np.maximum(values, 0.0)
 
 

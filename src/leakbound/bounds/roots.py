@@ -1,4 +1,4 @@
-"""Where a bound meets a target: few evaluations, and an answer that was evaluated and holds."""
+"""Search where a bound meets a target: few evaluations, and an evaluated result that holds."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from leakbound.bounds.law import Array
 
 Excess = Callable[[float], float]
 STEPS = 64
-"""Halvings of a bisection: enough for the last bit of any bracket of float64."""
+"""Number of halvings of a bisection: enough for the last bit of any bracket of float64."""
 CLOSE = 5e-16
-"""How close `least_root` comes at least, besides rounding: its places are logarithms."""
+"""Tolerance of `least_root`, besides rounding; its places are logarithms."""
 FAR = 60.0
-"""How far from its start `edge` searches, in the logarithm that it searches."""
+"""How far from its start `edge` searches, in the logarithm of its argument."""
 NEAR = 5e-6
-"""How close `edge` comes by default: a part of the answer, where it searches a logarithm."""
+"""Default tolerance of `edge`: relative to the result if it searches a logarithm."""
 GUESS = 2e-4
-"""How close the rough search comes; its distance from the exact edge is mostly larger."""
+"""Tolerance of the rough search; its distance from the exact edge is mostly larger."""
 TRIES = 12
 MOST_STEPS = 2**30
 
 
 def least_where(holds: Callable[[Array], Array], low: Array, high: Array) -> Array:
-    """The least x in [low, high] from which `holds` stays true, elementwise, never below it.
+    """The smallest x in [low, high] from which `holds` stays true, elementwise, never below it.
 
-    `holds` must be monotone (false, then true) and true at `high`; the answer satisfies it.
+    `holds` must be monotone (false, then true) and true at `high`; the result satisfies it.
     """
     low, high = (np.array(end, dtype=float) for end in np.broadcast_arrays(low, high))
     for _ in range(STEPS):
@@ -38,10 +38,10 @@ def least_where(holds: Callable[[Array], Array], low: Array, high: Array) -> Arr
 
 
 def least_root(excess: Callable[[Array], Array], low: Array, high: Array) -> Array:
-    """The least x in [low, high] where `excess` is not positive, elementwise, never below it.
+    """The smallest x in [low, high] where `excess` is not positive, elementwise, never below it.
 
-    `excess` is continuous and falls; the answer is a place where it was evaluated, or `high` where
-    it stays above 0. Chandrupatla's method (1997): some ten evaluations where bisection takes 64.
+    `excess` is continuous and falls. It was evaluated at the result, which is `high` if it stays
+    above 0. Chandrupatla's method (1997) takes about ten evaluations where bisection takes 64.
     Each entry's path depends on that entry alone.
     """
     a, b = (np.array(end, dtype=float) for end in np.broadcast_arrays(high, low))
@@ -64,7 +64,7 @@ def least_root(excess: Callable[[Array], Array], low: Array, high: Array) -> Arr
 
 
 def _next_part(a: Array, fa: Array, b: Array, fb: Array, c: Array, fc: Array, near: Array) -> Array:
-    """Where to look next, from a (0) to b (1): inverse quadratic, or the middle if it is unsafe."""
+    """The next place, from a (0) to b (1): inverse quadratic, or the middle if that is unsafe."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
         smooth = (phi**2 < xi) & ((1 - phi) ** 2 < 1 - xi)
@@ -76,10 +76,10 @@ def _next_part(a: Array, fa: Array, b: Array, fb: Array, c: Array, fc: Array, ne
 
 
 def inward(fits: Callable[[Array], Array], value: Array, sign: float) -> Array:
-    """The value moved by some last bits, up (sign 1) or down (-1), to where it `fits` again.
+    """Move the value by some last bits, up (sign 1) or down (-1), to where it `fits` again.
 
-    An inverse ends within rounding of its answer; this puts it on the safe side. At most 2^-29 of
-    the value is given up.
+    An inverse ends within rounding of its result; this puts it on the safe side. It changes the
+    value by at most 2^-29 of itself.
     """
     found = np.array(value, dtype=float)
     for step in range(23):
@@ -91,9 +91,9 @@ def inward(fits: Callable[[Array], Array], value: Array, sign: float) -> Array:
 
 
 def crossing(excess: Excess, fine: float, bad: float) -> float:
-    """Where `excess` turns positive between `fine`, where it is not, and `bad`, where it is.
+    """Where `excess` turns positive between `fine` (it is not positive) and `bad` (it is).
 
-    The answer is on the safe side: excess was evaluated there and is 0 or less.
+    The result is on the safe side: excess was evaluated there and is 0 or less.
     """
     step = 1e-6 if bad > fine else -1e-6
     place = float(optimize.brentq(excess, fine, bad, xtol=1e-6, rtol=1e-12))
@@ -105,7 +105,7 @@ def crossing(excess: Excess, fine: float, bad: float) -> float:
 
 
 def last_that(holds: Callable[[int], bool], guess: int) -> int:
-    """The largest number that holds, 2^30 at the most, 0 if none; looked for around the guess."""
+    """The largest number that satisfies `holds`, at most 2^30, 0 if none; starts near `guess`."""
     low, step = min(guess, MOST_STEPS), 1
     while low > 0 and not holds(low):
         low, step = max(0, low - step), 2 * step
@@ -125,10 +125,10 @@ def edge(
     """The farthest place from `fine`, to `near`, up to which `excess` is not positive.
 
     `excess` is continuous, falls to 0 or below towards `fine` (not evaluated there) and rises in
-    the direction `way` (1 or -1), where places farther than `most` are not looked at. The answer
-    was evaluated, or is `fine` or the last place. `rough` replaces `excess`, cheaper and less
-    exact: its edge is where the search starts, so that `excess` is evaluated a few times. A poor
-    replacement costs evaluations and no more.
+    the direction `way` (1 or -1). Places farther than `most` are not searched. The result was
+    evaluated, or is `fine` or the last place. `rough` replaces `excess`, cheaper and less exact:
+    the search starts at its edge, so that `excess` is evaluated only a few times. A poor
+    replacement only costs evaluations.
     """
     start, slope = _rough_edge(rough, fine, way, most)
     good, bad, place = 0.0, most, start  # distances from fine
@@ -154,14 +154,14 @@ def edge(
 
 
 def _rough_edge(rough: Excess, fine: float, way: float, most: float) -> tuple[float, float]:
-    """How far from `fine` the replacement turns positive, and its slope there."""
+    """Distance from `fine` at which the replacement turns positive, and its slope there."""
 
     def at(place: float) -> float:
         return rough(fine + way * place)
 
     low, high = 0.0, 0.25
     first = at(low)
-    if first > 0:  # a replacement that errs upwards may say so next to the edge
+    if first > 0:  # a replacement that errs upwards may be positive next to the edge
         return 0.0, max(at(0.01) - first, 0.0) / 0.01
     last = at(high)
     while last <= 0 and high < most:

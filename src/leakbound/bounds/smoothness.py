@@ -1,9 +1,10 @@
-"""Is what a client sends a smooth function of its inputs? Only then do Cramér-Rao bounds hold.
+"""Check whether the sent update is a smooth function of its inputs. Cramér-Rao bounds need this.
 
-The gradient of a network with ReLU or max pools jumps, and a jump leaks what no derivative sees. So
-the gradient itself is traced, not the forward pass, and every operator that depends on the inputs
-must be on a list of smooth ones. What is not on the list, or cannot be traced, counts as not
-smooth: a list of the others could never be complete.
+The gradient of a network with ReLU or max pools is discontinuous, and a discontinuity leaks
+information that derivative-based bounds miss. So the check traces the gradient itself, not the
+forward pass. Every operator that depends on the inputs must be on a list of smooth operators. An
+operator off the list, or a failed trace, counts as not smooth, because a list of non-smooth
+operators could never be complete.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _GROUPS = {
         "replication_pad2d_backward upsample_bilinear2d upsample_bilinear2d_backward "
         "upsample_nearest2d upsample_nearest2d_backward"
     ),
-    "moving values: an index that depends on the inputs comes from an operator that is not here": (
+    "moving values: an index that depends on the inputs comes from an operator not on this list": (
         "_index_put_impl _reshape_alias _to_copy _unsafe_index _unsafe_view alias as_strided "
         "cat clone contiguous copy detach diagonal diagonal_backward empty_like expand fill "
         "flip full_like gather getitem index index_add index_put index_select lift_fresh "
@@ -60,17 +61,17 @@ SMOOTH = frozenset(
     [word for words in _GROUPS.values() for word in words.split()]
     + [name + way for name in _NAMES for way in ("", "_backward")]
 )
-"""Operators through which a smooth function stays smooth, some with `_ALLOWED` as a condition."""
+"""Operators that keep a function smooth, some with a condition in `_ALLOWED`."""
 
 
 def not_smooth(
     task: Task, inputs: Tensor, labels: Tensor, defense: DefenseProtocol | None = None
 ) -> tuple[str, ...]:
-    """What keeps the release from being proved smooth in the inputs, by name; () where it is.
+    """Names of what prevents a proof that the release is smooth in the inputs; () if it is proven.
 
-    The defense must say that what it sends does not jump (`Defense.continuous`): clipping bends the
-    gradient, which bounds allow. Of inputs and labels only shapes and types count, so that a model
-    that branches on values is refused.
+    The defense must declare that its output is continuous (`Defense.continuous`). Clipping has
+    kinks, which the bounds allow. Only the shapes and types of inputs and labels count, so a model
+    that branches on values is rejected.
     """
     found = set() if defense is None or defense.continuous else {"the defense"}
 
@@ -80,7 +81,7 @@ def not_smooth(
     try:
         with torch.enable_grad():
             graph = make_fx(sent, tracing_mode="fake", _allow_non_fake_inputs=True)(inputs).graph
-    except Exception as error:  # whatever a stranger's model raises under tracing
+    except Exception as error:  # whatever a user's model raises during tracing
         return (f"{type(error).__name__} while the gradient was traced", *sorted(found))
     return tuple(sorted(found | _off_the_list(graph)))
 
@@ -98,7 +99,7 @@ def _off_the_list(graph: fx.Graph) -> set[str]:
         written = node.args[0] if node.args else None
         name = getattr(node.target, "overloadpacket", node.target).__name__
         if name.endswith("_") and written not in depends:
-            found.add(f"{name} into another tensor")  # a view of it would not be seen to depend
+            found.add(f"{name} into another tensor")  # a view of it would not show the dependence
         name = name.rstrip("_")
         allowed = _ALLOWED[name](node, depends) if name in _ALLOWED else name in SMOOTH
         if not allowed:
@@ -120,7 +121,7 @@ def _power(node: fx.Node, depends: set[fx.Node]) -> bool:
 
 
 def _elu(node: fx.Node, depends: set[fx.Node]) -> bool:
-    """Equal slopes on both sides of 0: selu is the same operator."""
+    """Equal slopes on both sides of 0; selu uses the same operator."""
     given = node.args[1:4]  # alpha, scale, input_scale, after the input or the output's gradient
     alpha, _, steep = (*map(str, given), *("1", "1", "1")[len(given) :])
     return float(alpha) * float(steep) == 1

@@ -1,20 +1,20 @@
-"""Weiss-Weinstein bounds: they hold for every release function, with jumps or not smooth.
+"""Weiss-Weinstein bounds: they hold for every release function, smooth or not.
 
-The Cramer-Rao bounds need a noise-free release g(x) without jumps; gradients of ReLU and max-pool
-networks jump. Here y = g(x) + N(0, Sigma) with x ~ N(mean, C) and g any measurable function.
+The Cramer-Rao bounds need a noise-free release g(x) without discontinuities; gradients of ReLU and
+max-pool networks have some. Here y = g(x) + N(0, Sigma), x ~ N(mean, C), g any measurable function.
 
-Derivation. Let p be the law of (y, x), L(h) = sqrt(p(y, x + h u) / p(y, x)) for a unit vector u and
-psi = L(h) - L(-h), e = u^T (R(y) - x). Shifting x by half a step, with a(h) = exp(-h^2 u^T C^-1 u
+Derivation. Let p be the density of (y, x), L(h) = sqrt(p(y, x + h u) / p(y, x)) for a unit vector u
+and psi = L(h) - L(-h), e = u^T (R(y) - x). Shift x by half a step, with a(h) = exp(-h^2 u^T C^-1 u
 / 8) since sqrt(p(x - h u / 2) p(x + h u / 2)) = a(h) p(x) for a Gaussian prior:
 
     mu(h) = E L(h) = a(h) E_x exp(-|Sigma^-1/2 (g(x + h u / 2) - g(x - h u / 2))|^2 / 8).
 
 The same shift gives E R(y) psi = 0 and E u^T x psi = -h mu(h), so E e psi = h mu(h); and E psi^2 =
 2 (1 - mu(2h)). From E (e - c psi)^2 >= 0: E e^2 >= 2 c h mu(h) - 2 c^2 (1 - mu(2h)) for every c;
-the best c gives h^2 mu(h)^2 / (2 (1 - mu(2h))), Weiss and Weinstein's bound at s = 1/2. Orthonormal
-directions add up. For a given c the form is linear in overlaps of [0, 1] and at least -2 c^2 for
-every image, so its mean has a lower confidence limit that holds for every release (`bounded_mean`).
-Small steps tend to van Trees' 1 / u^T (J_D + C^-1) u where g is smooth.
+the best c gives h^2 mu(h)^2 / (2 (1 - mu(2h))), Weiss and Weinstein's bound at s = 1/2. Bounds for
+orthonormal directions add up. For a given c the form is linear in overlaps in [0, 1] and at least
+-2 c^2 for every image, so its mean has a lower confidence limit that holds for every release
+(`bounded_mean`). Small steps tend to van Trees' 1 / u^T (J_D + C^-1) u if g is smooth.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def weiss_weinstein_bound(
 ) -> ErrorBound:
     """The Weiss-Weinstein bound from overlaps at sampled images, as a lower confidence limit.
 
-    The limit is proved for every release and every n. The first images choose a step and a factor c
-    for each direction, the next ones evaluate the bound, linear in the overlaps and so without
-    bias; as many as have been seen choose for as many more. This costs a linear release 29 % of its
-    bound at n = 64, 20 % at 96, 17 % at 128 and 11 % at 256.
+    The limit is proven for every release and every n. The first images choose a step and a factor c
+    for each direction. The next ones evaluate the bound, which is linear in the overlaps and so
+    without bias. Blocks double: all images seen so far choose for as many new ones. For a linear
+    release this costs 29 % of the bound at n = 64, 20 % at 96, 17 % at 128 and 11 % at 256.
 
     Args:
         overlaps: (n, r, S) in [0, 1], n >= 4 independent images x of the prior:
@@ -63,7 +63,7 @@ def weiss_weinstein_bound(
         steps: (r, S), S >= 2, input units, each twice the one before.
         prior: a Gaussian one, or `repeat` of one.
         directions: (k, r) orthonormal columns in the prior's coordinates, chosen without these
-            images; None for the coordinates themselves (r = k). Left-out ones count as error 0.
+            images; None for the coordinates themselves (r = k). Omitted ones count as error 0.
         confidence: one-sided, over the images.
     """
     known = _known(prior, directions)
@@ -90,9 +90,9 @@ def default_steps(
 ) -> Array:
     """A grid of steps (r, count), each twice the one before, up to `largest` deviations.
 
-    `information` (r,) estimates the whole u^T (J_D + C^-1) u from other images, for a deviation
-    1 / sqrt of it; None takes the prior's. Where the release is informative the best step is near
-    1.4 of these; jumps ask for smaller ones. Each step costs two releases an image.
+    `information` (r,) estimates the whole u^T (J_D + C^-1) u from other images; a deviation is
+    1 / sqrt of it. None takes the prior's. If the release is informative, the best step is near 1.4
+    deviations; discontinuities need smaller ones. Each step costs two releases per image.
     """
     check.count(count=count)
     check.positive(largest=largest)
@@ -107,16 +107,18 @@ def default_steps(
 
 
 def least_informed(fisher: Any, prior: Prior, count: int) -> tuple[Array, Array]:
-    """The directions (k, r) that a pilot J_D tells least of, and the information (r,) along them.
+    """The directions (k, r) with the least information in a pilot J_D, and that information (r,).
 
-    Eigenvectors of J_D + C^-1 with the smallest eigenvalues: they carry most of the error, and the
-    sum of their scalar bounds loses nothing to correlations between them. Any choice is valid, if
-    the images behind `fisher` are not those of the overlaps.
+    These are the eigenvectors of J_D + C^-1 with the smallest eigenvalues. They carry most of the
+    error, and correlations between them do not weaken the sum of their scalar bounds. Any choice is
+    valid if the images behind `fisher` are not those of the overlaps.
     """
     check.count(count=count)
     values, vectors = np.linalg.eigh(symmetric("fisher", fisher, prior.rank) + prior.matrix)
     if values[0] <= 0:
-        raise ValueError(f"fisher plus the prior's has the eigenvalue {values[0]:.4g}; mend fisher")
+        raise ValueError(
+            f"fisher plus the prior's has the eigenvalue {values[0]:.4g}; give one above 0"
+        )
     return vectors[:, :count], values[:count]
 
 
@@ -137,11 +139,12 @@ def _moments(shares: Array, steps: Array, known: Array) -> tuple[Array, Array]:
 
 
 def _choose(fit: Array, steps: Array, known: Array, lost: float) -> tuple[Array, Array]:
-    """The step's number and the factor c for each direction (r,), by a lower limit on the bound.
+    """The step's index and the factor c for each direction (r,), from a lower limit on the bound.
 
     Any choice is valid. A limit of equal values lies the share `lost` nearer to their low end, at
-    which all overlaps are 0; their spread costs about sqrt(2 lost) of it, as if all directions
-    erred together. One image of overlaps 0 joins, for jumps that the images may not show.
+    which all overlaps are 0. Their spread costs about sqrt(2 lost) of the limit, as if all
+    directions erred together. One image with overlaps 0 is added, for discontinuities that the
+    images may not show.
     """
     joined = np.concatenate([fit, np.zeros_like(fit[:1])])
     values, factors = _values((1 - lost) * joined.mean(0), steps, known)
@@ -171,9 +174,9 @@ def _gains(test: Array, choice: tuple[Array, Array], steps: Array, known: Array)
 
 
 def _known(prior: Prior, directions: Any) -> Array:
-    """u^T C^-1 u along each direction; a prior that is not Gaussian is refused.
+    """u^T C^-1 u along each direction; a prior that is not Gaussian is rejected.
 
-    tr Cov >= tr J_P^-1 with equality for Gaussians alone, so that the two numbers tell.
+    tr Cov >= tr J_P^-1 with equality only for Gaussians, so the two numbers identify them.
     """
     values = np.linalg.eigvalsh(prior.matrix)
     if values[0] <= 0 or abs((1 / values).sum() / prior.variance - 1) > 1e-6:
