@@ -157,12 +157,19 @@ class Plan:
         return digest(plain(self))[:16]
 
     def experiments(self) -> tuple[Experiment, ...]:
-        """All experiments in the plan's order."""
+        """All experiments in the plan's order.
+
+        A pair of attack and defense that applies to no batch of its size is left out. In a plan
+        without any other pair all remain: their records then say why.
+        """
+        pairs = [*product(self.batch_sizes, self.defenses, self.attacks)]
+        kept = {pair for pair in pairs if _may_apply(*pair)} or {*pairs}
         grid = product(self.models, self.batch_sizes, self.defenses, self.attacks, self.seeds)
         same = (self.threat, self.psnr, self.error_bound, self.risk, self.lpips_weights)
         return tuple(
             Experiment(self.data, model, defense, attack, size, seed, *same)
             for model, size, defense, attack, seed in grid
+            if (size, defense, attack) in kept
         )
 
     def trainings(self) -> tuple[TrainingUnit, ...]:
@@ -218,6 +225,10 @@ def build_attack(spec: Spec) -> Attack:
     attack = registry.build("attack", spec.name, spec.parameters)
     assert isinstance(attack, Attack)  # the registry holds attacks only
     return attack
+
+
+def _may_apply(batch_size: int, defense: tuple[Spec, ...], attack: Spec) -> bool:
+    return build_attack(attack).why_not(build_defense(defense), batch_size) is None
 
 
 def attack_info(spec: Spec) -> AttackInfo:

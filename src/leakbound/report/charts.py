@@ -13,9 +13,9 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
-from statistics import fmean, median_high
+from statistics import fmean
 from typing import Any
 
 import matplotlib
@@ -54,10 +54,11 @@ STYLE: Any = {
     "lines.linewidth": 1.6,
     "lines.markersize": 5.5,
 }
-TOP = 60.0
-"""PSNR in dB above which no eye sees a difference: higher values are drawn here."""
-STRENGTHS = 40
-"""How many settings of one defense a panel shows: of more, some at even distances."""
+TOP, LANE = 60.0, 65.0
+"""PSNR in dB above which no eye sees a difference, and the height at which it is drawn."""
+LABELS, LETTERS = 24, 34
+"""How many marks of a plot are labeled, and how many letters a label has."""
+NO_DEFENSE_LABEL = tables.title(NO_DEFENSE)
 EARLY = 5
 """The round whose loss shows how fast a model learns at first."""
 LINES = 10
@@ -66,6 +67,8 @@ POINTS = 400
 """How many points of one line are drawn."""
 FAINTEST = 1e-9
 """Probabilities below this are drawn at it."""
+LEAST_DRAWN = 1e-4
+"""Where the axis of probabilities starts, unless what is accepted is near it."""
 CORRIDOR = (5.4, 3.6)
 """Inches of the corridor's plot."""
 THRESHOLD = "PSNR threshold (dB)"
@@ -80,13 +83,6 @@ class Panel:
     svg: str
     notes: tuple[str, ...]
     description: str
-
-
-@dataclass(frozen=True)
-class PanelGroup:
-    model: str
-    batch_size: int
-    panels: tuple[Panel, ...]
 
 
 @dataclass(frozen=True)
@@ -115,17 +111,6 @@ class TrainingCurve:
         return self.losses[self.rounds]
 
 
-@dataclass(frozen=True)
-class _Frame:
-    """What surrounds a panel's lines: a prefix for its ids, the y axis, level lines, bounds."""
-
-    prefix: str
-    limits: tuple[float, float]
-    threshold: float | None
-    undefended: float | None
-    bounds: Mapping[str, float] = field(default_factory=dict)
-
-
 def keys(labels: Sequence[str], prefix: str) -> list[tuple[str, str]]:
     """A legend: each label with a small SVG of its line and marker; `prefix` starts their ids."""
     found = []
@@ -135,12 +120,6 @@ def keys(labels: Sequence[str], prefix: str) -> list[tuple[str, str]]:
             axes.plot([1], [0], marker(index), color=color(index))
         found.append((label, output[0]))
     return found
-
-
-def bound_key(prefix: str) -> str:
-    with _key_axes(prefix) as (axes, output):
-        _draw_bound(axes, [0.2, 1, 1.8], [0, 0, 0], size=7)
-    return output[0]
 
 
 @contextmanager
@@ -153,9 +132,12 @@ def _key_axes(prefix: str) -> Iterator[tuple[Axes, list[str]]]:
 
 @contextmanager
 def figure(
-    prefix: str, size: tuple[float, float] = (4.3, 3.0), *, bare: bool = False
+    prefix: str, size: tuple[float, float] = (4.3, 3.0), *, bare: bool = False, right: float = 0.97
 ) -> Iterator[tuple[Axes, list[str]]]:
-    """Axes to draw on, `bare` without room for labels; after the block, the list holds the SVG."""
+    """Axes to draw on; after the block, the list holds the SVG.
+
+    `bare`: no room for labels; `right`: where the axes end, as a share of the width.
+    """
     output: list[str] = []
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser has other fonts
@@ -163,8 +145,9 @@ def figure(
         matplotlib.rcParams.update(STYLE)
         drawn = Figure(figsize=size)
         drawn.patch.set_alpha(0)
-        left, bottom, end = (0, 0, 1) if bare else (0.56 / size[0], 0.5 / size[1], 0.97)
-        axes = drawn.add_axes((left, bottom, end - left, end - bottom))
+        left, bottom, end = (0, 0, 1) if bare else (0.56 / size[0], 0.5 / size[1], right)
+        top = 1 if bare else 0.97
+        axes = drawn.add_axes((left, bottom, end - left, top - bottom))
         axes.patch.set_alpha(0)
         yield axes, output
         output.append(_svg(drawn, prefix))
@@ -204,63 +187,6 @@ def span(counts: Sequence[int], word: str) -> str:
     low, high = min(counts), max(counts)
     ending = "" if high == 1 else ("es" if word.endswith("ch") else "s")
     return f"{low} {word}{ending}" if low == high else f"{low} to {high} {word}{ending}"
-
-
-def curves(
-    rows: Sequence[AttackSummary],
-    settings: Mapping[str, DefenseSetting],
-    attacks: Sequence[str],
-    threshold: float | None,
-    bounds: Mapping[tables.ConfigurationKey, float] | None = None,
-) -> list[PanelGroup]:
-    """PSNR over defense strength: one group a model and batch size, one panel a defense.
-
-    Defenses that were tested with one choice of parameters share a panel. `bounds`: the PSNR of the
-    mean error that no attacker exceeds.
-    """
-    known = {key: min(value, TOP) for key, value in (bounds or {}).items()}
-    limits = _limits([row for row in rows if row.psnr], threshold, [*known.values()])
-    groups: list[PanelGroup] = []
-    for model, size in dict.fromkeys((row.model, row.batch_size) for row in rows):
-        own = [r for r in rows if (r.model, r.batch_size) == (model, size) and r.psnr]
-        panels: list[Panel] = []
-        for name, all_labels in _shared_axes(own, settings):
-            labels = _thinned(all_labels, settings)
-            drawn = [row for row in own if row.defense in labels]
-            over = {d: known[model, size, d] for d in labels if (model, size, d) in known}
-            undefended = [_median(row) for row in own if row.defense == "no defense"]
-            prefix, level = f"c{len(groups)}-{len(panels)}", max(undefended, default=None)
-            frame = _Frame(prefix, limits, threshold, level, over)
-            panel = _curve(name, labels, drawn, settings, attacks, frame)
-            panels.append(_with_count(panel, len(labels), len(all_labels)))
-        groups.append(PanelGroup(model, size, tuple(panels)))
-    return [group for group in groups if group.panels]
-
-
-def tradeoffs(
-    rows: Sequence[AttackSummary],
-    settings: Mapping[str, DefenseSetting],
-    accuracies: Mapping[tuple[str, str], tables.Accuracy],
-    names: Sequence[str],
-    threshold: float | None,
-) -> list[Panel]:
-    limits = _limits([row for row in rows if row.psnr], threshold)
-    own = grouped(((row.model, row.batch_size, row.defense), row) for row in rows if row.psnr)
-    by_name = grouped((settings[d].name, d) for d in dict.fromkeys(row.defense for row in rows))
-    labels = [label for some in by_name.values() for label in _thinned(some, settings)]
-    panels: list[Panel] = []
-    for model, size in dict.fromkeys((row.model, row.batch_size) for row in rows):
-        points = []
-        for label in labels:
-            best = max(own.get((model, size, label), ()), key=_highest, default=None)
-            cost = accuracies.get((model, label))
-            if best and cost and cost.mean is not None:
-                points.append((settings[label], cost, best))
-        if points:
-            frame = _Frame(f"t{len(panels)}", limits, threshold, None)
-            panel = _tradeoff(f"{model}, batch size {size}", points, names, frame)
-            panels.append(_with_count(panel, len(labels), sum(map(len, by_name.values()))))
-    return panels
 
 
 def loss_curves(trainings: Iterable[Training], names: Names) -> list[TrainingCurve]:
@@ -328,201 +254,97 @@ def _losses(name: str, lines: Mapping[int, TrainingCurve], prefix: str) -> Panel
     return Panel(name, output[0], tuple(notes), "Training loss by round, one line a defense")
 
 
-def _shared_axes(
-    rows: Sequence[AttackSummary], settings: Mapping[str, DefenseSetting]
-) -> list[tuple[str, list[str]]]:
-    labels = dict.fromkeys(row.defense for row in rows)
-    by_name = grouped((settings[d].name, d) for d in labels if settings[d].name != NO_DEFENSE)
-    axes = [(name, own) for name, own in by_name.items() if len(own) > 1]
-    single = [own[0] for own in by_name.values() if len(own) == 1]
-    if single:
-        words = settings[single[0]].name if len(single) == 1 else "defenses with one setting"
-        axes.append((words, single))
-    return axes
-
-
-def _curve(
-    name: str,
-    labels: list[str],
+def tradeoffs(
     rows: Sequence[AttackSummary],
     settings: Mapping[str, DefenseSetting],
-    attacks: Sequence[str],
-    frame: _Frame,
-) -> Panel:
-    numbers = {label: settings[label].number for label in labels}
-    known = {label: number for label, number in numbers.items() if number is not None}
-    numeric = len(known) == len(labels) and len(labels) > 1
-    places = known if numeric else {label: float(i) for i, label in enumerate(labels, 1)}
-    lines = {
-        index: sorted(
-            ((places[r.defense], r) for r in rows if r.attack == attack), key=lambda point: point[0]
-        )
-        for index, attack in enumerate(attacks)
-    }
-    lines = {index: line for index, line in lines.items() if line}
-    with figure(frame.prefix) as (axes, output):
-        _levels(axes, frame, rows)
-        move = _nudge([*known.values()] if numeric else None, len(lines))
-        for order, (index, line) in enumerate(lines.items()):
-            _draw_line(axes, [(move(x, order), row) for x, row in line], index, joined=numeric)
-        ordered = sorted(places, key=lambda label: places[label])
-        if frame.bounds:
-            ys = [frame.bounds.get(label, math.nan) for label in ordered]
-            _draw_bound(axes, [places[label] for label in ordered], ys, joined=numeric)
-        _strength_axis(axes, [places[label] for label in ordered], numeric)
-        axes.set_xlabel(_short(settings[labels[0]].strength[0][0]) if numeric else "setting")
-    notes = [] if numeric else [f"#{i} {label}" for i, label in enumerate(labels, 1)]
-    described = f"PSNR in dB by strength of {name}; the numbers are in the results table"
-    return Panel(name, output[0], (*notes, _count(rows)), described)
+    accuracies: Mapping[tuple[str, str], tables.Accuracy],
+    families: Mapping[str, int | None],
+    threshold: float | None,
+) -> list[Panel]:
+    """One panel a model: accuracy lost against the PSNR of the strongest attack at any batch size.
+
+    Every setting has its label at the right, joined to its mark by a thin line.
+    """
+    found = grouped((row.model, row) for row in rows if row.psnr)
+    panels = []
+    for place, (model, own) in enumerate(found.items()):
+        points = []
+        for label, some in grouped((row.defense, row) for row in own).items():
+            cost = accuracies.get((model, label))
+            before = cost.lost if cost else None
+            if label == NO_DEFENSE_LABEL and cost and cost.mean is not None:
+                before = tables.MeanInterval(0.0, None, None, cost.n, tables.LEVEL)
+            if before is not None:
+                points.append(_Point(settings[label], before, max(some, key=_highest)))
+        if len(points) > 1:
+            panels.append(_tradeoff(model, points, families, threshold, f"t{place}"))
+    return panels
+
+
+@dataclass(frozen=True)
+class _Point:
+    setting: DefenseSetting
+    cost: tables.MeanInterval
+    row: AttackSummary
+
+    @property
+    def height(self) -> float:
+        return LANE if _highest(self.row) >= TOP else _highest(self.row)
 
 
 def _tradeoff(
-    name: str,
-    points: Sequence[tuple[DefenseSetting, tables.Accuracy, AttackSummary]],
-    names: Sequence[str],
-    frame: _Frame,
+    model: str,
+    points: Sequence[_Point],
+    families: Mapping[str, int | None],
+    threshold: float | None,
+    prefix: str,
 ) -> Panel:
-    rows = [row for *_, row in points]
-    with figure(frame.prefix, (4.9, 3.4)) as (axes, output):
-        _levels(axes, frame, rows)
-        for index, defense in enumerate(names):
-            own = [point for point in points if point[0].name == defense]
-            own.sort(key=lambda point: point[0].number or 0.0)
-            xs = [100 * (cost.mean or 0.0) for _, cost, _ in own]
-            ys = [_median(row) for *_, row in own]
-            for (_, cost, row), x, y in zip(own, xs, ys, strict=True):
-                low, high = 100 * (cost.low or 0.0), 100 * (cost.high or 0.0)
-                axes.plot([low, high], [y, y], color=color(index), lw=0.9, alpha=0.7)
-                axes.plot([x, x], _bar(row), color=color(index), lw=0.9, alpha=0.7)
-            axes.plot(xs, ys, color=color(index), lw=0.8, alpha=0.6)
-            axes.plot(xs, ys, marker(index), color=color(index))
-            for i in sorted({0, len(own) - 1}) if len(own) > 1 else []:
-                number, place = own[i][0].number, (xs[i], ys[i])
-                if number is not None:
-                    where = "offset points"
-                    axes.annotate(f"{number:g}", place, (4, 4), textcoords=where, fontsize=8)
-        axes.margins(x=0.1)
-        axes.set(xlabel="test accuracy in %", ylabel="PSNR of the strongest attack in dB")
-    counts = span([cost.n for _, cost, _ in points], "training seed")
-    described = "Privacy and utility: PSNR of the strongest attack against test accuracy"
-    return Panel(name, output[0], (_count(rows), f"{counts} a point"), described)
+    lowest = min(0.0, *(point.height for point in points)) if points else 0.0
+    with figure(prefix, (6.6, 4.4), right=0.6) as (axes, output):
+        axes.axhspan(TOP, LANE + 4, color=GRAY, alpha=0.12, lw=0)
+        for point in points:
+            place = families.get(point.setting.name)
+            shade = GRAY if place is None else color(place)
+            shape = "x" if place is None else marker(place)
+            x = 100 * point.cost.mean
+            if point.cost.low is not None and point.cost.high is not None:
+                ends = [100 * point.cost.low, 100 * point.cost.high]
+                axes.plot(ends, [point.height] * 2, color=shade, lw=0.8, alpha=0.5)
+            axes.plot([x], [point.height], shape, color=shade)
+        if threshold is not None and threshold < TOP:
+            axes.axhline(threshold, color=GRAY, lw=1, ls=(0, (5, 3)))
+        xs = [100 * point.cost.mean for point in points]
+        room = 0.05 * (max(xs) - min(xs)) or 1.0
+        axes.set(xlim=(min(xs) - room, max(xs) + room), ylim=(lowest, LANE + 4))
+        ticks = [tick for tick in range(0, int(TOP), 10) if tick >= lowest]
+        axes.set_yticks([*ticks, LANE], [*map(str, ticks), f"≥ {TOP:g}"])
+        axes.set(xlabel="points of test accuracy lost", ylabel="PSNR of the strongest attack (dB)")
+        _label(axes, points, families)
+    notes = [f"{span([point.cost.n for point in points], 'training seed')} a mark"]
+    if threshold is not None:
+        notes.append(f"broken line: the threshold, {threshold:g} dB")
+    notes.append(f"lane on top: {TOP:g} dB and more, as good as exact")
+    described = f"{model}: PSNR of the strongest attack against the test accuracy that is lost"
+    return Panel(model, output[0], tuple(notes), described)
 
 
-def _draw_bound(
-    axes: Axes, xs: Sequence[float], ys: Sequence[float], *, joined: bool = True, size: float = 13
-) -> None:
-    """An upper bound: bars in the color of the text, joined by a thin broken line."""
-    line = (0, (6, 2, 1, 2)) if joined else "none"
-    axes.plot(xs, ys, "_", color=INK, ls=line, lw=0.9, ms=size, mew=2.2)
-
-
-def _draw_line(
-    axes: Axes, line: Sequence[tuple[float, AttackSummary]], index: int, *, joined: bool
-) -> None:
-    """One attack: medians and their intervals, hollow marks where it often did not converge."""
-    own = color(index)
-    xs, ys = [x for x, _ in line], [_median(row) for _, row in line]
-    for x, row in line:
-        axes.plot([x, x], _bar(row), color=own, lw=1.2, alpha=0.75)
-    if joined:
-        axes.plot(xs, ys, color=own)
-    for x, y, (_, row) in zip(xs, ys, line, strict=True):
-        hollow = 2 * row.did_not_converge >= row.ran
-        axes.plot([x], [y], marker(index), color=own, fillstyle="none" if hollow else "full")
-
-
-def _levels(axes: Axes, frame: _Frame, rows: Sequence[AttackSummary]) -> None:
-    axes.set_ylim(*frame.limits)
-    axes.set_ylabel("PSNR in dB")
-    baselines = tables.defined(row.baseline_psnr for row in rows)
-    baseline = median_high(baselines) if baselines else None
-    styles: list[tuple[float | None, Any]] = [
-        (frame.undefended, "-"), (frame.threshold, (0, (5, 3))), (baseline, (0, (1, 2)))
-    ]  # fmt: skip
-    for level, style in styles:
-        if level is not None:
-            axes.axhline(level, color=GRAY, lw=1.2, ls=style)
-
-
-def _strength_axis(axes: Axes, values: Sequence[float], numeric: bool) -> None:
-    if not numeric:
-        axes.set_xlim(0.5, len(values) + 0.5)
-        axes.set_xticks(values, [f"#{value:g}" for value in values])
-        return
-    if _wide(values):
-        axes.set_xscale("log")
-    few = -(-len(values) // 7)
-    digits = 6 if few == 1 else 2
-    named = [f"{v:.{digits}g}" if i % few == 0 else "" for i, v in enumerate(values)]
-    axes.set_xticks(values, named)
-    axes.set_xticks([], minor=True)
-    axes.margins(x=0.08)
-
-
-def _wide(values: Sequence[float]) -> bool:
-    return min(values) > 0 and max(values) / min(values) > 10
-
-
-def _nudge(numbers: Sequence[float] | None, lines: int) -> Callable[[float, int], float]:
-    """How far to move a line sideways, so that intervals at one strength do not hide each other."""
-    ordered = sorted(numbers or [])
-
-    def move(x: float, order: int) -> float:
-        shift = order - (lines - 1) / 2
-        if numbers is None:
-            return x + shift * min(0.12, 0.6 / max(lines, 1))
-        if _wide(ordered):
-            return float(x * (ordered[-1] / ordered[0]) ** (0.012 * shift))
-        return x + shift * 0.012 * (ordered[-1] - ordered[0])
-
-    return move
-
-
-def _thinned(labels: Sequence[str], settings: Mapping[str, DefenseSetting]) -> list[str]:
-    """At most `STRENGTHS` of a defense's settings, the weakest and the strongest among them."""
-    ordered = sorted(labels, key=lambda label: settings[label].number or 0.0)
-    steps = min(len(ordered), STRENGTHS)
-    kept = {ordered[i * (len(ordered) - 1) // max(1, steps - 1)] for i in range(steps)}
-    return [label for label in labels if label in kept]
-
-
-def _with_count(panel: Panel, shown: int, count: int) -> Panel:
-    if shown == count:
-        return panel
-    return replace(panel, notes=(*panel.notes, f"{shown} of {count} settings"))
-
-
-def _limits(
-    rows: Sequence[AttackSummary], threshold: float | None, bounds: Sequence[float] = ()
-) -> tuple[float, float]:
-    values = [*bounds, *(end for row in rows for end in _bar(row))]
-    values += tables.defined([threshold, *(row.baseline_psnr for row in rows)])
-    low, high = min(values, default=0.0), max(values, default=1.0)
-    room = 0.06 * (high - low) or 1.0
-    return min(0.0, low) if low - room < 0 <= low else low - room, high + room
-
-
-def _count(rows: Sequence[AttackSummary]) -> str:
-    text = span([row.ran for row in rows], "batch") + " a point"
-    over = any(row.psnr and row.psnr.high > TOP for row in rows)
-    return f"{text}; values over {TOP:g} dB are drawn at {TOP:g}" if over else text
-
-
-def _bar(row: AttackSummary) -> tuple[float, float]:
-    low, high = (row.psnr.low, row.psnr.high) if row.psnr else (math.nan, math.nan)
-    return min(low, TOP), min(high, TOP)
-
-
-def _median(row: AttackSummary) -> float:
-    return min(row.psnr.median, TOP) if row.psnr else -math.inf
+def _label(axes: Axes, points: Sequence[_Point], families: Mapping[str, int | None]) -> None:
+    """Names at the right in the order of the marks, at even distances, so that none overlap."""
+    shown = sorted(points, key=lambda point: (point.height, -point.cost.mean))[-LABELS:]
+    (left, end), (low, high) = axes.get_xlim(), axes.get_ylim()
+    for rank, point in enumerate(shown):
+        y = low + (high - low) * (rank + 0.5) / len(shown)
+        place = families.get(point.setting.name)
+        shade = GRAY if place is None else color(place)
+        xs = [100 * point.cost.mean, end, end + 0.06 * (end - left)]
+        axes.plot(xs, [point.height, y, y], color=shade, lw=0.5, alpha=0.5, clip_on=False)
+        text = point.setting.label.replace("=", " ")
+        text = text if len(text) <= LETTERS else f"{text[: LETTERS - 1]}…"
+        axes.text(xs[2], y, f" {text}", va="center", fontsize=7.5)
 
 
 def _highest(row: AttackSummary) -> float:
     return row.psnr.median if row.psnr else -math.inf
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def corridor_png(
@@ -539,13 +361,25 @@ def draw_corridor(
     accepted: float,
     axes: Axes,
 ) -> None:
-    low, high = np.maximum(attained, FAINTEST), np.maximum(bound, FAINTEST)
+    least = min(LEAST_DRAWN, 10.0 ** math.floor(math.log10(max(accepted, FAINTEST)) - 1))
+    low, high = np.maximum(attained, least), np.maximum(bound, least)
     axes.fill_between(thresholds, low, high, color=COLORS[4], alpha=0.35, lw=0)
-    axes.plot(thresholds, high, color=COLORS[0], label="upper bound: no attacker exceeds it")
-    axes.plot(thresholds, low, color=COLORS[1], ls="--", label="attained on a linear trap")
-    axes.axhline(accepted, color=GRAY, ls=":", label=f"accepted: {accepted:g}")
-    axes.set(yscale="log", ylim=(FAINTEST, 1.5), xlabel=THRESHOLD, ylabel="probability")
-    axes.legend(frameon=False, loc="best")
+    axes.plot(thresholds, high, color=COLORS[0])
+    axes.plot(thresholds, low, color=COLORS[1], ls="--")
+    axes.axhline(accepted, color=GRAY, ls=":")
+    axes.set(yscale="log", ylim=(least, 2), xlabel=THRESHOLD, ylabel="probability")
+    halo: list[AbstractPathEffect] = [withStroke(linewidth=2.5, foreground="w")]
+    words: dict[str, Any] = {"fontsize": 8, "path_effects": halo}
+    at = len(thresholds) // 3
+    for values, text, side, shade in (
+        (high, "no attacker exceeds this", 6, COLORS[0]),
+        (low, "an attack attains this", -12, COLORS[1]),
+    ):
+        place = (thresholds[at], float(values[at]))
+        axes.annotate(text, place, (2, side), textcoords="offset points", color=shade, **words)
+    end = (thresholds[-1], accepted)
+    text = f"accepted: {accepted:g}"
+    axes.annotate(text, end, (0, 3), textcoords="offset points", ha="right", **words)
 
 
 def surface_png(

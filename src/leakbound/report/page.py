@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,22 @@ from leakbound.report.gallery import (
     cards_of,
     pages_of,
 )
-from leakbound.report.template import check_installed, decimal, rendered, save, significant
+from leakbound.report.template import (
+    check_installed,
+    decimal,
+    probability,
+    rendered,
+    save,
+    significant,
+)
 
 FILE = "report.html"
 ROWS = 500
 """How many rows of one kind the first page shows."""
 PANELS, LINES = 12, 20
-"""Of how many models and batch sizes the first page has plots, and of how many attacks."""
+"""Of how many models and batch sizes the first page has tables, and of how many attacks."""
 _LONG = (
-    *("verdicts", "summaries", "failed", "untrained", "inapplicable", "captured", "settings"),
+    *("verdicts", "summaries", "failed", "untrained", "captured", "settings"),
     *("attacks", "models", "progress", "pages"),
 )
 LONGEST_PLAN = 100_000
@@ -85,7 +93,8 @@ def _pages(run: Run, images: bool) -> Iterator[tuple[str, str]]:
     parts = pages_of(run.assessments, names)
     pages_at = [FILE, *(f"report-{number}.html" for number in range(2, len(parts) + 1))]
     common, best = _context(run, names), best_examples(parts, names)
-    place = {a.experiment: number for number, a in enumerate(run.assessments, 1)}
+    counted = (a for a in run.assessments if a.status != "not_applicable")
+    place = {a.experiment: number for number, a in enumerate(counted, 1)}
     ends = [[place[a.experiment] for s in part for a in s.experiments] or [0] for part in parts]
     labels = [f"experiments {min(own):,} to {max(own):,}" for own in ends]
     for part, here, about in zip(parts, pages_at, labels, strict=True):
@@ -107,9 +116,31 @@ def _pages(run: Run, images: bool) -> Iterator[tuple[str, str]]:
             "own_data": context["pictures"] and run.info.own_data,
         }
         if here == FILE:
+            inline = len(pages_at) == 1
+            context |= _opening(run, names, context, images=images, inline=inline)
             yield here, rendered("report.html.j2", _first_page(context))
         else:
             yield here, rendered("report.further.j2", _further_page(context))
+
+
+def _opening(
+    run: Run, names: tables.Names, context: Mapping[str, Any], *, images: bool, inline: bool
+) -> dict[str, Any]:
+    """What the first page begins with, and its functions for single lines."""
+    from leakbound.report import overview
+
+    rows, accuracies, best = context["verdicts"], context["accuracies"], context["best"]
+    found = overview.overview(run, names, rows, accuracies, best, images=images, inline=inline)
+    return {
+        "over": found,
+        "views": found.views[: overview.VIEWS],
+        "views_left_out": max(0, len(found.views) - overview.VIEWS),
+        "lines": overview.LINES,
+        "measured": overview.measured,
+        "limit": partial(overview.limit, chance=probability),
+        "noun": overview.nouns(run.assessments),
+        "costs": overview.cost_charts(found, accuracies),
+    }
 
 
 def _first_page(context: dict[str, Any]) -> dict[str, Any]:
@@ -119,7 +150,7 @@ def _first_page(context: dict[str, Any]) -> dict[str, Any]:
     anchor = worst and context["best"].get((*worst.key, worst.strongest_attack))
     if len(rows) > ROWS:
         rows = sorted(rows, key=lambda row: (VERDICTS.index(row.verdict), -(row.best_psnr or 0.0)))
-    summaries = context["summaries"]
+    summaries = [row for row in context["summaries"] if row.ran or row.failed]
     if len(summaries) > ROWS:
         summaries = sorted(summaries, key=lambda row: -(row.best_psnr or 0.0))
     context = context | {"verdicts": rows, "summaries": summaries}
@@ -147,12 +178,10 @@ def _context(run: Run, names: tables.Names) -> dict[str, Any]:
     verdicts = tables.configurations(own, names, theorems)
     summaries = tables.attack_summaries(own, names)
     words, defenses = _verdict_words(own), _defenses(own)
+    counts = Counter(row.verdict for row in verdicts)
     plan = json.dumps(run.info.plan, indent=1, sort_keys=True, ensure_ascii=False)
     missing = [*tables.missing_bounds(own, names).items()]
     untrained = [training for training in run.trainings if training.status == "failed"]
-    reasons = Counter(
-        (*names.key(a), names.attack(a), str(a.reason)) for a in own if a.status == "not_applicable"
-    )
     return {
         "info": run.info,
         "plan": plan if len(plan) <= LONGEST_PLAN else f"{plan[:LONGEST_PLAN]} ... (see run.json)",
@@ -162,7 +191,8 @@ def _context(run: Run, names: tables.Names) -> dict[str, Any]:
         "problems": sum(bool(a.problem) for a in own if a.status == "ok"),
         "verdict_words": words,
         "meanings": meanings(truth_known=all(a.truth_known for a in own)),
-        "counts": [(word, sum(row.verdict == word for row in verdicts)) for word in words],
+        "counts": [(word, n) for word in VERDICTS if (n := counts[word])],
+        "counted": ", ".join(f"{counts[word]} {word}" for word in VERDICTS if counts[word]),
         "verdicts": verdicts,
         "configurations": len(verdicts),
         "summaries": summaries,
@@ -170,7 +200,7 @@ def _context(run: Run, names: tables.Names) -> dict[str, Any]:
         "failed": [a for a in own if a.status == "failed"],
         "untrained": untrained,
         "untrained_count": len(untrained),
-        "inapplicable": list(reasons.items()),
+        "inapplicable": sum(a.status == "not_applicable" for a in own),
         "captured": captured_updates(own, names),
         "truth_unknown": not all(a.truth_known for a in own),
         "defenses": defenses,
@@ -200,17 +230,14 @@ def _context(run: Run, names: tables.Names) -> dict[str, Any]:
 
 def _contents(context: Mapping[str, Any]) -> list[tuple[str, str]]:
     sections = [
-        ("certified", "Exposed for certain", context["certified"]),
         ("captured", "Captured updates", context["captured"]),
-        ("verdicts", "Verdicts", True),
-        ("best-attack", "Best-attack error", context["best_attack"]),
+        ("verdicts", "Every configuration", True),
         ("tested", "What was tested", True),
-        ("tradeoff", "Privacy and utility", context["tradeoffs"]),
-        ("training", "Training", context["progress_plots"]),
-        ("curves", "Error by strength", context["curves"]),
+        ("heatmaps", "Defense by attack", context["heatmaps"]),
+        ("utility", "Cost in accuracy", context["accuracies"]),
+        ("best-attack", "Best-attack error", context["best_attack"]),
         ("results", "Results by attack", True),
         ("failed", "Failed", context["failed"] or context["untrained"]),
-        ("inapplicable", "Not applicable", context["inapplicable"]),
         ("gallery", "Pictures" if context["pictures"] else "Experiments", True),
         ("settings", "Settings", True),
     ]
@@ -286,7 +313,7 @@ def _charts(
     summaries: Sequence[tables.AttackSummary],
     verdicts: Sequence[tables.Configuration],
 ) -> dict[str, Any]:
-    from leakbound.report import charts
+    from leakbound.report import charts, heatmap, overview
 
     both = list(dict.fromkeys((row.model, row.batch_size) for row in summaries))
     attacks = list(names.attacks)[:LINES]
@@ -294,26 +321,16 @@ def _charts(
     rows = [r for r in summaries if (r.model, r.batch_size) in drawn and r.attack in attacks]
     limits = {a.criterion.value for a in run.assessments}
     threshold = limits.pop() if len(limits) == 1 else None
-    defenses = list(dict.fromkeys(setting.name for setting in names.settings.values()))
     accuracies = tables.accuracies(run.trainings, names)
-    tradeoffs = charts.tradeoffs(rows, names.settings, accuracies, defenses, threshold)
-    bounds = {row.key: row.error_bound.psnr for row in verdicts if row.error_bound}
-    curves = charts.curves(rows, names.settings, attacks, threshold, bounds)
+    families = overview.families(names)
+    bounds = {row.key: row.error_bound for row in verdicts}
     progress = charts.loss_curves(run.trainings, names)
-    labels = charts.drawn_losses(progress, names)
-    trained = dict.fromkeys(row.defense for row in progress)
     return {
-        "tradeoffs": tradeoffs,
-        "tradeoff_keys": charts.keys([*map(tables.title, defenses)], "kt") if tradeoffs else [],
-        "curves": curves,
-        "curve_keys": charts.keys(attacks, "kc") if curves else [],
+        "heatmaps": heatmap.heatmaps(rows, attacks, bounds),
+        "tradeoffs": charts.tradeoffs(rows, names.settings, accuracies, families, threshold),
         "panels_left_out": max(0, len(both) - PANELS),
         "lines_left_out": len(names.attacks) - len(attacks),
-        "bound_key": charts.bound_key("ko") if curves and bounds else "",
         "threshold": threshold,
         "progress": progress,
-        "progress_plots": charts.loss_panels(progress, labels)[:PANELS],
-        "progress_keys": charts.keys(labels, "kl"),
-        "progress_rest": [label for label in trained if label not in labels],
         "early": any(row.early is not None for row in progress),
     }

@@ -1,7 +1,8 @@
 """Tables of a report: what the records say, counted with intervals and averaged over nothing else.
 
 An experiment is one attack on one batch under one defense; its value is the mean over its examples.
-A configuration is all experiments of one model, batch size and defense. Bounds are on every
+A pair of attack and defense that does not apply is no experiment and is not counted. A
+configuration is all experiments of one model, batch size and defense. Bounds are on every
 attacker: a lower bound on the mean error, as PSNR an upper bound, or the probability of success.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import Any, TypeVar
@@ -36,6 +37,8 @@ LEVEL = 0.95
 NO_DEFENSE = "none"
 SHOWN = 30
 """How many of a long list a page shows."""
+NAMED = 2
+"""How many parameters a label names where none varies."""
 LONGEST = 600
 """How many letters of a sentence a page shows."""
 T = TypeVar("T")
@@ -161,7 +164,8 @@ class Configuration(ReportPart, frozen=True):
     Attributes:
         strongest_attack: the one that reconstructed the best single example, of PSNR `best_psnr`;
             where nothing was measured, one whose reconstruction is proved to be right.
-        reconstructed: of that attack, the examples over the threshold.
+        reconstructed: the examples over the threshold, of the attack that has the largest share;
+            the interval allows for that choice. `reconstructed_by`: this attack.
         proved: experiments whose update proves that the reconstruction is the input.
         mean_error: the PSNR of the mean squared error over all examples of the attack that comes
             closest: what `error_bound` limits. `baseline`: the same of the prior-only baseline.
@@ -176,6 +180,7 @@ class Configuration(ReportPart, frozen=True):
     strongest_attack: str | None
     best_psnr: float | None
     reconstructed: ShareInterval | None
+    reconstructed_by: str | None
     proved: int
     mean_error: float | None
     baseline: float | None
@@ -191,16 +196,25 @@ class Configuration(ReportPart, frozen=True):
 
 @dataclass(frozen=True)
 class Accuracy:
+    """Test accuracy of a model under a defense, over the training seeds that ran.
+
+    `low`, `high`: the smallest and the largest; `lost`: against no defense, paired by seed.
+    """
+
     mean: float | None
     low: float | None
     high: float | None
     n: int
     failed: int
+    lost: MeanInterval | None
 
 
 @dataclass(frozen=True)
 class DefenseSetting:
-    """A defense with one choice of its parameters. `strength`: those that vary under its name."""
+    """A defense with one choice of its parameters.
+
+    `strength`: those that vary under its name; of a single setting, its first numbers.
+    """
 
     name: str
     label: str
@@ -208,11 +222,10 @@ class DefenseSetting:
 
     @property
     def number(self) -> float | None:
-        """The strength as one number, where one numeric parameter varies."""
-        if len(self.strength) != 1 or isinstance(self.strength[0][1], bool | str | None):
+        """The strength as one number, where it is one numeric parameter."""
+        if len(self.strength) != 1 or not _is_number(self.strength[0][1]):
             return None
-        value = self.strength[0][1]
-        return float(value) if isinstance(value, int | float) else None
+        return float(self.strength[0][1])
 
 
 class Names:
@@ -258,7 +271,9 @@ class Names:
 
     def _setting(self, defense: DefenseInfo) -> DefenseSetting:
         name = defense.name
-        strength = tuple((key, defense.parameters.get(key)) for key in self._varying[name])
+        own = defense.parameters
+        varying = self._varying[name] or [key for key in own if _is_number(own[key])][:NAMED]
+        strength = tuple((key, own.get(key)) for key in varying)
         label = " ".join([title(name), *(_pair(*item) for item in strength)])
         return DefenseSetting(name, label, strength)
 
@@ -318,9 +333,38 @@ def share(hits: int, n: int) -> ShareInterval | None:
     if n == 0:
         return None
     tail = (1 - LEVEL) / 2
-    low = 0.0 if hits == 0 else float(betaincinv(hits, n - hits + 1, tail))
-    high = 1.0 if hits == n else float(betaincinv(hits + 1, n - hits, 1 - tail))
-    return ShareInterval(hits, n, hits / n, low, high, LEVEL)
+    return ShareInterval(hits, n, hits / n, *_exact_limits(hits, n, tail, tail), LEVEL)
+
+
+def largest_share(
+    matched: Mapping[str, Sequence[bool]],
+) -> tuple[str, ShareInterval] | tuple[None, None]:
+    """The name with the largest share of hits, and an interval of the largest true share.
+
+    The largest true share belongs to one name, so the greatest of the upper limits needs no
+    correction; the greatest of the lower limits may be any name's, so each has its part of the
+    error (Bonferroni).
+
+    Example:
+        >>> name, found = largest_share({"a": [True, False], "b": [True, True]})
+        >>> name, found.hits, found.n
+        ('b', 2, 2)
+    """
+    counts = {name: (sum(own), len(own)) for name, own in matched.items() if own}
+    if not counts:
+        return None, None
+    tail = (1 - LEVEL) / 2
+    limits = [_exact_limits(*count, tail / len(counts), tail) for count in counts.values()]
+    best = max(counts, key=lambda name: counts[name][0] / counts[name][1])
+    hits, n = counts[best]
+    low, high = (max(ends) for ends in zip(*limits, strict=True))
+    return best, ShareInterval(hits, n, hits / n, low, high, LEVEL)
+
+
+def _exact_limits(hits: int, n: int, below: float, above: float) -> tuple[float, float]:
+    low = 0.0 if hits == 0 else float(betaincinv(hits, n - hits + 1, below))
+    high = 1.0 if hits == n else float(betaincinv(hits + 1, n - hits, 1 - above))
+    return low, high
 
 
 def mean_of(values: Sequence[float]) -> MeanInterval | None:
@@ -393,7 +437,8 @@ def _configuration(
     ok = [a for a in own if a.status == "ok"]
     psnrs = grouped((names.attack(a), psnr) for a in ok for psnr in defined(a.psnr))
     strongest = max(psnrs, key=lambda label: max(psnrs[label]), default=None)
-    matched = [hit for a in ok if names.attack(a) == strongest for hit in a.matched]
+    matched = grouped((names.attack(a), hit) for a in ok for hit in a.matched)
+    by, reconstructed = largest_share(matched)
     proved = [names.attack(a) for a in own if a.certificate]
     defense = own[0].defense
     return Configuration(
@@ -403,13 +448,14 @@ def _configuration(
         verdict=together(a.verdict for a in own),
         strongest_attack=strongest or next(iter(proved), None),
         best_psnr=max(psnrs[strongest]) if strongest else None,
-        reconstructed=share(sum(matched), len(matched)),
+        reconstructed=reconstructed,
+        reconstructed_by=by,
         proved=len(proved),
         mean_error=max(defined(map(mean_error, psnrs.values())), default=None),
         baseline=mean_error(psnr for a in ok for psnr in defined(a.baseline)),
         error_bound=strongest_bound(ok, theorems),
         success_bound=success_bound(ok, theorems),
-        experiments=len(own),
+        experiments=len(ok),
         failed=sum(a.status == "failed" for a in own),
     )
 
@@ -463,12 +509,20 @@ def success_bound(ran: Sequence[Assessment], theorems: Theorems) -> SuccessBound
 
 def accuracies(trainings: Iterable[Training], names: Names) -> dict[tuple[str, str], Accuracy]:
     """Test accuracy by model and defense; failed trainings are counted, not averaged."""
-    found = grouped(((names.model(t), names.defense(t)), t) for t in trainings)
+    found = grouped(((names.model(t), t.defense.name, names.defense(t)), t) for t in trainings)
+    by_seed = {
+        key: {t.seed: t.accuracy for t in own if t.status == "ok" and t.accuracy is not None}
+        for key, own in found.items()
+    }
+    plain = {model: own for (model, name, _), own in by_seed.items() if name == NO_DEFENSE}
     rows = {}
-    for key, own in found.items():
-        values = defined(t.accuracy for t in own if t.status == "ok")
+    for (model, name, label), own in by_seed.items():
+        before = {} if name == NO_DEFENSE else plain.get(model, {})
+        lost = mean_of([before[seed] - value for seed, value in own.items() if seed in before])
+        values = [*own.values()]
         low, high = (min(values), max(values)) if values else (None, None)
-        rows[key] = Accuracy(_mean(values), low, high, len(values), len(own) - len(values))
+        failed = len(found[model, name, label]) - len(values)
+        rows[model, label] = Accuracy(_mean(values), low, high, len(values), failed, lost)
     return rows
 
 
@@ -507,6 +561,10 @@ def _bound_key(bound: Bound) -> tuple[str, str, str, str | None]:
 
 def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _varying(rows: list[dict[str, Any]]) -> list[str]:

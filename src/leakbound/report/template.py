@@ -79,12 +79,22 @@ def rendered(
     common = (decimal, significant, brief, percent, plain, listing, plural, explained)
     environment.filters |= {own.__name__: own for own in common} | {"chance": probability}
     # our charts' own markup; matplotlib escapes what it is given
-    environment.filters |= {"svg": Markup, **(filters or {})}
+    environment.filters |= {"svg": Markup, "soft": _soft, **(filters or {})}
     return environment.get_template(template).render(context) + "\n"
 
 
+def _soft(name: str) -> str:
+    """A name that may break after its underscores and nowhere else."""
+    from markupsafe import Markup, escape
+
+    return Markup("_<wbr>").join(escape(part) for part in str(name).split("_"))
+
+
 def decimal(value: float | None, digits: int = 1) -> str:
-    return "–" if value is None else f"{value:.{digits}f}".replace("-", "−")
+    if value is None:
+        return "–"
+    # adding 0 turns a negative zero into zero
+    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
 
 
 def significant(value: float | None) -> str:

@@ -1,0 +1,67 @@
+"""Defense by attack: the median PSNR of every pair, one table a model and batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from leakbound.report.tables import AttackSummary, ErrorBoundRow, grouped
+
+DARKEST = 60.0
+"""PSNR in dB from which every value has the strongest color."""
+
+
+@dataclass(frozen=True)
+class Square:
+    """One pair; `level`: of 0 to 1, how strong its color is.
+
+    `unreliable`: at least half of its experiments report that the attack did not converge.
+    """
+
+    row: AttackSummary
+    level: float
+    unreliable: bool
+
+
+@dataclass(frozen=True)
+class Heatmap:
+    """Each line: a defense, a square or None for every attack, and what bounds every attacker."""
+
+    model: str
+    batch_size: int
+    attacks: tuple[str, ...]
+    lines: tuple[tuple[str, tuple[Square | None, ...], ErrorBoundRow | None], ...]
+
+    @property
+    def bounded(self) -> bool:
+        return any(bound for *_, bound in self.lines)
+
+
+def heatmaps(
+    rows: Sequence[AttackSummary],
+    attacks: Sequence[str],
+    bounds: Mapping[tuple[str, int, str], ErrorBoundRow | None],
+) -> list[Heatmap]:
+    """Pairs that ran; an attack that nowhere applies to a model and batch size has no column."""
+    ran = [row for row in rows if row.ran or row.failed]
+    lowest = min((row.psnr.median for row in ran if row.psnr), default=0.0)
+    made = []
+    for (model, size), own in grouped(((row.model, row.batch_size), row) for row in ran).items():
+        met = {row.attack for row in own}
+        columns = tuple(attack for attack in attacks if attack in met)
+        by_defense = grouped((row.defense, row) for row in own)
+        lines = []
+        for defense, some in by_defense.items():
+            known = {row.attack: _square(row, lowest) for row in some}
+            squares = tuple(known.get(attack) for attack in columns)
+            lines.append((defense, squares, bounds.get((model, size, defense))))
+        if columns:
+            made.append(Heatmap(model, size, columns, tuple(lines)))
+    return made
+
+
+def _square(row: AttackSummary, lowest: float) -> Square:
+    level = 0.0
+    if row.psnr and lowest < DARKEST:
+        level = (min(row.psnr.median, DARKEST) - lowest) / (DARKEST - lowest)
+    return Square(row, round(level, 2), row.ran > 0 and 2 * row.did_not_converge >= row.ran)

@@ -1,0 +1,497 @@
+"""The first screen of a report: what is exposed, to whom, what the best defense costs, what next.
+
+One line a defense setting: how often the best attack reconstructs an example (a dot with its
+interval) and what a theorem excludes (hatched). Between the two nothing is known.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from leakbound.assess.record import (
+    CERTIFIED,
+    EXPOSED,
+    UNSETTLED,
+    VERDICTS,
+    Assessment,
+    Basis,
+    Threat,
+    Verdict,
+)
+from leakbound.assess.verdict import together
+from leakbound.report.folder import Run, Strip
+from leakbound.report.tables import (
+    NO_DEFENSE,
+    Accuracy,
+    Configuration,
+    MeanInterval,
+    Names,
+    ShareInterval,
+    defined,
+    grouped,
+    title,
+)
+from leakbound.report.template import decimal, listing, percent, plural
+
+AFFORDABLE = 0.05
+"""The loss of test accuracy up to which a defense counts as affordable."""
+VIEWS = 12
+"""Of how many models and batch sizes the first screen shows a chart."""
+LINES = 16
+"""How many settings a chart shows unfolded."""
+FAMILIES = 9
+"""Of how many families of defenses the strip shows the worst example."""
+COLUMNS = 4
+"""How many columns of a table's row the strip shows."""
+NOUNS = {"images": ("image", "images"), "table": ("table row", "table rows")}
+_NUMBERED = 7  # colors of lines on the page
+
+
+@dataclass(frozen=True)
+class Line:
+    """One defense setting on one model and batch size.
+
+    Attributes:
+        family: the color of its defense on the whole page; None for no defense.
+        shade: of 0 to 1, how strong it is among the settings of its defense.
+        attained: an attack on examples like the public ones succeeds at least so often.
+        excluded: no attacker succeeds more often: a theorem without a model of the data.
+        excluded_if: the same from a server that keeps to the protocol, or under a model; `basis`.
+        cost: the test accuracy lost against no defense, as a share.
+    """
+
+    label: str
+    name: str
+    family: int | None
+    shade: float
+    verdict: Verdict
+    reconstructed: ShareInterval | None
+    by: str | None
+    proved: int
+    attained: float | None
+    excluded: float | None
+    excluded_if: float | None
+    basis: Basis | None
+    cost: MeanInterval | None
+
+
+@dataclass(frozen=True)
+class View:
+    """The chart of one model and batch size, the most exposed setting first."""
+
+    model: str
+    batch_size: int
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class Shot:
+    """The best reconstructed example of one defense family, cut out of its strips.
+
+    `place`: the example's place among `count`; `values`: of a table, (column, true,
+    reconstructed), the best known first. Without pictures only the numbers remain.
+    """
+
+    family: str
+    defense: str
+    verdict: Verdict
+    attack: str
+    psnr: float
+    matched: bool
+    truth: Strip | None
+    picture: Strip | None
+    place: int
+    count: int
+    values: tuple[tuple[str, float, float], ...]
+    link: str | None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A defense setting over all models and batch sizes: its worst verdict and its highest cost."""
+
+    label: str
+    verdict: Verdict
+    worst: float
+    cost: MeanInterval | None
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        """Rises with how safe the setting is, then with how cheap."""
+        return VERDICTS.index(self.verdict), -self.worst, -(self.cost.mean if self.cost else 0.0)
+
+
+@dataclass(frozen=True)
+class Overview:
+    answer: str
+    best: str
+    threat: str
+    shots: tuple[Shot, ...]
+    views: tuple[View, ...]
+    families: Mapping[str, int | None]
+    command: str
+    reason: str
+
+
+def overview(
+    run: Run,
+    names: Names,
+    rows: Sequence[Configuration],
+    accuracies: Mapping[tuple[str, str], Accuracy],
+    best: Mapping[tuple[str, int, str, str], str],
+    *,
+    images: bool,
+    inline: bool,
+) -> Overview:
+    """The first screen; `best` links configurations and attacks to their best example.
+
+    `inline`: pictures are data of the page, else files beside it.
+    """
+    known = families(names)
+    choices = _choices(rows, accuracies)
+    return Overview(
+        answer=answer(run.assessments, rows),
+        best=best_defense(choices),
+        threat=threat_line(run, names),
+        shots=tuple(_shots(run, names, rows, best, images=images, inline=inline)),
+        views=tuple(_views(rows, names, accuracies, known)),
+        families=known,
+        command=next_command(run.info.plan),
+        reason=_reason(rows),
+    )
+
+
+def families(names: Names) -> dict[str, int | None]:
+    """The color of every defense, the same on the whole page; no defense has none."""
+    own = dict.fromkeys(setting.name for setting in names.settings.values())
+    defended = [name for name in own if name != NO_DEFENSE]
+    colors: dict[str, int | None] = {name: i % _NUMBERED for i, name in enumerate(defended)}
+    return {name: colors.get(name) for name in own}
+
+
+def answer(own: Sequence[Assessment], rows: Sequence[Configuration]) -> str:
+    """What is exposed and to whom, in one or two sentences."""
+    one, many = nouns(own)
+    if not any(a.truth_known for a in own):
+        return _captured(own)
+    exposed = [row for row in rows if row.verdict in (EXPOSED, CERTIFIED)]
+    place = plural(len(rows), "configuration")
+    who = _server({a.threat for a in own})
+    if exposed:
+        what = f"reconstructs {many} under {len(exposed)} of {place}"
+        return f"{who} {what}."
+    others = grouped((row.verdict, row) for row in rows)
+    counts = [f"{len(others[word])} {word}" for word in VERDICTS if word in others]
+    settled = not any(row.verdict in UNSETTLED for row in rows)
+    more = "" if settled else " Undecided is no evidence of safety."
+    return f"No attack here reconstructs one {one} in {place}: {listing(counts)}.{more}"
+
+
+def _captured(own: Sequence[Assessment]) -> str:
+    updates = {(a.seed, a.capture.digest) for a in own if a.capture}
+    proved = {(a.seed, a.capture.digest) for a in own if a.capture and a.certificate}
+    place = plural(len(updates), "captured update")
+    if proved:
+        what = "reveals its input" if len(proved) == 1 else "reveal their inputs"
+        return f"{len(proved)} of {place} {what} exactly: the update itself proves it."
+    return f"No attack here proves an input from {place}. Undecided is no evidence of safety."
+
+
+def best_defense(choices: Sequence[Choice]) -> str:
+    """The strongest defense that is affordable, or what the strongest of all costs."""
+    tested = [one for one in choices if one.label != title(NO_DEFENSE)]
+    if not tested:
+        return "No defense was tested."
+    strongest = max(tested, key=lambda one: one.order)
+    if all(one.cost is None for one in tested):
+        worst = f"{strongest.label} ({strongest.verdict})"
+        return f"Strongest defense tested: {worst}. Its cost in accuracy was not measured."
+    points = f"{100 * AFFORDABLE:g} points"
+    cheap = [
+        one
+        for one in tested
+        if one.cost is not None
+        and one.cost.mean <= AFFORDABLE
+        and one.verdict not in (EXPOSED, CERTIFIED)
+    ]
+    most = "Strongest defense that costs at most"
+    if cheap:
+        own = max(cheap, key=lambda one: one.order)
+        return f"{most} {points} of accuracy: {own.label} ({own.verdict}, {lost(own.cost)})."
+    if strongest.verdict in (EXPOSED, CERTIFIED):
+        return f"{most} {points} of accuracy: none. Every defense tested is exposed somewhere."
+    found = f"The strongest at any cost, {strongest.label} ({strongest.verdict}), "
+    return f"{most} {points} of accuracy: none. {found}{lost(strongest.cost, verb=True)}."
+
+
+def lost(cost: MeanInterval | None, *, verb: bool = False) -> str:
+    """A cost in points of test accuracy, with its interval."""
+    if cost is None:
+        return "was not trained" if verb else "cost not measured"
+    ends = ""
+    if cost.low is not None and cost.high is not None:
+        ends = f" [{decimal(100 * cost.low)} to {decimal(100 * cost.high)}]"
+    return f"costs {decimal(100 * cost.mean)}{' points' if verb else ''}{ends}"
+
+
+def threat_line(run: Run, names: Names) -> str:
+    """The threat model and what was tested, in one line."""
+    own = run.assessments
+    threats = list(dict.fromkeys(a.threat for a in own))
+    said = {
+        "labels": _either(threats, "labels_known", "labels known", "labels not known"),
+        "defense": _either(threats, "defense_known", "defense known", "defense not known"),
+        "server": listing([f"{word} server" for word in dict.fromkeys(t.server for t in threats)]),
+    }
+    if any(t.statistics_known for t in threats):
+        said["statistics"] = "batch norm statistics sent"
+    sizes = listing(sorted({a.batch_size for a in own}))
+    steps = sorted({model.train_steps for model in names.models.values()})
+    loaded = any(model.weights for model in names.models.values())
+    weights = "weights from a file" if loaded else ""
+    if not loaded:
+        trained = listing([f"{n:,} training steps" for n in steps if n])
+        weights = f"weights after {trained}" if trained else "untrained weights"
+    captured = sum(a.capture is not None for a in own) > 0
+    rest = ["captured updates"] if captured else [f"batch size {sizes}", "one round", weights]
+    return " · ".join([*said.values(), *rest, run.info.data.source])
+
+
+def next_command(plan: Mapping[str, Any]) -> str:
+    """The `calibrate` command for this run's data and criterion."""
+    level, risk, data = plan.get("psnr"), plan.get("risk"), plan.get("data")
+    accepted = risk.get("probability") if isinstance(risk, dict) else None
+    source = data.get("source") if isinstance(data, dict) else None
+    if not isinstance(source, str) or not source or len(source) > 200:
+        source = "YOUR_PUBLIC_DATA"
+    target = f"psnr>={_number(level, 25)} with probability<={_number(accepted, 0.01)}"
+    return f'leakbound calibrate --target "{target}" --data {shlex.quote(source)}'
+
+
+def nouns(own: Sequence[Assessment]) -> tuple[str, str]:
+    """What one example is called, and several."""
+    domains = {a.data.domain for a in own}
+    return NOUNS.get(domains.pop(), _EXAMPLE) if len(domains) == 1 else _EXAMPLE
+
+
+_EXAMPLE = ("example", "examples")
+
+
+def _reason(rows: Sequence[Configuration]) -> str:
+    if any(row.verdict in (EXPOSED, CERTIFIED) for row in rows):
+        return "Find the noise that keeps this from every attacker:"
+    return "Find the least noise for a risk that you can state:"
+
+
+def _number(value: Any, default: float) -> str:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value if number else default:g}"
+
+
+def _server(threats: Iterable[Threat]) -> str:
+    kinds = {threat.server for threat in threats}
+    words = {"honest": "An honest-but-curious server", "malicious": "A malicious server"}
+    return words[kinds.pop()] if len(kinds) == 1 else "A server"
+
+
+def _either(threats: Sequence[Threat], name: str, yes: str, no: str) -> str:
+    return listing([yes if known else no for known in {getattr(t, name): 0 for t in threats}])
+
+
+def _choices(
+    rows: Sequence[Configuration], accuracies: Mapping[tuple[str, str], Accuracy]
+) -> list[Choice]:
+    found = grouped((row.defense, row) for row in rows)
+    made = []
+    for label, own in found.items():
+        costs = [_cost(accuracies, row) for row in own]
+        known = [cost for cost in costs if cost is not None]
+        # a setting is affordable only if it is so for every model
+        cost = max(known, key=lambda one: one.mean) if len(known) == len(costs) else None
+        worst = max(defined(_probability(row) for row in own), default=1.0)
+        made.append(Choice(label, together(row.verdict for row in own), worst, cost))
+    return made
+
+
+def _cost(
+    accuracies: Mapping[tuple[str, str], Accuracy], row: Configuration
+) -> MeanInterval | None:
+    found = accuracies.get((row.model, row.defense))
+    return found.lost if found else None
+
+
+def _probability(row: Configuration) -> float | None:
+    return row.success_bound.probability if row.success_bound else None
+
+
+def _views(
+    rows: Sequence[Configuration],
+    names: Names,
+    accuracies: Mapping[tuple[str, str], Accuracy],
+    known: Mapping[str, int | None],
+) -> Iterable[View]:
+    shades = _shades(names)
+    found = grouped(((row.model, row.batch_size), row) for row in rows)
+    for (model, size), own in found.items():
+        lines = [
+            _line(row, names.settings[row.defense].name, shades, known, _cost(accuracies, row))
+            for row in own
+        ]
+        yield View(model, size, tuple(sorted(lines, key=_risk)))
+
+
+def _risk(line: Line) -> tuple[float, ...]:
+    share = line.reconstructed.value if line.reconstructed else 0.0
+    limits = defined([line.excluded, line.excluded_if])
+    return VERDICTS.index(line.verdict), -share, -min(limits, default=1.0)
+
+
+def _line(
+    row: Configuration,
+    name: str,
+    shades: Mapping[str, float],
+    known: Mapping[str, int | None],
+    cost: MeanInterval | None,
+) -> Line:
+    bound = row.success_bound
+    every = [] if bound is None else [(bound.basis, bound.probability), *bound.others]
+    without = [most for basis, most in every if basis in ("sample", "examples")]
+    rest = [(most, basis) for basis, most in every if basis not in ("sample", "examples")]
+    limited, basis = min(rest, default=(None, None))
+    return Line(
+        label=row.defense,
+        name=name,
+        family=known[name],
+        shade=shades[row.defense],
+        verdict=row.verdict,
+        reconstructed=row.reconstructed,
+        by=row.reconstructed_by,
+        proved=row.proved,
+        attained=bound.attained if bound else None,
+        excluded=min(without, default=None),
+        excluded_if=limited,
+        basis=basis,
+        cost=cost,
+    )
+
+
+def _shades(names: Names) -> dict[str, float]:
+    """How strong each setting is among those of its defense, 0 the weakest."""
+    found = grouped((setting.name, setting) for setting in names.settings.values())
+    shades = {}
+    for own in found.values():
+        ordered = sorted(own, key=lambda setting: setting.number or 0.0)
+        for place, setting in enumerate(ordered):
+            shades[setting.label] = place / max(1, len(ordered) - 1)
+    return shades
+
+
+def _shots(
+    run: Run,
+    names: Names,
+    rows: Sequence[Configuration],
+    best: Mapping[tuple[str, int, str, str], str],
+    *,
+    images: bool,
+    inline: bool,
+) -> Iterable[Shot]:
+    verdicts = grouped((row.defense, row.verdict) for row in rows)
+    found: dict[str, tuple[float, int, Assessment]] = {}
+    for a in run.assessments:
+        for place, psnr in enumerate(a.psnr):
+            if psnr is not None and (
+                a.defense.name not in found or psnr > found[a.defense.name][0]
+            ):
+                found[a.defense.name] = psnr, place, a
+    for name, (psnr, place, a) in list(found.items())[:FAMILIES]:
+        inline = not any("#" in link and not link.startswith("#") for link in best.values())
+        strips = {
+            kind: run.picture(file, inline=inline)
+            for kind, file in a.pictures.items()
+            if images and kind in ("truth", "reconstruction")
+        }
+        values = [
+            (column.name, column.truth[place], column.reconstruction[place])
+            for column in sorted(a.columns or (), key=lambda c: (-c.matched, c.name))
+            if images
+            and place < min(len(column.truth or ()), len(column.reconstruction or ()))
+            and column.truth is not None
+            and column.reconstruction is not None
+        ]
+        yield Shot(
+            family=title(name),
+            defense=names.defense(a),
+            verdict=together(verdicts[names.defense(a)]),
+            attack=names.attack(a),
+            psnr=psnr,
+            matched=a.matched[place],
+            truth=strips.get("truth"),
+            picture=strips.get("reconstruction"),
+            place=place,
+            count=len(a.psnr),
+            values=tuple(values[:COLUMNS]),
+            link=best.get((*names.key(a), names.attack(a))),
+        )
+
+
+@dataclass(frozen=True)
+class CostChart:
+    """Accuracy lost by every setting on one model; `low` to `high` is the axis, as shares."""
+
+    model: str
+    low: float
+    high: float
+    lines: tuple[tuple[str, int | None, float, Accuracy], ...]
+
+    def at(self, share: float) -> float:
+        """Where a loss stands on the axis, in percent of its length."""
+        return round(100 * (share - self.low) / (self.high - self.low), 2)
+
+    def clipped(self, share: float) -> float:
+        """The same for the end of an interval, which may lie beyond the axis."""
+        return self.at(min(max(share, self.low), self.high))
+
+
+def cost_charts(
+    over: Overview, accuracies: Mapping[tuple[str, str], Accuracy]
+) -> tuple[CostChart, ...]:
+    """All settings of every model, the cheapest first; without measured losses nothing."""
+    styles = {one.label: (one.family, one.shade) for view in over.views for one in view.lines}
+    found = grouped((model, (label, own)) for (model, label), own in accuracies.items() if own.lost)
+    made = []
+    for model, rows in found.items():
+        ends = [end for _, own in rows if own.lost for end in _ends(own.lost)]
+        low, high = min(0.0, *ends), max(0.01, *ends)
+        ordered = sorted(rows, key=lambda row: row[1].lost.mean if row[1].lost else 0.0)
+        lines = tuple((label, *styles.get(label, (None, 0.0)), own) for label, own in ordered)
+        made.append(CostChart(model, low, high, lines))
+    return tuple(made)
+
+
+def _ends(cost: MeanInterval) -> tuple[float, float]:
+    """Where a bar is drawn: an interval of few seeds can be wider than any loss, and is cut."""
+    low = cost.mean if cost.low is None else max(cost.low, -1.0)
+    high = cost.mean if cost.high is None else min(cost.high, 1.0)
+    return low, high
+
+
+def measured(line: Line) -> str:
+    """What was measured, as text: the share, its interval and n."""
+    own = line.reconstructed
+    if own is None:
+        return "proved by the update" if line.proved else "not measured"
+    ends = f"{percent(own.low)} to {percent(own.high)}"
+    return f"{own.hits} of {own.n} ({ends})"
+
+
+def limit(line: Line, chance: Any) -> str:
+    """What no attacker exceeds, as text."""
+    words = "under a model" if line.basis == "fitted model" else "from this model’s updates"
+    limits = [f"≤ {chance(line.excluded)}"] if (line.excluded or 1) < 1 else []
+    if line.excluded_if is not None and line.excluded_if < (line.excluded or 1):
+        limits.append(f"≤ {chance(line.excluded_if)} {words}")
+    known = line.excluded is not None or line.excluded_if is not None
+    return "; ".join(limits) or ("the bound is 1: it excludes nothing" if known else "not known")
