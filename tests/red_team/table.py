@@ -179,8 +179,12 @@ adversaries exceed each rule that was replaced ([errata](errata.md#ours)).
 3. It sees the noisy release and answers for examples that nobody fitted anything to.
 4. It is above a statement if the lower limit of its success is (Clopper-Pearson, error 0.0001).
 
-**Adversaries.** {adversaries}. Where labels are known, each is fitted for every class. The last
-three do not use the update. They count once for each threshold, against the lowest statement.
+**Adversaries:**
+
+{adversaries}
+
+Where labels are known, each is fitted for every class. The last three do not use the update. They
+count once for each threshold, against the lowest statement.
 
 **Data.** Digits are split. All other data are distributions made of real examples, as each section
 says. Their public and held-out examples are independent draws, so the assumption of a statement is
@@ -218,7 +222,7 @@ def head(names: str) -> Iterator[str]:
 
 
 def page(found: Found, minutes: float) -> Iterator[str]:
-    names = "; ".join(one.name for one in (*with_update(), *without_update()))
+    names = "\n".join(f"- {one.name}" for one in (*with_update(), *without_update()))
     yield INTRODUCTION.format(summary=summary(found), minutes=minutes, adversaries=names)
     for part in PARTS:
         domain = part.make()
