@@ -359,7 +359,7 @@ def test_a_batch_that_was_not_trained_on_is_doubted(digits):
         assert measure(task, own, batch=batch, **given).decision == Decision("send")
     other = measure(task, update, batch=batch_of(digits, 4, at=100), **given)
     assert other.decision.action == "warn"
-    assert "points elsewhere than the update" in other.decision.reasons[0]
+    assert "has another direction than the update" in other.decision.reasons[0]
     noised = send(task, batch, chain(GaussianNoise(10.0)), stream(0))
     for defense in (chain(GaussianNoise(10.0)), None):  # noise explains it
         assert (

@@ -106,10 +106,10 @@ def test_a_size_that_fits_both_is_settled_by_name(tmp_path):
         ({"train": python((3, 10**30))}, "labels that are not whole numbers"),
         ({"train": python((3, 11))}, "labels from 3 to 11"),
         ({"train": python((3, 9.0))}, "labels that are not whole numbers"),
-        ({"train": python(data=PIXELS.astype(float))}, "no \\(N, 3072\\) array"),
-        ({"train": python(data=np.asfortranarray(PIXELS))}, "no \\(N, 3072\\) array"),
-        ({"train": python(data=PIXELS.reshape(2, 3, 32, 32))}, "no \\(N, 3072\\) array"),
-        ({"train": python(data=PIXELS.astype(object))}, "no \\(N, 3072\\) array"),
+        ({"train": python(data=PIXELS.astype(float))}, "not an \\(N, 3072\\) array"),
+        ({"train": python(data=np.asfortranarray(PIXELS))}, "not an \\(N, 3072\\) array"),
+        ({"train": python(data=PIXELS.reshape(2, 3, 32, 32))}, "not an \\(N, 3072\\) array"),
+        ({"train": python(data=PIXELS.astype(object))}, "not an \\(N, 3072\\) array"),
     ],
 )
 def test_wrong_batches_are_refused(files, words, tmp_path):
@@ -174,7 +174,7 @@ def test_an_array_that_declares_more_than_it_holds_is_refused(tmp_path):
     content = python().replace(b"K\x02M\x00\x0c", b"K\x09M\x00\x0c")
     assert content != python()
     (tmp_path / "train").write_bytes(content)
-    with pytest.raises(ValueError, match="no \\(N, 3072\\) array"):
+    with pytest.raises(ValueError, match="not an \\(N, 3072\\) array"):
         load(f"cifar:{tmp_path}")
 
 

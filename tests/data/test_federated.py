@@ -209,7 +209,7 @@ def test_a_small_concentration_gives_a_class_to_one_client():
         ({"clients": 7, "least": 3}, "20 images give 3 each to at most 6"),
         (
             {"clients": 20, "concentration": 0.01},
-            r"client \d+ holds 0 of 20 images.*lower clients \(20\) or raise concentration",
+            r"client \d+ has 0 of 20 images.*lower clients \(20\) or raise concentration",
         ),
         ({"labels": torch.zeros(20)}, "labels has shape"),
         ({"labels": torch.tensor([0, -1])}, "0 or above"),

@@ -98,10 +98,10 @@ def test_a_wrong_header_is_refused(images, words, tmp_path):
 def test_damaged_gzip_is_refused(cut, tmp_path):
     file = write(tmp_path, packed=True)
     file.write_bytes(file.read_bytes()[:cut])
-    with pytest.raises(ValueError, match="is not gzip, damaged or truncated"):
+    with pytest.raises(ValueError, match="is not gzip, or is damaged or truncated"):
         load(f"idx:{file}")
     file.write_bytes(images_bytes())
-    with pytest.raises(ValueError, match="is not gzip, damaged or truncated"):
+    with pytest.raises(ValueError, match="is not gzip, or is damaged or truncated"):
         load(f"idx:{file}")
 
 
@@ -116,5 +116,5 @@ def test_labels_must_be_there_and_match(tmp_path):
 
 def test_a_file_under_another_name_has_no_labels(tmp_path):
     (tmp_path / "pictures").write_bytes(images_bytes())
-    with pytest.raises(ValueError, match="has no labels beside it"):
+    with pytest.raises(ValueError, match="has no labels next to it"):
         load(f"idx:{tmp_path / 'pictures'}")

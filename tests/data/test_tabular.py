@@ -117,7 +117,7 @@ def test_total_variation_needs_images():
 def test_odd_input(monkeypatch):
     with pytest.raises(ValueError, match="did you mean 'iris'"):
         table("irises", Options())
-    with pytest.raises(ValueError, match="neither size nor channels"):
+    with pytest.raises(ValueError, match="no size or channels"):
         load("iris", size=8)
     with pytest.raises(ValueError, match="runs from 1 to 1"):
         Column("flat", 1, 1)

@@ -157,7 +157,7 @@ REASONS = {
     "tied": (Tied, "does not belong to exactly one layer"),
     "hooks": (_hooked, "has hooks"),
     "unknown": (FOREIGN["unknown"], "PReLU has no kind"),
-    "bare": (Bare, "weight does not come from the input alone"),
+    "bare": (Bare, "weight depends on more than the input"),
 }
 
 

@@ -378,14 +378,14 @@ def test_wrong_arguments_are_refused_at_once(task, data):
     plan = FederatedPlan()
     for more, says in {
         (("rounds", 0),): "rounds is 0; give a whole number",
-        (("clients", ()),): "clients is empty; give what each client holds",
+        (("clients", ()),): "clients is empty; give the data of each client",
         (("plan", FederatedPlan(clients=4)),): "clients is 4 a round, but there are 3; give at mo",
     }.items():
         given = {"task": task, "clients": data, "plan": plan, "rounds": 2, "seed": 0, **dict(more)}
         with pytest.raises(ValueError, match=says):
             train(**given)
     pruned = task.pruned(torch.ones_like(task.parameters).bool())
-    with pytest.raises(ValueError, match="task is pruned already"):
+    with pytest.raises(ValueError, match="task is already pruned"):
         train(pruned, data, FederatedPlan(pruning.Random()), rounds=1, seed=0)
     odd = [*data[:2], Batch(data[2].inputs, data[2].labels + 5)]
     with pytest.raises(ValueError, match="labels run from"):

@@ -295,5 +295,5 @@ def test_weights_refuses_other_files(tmp_path):
     raw = len(header).to_bytes(8, "little") + header.encode()
     for content in (b"", b"\xff" * 64, raw):
         (tmp_path / "bad.safetensors").write_bytes(content)
-        with pytest.raises(ValueError, match="no valid safetensors file"):
+        with pytest.raises(ValueError, match="not a valid safetensors file"):
             load_weights(model, tmp_path / "bad.safetensors")

@@ -170,7 +170,7 @@ def test_no_batch_is_needed(scheme, small):
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_pruned_model_is_refused(scheme, small, batch):
     task = small.pruned(prunable(small))
-    with pytest.raises(ValueError, match=r"task is pruned already; give task.pruned\(None\)"):
+    with pytest.raises(ValueError, match=r"task is already pruned; give task.pruned\(None\)"):
         _fast(scheme).start(task, batch, stream(0))
 
 

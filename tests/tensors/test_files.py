@@ -75,7 +75,7 @@ def test_a_pickle_under_another_name_is_refused(tmp_path):
     with pytest.raises(ValueError, match="not of NumPy arrays"):
         tensors.read(tmp_path / "u.npz")
     torch.save(NAMED, tmp_path / "u.safetensors")
-    with pytest.raises(ValueError, match="no valid safetensors file"):
+    with pytest.raises(ValueError, match="not a valid safetensors file"):
         tensors.read(tmp_path / "u.safetensors")
 
 
@@ -90,7 +90,7 @@ def test_a_truncated_file_is_refused(left, tmp_path):
     path = tmp_path / "u.safetensors"
     tensors.write(path, NAMED)
     path.write_bytes(path.read_bytes()[:left])
-    with pytest.raises(ValueError, match="no valid safetensors file, or is cut short"):
+    with pytest.raises(ValueError, match="not a valid safetensors file, or is truncated"):
         tensors.read(path)
 
 
@@ -99,10 +99,10 @@ def test_a_safetensors_header_that_declares_more_than_the_file_is_refused(tmp_pa
     head = {"w": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}}
     text = json.dumps(head).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(64))
-    with pytest.raises(ValueError, match="no valid safetensors file"):
+    with pytest.raises(ValueError, match="not a valid safetensors file"):
         tensors.read(path)
     path.write_bytes(struct.pack("<Q", 2**62) + text)
-    with pytest.raises(ValueError, match="no valid safetensors file"):
+    with pytest.raises(ValueError, match="not a valid safetensors file"):
         tensors.read(path)
 
 

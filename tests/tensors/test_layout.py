@@ -111,7 +111,7 @@ def test_shared_weights_may_be_under_either_name_or_both():
     assert torch.equal(flat(task, named, what="before"), task.parameters)
     del named["0.weight"]
     assert torch.equal(flat(task, named, what="before"), task.parameters)
-    with pytest.raises(ValueError, match="are one tensor in the model and differ here"):
+    with pytest.raises(ValueError, match="are one tensor in the model but differ here"):
         flat(task, {**named, "0.weight": torch.zeros(3, 3)}, what="before")
 
 

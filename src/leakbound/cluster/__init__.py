@@ -1,6 +1,6 @@
-"""A plan's units on a Ray cluster: many machines, the same records. Needs the extra `ray`.
+"""Run a plan's units on a Ray cluster: many machines, the same records. Needs the extra `ray`.
 
-The only part that imports Ray.
+Only this package imports Ray.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ def run(
     started: Callable[[Unit], None] = lambda unit: None,
     address: str | None = None,
 ) -> Generator[Result, None, None]:
-    """Run what is not done yet of a plan on a Ray cluster; otherwise as `leakbound.audit.run`.
+    """Run the units of a plan that are not done yet on a Ray cluster; else as
+    `leakbound.audit.run`.
 
-    A unit whose worker dies is tried on another one; a unit that ends three workers, the last time
+    A unit whose worker dies is tried on another one. A unit that ends three workers, the last time
     with nothing else running, is recorded as failed. The workers end with the generator, and so
-    does the Ray that it started; a cluster at an address, or one that this process is already
-    connected to, stays. `workers` have one CPU each; 0 takes all CPUs of the cluster. `address` is
-    "auto" or host:port of a running cluster's head; None starts a Ray here. A node whose versions,
-    machine, data or code differ from this process's is refused, since they would change records.
+    does the Ray that it started. A cluster at an address, or one that this process is already
+    connected to, keeps running.
+
+    `workers` have one CPU each; 0 takes all CPUs of the cluster. `address` is "auto" or host:port
+    of a running cluster's head; None starts a Ray here. A node whose versions, machine, data or
+    code differ from this process's is rejected, since these change records.
     """
     finished = set(done)
     every: list[Unit] = [*plan.trainings(), *plan.experiments()]
@@ -56,5 +59,5 @@ def run(
 
 
 def engine(address: str | None = None) -> Runner:
-    """`run` at an address, in the shape that `leakbound.audit.audit` takes."""
+    """`run` at an address, in the form that `leakbound.audit.audit` takes."""
     return partial(run, address=address)

@@ -1,4 +1,4 @@
-"""A connection to Ray: to a cluster that runs, or to one of our own that ends with it."""
+"""A connection to Ray: to a running cluster, or to a local one that ends with it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from typing import Any
 
 ANSWER = 5.0
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-"""The opening of HTTP/2 with empty settings, which its servers answer by their own."""
+"""The opening of HTTP/2 with empty settings; a server answers with its own settings."""
 STORE = 100 << 20
-"""Bytes of shared memory for a Ray of our own: records and pictures are small."""
+"""Bytes of shared memory for a local Ray: records and pictures are small."""
 MORTAL = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "3",
     "RAY_gcs_server_request_timeout_seconds": "5",
     "RAY_agent_register_timeout_ms": "60000",
 }
-"""For a Ray of our own: its processes end soon after one of them was killed."""
+"""For a local Ray: its processes end soon after one of them was killed."""
 PREFIX = (
     107 - len("/") - 8 - len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 )
@@ -34,9 +34,9 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "
 
 @contextmanager
 def connected(address: str | None, workers: int, *, shared: bool = True) -> Iterator[int]:
-    """A connection to Ray, and how many workers to start: 0 stands for one a CPU.
+    """A connection to Ray, and how many workers to start: 0 means one per CPU.
 
-    Without an address it starts a Ray here; `shared`: one that this process has will do.
+    Without an address, it starts a Ray here; `shared`: an existing one of this process is used.
     """
     try:
         with environment(QUIET):
@@ -56,7 +56,7 @@ def connected(address: str | None, workers: int, *, shared: bool = True) -> Iter
         return
     with _signals_kept(), environment(QUIET), _temporary_folder() as folder:
         try:
-            with warnings.catch_warnings(action="ignore"):  # Ray leaves files of its own open
+            with warnings.catch_warnings(action="ignore"):  # Ray leaves some files open
                 _connect(ray, address, workers, folder)
             yield count()
         finally:
@@ -87,7 +87,7 @@ def _connect(ray: Any, address: str | None, workers: int, folder: str) -> None:
 
 
 def _start_here(ray: Any, cpus: int, folder: str) -> None:
-    """Start a Ray whose processes listen on the loopback alone and let in who has its secret."""
+    """Start a Ray whose processes listen only on the loopback and require its secret."""
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     with _loopback(), environment(MORTAL | secret):
         if not _read_secret():
@@ -107,7 +107,7 @@ def _start_here(ray: Any, cpus: int, folder: str) -> None:
 
 
 def _read_secret() -> bool:
-    """Make Ray read its secret from the environment again; False where it knows no secrets."""
+    """Make Ray read its secret from the environment again; False if it supports no secrets."""
     import ray._raylet
 
     inner: Any = ray._raylet  # without types
@@ -120,7 +120,7 @@ def _read_secret() -> bool:
 
 @contextmanager
 def _loopback() -> Iterator[None]:
-    """Ray takes the loopback for this machine's address; else it listens on every interface."""
+    """Make Ray use the loopback address; otherwise it listens on every interface."""
     from ray._private import ray_constants
 
     before = ray_constants.ENABLE_RAY_CLUSTER
@@ -133,7 +133,10 @@ def _loopback() -> Iterator[None]:
 
 
 def _reach(address: str) -> str:
-    """The host of an address that speaks HTTP/2, as Ray's head does; Ray would try for minutes."""
+    """Check that the address speaks HTTP/2, as Ray's head does, and return the host.
+
+    Ray itself would try for minutes.
+    """
     host, colon, port = address.rpartition(":")
     if not colon or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(
@@ -149,11 +152,11 @@ def _reach(address: str) -> str:
     except OSError as error:
         raise ValueError(
             f"address is {address!r}, where nothing answers ({error.strerror or error}); "
-            "check that the cluster is up"
+            "check that the cluster is running"
         ) from None
     if not known:
         raise ValueError(
-            f"address is {address!r}, where something else than Ray's head answers; give the port "
+            f"address is {address!r}, where another program than Ray's head answers; give the port "
             "that `ray start --head` prints"
         )
     return host
@@ -161,7 +164,7 @@ def _reach(address: str) -> str:
 
 @contextmanager
 def environment(values: dict[str, str]) -> Iterator[None]:
-    """Environment variables for a while; processes that start meanwhile get them."""
+    """Set environment variables for a while; processes that start meanwhile inherit them."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -175,7 +178,7 @@ def environment(values: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    here = threading.current_thread() is threading.main_thread()  # others may set none
+    here = threading.current_thread() is threading.main_thread()  # other threads must not set any
     numbers = (signal.SIGINT, signal.SIGTERM) if here else ()
     kept = {number: signal.getsignal(number) for number in numbers}
     try:
@@ -187,7 +190,7 @@ def _signals_kept() -> Iterator[None]:
 
 
 def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder of ours for Ray's sockets and logs; those of killed processes stay."""
+    """A temporary folder for Ray's sockets and logs: killed processes leave theirs behind."""
     usual, prefix = tempfile.gettempdir(), f"leakbound-ray-{os.getpid()}-"
     place = usual if len(os.fsencode(usual)) + len(prefix) <= PREFIX else "/tmp"
     return tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True)

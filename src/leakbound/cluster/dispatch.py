@@ -1,4 +1,4 @@
-"""Who runs which unit, and what happens when a worker dies; knows nothing of Ray."""
+"""Assign units to workers, and handle dead workers; independent of Ray."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from leakbound.audit.plan import Unit
 
 @dataclass(frozen=True)
 class Ready:
-    """A worker that takes units from now on."""
+    """A worker that accepts units from now on."""
 
     worker: int
 
@@ -27,19 +27,19 @@ class Done:
 
 @dataclass(frozen=True)
 class Died:
-    """A worker that is gone, with all that it held; the pool starts another one."""
+    """A worker that has ended, with all its units; the pool starts another one."""
 
     worker: int
 
 
 class Pool(Protocol):
-    """Workers, each with a number, which work off what they are given in order."""
+    """Numbered workers that process their units in order."""
 
     def submit(self, worker: int, unit: Unit) -> None:
         """Give a unit to a worker that is ready."""
 
     def wait(self) -> Ready | Done | Died:
-        """The next thing that happens."""
+        """The next event."""
 
 
 def dispatch(
@@ -48,10 +48,11 @@ def dispatch(
     started: Callable[[Unit], None],
     lost: Callable[[Unit], Result],
 ) -> Iterator[Result]:
-    """Hand out units until each has one result; `lost` makes that of a unit no worker survives.
+    """Assign units until each has one result; `lost` makes the result of a unit that ends its
+    workers.
 
-    A worker's death counts against the unit that it was at; what waited behind it goes back. The
-    last of a unit's `TRIES` runs alone.
+    A worker's death counts against the unit that it was running; units that waited behind it go
+    back to the queue. The last of a unit's `TRIES` runs alone.
     """
     waiting, suspects = deque(units), deque[Unit]()
     held: dict[int, deque[Unit]] = {}
@@ -83,7 +84,9 @@ def dispatch(
 def _next(
     waiting: deque[Unit], suspects: deque[Unit], held: dict[int, deque[Unit]]
 ) -> Iterator[tuple[int, Unit]]:
-    """Who gets what now: the idle first; one ahead while much waits; suspects alone at the end."""
+    """The next assignment: idle workers first; one ahead while many wait; suspects alone at the
+    end.
+    """
     while held and waiting:
         worker = min(held, key=lambda one: len(held[one]))
         if len(held[worker]) > (len(waiting) > len(held)):

@@ -22,7 +22,7 @@ from leakbound.cluster.connection import one_line
 from leakbound.cluster.dispatch import Died, Done, Ready
 
 STARTS, PATIENCE = 3, 180.0
-"""How many workers in turn may end before they are ready; seconds for the first to be."""
+"""How many workers in turn may end before they are ready; seconds to wait for the first."""
 _library: Any = ray  # some of it has no types
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -50,7 +50,7 @@ class Actors:
             free = _library.available_resources().get("CPU", 0)
             raise ValueError(
                 f"no worker could start in {PATIENCE:.0f} seconds, {free:g} CPUs of the cluster "
-                "are free; wait for some, or take another cluster"
+                "are free; wait for free CPUs, or use another cluster"
             )
         reference = ready[0]
         starting = reference in self._starting
@@ -68,14 +68,14 @@ class Actors:
             what, where, here, there = differs
             raise ValueError(
                 f"node {node} has {what} ({where} is {there} there and {here} here), so its "
-                "records may differ; make them equal, or keep to nodes that are"
+                "records may differ; make them equal, or use only nodes that are equal"
             )
         self._stillborn = 0
         return Ready(worker)
 
     def close(self) -> None:
         for actor in self._actors.values():
-            with suppress(Exception):  # what is gone need not be ended
+            with suppress(Exception):  # it may have ended already
                 ray.kill(actor)
         self._actors.clear()
 
@@ -88,7 +88,7 @@ class Actors:
         self._born += 1
 
     def _bury(self, worker: int, starting: bool, error: Exception) -> Died:
-        """Another worker in the place of one that died; its other answers will not come."""
+        """Replace a worker that died; its other answers will not come."""
         self._stillborn += starting
         if self._stillborn >= STARTS:
             raise ValueError(f"workers on Ray cannot start: {one_line(error)}") from None
@@ -104,10 +104,10 @@ class Worker:
     def begin(
         self, plan: Plan, pictures: bool, path: list[str], folder: str
     ) -> tuple[str, dict[str, Any]]:
-        """Get ready for a plan; returns this node's name, and what records depend on here.
+        """Prepare for a plan; returns this node's name, and the facts on which records depend.
 
-        `path` is where the driver finds modules: folders that exist here too are searched last.
-        Relative names start from `folder`, the driver's working directory, where it exists here.
+        `path` lists where the driver finds modules; folders that exist here too are searched last.
+        Relative names start from `folder`, the driver's working directory, if it exists here.
         """
         with suppress(ValueError):  # not the main thread
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -130,5 +130,5 @@ class Worker:
 def _import_code(plan: Plan) -> None:
     """Import the plan's own code: `facts` holds the digests of what is imported."""
     for name in named_code_of(plan):
-        with suppress(ValueError):  # what is missing shows as a difference of `facts`
+        with suppress(ValueError):  # a missing module shows as a difference of `facts`
             user_code.find("code", name)

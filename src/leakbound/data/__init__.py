@@ -1,7 +1,7 @@
-"""Data: images from packages, from the user's own files, and the disjoint splits of both.
+"""Data: images from packages and from the user's own files, and disjoint splits of both.
 
-Files are taken as written by a stranger: no pickle runs, archives are read in place, and what a
-header declares is checked against the file and a limit before memory is taken.
+Files count as untrusted: no pickle runs, archives are read in place, and the size in a header is
+checked against the file and a limit before memory is allocated.
 """
 
 from leakbound.data import federated

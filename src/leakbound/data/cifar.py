@@ -1,9 +1,9 @@
 """The batch files of CIFAR-10 and CIFAR-100, binary and Python.
 
-Python batches are pickles. Their unpickler can build arrays of bytes and plain containers only: no
-code of the file's choice runs and no code of NumPy sees the file. Arrays become placeholders, whose
-size, type and bytes are compared here. A first pass over the opcodes refuses those that declare
-more than the file holds, on which Python's unpickler would take memory at once.
+Python batches are pickles. Their unpickler can build only arrays of bytes and plain containers: a
+file cannot choose code to run, and no NumPy code sees the file. Arrays become placeholders, whose
+size, type and bytes are compared here. A first pass over the opcodes rejects those that declare
+more than the file holds: Python's unpickler would allocate that memory at once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def read_cifar(path: Path, options: Options) -> Raw:
     if low < 0 or high >= classes:
         raise ValueError(
             f"{str(path)!r} has labels from {low} to {high}; "
-            f"CIFAR-{classes} has 0..{classes - 1}: get it again"
+            f"CIFAR-{classes} has 0..{classes - 1}: download it again"
         )
     names = _TEN if classes == 10 else tuple(str(k) for k in range(classes))
     return Raw(images.reshape(-1, 3, 32, 32), labels, names)
@@ -66,13 +66,13 @@ def _files(path: Path) -> list[Path]:
 def _binary(path: Path) -> tuple[Tensor, Tensor, int]:
     data = read_file(path)
     if not data:
-        raise ValueError(f"{str(path)!r} is empty; get it again")
+        raise ValueError(f"{str(path)!r} is empty; download it again")
     widths = {10: _PIXELS + 1, 100: _PIXELS + 2}
     fitting = [classes for classes, width in widths.items() if len(data) % width == 0]
     if not fitting:
         raise ValueError(
             f"{str(path)!r} has {len(data)} bytes, a multiple of neither 3073 (CIFAR-10) nor 3074 "
-            "(CIFAR-100); get it again"
+            "(CIFAR-100); download it again"
         )
     if len(fitting) > 1:
         stem = path.stem.rstrip("_0123456789")
@@ -96,7 +96,7 @@ def _python(path: Path) -> tuple[Tensor, Tensor, int]:
             f"{name} asks for the Python object {error}, which a batch of images never needs; "
             "do not use this file"
         ) from error
-    except Exception as error:  # a damaged pickle raises nearly anything
+    except Exception as error:  # a damaged pickle raises almost any exception
         raise ValueError(f"{name} is not a Python batch of CIFAR or is damaged") from error
     if not isinstance(batch, dict):
         raise ValueError(f"{name} holds no dictionary; a batch holds data and labels")
@@ -107,12 +107,14 @@ def _python(path: Path) -> tuple[Tensor, Tensor, int]:
     if not isinstance(pixels, _Array) or not isinstance(labels, list):
         raise ValueError(f"{name} lacks an array data and a list labels or fine_labels")
     if not all(type(label) is int and 0 <= label < 100 for label in labels):
-        raise ValueError(f"{name} has labels that are not whole numbers in 0..99; get it again")
+        raise ValueError(
+            f"{name} has labels that are not whole numbers in 0..99; download it again"
+        )
     raw = pixels.content(name)
     if len(raw) != len(labels) * _PIXELS or not labels:
         raise ValueError(
             f"{name} holds {len(raw)} bytes of pixels and {len(labels)} labels; "
-            f"give {_PIXELS} bytes a label"
+            f"give {_PIXELS} bytes per label"
         )
     table = torch.frombuffer(bytearray(raw), dtype=torch.uint8).reshape(-1, _PIXELS)
     return table, torch.tensor(labels), 10 if kind == "labels" else 100
@@ -128,7 +130,7 @@ class _Unpickler(pickle.Unpickler):
         self._names = _admitted()
 
     def find_class(self, module: str, name: str) -> Any:
-        """The placeholder for an admitted name; any other is refused before it is looked up."""
+        """The placeholder for an admitted name; any other is rejected before it is looked up."""
         if (module, name) not in self._names:
             raise _RefusedPickle(f"{module}.{name}"[:200].encode("unicode_escape").decode())
         return self._names[module, name]
@@ -143,7 +145,7 @@ class _Type:
 
 
 class _Array:
-    """Where a pickled array would be: (version, shape, type, Fortran order, bytes)."""
+    """The placeholder of a pickled array: (version, shape, type, Fortran order, bytes)."""
 
     state: object = None
 
@@ -156,11 +158,11 @@ class _Array:
                 whole = all(type(n) is int and n > 0 for n in shape)
                 if whole and len(shape) == 2 and math.prod(shape) == len(raw):
                     return raw
-        raise ValueError(f"{name} holds data that is no (N, 3072) array of unsigned bytes")
+        raise ValueError(f"{name} holds data that is not an (N, 3072) array of unsigned bytes")
 
 
 def _admitted() -> dict[tuple[str, str], Callable[..., object]]:
-    """Placeholders by name; made anew for each file, since a pickle can set attributes on them."""
+    """Placeholders by name; new for each file, since a pickle can set attributes on them."""
 
     def encode(text: str, codec: str) -> bytes:
         if codec != "latin1":

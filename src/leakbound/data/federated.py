@@ -1,4 +1,4 @@
-"""Which client of a federation holds which images: by writer, by class shares, or evenly."""
+"""Assign images to the clients of a federation: by writer, by class shares, or evenly."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _TRIES = 1000
 
 
 def by_writer(dataset: Dataset) -> list[Tensor]:
-    """One client a writer: ascending indices, in the order of `dataset.writer_names`.
+    """One client per writer: ascending indices, in the order of `dataset.writer_names`.
 
-    Writers without an image (after a limit or a subset) are left out, so that client k's name is
+    Writers without an image (after a limit or a subset) are left out: client k's name is
     `dataset.writer_names[dataset.writers[parts[k][0]]]`.
     """
     if dataset.writers is None:
@@ -38,20 +38,21 @@ def dirichlet(
     *,
     least: int = 1,
 ) -> list[Tensor]:
-    """Clients with unlike classes and sizes: each class is cut into Dirichlet shares.
+    """Split data into clients with different classes and sizes, by Dirichlet shares of each class.
 
     The shares of a class over the K clients are Dirichlet(concentration, ..., concentration),
-    independent of those of other classes, and rounded to whole images. Small concentrations give
-    most of a class to one client; large ones split every class evenly. Returns K disjoint ascending
+    independent of those of other classes, and rounded to whole images. A small concentration gives
+    most of a class to one client; a large one splits every class evenly. Returns K disjoint
+    ascending index tensors that together hold every image.
     index tensors that hold every image.
 
     Args:
         labels: (N,) int64, the class of each image.
         clients: the number of clients, K.
         concentration: above 0; 0.1 to 1 are usual.
-        generator: where the shares and the order of the images come from.
-        least: images that every client must have. A split that leaves one with less is drawn again,
-            up to 1,000 times, which shifts the distribution where that is common.
+        generator: the source of the shares and of the order of the images.
+        least: the fewest images of a client. A split that leaves a client with fewer is drawn
+            again, up to 1,000 times; if this is frequent, it shifts the distribution.
 
     Source: Yurochkin et al., "Bayesian nonparametric federated learning of neural networks", ICML
     2019. Hsu, Qi and Brown, arXiv 1909.06335, draw each client's shares of the classes instead.
@@ -78,16 +79,16 @@ def dirichlet(
         if int(sizes.min()) >= least:
             return _groups(owner)
     raise ValueError(
-        f"client {int(sizes.argmin())} holds {int(sizes.min())} of {len(labels)} images, less than "
-        f"least = {least}, and so it went in {_TRIES} draws; lower clients ({clients}) or raise "
+        f"client {int(sizes.argmin())} has {int(sizes.min())} of {len(labels)} images, less than "
+        f"least = {least}, in each of {_TRIES} draws; lower clients ({clients}) or raise "
         f"concentration ({concentration:g})"
     )
 
 
 def equal(count: int, clients: int, generator: torch.Generator) -> list[Tensor]:
-    """Clients that are alike: a random split of `count` images, sizes differing by one at most.
+    """Split `count` images at random into clients whose sizes differ by at most one.
 
-    Returns disjoint ascending index tensors, one a client, that hold every image.
+    Returns disjoint ascending index tensors, one per client, that together hold every image.
     """
     check.count(count=count)
     _enough(count, clients, 1)
@@ -104,7 +105,7 @@ def _enough(count: int, clients: int, least: int) -> None:
 
 
 def _cut(count: int, shares: np.ndarray) -> Tensor:
-    """The owner of each of `count` images when client k's run has the k-th share of them."""
+    """The owner of each of `count` images if client k gets the k-th share of them."""
     ends = np.rint(np.cumsum(shares) * count).astype(np.int64)
     ends[-1] = count
     held = torch.from_numpy(np.diff(ends, prepend=0))

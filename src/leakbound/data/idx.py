@@ -1,4 +1,4 @@
-"""IDX files, the format of MNIST: unsigned bytes behind a header of sizes, plain or gzipped."""
+"""IDX files, the format of MNIST: unsigned bytes after a header of sizes, plain or gzipped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNSIGNED_BYTE = 0x08
 
 
 def read_idx(path: Path, options: Options) -> Raw:
-    """Images of an IDX file and the labels beside it; `path`: file, folder, or start of a name."""
+    """Images of an IDX file and the labels next to it; `path`: file, folder, or start of a name."""
     file = _images_file(path)
     labels_file = _labels_file(file)
     images, labels = _read(file, 3), _read(labels_file, 1).long()
@@ -40,7 +40,7 @@ def _images_file(path: Path) -> Path:
     found = [n for n in names if "images" in n and "idx3" in n]
     found = [n for n in found if n.removesuffix(".gz") == n or n.removesuffix(".gz") not in found]
     if not found:
-        raise ValueError(f"{str(path)!r} holds no file named like train-images-idx3-ubyte")
+        raise ValueError(f"{str(path)!r} holds no file with a name like train-images-idx3-ubyte")
     if len(found) > 1:
         raise ValueError(f"{str(path)!r} holds several images files; name one of {found}")
     return folder / found[0]
@@ -53,7 +53,7 @@ def _labels_file(images: Path) -> Path:
         file = images.with_name(candidate)
         if candidate != images.name and file.is_file():
             return file
-    raise ValueError(f"{str(images)!r} has no labels beside it; put {name!r} into the same folder")
+    raise ValueError(f"{str(images)!r} has no labels next to it; put {name!r} into the same folder")
 
 
 def _read(path: Path, dimensions: int) -> Tensor:
@@ -67,7 +67,7 @@ def _read(path: Path, dimensions: int) -> Tensor:
             data = take(stream, math.prod(shape) + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(
-            f"{str(path)!r} is not gzip, damaged or truncated; get it again"
+            f"{str(path)!r} is not gzip, or is damaged or truncated; download it again"
         ) from error
     _check_size(path, shape, len(data))
     return torch.frombuffer(data, dtype=torch.uint8).reshape(shape)
@@ -78,7 +78,7 @@ def _check_size(path: Path, shape: tuple[int, ...], held: int) -> None:
     if held != size:
         raise ValueError(
             f"{str(path)!r} declares shape {shape}, {size} bytes, but holds "
-            f"{'more' if held > size else held}; get it again"
+            f"{'more' if held > size else held}; download it again"
         )
 
 
@@ -90,7 +90,7 @@ def _header(stream: Stream, path: Path, dimensions: int) -> tuple[int, ...]:
             f"{dimensions} dimensions starts with '000008{dimensions:02x}'"
         )
     if len(head) < 4 + 4 * dimensions:
-        raise ValueError(f"{str(path)!r} ends within its header; get it again")
+        raise ValueError(f"{str(path)!r} ends within its header; download it again")
     shape = tuple(int.from_bytes(head[k : k + 4], "big") for k in range(4, len(head), 4))
     if min(shape) < 1:
         raise ValueError(f"{str(path)!r} declares shape {shape}; it holds no image")

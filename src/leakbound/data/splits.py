@@ -1,4 +1,4 @@
-"""Disjoint splits of a data set, named so that nothing else can move them."""
+"""Disjoint splits of a data set, drawn from the split's name and nothing else."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from leakbound.random import permutation, stream
 
 
 def split(count: int, fractions: Mapping[str, float], *, seed: int, name: str) -> dict[str, Tensor]:
-    """Disjoint random indices into `count` examples, one tensor a part.
+    """Disjoint random indices into `count` examples, one tensor per part.
 
-    The parts follow each other in one permutation and end at the rounded cumulative fractions: a
-    part differs from `fraction * count` by at most one example, and by none where that is whole.
+    The parts follow each other in one permutation and end at the rounded cumulative fractions. A
+    part differs from `fraction * count` by at most one example, and not at all if that is whole.
     Fractions that sum to less than 1 leave examples out.
 
     Args:
@@ -46,7 +46,7 @@ def split(count: int, fractions: Mapping[str, float], *, seed: int, name: str) -
     for part, start, end in zip(fractions, [0, *ends], ends, strict=False):
         if start == end:
             raise ValueError(
-                f"fractions[{part!r}] is {fractions[part]}: of {count} examples it takes none; "
+                f"fractions[{part!r}] is {fractions[part]}: it takes none of {count} examples; "
                 "give a larger fraction or more examples"
             )
         parts[part] = order[start:end]
@@ -54,10 +54,10 @@ def split(count: int, fractions: Mapping[str, float], *, seed: int, name: str) -
 
 
 def without_copies(parts: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
-    """Parts that share no example: what equals one of an earlier part leaves the later one.
+    """Remove from each part the examples that equal one of an earlier part.
 
-    Disjoint indices are not enough where a data set holds one image twice. Copies within a part
-    stay; a part of nothing but copies is refused. `inputs` (N, ...) holds all examples.
+    Disjoint indices are not enough if a data set holds one image twice. Copies within a part stay.
+    A part with nothing but copies raises a ValueError. `inputs` (N, ...) holds all examples.
 
     Example:
         >>> inputs = torch.tensor([[1.0], [2.0], [1.0], [3.0]])

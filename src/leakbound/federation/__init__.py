@@ -35,21 +35,21 @@ AGGREGATIONS = ("masked", "plain", "unchanged")
 class FederatedPlan:
     """How a federation trains.
 
-    Clients of a scheme that adapts send masks or reports beside their update, which neither noise
-    nor secure aggregation covers: with either, it is refused.
+    If clients of an adaptive scheme send masks or reports with their update, neither noise nor
+    secure aggregation covers these: the combination raises a ValueError.
 
     Args:
-        pruning: the base scheme, which says which weights the model has; None keeps all.
-        defense: what each client does to what it sends.
+        pruning: the base scheme, which determines the model's weights; None keeps all.
+        defense: what each client applies to what it sends.
         clients: how many take part in a round, drawn without replacement; 0 for all.
-        batch_size: images of a local step; 0 takes all that a client has.
-        steps: local SGD steps a round.
-        learning_rate: of the local steps. The server takes the clients' mean as it is.
-        aggregation: how the server averages weights that some clients withheld, each client
-            weighted by its number of images. "masked": over those who sent the weight, the
-            server's own where nobody did. "plain": withheld ones count as zero (the paper's
-            algorithm 1, literally). "unchanged": withheld ones count as the server's own, the only
-            way under secure aggregation, where every client counts the same.
+        batch_size: images of a local step; 0 takes all of the client's images.
+        steps: local SGD steps per round.
+        learning_rate: of the local steps. The server takes the clients' mean unchanged.
+        aggregation: how the server averages weights that some clients withheld, with each client
+            weighted by its number of images. "masked": over those who sent the weight; the server's
+            own if nobody did. "plain": withheld ones count as zero (the paper's algorithm 1,
+            literally). "unchanged": withheld ones count as the server's own; the only option under
+            secure aggregation, where every client has the same weight.
     """
 
     pruning: Pruning | None = None
@@ -72,7 +72,7 @@ class FederatedPlan:
         whole = chain(self.defense)
         if self.pruning is not None and self.pruning.adapts and self.covers:
             raise ValueError(
-                f"pruning is {self.pruning!r}, whose clients send masks or reports beside their "
+                f"pruning is {self.pruning!r}, whose clients send masks or reports with their "
                 f"update, which {whole!r} does not cover; give a scheme that does not adapt"
             )
         if whole.sides[0].returns(whole.starts) is Unit.EXAMPLE:
@@ -88,8 +88,9 @@ class FederatedPlan:
         size = whole.cohort_size
         if self.sums and self.aggregation != "unchanged":
             raise ValueError(
-                f"aggregation is {self.aggregation!r}, but {self.defense!r} shows the server a sum "
-                'alone; give aggregation="unchanged"'
+                f"aggregation is {self.aggregation!r}, but {self.defense!r} shows the server only "
+                "a "
+                'sum; give aggregation="unchanged"'
             )
         if self.sums and self.clients != size:
             raise ValueError(
@@ -103,7 +104,7 @@ class FederatedPlan:
 
     @property
     def covers(self) -> bool:
-        """Whether a link covers what clients send, by noise or by a sum with others."""
+        """Whether a link protects what clients send, by noise or by a sum with others."""
         links = chain(self.defense).links
         return self.sums or any(link.guarantee is not Guarantee.NONE for link in links)
 
@@ -114,15 +115,15 @@ class ClientTurn:
 
     Attributes:
         client: its number.
-        size: how many images it holds: its weight in the server's mean.
-        task: the model that it trained, with its own mask where it has one.
-        batch: the images that it trained on: what the audit knows and the server does not.
-        update: what it sent in gradient units, (weights got - weights sent) / learning rate, with
-            the true law and mask.
-        sent: (1, P) the weights that it sent, zero where withheld or pruned; None where only a sum
+        size: how many images it has: its weight in the server's mean.
+        task: the model that it trained, with its own mask if it has one.
+        batch: the images on which it trained: known to the audit, not to the server.
+        update: what it sent in gradient units, (weights received - weights sent) / learning rate,
+            with the true distribution and mask.
+        sent: (1, P) the weights that it sent, zero where withheld or pruned; None if only a sum
             leaves the clients.
-        kept: what it keeps for its next round, where a link of the defense withholds weights.
-        report: (P,) importance scores that it sent besides, zero where it withheld; None: none.
+        kept: what it keeps for its next round, if a link of the defense withholds weights.
+        report: (P,) importance scores that it also sent, zero where it withheld; None: none.
     """
 
     client: int
@@ -145,13 +146,13 @@ class ClientTurn:
 
 @dataclass(frozen=True, eq=False)
 class FederatedRound:
-    """What one round leaves.
+    """The result of one round.
 
     Attributes:
         number: 1 for the first.
         task: the model as the server sent it, with its mask `task.kept`.
         turns: the clients' parts, in the order of their numbers.
-        total: the clients' sum where a link of the defense sums them; None elsewhere.
+        total: the clients' sum if a link of the defense sums them; otherwise None.
         defense: the defense, resolved.
         after: the model after the round.
     """
@@ -164,7 +165,7 @@ class FederatedRound:
     after: Task
 
     def turn(self, client: int) -> ClientTurn:
-        """The part of a client; ValueError where it took none."""
+        """The part of a client; ValueError if it took none."""
         for turn in self.turns:
             if turn.client == client:
                 return turn
@@ -172,7 +173,7 @@ class FederatedRound:
         raise ValueError(f"client {client} took no part in round {self.number}; {there} did")
 
     def personal(self, client: int) -> Task:
-        """The model that a client goes on with: the new one, with the weights that it withheld."""
+        """The client's model for its next round: the new one, with the weights that it withheld."""
         kept = self.turn(client).kept
         if kept is None or kept.weights is None or kept.sent is None:
             return self.after
@@ -189,17 +190,17 @@ def train(
     seed: int | None,
     public: Batch | None = None,
 ) -> Iterator[FederatedRound]:
-    """Train for some rounds; yields every round as it ends.
+    """Train for some rounds; yields every round when it ends.
 
     Args:
         task: the model at its first weights; its local plan is replaced by that of `plan`.
-        clients: what each client holds, at least one image.
+        clients: the data of each client, at least one image.
         plan: how they train.
-        rounds: how many.
-        seed: names every draw of an experiment (who takes part, which images, masks and noise);
-            None draws from the operating system's entropy, as a real client must.
+        rounds: how many rounds.
+        seed: determines every draw of an experiment (who takes part, which images, masks and
+            noise); None draws from the operating system's entropy, as a real client must.
         public: images that the server has, for schemes whose first mask needs some. Without them
-            the first client's are taken, and the mask leaks them.
+            the first client's are used, and the mask leaks them.
 
     Source: Chu et al. 2024 (paper D), algorithm 1.
 
@@ -213,7 +214,7 @@ def train(
     """
     check.count(rounds=rounds)
     if not clients:
-        raise ValueError("clients is empty; give what each client holds, one batch a client")
+        raise ValueError("clients is empty; give the data of each client, one batch per client")
     if plan.clients > len(clients):
         raise ValueError(
             f"clients is {plan.clients} a round, but there are {len(clients)}; give at most that"
@@ -271,14 +272,14 @@ class _Draws:
         self.count = clients
 
     def chosen(self, size: int) -> list[int]:
-        """Who takes part in the next round, in the order of their numbers."""
+        """The clients of the next round, in the order of their numbers."""
         if size >= self.count:
             return list(range(self.count))
         return sorted(permutation(self.count, self.order)[:size].tolist())
 
 
 def _batch(own: Batch, plan: FederatedPlan, source: torch.Generator) -> Batch:
-    """The images of a round: one local step after another, all where there are not enough."""
+    """The images of a round: one local step after another; all if there are too few."""
     wanted = plan.batch_size * plan.steps
     if not wanted or wanted >= own.size:
         return own
@@ -358,7 +359,7 @@ def _sent(task: Task, update: Update) -> Tensor:
 
 
 def _reported(task: Task, update: Update) -> Tensor:
-    """(P,) where a client reports how important a weight is: not where it withholds it."""
+    """(P,) where a client reports the importance of a weight: where it does not withhold it."""
     return _sent(task, update) | ~_existing(task)
 
 
@@ -376,17 +377,17 @@ def observe(
 ) -> tuple[Observation, Batch]:
     """What the server saw of a client in the last of these rounds, and the true batch.
 
-    The rounds before in which the client took part are its `history`. Under secure aggregation the
+    Earlier rounds in which the client took part are its `history`. Under secure aggregation the
     server saw the sum of all who took part in the last round, and the truth is all of their images.
 
     Args:
         rounds: of one federation, in order; the client took part in the last.
         client: its number.
         threat: what the attacker knows.
-        auxiliary: public data that the attacker has.
+        auxiliary: the attacker's public data.
     """
     if not rounds:
-        raise ValueError("rounds is empty; give at least the round that is to be attacked")
+        raise ValueError("rounds is empty; give at least the round to attack")
     threat, last = threat or ThreatModel(), rounds[-1]
     seen = [r for r in rounds if any(turn.client == client for turn in r.turns)]
     last.turn(client)

@@ -1,8 +1,8 @@
-"""Marks of a model that a malicious server has prepared to read its clients' images.
+"""Signs that a server has prepared a malicious model to reconstruct its clients' images.
 
-Malicious layers that are known from the literature leave marks in the weights, in the loss, and in
-which units real images switch on. `inspect` looks for these marks before a client trains. Finding
-none is no proof of safety: whoever knows the marks can avoid them (`BLIND_SPOTS`).
+Published malicious layers leave signs ("marks") in the weights, in the loss, and in the units that
+real images switch on. `inspect` looks for these marks before a client trains. If it finds none,
+that is no proof of safety: a server that knows the marks can avoid them (`BLIND_SPOTS`).
 """
 
 from __future__ import annotations
@@ -43,27 +43,29 @@ KINDS = (
 """Every kind of mark."""
 
 BLIND_SPOTS = (
-    "rows that measure the same of real images but point elsewhere, where no probes are given",
+    "rows with equal outputs on real images but different directions, without probes",
     "an imprint on fewer than about eight input values, or behind a layer that mixes them",
-    "trap weights whose rows have a random number of negative weights, where no probes are given",
-    "weights that were found by optimizing the leak rather than by a published recipe",
+    "trap weights whose rows have a random number of negative weights, without probes",
+    "weights that were found by optimizing the leak instead of by a published recipe",
 )
-"""What this inspection does not see."""
+"""What this inspection cannot detect."""
 
-NOT_SAFE = "Nothing was found. That is not safety: a server that knows these marks can avoid them."
+NOT_SAFE = (
+    "Nothing was found. This does not prove safety: a server that knows these marks can avoid them."
+)
 
 
 def inspect(
     task: Task, probes: Batch | None = None, *, input_shape: tuple[int, ...] | None = None
 ) -> tuple[LayerFinding, ...]:
-    """The marks of malicious layers; none is no proof of safety.
+    """Find the marks of malicious layers; no mark is no proof of safety.
 
     Args:
         task: the model as the server sent it.
-        probes: images to try it on, public ones or the client's own (nothing of them is sent);
-            64 at least for what needs them. None: the task's public ones, where there are some.
-        input_shape: (C, H, W) of one image where there are no images at all: the loss and the
-            gains are then tried on random ones.
+        probes: images to run the model on, public ones or the client's own (nothing of them is
+            sent); some checks need at least 64. None: the task's public ones, if there are some.
+        input_shape: (C, H, W) of one image if there are no images at all: the loss and the gains
+            are then tested on random ones.
 
     Example:
         >>> import torch
@@ -88,7 +90,7 @@ def inspect(
 def statistics(
     task: Task, probes: Batch | None = None, *, input_shape: tuple[int, ...] | None = None
 ) -> tuple[LayerFinding, ...]:
-    """Every statistic that `inspect` judges, marked or not: for margins and calibration."""
+    """Every statistic that `inspect` tests, marked or not: for margins and calibration."""
     images = probes or task.public
     inputs = None if images is None else images.inputs[:MOST_PROBES].to(task.parameters)
     found: list[LayerFinding] = []

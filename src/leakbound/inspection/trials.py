@@ -1,4 +1,4 @@
-"""Marks that show when a malicious model runs on images: real ones, or random ones."""
+"""Marks that appear when a malicious model runs on images: real ones, or random ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def on_probes(task: Task, layers: list[LayerRows], inputs: Tensor) -> list[Layer
     found, flat = [], inputs.flatten(1)
     fits = [la for la in layers if la.linear and la.rows.shape[1] == flat.shape[1]]
     try:
-        with torch.no_grad():  # two images tell which layers see them
+        with torch.no_grad():  # two images show which layers see them
             entering = client.layer_inputs(task, inputs[:2], [la.name for la in fits])
     except (ValueError, RuntimeError, NotApplicable):  # a layer called twice; other images
         return []
@@ -39,14 +39,14 @@ def on_probes(task: Task, layers: list[LayerRows], inputs: Tensor) -> list[Layer
 
 
 def _same_answers(layer: LayerRows, seen: Tensor, rates: Tensor) -> LayerFinding:
-    """Units with the same outputs (n, k) on all probes, up to scale and level. Those that are on
-    for hardly any image, or for nearly all, tell no images apart: left out.
+    """Units with the same outputs (n, k) on all probes, up to scale and level. Units that are on
+    for almost no image, or for almost all, do not distinguish images: left out.
     """
     used = ((rates >= 0.01) & (rates <= 0.99)).nonzero()[:, 0]
     centered = (seen - seen.mean(0))[:, used]
     members = [int(used[i]) for i in parallel(centered.T, SAME_ANSWERS)]
     words = (
-        f"{len(members)} of {len(layer.rows)} units of {layer.name!r} say the same of "
+        f"{len(members)} of {len(layer.rows)} units of {layer.name!r} give the same outputs on "
         f"{len(seen)} probe images, up to scale"
     )
     return LayerFinding(
@@ -55,21 +55,21 @@ def _same_answers(layer: LayerRows, seen: Tensor, rates: Tensor) -> LayerFinding
 
 
 def _rarely_active(layer: LayerRows, rates: Tensor) -> LayerFinding:
-    """The share of units that are on for few images, and yet for some. A fresh unit's mirror image
-    is as likely, so half of the units are on for most images; dead units leak nothing.
+    """The share of units that are on for few images, but for some. A fresh unit's mirror image is
+    equally likely, so half of the units are on for most images; dead units leak nothing.
     """
     rare = (rates > 0) & (rates <= RARE)
     enough = len(rates) >= FEWEST_UNITS
     words = (
         f"{int(rare.sum())} of {len(rates)} units of {layer.name!r} are on for some probe images, "
-        "but for a quarter of them at most"
+        "but for at most a quarter of them"
     )
     share = float(rare.double().mean()) if enough else 0.0
     return LayerFinding(layer.name, "rarely active", share, MOSTLY, words)
 
 
 def tried(task: Task, inputs: Tensor | None, shape: tuple[int, ...]) -> list[LayerFinding]:
-    """What a small batch shows: outputs whose loss does not look at labels, and gains."""
+    """Marks that a small batch shows: outputs whose loss ignores the labels, and gains."""
     low, high = task.input_range
     if task.label_range is None:
         return []
@@ -86,7 +86,7 @@ def tried(task: Task, inputs: Tensor | None, shape: tuple[int, ...]) -> list[Lay
 
 
 def _label_blind(task: Task, output: Tensor, labels: Tensor) -> LayerFinding:
-    """Outputs whose derivative of the loss is one constant, whatever outputs and labels are."""
+    """Outputs for which the loss has a constant derivative, independent of outputs and labels."""
     slopes = []
     for draw in range(2):
         values = uniform(output.shape, stream(draw, "inspection", "loss"), like=output)
@@ -99,7 +99,7 @@ def _label_blind(task: Task, output: Tensor, labels: Tensor) -> LayerFinding:
     size = every.abs().amax(0)
     constant = (every - every.mean(0)).abs().amax(0) <= 1e-6 * size
     count = int((constant & (size > 0)).sum())
-    words = f"the loss weighs {count} of {output.shape[1]} outputs the same whatever the labels are"
+    words = f"the loss weighs {count} of {output.shape[1]} outputs equally for all labels"
     return LayerFinding("loss", "linear trap", float(count), 1.0, words)
 
 
@@ -135,7 +135,7 @@ def _gains(task: Task, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[Lay
     for name, slope in zip(seen, slopes[1:], strict=True):
         gain = float(slope.double().norm()) / base
         gain = gain if math.isfinite(gain) else math.inf
-        words = f"what {name!r} says is amplified {gain:.3g} times on its way to the loss"
+        words = f"the output of {name!r} is amplified {gain:.3g} times on its way to the loss"
         found.append(LayerFinding(name, "huge gain", gain, LOUD, words))
     return output.detach(), found
 

@@ -1,7 +1,7 @@
-"""Marks of malicious layers in their weights. None depends on the size of a unit's weights.
+"""Marks of malicious layers in their weights. No mark depends on the size of a unit's weights.
 
-A net of ReLU units is the same function where a unit's weights are scaled by c and those that
-leave it by 1 / c, so a server may choose any c that the numbers can hold.
+A net of ReLU units is the same function if a unit's incoming weights are multiplied by c and its
+outgoing ones by 1 / c. So a server may choose any c that the numbers can represent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from leakbound.types import Task
 
 MANY = 4.0
-"""So many units that are alike are a mark."""
+"""This many similar units are a mark."""
 PARALLEL, EQUAL_COLUMNS = 0.99, 0.999
 FEW_WEIGHTS, FEWEST_SIGNS, BALANCED = 8.0, 32, 0.22
 UNLIKELY = 12.0
@@ -25,10 +25,10 @@ CENTERS, CHUNK = 4096, 256
 
 @dataclass(frozen=True, eq=False)
 class LayerRows:
-    """Weights (k, d) of one layer, a row a unit; its bias (k,); which weights are not pruned.
+    """Weights (k, d) of one layer, one row per unit; its bias (k,); which weights are not pruned.
 
-    `below`: of a linear layer, how many units the linear layer before it has. `entering`: (d,) the
-    size of the weights of the units that enter, of the layer before; None where they do not fit.
+    `below`: for a linear layer, the number of units of the linear layer before it. `entering`: (d,)
+    the size of the weights of the units that feed it, in the layer before; None if they do not fit.
     """
 
     name: str
@@ -63,7 +63,7 @@ def layers(task: Task) -> list[LayerRows]:
 
 
 def _repeated(size: Tensor | None, width: int) -> Tensor | None:
-    """The sizes (k,) of units as those of what they send to rows of `width` weights."""
+    """Repeat the sizes (k,) of units for their outputs in rows of `width` weights."""
     if size is None or width % len(size):
         return None
     return size.repeat_interleave(width // len(size))
@@ -77,12 +77,12 @@ def _sizes(rows: Tensor) -> Tensor:
 
 
 def balanced(rows: Tensor, entering: Tensor) -> Tensor:
-    """Rows (k, d) as they were if the units that enter had weights of size 1."""
+    """Rows (k, d) as if the units that feed them had weights of size 1."""
     return evened(rows)[0] * entering
 
 
 def evened(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows (k, d) in float64, each over its largest entry, and these (k,); zeros stay zeros.
+    """Rows (k, d) in float64, each divided by its largest entry, and these (k,); zeros stay zeros.
 
     Powers and products of the result neither overflow nor underflow.
 
@@ -98,20 +98,20 @@ def evened(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def head_of(layers: list[LayerRows]) -> str | None:
-    """The output layer, whose rows no activation follows; None in a model of one layer."""
+    """The output layer, whose rows no activation follows; None for a model of one layer."""
     linear = [layer.name for layer in layers if layer.linear]
     return linear[-1] if len(layers) > 1 and linear else None
 
 
 @dataclass(frozen=True)
 class LayerFinding:
-    """One statistic of one layer; a mark of a malicious model where it reaches its threshold.
+    """One statistic of one layer; a mark of a malicious model if it reaches its threshold.
 
     Attributes:
         layer: name of the layer; "loss" for the loss.
         kind: one of `KINDS`.
         strength: the statistic; `words` says what it counts. Larger is more suspicious.
-        threshold: from where on it is a mark.
+        threshold: from this value on it is a mark.
         words: what was seen, in a sentence.
         rows: the units concerned.
     """
@@ -130,12 +130,12 @@ class LayerFinding:
 
 
 def parallel(rows: Tensor, least: float = PARALLEL, spread: float = FEW_WEIGHTS) -> list[int]:
-    """The largest set of rows (k, d) that point the way of one of them, as indices.
+    """The largest set of rows (k, d) that are parallel to one of them, as indices.
 
-    Rows whose weight lies on fewer than `spread` entries are left out: two of these are parallel by
-    chance. Under weights of random direction in `spread` = 8 dimensions, two rows have a cosine of
-    0.99 with probability 2e-7. At most `CENTERS` rows, evenly spaced, are tried as the middle of a
-    set. The size of a row does not matter.
+    Rows whose weight lies on fewer than `spread` entries are left out: two of these can be parallel
+    by chance. Under weights of random direction in `spread` = 8 dimensions, two rows have a cosine
+    of 0.99 with probability 2e-7. At most `CENTERS` rows, evenly spaced, are tried as the center of
+    a set. The size of a row does not matter.
     """
     even, most = evened(rows)
     wide = even.square().sum(1).square() / even.pow(4).sum(1).clamp_min(1) >= spread
@@ -158,14 +158,14 @@ def parallel_rows(layer: LayerRows) -> LayerFinding:
     graded = _graded(layer, members)
     kind = "imprint" if graded else "near-duplicate rows"
     words = (
-        f"{len(members)} of {len(layer.rows)} units of {layer.name!r} measure one and the same "
-        f"thing of the input{' with graded thresholds' if graded else ''}"
+        f"{len(members)} of {len(layer.rows)} units of {layer.name!r} measure the same direction "
+        f"of the input{' with graded thresholds' if graded else ''}"
     )
     return LayerFinding(layer.name, kind, float(len(members)), MANY, words, tuple(members))
 
 
 def _graded(layer: LayerRows, members: list[int]) -> bool:
-    """Whether parallel rows switch on at different levels, `MANY` at least."""
+    """Whether at least `MANY` parallel rows switch on at different levels."""
     if layer.bias is None or len(members) < 2:
         return False
     even, most = evened(layer.rows[members])
@@ -188,8 +188,8 @@ def balanced_signs(layer: LayerRows) -> LayerFinding:
     """Rows with as many negative as positive weights, too often for chance.
 
     A row of n independent random signs has (negative - positive) / sqrt(n) inside +-BALANCED with a
-    known probability; training only spreads that difference. Strength: -log10 of the probability of
-    so many balanced rows (Poisson-binomial, by Hoeffding's binomial bound).
+    known probability; training only increases the spread of that difference. Strength: -log10 of
+    the probability of this many balanced rows (Poisson-binomial, by Hoeffding's binomial bound).
     """
     count = (layer.rows != 0).sum(1)
     used = count >= FEWEST_SIGNS
@@ -202,7 +202,7 @@ def balanced_signs(layer: LayerRows) -> LayerFinding:
         strength = -float(stats.binom.logsf(hits - 1, len(count), chance)) / math.log(10)
     words = (
         f"{hits} of {len(count)} units of {layer.name!r} have as many negative as positive "
-        f"weights, by chance so many with probability 1e-{max(0.0, strength):.0f}"
+        f"weights; chance gives so many with probability 1e-{max(0.0, strength):.0f}"
     )
     return LayerFinding(layer.name, "trap weights", max(0.0, strength), UNLIKELY, words)
 
@@ -218,7 +218,7 @@ def _chance_of_balance(count: Tensor) -> float:
 
 
 def zeroed(layer: LayerRows) -> LayerFinding:
-    """Units without inputs, or inputs that go nowhere, though pruning did not remove them."""
+    """Units without inputs, or inputs without effect, though pruning did not remove them."""
     zero = (layer.rows == 0) & layer.kept
     dead = 0
     if not bool((layer.rows == 0).all()):
@@ -226,6 +226,6 @@ def zeroed(layer: LayerRows) -> LayerFinding:
             dead += int((zero.any(side) & (layer.rows == 0).all(side)).sum())
     words = (
         f"{dead} units or inputs of {layer.name!r} are cut off by zero weights (a pruned model "
-        "shows this too: tell the task what pruning kept)"
+        "shows this too: give the task the mask of its pruning)"
     )
     return LayerFinding(layer.name, "zeroed paths", float(dead), 1.0, words)

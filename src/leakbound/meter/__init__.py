@@ -1,8 +1,8 @@
-"""The leak meter: what an update gives away, shown to the client before it leaves.
+"""The leak meter: shows a client what an update reveals, before it leaves.
 
-What a client computes from its data stays on the client: a `Reading` is never sent, nor is a number
-of it, unless the client releases it (`Reading.release`). A decision to refuse is itself made from
-private data and reveals something of it.
+What a client computes from its data stays on the client. A `Reading`, or a number of it, is never
+sent unless the client releases it (`Reading.release`). A decision to refuse depends on private
+data, so it reveals something about them.
 """
 
 from leakbound.meter.reading import AttackOutcome, Decision, Policy, Reading, measure

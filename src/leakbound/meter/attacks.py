@@ -28,15 +28,15 @@ from leakbound.types import (
 
 
 class PlantedLayer(Attack):
-    """Read an imprint, trap weights or a linear trap out of any layer that sees the input.
+    """Invert an imprint, trap weights or a linear trap in any layer that sees the input.
 
-    Whoever planted the layer knows which it is; here its marks tell. Parallel rows with graded
-    thresholds are sorted and read as `RobbingTheFed` reads its own, whatever their order and scale;
-    rows of balanced signs as `TrapWeights`.
+    A malicious server knows the kind of its layer; this attack infers it from the marks. It sorts
+    parallel rows with graded thresholds and decodes them as `RobbingTheFed` does, in any order and
+    scale. It decodes rows of balanced signs as `TrapWeights` does.
     """
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        """Find the layer, put it in front as the attacks want it, and read it."""
+        """Find the layer, move it to the front as the attacks expect it, and decode it."""
         task = seen_task(observation)
         if isinstance(task.model, Trap):
             threat = replace(observation.threat, server=Server.MALICIOUS)
@@ -69,7 +69,7 @@ def _alone(
     bias: Tensor,
     kind: str = "imprint",
 ) -> Observation:
-    """What some units of a layer sent, as if they were the whole model: a planted layer alone."""
+    """The update of some units of a layer, as if a malicious layer of them were the whole model."""
     task = seen_task(observation)
     index = torch.cat([_places(task.layout, f"{prefix}{n}", order) for n in ("weight", "bias")])
     public = observation.auxiliary or task.public
@@ -83,7 +83,7 @@ def _alone(
 
 
 def _way_back(observation: Observation, prefix: str, order: Tensor) -> Tensor:
-    """(units,) 1 / size of each unit's outgoing weights, where a linear layer takes all units."""
+    """(units,) 1 / size of each unit's outgoing weights, if a linear layer takes all units."""
     task = seen_task(observation)
     parts = task.tensors()
     linear = [n for n, m in task.model.named_modules() if isinstance(m, nn.Linear)]
@@ -117,7 +117,7 @@ def _chosen(update: Update, index: Tensor, factor: Tensor) -> Update:
         return own.expand(update.rows.shape[-1:])[index]
 
     if isinstance(law, Gaussian) and isinstance(law.covariance, Structured):
-        law = Unknown("the noise is correlated, and the reading takes it as independent")
+        law = Unknown("the noise is correlated, but this attack takes it as independent")
     elif isinstance(law, Gaussian):
         law = replace(law, covariance=chosen(law.variance) * factor.square())
     elif isinstance(law, Laplace):

@@ -1,4 +1,4 @@
-"""What one update gives away, measured on its client, and what the client wants done about it."""
+"""Measure on the client what one update reveals, and decide by the client's policy."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from leakbound.types import (
 )
 
 STAND_INS = 32
-"""Public images whose outputs stand in for the batch's when labels are inferred."""
+"""Public images whose outputs replace the batch's when labels are inferred."""
 SIMILAR = 0.5
-"""Cosine under which an undefended update is not the gradient of the images that were shown."""
-EXPERIMENT = "experiment only: the noise is seeded, and no bound holds for who has the seed"
+"""Cosine below which an undefended update is not the gradient of the given images."""
+EXPERIMENT = "experiment only: the noise is seeded, and no bound holds against anyone with the seed"
 COUNTED = (
     "the bounds take the number of examples as public: the defense divides by it, so the level of "
-    "the noise shows it"
+    "the noise reveals it"
 )
 Values = tuple[float | None, ...]
 ACTIONS = ("ignore", "warn", "refuse")
@@ -61,21 +61,23 @@ class Policy:
     """The client's own rules. They stay on the client.
 
     Args:
-        psnr: in dB, from which an image counts as reconstructed.
-        on_leak: what to do where an attack reached the PSNR: "ignore", "warn" or "refuse".
-        on_planted: the same where the server's model has the marks of a planted one.
-        accepted: kinds of marks (`inspection.KINDS`) that are no reason to do anything, such as
-            "zeroed paths" where the agreed model is pruned.
-        on_undecided: the same where no attack reached the PSNR and no bound excludes it.
+        psnr: the PSNR in dB from which an image counts as reconstructed.
+        on_leak: what to do if an attack reaches the PSNR: "ignore", "warn" or "refuse".
+        on_planted: the same if the server's model has the marks of a malicious one.
+        accepted: kinds of marks (`inspection.KINDS`) that cause no action, such as "zeroed paths"
+            if the agreed model is pruned.
+        on_undecided: the same if no attack reaches the PSNR and no bound excludes it.
         on_refuse: "error" answers that the client refuses, and nothing else; "send nothing useful"
-            answers with the weights that came, which hides in a sum of many clients only. For mods.
-        probability: how often an attacker may reach the PSNR under differential privacy; None: asks
-            for no such bound. It holds for images like the task's public ones, 64 at least.
-        error_bound: whether to estimate the Cramér-Rao bound on the error. It is shown, and decides
+            answers with the received weights, which hides the refusal only in a sum of many
+            clients. For mods.
+        probability: the largest accepted probability that an attacker reaches the PSNR under
+            differential privacy; None: no such bound is computed. It holds for images like the
+            task's public ones, at least 64.
+        error_bound: whether to estimate the Cramér-Rao bound on the error. It is shown, but decides
             nothing.
-        draws: of the prior, over which the bound's information is averaged.
+        draws: draws of the prior over which the bound's information is averaged.
         directions: random directions for each draw; fewer are cheaper.
-        attacks: attacks to run besides the closed-form ones, at their own cost.
+        attacks: attacks to run in addition to the closed-form ones, at their own cost.
         threat: what the attacker knows.
 
     Example:
@@ -107,14 +109,14 @@ class Policy:
             check.one_of(KINDS, accepted=kind)
         check.count(draws=self.draws, directions=self.directions)
         if self.draws < 2:
-            raise ValueError("draws is 1; give 2 at least, for a standard error")
+            raise ValueError("draws is 1; give at least 2, for a standard error")
         if self.probability is not None and not 0 < self.probability < 1:
             raise ValueError(f"probability is {self.probability!r}; give one between 0 and 1")
         if not isinstance(self.attacks, tuple):
             raise ValueError(f"attacks is a {type(self.attacks).__name__}; give a tuple of attacks")
 
     def before(self, findings: Sequence[LayerFinding]) -> Decision:
-        """What to do about the model that the server sent, before anything is trained."""
+        """The decision about the model that the server sent, before any training."""
         return _strictest(self._rules(findings))
 
     def decide(
@@ -124,7 +126,7 @@ class Policy:
         words: str,
         doubt: str | None = None,
     ) -> Decision:
-        """What to do about an update; `words` say what the verdict rests on, `doubt` against it."""
+        """The decision about an update; `words` support the verdict, `doubt` questions it."""
         rules = self._rules(findings)
         if doubt is not None:
             rules.append((WARN, doubt))
@@ -144,7 +146,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether the update leaves ("send", "warn", "refuse"), and why in words for the client."""
+    """Whether the update leaves ("send", "warn", "refuse"), with reasons for the client."""
 
     action: str
     reasons: tuple[str, ...] = ()
@@ -164,12 +166,13 @@ def _strictest(rules: list[tuple[str, str]]) -> Decision:
 
 @dataclass(frozen=True)
 class AttackOutcome:
-    """What one attack made of the update.
+    """The result of one attack on the update.
 
     Attributes:
-        psnr: dB of each image of the batch; empty where the attack did not run, or without a batch.
-        matched: by image, whether it is reconstructed and better than the prior-only baseline.
-        problem: what the attack itself says is wrong, or why it could not run.
+        psnr: dB of each image of the batch; empty if the attack did not run, or without a batch.
+        matched: for each image, whether it is reconstructed and better than the prior-only
+            baseline.
+        problem: what the attack itself reports as wrong, or why it could not run.
     """
 
     attack: str
@@ -181,16 +184,16 @@ class AttackOutcome:
 
 @dataclass(frozen=True)
 class Reading:
-    """What an update would give away. It is made of private data: it is for the client alone.
+    """What an update would reveal. It contains private data: it is only for the client.
 
     Attributes:
         verdict: one of `VERDICTS`.
         psnr: from which an image counts as reconstructed.
         baseline: PSNR of the prior-only baseline for each image.
-        labels: share of the labels that the attacker infers right, None where it cannot.
+        labels: share of the labels that the attacker infers correctly, None if it cannot infer any.
         findings: marks of a malicious model; none is no proof of safety.
         bounds: on all attackers.
-        notes: why other bounds are not there, and what those that are take as public.
+        notes: why other bounds are missing, and what the present ones take as public.
         seconds: time of the whole measurement.
     """
 
@@ -207,15 +210,15 @@ class Reading:
 
     @property
     def best_db(self) -> float | None:
-        """The highest PSNR that an attack reached on any image; None where none could be judged."""
+        """The highest PSNR that an attack reached on any image; None if none could be evaluated."""
         known = (v for outcome in self.outcomes for v in outcome.psnr if v is not None)
         return max(known, default=None)
 
     def release(self) -> dict[str, float]:
-        """The few numbers to give to a server, knowingly. They depend on private data.
+        """The few numbers that the client may send to a server. They depend on private data.
 
         "released-exposed" (0 or 1), "released-refused" (0 or 1) and "released-best-db" (to whole
-        decibels; 0 where no attack ran).
+        decibels; 0 if no attack ran).
         """
         return {
             "released-exposed": float(self.verdict == EXPOSED),
@@ -224,7 +227,7 @@ class Reading:
         }
 
     def record(self) -> dict[str, Any]:
-        """All of it as plain values, for the client's own log."""
+        """The whole reading as plain values, for the client's own log."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
@@ -242,24 +245,27 @@ def measure(
     buffers: bool = False,
     seeded: bool = False,
 ) -> Reading:
-    """Attack and bound what is about to leave, and decide by the policy.
+    """Attack and bound an update before it leaves, and decide by the policy.
 
-    The attacks see what a server would see; only their answers meet the client's batch.
+    The attacks see what a server would see; only their answers are compared with the client's
+    batch.
 
     Args:
         task: the model as the server sent it.
-        update: what leaves, with its law, in gradient units.
+        update: what leaves, with its distribution, in gradient units.
         source: draws of attacks and of bounds.
-        batch: what was trained on. None: attacks cannot be judged, and only marks and bounds count.
+        batch: the training batch. None: attacks cannot be evaluated, and only marks and bounds
+            count.
         defense: what made the update, resolved.
         policy: the client's rules.
-        findings: of `inspect`; None inspects the model here, on the task's public images alone.
-        input_shape: of one image, where there is no batch.
-        buffers: running statistics leave beside the update.
+        findings: of `inspect`; None inspects the model here, on the task's public images only.
+        input_shape: of one image, if there is no batch.
+        buffers: running statistics leave with the update.
         seeded: the noise comes from a seed, for an experiment: no bound is given.
 
     Raises:
-        ValueError: neither a batch nor an input shape; a batch outside of the task's input range.
+        ValueError: neither a batch nor an input shape is given; the batch is outside the task's
+            input range.
 
     Example:
         >>> from leakbound import models, protocol, random
@@ -338,7 +344,7 @@ class _Case:
         )
 
     def doubt(self) -> str | None:
-        """Why the batch may not be what was trained on, where nothing else changed the update."""
+        """Why the batch may not be the training batch, if nothing else changed the update."""
         batch, update = self.batch, self.update
         plain = not self.defense.links and isinstance(update.law, Exact) and len(update.rows) == 1
         if batch is None or not plain:
@@ -350,13 +356,14 @@ class _Case:
         if similar >= SIMILAR:
             return None
         return (
-            f"the gradient of the images that were shown points elsewhere than the update (cosine "
-            f"{similar:.2f}), so the attacks may be judged by the wrong images: show them as the "
-            "model is fed (Adam, or many local steps, explain it too)"
+            f"the gradient of the given images has another direction than the update (cosine "
+            f"{similar:.2f}), so the attacks may be compared with the wrong images: give the "
+            "images "
+            "as the model gets them (Adam, or many local steps, explain it too)"
         )
 
     def bounds(self, criterion: Criterion) -> tuple[tuple[Bound, ...], tuple[str, ...]]:
-        """The bounds that there are, and why others are not."""
+        """The available bounds, and why others are missing."""
         if self.seeded:
             return (), (EXPERIMENT,)
         policy, released = self.policy, self.released(criterion)
@@ -378,7 +385,7 @@ class _Case:
                 raise NotApplicable("the policy asks for none")
             public = self.task.public
             if public is not None and tuple(public.inputs.shape[1:]) != self.shape:
-                raise NotApplicable("the public examples have another shape than the batch's")
+                raise NotApplicable("the public examples and the batch differ in shape")
             spec = ErrorBoundSpec("trace", "isotropic", 1, policy.draws, policy.directions)
             bound = limits.error_bound(released, spec, self.source)
             found += [] if bound is None else [bound]
@@ -445,7 +452,7 @@ def _labels(seen: Observation, batch: Batch | None, source: torch.Generator) -> 
 def _words(found: Verdict, outcomes: Sequence[AttackOutcome], policy: Policy) -> str:
     values = [(v, o.attack) for o in outcomes for v in o.psnr if v is not None]
     if not values:
-        return "no attack could be run and judged, and no bound excludes a reconstruction"
+        return "no attack could run and be evaluated, and no bound excludes a reconstruction"
     best, attack = max(values)
     words = f"{attack} reconstructs an image at {best:.1f} dB"
     if found == EXPOSED:

@@ -1,7 +1,7 @@
-"""Models to audit: every name exported here builds one, at weights drawn from a generator.
+"""Models to audit: every name exported here builds one, with weights drawn from a generator.
 
 All take `input_shape` (C, H, W) of one image, `classes` (the number of outputs) and `generator`
-(where the initial weights come from) by keyword. All are in eval mode, free of in-place operations
+(the source of the initial weights) by keyword. All are in eval mode, free of in-place operations
 and safe under `torch.func`.
 """
 

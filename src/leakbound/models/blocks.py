@@ -1,4 +1,4 @@
-"""What the builders share: the check of their arguments, activations and norms, initial weights."""
+"""Parts that the builders share: argument checks, activations and norms, initial weights."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def new_activation(name: str) -> nn.Module:
 
 
 def new_norm(name: str, channels: int) -> nn.Module:
-    """A new norm over `channels`; "batch_training" takes the statistics of the batch.
+    """A new norm over `channels`; "batch_training" uses the statistics of the batch.
 
     Group norm has 32 groups, or the largest power of two below that divides `channels`, and at
-    least two channels a group: of one channel at one pixel, nothing but the shift would be left.
+    least two channels per group: with one channel at one pixel, only the shift would remain.
     """
     check.one_of(NORMS, norm=name)
     if name.startswith("batch"):
@@ -69,10 +69,10 @@ def new_norm(name: str, channels: int) -> nn.Module:
 def initialized(
     build: Callable[[], nn.Module], generator: torch.Generator, *, bound: float | None = None
 ) -> nn.Module:
-    """The module that `build` describes, in eval mode, its weights drawn from `generator`.
+    """The module from `build`, in eval mode, with weights drawn from `generator`.
 
-    Linear and convolution weights and biases are uniform in +-`bound`, by default 1/sqrt(fan_in)
-    as PyTorch's. Norms start as the identity. Global random state is neither read nor written.
+    Linear and convolution weights and biases are uniform in +-`bound`, by default 1/sqrt(fan_in) as
+    PyTorch's. Norms start as the identity. Global random state is neither read nor written.
     """
     with torch.device("meta"):
         empty = build()

@@ -18,9 +18,9 @@ _OFFERED = ("input_shape", "classes", "generator")
 def load_user_model(path: str, **kwargs: Any) -> nn.Module:
     """Import "package.module:build" and call `build` with the keyword arguments that it takes.
 
-    This runs the user's code. Of `input_shape`, `classes` and `generator`, `build` is given those
-    that its signature names. PyTorch's global random state is seeded from `generator` for the call
-    and put back, so that a `build` that knows no generator is reproducible too.
+    This runs the user's code. `build` gets those of `input_shape`, `classes` and `generator` that
+    its signature names. PyTorch's global random state is seeded from `generator` for the call and
+    then restored, so a `build` without a generator is reproducible too.
     """
     build = user_code.find("model", path)
     given = _accepted(path, build, kwargs)
@@ -37,7 +37,7 @@ def load_user_model(path: str, **kwargs: Any) -> nn.Module:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Copy a safetensors state dict into `model`, or change nothing where a tensor does not fit."""
+    """Copy a safetensors state dict into `model`; change nothing if a tensor does not fit."""
     model.load_state_dict(read_weights(path, lambda shapes: model.state_dict()))
 
 
@@ -50,14 +50,14 @@ def read_weights(
 ) -> dict[str, Tensor]:
     """The tensors of a safetensors file, read only after every name, shape and kind fits.
 
-    `choose` gives the tensors that are wanted (only shape and type count) by the file's names and
-    shapes. `ignored` may be in the file and are not read. `name` is what errors call the file.
+    `choose` gives the wanted tensors (only shape and type count) from the file's names and shapes.
+    `ignored` may be in the file and are not read. `name` is the file's name in errors.
     """
     if path.suffix != ".safetensors":
         raise ValueError(
             f"{name} is {str(path)!r}; give a .safetensors file. Pickled files (.pt, .pth, .bin) "
             "can run code when opened and are refused: convert with safetensors.torch."
-            "save_file(model.state_dict(), ...), or save_model(model, ...) where tensors are shared"
+            "save_file(model.state_dict(), ...), or save_model(model, ...) for shared tensors"
         )
     files.check_regular(path, name)
     try:
@@ -71,7 +71,9 @@ def read_weights(
                 raise ValueError(f"{name} {str(path)!r} do not fit the model: {problem}")
             return {key: file.get_tensor(key) for key in wanted}
     except SafetensorError as error:
-        raise ValueError(f"{name} {str(path)!r} is no valid safetensors file: {error}") from error
+        raise ValueError(
+            f"{name} {str(path)!r} is not a valid safetensors file: {error}"
+        ) from error
 
 
 def _mismatch(

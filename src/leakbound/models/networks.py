@@ -34,7 +34,7 @@ def mlp(
     Args:
         input_shape: (C, H, W) of one image.
         classes: the number of outputs.
-        generator: where the initial weights come from.
+        generator: the source of the initial weights.
         hidden: the widths of the hidden layers.
         activation: "relu", "leaky_relu", "sigmoid", "tanh" or "gelu".
 
@@ -67,14 +67,14 @@ def two_layer(
 ) -> nn.Module:
     """f(x) = A s(W x) without biases: W standard normal, A normal of standard deviation 1 / width.
 
-    `width` (n + classes) parameters for n inputs. Paper B's theory is this with one output, images
-    of unit length and the summed square loss. The tensor attack needs this distribution of the
-    weights; training does not start well from it.
+    `width` (n + classes) parameters for n inputs. Paper B's theory is this network with one output,
+    images of unit length and the summed square loss. The tensor attack needs this distribution of
+    the weights; training does not start well from it.
 
     Args:
         input_shape: (C, H, W) of one image.
         classes: the number of outputs.
-        generator: where the initial weights come from.
+        generator: the source of the initial weights.
         width: hidden units.
         activation: as for `mlp`.
 
@@ -108,8 +108,8 @@ def lenet(
 ) -> nn.Module:
     """The LeNet of Deep Leakage from Gradients: three 5x5 convolutions, sigmoids, one linear layer.
 
-    All weights and biases are uniform in +-0.5, far wider than usual: the attack's published
-    success rests on it. Any input size works.
+    All weights and biases are uniform in +-0.5, far wider than usual; the attack's published
+    success depends on it. Any input size works.
 
     Source: Zhu, Liu and Han, "Deep Leakage from Gradients", NeurIPS 2019.
 
@@ -172,7 +172,7 @@ def convnet64(
     Args:
         input_shape: (C, H, W) of one image.
         classes: the number of outputs.
-        generator: where the initial weights come from.
+        generator: the source of the initial weights.
         norm: "batch" (in eval mode, at running mean 0 and variance 1), "batch_training" (statistics
             of the batch, which couples its examples), "group" or "none".
         activation: as for `mlp`. The original code has "relu".
@@ -198,7 +198,7 @@ def convnet64(
 
 
 class _ResidualBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes."""
 
     def __init__(self, before: int, after: int, stride: int, norm: str, activation: str) -> None:
         super().__init__()
@@ -239,9 +239,9 @@ def resnet18(
     Args:
         input_shape: (C, H, W) of one image, of at least 8 pixels a side, or 32 with the large stem.
         classes: the number of outputs.
-        generator: where the initial weights come from.
-        norm: "group" (every example for itself), "batch" (in eval mode),
-            "batch_training" (statistics of the batch, which couples its examples) or "none".
+        generator: the source of the initial weights.
+        norm: "group" (each example separately), "batch" (in eval mode), "batch_training"
+            (statistics of the batch, which couples its examples) or "none".
         stem: "small" is one 3x3 convolution; "large" is 7x7 with stride 2, then a max pool.
         width: channels of the first stage; the later ones have 2, 4 and 8 times as many.
         activation: as for `mlp`.
@@ -287,18 +287,19 @@ def headed(
 ) -> nn.Module:
     """A backbone to `features` numbers, then Linear to `width`, an activation, Linear to classes.
 
-    Paper B inserts such a head into ResNet-18 with 512 features and a width of 16,384, and aims its
-    feature attack at it. The initialization is the ordinary one; the attack builds the head that it
-    needs. On (1, 28, 28) with 10 classes "convnet" has 55,104 parameters, 231,242 with its head.
+    Paper B inserts this head into ResNet-18 with 512 features and a width of 16,384, and applies
+    its feature attack to it. The initialization is the ordinary one; the attack builds the head
+    that it needs. On (1, 28, 28) with 10 classes "convnet" has 55,104 parameters, 231,242 with its
+    head.
 
     Args:
         input_shape: (C, H, W) of one image, of at least 4 (convnet), 9 or 8 pixels a side.
         classes: the number of outputs.
-        generator: where the initial weights come from.
+        generator: the source of the initial weights.
         backbone: "convnet" is two 3x3 convolutions of 16 and 32 channels, each with a 2x2 average
-            pool; "convnet64" and "resnet18" are the models of that name, their last layer giving
-            the features.
-        features: n, what enters the head.
+            pool; "convnet64" and "resnet18" are the models of that name, whose last layer gives the
+            features.
+        features: n, the size of the head's input.
         width: M, the head's hidden units.
         activation: of the head and the backbone, as for `mlp`.
         norm: of the backbone: "group", "batch" (in eval mode) or "none".
@@ -341,10 +342,10 @@ def _pooled_convnet(
 ) -> nn.Module:
     """The backbone "convnet".
 
-    The features are a linear layer's outputs before any activation, and the norms are behind the
-    pools: the attack cannot tell nearly collinear features apart. Mean cosine of 200 digits'
-    features at 4 initializations: 0.32 to 0.60; 0.53 to 0.71 after a ReLU, where all lie in one
-    orthant; 0.67 to 0.84 with norms before the activations.
+    The features are a linear layer's outputs before any activation, and the norms follow the pools:
+    the attack cannot distinguish nearly collinear features. Mean cosine of 200 digits' features at
+    4 initializations: 0.32 to 0.60; 0.53 to 0.71 after a ReLU, where all lie in one orthant; 0.67
+    to 0.84 with norms before the activations.
     """
     channels, height, width = checked_shape(input_shape, classes, smallest=4)
 
@@ -383,7 +384,7 @@ def conv(
 ) -> nn.Module:
     """`depth` convolutions of padding 2 with 2x2 max pools, one hidden linear layer, one output.
 
-    Parameters on (1, 28, 28) with 62 classes, those that the paper states; M is a pool:
+    Parameters on (1, 28, 28) with 62 classes, as the paper states them; M is a pool:
 
         depth  count       convolutions
         1       3,815,566  3x3: 8 M
@@ -391,14 +392,14 @@ def conv(
         4      13,657,406  5x5: 32 M 64 M, 3x3: 128 256 M
         6      25,324,350  5x5: 32 M 64 M, 3x3: 128 M 256 M 512 1024 M
 
-    The paper describes depth 2 and only counts the others' parameters; paddings and places of their
-    pools are our choice. At PyTorch's default initial weights, depth 4 and 6 hardly distinguish
-    images: plain SGD may stay at chance for long; Adam does not.
+    The paper describes depth 2 and only counts the others' parameters; their paddings and the
+    positions of their pools are our choice. At PyTorch's default initial weights, depth 4 and 6
+    hardly distinguish images: plain SGD may stay at chance for long; Adam does not.
 
     Args:
         input_shape: (C, H, W) of one image, of at least 4 x 4 pixels (any size at depth 1).
         classes: the number of outputs.
-        generator: where the initial weights come from.
+        generator: the source of the initial weights.
         depth: the number of convolutions: 1, 2, 4 or 6.
         width: the factor on the channels and the hidden units, each rounded, at least 1.
         hidden: hidden units; None: 2048 times `width`.
@@ -428,7 +429,7 @@ def vgg(
 ) -> nn.Module:
     """3x3 convolutions of padding 1 with 2x2 max pools, then two or three linear layers; no norm.
 
-    Parameters on (3, 32, 32) with 10 classes, those that the paper states; M is a pool:
+    Parameters on (3, 32, 32) with 10 classes, as the paper states them; M is a pool:
 
         depth  count      convolutions                                  hidden linear layers
         4      1,125,642  64 M 128 M                                    128
@@ -436,15 +437,15 @@ def vgg(
         9      6,436,106  64 M 128 M 256 M 512 M 512 512 M              256, 128
         11     9,385,994  64 M 128 M 256 256 M 512 512 M 512 512 M      256, 128
 
-    The paper gives no more than counts and numbers of layers, which leave open which convolution
-    of depth 9 has no pool; here the fifth. At PyTorch's default initial weights the outputs of two
-    images differ by about 1e-2 (depth 4) to 1e-5 (depth 11): gradients leak little of an image
-    until a model is trained.
+    The paper gives only counts and numbers of layers, so it is open which convolution of depth 9
+    has no pool; here the fifth. At PyTorch's default initial weights the outputs of two images
+    differ by about 1e-2 (depth 4) to 1e-5 (depth 11): gradients leak little of an image until a
+    model is trained.
 
     Args:
         input_shape: (C, H, W) of one image; a side has at least 4 pixels (depth 4), 16 (6) or 32.
         classes: the number of outputs.
-        generator: where the initial weights come from.
+        generator: the source of the initial weights.
         depth: the number of layers with weights: 4, 6, 9 or 11.
         width: the factor on the channels and the hidden units, each rounded, at least 1.
         activation: as for `mlp`.
@@ -532,7 +533,7 @@ def _stacked(
 
 
 def _after(side: int, stages: Iterable[Stage]) -> int:
-    """The side of an image after the stages; 0 where one leaves nothing."""
+    """The side of an image after the stages; 0 if nothing remains."""
     for _, kernel, padding, pool in stages:
         side += 2 * padding - kernel + 1
         if pool:

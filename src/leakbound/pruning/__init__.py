@@ -1,8 +1,8 @@
-"""Pruning: which weights a federated model has, chosen once or anew along the training.
+"""Pruning: which weights a federated model has, chosen once or during training.
 
 A scheme gives masks (P,) of weights for `Task.pruned`; the federation decides when to ask. Only
-weights of layers go: biases and what scales a norm always stay. Pruning is no defense: the masks of
-`FedDST` and the reports of `PruneFL` leak the clients' data.
+weights of layers are pruned: biases and the scales of a norm always stay. Pruning is no defense:
+the masks of `FedDST` and the reports of `PruneFL` leak the clients' data.
 """
 
 from leakbound.pruning.adaptive import FedDST, PruneFL

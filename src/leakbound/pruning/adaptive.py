@@ -1,4 +1,4 @@
-"""Schemes that change the mask along the training: PruneFL and FedDST."""
+"""Schemes that change the mask during training: PruneFL and FedDST."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ RULES = ("rate", "time")
 
 @dataclass(frozen=True)
 class PruneFL(Pruning):
-    """Take out small weights and bring back those with large gradients, every so many rounds.
+    """Remove small weights and restore those with large gradients, at intervals of rounds.
 
-    The smallest weights of every layer that are in use compete with all that are out by g²/t: the
-    mean squared gradient over the weight's time. Starts with the largest weights of every layer,
-    without the paper's training of one client before that.
+    The smallest weights in use of every layer compete with all that are out by g²/t: the mean
+    squared gradient over the weight's time. It starts with the largest weights of every layer,
+    without the paper's prior training of one client.
 
     Leakage: in an adjusting round a client reports its squared gradient of ALL weights, pruned ones
-    too. That releases |g| exactly, beside the update: whatever protects the update must cover it as
-    well.
+    too. That releases |g| exactly, in addition to the update. A protection of the update must cover
+    the report as well.
 
     Args:
-        rate: the fraction that goes; see `rule`.
-        every: adjust in every round of this many.
-        candidates: the fraction of each layer's weights that may go in one adjustment.
-        half_life: `candidates` halves in so many rounds (the paper's text: 10000); None: it stays,
-            as in the authors' code.
+        rate: the fraction to prune; see `rule`.
+        every: adjust in every round that is a multiple of this.
+        candidates: the fraction of each layer's weights that may be removed in one adjustment.
+        half_life: `candidates` halves in this many rounds (the paper's text: 10000); None: it
+            stays, as in the authors' code.
         rule: "rate" always keeps 1 - rate of all weights. "time" is the paper's: it keeps what
-            raises the sum of g² per second of a round, so the rate holds at the start only.
-        times: seconds a round that one weight of each prunable tensor costs, in the model's order;
-            None: 5.56e-6 each, the paper's time to send one. Its Conv-2 for FEMNIST, with 5 local
-            steps: (5.56e-6, 4.106e-5, 6.525e-6, 6.45e-6).
-        constant: seconds a round that no pruning saves (rule "time").
+            raises the sum of g² per second of a round, so the rate holds only at the start.
+        times: seconds per round that one weight of each prunable tensor costs, in the model's
+            order; None: 5.56e-6 each, the paper's time to send one. Its Conv-2 for FEMNIST, with 5
+            local steps: (5.56e-6, 4.106e-5, 6.525e-6, 6.45e-6).
+        constant: seconds per round that pruning cannot save (rule "time").
 
     Source: Jiang et al. 2022, PruneFL, algorithm 2.
 
@@ -105,8 +105,8 @@ class PruneFL(Pruning):
         back = total - gone(self.rate, total) - int((stay & prunable(task)).sum())
         if back < 0:
             raise ValueError(
-                f"task keeps more weights than rate {self.rate} allows; its mask must come from "
-                "a scheme of the same rate"
+                f"task keeps more weights than rate {self.rate} allows; use the mask of "
+                "a scheme with the same rate"
             )
         return intact(task, stay | top(wide / times, ~stay, back))
 
@@ -114,7 +114,7 @@ class PruneFL(Pruning):
         return keep_largest(task, task.parameters.abs(), self.rate, "layer")
 
     def _stay(self, task: Task, round_: int) -> Tensor:
-        """The old mask without each layer's smallest weights, which must compete."""
+        """The old mask without each layer's smallest weights, which compete."""
         mask = old_mask(task) | ~prunable(task)
         part = self.candidates
         if self.half_life is not None:
@@ -127,7 +127,7 @@ class PruneFL(Pruning):
         return mask
 
     def _times(self, task: Task) -> Tensor:
-        """Seconds (P,) of every weight; of what is not prunable, 0."""
+        """Seconds (P,) of every weight; 0 for those that are not prunable."""
         rows = spans(task)
         each = (5.56e-6,) * len(rows) if self.times is None else self.times
         if len(each) != len(rows):
@@ -142,10 +142,10 @@ class PruneFL(Pruning):
 
 
 def worth_their_time(gains: Tensor, times: Tensor, stay: Tensor, constant: float) -> Tensor:
-    """The mask of most gain per second: all of `stay`, and of the rest what raises the ratio.
+    """The mask with the most gain per second: all of `stay`, and others that raise the ratio.
 
-    In the order of gain per time, each is added while its own ratio is above that of all before it,
-    Σ gains / (constant + Σ times); times (P,), float64, are above 0 outside `stay`.
+    In the order of gain per time, each weight is added while its own ratio is above that of all
+    before it, Σ gains / (constant + Σ times); times (P,), float64, are above 0 outside `stay`.
     """
     rest = (~stay).nonzero().squeeze(1)
     ratio = gains[rest] / times[rest]
@@ -153,7 +153,7 @@ def worth_their_time(gains: Tensor, times: Tensor, stay: Tensor, constant: float
     gain = gains[stay].sum() + gains[rest][order].cumsum(0) - gains[rest][order]
     time = constant + times[stay].sum() + times[rest][order].cumsum(0) - times[rest][order]
     better = gains[rest][order] * time > gain * times[rest][order]
-    count = int(better.sum())  # once False it stays so: later ratios are lower still
+    count = int(better.sum())  # once False it stays False: later ratios are lower
     mask = stay.clone()
     mask[rest[order[:count]]] = True
     return mask
@@ -161,19 +161,19 @@ def worth_their_time(gains: Tensor, times: Tensor, stay: Tensor, constant: float
 
 @dataclass(frozen=True)
 class FedDST(Pruning):
-    """Every client moves some of its weights to where its gradient is large; the server averages.
+    """Move some weights of every client to where its gradient is large; the server averages.
 
-    Each layer keeps the number of weights that the Erdős-Rényi-kernel rule gives it. In an
-    adjusting round a client drops the part a_r = (alpha / 2) (1 + cos(pi r / end)) of each layer's
-    smallest weights and takes as many with the largest gradient, at the weights that it gets, among
-    those that are then out. The server keeps each layer's largest averaged weights.
+    Each layer keeps the number of weights from the Erdős-Rényi-kernel rule. In an adjusting round a
+    client drops the part a_r = (alpha / 2) (1 + cos(pi r / end)) of each layer's smallest weights.
+    It adds as many of the weights that are then out, those with the largest gradient at the weights
+    that it received. The server keeps each layer's largest averaged weights.
 
-    Leakage: a client's mask, which is seen in what it sends, shows where its gradient is large.
+    Leakage: a client's mask, which is visible in its message, shows where its gradient is large.
 
     Args:
-        rate: the fraction that goes, over all layers.
-        every: adjust in every round of this many.
-        alpha: the part of a layer that moves in the first rounds is about this.
+        rate: the fraction to prune, over all layers.
+        every: adjust in every round that is a multiple of this.
+        alpha: the approximate part of a layer that moves in the first rounds.
         end: from this round on the mask stays (the authors: half of all rounds).
 
     Assumptions: the gradient is taken before the local training (the authors: near its end).
@@ -229,8 +229,8 @@ class FedDST(Pruning):
 def erk(task: Task, rate: float) -> tuple[int, ...]:
     """How many weights of every prunable tensor the Erdős-Rényi-kernel rule keeps.
 
-    A layer of shape (o, i, k, l) gets a number in proportion to o + i + k + l, at most all it has;
-    what a full layer cannot take goes to the others. Exactly n - floor(rate * n) of n are kept.
+    A layer of shape (o, i, k, l) gets a number in proportion to o + i + k + l, at most its size;
+    the excess of a full layer goes to the others. Exactly n - floor(rate * n) of n are kept.
     """
     shapes = {name: shape for name, shape, _, _ in task.layout}
     sizes = [stop - start for _, start, stop in spans(task)]

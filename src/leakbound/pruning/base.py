@@ -1,4 +1,4 @@
-"""What a pruning scheme is, which weights it may take, and how masks are counted and checked."""
+"""The base of pruning schemes, the weights that may be pruned, and checks of masks."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class LayerCount:
 
 @dataclass(frozen=True)
 class Pruning(ABC):
-    """Base of all schemes: a mask for the first round and, where it adapts, for later ones.
+    """Base of all schemes: a mask for the first round and, for adaptive ones, for later rounds.
 
-    In every round (from 1) where `adjusts(round_)`, each client may first choose its own mask
-    (`client_mask`) and sends its `report` beside its update; after the aggregation the server
-    chooses the new mask (`server_mask`). A weight that comes back starts at 0.
+    In every round (from 1) where `adjusts(round_)`, each client may first choose a mask
+    (`client_mask`) and send its `report` with its update. After the aggregation the server chooses
+    the new mask (`server_mask`). A weight that is restored starts at 0.
 
     Class attributes:
         reads_data: the first mask is chosen from images, and leaks them.
-        adapts: clients choose masks or send reports along the training, beside their update.
+        adapts: clients choose masks or send reports during training, in addition to the update.
 
     Args:
-        rate: the fraction of the prunable weights (see `prunable`) that go, 0 <= rate < 1: exactly
-            floor(rate * n) of n; of equal scores the lower index goes first.
+        rate: the fraction of the prunable weights (see `prunable`) to prune, 0 <= rate < 1: exactly
+            floor(rate * n) of n; of equal scores the lower index is pruned first.
 
     Raises:
         ValueError: the rate is outside [0, 1), or a layer would lose all its weights.
@@ -61,15 +61,15 @@ class Pruning(ABC):
     def __post_init__(self) -> None:
         check.fraction(rate=self.rate)
         if self.rate == 1:
-            raise ValueError(f"rate is {self.rate!r}; below 1, or nothing of the model is left")
+            raise ValueError(f"rate is {self.rate!r}; give a number below 1, or no weight remains")
 
     def start(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
         """The mask (P,) of the first round, chosen by the server for a model that is not pruned.
 
-        `batch` is public data or one client's, where the scheme reads any; the mask then leaks it.
+        `batch` is public data or one client's, if the scheme reads any; the mask then leaks it.
         """
         if task.kept is not None:
-            raise ValueError("task is pruned already; give task.pruned(None)")
+            raise ValueError("task is already pruned; give task.pruned(None)")
         return intact(task, self._first(task, batch, source))
 
     def adjusts(self, round_: int) -> bool:
@@ -82,15 +82,15 @@ class Pruning(ABC):
         return None
 
     def report(self, task: Task, batch: Batch, round_: int) -> Tensor | None:
-        """What a client sends beside its update, (P,); None: nothing."""
+        """What a client sends in addition to its update, (P,); None: nothing."""
         return None
 
     def server_mask(self, task: Task, report: Tensor | None, round_: int) -> Tensor:
-        """The new mask (P,) after the aggregation; of a scheme that does not adapt, the old one.
+        """The new mask (P,) after the aggregation; for a scheme that does not adapt, the old one.
 
         Args:
-            task: `parameters` are the averaged weights, also where only some clients have a weight;
-                `kept` is the old mask.
+            task: `parameters` are the averaged weights, including those that only some clients
+                have; `kept` is the old mask.
             report: the mean of the clients' reports, weighted by their examples.
             round_: the round, from 1.
         """
@@ -102,7 +102,7 @@ class Pruning(ABC):
 
 
 def prunable(task: Task) -> Tensor:
-    """Which weights may go, (P,) bool: tensors of 2 or more dimensions, no biases, no norms.
+    """Which weights may be pruned, (P,) bool: tensors of 2 or more dimensions, no biases, no norms.
 
     Example:
         >>> task = Task.of(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(2, 1)))
@@ -143,9 +143,9 @@ def density(task: Task, mask: Tensor) -> float:
 
 
 def named_masks(task: Task, mask: Tensor) -> dict[str, Tensor]:
-    """The mask (P,) as one boolean tensor for every prunable weight, by its name in the module.
+    """The mask (P,) as one boolean tensor per prunable weight, by its name in the module.
 
-    They fit the module that the task was made of, for instance for torch's own pruning of it.
+    The masks fit the module from which the task was made, for instance for torch's own pruning.
 
     Example:
         >>> from torch.nn.utils import prune
@@ -171,7 +171,7 @@ def keep_largest(task: Task, scores: Tensor, rate: float, scope: str) -> Tensor:
 
 
 def keep_counts(task: Task, scores: Tensor, counts: Sequence[int]) -> Tensor:
-    """So many of every prunable tensor, those with the highest scores (P,), and all else."""
+    """Keep `counts` of every prunable tensor, by highest scores (P,), and all other weights."""
     mask = torch.ones_like(scores, dtype=torch.bool)
     for (_, start, stop), count in zip(spans(task), counts, strict=True):
         mask[start:stop] = top(scores[start:stop], mask[start:stop], count)
@@ -192,12 +192,12 @@ def top(scores: Tensor, among: Tensor, count: int) -> Tensor:
 
 
 def gone(rate: float, total: int) -> int:
-    """floor(rate * total), with 0.29 of 100 as 29, which floats put below it."""
+    """floor(rate * total), with 0.29 of 100 as 29, which float rounding makes smaller."""
     return math.floor(rate * total + 1e-9)
 
 
 def full_gradient(task: Task, batch: Batch) -> Tensor:
-    """The gradient (P,) at the pruned weights, of the weights that pruning took out as well."""
+    """The gradient (P,) at the pruned weights, including the weights that pruning removed."""
     return client.gradient(replace(task, kept=None), batch.inputs, batch.labels).detach()
 
 
@@ -225,12 +225,12 @@ def _check_fits(task: Task, mask: Tensor) -> None:
 
 
 def intact(task: Task, mask: Tensor) -> Tensor:
-    """The mask; a ValueError where it leaves some layer no weight, so that nothing passes it."""
+    """Return the mask; raise a ValueError if it cuts the model: some layer keeps no weight."""
     for layer in layer_counts(task, mask):
         if layer.kept == 0:
             raise ValueError(
                 f"the mask keeps none of the {layer.total} weights of {layer.name!r}, so the model "
-                'is cut; give a lower rate, scope="layer" where the scheme has it, or take synflow '
+                'is cut; give a lower rate, scope="layer" if the scheme has it, or use synflow '
                 "on a model of ReLUs"
             )
     return mask

@@ -1,4 +1,4 @@
-"""Schemes that choose the mask once, before the training: by one score, or in many small steps."""
+"""Schemes that choose the mask once, before training: by one score, or in many small steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OneShot(Pruning):
 
     Args:
         rate: see `Pruning`.
-        scope: compare the scores of all weights ("global") or take the rate of every tensor
+        scope: compare the scores of all weights ("global") or prune the rate of every tensor
             ("layer").
     """
 
@@ -42,7 +42,7 @@ class OneShot(Pruning):
 
     @abstractmethod
     def scores(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
-        """How much every weight is worth, (P,)."""
+        """The score of every weight, (P,)."""
 
     def _first(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
         scores = self.scores(task, batch, source)
@@ -51,7 +51,7 @@ class OneShot(Pruning):
 
 @dataclass(frozen=True)
 class Random(OneShot):
-    """Weights drawn at random, all sets equally likely; reads no data and no weights.
+    """Keep random weights, all sets equally likely; reads no data and no weights.
 
     Example:
         >>> from leakbound.random import stream
@@ -69,8 +69,8 @@ class Random(OneShot):
 class Magnitude(OneShot):
     """Keep the weights of largest magnitude; reads no data.
 
-    Of a model that is not trained yet, scope "global" takes most of the widest layers, because
-    their weights start smallest.
+    With untrained weights, scope "global" prunes most of the widest layers, because their weights
+    start smallest.
 
     Source: Han et al. 2015.
     """
@@ -83,7 +83,7 @@ class Magnitude(OneShot):
 class Snip(OneShot):
     """Keep the weights whose removal would change the loss most, to first order: |w dL/dw|.
 
-    The mask leaks the batch that it is chosen on.
+    The mask leaks the batch from which it is chosen.
 
     Raises:
         ValueError: no batch is given.
@@ -107,21 +107,21 @@ class Snip(OneShot):
 
 @dataclass(frozen=True)
 class Grasp(OneShot):
-    """Keep the weights that carry the gradient's flow: highest w (H g), H the Hessian of the loss.
+    """Keep the weights with the highest w (H g), H the Hessian of the loss: the gradient's flow.
 
-    The mask leaks the batch that it is chosen on.
+    The mask leaks the batch from which it is chosen.
 
     Args:
         rate: see `Pruning`.
         scope: see `OneShot`.
-        temperature: the model's outputs are divided by it; at the authors' 200 all classes are
-            nearly equally likely.
+        temperature: divides the model's outputs; at the authors' 200 all classes are nearly equally
+            likely.
 
     Raises:
         ValueError: no batch is given.
 
-    Source: Wang, Zhang and Grosse 2020, GraSP, in the sign of the authors' code: their equation
-    removes the highest -w (H g).
+    Source: Wang, Zhang and Grosse 2020, GraSP, with the sign of the authors' code: their equation
+        removes the highest -w (H g).
     """
 
     reads_data = True
@@ -148,25 +148,25 @@ class Grasp(OneShot):
 class Synflow(Pruning):
     """Keep the weights on strong paths from input to output, in many small steps; reads no data.
 
-    Every step scores the weights that are left by |w| dR/d|w|, R the sum of the outputs for an
-    input of ones, of the model with all weights and buffers positive and all that is added (biases,
-    running means) zero. It lowers the density exponentially, over all layers together. Of the batch
-    only the shape is read.
+    Every step scores the remaining weights by |w| dR/d|w|. R is the sum of the outputs for an input
+    of ones, in the model with all weights and buffers positive and all additive terms (biases,
+    running means) zero. The density falls exponentially, over all layers together. Only the batch's
+    shape is used.
 
     Args:
         rate: see `Pruning`.
         iterations: the number of steps.
 
     Assumptions: layers and activations that are linear for positive values, in eval mode, such as
-    ReLU and pooling, one after the other. Then the scores of every layer add up to the same R, so
-    none is cut while others have weights to give. Sigmoids and norms that take statistics of the
-    input break it: a layer may be cut, which is refused.
+        ReLU and pooling, one after the other. Then the scores of every layer add up to the same R,
+        so no layer is cut while others have weights left. Sigmoids and norms with statistics of the
+        input break this: a layer may be cut, which raises an error.
 
     Raises:
         ValueError: no batch is given, or batch norm is in training mode.
 
-    Source: Tanaka et al. 2020, SynFlow. Their models start with zero biases; with others, flow
-    that starts inside the model lets the layers before it be cut.
+    Source: Tanaka et al. 2020, SynFlow. Their models start with zero biases; with other biases,
+        flow that starts inside the model may cut the layers before it.
 
     Example:
         >>> from leakbound.random import stream
@@ -199,10 +199,10 @@ class Synflow(Pruning):
 
 
 def _positive(task: Task) -> Task:
-    """The task in float64, its weights and buffers positive, what it adds zero."""
+    """The task in float64, its weights and buffers positive, its additive terms zero."""
     if task.coupled:
         raise ValueError(
-            "the model has batch norm in training mode, where synflow reads the model in eval "
+            "the model has batch norm in training mode, but synflow reads the model in eval "
             "mode; call model.eval(), or use another scheme"
         )
     wide = replace(task, public=None).to(task.parameters.device, torch.float64)

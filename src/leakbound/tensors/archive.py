@@ -1,4 +1,4 @@
-"""Zip archives and the arrays in them, read in place; memory follows what is there."""
+"""Zip archives and the arrays in them, read in place; memory follows the actual size."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ Array = np.ndarray
 
 
 class Stream(Protocol):
-    """What bytes are read from."""
+    """A source of bytes."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 def take(stream: Stream, most: int, begun: bytearray | None = None) -> bytearray:
-    """Read up to `most` bytes, in chunks: memory follows what is there, not what is declared.
+    """Read up to `most` bytes, in chunks: memory follows the actual size, not the declared one.
 
-    `begun` holds the first of them already, and is gone on with.
+    `begun` holds the first bytes already; reading continues after them.
     """
     data = bytearray() if begun is None else begun
     while len(data) < most and (chunk := stream.read(min(_CHUNK, most - len(data)))):
@@ -51,7 +51,7 @@ def take(stream: Stream, most: int, begun: bytearray | None = None) -> bytearray
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """A zip archive to read from, no two files of one name; errors name the archive."""
+    """Open a zip archive without duplicate names for reading; errors name the archive."""
     files.check_regular(path)
     try:
         archive = zipfile.ZipFile(path)
@@ -70,9 +70,9 @@ def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
 
 @contextmanager
 def open_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[IO[bytes]]:
-    """A file of the archive as a stream that gives no more than the archive declares.
+    """A file of the archive as a stream that gives at most the size that the archive declares.
 
-    Only stored and deflated files are read: Python unpacks the other methods without a bound.
+    Only stored and deflated files are read: Python unpacks the other methods without a limit.
     """
     name = member.filename
     if member.flag_bits & 1:
@@ -87,9 +87,9 @@ def open_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[I
 
 
 def read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, most: int) -> Array:
-    """An array of numbers of a NumPy archive, read without pickle.
+    """A numeric array of a NumPy archive, read without pickle.
 
-    A header may declare neither another size than the file has nor more than `most` bytes.
+    The size in its header must equal the file's, and be at most `most` bytes.
     """
     with open_member(archive, member) as stream:
         head = take(stream, _HEADER)
@@ -112,11 +112,10 @@ def read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, most: int) -> 
 
 
 def of_bytes(name: str, data: bytes) -> Array:
-    """An array in NumPy's format held in memory, as a Flower message holds it; no pickle.
+    """An array from bytes in NumPy's format, as in a Flower message; no pickle.
 
     Raises:
-        ValueError: a header that declares another size than there is, or values that are no
-            numbers.
+        ValueError: the header declares another size than the data has, or values are not numbers.
 
     Example:
         >>> stream = io.BytesIO()
@@ -143,7 +142,7 @@ def _header(name: str, head: bytearray) -> tuple[tuple[int, ...], bool, np.dtype
             shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
         else:
             shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
-    except Exception as error:  # a header is Python text: parsing it can raise nearly anything
+    except Exception as error:  # a header is Python text: parsing it can raise almost any exception
         raise ValueError(f"{name!r} has no readable array header; save it with np.savez") from error
     if dtype.kind not in "uifb" or dtype.itemsize > 8:
         pickled = " (Python objects are pickles, which can run code)" if dtype.hasobject else ""

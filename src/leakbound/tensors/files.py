@@ -15,10 +15,10 @@ from leakbound._util import files
 from leakbound.tensors.archive import open_archive, read_array
 
 MOST_BYTES = 2**33
-"""The most that one file of tensors may take in memory, unless `read` gets another limit."""
+"""The most memory that one file of tensors may take, unless `read` gets another limit."""
 
 SEALED = "written_by"
-"""The key in the metadata that says that leakbound wrote the file."""
+"""The metadata key that marks a file as written by leakbound."""
 _KINDS = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"}
 _PICKLES = {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".npy", ".joblib"}
 
@@ -26,18 +26,20 @@ _PICKLES = {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".npy", ".joblib"
 def read(path: Path, *, most: int = MOST_BYTES) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a .safetensors or .npz file by name, and the file's text metadata.
 
-    An .npz has no metadata. Sizes that a header declares are checked against the file and `most`
-    bytes before memory is taken.
+    An .npz has no metadata. The sizes in a header are checked against the file and `most` bytes
+    before memory is allocated.
 
     Raises:
-        ValueError: another format (pickles with the way to convert them), a file that is missing,
-            damaged, cut short, empty, or larger than `most` bytes, values that are no numbers.
+        ValueError: the file has another format (for pickles, the error says how to convert them);
+            is missing, damaged, truncated, empty, or larger than `most` bytes; or has values that
+            are not numbers.
     """
     path = Path(path)
     files.check_regular(path)
     if path.suffix in _PICKLES or path.suffix not in (".safetensors", ".npz"):
         raise ValueError(
-            f"{str(path)!r} is no .safetensors or .npz file. Pickled files (.pt, .pth, .bin, .npy "
+            f"{str(path)!r} is not a .safetensors or .npz file. Pickled files (.pt, .pth, .bin, "
+            ".npy "
             "of objects) can run code when opened and are refused: convert with "
             "safetensors.torch.save_file(state_dict, 'update.safetensors'), or with "
             "numpy.savez('update.npz', **arrays)"
@@ -51,10 +53,10 @@ def read(path: Path, *, most: int = MOST_BYTES) -> tuple[dict[str, Tensor], dict
 def write(path: Path, named: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
     """Write named tensors as .safetensors, in one step, readable by the owner only.
 
-    A file that is there is replaced if this function wrote it. `about` is text metadata.
+    An existing file is replaced only if this function wrote it. `about` is text metadata.
 
     Raises:
-        ValueError: another ending, or a file that leakbound did not write.
+        ValueError: the name has another ending, or the file exists and leakbound did not write it.
 
     Example:
         >>> import tempfile
@@ -89,7 +91,8 @@ def _safetensors(path: Path, most: int) -> tuple[dict[str, Tensor], dict[str, st
             return {name: file.get_tensor(name) for name in names}, about
     except (SafetensorError, OSError) as error:
         raise ValueError(
-            f"{str(path)!r} is no valid safetensors file, or is cut short: {error}; save it again "
+            f"{str(path)!r} is not a valid safetensors file, or is truncated: {error}; save it "
+            "again "
             "with safetensors.torch.save_file(...)"
         ) from error
 
@@ -115,5 +118,5 @@ def _fits(path: Path, size: int, most: int) -> None:
     if size > most:
         raise ValueError(
             f"{str(path)!r} takes {size / 2**30:.2f} GiB; the limit is {most / 2**30:.2f} GiB: "
-            "save the trained tensors alone, or as 16-bit floats"
+            "save only the trained tensors, or use 16-bit floats"
         )

@@ -1,4 +1,4 @@
-"""Named tensors as one vector, in the order of a model's weights, after a check of every name."""
+"""Named tensors as one vector, in the order of a model's weights, with checks of every name."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _NUMBER = re.compile(r"(?:arr_)?(\d+)")
 def flat(task: Task, named: Named, *, what: str) -> Tensor:
     """Named tensors as the vector (P,) in the order of `task.layout`, in the type of its weights.
 
-    Buffers (running statistics) and frozen parameters are passed over, and a prefix that a wrapper
-    put before every name (`module.`, `_module.`, `_orig_mod.`) is taken off. Lists without names
-    (keys "0", "1", ... or "arr_0", ...) are matched by position with the model's state dict, with
-    its parameters, or with its trained parameters alone, where every shape agrees. `what` is what
-    errors call the tensors.
+    Buffers (running statistics) and frozen parameters are skipped. A prefix that a wrapper put
+    before every name (`module.`, `_module.`, `_orig_mod.`) is removed. Lists without names (keys
+    "0", "1", ... or "arr_0", ...) are matched by position with the model's state dict, its
+    parameters, or its trained parameters, if every shape agrees. `what` is the name of the tensors
+    in errors.
 
     Raises:
-        ValueError: every tensor that is missing, unknown or of another shape, the first ten by
-            name; tensors of whole numbers, or with NaN or infinity.
+        ValueError: a tensor is missing, unknown or of another shape (the error lists the first ten
+            by name), or holds whole numbers, NaN or infinity.
 
     Example:
         >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(2, 1)))
@@ -43,7 +43,7 @@ def flat(task: Task, named: Named, *, what: str) -> Tensor:
     if problems:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise ValueError(
-            f"{what} does not fit the model: {'; '.join(problems[:_SHOWN])}{more}; is it of "
+            f"{what} does not fit the model: {'; '.join(problems[:_SHOWN])}{more}; is it from "
             "another model or version?"
         )
     parts = []
@@ -59,7 +59,7 @@ def flat(task: Task, named: Named, *, what: str) -> Tensor:
         if bad:
             raise ValueError(
                 f"{what}: {name} holds {bad} of {value.numel()} entries that are NaN or infinite "
-                f"(as {task.parameters.dtype}); an update like this leaks nothing and trains "
+                f"(as {task.parameters.dtype}); such an update leaks nothing and trains "
                 "nothing: check the learning rate and the file"
             )
         parts.append(moved)
@@ -69,7 +69,7 @@ def flat(task: Task, named: Named, *, what: str) -> Tensor:
 def weight_spans(task: Task) -> tuple[tuple[str, int, int], ...]:
     """(name, start, stop) of every tensor of layer weights within the flat vector of parameters.
 
-    Weights have two or more dimensions; biases and what scales a norm are none.
+    Weights have two or more dimensions; biases and the scales of a norm are excluded.
 
     Example:
         >>> weight_spans(Task.of(nn.Sequential(nn.Flatten(), nn.Linear(2, 1))))
@@ -96,7 +96,7 @@ def bare(named: Named) -> dict[str, Tensor]:
 
 
 def _unwrapped(named: Named) -> Iterator[dict[str, Tensor]]:
-    """The tensors as they are named, and again after each prefix that all names share."""
+    """The tensors as they are named, and again without each prefix that all names share."""
     own = {str(key): value for key, value in named.items()}
     yield own
     while prefix := next((p for p in _WRAPPERS if own and all(k.startswith(p) for k in own)), None):
@@ -105,7 +105,7 @@ def _unwrapped(named: Named) -> Iterator[dict[str, Tensor]]:
 
 
 def unnamed(key: str) -> bool:
-    """Whether a key is a mere position, as lists and unnamed .npz files have it.
+    """Whether a key is only a position, as in lists and unnamed .npz files.
 
     Example:
         >>> unnamed("arr_3"), unnamed("3"), unnamed("3.weight")
@@ -117,7 +117,7 @@ def unnamed(key: str) -> bool:
 def by_name(task: Task, named: Named, *, what: str) -> dict[str, Tensor]:
     """The tensors under the names of the task's model: no wrapper's prefix, shared weights once.
 
-    Arguments and errors are those of `flat`, but whether all tensors are there is not checked.
+    Arguments and errors are those of `flat`, but missing tensors are not an error.
 
     Example:
         >>> task = Task.of(nn.Linear(1, 1))
@@ -143,8 +143,8 @@ def by_name(task: Task, named: Named, *, what: str) -> dict[str, Tensor]:
             kept = own.setdefault(canonical, shared)
             if kept.shape != shared.shape or not torch.equal(kept, shared):
                 raise ValueError(
-                    f"{what}: {name} and {canonical} are one tensor in the model and differ here; "
-                    "is it of another model?"
+                    f"{what}: {name} and {canonical} are one tensor in the model but differ here; "
+                    "is it from another model?"
                 )
     return own
 
