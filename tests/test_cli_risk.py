@@ -377,7 +377,7 @@ def test_too_few_examples(capsys, tmp_path):
     source = images(tmp_path / "few", count=20)
     given = ("bound", "--noise-multiplier", 1, "--data", source)
     assert call(*given, "--prior", "mixture") == 2
-    assert "holds 20 examples; a prior takes at least 64" in (text := capsys.readouterr().err)
+    assert "holds 20 examples; give at least 64" in (text := capsys.readouterr().err)
     assert "--prior sphere" in text
     assert call(*given) == 0
     assert "20 public examples without a model" in said(capsys)
@@ -423,7 +423,7 @@ def test_known_labels_need_more_noise(capsys, command, digits):
         values = [parsed(capsys, *ask, *m)[0]["setting"]["noise_multiplier"] for m in FLAG]
     assert values[0] < values[1]
     assert call(*ask, "--labels-known", "--prior", "mixture") == 2
-    assert "labels_known goes with the priors" in capsys.readouterr().err
+    assert "labels_known needs the prior" in capsys.readouterr().err
 
 
 FLAG = ((), ("--labels-known",))

@@ -184,7 +184,7 @@ def test_hidden_participation_is_no_dp_sgd_that_divides_by_the_batch():
     """The level of its noise would show how many take part, and so who does."""
     ask = {"dim": 784, "norm": 9.0, "steps": 10}
     hidden = TrainingSetting(1.0, sampling_rate=0.1, participation="hidden", **ask)
-    with pytest.raises(NotApplicable, match=r"participation is 'hidden'.*take leakbound.opacus"):
+    with pytest.raises(NotApplicable, match=r"participation is 'hidden'.*use leakbound.opacus"):
         calibrate_setting(TARGET, hidden).defense()
     for open_ in (replace(hidden, participation="visible"), replace(hidden, sampling_rate=1.0)):
         assert calibrate_setting(TARGET, open_).defense().links
@@ -202,7 +202,7 @@ def test_rare_sampling_needs_little_noise(rate):
         assert found.epsilon == math.inf
         with pytest.raises(ValueError, match=r"noise_multiplier is 0.*needs no noise"):
             found.defense()
-        with pytest.raises(ValueError, match="clip_norm: any meets"):
+        with pytest.raises(ValueError, match="clip_norm: any value meets"):
             calibrate_setting(TARGET, setting, solve="clip_norm", noise_std=1.0)
 
 
@@ -218,7 +218,7 @@ def test_a_prior():
     assert found.corridor.bound[0] <= 0.05
     same = calibrate_setting("mse<=0.0005 with probability<=0.05", setting, prior=KnownNorm(8))
     assert same.noise_multiplier == pytest.approx(plain.noise_multiplier, rel=1e-4)
-    with pytest.raises(ValueError, match="prior is of 8 values an example, but dim is 9"):
+    with pytest.raises(ValueError, match="prior has 8 values per example, but dim is 9"):
         calibrate_setting(
             "mse<=0.0005 with probability<=0.05", TrainingSetting(1.0, dim=9), prior=rung
         )

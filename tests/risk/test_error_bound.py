@@ -197,7 +197,7 @@ def test_no_bound_for_one_model_counts_against_a_server_who_chooses_it(table, mo
     table["attacks"] = [{"name": "inverting_gradients", "steps": 2}, {"name": "planting"}]
     for record in records(table):
         assert record.bounds == ()
-        assert "bounds no other" in record.bounds_note
+        assert "does not bound others" in record.bounds_note
         assert record.verdict != "protected on average"
 
 

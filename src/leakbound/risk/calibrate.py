@@ -1,7 +1,4 @@
-"""From an accepted risk to noise, clip norm, steps or sampling rate, and to a defense.
-
-All of it is one concept: the target, the search for what meets it, and what the answer means.
-"""
+"""Find the noise, clip norm, steps or sampling rate for an accepted risk, and build the defense."""
 
 from __future__ import annotations
 
@@ -52,15 +49,15 @@ SOLVES = ("noise_multiplier", "clip_norm", "steps", "sampling_rate")
 
 UNIFORM = "direction uniform on a sphere"
 DIGITS = 5
-"""Significant digits of an answer, rounded to the safe side."""
+"""Significant digits of a result, rounded to the safe side."""
 AROUND = 5.0
-"""Decibels that the plot shows beside the target."""
+"""Decibels that the plot shows on either side of the target."""
 NEAR = 5e-5
-"""How close a search comes, as a part of the answer."""
+"""Relative tolerance of a search."""
 LEAST = 1e-12
-"""The smallest probability that a target may accept: no prior is known to such a precision."""
+"""Smallest probability that a target may accept: no prior is known to a higher precision."""
 KAPPA_ERROR, GAMMA_ERROR = 1e-8, 1e-9
-"""Bounds of the relative errors of log kappa and of gamma: the check moves both against us."""
+"""Bounds on the relative errors of log kappa and gamma; the check moves both to the unsafe side."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,21 +65,20 @@ class Calibration(Presented):
     """A setting whose upper bound meets a target, and what it means.
 
     Attributes:
-        target: the risk that was asked for.
+        target: the requested risk.
         solved: the name of the quantity that was solved for.
-        setting: the whole setting, with the answer in it.
-        clip_norm: per-example bound of the gradient's norm.
-        epsilon, delta: what the setting means as differential privacy (add or remove one example).
-        corridor: attained success and upper bound of the corridor at the target's eta, with prior
-            and attacks.
-        prior: for which examples the upper bound holds.
-        matches: what guesses without an update match in the data, if data were given.
-        identification_noise: the multiplier that protects against naming one of `examples` examples
-            with the target's probability; None where no noise does.
-        examples: how many examples are behind it.
-        source: the data source that they come from.
-        left_out: names of examples that no amount of noise protects, for which it does not hold.
-        input_width: of the range of an input.
+        setting: the whole setting, including the result.
+        clip_norm: bound on the gradient norm per example.
+        epsilon, delta: the setting as differential privacy (add or remove one example).
+        corridor: attained success and upper bound at the target's eta, with prior and attacks.
+        prior: the examples for which the upper bound holds.
+        matches: what the prior-only baselines match in the data, if data were given.
+        identification_noise: the multiplier that protects against identifying one of `examples`
+            examples with the target's probability; None if no noise does.
+        examples: number of examples used.
+        source: the data source of the examples.
+        left_out: names of examples that no amount of noise protects; the result excludes them.
+        input_width: width of the input range.
     """
 
     target: Target
@@ -102,7 +98,7 @@ class Calibration(Presented):
 
     @property
     def verdict(self) -> Verdict:
-        """What the corridor says about this answer; never "protected" for a uniform direction."""
+        """The corridor's verdict on this result; never "protected" for a uniform direction."""
         share = None if self.matches is None else self.matches.most
         return self.corridor.verdict(0, self.target.gamma, share)
 
@@ -118,14 +114,14 @@ class Calibration(Presented):
 
     @property
     def less_noise(self) -> float | None:
-        """The share of noise saved against calibrating for identification only; None: no such."""
+        """The share of noise saved against calibrating for identification only; None if none."""
         if not self.identification_noise or not math.isfinite(self.identification_noise):
             return None
         return 1 - self.noise_multiplier / self.identification_noise
 
     @property
     def public(self) -> dict[str, Any] | None:
-        """What the answer rests on without a model: public examples, and how many are needed."""
+        """What the result rests on without a model: public examples, and how many are needed."""
         sample = self.corridor.prior
         if not isinstance(sample, PublicSample) or sample.basis != "sample":
             return None
@@ -141,7 +137,7 @@ class Calibration(Presented):
 
     @property
     def _most_kappa(self) -> float:
-        """The baseline success at which the upper bound is the accepted probability."""
+        """The prior-only success at which the upper bound equals the accepted probability."""
         low, high = math.log(1e-300), math.log(self.target.gamma)
         while high - low > 1e-6:
             middle = (low + high) / 2
@@ -152,7 +148,7 @@ class Calibration(Presented):
         return math.exp(low)
 
     def plain(self) -> dict[str, Any]:
-        """All of it as JSON values; what is infinite is None."""
+        """All fields as JSON values; infinite ones are None."""
         found, noise = self.corridor, self.identification_noise
         blind = float(found.log_kappa[0]) / math.log(10)
         return {
@@ -180,11 +176,11 @@ class Calibration(Presented):
     def defense(self) -> Chain:
         """DP-SGD with this clip norm and noise, ready for `audit` and `send`.
 
-        `DpSgd` divides by the number of examples in its batch, which is taken as public.
+        `DpSgd` divides by the number of examples in its batch, so this number counts as public.
 
         Raises:
             ValueError: no noise is needed, so there is none to add.
-            NotApplicable: hidden participation in sampled steps, which that number would reveal.
+            NotApplicable: hidden participation in sampled steps, which this number would reveal.
         """
         if self.noise_multiplier == 0:
             raise ValueError(
@@ -198,7 +194,7 @@ class Calibration(Presented):
         if own.participation == "hidden" and own.sampling_rate < 1:
             raise NotApplicable(
                 "participation is 'hidden', and DpSgd divides by the number of examples in the "
-                "batch: the level of its noise shows that number, and so who takes part; take "
+                "batch: the level of its noise reveals that number, and so who takes part; use "
                 "leakbound.opacus.RiskEngine, which divides by a constant, or calibrate with "
                 "participation='visible'"
             )
@@ -213,7 +209,7 @@ class Calibration(Presented):
         return figures.corridor(psnr.tolist(), found.attained, found.bound, self.target.gamma)
 
     def _repr_html_(self) -> str:
-        """The target, the setting that meets it, and what it means."""
+        """The target, the setting that meets it, and its meaning."""
         edges, setting, saved = self.corridor, self.setting, self.less_noise
         pairs: list[tuple[str, object]] = [
             ("noise multiplier", f"{setting.noise_multiplier:g}"),
@@ -255,28 +251,29 @@ def calibrate_setting(
     examples: int | None = None,
     attacks: Attainable | None = None,
 ) -> Calibration:
-    """Solve for the one quantity that makes the upper bound of the corridor meet the target.
+    """Solve for the quantity that makes the upper bound of the corridor meet the target.
 
-    The answer is rounded to the safe side and checked with every function's error moved against us.
+    The result is rounded to the safe side, and checked with every function's error moved to the
+    unsafe side.
 
     Args:
-        target: the accepted risk, as words or as a `Target`.
-        setting: all that is known; in it, what is solved for is ignored.
+        target: the accepted risk, as text or as a `Target`.
+        setting: the known quantities; its value of the solved quantity is ignored.
         solve: "noise_multiplier", "clip_norm", "steps" (the most, up to 2^30) or "sampling_rate".
-        clip_norm: per-example bound of the gradient's norm, or
-        noise_std: noise standard deviation on the sum, where the clip norm is solved for.
-        delta: at which epsilon is reported.
-        input_range: width of the range of an input, for a target in words that names a PSNR.
+        clip_norm: bound on the gradient norm per example, or
+        noise_std: noise standard deviation on the sum, if the clip norm is solved for.
+        delta: the delta at which epsilon is reported.
+        input_range: width of the input range, for a target as text that names a PSNR.
         prior: of the examples, for the upper bound, such as `record_priors.from_images(public)`.
-            None is a uniform direction, which knows nothing about the data: the answer then holds
-            for no attacker who does, and its verdict is never "protected".
-        matches: what guesses without an update match in the data; too much refuses the target.
-        examples: for the comparison with identification among this many.
-        attacks: that are counted on data, for attained success beside the upper bound.
+            None is a uniform direction, which knows nothing about the data. The result then does
+            not hold for attackers who do, and its verdict is never "protected".
+        matches: what the prior-only baselines match in the data; too much rejects the target.
+        examples: number of examples for the comparison with identification.
+        attacks: counted on data, for the attained success next to the upper bound.
 
     Raises:
-        ValueError: nothing meets the target, with the reason, such as what reaches it blindly; a
-            target whose probability is below 1e-12.
+        ValueError: nothing meets the target, with the reason, such as a baseline that meets it; or
+            the target's probability is below 1e-12.
 
     Source: this project; the bounds: docs/errata.md, "the valid corridor".
 
@@ -291,7 +288,7 @@ def calibrate_setting(
         wanted = Target.parse(wanted, input_range=input_range)
     if wanted.gamma < LEAST:
         raise ValueError(
-            f"target is {wanted}; no statement about data holds to such a precision: accept a "
+            f"target is {wanted}; no statement about data has such a precision: accept a "
             f"probability of at least {LEAST:g}"
         )
     _check(solve, clip_norm, noise_std, delta)
@@ -338,37 +335,37 @@ def calibrate(
     exclude: Sequence[str] = (),
     input_range: tuple[float, float] = (0.0, 1.0),
 ) -> Calibration:
-    """The noise, clip norm, steps or sampling rate at which DP-SGD meets a risk that you accept.
+    """The noise, clip norm, steps or sampling rate at which DP-SGD meets an accepted risk.
 
     Args:
         target: such as "psnr>=30 with probability<=0.001".
         data: a data source (`leakbound list`) of examples of the same kind, or
-        dim: values of one example, and
-        norm: the least norm of an example, or the least and the greatest.
-        steps: of the training.
-        sampling_rate: the probability with which an example takes part in a step.
+        dim: number of values of one example, and
+        norm: the smallest norm of an example, or the smallest and the largest.
+        steps: number of training steps.
+        sampling_rate: the probability that an example takes part in a step.
         participation: whether the attacker sees who takes part: "visible" or "hidden".
         solve: "noise_multiplier", "clip_norm", "steps" (the most) or "sampling_rate".
-        noise_multiplier: where it is not what is solved for.
-        clip_norm: per-example bound of the gradient's norm.
-        noise_std: on the sum of clipped gradients, where the clip norm is solved for.
-        delta: at which epsilon is reported.
-        prior: "sample" (with data the default): no model, only what the data show as independent
-            public examples. "these": the data are the private examples themselves, and the answer
+        noise_multiplier: noise standard deviation / clip norm, unless it is solved for.
+        clip_norm: bound on the gradient norm per example.
+        noise_std: noise on the sum of clipped gradients, if the clip norm is solved for.
+        delta: the delta at which epsilon is reported.
+        prior: "sample" (the default with data): no model, only what the data show as independent
+            public examples. "these": the data are the private examples themselves, and the result
             holds on average over them. "mixture", "gaussian" and "gallery" are models fitted to
-            the data, under which an answer is called protected under a model. "sphere" knows
-            nothing about the data, and its answer is never called protected.
-        labels_known: whether the attacker knows the label, and so guesses by class.
-        size: to which images are resized.
-        channels: to which images are converted.
+            the data; their result is at best called protected under a model. "sphere" knows
+            nothing about the data, and its result is never called protected.
+        labels_known: whether the attacker knows the label, and so chooses candidates by class.
+        size: the size to which images are resized.
+        channels: the number of channels to which images are converted.
         exclude: names or numbers of examples of the data to leave out.
         input_range: lowest and highest value of an input.
 
     Returns:
-        The answer; `.defense()` is it as DP-SGD, ready to use.
+        The result; `.defense()` returns it as DP-SGD, ready to use.
 
     Raises:
-        ValueError: nothing meets the target, and why; arguments that do not fit.
+        ValueError: nothing meets the target, with the reason; or arguments do not fit together.
 
     Source: this project; docs/risk.md, and the bounds in docs/errata.md, "the valid corridor".
 
@@ -414,7 +411,7 @@ def calibrate(
 
 
 def _given_noise(solve: Solve, noise: float | None) -> float:
-    """The noise multiplier to start from: given where something else is solved for, else any."""
+    """The initial noise multiplier: the given one if something else is solved for, else any."""
     sought = solve in ("steps", "sampling_rate")
     if noise is None and sought:
         raise ValueError(f"noise_multiplier is not given, and solve is {solve!r}, which needs it")
@@ -433,14 +430,14 @@ def _check(solve: Solve, clip_norm: float, noise_std: float | None, delta: float
     probability("delta", delta)
     positive("noise_std", 1.0 if noise_std is None else noise_std)
     if (noise_std is None) == (solve == "clip_norm"):
-        raise ValueError("noise_std: give it where the clip norm is solved for, and only there")
+        raise ValueError("noise_std: give it if the clip norm is solved for, and only then")
 
 
 def _solved(solve: Solve, setting: TrainingSetting, blind: float, gamma: float) -> TrainingSetting:
-    """The setting with the answer in it, rounded to the safe side and checked."""
+    """The setting with the result in it, rounded to the safe side and checked."""
 
     def excess(value: float, rough: bool = False) -> float:
-        """Above 0 where the upper bound misses gamma; on a wider grid if rough."""
+        """Above 0 if the upper bound misses gamma; on a wider grid if rough."""
         if solve in ("noise_multiplier", "clip_norm"):
             tried = replace(setting, noise_multiplier=value)
         elif solve == "steps":
@@ -460,7 +457,7 @@ def _solved(solve: Solve, setting: TrainingSetting, blind: float, gamma: float) 
 def _sharpened(
     prior: PublicSample, solve: Solve, found: TrainingSetting, eta: float, gamma: float
 ) -> TrainingSetting:
-    """From the answer by kappa's limit on to the profile bound's, where that allows less noise."""
+    """Go from the result by kappa's limit to that by the profile bound, if it needs less noise."""
 
     def holds(setting: TrainingSetting) -> bool:
         return bool(upper_bound(prior, setting, eta)[0][0] <= gamma)
@@ -516,7 +513,7 @@ def _steps(excess: Excess, setting: TrainingSetting, blind: float, gamma: float)
         found += more
     if excess(found) > 0:
         raise ValueError(
-            f"noise_multiplier is {noise:g}: not one step meets the target; take more noise or a "
+            f"noise_multiplier is {noise:g}: not one step meets the target; give more noise or a "
             "lower sampling_rate"
         )
     return found
@@ -537,10 +534,10 @@ def _rate(excess: Excess, setting: TrainingSetting, blind: float, gamma: float) 
 
 
 def _sharper(excess: Excess, start: float, sign: int, turned: Callable[[float], float]) -> float:
-    """From the answer for visible steps, which holds, on to the edge for hidden ones.
+    """Go from the result for visible steps, which holds, to the edge for hidden ones.
 
-    Few evaluations, as each takes up to some tenths of a second, and at rounded values alone, so
-    that the answer's own is among them.
+    It uses few evaluations, as each takes up to some tenths of a second. It evaluates rounded
+    values only, so that the final result is among them.
     """
     limit = math.log(MOST_STEPS)
 
@@ -555,7 +552,7 @@ def _sharper(excess: Excess, start: float, sign: int, turned: Callable[[float], 
 
 
 def _log_edge(setting: TrainingSetting, blind: float, rough: bool = False) -> float:
-    """The logarithm of the upper bound, with its error moved against us."""
+    """The logarithm of the upper bound, with its error moved to the unsafe side."""
     law = bound_law(setting)
     found = (law.rough if rough else law)(
         setting.noise_multiplier,
@@ -572,13 +569,13 @@ def _log_baseline(
     prior: Baseline | None,
     matches: BaselineMatches | None,
 ) -> float:
-    """The logarithm of the baseline success; refuses a target that it reaches."""
+    """The logarithm of the prior-only success; rejects a target that the baseline meets."""
     if target.eta * setting.dim >= setting.norm**2:
         raise ValueError(_zero_image(target, setting))
     if matches is not None:
         refuse_matched(matches, target)
     if prior is not None and prior.dim != setting.dim:
-        raise ValueError(f"prior is of {prior.dim} values an example, but dim is {setting.dim}")
+        raise ValueError(f"prior has {prior.dim} values per example, but dim is {setting.dim}")
     blind = _log_kappa(target, setting, prior)
     if blind >= math.log(target.gamma) - 3 * GAMMA_ERROR:
         if isinstance(prior, PublicSample) and prior.basis == "sample":
@@ -592,18 +589,18 @@ def _log_baseline(
 
 
 def _clipped(found: TrainingSetting, noise_std: float) -> tuple[TrainingSetting, float]:
-    """The highest clip norm with that noise on the sum, and the multiplier that it makes."""
+    """The highest clip norm with that noise on the sum, and the resulting multiplier."""
     if found.noise_multiplier == 0:
         raise ValueError(
-            "clip_norm: any meets the target, even without noise, as the example is sampled so "
-            "rarely; give a larger sampling_rate, more steps or a smaller probability"
+            "clip_norm: any value meets the target, even without noise, because the example is "
+            "sampled so rarely; give a larger sampling_rate, more steps or a smaller probability"
         )
     clip = rounded(noise_std / found.noise_multiplier, DIGITS, up=False)
     return replace(found, noise_multiplier=noise_std / clip), clip
 
 
 def _log_kappa(target: Target, setting: TrainingSetting, prior: Baseline | None) -> float:
-    """The logarithm of the baseline success, with its error moved against us."""
+    """The logarithm of the prior-only success, with its error moved to the unsafe side."""
     found = float(upper_bound(prior, setting, target.eta)[1][0])
     return min(0.0, found + abs(found) * KAPPA_ERROR)
 
@@ -613,7 +610,7 @@ def _name(prior: Baseline | None) -> str:
 
 
 def _too_few(target: Target, sample: PublicSample, limit: float) -> str:
-    """Why public examples show too little for a target, and how many would be enough."""
+    """Why public examples show too little for a target, and how many would suffice."""
     held = sample.largest(target.eta)
     least = sample.needed(target.gamma, parts=2)
     if held == 1:

@@ -1,4 +1,4 @@
-"""The risk corridor: what an attack reaches and what none exceeds, on one error threshold."""
+"""The risk corridor: attained success and the upper bound on success, by error threshold."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ Array = NDArray[Any]
 Participation = Literal["visible", "hidden"]
 
 ROUNDING = 1e-7
-"""Relative rounding of the two edges: a lower one above the upper by less is set to it."""
+"""Relative rounding of the two curves: attained success less than this above the bound is cut."""
 CUT = 1e-9
-"""Part of delta that stands for numbers of sightings left out of a sum, on either side."""
+"""Part of delta for numbers of sightings that are left out of a sum, on either side."""
 MOST_STEPS = 2**30
 SHOWN = 7
-"""Thresholds in a notebook's table at most; the curve shows all."""
+"""Maximum number of thresholds in a notebook's table; the curve shows all."""
 SPHERE = "a direction uniform on the sphere, of the given norm or a larger one"
 ATTACKER_KNOWS = {
     "visible": "averages the steps that hold the example, which it knows",
@@ -51,17 +51,17 @@ ATTACKER_KNOWS = {
 
 @dataclass(frozen=True)
 class TrainingSetting:
-    """One private training: what attained success and upper bound need to know.
+    """One private training: the inputs of attained success and upper bound.
 
     Attributes:
         noise_multiplier: noise standard deviation / clip norm.
         dim: N, the number of values of one example.
-        norm: |X|, the least among the examples that the answer is for.
-        steps, sampling_rate: how often the model is updated, and the chance that a step holds a
+        norm: |X|, the smallest among the covered examples.
+        steps, sampling_rate: the number of model updates, and the probability that a step holds a
             given example (Poisson sampling).
         participation: whether the attacker sees which steps hold the example. In federated learning
             the server picks the clients: "visible". Both need Poisson sampling: an example that
-            takes part once in an epoch is at more risk, and k sure steps are k full-batch ones.
+            takes part once per epoch is at more risk, and k certain steps are k full-batch ones.
         clip_norm, rows: of a trap with few rows, which attains less; by default it has enough.
     """
 
@@ -87,7 +87,7 @@ class TrainingSetting:
 
     @property
     def trap_noise(self) -> float:
-        """The noise multiplier that a trap with this number of rows is left with."""
+        """The effective noise multiplier of a trap with this number of rows."""
         if self.rows is None or self.clip_norm is None:
             return self.noise_multiplier
         found = from_scratch.effective_noise(
@@ -98,20 +98,20 @@ class TrainingSetting:
 
 @dataclass(frozen=True, eq=False)
 class Corridor:
-    """attained success and upper bound of the risk at thresholds eta.
+    """Attained success and upper bound of the risk at thresholds eta.
 
     Attributes:
-        setting: what they hold for.
+        setting: the training they hold for.
         eta: (n,) mean squared errors, input units squared.
-        attained: (n,) success of attacks that work: of the best one on the linear trap, or of those
-            that were counted on data, a lower confidence limit.
-        bound: (n,) success that no attacker exceeds, with any model, on average over the prior.
-        log_kappa: (n,) natural logarithm of the baseline success behind the upper bound.
+        attained: (n,) success of working attacks: of the best one on the linear trap, or a lower
+            confidence limit for those that were counted on data.
+        bound: (n,) upper bound on any attacker's success, for any model, on average over the prior.
+        log_kappa: (n,) natural logarithm of the prior-only success behind the upper bound.
         prior: of the examples, for the upper bound; None is a uniform direction.
-        attacks: that attain it; None is the linear trap.
-        baseline: (n,) what a guess without any update is known to reach, such as the zero image.
-        attack: (n,) which attack attains it.
-        attained_scope, bound_scope: whom each covers and what it does not say.
+        attacks: the attacks that attain it; None is the linear trap.
+        baseline: (n,) known success of a prior-only baseline, such as the zero image.
+        attack: (n,) the attack that attains it.
+        attained_scope, bound_scope: which attackers each covers and what it does not say.
     """
 
     setting: TrainingSetting
@@ -128,7 +128,7 @@ class Corridor:
 
     @property
     def basis(self) -> Basis | None:
-        """What the upper bound rests on; None where its prior knows nothing about the data.
+        """What the upper bound rests on; None if its prior knows nothing about the data.
 
         An attacker who knows similar data exceeds the bound of such a prior: it protects nothing.
         """
@@ -139,11 +139,11 @@ class Corridor:
         return corridor(setting or self.setting, eta, prior=self.prior, attacks=self.attacks)
 
     def verdict(self, index: int, accepted: float, matched: float | None = None) -> Verdict:
-        """The verdict at one threshold alone, where no attack was run.
+        """The verdict at one threshold if no attack was run.
 
-        Recoverable is what attacks reach beyond the baseline, under either prior. Never protected
-        where the baseline matches more of the data than is accepted (`matched`), nor under a prior
-        that knows nothing about the data.
+        It is "recoverable" if attacks attain more than the baseline, under either prior. It is
+        never "protected" if the baseline matches more of the data than is accepted (`matched`), or
+        under a prior that knows nothing about the data.
         """
         attained, bound = float(self.attained[index]), float(self.bound[index])
         own = self.setting
@@ -160,7 +160,7 @@ class Corridor:
         )
 
     def _repr_html_(self) -> str:
-        """Attained success and upper bound as curves and a table, with whom each covers."""
+        """Attained success and upper bound as curves and a table, with the attackers they cover."""
         names = ("attained", "no attacker exceeds")
         lines = ((names[0], self.attained.tolist()), (names[1], self.bound.tolist()))
         curve = ""
@@ -184,7 +184,7 @@ class Corridor:
             "Risk that an example is reconstructed",
             pictures.note(_training_words(self.setting)),
             curve,
-            pictures.table(("error at most", "blind", *names), rows),
+            pictures.table(("error at most", "prior-only baseline", *names), rows),
             uninformed_note(self),
             scope_notes(self),
         )
@@ -197,13 +197,12 @@ def corridor(
     prior: Baseline | None = None,
     attacks: Attainable | None = None,
 ) -> Corridor:
-    """Attained success and upper bound: how likely an error of at most eta is.
+    """Attained success and upper bound on the probability that the error is at most eta.
 
-    Bound: the trade-off function of the composed, subsampled Gaussian mechanism at the baseline
-    success kappa(eta) under the prior; of public examples without a model the profile bound where
-    that is the better one. Attained: what attacks reach that
-    were built from data and counted on other data; without data gamma* of the linear trap, over the
-    numbers of sightings.
+    Bound: the trade-off function of the composed, subsampled Gaussian mechanism at the prior-only
+    success kappa(eta) under the prior. For public examples without a model, the profile bound if it
+    is better. Attained: the success of attacks that were built from data and counted on other data.
+    Without data, gamma* of the linear trap over the numbers of sightings.
 
     Shapes: `eta` (n,) or a number.
 
@@ -211,12 +210,12 @@ def corridor(
         setting: the training.
         eta: mean squared errors above 0, input units squared.
         prior: of the examples; None is a direction uniform on the sphere of radius `norm`.
-        attacks: on examples of the same kind. None takes them from a `PublicSample`; under other
-            priors it is the linear trap, on examples of the known norm: what it attains may exceed
-            a bound that is averaged over other examples.
+        attacks: on examples of the same kind. None takes them from a `PublicSample`. Under other
+            priors it is the linear trap, on examples of the known norm: its success may exceed a
+            bound that is averaged over other examples.
 
     Raises:
-        ValueError: eta of 0 or below.
+        ValueError: eta is 0 or less.
 
     Source: docs/errata.md, "the valid corridor"; corrects paper C, section V.
 
@@ -261,7 +260,7 @@ def corridor(
 def upper_bound(
     prior: Baseline | None, setting: TrainingSetting, eta: ArrayLike
 ) -> tuple[Array, Array]:
-    """The success that no attacker exceeds at each eta, and log kappa behind it."""
+    """Upper bound on any attacker's success at each eta, and the log kappa behind it."""
     levels = np.atleast_1d(positive("eta", eta, infinite=True))
     if prior is None:
         blind = identification.log_kappa_sphere(dim=setting.dim, eta=levels, norm=setting.norm)
@@ -299,7 +298,7 @@ def attained_success(setting: TrainingSetting, eta: Array) -> Array:
 
 
 def success_bound(setting: TrainingSetting, log_kappa: ArrayLike) -> Array:
-    """The success that no attacker exceeds, for the logarithm of its baseline success."""
+    """Upper bound on any attacker's success, for the logarithm of the prior-only success."""
     found = bound_law(setting)(
         setting.noise_multiplier,
         sampling_rate=setting.sampling_rate,
@@ -310,10 +309,11 @@ def success_bound(setting: TrainingSetting, log_kappa: ArrayLike) -> Array:
 
 
 def epsilon(setting: TrainingSetting, delta: float) -> float:
-    """The epsilon that goes with delta, adding or removing an example; infinite without noise.
+    """The epsilon for a given delta, adding or removing an example; infinite without noise.
 
-    An attacker who sees which steps hold the example gains no doubt from sampling but the chance
-    that none does: delta(epsilon) is then the mean of that of k full-batch steps over k.
+    If an attacker sees which steps hold the example, sampling adds no doubt, except for the
+    probability that no step does. So delta(epsilon) is the mean over k of that of k full-batch
+    steps.
 
     Example:
         >>> round(epsilon(TrainingSetting(1.0, dim=4, steps=10, sampling_rate=0.1), 1e-5), 2)
@@ -344,7 +344,7 @@ def bound_law(setting: TrainingSetting) -> Any:
 
 
 def attained_scope(setting: TrainingSetting, attacks: Attainable | None) -> Scope:
-    """Whom attained success covers."""
+    """The attackers that the attained success covers."""
     scope, says = from_scratch.exact.scope, ATTACKER_KNOWS[setting.participation]
     if attacks is not None:
         return replace(
@@ -366,15 +366,15 @@ def attained_scope(setting: TrainingSetting, attacks: Attainable | None) -> Scop
 
 
 def uninformed_note(edges: Corridor) -> str:
-    """That a prior which knows nothing about the data protects nothing."""
+    """A note that a prior which knows nothing about the data protects nothing."""
     return "" if edges.basis is not None else pictures.note(UNINFORMED)
 
 
 def scope_notes(edges: Corridor) -> str:
-    """Whom attained success and upper bound cover, in small letters."""
+    """The attackers that attained success and upper bound cover, in small letters."""
 
     def lines(name: str, scope: Scope) -> str:
-        return pictures.note(f"{name}: {scope.attackers}; records: {scope.prior}") + (
+        return pictures.note(f"{name}: {scope.attackers}; examples: {scope.prior}") + (
             f"<br>{pictures.note(f'it does not say: {scope.not_said}')}"
         )
 
@@ -388,6 +388,6 @@ def _training_words(setting: TrainingSetting) -> str:
     steps = "1 step" if setting.steps == 1 else f"{setting.steps} steps"
     rate = f" at sampling rate {setting.sampling_rate:g}" if setting.sampling_rate < 1 else ""
     return (
-        f"noise multiplier {setting.noise_multiplier:g}, {steps}{rate}; records of {setting.dim} "
+        f"noise multiplier {setting.noise_multiplier:g}, {steps}{rate}; examples of {setting.dim} "
         f"values and norm {setting.norm:g} or more"
     )

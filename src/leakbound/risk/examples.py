@@ -18,18 +18,17 @@ from leakbound.risk.kappa import BaselineMatches, baseline_matches
 from leakbound.risk.target import Target
 
 SHOWN = 10
-"""Names of examples in one line."""
+"""Maximum number of example names in one line."""
 WIDEST = 1e100
 SAMPLE, THESE = "sample", "these"
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """How many values an example has, and the least and greatest norm; with data, the examples.
+    """The number of values and the range of norms of an example; with data, the examples too.
 
-    `images` are (n, dim), in the units that the model is fed; `origins` says which come from one
-    source; `left_out` names those that no amount
-    of noise protects.
+    `images` are (n, dim), in the model's input units. `origins` says which come from one source.
+    `left_out` names those that no amount of noise protects.
     """
 
     dim: int
@@ -56,10 +55,10 @@ class Examples:
         exclude: Sequence[str] = (),
         input_range: tuple[float, float] = (0.0, 1.0),
     ) -> Examples:
-        """Those of a data source, which must agree with dim and norm where given; else of these.
+        """The examples of a data source, which must fit dim and norm if given; else of these two.
 
         Raises:
-            ValueError: neither data nor both numbers, or data that do not agree.
+            ValueError: neither data nor both numbers are given, or data do not agree with them.
         """
         if data is None:
             if dim is None or norm is None:
@@ -67,12 +66,12 @@ class Examples:
             if size is not None or channels is not None:
                 raise ValueError("size and channels resize the images of data, which are not given")
             if exclude:
-                raise ValueError("exclude leaves examples of data out, which are not given")
+                raise ValueError("exclude leaves out examples of data, which are not given")
             width_of(input_range)
             return Examples(dim, _possible(_range(norm), dim, input_range))
         flat, labels, names, origins = _loaded(data, size, channels, exclude, input_range)
         if dim is not None and dim != flat.shape[1]:
-            raise ValueError(f"dim is {dim}, but the data have {flat.shape[1]} values an example")
+            raise ValueError(f"dim is {dim}, but the data have {flat.shape[1]} values per example")
         own = np.linalg.norm(flat, axis=1)
         norms = (float(own.min()), float(own.max()))
         if norm is not None:
@@ -92,7 +91,7 @@ class Examples:
         return Examples(flat.shape[1], norms, flat, data, names, labels, origins)
 
     def without_constants(self, target: Target) -> Examples:
-        """Without those that a constant image matches, which no amount of noise protects."""
+        """Without those that a constant image matches; no amount of noise protects them."""
         if self.images is None:
             return self
         matched = self.images.var(1) <= target.eta
@@ -119,16 +118,16 @@ class Examples:
         )
 
     def matches(self, eta: float) -> BaselineMatches | None:
-        """What guesses without an update match of the data; None without data."""
+        """What the prior-only baselines match in the data; None without data."""
         return None if self.images is None else baseline_matches(self.images, eta)
 
     def prior(
         self, name: str | None = None, *, labels_known: bool = False
     ) -> record_priors.Baseline | None:
-        """The prior by name; by default "sample", no model, where there are data.
+        """The prior by name; by default "sample" (no model) if there are data.
 
-        None stands for a uniform direction ("sphere"), which knows nothing about the data. Known
-        labels count where there is no model.
+        None is a uniform direction ("sphere"), which knows nothing about the data. Known labels
+        count if there is no model.
         """
         if name == "sphere" or (name is None and self.images is None):
             return None
@@ -141,7 +140,7 @@ class Examples:
             return TheseExamples(self.images, labels)
         if labels_known:
             raise ValueError(
-                f"labels_known goes with the priors {SAMPLE!r} and {THESE!r}, and prior is {kind!r}"
+                f"labels_known needs the prior {SAMPLE!r} or {THESE!r}, but prior is {kind!r}"
             )
         try:
             return record_priors.from_images(self.images, kind)
@@ -152,7 +151,7 @@ class Examples:
             ) from None
 
     def attacks(self) -> Attainable | None:
-        """Attacks that are counted on these examples, one of each source; None without data."""
+        """Attacks that are counted on these examples, one per source; None without data."""
         if self.images is None:
             return None
         return Attainable.of(PublicSample(self.images, sources=self.origins))
@@ -178,7 +177,7 @@ def _loaded(
     exclude: Sequence[str],
     input_range: tuple[float, float],
 ) -> tuple[NDArray[Any], NDArray[Any], tuple[str, ...], NDArray[Any] | None]:
-    """The examples (n, dim) of a source but the excluded ones, labels, names and origins."""
+    """The examples (n, dim) of a source without the excluded ones; labels, names and origins."""
     from leakbound import data
 
     width_of(input_range)
@@ -200,7 +199,7 @@ def _loaded(
 
 
 def _kept(names: Sequence[str], exclude: Sequence[str]) -> NDArray[Any]:
-    """Which examples stay, of these names (or numbers from 0)."""
+    """Which of the examples with these names (or numbers from 0) stay."""
     keep = np.ones(len(names), dtype=bool)
     place = {name: i for i, name in enumerate(names)}
     for word in exclude:
@@ -219,7 +218,7 @@ def _kept(names: Sequence[str], exclude: Sequence[str]) -> NDArray[Any]:
 def _possible(
     norms: tuple[float, float], dim: int, input_range: tuple[float, float]
 ) -> tuple[float, float]:
-    """Norms that examples of dim values in this range can have."""
+    """The norms that examples of dim values in this range can have."""
     low, high = input_range
     widest = math.sqrt(float(whole("dim", dim))) * max(abs(low), abs(high))
     nearest = math.sqrt(dim) * max(0.0, low, -high)
@@ -233,6 +232,8 @@ def _possible(
 
 def _range(norm: Sequence[float]) -> tuple[float, float]:
     if not 1 <= len(norm) <= 2 or list(norm) != sorted(norm):
-        raise ValueError(f"norm is {list(norm)}; give the least norm, or the least and the most")
+        raise ValueError(
+            f"norm is {list(norm)}; give the smallest, or the smallest and the largest"
+        )
     positive("norm", list(norm))
     return float(norm[0]), float(norm[-1])

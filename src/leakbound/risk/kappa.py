@@ -1,4 +1,4 @@
-"""What a guess without any update reaches: of a data set, and under a prior taken from it.
+"""The prior-only success kappa: of a data set, and under a prior taken from it.
 
 kappa is the probability that the prior-only baseline meets the criterion. No noise brings any
 attacker's success below it.
@@ -20,20 +20,20 @@ from leakbound.risk.target import Target
 from leakbound.types import Batch, NotApplicable
 
 TIE = 1e-12
-"""Errors that exceed eta by no more than this part count as matched: rounding."""
+"""Errors that exceed eta by at most this part count as matched: rounding."""
 
 
 @dataclass(frozen=True)
 class BaselineMatches:
-    """Shares of a data set's examples within an MSE of eta of guesses without an update.
+    """Shares of a data set's examples within an MSE of eta of prior-only baselines.
 
     Attributes:
-        examples: how many were looked at.
+        examples: number of examples checked.
         constant: the largest share that one constant image matches, and
         value: that constant.
         mean: the share that the mean image matches.
         example: the largest share of the other examples that one example matches. An attacker who
-            has no such example cannot guess it, so no target is refused for it.
+            does not have this example cannot use it, so it rejects no target.
     """
 
     examples: int
@@ -54,7 +54,7 @@ def baseline_matches(images: ArrayLike, eta: float) -> BaselineMatches:
     Shapes: `images` (n, ...); the trailing sizes are one example's values.
 
     Raises:
-        ValueError: no images, values that are no finite numbers, eta of 0 or below.
+        ValueError: there are no images, values are not finite, or eta is 0 or less.
 
     Example:
         >>> found = baseline_matches([[0.0, 0.0], [0.05, 0.05], [1.0, 0.0]], 0.0025)
@@ -79,7 +79,7 @@ def baseline_matches(images: ArrayLike, eta: float) -> BaselineMatches:
 
 
 def refuse_matched(found: BaselineMatches, target: Target) -> None:
-    """Refuse a target that a guess without any update meets more often than is accepted."""
+    """Reject a target that a prior-only baseline meets more often than is accepted."""
     what, share = max(
         (f"the constant image {found.value:.3g}", found.constant),
         ("the mean image of the data", found.mean),
@@ -98,21 +98,21 @@ def of_public(
 ) -> tuple[RecordPrior, float]:
     """A prior taken from public examples, and log kappa under it at an MSE of eta.
 
-    A known label is no part of the release, so guesses may differ by class. A model of images may
-    lie far below real ones; what one public example matches of the others (of its class) does not,
-    and the largest such share errs upwards.
+    A known label is not part of the release, so candidates may differ by class. A model of images
+    may have a much smaller kappa than real images. The share of the others (of its class) that one
+    public example matches has no such error, and the largest such share errs upwards.
     """
     if public is None or public.size < record_priors.MIN_EXAMPLES:
         raise NotApplicable(
-            f"the probability needs {record_priors.MIN_EXAMPLES} public examples to take a prior "
-            "from"
+            f"the probability needs at least {record_priors.MIN_EXAMPLES} public examples for a "
+            "prior"
         )
     flat = public.inputs.flatten(1).double().cpu().numpy()
     labels = public.labels.cpu().numpy()
-    by_class = kind == "gaussian" and labels_known  # one Gaussian a class
+    by_class = kind == "gaussian" and labels_known  # one Gaussian per class
     try:
         prior = _fitted("mixture" if by_class else kind, flat, labels, components)
-    except ValueError as error:  # such as a class of one public example
+    except ValueError as error:  # such as a class with one public example
         raise NotApplicable(f"no prior can be taken from the public examples: {error}") from None
     groups = [flat[labels == y] for y in np.unique(labels)] if labels_known else [flat]
     known = float(
@@ -136,11 +136,11 @@ def _fitted(kind: str, flat: NDArray[Any], labels: NDArray[Any], components: int
 
 
 def after_copy(noise_std: float, prior: RecordPrior, *, eta: float, baseline: float) -> float:
-    """Log of the most probability with which one guess from x + w comes within eta of x.
+    """Log of the largest probability that one candidate from x + w comes within eta of x.
 
-    Gaussians: given the copy and the part it is of, x is Gaussian with a covariance that does not
-    depend on the copy, so the most mass of a ball is known. Gallery: no image is farther from the
-    middle than the farthest, in units of noise.
+    Gaussians: given the copy and its part, x is Gaussian with a covariance that does not depend on
+    the copy, so the largest mass of a ball is known. Gallery: no image is farther from the middle
+    than the farthest, in units of noise.
     """
     levels = np.array([eta])
     if isinstance(prior, record_priors.Mixture):
@@ -151,6 +151,6 @@ def after_copy(noise_std: float, prior: RecordPrior, *, eta: float, baseline: fl
             for part in prior.parts
         ]
         return float(np.asarray(record_priors.Mixture(parts, prior.weights).log_kappa(levels))[0])
-    assert isinstance(prior, record_priors.Gallery)  # there is no other
+    assert isinstance(prior, record_priors.Gallery)  # there is no other kind
     farthest = float(np.linalg.norm(prior.images - prior.images.mean(0), axis=1).max())
     return float(identification.gaussian.log(noise_std / farthest, log_kappa=baseline))

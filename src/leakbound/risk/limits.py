@@ -1,4 +1,4 @@
-"""All bounds on one release, and those on the error: audit, captures and the meter ask here."""
+"""All bounds on one release, on success and on the error, for audits, captures and the meter."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ from leakbound.types import (
 
 PILOT, STEPS = 4, 5
 GRID = (30, 28, 26, 24.5, 23, 21.5, 20, 18.5, 17, 15.5, 14, 12)
-"""PSNRs in dB at which the bound on the mean error takes the bound on success."""
+"""PSNRs in dB at which the bound on the mean error evaluates the bound on success."""
 MANY = 96
-"""Draws for a Weiss-Weinstein bound: a linear release then loses 20 % of it to its confidence."""
+"""Draws for a Weiss-Weinstein bound: its confidence costs a linear release 20 % of the bound."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class ErrorBoundSpec:
     """A lower bound on every attacker's mean error, or an estimate of one.
 
     Attributes:
-        kind: "trace", "full" (tighter, slower, with a leak map), both estimates; "weiss_weinstein"
-            (proved, for models with non-smooth activations too, slowest) or "none".
+        kind: "trace" or "full" (tighter, slower, with a leak map), both estimates;
+            "weiss_weinstein" (proven, also for non-smooth activations, slowest); or "none".
         prior: what attackers know of examples: "gaussian" (mean and covariance of public ones, in
             their `components` leading directions), "isotropic" (their mean variance) or "flat".
-        images: over how many draws of the prior the information is averaged.
-        directions: random directions for each trace.
+        images: number of draws of the prior over which the information is averaged.
+        directions: number of random directions for each trace.
     """
 
     kind: str = "trace"
@@ -83,12 +83,12 @@ class ErrorBoundSpec:
 
 @dataclass(frozen=True)
 class Limits:
-    """What is known of all attackers on a release, and of attacks that work.
+    """The known bounds on all attackers of a release, and the success of known attacks.
 
     Attributes:
-        bounds: those that there are.
+        bounds: the available bounds.
         note: why others are missing.
-        attained: what the best known attack reaches; None where that is not known.
+        attained: success of the best known attack; None if it is not known.
     """
 
     bounds: tuple[Bound, ...] = ()
@@ -99,7 +99,7 @@ class Limits:
 def of_release(
     released: Released, error: ErrorBoundSpec, risk: RiskSpec, source: torch.Generator
 ) -> Limits:
-    """All bounds that there are for a release, and what is attained."""
+    """All available bounds for a release, and the attained success."""
     found: list[Bound] = []
     notes: list[str] = []
     domain = released.criterion.domain
@@ -125,14 +125,14 @@ def of_release(
 
 
 def error_bound(released: Released, spec: ErrorBoundSpec, source: torch.Generator) -> Bound | None:
-    """The lower bound on every attacker's mean squared error that is asked for.
+    """The requested lower bound on every attacker's mean squared error.
 
-    The prior is one Gaussian for each class, and labels count as known, since an update often
-    reveals them. Only of single examples a bound is said to hold on average: candidates for several
-    are paired in the best order, and the bound is not.
+    The prior is one Gaussian per class, and labels count as known, since an update often reveals
+    them. The bound is stated on average only for single examples: several reconstructions are
+    paired in the best order, which the bound does not cover.
 
     Raises:
-        NotApplicable: there is no such bound here, and why.
+        NotApplicable: no such bound is available here, with the reason.
     """
     if spec.kind == "none":
         return None
@@ -144,7 +144,7 @@ def error_bound(released: Released, spec: ErrorBoundSpec, source: torch.Generato
     if released.threat.server is Server.MALICIOUS:
         raise NotApplicable(
             "a malicious server chooses the model, and a lower bound on the error for one model "
-            "bounds no other: it may scale its weights until the noise is nothing"
+            "does not bound others: the server may scale its weights until the noise is negligible"
         )
     if released.batch is None:
         raise NotApplicable("a lower bound on the error needs the labels, which are not known")
@@ -179,10 +179,10 @@ def error_bound(released: Released, spec: ErrorBoundSpec, source: torch.Generato
 
 
 def leak_map(released: Released, spec: ErrorBoundSpec) -> Tensor | None:
-    """How much of each value's uncertainty the release takes away, (B, *S) in [0, 1].
+    """How much of each value's uncertainty the release removes, (B, *S) in [0, 1].
 
-    1 - sqrt(posterior bound / prior variance) at the very examples that were sent: 0 where a value
-    stays as uncertain as the prior has it, 1 where it is given away. None without a full bound.
+    1 - sqrt(posterior bound / prior variance) at the very examples that were sent. 0: a value stays
+    as uncertain as under the prior. 1: it is revealed. None without a full bound.
     """
     truth = released.batch
     if truth is None or spec.kind != "full":
@@ -193,7 +193,7 @@ def leak_map(released: Released, spec: ErrorBoundSpec) -> Tensor | None:
     try:
         information = fisher_matrix(_channel(released), truth, _basis(prior))
         left = full_bound(information, prior).per_pixel
-    except (NotApplicable, ValueError):  # a picture less, and no other part of the record changes
+    except (NotApplicable, ValueError):  # only the picture is missing; the record stays the same
         return None
     if left is None:
         return None
@@ -205,9 +205,9 @@ def leak_map(released: Released, spec: ErrorBoundSpec) -> Tensor | None:
 
 
 def sample_error_bound(released: Released, error: ErrorBoundSpec, risk: RiskSpec) -> Bound | None:
-    """A lower bound on every attacker's mean squared error by public examples, without a model.
+    """A lower bound on every attacker's mean squared error from public examples, without a model.
 
-    None where the release is not private or no such bound is asked for.
+    None if the release is not private or no such bound is requested.
     """
     found = None if error.kind == "none" else private_noise(released, risk)
     if found is None or released.public is None or released.public.size < 2:
@@ -265,7 +265,7 @@ def _error_bound(
 def _without_smoothness(
     channel: Channel, prior: Prior, drawn: list[Batch], basis: Tensor | None
 ) -> ErrorBound:
-    """The Weiss-Weinstein bound, along the directions that a few pilot draws reveal least of."""
+    """The Weiss-Weinstein bound, along the directions that a few pilot draws reveal least."""
     pilot, rest = drawn[:PILOT], drawn[PILOT:]
     fisher = np.mean([fisher_matrix(channel, b, basis) for b in pilot], axis=0)
     directions, known = least_informed(fisher, prior, max(1, prior.rank // 2))
@@ -278,7 +278,7 @@ def _without_smoothness(
 
 
 def _explained(estimate: ErrorBound, channel: Channel, batch: Batch) -> ErrorBound:
-    """The estimate, with what else the theorem behind it lacks: smoothness, one public noise."""
+    """The estimate, with the other conditions that its theorem lacks: smoothness, public noise."""
     assert isinstance(channel.law, Gaussian)  # checked when the channel was built
     found = not_smooth(channel.task, batch.inputs, batch.labels, channel.defense)
     if found:

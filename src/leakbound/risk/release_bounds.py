@@ -1,4 +1,4 @@
-"""What bounds every attacker on one release, from a model and a batch in memory."""
+"""Bounds on every attacker for one release, from a model and a batch in memory."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ class ReleaseBounds(Presented):
 
     Attributes:
         known: the leak map.
-        bounds: on the error, and on the probability of success; those that there are.
+        known: the leak map.
+        bounds: the available bounds, on the error and on the probability of success.
         note: why others are missing.
-        attained: what the best known attack of the threat model's server reaches.
-        criterion_psnr: in dB, from which an example counts as reconstructed.
+        attained: success of the best known attack of the threat model's server.
+        criterion_psnr: PSNR in dB from which an example counts as reconstructed.
     """
 
     bounds: tuple[Bound, ...]
@@ -37,26 +38,26 @@ class ReleaseBounds(Presented):
 
     @property
     def verdict(self) -> Verdict:
-        """What the bounds alone say; never "exposed", as no attack was run."""
+        """The verdict from the bounds alone; never "exposed", because no attack was run."""
         return verdict((), self.bounds, attained=self.attained)
 
     @property
     def error(self) -> Bound | None:
-        """The lower bound on the mean squared error, one that covers all attackers before others.
+        """The lower bound on the mean squared error, preferably one that covers all attackers.
 
-        An estimate of one says so in `covers`; None where there is none (see `note`).
+        An estimate says so in `covers`; None if there is no bound (see `note`).
         """
         own = [bound for bound in self.bounds if bound.on_error]
         return max(own, key=lambda bound: bound.covers == "all", default=None)
 
     @property
     def probability(self) -> float | None:
-        """With what probability any attacker reconstructs an example; None: not known."""
+        """Upper bound on any attacker's probability to reconstruct an example; None: not known."""
         return next((b.probability for b in self.bounds if b.probability is not None), None)
 
     @property
     def psnr(self) -> float | None:
-        """The PSNR in dB that no attacker exceeds on average; None where none is proved."""
+        """The PSNR in dB that no attacker exceeds on average; None if none is proven."""
         return self.error.psnr if self.error is not None and self.error.covers == "all" else None
 
     def _figure(self) -> Figure:
@@ -67,7 +68,7 @@ class ReleaseBounds(Presented):
         return figures.leak_map(self.known)
 
     def leak_map(self) -> Tensor | None:
-        """How much of each value's uncertainty the release takes away, (B, *S) in [0, 1].
+        """How much of each value's uncertainty the release removes, (B, *S) in [0, 1].
 
         None without a full bound.
         """

@@ -1,4 +1,4 @@
-"""One release, and all that bounds on it may rest on."""
+"""One release, and everything that bounds on it may use."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ Once = Callable[[Any, Callable[[], T]], T]
 
 @dataclass(frozen=True, eq=False)
 class Released:
-    """One release, and all that bounds on it may rest on.
+    """One release, and everything that bounds on it may use.
 
     Attributes:
         task: the model as the attacker knows it.
         cohort: batch size of every client in the update.
-        batch: its labels count as known; its inputs are looked at only with `truth_known`, to
-            compare what was sent with what the defense's `imitate` gives.
+        batch: its labels count as known. Its inputs are used only with `truth_known`, to compare
+            what was sent with the result of the defense's `imitate`.
         public: public examples of the same kind.
-        origins: (n,) what each public example comes from, where several come from one.
-        same_law: p-value of a test that private examples are drawn like public ones; None: no test.
-        private: all private examples, of which the batch is some, for a statement about these.
-        fresh: the model was not chosen from the public examples, nor from private ones.
-        key: what names the release, so that a bound is computed once; None computes it anew.
-        once: keeps what was made by its key; None keeps it with the public examples.
+        origins: (n,) the source of each public example, if several share one.
+        same_law: p-value of a test that private and public examples have one distribution; None:
+            no test.
+        private: all private examples, including the batch, for a statement about these.
+        fresh: the model was chosen neither from the public examples nor from private ones.
+        key: name of the release, so that a bound is computed once; None computes it each time.
+        once: cache by key; None caches with the public examples.
     """
 
     task: Task
@@ -55,20 +56,20 @@ class Released:
     once: Once[Any] | None = None
 
     def cached(self, name: str, key: Any, make: Callable[[], T]) -> T:
-        """What belongs to this release, made once where it has a name."""
+        """A value that belongs to this release, computed once if the release has a key."""
         return make() if self.key is None else self.of_public((name, self.key, key), make)
 
     def of_public(self, key: Any, make: Callable[[], T]) -> T:
-        """What follows from the public examples and the key, made once as long as they live.
+        """A value computed from the public examples and the key, once as long as they live.
 
-        What is made must not hold the public batch, which would then live for ever.
+        The value must not hold the public batch, which would then never be freed.
         """
         if self.once is not None:
             found: T = self.once(key, make)
             return found
         public = self.public
         if public is None or public.inputs.is_inference() or public.labels.is_inference():
-            return make()  # whether they change cannot be seen
+            return make()  # changes to them cannot be detected
         kept = _MADE.setdefault(public, {})
         place = key, public.inputs._version, public.labels._version
         if place not in kept:
@@ -82,7 +83,7 @@ class Released:
 
 
 def refuse_side_information(released: Released) -> None:
-    """Refuse where the attacker knows more of the batch than the release: no bound covers that."""
+    """Reject a release if the attacker knows more about the batch: no bound covers that."""
     if released.threat.statistics_known and batch_norms(released.task):
         raise NotApplicable(
             "the batch's statistics leave beside the update, without noise: no bound covers them, "

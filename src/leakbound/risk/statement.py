@@ -1,4 +1,4 @@
-"""What is said about risk: one template for each statement, no more than what is proved."""
+"""Sentences about risk: one template for each statement, which says no more than is proven."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from leakbound._util.rounding import least, most
 from leakbound.assess.record import DELTA, ESTIMATE, Assessment, Attained, Bound, DefenseInfo
 
 STRONG: Final = 1.0
-"""The largest epsilon that is called a strong guarantee (NIST SP 800-226)."""
+"""The largest epsilon that counts as a strong guarantee (NIST SP 800-226)."""
 DOUBTED: Final = "a test found"
 GUESS: Final = "guess without an update"
 UNINFORMED: Final = (
@@ -20,7 +20,7 @@ UNINFORMED: Final = (
 
 
 def of_assessment(found: Assessment) -> list[str]:
-    """All that is known of attackers on one update, a sentence each."""
+    """All that is known about attackers on one update, one sentence each."""
     psnr = found.criterion.value
     said = [of_attack(found), *of_bounds(found.bounds, psnr)]
     if found.attained is not None:
@@ -29,7 +29,7 @@ def of_assessment(found: Assessment) -> list[str]:
 
 
 def of_attack(found: Assessment) -> str:
-    """What the attack did, beside a guess without the update."""
+    """What the attack achieved, compared with the prior-only baseline."""
     name, psnr = found.attack.name, found.criterion.value
     if found.certificate is not None:
         return f"{name} reconstructed the input: {found.certificate}"
@@ -48,14 +48,14 @@ def of_attack(found: Assessment) -> str:
 
 
 def of_bounds(bounds: Iterable[Bound], psnr: float | None = None) -> list[str]:
-    """A sentence for each bound, and once what they leave open of membership."""
+    """A sentence for each bound, and one sentence on what they leave open about membership."""
     found = list(bounds)
     open_ = (of_membership(b.epsilon, DELTA) for b in found if b.epsilon is not None)
     return [*(of_bound(bound, psnr) for bound in found), *dict.fromkeys(filter(None, open_))]
 
 
 def of_bound(bound: Bound, psnr: float | None = None) -> str:
-    """A bound in one sentence: what it says, of whom, and where it is not proved, why."""
+    """A bound in one sentence: what it says, about which attackers, and why it may be unproven."""
     if bound.probability is not None:
         return f"{bound.name}: {_of_probability(bound, psnr)}"
     error = least(bound.value) + ("" if bound.psnr is None else f" ({_up(bound.psnr)} dB)")
@@ -108,7 +108,7 @@ def _claimed(bound: Bound, psnr: float | None) -> str:
 
 
 def of_membership(epsilon: float, delta: float) -> str:
-    """What a bound on reconstruction leaves open: whether an example took part. Empty if hidden."""
+    """What a bound on reconstruction leaves open about membership. Empty if it is hidden."""
     if epsilon <= STRONG:
         return ""
     return (
@@ -118,7 +118,7 @@ def of_membership(epsilon: float, delta: float) -> str:
 
 
 def of_attained(attained: Attained, psnr: float) -> str:
-    """What attacks that work reach, in one sentence."""
+    """The success of working attacks, in one sentence."""
     low, high = attained.baseline
     sure = f"{attained.confidence:.0%} confidence, {attained.public_examples} examples"
     if attained.guessable:

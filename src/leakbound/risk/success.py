@@ -1,4 +1,4 @@
-"""How often any attacker meets the criterion on one release: what bounds it, what is attained."""
+"""Any attacker's probability to meet the criterion on one release: bounds and attained success."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from leakbound.risk.statement import DOUBTED, GUESS
 from leakbound.types import Batch, Guarantee, NotApplicable, Server, Task, Unit
 
 MOST_KNOWN, MOST_PRODUCTS = 2500, 2e11
-"""Public examples whose gradients are compared at most, and products of them: some seconds."""
+"""Maximum number of public examples whose gradients are compared, and of products; some seconds."""
 LEAST = 1e-300
-"""Smaller probabilities are given as this."""
+"""Smaller probabilities are given as this value."""
 DOUBT = 0.01
-"""From which p-value on a test does not say that private examples differ from public ones."""
+"""At smaller p-values a test says that private examples differ from public ones."""
 
 
 @dataclass(frozen=True)
 class RiskSpec:
-    """The accepted probability of a reconstruction, where the release is private.
+    """The accepted probability of a reconstruction, for a private release.
 
     Attributes:
         probability: a release is "protected" if no attacker meets the criterion more often, by
-            what public examples show without a model; None asks for no such bound.
-        prior: the model under which a second bound is stated, for "protected under a model":
-            "mixture" (Gaussians fitted to public examples), "gaussian" (one of them), "gallery"
-            (the public examples themselves) or "none".
-        components: leading directions of the Gaussians.
+            what public examples show without a model; None requests no such bound.
+        prior: the model for a second bound, for "protected under a model": "mixture" (Gaussians
+            fitted to public examples), "gaussian" (one of them), "gallery" (the public examples
+            themselves) or "none".
+        components: number of leading directions of the Gaussians.
         these: also state, exactly, what holds on average over the private examples of the audit.
             The number depends on private data: keep the records and the report local.
     """
@@ -57,8 +57,8 @@ class RiskSpec:
     def __post_init__(self) -> None:
         if self.probability is not None and not 0 < self.probability < 1:
             raise ValueError(
-                f"probability is {self.probability!r}; give one between 0 and 1, or 0 to ask for "
-                "no such bound"
+                f"probability is {self.probability!r}; give one between 0 and 1, or 0 for no such "
+                "bound"
             )
         check.one_of([*KINDS, "none"], prior=self.prior)
         check.count(components=self.components)
@@ -70,12 +70,12 @@ def sample_key(released: Released) -> tuple[Any, ...]:
 
 
 def doubted(released: Released) -> bool:
-    """Whether a test found that private examples are not drawn like public ones."""
+    """Whether a test found that private and public examples have different distributions."""
     return released.same_law is not None and released.same_law < DOUBT
 
 
 def known_sample(released: Released) -> counting.PublicSample:
-    """The public examples as a sample, made once; labels count where they are known."""
+    """The public examples as a sample, made once; labels count if they are known."""
     public, origins = released.public, released.origins
     assert public is not None  # the callers ask
     found: counting.PublicSample = released.of_public(
@@ -92,13 +92,13 @@ def known_sample(released: Released) -> counting.PublicSample:
 
 
 def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
-    """With what probability any attacker meets the criterion, by public examples without a model.
+    """Upper bound on any attacker's probability, from public examples without a model.
 
-    It says nothing, in `excludes_threshold`, where a test found that private examples are not
-    drawn like the public ones.
+    It says nothing, in `excludes_threshold`, if a test found that private and public examples have
+    different distributions.
 
     Raises:
-        NotApplicable: no public examples.
+        NotApplicable: there are no public examples.
     """
     found = private_noise(released, spec)
     if found is None or spec.probability is None:
@@ -148,9 +148,9 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
 
 
 def these_probability(released: Released, spec: RiskSpec) -> Bound | None:
-    """With what probability any attacker meets the criterion, on average over private examples.
+    """Upper bound on any attacker's probability, on average over private examples.
 
-    None where no private examples were given to count.
+    None if no private examples were given to count.
     """
     found, private = private_noise(released, spec), released.private
     if found is None or spec.probability is None or private is None or not spec.these:
@@ -186,7 +186,7 @@ def these_probability(released: Released, spec: RiskSpec) -> Bound | None:
         equation="profile bound over the examples themselves (docs/risk.md)",
         assumptions=(
             f"covers {scope.attackers}",
-            "examples: one of these, each as likely; the others may be known",
+            "examples: one of these, each equally likely; the others may be known",
             f"it does not say: {scope.not_said}, or anything of other examples",
             "it depends on private data: keep it local",
         ),
@@ -194,14 +194,14 @@ def these_probability(released: Released, spec: RiskSpec) -> Bound | None:
 
 
 def known_model_probability(released: Released, spec: RiskSpec) -> Bound | None:
-    """With what probability an honest server meets the criterion, from this model's update.
+    """Upper bound on the probability that an honest server succeeds with this model's update.
 
-    By the posterior over public examples, and without a model of the data. None where the server is
+    It uses the posterior over public examples, without a model of the data. None if the server is
     malicious: it sends another model.
 
     Raises:
-        NotApplicable: no public examples, or an update that is not a mean of clipped gradients of
-            this model at weights that depend on no example.
+        NotApplicable: there are no public examples, or the update is not a mean of clipped
+            gradients of this model at weights that depend on no example.
     """
     found = private_noise(released, spec)
     if found is None or spec.probability is None or released.threat.server is not Server.HONEST:
@@ -218,7 +218,7 @@ def known_model_probability(released: Released, spec: RiskSpec) -> Bound | None:
     key = *sample_key(released), noise, eta
     try:
         edge, prior, confidence, count = released.cached("known model", key, make)
-    except ValueError as error:  # such as weights of which no gradients fit into memory
+    except ValueError as error:  # such as weights whose gradients do not fit into memory
         raise NotApplicable(f"no bound for this model alone: {error}") from None
     return _stated(
         released,
@@ -253,8 +253,8 @@ def _stated(
     holds: bool = True,
     **more: Any,
 ) -> Bound:
-    """A bound on the probability of success; it excludes nothing where `holds` is False."""
-    assert spec.probability is not None  # `private_noise` asks
+    """A bound on the probability of success; it excludes nothing if `holds` is False."""
+    assert spec.probability is not None  # `private_noise` checks
     value = nine(edge, up=True)
     return Bound(
         value=value,
@@ -271,7 +271,7 @@ def _stated(
 
 
 def _why_not_known(released: Released) -> str | None:
-    """Why there is no bound for the known model; None where there is."""
+    """Why there is no bound for the known model; None if there is one."""
     links = released.defense.links
     changed = any(link.changes_training or link.changes_start for link in links)
     if [type(link) for link in links[:3]] != [ClipExamples, Mean, GaussianMechanism] or changed:
@@ -311,21 +311,21 @@ def known_model(
     labels_known: bool = True,
     confidence: float = counting.CONFIDENCE,
 ) -> KnownModel:
-    """What public examples show of the updates of one model, as an honest server sends it.
+    """What public examples show about the updates of one model from an honest server.
 
     It holds if neither the model nor the clip norm was chosen from these public examples.
 
     Args:
         task: the model at its weights.
-        public: examples, drawn independently and like the private ones; MOST_KNOWN at most count.
+        public: independent draws from the private examples' distribution; at most MOST_KNOWN count.
         clip_norm: C, the largest L2 norm of one example's gradient.
-        sample: the same as a sample, where they are not independent.
-        guesses: of the attacker, of which one has to match.
+        sample: the same as a sample, if they are not independent.
+        guesses: number of the attacker's candidates, of which one has to match.
         labels_known: whether the attacker knows the label.
-        confidence: with which its bounds hold.
+        confidence: of its bounds.
 
     Raises:
-        ValueError: weights of 16 bits, or fewer than two examples that fit into memory.
+        ValueError: weights have 16 bits, or fewer than two examples fit into memory.
 
     Source: docs/risk.md, "An honest server".
 
@@ -340,7 +340,7 @@ def known_model(
     """
     places = np.arange(public.size) if sample is None else sample.places
     most = min(MOST_KNOWN, most_examples(task), int((MOST_PRODUCTS / len(task.parameters)) ** 0.5))
-    if len(places) > most:  # at random: data are often sorted by class
+    if len(places) > most:  # random order: data are often sorted by class
         places = np.sort(np.random.default_rng(0).permutation(places)[:most])
     at = torch.from_numpy(places)
     batch = Batch(public.inputs[at], public.labels[at])
@@ -355,11 +355,12 @@ def known_model(
 
 
 def model_probability(released: Released, spec: RiskSpec) -> Bound | None:
-    """With what probability any attacker meets the criterion, under a model of the data.
+    """Upper bound on any attacker's probability, under a model of the data.
 
-    Differential privacy: the trade-off function of the Gaussian mechanism at the baseline's success
-    under the prior. A noisy copy: what the copy itself gives away under that prior, which covers
-    all that is ever computed from it. Each example for itself; for several the worst one's.
+    Differential privacy: the trade-off function of the Gaussian mechanism at the prior-only success
+    under the prior. A noisy copy: what the copy itself reveals under that prior, which covers
+    everything that is ever computed from it. The bound is for each example; for several, for the
+    worst one.
 
     Raises:
         NotApplicable: no prior can be taken from the public examples.
@@ -373,7 +374,7 @@ def model_probability(released: Released, spec: RiskSpec) -> Bound | None:
         ("baseline", spec.prior, spec.components, labels_known, eta),
         lambda: kappa.of_public(public, spec.prior, spec.components, labels_known, eta),
     )
-    blind = min(0.0, one + math.log(released.examples))  # any of the guesses may be the right one
+    blind = min(0.0, one + math.log(released.examples))  # any of the candidates may match
     copies = _copies(released)
     noise, scope, name = private
     if copies:
@@ -392,8 +393,8 @@ def model_probability(released: Released, spec: RiskSpec) -> Bound | None:
         equation=scope.equation,
         assumptions=(
             f"covers {scope.attackers}",
-            "examples: averaged over the model, which is taken to hold for the private ones; each "
-            "for itself",
+            "examples: averaged over the model, assumed to hold for the private ones; each for "
+            "itself",
             f"it does not say: {scope.not_said}",
             f"the prior-only baseline succeeds with probability {of_log(blind)}",
         ),
@@ -401,10 +402,10 @@ def model_probability(released: Released, spec: RiskSpec) -> Bound | None:
 
 
 def attained(released: Released, spec: RiskSpec) -> Attained | None:
-    """What attacks that work reach on examples like the public ones; None where nothing is known.
+    """Success of working attacks on examples like the public ones; None if nothing is known.
 
-    A malicious server's, where examples are clipped and the noise is known; else, and under an
-    honest server, a guess without any update.
+    The attacks of a malicious server, if examples are clipped and the noise is known. Otherwise,
+    and for an honest server, the prior-only baseline.
     """
     public = released.public
     if spec.probability is None or public is None or doubted(released):
@@ -421,7 +422,7 @@ def attained(released: Released, spec: RiskSpec) -> Attained | None:
     hits = [(1.0, math.inf if noise is None else noise)]
 
     def make() -> Attained:
-        # Each of the two gets half of what the confidence leaves.
+        # Each of the two gets half of the failure probability.
         found = attacks.success(hits, eta, parts=2)
         known = float(sample.log_kappa(eta, parts=2))
         assert spec.probability is not None
@@ -441,20 +442,20 @@ def attained(released: Released, spec: RiskSpec) -> Attained | None:
 
 
 def _attacked_noise(released: Released, spec: RiskSpec) -> float | None:
-    """The noise multiplier that a malicious server's attacks meet; None where it is not known."""
+    """The noise multiplier for a malicious server's attacks; None if it is not known."""
     if released.threat.server is not Server.MALICIOUS or _copies(released):
         return None
     try:
         found = private_noise(released, spec)
-    except NotApplicable:  # it learns more than the release, and a guess is still a guess
+    except NotApplicable:  # the attacker learns more than the release; the baseline still counts
         return None
     return None if found is None else found[0]
 
 
 def private_noise(released: Released, spec: RiskSpec) -> tuple[float, Scope, str] | None:
-    """The noise multiplier behind which an example hides, whom that covers, and its name.
+    """The noise multiplier that protects an example, the attackers that this covers, and its name.
 
-    Of a noisy copy: in units of the farthest that an example lies from the middle of its range.
+    For a noisy copy: in units of an example's largest distance from the middle of its range.
     """
     if spec.probability is None:
         return None
@@ -493,14 +494,14 @@ def _epsilon(released: Released, noise: float) -> float | None:
 
 
 def _margin(noise: float, accepted: float, limit: float) -> float:
-    """How many times as densely as public examples private ones may lie: F(A kappa) = accepted."""
+    """How much denser than public examples private ones may be: A with F(A kappa) = accepted."""
     if noise == 0 or limit == 0:
         return 0.0
     return float(special.ndtr(special.ndtri(accepted) - 1 / noise)) / limit
 
 
 def _multiplier(defense: Chain) -> float:
-    """The largest multiplier of the mechanisms in the chain; each alone covers what follows."""
+    """The largest multiplier of the mechanisms in the chain; each alone covers what follows it."""
     found = [m.noise_multiplier for m in defense.links if isinstance(m, GaussianMechanism)]
     if not found:
         raise NotApplicable("the guarantee does not rest on Gaussian noise")

@@ -1,4 +1,4 @@
-"""A risk in a person's words: "psnr>=20 with probability<=0.001"."""
+"""An accepted risk as text: "psnr>=20 with probability<=0.001"."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Target:
     Attributes:
         eta: mean squared error over the example's values, input units squared.
         gamma: the accepted probability, in (0, 1).
-        psnr: the same threshold in dB, where it was given so.
+        psnr: the same threshold in dB, if it was given as one.
     """
 
     eta: float
@@ -47,10 +47,10 @@ class Target:
 
     @staticmethod
     def parse(text: str, *, input_range: float = 1.0) -> Target:
-        """From words; the PSNR's range is `input_range`.
+        """Parse text; the PSNR's range is `input_range`.
 
         Raises:
-            ValueError: words that say something else, or numbers out of range.
+            ValueError: the text does not have this form, or numbers are out of range.
 
         Example:
             >>> Target.parse("psnr >= 20 dB with probability <= 0.1 %")
