@@ -109,7 +109,7 @@ def glossary_findings(name: str, raw: str, prose: str, glossary: Glossary) -> It
             ):
                 word = " ".join(match.group().split())
                 line = raw.count("\n", 0, match.start()) + 1
-                found.append((line, f"{name}:{line}: {word} -> {rule.use}"))
+                found.append((match.start(), f"{name}:{line}: {word} -> {rule.use}"))
     yield from (text for _, text in sorted(found))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 Span = tuple[int, int]
 # Names, not words: dotted or underscored, options, addresses, quoted code.
 CODE = re.compile(
-    r"``[^`]+``|`[^`]+`|https?://[^\s)>\"]+|(?<!\S)--[\w-]+|\b\w[\w-]*(?:\.\w+)+|\b\w*_\w*\b"
+    r"``[^`]+``|`[^`]+`|https?://[^\s)>\"]+|(?<!\S)--[\w-]+|\b\w[\w-]*(?:\.\w+)+|\b(?!S_D\b)\w*_\w*\b"
 )
 FENCE = re.compile(r"^([ \t]*)(```+|~~~+)[^\n]*\n.*?(?:^[ \t]*\2[ \t]*$|\Z)", re.M | re.S)
 MARKDOWN_CODE = re.compile(
@@ -124,7 +124,10 @@ def strings(tree: ast.AST) -> Iterable[ast.Constant | ast.JoinedStr]:
     while todo:
         node = todo.pop()
         if isinstance(node, ast.JoinedStr):
-            yield node
+            if any(
+                isinstance(part, ast.Constant) and " " in str(part.value) for part in node.values
+            ):
+                yield node
         elif isinstance(node, ast.Constant):
             if isinstance(node.value, str) and " " in node.value:
                 yield node

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 LONGEST = 40  # words of a sentence
 EASE = 50  # the median page: "fairly difficult" begins below 60, "difficult" below 50
-UNCOUNTED = ("docs/decisions/", "docs/reproductions/")  # records of their time; generated pages
+UNCOUNTED = ("docs/decisions/", "docs/reproductions/")  # kept as decided; generated
 
 
 @dataclass(frozen=True)
