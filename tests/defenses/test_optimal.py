@@ -356,7 +356,7 @@ def test_what_is_refused_of_one_form_alone():
         OptimalNoise(utility_std=0.1, error_floor=0.1)
     with pytest.raises(ValueError, match="error_floor"):
         OptimalNoise(error_floor=-0.1)
-    with pytest.raises(ValueError, match='"energy" alone'):
+    with pytest.raises(ValueError, match='give the rule "energy"'):
         OptimalNoise(correlation="layers", rule="utility")
     for more in ({"utility_std": 0.1}, {"error_floor": 0.01}, {"rounding": True}):
         with pytest.raises(ValueError, match="set by noise_std, and not rounded"):

@@ -275,7 +275,7 @@ def test_masks_and_whitening_are_kept_likewise(task, few, every):
     [
         ({"rule": "enrgy"}, "energy"),
         ({"correlation": "layer"}, "layers"),
-        ({"correlation": "layers"}, 'known for the rule "energy" alone'),
+        ({"correlation": "layers"}, 'give the rule "energy"'),
         ({"rule": "energy", "correlation": "low_rank", "layers": True}, "without layers"),
         ({"rule": "energy", "correlation": "low_rank", "clamp": 1.0}, "and clamp"),
         ({"images": 0}, "images"),

@@ -159,7 +159,7 @@ def test_layers_that_do_not_fit_are_refused():
     task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 4), twice, nn.Tanh(), twice))
     with pytest.raises(ValueError, match="calls the layer '2' 2 times"):
         distances(task, torch.rand(1, 1, 2, 2), "2")
-    with pytest.raises(ValueError, match="vector an example"):
+    with pytest.raises(ValueError, match="vector per example"):
         distances(Task.of(nn.Linear(2, 2)), torch.rand(1, 1, 2, 2), "")
 
 

@@ -244,7 +244,7 @@ def test_what_is_refused(task, batch):
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
         ({"rule": "utilty"}, "utility"),
         ({"correlation": "layer"}, "layers"),
-        ({"rule": "utility", "correlation": "layers"}, '"energy" alone'),
+        ({"rule": "utility", "correlation": "layers"}, 'give the rule "energy"'),
         ({"images": 0}, "images"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -17,8 +17,8 @@ from leakbound.domains import Domain
 class Criterion:
     """An example is reconstructed if the domain's distance to it is at most `within`.
 
-    Measured success, the prior-only baseline, kappa and the bounds all use it: that puts attack and
-    theorem on one axis.
+    Measured success, the prior-only baseline, kappa and the bounds all use it, so that attacks and
+    theorems share one axis.
     """
 
     domain: Domain
@@ -29,7 +29,7 @@ class Criterion:
 
     @staticmethod
     def of_psnr(psnr: float, domain: Domain) -> Criterion:
-        """A PSNR of at least so many dB: a root mean squared error of range / 10^(psnr/20)."""
+        """A PSNR of at least `psnr` dB: a root mean squared error of range / 10^(psnr/20)."""
         check.positive(psnr=psnr)
         if psnr >= EXTREME:
             raise ValueError(f"psnr is {psnr:g}; give decibels, such as 20")
@@ -43,7 +43,7 @@ class Criterion:
 
     @property
     def psnr(self) -> float:
-        """The least PSNR that meets it, in dB."""
+        """The smallest PSNR that meets it, in dB."""
         low, high = self.domain.input_range
         return float(f"{psnr_of_mse(self.error, high - low):.12g}")
 
@@ -52,9 +52,9 @@ class Criterion:
         return CriterionInfo(value=self.psnr, within=float(f"{self.within:.9g}"))
 
     def met(self, truth: Tensor, guess: Tensor, baseline: Tensor) -> tuple[bool, ...]:
-        """By paired example (N, *shape): it is reconstructed, and better than the baseline has it.
+        """By paired example (N, *shape): it is reconstructed, and better than by the baseline.
 
-        What the baseline reconstructs as well is not the update's fault.
+        If the baseline reconstructs it equally well, the update is not the cause.
         """
         own = self.domain.distance(truth, guess).tolist()
         other = self.domain.distance(truth, baseline).tolist()

@@ -1,4 +1,4 @@
-"""Truth against reconstruction: what was measured, and what of it is shown."""
+"""Compare truth and reconstruction: what was measured, and what of it is shown."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def measure(
     more: Sequence[metrics.Metric] = (),
     quick: bool = False,
 ) -> Measured:
-    """Pair an answer with the truth and measure both it and the prior-only baseline.
+    """Pair a reconstruction with the truth; measure it and the prior-only baseline.
 
-    The baseline is the closest of `guesses`; `quick` measures the PSNR alone.
+    The baseline is the closest of `guesses`; `quick` measures only the PSNR.
     """
     domain, paired = criterion.domain, pair(truth, answer)
     low, high = domain.input_range
@@ -67,10 +67,11 @@ def measure(
 
 
 def guesses(domain: Domain, truth: Batch, public: Batch | None) -> Tensor:
-    """For each example (B, *S) the closest of the guesses that need no update.
+    """For each example (B, *S) the closest prior-only baseline.
 
-    The mean of the public examples and that of its class, which an update often reveals; the lowest
-    value everywhere, the middle one and the highest. To beat them is what an attack has to do.
+    The baselines are the mean of the public examples, the mean of its class (an update often
+    reveals the class), and constants: the lowest value, the middle and the highest. An attack must
+    be closer than these.
     """
     shape, (low, high) = truth.inputs.shape, domain.input_range
     blind = domain.blind(public).to(truth.inputs).expand(shape)
@@ -102,9 +103,9 @@ def shown(
     images: bool,
     leaks: Tensor | None = None,
 ) -> Shown:
-    """Pictures or columns, as the domain has them; without `images` errors by column alone.
+    """Pictures or columns, depending on the domain; without `images` only errors by column.
 
-    `guess` stands in the order of the truth; `leaks` is a leak map in [0, 1].
+    `guess` is in the order of the truth; `leaks` is a leak map in [0, 1].
     """
     own = domain.fields(truth, guess)
     columns = [msgspec.convert(c, ColumnResult, from_attributes=True) for c in own.columns or ()]
@@ -146,8 +147,9 @@ def release_of(
 def utility_of(update: Update, truth: Batch, seen: Observation) -> dict[str, float | None]:
     """First-order utility kept, and the equal noise of the same second-order cost (paper A).
 
-    Shares of the plain gradient's: <g, E y> / ||g||², and sqrt(Σ g² v / ||g||²) for noise of
-    variances v; None where the release is not that of one client's gradient, or has no known law.
+    Both are shares of the plain gradient's: <g, E y> / ||g||², and sqrt(Σ g² v / ||g||²) for noise
+    of variances v. None if the release is not one client's gradient, or its distribution is not
+    known.
     """
     nothing: dict[str, float | None] = {"first_order": None, "second_order": None}
     plain = len(update.rows) == 1 and len(seen.cohort) == 1
@@ -168,7 +170,7 @@ def utility_of(update: Update, truth: Batch, seen: Observation) -> dict[str, flo
 def strip(images: Tensor, input_range: tuple[float, float]) -> tuple[str, bytes]:
     """The images (B, C, H, W) side by side as one PNG; returns its file name and bytes.
 
-    One channel becomes gray; three RGB; of other numbers the first is shown.
+    One channel becomes gray, three become RGB; of other numbers only the first is shown.
     """
     from PIL import Image
 

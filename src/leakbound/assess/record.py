@@ -1,7 +1,7 @@
-"""The one form of a record: an assessment of an update, or what a defense costs a training.
+"""The record format: an assessment of an update, or the cost of a defense in a training.
 
-A line of `records.jsonl` is an `Assessment`, a line of `utility.jsonl` a `Training`; `run.json` is
-a `RunInfo`. Whoever writes or reads them does it here (docs/reference/records.schema.json).
+A line of `records.jsonl` is an `Assessment`, a line of `utility.jsonl` is a `Training`, and
+`run.json` is a `RunInfo`. All code reads and writes them here (docs/reference/records.schema.json).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from leakbound._util import files
 
 SCHEMA: Final = 1
 DELTA: Final = 1e-5
-"""At which a bound gives the release's epsilon."""
+"""The delta at which a bound gives the release's epsilon."""
 EXPOSED: Final = "exposed"
 CERTIFIED: Final = "exposed (certified)"
 RECOVERABLE: Final = "recoverable in principle"
@@ -31,7 +31,7 @@ HONEST: Final = "protected from an honest server"
 THESE: Final = "protected (these examples)"
 PROTECTED: Final = "protected"
 ESTIMATE: Final = "estimate"
-"""What a bound covers that is estimated and not proved: nobody for certain."""
+"""`covers` of a bound that is estimated and not proven: it covers nobody for certain."""
 Verdict = Literal[
     "exposed (certified)",
     "exposed",
@@ -47,7 +47,7 @@ Verdict = Literal[
 VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 """From the worst to the best."""
 UNSETTLED: Final = (RECOVERABLE, GUESSABLE, UNDECIDED, UNDER_MODEL)
-"""Nothing is shown or proved: a model of the data proves nothing about real examples."""
+"""Nothing is shown or proven: a model of the data proves nothing about real examples."""
 Basis = Literal["sample", "examples", "known model", "fitted model"]
 PROTECTS: Final[dict[Basis, Verdict]] = {
     "sample": PROTECTED,
@@ -55,11 +55,11 @@ PROTECTS: Final[dict[Basis, Verdict]] = {
     "known model": HONEST,
     "fitted model": UNDER_MODEL,
 }
-"""What a bound that excludes the threshold is called, by what it rests on."""
+"""The verdict for a bound that excludes the threshold, by what the bound rests on."""
 STATUSES: Final = ("ok", "not_applicable", "failed")
 
 Status = Literal["ok", "not_applicable", "failed"]
-# Squares and sums of such numbers stay finite, so no reader needs to ask again.
+# Squares and sums of these numbers stay finite, so readers need no further check.
 Number = Annotated[float, Meta(ge=-1e300, le=1e300)]
 Decibels = Annotated[float, Meta(ge=-1000, le=1000)]
 Probability = Annotated[float, Meta(ge=0, le=1)]
@@ -71,11 +71,11 @@ Parameters = dict[str, Any]
 
 
 class Damage(ValueError):
-    """Why a line is no record."""
+    """The reason why a line is not a valid record."""
 
 
 class RecordPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all that a record consists of: frozen, and closed to fields that it does not know."""
+    """Base of all parts of a record: frozen, without unknown fields."""
 
 
 class AttackInfo(RecordPart, frozen=True, kw_only=True):
@@ -100,7 +100,7 @@ class DefenseInfo(RecordPart, frozen=True, kw_only=True):
 
 
 class ModelInfo(RecordPart, frozen=True, kw_only=True):
-    """A model by name; `size` counts its weights, None where it could not be built."""
+    """A model by name; `size` counts its weights, None if it could not be built."""
 
     name: str
     parameters: Parameters
@@ -110,7 +110,7 @@ class ModelInfo(RecordPart, frozen=True, kw_only=True):
 
 
 class DataInfo(RecordPart, frozen=True, kw_only=True):
-    """Where the examples come from, and what one of them is."""
+    """The source of the examples, and the form of one example."""
 
     source: str
     domain: str
@@ -130,7 +130,7 @@ class Threat(RecordPart, frozen=True, kw_only=True):
 class CriterionInfo(RecordPart, frozen=True, kw_only=True):
     """What counts as reconstructed: a PSNR of at least `value` dB, a distance of at most `within`.
 
-    The distance is the domain's, in its natural units.
+    The distance is that of the domain, in its natural units.
     """
 
     metric: Literal["psnr"] = "psnr"
@@ -139,10 +139,11 @@ class CriterionInfo(RecordPart, frozen=True, kw_only=True):
 
 
 class ReleaseInfo(RecordPart, frozen=True, kw_only=True):
-    """What is known of an update's noise and of what it withholds.
+    """What is known about an update's noise and about what it withholds.
 
     `utility`: share of the plain gradient's first-order progress that is kept, and the second-order
-    cost of the noise, both relative (paper A). `noise_share`: of the update's energy.
+    cost of the noise, both relative (paper A). `noise_share`: the noise's share of the update's
+    energy.
     """
 
     law: str
@@ -154,7 +155,7 @@ class ReleaseInfo(RecordPart, frozen=True, kw_only=True):
 
 
 class ObjectiveValues(RecordPart, frozen=True, kw_only=True):
-    """The attack's own objective before and after."""
+    """The attack's objective before and after."""
 
     start: Number | None
     end: Number | None
@@ -163,22 +164,22 @@ class ObjectiveValues(RecordPart, frozen=True, kw_only=True):
 class Bound(RecordPart, frozen=True, kw_only=True):
     """A statement about all attackers (`covers` "all"), some of them, or an "estimate" of one.
 
-    Either a lower bound on the mean squared error (`probability` is None, `psnr` the same in dB),
-    or the probability with which any attacker meets the criterion.
+    It is either a lower bound on the mean squared error (`probability` is None, `psnr` is the same
+    in dB), or an upper bound on any attacker's probability to meet the criterion.
 
     Attributes:
-        rests_on_prior: it holds on average over `prior` only.
-        confidence: with which it holds over the public examples, or over the draws of the prior.
+        rests_on_prior: it holds only on average over `prior`.
+        confidence: of the bound, over the public examples or over the draws of the prior.
         basis: what it rests on. "sample": `public_examples` independent public examples show it,
-            whatever their distribution is. "examples": it is exact for these private examples.
-            "known model": as "sample", for the model that is sent and no other. "fitted model":
-            examples follow a model that was fitted to public ones.
-        largest_ball: the most public examples that one guess may match (one a class, with labels
-            known).
-        density_margin: private examples may lie so many times as densely as public ones at most.
+            for any distribution. "examples": it is exact for these private examples. "known model":
+            as "sample", for the sent model only. "fitted model": examples follow a model that was
+            fitted to public ones.
+        largest_ball: the most public examples that one candidate may match (one per class if labels
+            are known).
+        density_margin: how many times as dense as public examples private ones may be.
         excludes_threshold: no attacker meets the criterion, or none more often than `accepted`.
-        on_average: the bound on the mean error lies above the criterion's; one lucky example is
-            not excluded.
+        on_average: the bound on the mean error lies above the criterion's; single lucky examples
+            are not excluded.
         epsilon: of the release, at DELTA: what it means for membership.
         equation: source of the formula.
     """
@@ -205,23 +206,23 @@ class Bound(RecordPart, frozen=True, kw_only=True):
 
     @property
     def model_free(self) -> bool:
-        """Whether it rests on no model of the data."""
+        """Whether it needs no model of the data."""
         return self.basis != "fitted model"
 
     @property
     def on_error(self) -> bool:
-        """Whether it bounds the error; else it is a probability."""
+        """Whether it bounds the error; otherwise it is a probability."""
         return self.probability is None
 
 
 class Attained(RecordPart, frozen=True, kw_only=True):
-    """What attacks that work reach on examples like the public ones, as confidence limits.
+    """Success of working attacks on examples like the public ones, as confidence limits.
 
     Attributes:
-        attack: the best one.
-        success: it reconstructs an example with at least this probability.
-        baseline: limits on the same for the best guess without any update, (lower, upper).
-        public_examples: from which attacks were built, and others on which they were counted.
+        attack: the best attack.
+        success: lower limit on its probability to reconstruct an example.
+        baseline: limits on that of the best prior-only baseline, (lower, upper).
+        public_examples: number of examples that built the attacks, and others that counted them.
     """
 
     attack: str
@@ -233,12 +234,12 @@ class Attained(RecordPart, frozen=True, kw_only=True):
 
     @property
     def recoverable(self) -> bool:
-        """More often than is accepted, and than without the update."""
+        """The attack succeeds more often than is accepted, and more often than the baseline."""
         return self.success > max(self.accepted, self.baseline[1])
 
     @property
     def guessable(self) -> bool:
-        """A guess without any update succeeds more often than is accepted."""
+        """The prior-only baseline succeeds more often than is accepted."""
         return self.baseline[0] > self.accepted
 
 
@@ -267,8 +268,8 @@ class ColumnResult(RecordPart, frozen=True, kw_only=True):
 class Explained(RecordPart, frozen=True, kw_only=True):
     """How much of a captured update the reconstruction explains.
 
-    `share`: at the reconstruction's own length, None where the learning rate is not known;
-    `direction`: at the best length, the squared cosine; `scale`: that length.
+    `share`: at the reconstruction's length, None if the learning rate is not known. `direction`: at
+    the best length, the squared cosine. `scale`: that length.
     """
 
     share: Number | None
@@ -290,8 +291,8 @@ class CaptureInfo(RecordPart, frozen=True, kw_only=True):
 
     Attributes:
         truth: whether the true batch was given, so that errors are measured.
-        certificate: why the reconstruction is the input for certain, where the update proves it.
-        values: reconstructed values of inputs that are no pictures.
+        certificate: why the reconstruction is certainly the input, if the update proves it.
+        values: reconstructed values of inputs that are not pictures.
     """
 
     name: str
@@ -311,14 +312,14 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
     """One attack on one update under one defense: what it reconstructed, and what bounds it.
 
     Attributes:
-        experiment: names it; of an audit the hash of its configuration.
-        problem: why the attack says that it failed. No evidence of safety.
-        metrics: by name one number an example, in the order of the truth; empty where the truth is
+        experiment: its name; in an audit, the hash of its configuration.
+        problem: why the attack reports its own failure. This is no evidence of safety.
+        metrics: by name, one number per example in the order of the truth. Empty if the truth is
             not known, as is `baseline`, the PSNR of the prior-only baseline.
         matched: by example, whether the criterion is met and the baseline is beaten.
-        attained: what the best attack of a malicious server reaches, where the noise is known.
+        attained: success of a malicious server's best attack, if the noise is known.
         bounds_note: why bounds are missing.
-        verdict: None where the attack does not apply.
+        verdict: None if the attack does not apply.
     """
 
     schema: Literal[1] = SCHEMA
@@ -358,7 +359,7 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """What names the record in its file."""
+        """The name of the record in its file."""
         return self.experiment
 
     @property
@@ -368,17 +369,17 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
 
     @property
     def truth_known(self) -> bool:
-        """Whether errors were measured: always but for captured updates without their batch."""
+        """Whether errors were measured: always, except for captured updates without their batch."""
         return self.capture is None or self.capture.truth
 
     @property
     def psnr(self) -> Values:
-        """The PSNR of every example; empty where the truth is not known."""
+        """The PSNR of every example; empty if the truth is not known."""
         return self.metrics.get("psnr", ())
 
     @property
     def certificate(self) -> str | None:
-        """Why the reconstruction is the input for certain; None where nothing proves it."""
+        """Why the reconstruction is certainly the input; None if nothing proves it."""
         return None if self.capture is None else self.capture.certificate
 
 
@@ -410,7 +411,7 @@ class Training(RecordPart, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """What names the record in its file."""
+        """The name of the record in its file."""
         return self.training
 
     @property
@@ -434,7 +435,7 @@ class DataFacts(RecordPart, frozen=True, kw_only=True):
 class RunInfo(RecordPart, frozen=True, kw_only=True):
     """The content of `run.json`.
 
-    `plan` has every list of values expanded; `code`: digests of the Python files that it names;
+    `plan` has every list of values expanded. `code`: digests of the Python files that it names.
     `written_by`: the seal that `files.write` adds.
     """
 
@@ -464,11 +465,11 @@ Record = Assessment | Training
 R = TypeVar("R", Assessment, Training)
 P = TypeVar("P", bound=RecordPart)
 KEYS: dict[type[Record], str] = {Assessment: "experiment", Training: "training"}
-"""The field that names a record of each kind, by which its file is recognized."""
+"""The field that identifies the kind of a record and of its file."""
 
 
 def decode(line: bytes, kind: type[P]) -> P:
-    """The record in a line; `Damage` where it holds none."""
+    """The record in a line; raises `Damage` if it holds none."""
     try:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -480,7 +481,7 @@ def encode(record: Record) -> bytes:
 
 
 def read(path: Path, kind: type[R]) -> Iterator[R | Damage]:
-    """The records of a file, and in place of a damaged line why it is none."""
+    """The records of a file; for a damaged line, the `Damage` with the reason."""
     with files.opened(path) as stream:
         for line in stream:
             try:
@@ -512,7 +513,7 @@ def picture_name(content: bytes) -> str:
 
 
 def is_picture(path: Path) -> bool:
-    """Whether the file is there and holds what its name says."""
+    """Whether the file exists and its content matches its name."""
     try:
         return path.name == picture_name(files.read(path))
     except OSError:

@@ -49,11 +49,11 @@ MEANINGS: Final[dict[Verdict, str]] = {
     "whatever the model is. This rests on a count of public examples and on no model of the data; "
     "it holds with the stated confidence if private examples are drawn like the public ones.",
 }
-"""What each verdict says, for pages."""
+"""The meaning of each verdict, for pages."""
 
 
 def meanings(*, truth_known: bool) -> dict[Verdict, str]:
-    """MEANINGS, where the truth behind the updates is known or not."""
+    """MEANINGS for a known or an unknown truth behind the updates."""
     if truth_known:
         return MEANINGS
     return MEANINGS | {
@@ -71,10 +71,10 @@ def decide(
     excluded: Collection[Basis] = (),
     on_average: bool = False,
 ) -> Verdict:
-    """The verdict from what was shown; the first that applies.
+    """The verdict from the evidence; the first that applies.
 
-    What an attack did comes first, then what one would do, then what no attacker does. `excluded`
-    says on what each bound rests that excludes the threshold.
+    First comes what an attack did, then what an attack would do, then what no attacker does.
+    `excluded` says what each bound that excludes the threshold rests on.
     """
     shown = {
         EXPOSED: exposed,
@@ -96,14 +96,14 @@ def verdict(
 ) -> Verdict:
     """The verdict on one attack on one update.
 
-    `matched` is empty where the truth is not known; `attained` is what a known attack reaches. A
-    certificate that names another truth is a `RuntimeError`.
+    `matched` is empty if the truth is not known. `attained` is the success of a known attack. A
+    certificate for another truth raises a `RuntimeError`.
     """
     exposed = any(matched)
     if certified and matched and not exposed:
         raise RuntimeError(
-            "a certificate says that the reconstruction is the input, and the truth that it is "
-            "not: one is wrong (is this truth the batch behind the update, as the model was fed?)"
+            "a certificate says that the reconstruction is the input, but the truth says it is "
+            "not: one is wrong (is this truth the batch behind the update, as fed to the model?)"
         )
     general = [bound for bound in bounds if bound.covers == "all"]
     return decide(

@@ -1,7 +1,7 @@
-"""What one client sends, as a noisy channel: the numbers that bounds in `leakbound.bounds` take.
+"""One client's release as a noisy channel: the inputs of the bounds in `leakbound.bounds`.
 
-Fisher information, overlaps of releases a step apart, products of clipped gradients, and priors
-from public examples: tensors in, numbers out.
+These are Fisher information, overlaps of releases one step apart, products of clipped gradients,
+and priors from public examples. Tensors in, numbers out.
 """
 
 from leakbound.channel.class_priors import ClassPriors

@@ -1,4 +1,4 @@
-"""Priors by class: labels are often in the update, so a bound must hold for who knows them."""
+"""Priors by class: updates often reveal labels, so a bound must cover attackers who know them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from leakbound.random import permutation, uniform
 from leakbound.types import Batch, NotApplicable
 
 FEWEST = 8
-"""Public examples of a class that a prior is taken from at least."""
+"""Minimum number of public examples of a class for a prior."""
 NAMES = {
-    "gaussian": "one Gaussian a class in {k} directions, labels known",
-    "isotropic": "one isotropic Gaussian a class, labels known",
+    "gaussian": "one Gaussian per class in {k} directions, labels known",
+    "isotropic": "one isotropic Gaussian per class, labels known",
     "flat": "flat (limit of wide priors), with a class's variance, labels known",
 }
 
 
 @dataclass(frozen=True, eq=False)
 class ClassPriors:
-    """For examples of known labels: each one's prior is fitted to the public ones of its class.
+    """A prior for examples of known labels, each fitted to the public examples of its class.
 
-    One prior for all classes would give a bound that the mean image of a class beats.
+    With one prior for all classes, the mean image of a class would beat the bound.
 
     Attributes:
         public: public examples of the same kind, never private ones.
@@ -39,7 +39,7 @@ class ClassPriors:
         >>> public = Batch(torch.rand(40, 1, 2, 2, generator=generator), torch.arange(40) % 2)
         >>> prior = ClassPriors(public, "isotropic").prior(torch.tensor([1, 0, 1]))
         >>> prior.dimension, prior.name
-        (12, '3 independent examples, one isotropic Gaussian a class, labels known')
+        (12, '3 independent examples, one isotropic Gaussian per class, labels known')
     """
 
     public: Batch | None
@@ -60,8 +60,8 @@ class ClassPriors:
     def batches(self, labels: Tensor, count: int, source: torch.Generator) -> list[Batch]:
         """Batches with these labels (B,), to average the Fisher information over.
 
-        A bound is a theorem about its prior, so they are drawn from it. A flat prior cannot be
-        drawn from: then they are public examples of the class.
+        A bound holds for its prior, so the batches are drawn from it. A flat prior cannot be drawn
+        from: then the batches are public examples of the class.
         """
         generator = np.random.default_rng(int(uniform((1,), source) * 2**24))
         drawn = []
@@ -90,8 +90,8 @@ class ClassPriors:
         images = () if public is None else public.inputs[public.labels == label]
         if not isinstance(images, Tensor) or len(images) < FEWEST:
             raise NotApplicable(
-                f"there are {len(images)} public examples of class {label}, and a prior takes at "
-                f"least {FEWEST}"
+                f"there are {len(images)} public examples of class {label}; give at least "
+                f"{FEWEST} for a prior"
             )
         return images
 

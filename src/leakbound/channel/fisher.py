@@ -1,10 +1,10 @@
 """Fisher information of a release about its inputs: tensors in, numbers out.
 
-J is the Jacobian of what the defense sends without noise, J_F(x) = Jᵀ Σ⁻¹ J for Gaussian noise of
-covariance Σ. Where Σ depends on the batch, the pattern of the noise leaks too: ½ Σ_i ∇log Σ_ii
-∇log Σ_iiᵀ is added, which no noise level makes smaller. The gradient of a non-smooth model (ReLU,
-max pools) jumps, and what the jumps leak is not in J (see `smoothness`): a bound from it is proved
-for smooth models only.
+J is the Jacobian of the defense's noise-free output. J_F(x) = Jᵀ Σ⁻¹ J for Gaussian noise of
+covariance Σ. If Σ depends on the batch, the pattern of the noise leaks too: ½ Σ_i ∇log Σ_ii
+∇log Σ_iiᵀ is added, which no noise level reduces. The gradient of a non-smooth model (ReLU, max
+pools) is discontinuous, and what the discontinuities leak is not in J (see `smoothness`). So a
+bound from J is proven for smooth models only.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ Array = NDArray[np.float64]
 CHUNK_BYTES = 1 << 28
 MOST_BYTES = 1 << 31
 STRANGE = 6.0
-"""Standard deviations that the noise's power may lie off what the law says."""
+"""Standard deviations by which the noise's power may differ from the distribution's."""
 
 
 @dataclass(frozen=True, eq=False)
 class Channel:
-    """What one client sends as a function of its inputs, and the law of the noise on it.
+    """One client's release as a function of its inputs, and the distribution of its noise.
 
     Attributes:
-        task: the model; the client's, where a defense changes the local training.
+        task: the model; the client's model if a defense changes the local training.
         defense: resolved, for one client; None for the plain gradient.
-        law: the release law of one such update.
-        mask: (1, P) what is sent, where there is a mask.
+        law: the noise distribution of one update of this kind.
+        mask: (1, P) the sent coordinates, if there is a mask.
         mask_private: the mask was chosen from the batch.
 
     Raises:
-        NotApplicable: no noise (the information is infinite), a law that is not Gaussian or not
-            known, a mask chosen by private data, several rows.
+        NotApplicable: there is no noise (the information is infinite), the distribution is not
+            Gaussian or not known, private data chose the mask, or there are several rows.
     """
 
     task: Task
@@ -70,8 +70,8 @@ class Channel:
             raise NotApplicable(f"the noise distribution is not known: {self.law.reason}")
         if not isinstance(self.law, Gaussian):
             raise NotApplicable(
-                "the release has no Gaussian noise, so an attacker's Fisher information is not "
-                "bounded by it"
+                "the release has no Gaussian noise, so it does not bound an attacker's Fisher "
+                "information"
             )
         if self.mask_private:
             raise NotApplicable("which coordinates are sent depends on private data, and leaks it")
@@ -82,7 +82,7 @@ class Channel:
         """The noise-free release (P,)."""
         rows = pure_simulate(self.task, inputs, labels, self.defense)
         if len(rows) != 1:
-            raise NotApplicable(f"the release has {len(rows)} rows; bounds are for one")
+            raise NotApplicable(f"the release has {len(rows)} rows; bounds are for one row")
         return rows[0] if self.mask is None else rows[0] * self.mask[0]
 
     def variance(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
@@ -100,13 +100,13 @@ class Channel:
         return found
 
     def log_variance(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """The logarithm of `variance`, where there is one."""
+        """The logarithm of `variance`, if there is one."""
         own = self.variance(inputs, labels)
-        assert own is not None  # asked for only where the noise depends on the batch
+        assert own is not None  # called only if the noise depends on the batch
         return own.log()
 
     def whiten(self, rows: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Rows (R, P) over the noise's standard deviation; where no noise is, none must arrive."""
+        """Rows (R, P) over the noise's standard deviation; must be 0 in places without noise."""
         assert isinstance(self.law, Gaussian)  # as above
         covariance = self.law.covariance
         if isinstance(covariance, Structured):
@@ -120,10 +120,10 @@ class Channel:
 
 
 def strange_power(channel: Channel, update: Update, batch: Batch) -> float | None:
-    """Mean power of what was sent less what is expected, over the noise's; None where it fits.
+    """Excess mean power of the sent update, relative to the noise's; None if it fits.
 
-    A defense that imitates itself by something smoother (a sign) would get the bound of that
-    approximation. Over so many coordinates the noise's mean power is known to a few percent.
+    A defense that imitates itself by something smoother (for a sign, say) would get the bound of
+    this approximation. Over many coordinates the noise's mean power is known to a few percent.
     """
     rows = update.rows - channel.expected(batch.inputs, batch.labels).detach()
     if update.mask is not None:
@@ -141,7 +141,7 @@ def fisher_matrix(channel: Channel, batch: Batch, basis: Tensor | None = None) -
         m is the number of inputs' entries, all images together; basis (m, k).
 
     Raises:
-        NotApplicable: as `Channel`; or more than 2 GiB would be needed (take a basis of fewer
+        NotApplicable: as `Channel`; or it would need more than 2 GiB (use a basis of fewer
             columns).
 
     Source: Chen, Gursoy and Lei, eq. 2 and 3; the variance term: docs/errata.md, A12.
@@ -217,7 +217,7 @@ def _mean_moved(channel: Channel, batch: Batch, directions: Tensor) -> Tensor:
 
 
 def _is_gradient(channel: Channel) -> bool:
-    """Whether what is sent without noise is the batch's gradient itself, but for a mask."""
+    """Whether the noise-free release is the batch's gradient itself, except for a mask."""
     defense, plan = channel.defense, channel.task.plan
     if plan.steps > 1 or plan.batch_size is not None:
         return False
@@ -241,14 +241,14 @@ def overlaps(channel: Channel, drawn: Iterable[Batch], basis: Tensor | None, ste
         channel: what is sent; its noise must not depend on the batch.
         drawn: n independent batches of the prior, all inputs of a batch together being x.
         basis: (m, r) orthonormal directions u as columns; None for the m inputs themselves.
-        steps: (r, S), input units, as `weiss_weinstein.default_steps` gives.
+        steps: (r, S), input units, as `weiss_weinstein.default_steps` returns them.
 
     Returns:
         (n, r, S), in [0, 1]. Rounding in the releases makes overlaps smaller, as noise would.
 
     Raises:
         NotApplicable: as `Channel`; or the noise depends on the batch.
-        ValueError: steps that do not fit, no batch at all.
+        ValueError: steps do not fit, or there is no batch.
 
     Source: Weiss and Weinstein, IEEE Trans. IT 31(5), 1985; the Bhattacharyya coefficient of two
         Gaussians with one covariance.

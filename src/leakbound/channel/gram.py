@@ -1,4 +1,4 @@
-"""Inner products of clipped per-example gradients: what `bounds.known_model` needs of a model."""
+"""Inner products of clipped per-example gradients, the input of `bounds.known_model`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from leakbound.defenses.dp_sgd import clip_rows
 from leakbound.types import Batch, Task, Unit
 
 MOST_BYTES = 1_500_000_000
-"""For the gradients of all examples and their products."""
+"""Memory for the gradients of all examples and their products."""
 PART_BYTES = 1 << 27
 WIDTH = 4096
-"""Weights whose products are summed at once."""
+"""Number of weights whose products are summed at once."""
 
 
 def clipped_gram(task: Task, batch: Batch, clip_norm: float) -> NDArray[np.float64]:
     """Inner products (n, n) of the clipped gradients of n examples, over the squared clip norm.
 
-    Every example's gradient is clipped as `ClipExamples` does it: one that is not finite adds
+    Every example's gradient is clipped as in `ClipExamples`; a gradient that is not finite adds
     nothing. Products are summed in float64.
 
     Args:
@@ -33,8 +33,8 @@ def clipped_gram(task: Task, batch: Batch, clip_norm: float) -> NDArray[np.float
         clip_norm: C, the largest L2 norm of one example's gradient, in gradient units.
 
     Raises:
-        ValueError: more examples than fit into 1.5 GB, a clip norm that is not above 0, gradients
-            of 16 bits, a local plan of several steps, or a model whose examples see each other.
+        ValueError: the examples do not fit into 1.5 GB, the clip norm is not above 0, gradients
+            have 16 bits, the local plan has several steps, or the model couples the examples.
 
     Example:
         >>> task = Task.of(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2)))
@@ -52,19 +52,19 @@ def clipped_gram(task: Task, batch: Batch, clip_norm: float) -> NDArray[np.float
     if task.parameters.dtype not in (torch.float32, torch.float64):
         raise ValueError(
             f"the model has weights of type {task.parameters.dtype}, in which norms are too coarse "
-            "for clipping; take it in float32"
+            "for clipping; convert it to float32"
         )
     sent = _clipped(task, batch, clip_norm)
     found = torch.zeros(n, n, dtype=torch.float64)
     for start in range(0, sent.shape[1], WIDTH):
-        part = sent[:, start : start + WIDTH].double()  # near gradients differ by little
+        part = sent[:, start : start + WIDTH].double()  # similar gradients differ by little
         found += part @ part.T
     found = (found + found.T) / (2 * clip_norm**2)
     return np.asarray(found.numpy(), np.float64)
 
 
 def most_examples(task: Task) -> int:
-    """How many examples `clipped_gram` takes at most for this model, by its memory.
+    """The largest number of examples that `clipped_gram` accepts for this model, by its memory.
 
     Example:
         >>> most_examples(Task.of(torch.nn.Linear(784, 10)))

@@ -1,4 +1,4 @@
-"""Defenses: what a client (or the server on its behalf) does to an update before it is seen.
+"""Defenses: what a client, or the server on its behalf, does to an update before it is seen.
 
 Every class exported here is a defense of the audit, under its snake_case name; `NoDefense` is
 "none".

@@ -31,17 +31,16 @@ Spans = list[tuple[int, int]]
 def shape(s: Tensor, g2: Tensor, rule: str, spans: Spans | None = None) -> Tensor:
     """Variances (P,) up to a factor.
 
-    Where g is near 0 the ratio is capped: |g| counts as at least 1e-8, the ratio as at most 1e6.
-    Where no coordinate is sensitive at all, for instance as a clamp saturates all, every one gets
-    the same.
+    If g is near 0 the ratio is capped: |g| counts as at least 1e-8, the ratio as at most 1e6. If no
+    coordinate is sensitive, for instance because a clamp saturates all, all get the same variance.
 
     Args:
         s: sensitivity, (P,).
         g2: squared gradient, (P,).
-        rule: "utility" is sqrt(s / g²), which leaves the least information at equal U2 (eq. 7);
-            "energy" is sqrt(s), the least at equal RMS noise; "algorithm_1" is s / |g|, as that
-            algorithm is printed: optimal for neither, and here for comparison.
-        spans: (start, stop) of every tensor, for one variance a tensor from the norms within it.
+        rule: "utility" is sqrt(s / g²), with the least information at equal U2 (eq. 7). "energy" is
+            sqrt(s), with the least information at equal RMS noise. "algorithm_1" is s / |g|, as
+            that algorithm is printed: optimal for neither, included for comparison.
+        spans: (start, stop) of every tensor, for one variance per tensor from the norms within it.
 
     Source: Chen, Gursoy and Lei, theorem 3.5, eq. 7 and appendix B; the energy rule is
     Cauchy-Schwarz at a fixed trace.
@@ -64,13 +63,13 @@ def shape(s: Tensor, g2: Tensor, rule: str, spans: Spans | None = None) -> Tenso
 
 
 def root(values: Tensor) -> Tensor:
-    """Square roots whose slope is 0, not infinite, where the value is 0: attackers need it."""
+    """Square roots whose slope at 0 is 0, not infinite; attackers need the slope."""
     some = values > 0
     return torch.where(some, torch.where(some, values, 1.0).sqrt(), 0.0)
 
 
 def with_rms(ratio: Tensor, noise_std: float) -> Tensor:
-    """Variances in proportion to `ratio` whose mean is noise_std²: paper A's noise scale.
+    """Variances in proportion to `ratio` with mean noise_std²: paper A's noise scale.
 
     Source: the paper's released code (docs/errata.md, A9).
     """
@@ -80,7 +79,7 @@ def with_rms(ratio: Tensor, noise_std: float) -> Tensor:
 def with_utility(ratio: Tensor, g2: Tensor, utility_std: float) -> Tensor:
     """Variances in proportion to `ratio` whose U2 is that of equal noise, utility_std² Σ g².
 
-    Where the gradient is zero no noise costs anything, and the RMS noise is `utility_std`.
+    If the gradient is zero no noise costs anything, and the RMS noise is `utility_std`.
 
     Source: Chen, Gursoy and Lei, definition of U2 and theorem 3.5.
     """
@@ -93,24 +92,25 @@ def with_utility(ratio: Tensor, g2: Tensor, utility_std: float) -> Tensor:
 def with_floor(
     ratio: Tensor, s: Tensor, error_floor: float, *, coordinates: int, prior_variance: float
 ) -> Tensor:
-    """Variances in proportion to `ratio` under which no attacker's mean squared error is lower.
+    """Variances in proportion to `ratio` that give every attacker at least a mean squared error.
 
-    The mean is over images drawn from a Gaussian prior of that variance a pixel, and over noise.
+    The mean is over images drawn from a Gaussian prior with `prior_variance` per pixel, and over
+    noise.
 
     Args:
         ratio: variances up to a factor, (P,).
         s: expected sensitivity, (P,).
-        error_floor: the mean squared error a pixel that is to be kept; below `prior_variance`, the
-            error of the prior-only baseline.
-        coordinates: how many pixels are hidden, all images of the batch together.
+        error_floor: the mean squared error per pixel to guarantee; it must be below
+            `prior_variance`, the error of the prior-only baseline.
+        coordinates: number of hidden pixels, over all images of the batch.
         prior_variance: the mean variance of a pixel in public data.
 
-    Source: Chen, Gursoy and Lei, theorem 3.2, corrected (docs/errata.md, A1): the floor a pixel is
-    1 / (tr J_D / coordinates + 1 / prior_variance), with tr J_D = Σ s / v.
+    Source: Chen, Gursoy and Lei, theorem 3.2, corrected (docs/errata.md, A1). The lower bound per
+    pixel is 1 / (tr J_D / coordinates + 1 / prior_variance), with tr J_D = Σ s / v.
     """
     if not 0 < error_floor < prior_variance:
         raise ValueError(
-            f"error_floor is {error_floor!r}; noise can force any value above 0 and below "
+            f"error_floor is {error_floor!r}; give a value that noise can reach, above 0 and below "
             f"{prior_variance:.4g}, the error of the prior-only baseline"
         )
     allowed = coordinates * (1 / error_floor - 1 / prior_variance)
@@ -122,7 +122,7 @@ def with_floor(
 
 
 def prune_order(s: Tensor, g2: Tensor) -> Tensor:
-    """K = s / g² (P,): what is to be withheld first is largest; infinite where g is 0.
+    """K = s / g² (P,): the largest is withheld first; infinite if g is 0.
 
     Source: Chen, Gursoy and Lei, theorem 3.6 (its earlier version's "smallest" is an error).
     """
@@ -131,7 +131,7 @@ def prune_order(s: Tensor, g2: Tensor) -> Tensor:
 
 
 def keep_by_rate(order: Tensor, rate: float) -> Tensor:
-    """All but the floor(rate · P) coordinates of largest order (P,); of equal ones, the last go."""
+    """All but the floor(rate · P) coordinates of largest order (P,); of ties, the last go."""
     gone = int(rate * len(order) + 1e-9)
     keep = torch.ones_like(order, dtype=torch.bool)
     keep[torch.sort(order, stable=True).indices[len(order) - gone :]] = False
@@ -139,11 +139,11 @@ def keep_by_rate(order: Tensor, rate: float) -> Tensor:
 
 
 def keep_by_utility(order: Tensor, g2: Tensor, share: float) -> tuple[Tensor, int, float]:
-    """What to keep so that `share` of the first-order utility Σ g² is left: a fractional knapsack.
+    """The kept coordinates for a `share` of first-order utility Σ g²: a fractional knapsack.
 
     Returns:
-        the coordinates that are kept (P,), the index of the one in between, and the probability
-        that this one is kept.
+        The kept coordinates (P,), the index of the coordinate in between, and the probability that
+        this one is kept.
 
     Source: Chen, Gursoy and Lei, theorem 3.6 (mixed defense).
 

@@ -1,8 +1,8 @@
-"""What a defense is, and how several compose in a `Chain`, whose order is checked.
+"""The base class of defenses, and the `Chain` that composes several and checks their order.
 
 A defense is a frozen dataclass. It may change the task before gradients exist (`prepare`) and the
-update afterwards (`transform`). It also says what an attacker who knows it can do: `imitate` is its
-noise-free, differentiable part, `infer` what the update leaks of `prepare`.
+update afterwards (`transform`). It also states what an attacker who knows it can do: `imitate` is
+its noise-free, differentiable part; `infer` is what the update leaks about `prepare`.
 """
 
 from __future__ import annotations
@@ -39,28 +39,31 @@ class Defense:
     """Base of all defenses.
 
     Class attributes:
-        accepts: the units whose rows it can take.
-        guarantee: what it promises on its own.
-        cohort_size: how many clients' updates it takes to run it.
-        keeps_law: a noise law declared before it is still known after it.
-        law_survives_sums: its own noise law is still known after sums of rows or of such noise.
+        accepts: the units whose rows it accepts.
+        guarantee: what it guarantees on its own.
+        cohort_size: the number of clients' updates that it needs.
+        keeps_law: a noise distribution declared before it is still known after it.
+        law_survives_sums: its noise distribution is still known after sums of rows or of such
+            noise.
         needs_bound: it needs rows to which one example can add only a bounded amount.
-        gives_bound: it makes rows such.
-        keeps_bound: rows that were bounded still are after it.
+        gives_bound: it makes rows bounded in this way.
+        keeps_bound: bounded rows are still bounded after it.
         uses_context: it reads the client's model and batch, so it is not post-processing.
         draws_mask: it draws which coordinates are sent; sums and noise after it hide the draw.
         masks_by_value: it withholds coordinates that are chosen from the client's batch.
-        hides_law: no law of what it sends is known, for instance as a draw is not seen in it.
+        hides_law: the distribution of its output is not known, for instance because a draw is not
+            visible in it.
         keeps_mask: its noise falls only on what a mask before it still sends.
         data_dependent_law: its noise or mask is chosen from the client's batch, and leaks it.
-        plain_gradient: its promise holds for the task as it was sent: no link may change training.
-        law_of_rows: its data-dependent law follows from the rows that it gets, not from examples.
-        replaces_examples: it computes the rows anew from other examples than the client's: nothing
-            may change rows before it, nor read the client's examples after it.
-        maps_basis: it changes the coordinates of rows, and a later link must undo it; None: not so.
-        unmaps_basis: it undoes a link that `maps_basis` the same; None: no link.
-        continuous: what it makes of rows has no jumps, so that bounds from derivatives hold. False
-            for a class that overrides `imitate`, unless it says otherwise.
+        plain_gradient: its guarantee holds for the task as sent: no link may change training.
+        law_of_rows: its data-dependent noise follows from the rows that it gets, not from examples.
+        replaces_examples: it computes the rows again from examples other than the client's. Nothing
+            may change rows before it, or read the client's examples after it.
+        maps_basis: it changes the coordinates of rows, and a later link must undo this; None: it
+            does not.
+        unmaps_basis: it undoes a link with the same `maps_basis`; None: no link.
+        continuous: its output is a continuous function of rows, so bounds from derivatives hold.
+            False for a class that overrides `imitate`, unless the class sets it.
     """
 
     accepts: ClassVar[frozenset[Unit]] = ANY_UNIT
@@ -87,7 +90,7 @@ class Defense:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "imitate" in vars(cls) and "continuous" not in vars(cls):
-            cls.continuous = False  # only who wrote it can say otherwise
+            cls.continuous = False  # only the author of the class can say otherwise
 
     @property
     def changes_training(self) -> bool:
@@ -96,19 +99,19 @@ class Defense:
 
     @property
     def changes_start(self) -> bool:
-        """Whether the client may start from other weights than those it was sent."""
+        """Whether the client may start from weights other than those it was sent."""
         return type(self).begin is not Defense.begin
 
     def returns(self, given: Unit) -> Unit:
-        """The unit of the rows that come out."""
+        """The unit of the output rows."""
         return given
 
     def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
-        """The defense with all that it takes from public knowledge filled in.
+        """The defense with all values from public knowledge filled in.
 
-        The server calls it before a round, once for all clients, with the task as it is sent (with
-        public data where there is some), the size of a client's batch, and what `resolve` returned
-        in the round before.
+        The server calls it before a round, once for all clients. It passes the task as it is sent
+        (with public data if there are any), the size of a client's batch, and what `resolve`
+        returned in the previous round.
         """
         return self
 
@@ -117,11 +120,11 @@ class Defense:
         return task
 
     def init(self, task: Task) -> State:
-        """What one client keeps between rounds."""
+        """The state of one client between rounds."""
         return None
 
     def begin(self, task: Task, state: State, source: Source) -> tuple[Task, State]:
-        """The task at the weights that the client starts from, after `prepare`, and what it keeps.
+        """The task at the client's starting weights, after `prepare`, and the client's state.
 
         A defense that withholds weights replaces the server's by those that the client kept.
         """
@@ -132,22 +135,22 @@ class Defense:
         return update, state
 
     def imitate(self, rows: Tensor) -> Tensor:
-        """The deterministic part on rows (R, P), differentiable: what a knowing attacker uses.
+        """The deterministic part on rows (R, P), differentiable, as attackers who know it use it.
 
-        Whether `rows` itself comes back depends on the settings alone, never on its values.
+        Whether `rows` itself is returned depends only on the settings, never on its values.
         """
         return rows
 
     def noise_variance(self, task: Task, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """(P,) the noise variance of a candidate, differentiable; None where data do not set it."""
+        """(P,) the noise variance of a candidate, differentiable; None if data do not set it."""
         return None
 
     def infer(self, task: Task, update: Update) -> Task:
-        """What an attacker who sees `update` learns of the task that `prepare` made."""
+        """What an attacker who sees `update` learns about the task that `prepare` made."""
         return task
 
     def _sketch(self, update: Update) -> Update:
-        """What `transform` does to the law of a tiny update, by the attributes of the class."""
+        """The effect of `transform` on the distribution of a tiny update, by class attributes."""
         after = self.returns(update.unit)
         if after is not update.unit:
             update = update.summed(after)
@@ -170,12 +173,12 @@ class Defense:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Resolved(Defense):
-    """What `resolve` made of a defense for one model; it declares what its settings declare.
+    """The result of `resolve` for one model; it has the attributes of its settings.
 
     Attributes:
         settings: the defense that was resolved.
-        examples: the size of the batches that it was resolved for.
-        age: the rounds that it has served before this one.
+        examples: the batch size that it was resolved for.
+        age: the number of rounds that it has served before this one.
     """
 
     settings: Any
@@ -184,7 +187,7 @@ class Resolved(Defense):
 
     @classmethod
     def reused(cls, previous: Defense | None, settings: Any, examples: int) -> Self | None:
-        """`previous` for one more round, where `settings.refresh` allows it; else None."""
+        """`previous` for one more round if `settings.refresh` allows it; else None."""
         if not isinstance(previous, cls) or previous.examples != examples:
             return None
         next_age = previous.age + 1
@@ -223,7 +226,7 @@ class Chain(Defense):
 
     @property
     def starts(self) -> Unit:
-        """EXAMPLE where some link wants every example's own gradient, else CLIENT."""
+        """EXAMPLE if a link needs every example's separate gradient, else CLIENT."""
         wants = any(
             Unit.EXAMPLE in link.accepts and Unit.CLIENT not in link.accepts for link in self.links
         )
@@ -231,15 +234,15 @@ class Chain(Defense):
 
     @property
     def cohort_size(self) -> int:  # type: ignore[override]
-        """The largest cohort that a link asks for."""
+        """The largest cohort that a link needs."""
         return max((link.cohort_size for link in self.links), default=1)
 
     @property
     def guarantee(self) -> Guarantee:  # type: ignore[override]
-        """The strongest promise that survives the other links."""
+        """The strongest guarantee that survives the other links."""
         for maker in self.links:
-            # A link that reads the batch may mix examples before the noise; after it, it is no
-            # post-processing. All others keep differential privacy.
+            # A link that reads the batch may mix examples before the noise, and after the noise it
+            # is not post-processing. All others keep differential privacy.
             reading = any(link.uses_context for link in self.links if link is not maker)
             if maker.guarantee is Guarantee.DIFFERENTIAL_PRIVACY and not reading:
                 return Guarantee.DIFFERENTIAL_PRIVACY
@@ -308,8 +311,8 @@ class Chain(Defense):
         return task
 
     def noise_variance(self, task: Task, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """That of the one link with a data-dependent law; None where there is not exactly one."""
-        # A law of the rows that a link gets (`law_of_rows`) is known for the first link alone.
+        """That of the one link with a data-dependent law; None unless there is exactly one."""
+        # A law of the rows that a link gets (`law_of_rows`) is known only for the first link.
         links = [k for i, k in enumerate(self.links) if not (k.law_of_rows and i)]
         each = [link.noise_variance(task, inputs, labels) for link in links]
         known = [variance for variance in each if variance is not None]
@@ -326,14 +329,14 @@ class Chain(Defense):
 
 
 class _Part(Chain):
-    """Consecutive links of a chain that was checked as a whole; alone they may not be in order."""
+    """Consecutive links of a checked chain; on their own they may fail the check."""
 
     def __post_init__(self) -> None:
         pass
 
 
 class NoDefense(Chain):
-    """The plain update.
+    """Send the plain update.
 
     Guarantees: none.
 
@@ -352,8 +355,8 @@ def chain(*links: Defense) -> Chain:
     """Compose defenses, first to last.
 
     Raises:
-        ValueError: a link cannot take what the link before it returns, or does not go with another
-            one; both are named.
+        ValueError: a link cannot take what the link before it returns, or two links conflict; the
+            message names both.
 
     Example:
         >>> from leakbound.defenses import ClipExamples, GaussianMechanism, Mean
@@ -371,7 +374,7 @@ returns one row per client; put ClipExamples(clip_norm=1.0) first
 
 
 def tiny_covariance(update: Update, *, correlated: bool) -> Structured:
-    """Some covariance over the coordinates of a small update, for a `_sketch`."""
+    """An example covariance over the coordinates of a small update, for a `_sketch`."""
     like = update.rows
     width = like.shape[1]
     basis = torch.full((width, 1), width**-0.5).to(like)
@@ -381,7 +384,7 @@ def tiny_covariance(update: Update, *, correlated: bool) -> Structured:
 
 
 def _sketched(whole: Chain) -> Update:
-    """A tiny update after the whole chain, by the laws of `Update`: two unequal clients at most."""
+    """A tiny update after the whole chain, by the rules of `Update`, of two unequal clients."""
     alone, together = whole.sides
     sent = []
     for count in (2, 3)[: whole.cohort_size]:
@@ -398,7 +401,7 @@ def _sketched(whole: Chain) -> Update:
 
 
 def _check_training(links: tuple[Defense, ...], start: Unit) -> None:
-    """At most one link decides where the client starts, and none breaks another's promise."""
+    """At most one link decides where the client starts, and none breaks another's guarantee."""
     plain = next((link for link in links if link.plain_gradient), None)
     starts = [link for link in links if link.changes_start]
     if len(starts) > 1:
@@ -408,8 +411,8 @@ def _check_training(links: tuple[Defense, ...], start: Unit) -> None:
         )
     if starts and plain is not None:
         raise ValueError(
-            f"{starts[0]!r} lets the client start from weights of its own, but what {plain!r} "
-            "promises holds for the weights that were sent; set its level in another way "
+            f"{starts[0]!r} lets the client start from its own weights, but the guarantee of "
+            f"{plain!r} holds only for the weights that were sent; set its level in another way "
             "(noise_std)"
         )
     for link in links:
@@ -422,13 +425,13 @@ def _check_training(links: tuple[Defense, ...], start: Unit) -> None:
             )
         if plain is not None:
             raise ValueError(
-                f"{link!r} changes the local training, but what {plain!r} promises holds for the "
-                "plain gradient alone; set its level in another way (noise_std)"
+                f"{link!r} changes the local training, but the guarantee of {plain!r} holds only "
+                "for the plain gradient; set its level in another way (noise_std)"
             )
 
 
 def _first(links: tuple[Defense, ...]) -> str:
-    """Which link decided what the client's rows are, for a message."""
+    """The link that decides what the client's rows are, for a message."""
     wants = next((repr(link) for link in links if Unit.CLIENT not in link.accepts), None)
     return f"{wants} later in the chain asks for" if wants else "the client gives"
 
@@ -455,7 +458,7 @@ def _check_units(links: tuple[Defense, ...], unit: Unit) -> None:
 def _check_bounds(links: tuple[Defense, ...]) -> None:
     """A link that needs bounded rows gets them."""
     bounded = False
-    before: Defense | None = None  # where nothing bounds: which link undid it, or the last link
+    before: Defense | None = None  # if nothing bounds: the link that undid it, or the last link
     for link in links:
         if link.needs_bound and not bounded:
             source = f"{before!r} before it" if before else "the plain gradient"
@@ -472,7 +475,7 @@ def _check_bounds(links: tuple[Defense, ...]) -> None:
 
 
 def _check_examples(links: tuple[Defense, ...]) -> None:
-    """Nothing changes rows before a link that computes them anew, or reads the true examples."""
+    """Nothing changes rows before a link that recomputes them, or reads the true examples."""
     at = next((i for i, link in enumerate(links) if link.replaces_examples), None)
     if at is None:
         return
@@ -480,12 +483,12 @@ def _check_examples(links: tuple[Defense, ...]) -> None:
     for link in links[:at]:
         if not link.changes_training:
             raise ValueError(
-                f"{anew!r} computes the rows anew and would undo {link!r}; put {anew!r} first"
+                f"{anew!r} recomputes the rows and would undo {link!r}; put {anew!r} first"
             )
     for link in links[at + 1 :]:
         if link.uses_context:
             raise ValueError(
-                f"{link!r} reads the client's examples, which {anew!r} is to hide; leave one out"
+                f"{link!r} reads the client's examples, which {anew!r} must hide; leave one out"
             )
 
 
@@ -504,5 +507,5 @@ def _check_basis(links: tuple[Defense, ...]) -> None:
     if waiting:
         raise ValueError(
             f"{waiting[-1]!r} leaves rows in other coordinates, and nothing undoes it; put Color "
-            "of the same settings after it"
+            "with the same settings after it"
         )

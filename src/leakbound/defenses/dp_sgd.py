@@ -14,7 +14,7 @@ from leakbound.types import Gaussian, Guarantee, Unit, Update
 
 
 def clip_rows(rows: Tensor, clip_norm: float) -> Tensor:
-    """Each row (R, P) scaled down to L2 norm `clip_norm` where it is longer."""
+    """Scale each row (R, P) that is longer than `clip_norm` down to this L2 norm."""
     squares = rows.square().sum(1, keepdim=True)
     longer = squares > clip_norm**2
     norms = torch.where(longer, squares, 1.0).sqrt()  # the root of 0 has no finite slope
@@ -23,10 +23,10 @@ def clip_rows(rows: Tensor, clip_norm: float) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class Clip(Defense):
-    """Scale the client's update down to L2 norm `clip_norm` where it is longer: G / max(1, |G|/C).
+    """Scale the client's update down to L2 norm `clip_norm` if it is longer: G / max(1, |G|/C).
 
     Args:
-        clip_norm: C, the largest L2 norm that is released, in gradient units.
+        clip_norm: C, the largest released L2 norm, in gradient units.
 
     Guarantees: the L2 norm of the released row is at most `clip_norm`. No privacy: direction and
     sign of every coordinate survive, and a scale-invariant attack loses nothing.
@@ -57,7 +57,7 @@ class Clip(Defense):
 
 @dataclass(frozen=True, repr=False)
 class ClipExamples(Defense):
-    """Scale every example's own gradient down to L2 norm `clip_norm`: the first link of DP-SGD.
+    """Scale every example's gradient down to L2 norm `clip_norm`: the first link of DP-SGD.
 
     Args:
         clip_norm: the largest L2 norm of one example's gradient, in gradient units.
@@ -66,7 +66,7 @@ class ClipExamples(Defense):
     in L2 norm. An example whose gradient is not finite adds nothing.
 
     Raises:
-        ValueError: rows of 16 bits, in which a norm is too coarse for the guarantee.
+        ValueError: rows have 16 bits, in which a norm is too coarse for the guarantee.
 
     Source: Abadi et al. 2016, algorithm 1.
 
@@ -110,10 +110,10 @@ class ClipExamples(Defense):
 class Mean(Defense):
     """Average the rows of all examples into the client's one row.
 
-    The number of examples is treated as public, as everywhere in leakbound.
+    The number of examples counts as public, as everywhere in leakbound.
 
-    Guarantees: none of its own. A bound on what one example adds (`ClipExamples`) is kept, divided
-    by the number of examples.
+    Guarantees: none by itself. It keeps the bound on what one example adds (`ClipExamples`),
+    divided by the number of examples.
 
     Source: Abadi et al. 2016, algorithm 1 (the average before the noise).
 
@@ -141,15 +141,15 @@ class Mean(Defense):
 class GaussianMechanism(Defense):
     """Add N(0, (noise_multiplier · bound)² I), where `bound` is what one example can add to a row.
 
-    Needs a link before it that bounds every example's part (`ClipExamples`).
+    It needs an earlier link that bounds every example's contribution (`ClipExamples`).
 
     Args:
-        noise_multiplier: noise standard deviation over the most that one example adds.
+        noise_multiplier: noise standard deviation / the most that one example adds.
 
     Guarantees: one release is the Gaussian mechanism with noise multiplier `noise_multiplier` for
-    adding or removing one example: (epsilon, delta)-differentially private as dp-accounting's
-    Gaussian event of that multiplier says. The batch size is public and stays the divisor of a
-    mean, so a removed example counts as a gradient of zero; replacing one by another moves the mean
+    adding or removing one example: (epsilon, delta)-differentially private as in dp-accounting's
+    Gaussian event with this multiplier. The batch size is public and stays the divisor of a mean,
+    so a removed example counts as a zero gradient. Replacing one example by another moves the mean
     by up to twice the bound.
 
     Source: Abadi et al. 2016, algorithm 1; Dwork and Roth 2014, appendix A.
@@ -182,7 +182,7 @@ class DpSgd(Chain):
 
     Args:
         clip_norm: L2 bound of every example's gradient.
-        noise_multiplier: noise standard deviation over the most that one example adds. The noise on
+        noise_multiplier: noise standard deviation / the most that one example adds. The noise on
             the batch mean has standard deviation noise_multiplier · clip_norm / batch size.
 
     Guarantees: the Gaussian mechanism with that multiplier, for adding or removing one example.

@@ -20,23 +20,24 @@ REASON = "examples were mixed by a draw that is not seen"
 class Mixup(Defense):
     """Train on share · x_i + (1 - share) · x_j and the same mix of the labels, j = a random order.
 
-    One share and one order of the batch (or minibatch) per client and round, as in the released
-    mixup. Labels enter through the loss, which for cross-entropy is then that of the mixed label.
+    Each client and round has one share and one order of the batch (or minibatch), as in the
+    released mixup. Labels enter through the loss, which for cross-entropy is that of the mixed
+    label.
 
-    What the knowing attacker does: the order and the share are not sent, but their distribution is
-    known. They expect (`infer`) each example to be mixed with the batch's mean, its deviations from
-    the mean shrunk by E[s² + (1 - s)²] / E[s]: what explains the mixes is then the best linear
-    estimate of the examples. `mixed` is the task under a given draw, for an attacker who tries
-    draws: the right one undoes the mixing, except at s = 1/2.
+    An attacker who knows the defense does not see the order and the share, but knows their
+    distribution. They expect (`infer`) each example to be mixed with the batch's mean, with its
+    deviations from the mean shrunk by E[s² + (1 - s)²] / E[s]. What explains the mixes is then the
+    best linear estimate of the examples. `mixed` is the task under a given draw, for an attacker
+    who tries draws: the right one undoes the mixing, except at s = 1/2.
 
     Args:
-        alpha: of the share's Beta distribution; 1 is uniform, small values hardly mix.
-        share: a fixed share of the own example, 1/2 to 1, in place of a drawn one.
+        alpha: parameter of the share's Beta distribution; 1 is uniform, small values hardly mix.
+        share: a fixed share of the example itself, 1/2 to 1, instead of a drawn one.
 
     Guarantees: none. The batch's sums of pixels, its labels and its mean image stay as they are.
 
     Raises:
-        ValueError: a client, or a minibatch, with one example.
+        ValueError: a client or a minibatch has one example.
 
     Source: Zhang et al. 2018, eq. 1; Huang et al. 2021 (as a defense).
 
@@ -73,7 +74,7 @@ class Mixup(Defense):
         return 0.5 + away, 0.5 + 0.5 / (2 * a + 1)
 
     def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
-        """Refuse batches with nothing to mix; remember how long an order must be."""
+        """Reject batches with nothing to mix; store the required length of an order."""
         _check_mixable(self, task.plan, examples)
         return FixedMixup(self, examples=examples)
 

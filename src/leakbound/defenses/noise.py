@@ -15,9 +15,9 @@ class GaussianNoise(Defense):
     """Add independent N(0, noise_std²) to every coordinate.
 
     Args:
-        noise_std: the noise's standard deviation, in gradient units (batch-mean loss).
+        noise_std: standard deviation of the noise, in gradient units (batch-mean loss).
 
-    Guarantees: the release given the data is Gaussian with covariance noise_std² I. That is no
+    Guarantees: given the data, the release is Gaussian with covariance noise_std² I. This is not
     differential privacy: the gradient is not bounded.
 
     Source: Liu et al. 2025 (systematic evaluation), GradNoise; Zhu et al. 2019, section 5.1.
@@ -43,10 +43,10 @@ class LaplaceNoise(Defense):
     """Add independent Laplace noise of standard deviation `noise_std` to every coordinate.
 
     Args:
-        noise_std: the noise's standard deviation, in gradient units. The scale of the distribution
-            is noise_std / sqrt(2): equal `noise_std` means as much noise energy as Gaussian noise.
+        noise_std: standard deviation of the noise, in gradient units. The scale of the distribution
+            is noise_std / sqrt(2): equal `noise_std` means equal energy as for Gaussian noise.
 
-    Guarantees: the release given the data is Laplace with that scale.
+    Guarantees: given the data, the release is Laplace with this scale.
 
     Source: Zhu et al. 2019, section 5.1.
 

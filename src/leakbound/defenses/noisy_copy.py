@@ -15,38 +15,38 @@ from leakbound.defenses.base import Context, Defense, Sent, State
 from leakbound.random import Source, normal
 from leakbound.types import Batch, Exact, Task, Unit, Unknown, Update
 
-REASON = "noise was added to each example before the gradient: no law of the update itself is known"
+REASON = "noise was added to each example before the gradient: the update's distribution is unknown"
 
 
 @dataclass(frozen=True, repr=False)
 class NoisyCopy(Defense):
-    """Train on one noisy copy of each example, drawn once, in all rounds.
+    """Train on one noisy copy of each example, drawn once for all rounds.
 
-    An example x becomes x + w, w ~ N(0, noise_std² I), moved into the task's input range, and only
-    this copy is trained on. All that is sent is computed from the copies, so attackers see at most
-    x + w: with noise_multiplier = noise_std / |X|, `bounds.from_scratch.exact` bounds every
+    An example x becomes x + w, w ~ N(0, noise_std² I), moved into the task's input range. The
+    client trains only on this copy. Everything sent is computed from the copies, so attackers see
+    at most x + w. With noise_multiplier = noise_std / |X|, `bounds.from_scratch.exact` bounds every
     attacker on an example of uniformly random direction, for any model, local steps and rounds. The
-    bound does not cover attackers who know what images look like, nor labels, nor that one example
-    took part in two rounds.
+    bound does not cover attackers who know what images look like. It does not protect labels, or
+    hide that one example took part in two rounds.
 
-    Copies are kept in the client's state, under a digest of the example's values: an example that
-    is seen again has the same copy. Keep the state between rounds (`protocol.step`): where it is
-    lost, or an example comes back with other values (augmented, edited), another copy is drawn, and
-    k copies leak as noise_std / sqrt(k). So do the copies of k clients that hold one example.
+    The client's state keeps the copies, under a digest of the example's values: an example that is
+    seen again has the same copy. Keep the state between rounds (`protocol.step`). If it is lost, or
+    an example comes back with other values (augmented, edited), another copy is drawn, and k copies
+    leak as noise_std / sqrt(k). The same holds for the copies of k clients with the same example.
 
-    Matching attacks find x + w. Clipping and noise go behind it, as in
-    chain(NoisyCopy(0.1), DpSgd()); a chain refuses other changes of the rows before it, and links
+    Matching attacks find x + w. Put clipping and noise after it, as in
+    chain(NoisyCopy(0.1), DpSgd()). A chain rejects other changes of the rows before it, and links
     that read the client's batch.
 
     Args:
-        noise_std: in input units.
+        noise_std: standard deviation of the noise, in input units.
 
-    Guarantees: no differential privacy of the update, whose distribution given the data is not
-    known (the noise passes through the model); that of the copies is. A chain with `DpSgd` behind
-    it states the same, which is less than what holds.
+    Guarantees: no differential privacy of the update. Its distribution given the data is not known
+    (the noise passes through the model); that of the copies is known. A chain with `DpSgd` after it
+    declares the same, although more holds.
 
     Raises:
-        ValueError: rows that an earlier link masked, bounded or added noise to.
+        ValueError: an earlier link masked, bounded or added noise to the rows.
 
     Source: this project (docs/errata.md, "gamma*", for the bound).
 
@@ -79,7 +79,7 @@ class NoisyCopy(Defense):
         changed = update.mask is not None or update.bound is not None
         if changed or not isinstance(update.law, Exact | Unknown):
             raise ValueError(
-                f"{self!r} computes the gradient anew, from noisy copies, and would undo what an "
+                f"{self!r} recomputes the gradient from noisy copies, and would undo what an "
                 f"earlier link did to the rows; put {self!r} first"
             )
         copies, state = self.copies(context.batch, context.task, state, source)
@@ -89,7 +89,7 @@ class NoisyCopy(Defense):
     def copies(
         self, batch: Batch, task: Task, state: Mapping[str, Tensor] | None, source: Source
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The copies (B, *S) of a batch's examples, and all that are kept from now on."""
+        """The copies (B, *S) of a batch's examples, and all copies to keep from now on."""
         kept = dict(state or {})
         low, high = task.input_range
         copies = []
@@ -103,7 +103,7 @@ class NoisyCopy(Defense):
 
 
 def _digest(example: Tensor) -> str:
-    """A name of an example's values, whatever their type and device."""
+    """A digest of an example's values, whatever their type and device."""
     values = example.detach().to("cpu", torch.float64) + 0.0  # -0 is 0
     digest = hashlib.sha256(repr(tuple(example.shape)).encode())
     digest.update(values.contiguous().numpy().tobytes())

@@ -1,7 +1,7 @@
-"""Paper A's optimal noise and optimal pruning: public forms, and forms for the client's own batch.
+"""Paper A's optimal noise and optimal pruning: public forms, and forms for the client's batch.
 
-The public forms are resolved from the model and public data alone. The local forms, which the paper
-evaluates, read the client's batch, and their pattern of noise or zeros leaks it.
+The public forms use only the model and public data. The local forms, which the paper evaluates,
+read the client's batch, and their pattern of noise or zeros leaks it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from leakbound.random import Source, bernoulli, normal, stream
 from leakbound.types import Gaussian, Guarantee, NotApplicable, Task, Unit, Unknown, Update
 
 FEWEST = 8
-"""Public images that an error bound is decided from."""
+"""Minimum number of public images for an error bound."""
 
 
 def _set_level(defense: Defense, default: float, levels: dict[str, float | None]) -> None:
-    """Refuse two of several fields that set one level; give the first its default without any."""
+    """Reject two fields that set the same level; without any, set the first to its default."""
     given = [name for name, value in levels.items() if value is not None]
     if not given:
         object.__setattr__(defense, next(iter(levels)), default)
@@ -55,7 +55,7 @@ def _set_level(defense: Defense, default: float, levels: dict[str, float | None]
 def _batch_sensitivity(
     link: Defense, context: Context, source: Source, directions: int | None
 ) -> Sensitivity:
-    """Sensitivity and gradient of the client's own batch: what the local forms leak."""
+    """Sensitivity and gradient of the client's batch: what the local forms leak."""
     if context is None:
         raise ValueError(f"{link!r} runs on a client, which has a batch; give its context")
     batch = context.batch
@@ -64,7 +64,7 @@ def _batch_sensitivity(
 
 @dataclass(frozen=True, repr=False)
 class _Noise(Defense):
-    """What both forms share: the level, how it is spread over coordinates, rounding."""
+    """Common parts of both forms: the level, its distribution over coordinates, rounding."""
 
     continuous = True
     keeps_law = False
@@ -91,7 +91,7 @@ class _Noise(Defense):
 
     @property
     def guarantee(self) -> Guarantee:  # type: ignore[override]
-        """A known noise distribution; none where the update is rounded instead."""
+        """A known noise distribution; none if the update is rounded instead."""
         return Guarantee.NONE if self.rounding else Guarantee.KNOWN_NOISE
 
     def imitate(self, rows: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class _Noise(Defense):
 
 
 def rounded_to(rows: Tensor, step: Tensor) -> Tensor:
-    """Every coordinate at its nearest multiple of `step` (P,), its slope that of the identity.
+    """Round every coordinate to the nearest multiple of `step` (P,), with slope 1.
 
     Source: the released code of Chen, Gursoy and Lei (its variant with rounding).
     """
@@ -141,32 +141,33 @@ def rounded_to(rows: Tensor, step: Tensor) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class OptimalNoise(_Noise):
-    """Gaussian noise, more of it where gradients leak much of the input and the loss needs little.
+    """Add Gaussian noise, more of it to gradients that leak much of the input and matter little.
 
-    How it is spread is decided from the model and public data alone, so it leaks nothing of the
-    client's. Give one of three levels (by default noise_std = 0.01).
+    Only the model and public data decide how the noise is spread, so it leaks nothing about the
+    client's data. Give one of three levels (by default noise_std = 0.01).
 
     Args:
         noise_std: the root mean square of all coordinates' standard deviations (paper A's noise
             scale), in gradient units.
         utility_std: as costly, to second order, as equal noise of that standard deviation
             (`allocation.with_utility`), for the expected gradient.
-        error_floor: so much that no attacker's mean squared error a pixel is below it, on average
-            over a Gaussian prior of the public pixels' mean variance; in input units squared. Of
-            smooth models; an estimate from public images, without a margin; not with local steps.
-            It needs 8 public images, refresh = 1 and no rounding.
+        error_floor: noise such that no attacker's mean squared error per pixel is below this value,
+            in input units squared, on average over a Gaussian prior of the public pixels' mean
+            variance. It holds for smooth models, is an estimate from public images without a
+            margin, and does not hold with local steps. It needs 8 public images, refresh = 1 and no
+            rounding.
         rule: "utility" is optimal at equal U2 (eq. 7), "energy" at equal RMS noise.
-        layers: one variance a tensor.
+        layers: one variance per tensor.
         clamp: clamp every coordinate to [-clamp, clamp] first ("optimal DP-SGD", which is not
             differentially private).
-        rounding: send the nearest multiple of what would be the standard deviation instead.
-        refresh: use the same variances for so many rounds.
+        rounding: send the nearest multiple of the would-be standard deviation instead.
+        refresh: number of rounds that use the same variances.
         correlation: "none"; "layers" or "low_rank" for correlated noise (rule "energy" only).
-        rank: how many directions "low_rank" adds.
-        images: how many public images decide.
+        rank: number of directions that "low_rank" adds.
+        images: number of public images used.
 
-    Guarantees: the release given the data is Gaussian, its covariance independent of the batch;
-    no differential privacy, as the gradient is not bounded.
+    Guarantees: given the data, the release is Gaussian, and its covariance does not depend on the
+    batch. No differential privacy, because the gradient is not bounded.
 
     Raises:
         NotApplicable: the task has no public data.
@@ -202,7 +203,7 @@ class OptimalNoise(_Noise):
 
     @property
     def plain_gradient(self) -> bool:  # type: ignore[override]
-        """Whether it promises an error bound, which local steps or dropped units would void."""
+        """Whether it guarantees an error bound, which local steps or dropped units would void."""
         return self.error_floor is not None
 
     def _sketch(self, update: Update) -> Update:
@@ -250,7 +251,7 @@ class OptimalNoise(_Noise):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class FixedNoise(Resolved):
-    """`OptimalNoise` for one model: noise of a covariance that everyone knows."""
+    """`OptimalNoise` for one model: noise with a public covariance."""
 
     settings: OptimalNoise
     covariance: Tensor | Structured
@@ -271,25 +272,25 @@ class FixedNoise(Resolved):
 
 @dataclass(frozen=True, repr=False)
 class LocalOptimalNoise(_Noise):
-    """Optimal noise for this very batch: its variances depend on private data and leak them.
+    """Add optimal noise for this very batch; its variances depend on private data and leak them.
 
-    As the paper evaluates it. The noise pattern is an observation of its own, which no amount of
-    noise covers: see docs/sharp_edges/private_noise.md, and `OptimalNoise` for the form without it.
+    This is the form that the paper evaluates. The noise pattern itself leaks, and no amount of
+    noise hides it. See docs/sharp_edges/private_noise.md, and `OptimalNoise` for the public form.
 
     Args:
         noise_std: root mean square of the standard deviations, in gradient units.
         utility_std: as costly for this batch, to second order, as equal noise of that standard
             deviation.
         rule: "utility" is eq. 7, the paper's local form; see `allocation.shape`.
-        layers: one variance a tensor.
+        layers: one variance per tensor.
         clamp: clamp every coordinate first; a clamped one gets no noise (theorem 3 of the earlier
             version).
-        rounding: send the nearest multiple of what would be the standard deviation instead.
-        refresh: use the variances of one batch for so many rounds.
+        rounding: send the nearest multiple of the would-be standard deviation instead.
+        refresh: number of rounds that use the variances of one batch.
         directions: random directions for each example's sensitivity; None: 10 in the whole batch,
             at least 2 each (`sensitivity.default_directions`).
 
-    Guarantees: the release given the data is Gaussian; its covariance depends on the batch.
+    Guarantees: given the data, the release is Gaussian; its covariance depends on the batch.
 
     Source: Chen, Gursoy and Lei, algorithm 1 with eq. 7 (local form); `docs/errata.md`, A6, A12.
 
@@ -319,7 +320,7 @@ class LocalOptimalNoise(_Noise):
         return self._release(update, law, source), (age + 1, covariance)
 
     def noise_variance(self, task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
-        """What a candidate would have got, along fixed directions: differentiable."""
+        """The variances that a candidate would get, along fixed directions: differentiable."""
         count = self.directions or default_directions("per_sample", len(inputs))
         fixed = stream(0, "guess", "directions")
         directions = normal((count, *inputs.shape), fixed, like=inputs)
@@ -335,10 +336,10 @@ class LocalOptimalNoise(_Noise):
 
 
 class OptimalDpSgd(Chain):
-    """Paper A's "Optimal DP-SGD": clamp every coordinate, then its local optimal noise.
+    """Clamp every coordinate, then add local optimal noise: paper A's "Optimal DP-SGD".
 
     It is not differentially private for any epsilon: a clamped coordinate gets no noise, so its
-    sign is sent in the clear. For a proof take `WhitenedDpSgd`.
+    sign is sent in the clear. For a DP guarantee use `WhitenedDpSgd`.
 
     Args:
         clamp: every coordinate is clamped to [-clamp, clamp] first.
@@ -377,7 +378,7 @@ class _SentCoordinates:
 
 @dataclass(frozen=True, repr=False)
 class _Pruning(Defense):
-    """What both forms share: how much is withheld."""
+    """Common part of both forms: how much is withheld."""
 
     rate: float | None = None
     utility_share: float | None = None
@@ -409,18 +410,18 @@ class _Pruning(Defense):
 
 @dataclass(frozen=True, repr=False)
 class OptimalPruning(_Pruning):
-    """Withhold the coordinates that leak most of the input for what they are worth to the loss.
+    """Withhold the coordinates that leak the most input relative to their value for the loss.
 
-    Which ones is decided from the model and public data alone: k = E||dg_i/dx||² / E g_i² is
-    largest. Give one of three levels (by default rate = 0.7).
+    Only the model and public data decide: the coordinates with the largest
+    k = E||dg_i/dx||² / E g_i² are withheld. Give one of three levels (by default rate = 0.7).
 
     Args:
         rate: the fraction of all coordinates that is withheld, exactly floor(rate · P).
         utility_share: the part of the first-order utility E||g||² that is kept; the coordinate in
             between is sent with the probability that meets it exactly.
-        threshold: withhold where k is above it.
-        refresh: use the same mask for so many rounds.
-        images: how many public images decide.
+        threshold: withhold coordinates with a larger k.
+        refresh: number of rounds that use the same mask.
+        images: number of public images used.
 
     Guarantees: the mask is independent of the data. No privacy: what is sent is exact.
 
@@ -461,7 +462,7 @@ class OptimalPruning(_Pruning):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class FixedPruning(Resolved):
-    """`OptimalPruning` for one model: a mask that everyone knows."""
+    """`OptimalPruning` for one model: a public mask."""
 
     continuous = True
 
@@ -481,19 +482,20 @@ class FixedPruning(Resolved):
 
 @dataclass(frozen=True, repr=False)
 class LocalOptimalPruning(_Pruning):
-    """Optimal pruning for this very batch: the mask depends on private data and leaks them.
+    """Withhold optimal coordinates for this very batch; the mask depends on private data.
 
-    As the paper evaluates it: k' = ||dg_i/dx|| / |g_i| of the batch is largest.
+    This is the form that the paper evaluates: the coordinates with the largest
+    k' = ||dg_i/dx|| / |g_i| of the batch are withheld. The mask leaks private data.
 
     Args:
         rate: the fraction of all coordinates that is withheld, exactly floor(rate · P).
         utility_share: the part of the batch's ||g||² that is kept.
-        threshold: withhold where k'² is above it.
-        refresh: use the mask of one batch for so many rounds.
+        threshold: withhold coordinates with a larger k'².
+        refresh: number of rounds that use the mask of one batch.
         directions: random directions for each example's sensitivity; None: 10 in the whole batch,
             at least 2 each (`sensitivity.default_directions`).
 
-    Guarantees: none; which coordinates are withheld is itself seen by the server.
+    Guarantees: none; the server sees which coordinates are withheld.
 
     Source: Chen, Gursoy and Lei, algorithm 1, eq. 13; `docs/errata.md`, A13.
 

@@ -24,19 +24,19 @@ from leakbound.types import Task
 
 FORMS = ("log", "linear")
 TYPICAL = 0.114
-"""The mean probability at rest, l_pri / (l_sha N), of the paper's settings for PruneFL."""
+"""The mean probability at rest, l_pri / (l_sha N), in the paper's settings for PruneFL."""
 ADAM = (0.9, 0.999, 1e-8)
 EDGE = 1e-6
 SUMMED = 2**16
-"""How many sizes are added before the next sum: the rounding of a layer's norm hangs on it."""
+"""Number of sizes per partial sum; the rounding of a layer's norm depends on it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Belief:
-    """What PriPrune keeps beside the weights, (P,) each.
+    """PriPrune's state besides the weights, (P,) each.
 
-    `logits` a, with alpha = sigmoid(a) the probability that a weight is withheld; Adam's means of
-    the slopes (`first`) and of their squares (`second`) after `steps` steps; `noise` is the
+    `logits` are a, with alpha = sigmoid(a) the probability that a weight is withheld. `first` and
+    `second` are Adam's means of the slopes and of their squares after `steps` steps. `noise` is the
     logistic noise of this round's sampled mask.
     """
 
@@ -53,42 +53,43 @@ class Belief:
 
 @dataclass(frozen=True, repr=False)
 class PriPrune(Withholding):
-    """Learn for every weight the probability alpha that it is withheld; keep what is withheld.
+    """Learn for every weight the probability alpha of withholding it; keep the withheld weights.
 
-    A round: the client draws a mask (share with probability 1 - alpha), starts from the server's
-    weights where it says share and from its own elsewhere, trains, and takes `mask_steps` steps on
+    In a round, the client draws a mask (share with probability 1 - alpha). It starts from the
+    server's weights for shared ones and from its own elsewhere, trains, and takes `mask_steps`
+    steps on
 
         l_acc L_acc - l_pri sum_j w_j log alpha_j + l_sha sum_j alpha_j
 
     with w_j = N_l / N * |g_j| / sum_{j' in layer} |g_j'|, g the loss gradient. The loss L_acc
-    depends on alpha through the drawn mask (Gumbel-softmax, hard forward, soft backward). It then
-    sends the weights with alpha <= 1/2 and zeros elsewhere. Pruned weights take no part. Biases and
-    the scales of norms are always sent.
+    depends on alpha through the drawn mask (Gumbel-softmax, hard forward, soft backward). The
+    client then sends the weights with alpha <= 1/2 and zeros elsewhere. Pruned weights take no
+    part. Biases and the scales of norms are always sent.
 
-    Without the loss's part alpha_j converges to l_pri w_j / l_sha, so that a weight is withheld
-    where its gradient is more than l_sha N / (2 l_pri) times its layer's mean. By Markov's
-    inequality that is at most the share 2 l_pri / (l_sha N), and usually far less.
+    Without the loss term alpha_j converges to l_pri w_j / l_sha, so a weight is withheld if its
+    gradient is more than l_sha N / (2 l_pri) times its layer's mean. By Markov's inequality this is
+    at most the share 2 l_pri / (l_sha N), and usually far less.
 
     It reads only its row: after the noise of DP-SGD it is post-processing, and the guarantee stays.
-    The mask is seen as zeros and was chosen from the gradients of all rounds so far: a release of
-    its own. A withheld weight that is shared later leaks its training, and the attack `mixed_start`
-    looks for the drawn start.
+    The mask is visible as zeros and was chosen from the gradients of all rounds so far, so the mask
+    itself is a release. A withheld weight that is shared later leaks its training, and the attack
+    `mixed_start` searches for the drawn start.
 
     Args:
         accuracy: l_acc, the weight of the training loss.
-        privacy: l_pri.
-        sharing: l_sha, the price of withholding one weight; 0 takes l_pri / (0.114 N), the ratio of
+        privacy: l_pri, the weight of the privacy term.
+        sharing: l_sha, the price of withholding one weight; 0 uses l_pri / (0.114 N), the ratio of
             the paper's settings, for N weights that may be withheld.
         form: "log" as above, or "linear": - l_pri sum_j w_j alpha_j, which drives every alpha to 0
             or 1.
         mask_rate: learning rate of the logits (Adam).
-        mask_steps: steps on the logits a round.
+        mask_steps: number of steps on the logits per round.
         start: alpha before the first round.
         temperature: of the Gumbel-softmax.
-        compose: "sampled" (with this round's drawn mask), or "last": the server's weights where
-            the client shared in its last round, its own elsewhere.
+        compose: "sampled" (with this round's drawn mask), or "last": the server's weights that the
+            client shared in its last round, and its own elsewhere.
 
-    Guarantees: none. Of the drawn masks each weight is withheld with probability alpha.
+    Guarantees: none. In the drawn masks each weight is withheld with probability alpha.
 
     Source: Chu et al. 2024 (paper D), section 5.2, eqs. 16 to 18, algorithm 3. Equation 17 and the
     composition are our reading (docs/errata.md); temperature and `mask_rate` are not printed.
@@ -158,7 +159,7 @@ class PriPrune(Withholding):
     def _step(
         self, belief: Belief, change: Tensor, kept: ClientState, layers: list[_LayerShare]
     ) -> Belief:
-        """One step of Adam on the logits, where a weight exists."""
+        """One step of Adam on the logits of existing weights."""
         beta1, beta2, tiny = ADAM
         steps = belief.steps + 1
         first, second, logits = (
@@ -184,10 +185,10 @@ class PriPrune(Withholding):
     def _slopes(
         self, belief: Belief, change: Tensor, kept: ClientState, layers: list[_LayerShare]
     ) -> Iterator[tuple[slice, Tensor]]:
-        """(P,) the derivative of the three-term loss by the logits, in blocks.
+        """(P,) the derivative of the three-term loss with respect to the logits, in blocks.
 
-        Blocks stay in the processor's cache, for memory is most of the cost; a block lies in memory
-        that the next one takes. `change` is in gradient units; without `noise` no loss term.
+        Memory access is most of the cost, so blocks stay in the processor's cache and reuse the
+        same memory. `change` is in gradient units; without `noise` there is no loss term.
         """
         price = self.sharing or self.privacy / (TYPICAL * max(1, sum(one.count for one in layers)))
         spare, one = change.new_empty(4, BLOCK), change.new_ones(())
@@ -219,7 +220,7 @@ class PriPrune(Withholding):
 class _LayerShare:
     """The importance w_j of a layer's weights: a share of its |g|, times its share of the weights.
 
-    `each` is the factor on |g|, `even` what every weight has where all gradients are zero.
+    `each` is the factor on |g|; `even` is the share of every weight if all gradients are zero.
     """
 
     span: tuple[int, int]
@@ -243,7 +244,7 @@ class _LayerShare:
 
 
 def layer_shares(change: Tensor, kept: ClientState) -> list[_LayerShare]:
-    """Of every layer, how many weights exist and their importance at this change (P,)."""
+    """For every layer, the number of weights and their importance at this change (P,)."""
     counts = [int(kept.exists[slice(*span)].count_nonzero()) for span in kept.spans]
     total = max(1, sum(counts))
     shares = []
@@ -260,7 +261,7 @@ def layer_shares(change: Tensor, kept: ClientState) -> list[_LayerShare]:
 
 
 def _with_gaps(old: Tensor, spans: tuple[tuple[int, int], ...]) -> Tensor:
-    """A new tensor with the old values outside of the spans; inside there are none yet."""
+    """A new tensor with the old values outside of the spans and no values yet inside."""
     fresh = torch.empty_like(old)
     edges = (0, *(edge for span in spans for edge in span), len(old))
     for start, stop in zip(edges[::2], edges[1::2], strict=True):

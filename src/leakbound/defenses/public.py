@@ -1,4 +1,4 @@
-"""What public data say of a model's gradients: expected sensitivities, shapes of noise."""
+"""Properties of a model's gradients from public data: expected sensitivities, shapes of noise."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from leakbound.random import normal, stream
 from leakbound.types import Batch, NotApplicable, Task
 
 LEAST = 1e-4
-"""A public shape gives no coordinate less than this part of the mean variance: a coordinate that
-no public image moves may be moved by a private one, and without noise it would be seen exactly."""
+"""Smallest variance of a coordinate, relative to the mean variance. A private image may move a
+coordinate that no public image moves, and without noise this would be seen exactly."""
 DEAD = 1e-20
-"""A layer with less than this part of all sensitivity counts as one that leaks nothing."""
+"""A layer with a smaller share of all sensitivity counts as one that leaks nothing."""
 PART = 16
 SHRINK = 0.1
-"""How far estimated correlations are shrunk towards none."""
+"""How far estimated correlations are shrunk towards zero."""
 WIDEST = 512
-"""Of a layer with more inputs or outputs, correlations between these are not estimated."""
+"""For a layer with more inputs or outputs, correlations between these are not estimated."""
 CORRELATIONS = ("none", "layers", "low_rank")
 
 
 @dataclass(frozen=True)
 class PublicShape:
-    """Settings of a covariance that is chosen from the model and public data alone.
+    """Settings of a covariance that is chosen only from the model and public data.
 
-    `correlation` "layers" is a Kronecker product in each weight tensor, "low_rank" adds `rank`
-    directions to a diagonal; both with rule "energy" only. The others are as in `OptimalNoise`.
+    `correlation` "layers" is a Kronecker product in each weight tensor; "low_rank" adds `rank`
+    directions to a diagonal. Both need the rule "energy". The others are as in `OptimalNoise`.
     """
 
     rule: str = "utility"
@@ -54,8 +54,8 @@ class PublicShape:
         plain = self.rule == "energy" and not self.layers and self.clamp is None
         if self.correlation != "none" and not plain:
             raise ValueError(
-                f"correlation is {self.correlation!r} with rule {self.rule!r}; correlated noise is "
-                'known for the rule "energy" alone, without layers and clamp'
+                f"correlation is {self.correlation!r} with rule {self.rule!r}; give the rule "
+                '"energy", without layers and clamp'
             )
 
 
@@ -69,17 +69,17 @@ class Expected:
 
 _EXPECTED = RecentCache[Expected]()
 _SHAPES = RecentCache["Tensor | Structured"]()
-"""An audit asks for the same models again with every attack and noise level."""
+"""An audit requests the same models again with every attack and noise level."""
 
 
 def expected(task: Task, examples: int, images: int, clamp: float | None) -> Expected:
     """E||dg_i/dx||² and E g_i² for batches of `examples` images, from `images` public ones.
 
-    Deterministic: its random directions come from a fixed public stream, so that all who know the
-    model and the public data get the same numbers.
+    Deterministic: its random directions come from a fixed public stream, so everyone who knows the
+    model and the public data gets the same numbers.
 
     Raises:
-        NotApplicable: the task has no public data, or with a clamp fewer than `examples`.
+        NotApplicable: the task has no public data, or, with a clamp, fewer than `examples`.
     """
     key = (task, examples, images, clamp)
     return _EXPECTED.get(key, lambda: _expected(task, examples, images, clamp))
@@ -146,7 +146,7 @@ def _public_shape(settings: PublicShape, task: Task, examples: int) -> Tensor | 
 
 
 def _lifted_parts(given: Structured) -> Structured:
-    """With at least `LEAST` of the mean variance on every coordinate, after the lift too."""
+    """With at least `LEAST` of the mean variance on every coordinate, also after the increase."""
     own = given.diagonal
     least = LEAST * (1 + 2 * LEAST) * own.mean()
     return replace(given, scale=given.scale * (least / own).clamp_min(1).sqrt())
@@ -164,10 +164,10 @@ def _samples(settings: PublicShape, task: Task) -> Iterator[Tensor]:
 
 
 def _by_layer(settings: PublicShape, task: Task, s: Tensor) -> Structured:
-    """About A^(1/2) within each layer, A = E[J Jᵀ] taken as a Kronecker product.
+    """About A^(1/2) within each layer, with A = E[J Jᵀ] taken as a Kronecker product.
 
-    A weight matrix's gradient is a sum of outer products, so rows and columns have covariances of
-    their own. A side of more than `WIDEST` units keeps its variances only.
+    The gradient of a weight matrix is a sum of outer products, so rows and columns have separate
+    covariances. A side of more than `WIDEST` units keeps only its variances.
     """
     wide = {
         start: size
@@ -195,14 +195,14 @@ def _by_layer(settings: PublicShape, task: Task, s: Tensor) -> Structured:
 
 
 def _moment(matrices: Tensor) -> Tensor:
-    """Σ M Mᵀ, or its diagonal alone where that is wide; M (n, a, b)."""
+    """Σ M Mᵀ, or only its diagonal if that is wide; M (n, a, b)."""
     if matrices.shape[1] > WIDEST:
         return matrices.square().sum((0, 2))
     return torch.einsum("nij,nkj->ik", matrices, matrices)
 
 
 def _shrunk(moment: Tensor) -> Tensor:
-    """A moment shrunk towards its diagonal, none of which is near 0."""
+    """A moment shrunk towards its diagonal, with no diagonal entry near 0."""
     own = moment if moment.ndim == 1 else moment.diagonal()
     own = own.clamp_min(SHRINK * own.mean().clamp_min(1e-30))
     if moment.ndim == 1:
@@ -221,8 +221,8 @@ def _root(moment: Tensor) -> Tensor:
 def _low_rank(settings: PublicShape, task: Task, s: Tensor) -> Structured:
     """About A^(1/2), A = E[J Jᵀ], by its leading directions; the rest stays on the diagonal.
 
-    One half of the public images gives the directions, the other half how much lies in them: the
-    half that chose them would overstate it.
+    One half of the public images gives the directions, the other half the moments along them. The
+    half that chose the directions would overstate these.
     """
     sample = torch.cat(list(_samples(settings, task)))
     half = len(sample) // 2
@@ -235,5 +235,5 @@ def _low_rank(settings: PublicShape, task: Task, s: Tensor) -> Structured:
 
 
 def _lifted(variance: Tensor, s: Tensor) -> Tensor:
-    """Variances with the least that every coordinate gets."""
+    """Variances with at least the smallest one that every coordinate gets."""
     return variance.clamp_min(LEAST * s.sqrt().mean().clamp_min(1e-30))

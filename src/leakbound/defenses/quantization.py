@@ -15,8 +15,8 @@ from leakbound.types import Task, Unit, Unknown, Update
 
 MOST_BITS = 24
 COARSE = 4
-"""Bits up to which matching attacks compare with the plain gradient."""
-REASON = "values were rounded at random, by a law that depends on them"
+"""Up to this number of bits, matching attacks compare with the plain gradient."""
+REASON = "values were rounded at random, with a distribution that depends on them"
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,24 +49,24 @@ class Sign(Defense):
 class Quantization(Defense):
     """Round every coordinate to one of 2^bits - 1 evenly spaced levels between -max|g| and max|g|.
 
-    The levels are k · step, k whole, with step = max|g| / (2^(bits-1) - 1). Zero is one of them, so
+    The levels are k · step for whole k, with step = max|g| / (2^(bits-1) - 1). Zero is a level, so
     withheld coordinates stay zero. Stochastic rounding takes the level below with probability 1 - f
-    and the one above with probability f, where f is how far between them the value lies: unbiased,
-    with variance f (1 - f) step². No noise distribution is declared for it: it has two values, and
-    both depend on the gradient.
+    and the level above with probability f, where f is the value's relative position between them.
+    It is unbiased, with variance f (1 - f) step². No noise distribution is declared for it: it has
+    two values, and both depend on the gradient.
 
-    What the knowing attacker does: the step shows in the values. They simulate rounding to the
-    nearest on the candidate's own grid, with the slope of the plain gradient (straight-through), so
-    that the true input matches exactly; at 4 bits or less the plain gradient's slope points better,
+    An attacker who knows the defense sees the step in the values. They simulate rounding to the
+    nearest level on the candidate's grid, with the slope of the plain gradient (straight-through),
+    so the true input matches exactly. At 4 bits or less the plain gradient's slope points better,
     and they compare with it. Stochastic rounding is compared with its mean, the plain gradient, or
-    (`noise_variance`) weighed by the variance that the candidate would have got.
+    (`noise_variance`) weighted by the variance that the candidate would have got.
 
     Args:
-        bits: 2 to 24; one bit has no level but the signs, see `Sign`.
+        bits: 2 to 24; one bit has only the signs as levels, see `Sign`.
         stochastic: unbiased random rounding.
-        scope: the maximum is that of every "tensor", or "global": of the whole row.
+        scope: the maximum is over every "tensor", or "global": over the whole row.
 
-    Guarantees: none. Rounding hides no more than half a step, and the largest values hardly at all.
+    Guarantees: none. Rounding hides at most half a step, and hardly anything of the largest values.
 
     Source: Alistarh et al. 2017, "QSGD", section 3.1 (stochastic rounding; there of |g| / ||g||
     beside the sign, here of g / max|g|).
@@ -121,7 +121,7 @@ class FixedQuantization(Resolved):
     spans: tuple[tuple[int, int], ...]
 
     def steps(self, rows: Tensor) -> Tensor:
-        """(R, P) the step between levels at every coordinate, float64; 0 where a tensor is zero."""
+        """(R, P) the step between levels at every coordinate, float64; 0 if a tensor is zero."""
         half = 2 ** (self.settings.bits - 1) - 1
         parts = []
         for a, b in self.spans:
@@ -145,7 +145,7 @@ class FixedQuantization(Resolved):
         return rows + (self._rounded(plain, None) - plain)
 
     def noise_variance(self, task: Task, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """Stochastic: f (1 - f) step² of the candidate's own gradient, differentiable."""
+        """Stochastic: f (1 - f) step² of the candidate's gradient, differentiable."""
         if not self.settings.stochastic:
             return None
         rows = local_update(task, inputs, labels)[None]

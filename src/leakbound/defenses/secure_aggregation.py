@@ -14,12 +14,12 @@ from leakbound.types import Unit, Update
 
 @dataclass(frozen=True, repr=False)
 class SecureAggregation(Defense):
-    """The server learns the sum of `clients` updates and nothing else of any of them.
+    """Reveal to the server only the sum of `clients` updates.
 
-    The ideal functionality, not the protocol: no dropouts, no colluding clients.
+    This is the ideal functionality, not the protocol: no dropouts, no colluding clients.
 
     Args:
-        clients: how many updates are summed.
+        clients: number of updates in the sum.
 
     Guarantees: none about the sum itself. The attack sees one larger batch.
 

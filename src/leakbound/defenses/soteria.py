@@ -18,7 +18,7 @@ from leakbound.task import weight_names
 from leakbound.types import NotApplicable, Task, Unit, Update
 
 TOGETHER = 2**22
-"""Numbers in the inputs that one vectorized pass may move at once."""
+"""Number of input values that one vectorized pass may move at once."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,22 +26,23 @@ class Soteria(Defense):
     """Withhold the columns of a linear layer's weight gradient for the features that leak most.
 
     Let r be the layer's input (the data representation) for an example x. To zero r_i the input has
-    to move by |r_i| / ||dr_i/dx|| (the shortest dx with dr_i · dx = -r_i). Of the F features the
-    floor(rate · F) with the largest distances, summed over the batch, are withheld; of equal ones
-    those with the lower index. The layer's bias and all other layers are sent as they are.
+    to move by |r_i| / ||dr_i/dx|| (the shortest dx with dr_i · dx = -r_i). Of the F features, the
+    floor(rate · F) with the largest distances, summed over the batch, are withheld; of ties, those
+    with the lower index. The layer's bias and all other layers are sent as they are.
 
-    What the knowing attacker does: they leave the withheld columns out of the match; the
-    convolutions before the layer still leak the whole input.
+    An attacker who knows the defense leaves the withheld columns out of the match. The convolutions
+    before the layer still leak the whole input.
 
     Args:
         rate: the fraction of the layer's input features.
-        layer: the name of a linear layer, also where a server has wrapped the model into another;
-            None is the first whose input is not the model's own.
+        layer: the name of a linear layer, also if a server has wrapped the model in another one;
+            None is the first layer whose input is not the model's input.
 
-    Guarantees: none; which columns are withheld is seen and depends on the data.
+    Guarantees: none; the server sees which columns are withheld, and they depend on the data.
 
     Raises:
-        ValueError: no such layer, one whose input is not one vector an example, or no context.
+        ValueError: there is no such layer, its input is not one vector per example, or there is no
+            context.
 
     Source: Sun et al. 2021, "Soteria", section 4 and algorithm 1 (p = 2); attacks on it: Balunovic
     et al. 2022, section 5, and Wang et al. 2022.
@@ -79,7 +80,7 @@ class Soteria(Defense):
 
 
 def defended_layer(task: Task, layer: str | None = None) -> str:
-    """The name of the linear layer that Soteria defends; of a frozen one nothing is sent."""
+    """The name of the linear layer that Soteria defends; nothing is sent for a frozen one."""
     linear: list[str] = []
     first: str | None = None
     for name, module in task.model.named_modules():
@@ -109,19 +110,19 @@ def representation(task: Task, inputs: Tensor, layer: str) -> Tensor:
     if entering.ndim != 2:
         raise ValueError(
             f"layer {layer!r} is used on {tuple(entering.shape)}; give one that is used once, on "
-            "one vector an example"
+            "one vector per example"
         )
     return entering
 
 
 def distances(task: Task, inputs: Tensor, layer: str) -> Tensor:
-    """|r_i| / ||dr_i/dx||, (B, F): how far the input moves, to first order, if feature i is zeroed.
+    """|r_i| / ||dr_i/dx||, (B, F): the input's first-order distance to a zero feature i.
 
-    0 where the feature is 0; infinite where it is not, and does not depend on the input.
+    It is 0 if the feature is 0, and infinite if it is not 0 and does not depend on the input.
     """
     if task.coupled:
         raise NotApplicable(
-            "batch norm in training mode couples the examples: no feature has one input alone"
+            "batch norm in training mode couples the examples: no feature depends on one input only"
         )
     inputs = inputs.detach()
 
@@ -130,14 +131,14 @@ def distances(task: Task, inputs: Tensor, layer: str) -> Tensor:
 
     with torch.no_grad():
         r = of(inputs)
-        # A backward pass a feature, or a forward-mode pass a pixel, whichever are fewer.
+        # One backward pass per feature, or one forward-mode pass per pixel, whichever are fewer.
         cheaper = _by_feature if r[0].numel() < inputs[0].numel() else _by_pixel
         squares = cheaper(of, inputs, r)
     return torch.where(r == 0, 0.0, r.abs() / squares.sqrt())
 
 
 def _by_pixel(of: Callable[[Tensor], Tensor], inputs: Tensor, r: Tensor) -> Tensor:
-    """||dr_i/dx||^2, (B, F), from one forward-mode pass a pixel."""
+    """||dr_i/dx||^2, (B, F), from one forward-mode pass per pixel."""
     size, numel = len(inputs), inputs[0].numel()
 
     def moved(pixel: Tensor) -> Tensor:
@@ -154,11 +155,11 @@ def _by_pixel(of: Callable[[Tensor], Tensor], inputs: Tensor, r: Tensor) -> Tens
 
 
 def _by_feature(of: Callable[[Tensor], Tensor], inputs: Tensor, r: Tensor) -> Tensor:
-    """The same from one backward pass a feature."""
+    """The same from one backward pass per feature."""
     squares = torch.empty_like(r)
     with torch.enable_grad():
         x = inputs.clone().requires_grad_()
-        sums = of(x).sum(0)  # examples stay apart: each has its own gradient
+        sums = of(x).sum(0)  # examples stay separate: each has its own gradient
         for i, total in enumerate(sums):
             (back,) = torch.autograd.grad(total, x, retain_graph=True, allow_unused=True)
             squares[:, i] = 0.0 if back is None else back.flatten(1).square().sum(1)

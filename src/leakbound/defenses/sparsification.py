@@ -17,7 +17,7 @@ LATE = "it holds what earlier rounds withheld"
 
 
 def smallest(values: Tensor, rate: float) -> Tensor:
-    """Mask of the floor(rate * n) smallest entries of a vector; of equal ones, the first."""
+    """Mask of the floor(rate * n) smallest entries of a vector; of ties, the first."""
     count = math.floor(rate * len(values) + 1e-9)  # 0.29 * 100 < 29 in floats
     mask = torch.zeros_like(values, dtype=torch.bool)
     mask[torch.sort(values, stable=True).indices[:count]] = True
@@ -26,17 +26,17 @@ def smallest(values: Tensor, rate: float) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class MagnitudePruning(Defense):
-    """Withhold the fraction `rate` of coordinates that are smallest in magnitude.
+    """Withhold the fraction `rate` of coordinates with the smallest magnitudes.
 
-    Exactly floor(rate · n) of n coordinates go; of equal magnitudes those with the lower index.
+    Exactly floor(rate · n) of n coordinates are withheld; of ties, those with the lower index.
 
     Args:
         rate: the fraction of coordinates that is withheld.
-        scope: "tensor" (that fraction of every tensor, as GradAttack) or "global" (of the whole
+        scope: "tensor" (this fraction of every tensor, as in GradAttack) or "global" (of the whole
             update).
 
-    Guarantees: exactly that many coordinates are withheld. No privacy: which ones are withheld is
-    itself visible to the server and depends on the data.
+    Guarantees: exactly that many coordinates are withheld. No privacy: the server sees which ones,
+    and they depend on the data.
 
     Source: Liu et al. 2025, GradPrune; Zhu et al. 2019, section 5.2.
 
@@ -109,13 +109,14 @@ class GradientDropout(Defense):
 class TopK(Defense):
     """Withhold the fraction `rate` of coordinates that are smallest, and send them later.
 
-    The client adds to its update g what it withheld before (its memory m, in gradient units), sends
-    all but the floor(rate · P) smallest coordinates of the sum, and keeps the rest: u = g + m,
-    y = top(u), m' = u - y. Without `error_feedback` it is magnitude pruning of the whole update.
+    The client adds to its update g what it withheld before (its memory m, in gradient units). It
+    sends all but the floor(rate · P) smallest coordinates of the sum, and keeps the rest:
+    u = g + m, y = top(u), m' = u - y. Without `error_feedback` it is magnitude pruning of the whole
+    update.
 
-    From the second round on no noise distribution is declared. What is withheld is only late: the
+    From the second round on no noise distribution is declared. Withheld values are only late: the
     mean of T releases is the mean gradient up to ||m|| / T, and the memory stays below
-    2 sqrt(r) / (1 - r) G at rate r and gradients of norm up to G. Fewer coordinates a round buy
+    2 sqrt(r) / (1 - r) G at rate r and gradients of norm up to G. Fewer coordinates per round gain
     time, not privacy.
 
     Args:

@@ -19,10 +19,10 @@ class LocalAggregation(Defense):
     """Take `steps` local SGD steps on the batch before sending the change of the weights.
 
     Args:
-        steps: how many local steps.
+        steps: number of local steps.
         learning_rate: of these steps.
 
-    Guarantees: none. The attacker who knows it simulates the same steps.
+    Guarantees: none. An attacker who knows the defense simulates the same steps.
 
     Source: Liu et al. 2025, local aggregation (3 and 5 steps).
 
@@ -64,15 +64,15 @@ class _Mask(nn.Module):
 class HiddenDropout(Defense):
     """Drop each hidden unit (channel) with probability `rate` for the whole round.
 
-    One draw per client and round, the same for all its examples: the client trains a narrower
+    Each client and round has one draw, the same for all its examples: the client trains a narrower
     network, whose kept units are scaled by 1 / (1 - rate). Units are the inputs of every linear
-    layer and every convolution without groups, but not of the model's first layer.
+    layer and every convolution without groups, except the model's first layer.
 
     Args:
         rate: the probability that a unit is dropped, below 1.
 
-    Guarantees: none. Dropped units leave columns of exact zeros in the update, from which the
-    attacker who knows the defense infers the draw (`infer`).
+    Guarantees: none. Dropped units leave columns of exact zeros in the update. An attacker who
+    knows the defense infers the draw from them (`infer`).
 
     Source: Liu et al. 2025, section 3.2 (dropout; errata 2.9: `rate` is the drop probability).
 
@@ -109,7 +109,7 @@ class HiddenDropout(Defense):
         return replace(update, law=Unknown("hidden units were dropped at random")), state
 
     def infer(self, task: Task, update: Update) -> Task:
-        """Units whose outgoing weights got exactly zero gradient are taken as dropped."""
+        """Units whose outgoing weights have exactly zero gradient count as dropped."""
         if len(update.rows) > 1 or update.unit is not Unit.CLIENT:
             return task
         weights = task.unflatten(update.rows[0])
@@ -122,7 +122,7 @@ class HiddenDropout(Defense):
             units, dropped = units + len(alive), dropped + int((~alive).sum())
             if bool(alive.any()):
                 masks[name] = alive.double() / (1 - self.rate)
-        # So many units would hardly all be kept: noise, or a sum of clients, covers the zeros.
+        # It is unlikely that all of these units were kept: noise, or a sum, covers the zeros.
         covered = dropped == 0 and (1 - self.rate) ** units < 1e-3
         return task if covered else _with_masks(task, masks)
 

@@ -26,20 +26,20 @@ from leakbound.types import Task, Update
 
 @dataclass(frozen=True, repr=False)
 class Whiten(Defense):
-    """Every row y becomes S⁻¹ y: in these coordinates noise of the public covariance S Sᵀ is white.
+    """Map every row y to S⁻¹ y, so that noise of the public covariance S Sᵀ becomes white.
 
-    The covariance is chosen from the model and public data alone and has mean variance 1, so that
+    The covariance is chosen only from the model and public data and has mean variance 1, so that
     lengths keep their size. A chain that whitens must color again, with the same settings.
 
     Args:
         rule: see `allocation.shape`.
         correlation: "none"; "layers" or "low_rank" for correlated noise (rule "energy" only).
-        rank: how many directions "low_rank" adds.
-        images: how many public images decide.
-        refresh: use the same covariance for so many rounds.
+        rank: number of directions that "low_rank" adds.
+        images: number of public images used.
+        refresh: number of rounds that use the same covariance.
 
-    Guarantees: none of its own: the map is public, and whoever knows it undoes it. For the same
-    reason it takes nothing from the links behind it, `ClipExamples` and the noise.
+    Guarantees: none by itself: the map is public and can be undone. For the same reason it does not
+    weaken the links after it, `ClipExamples` and the noise.
 
     Raises:
         NotApplicable: the task has no public data.
@@ -68,7 +68,7 @@ class Whiten(Defense):
 
     @property
     def maps_basis(self) -> Hashable:  # type: ignore[override]
-        """Its settings: `Color` of the same ones undoes it."""
+        """Its settings: `Color` with the same settings undoes it."""
         return astuple(self)
 
     def _sketch(self, update: Update) -> Update:
@@ -89,10 +89,10 @@ class Whiten(Defense):
 
 @dataclass(frozen=True, repr=False)
 class Color(Whiten):
-    """Every row y becomes S y: undoes `Whiten` of the same settings.
+    """Map every row y to S y, which undoes `Whiten` with the same settings.
 
-    Guarantees: none of its own, and it takes none away: it is post-processing by a public map.
-    Known white noise becomes known noise of the covariance S Sᵀ.
+    Guarantees: none by itself, and it removes none: it is post-processing by a public map. Known
+    white noise becomes known noise of the covariance S Sᵀ.
 
     Source: this project (`docs/whitened_dp.md`).
 
@@ -140,13 +140,13 @@ class WhitenedDpSgd(Chain):
 
     Args:
         clip_norm: L2 bound of every example's whitened gradient.
-        noise_multiplier: noise standard deviation over the most that one example adds, in whitened
+        noise_multiplier: noise standard deviation / the most that one example adds, in whitened
             coordinates.
         rule: how the covariance is spread; see `allocation.shape`.
         correlation: "none"; "layers" or "low_rank" for correlated noise (rule "energy" only).
-        rank: how many directions "low_rank" adds.
-        images: how many public images decide.
-        refresh: use the same covariance for so many rounds.
+        rank: number of directions that "low_rank" adds.
+        images: number of public images used.
+        refresh: number of rounds that use the same covariance.
 
     Guarantees: the Gaussian mechanism with that multiplier, for adding or removing one example, as
     `DpSgd`: the covariance is public, whitening is linear, and coloring is post-processing

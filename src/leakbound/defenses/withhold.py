@@ -20,21 +20,21 @@ from leakbound.types import Exact, Task, Unit, Unknown, Update
 
 RULES = ("largest", "random", "mix")
 BLOCK = 2**16
-"""Weights that are worked on together: a few such arrays stay in the processor's cache."""
+"""Number of weights processed together: a few arrays of this size fit the processor's cache."""
 WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, eq=False)
 class ClientState:
-    """What a client keeps between rounds; tensors are (P,).
+    """The state of a client between rounds; tensors are (P,).
 
     Attributes:
         spans: (start, stop) of every tensor that may be withheld.
-        exists: the weights that may be withheld: of those tensors, and not `pruned`.
-        weights: the client's own weights after its last round, of which it sent `sent`.
-        server, start: within a round, the weights that were received and those it started from.
+        exists: the weights that may be withheld: those of these tensors that are not `pruned`.
+        weights: the client's weights after its last round, of which it sent `sent`.
+        server, start: within a round, the received weights and the starting weights.
         rate: the learning rate of this round's local steps.
-        own: what else a defense keeps.
+        own: the state of a specific defense.
     """
 
     spans: tuple[tuple[int, int], ...]
@@ -68,7 +68,7 @@ class Withholding(Defense):
         return ClientState(spans, _existing(task, spans), pruned=task.kept)
 
     def begin(self, task: Task, state: State, source: Source) -> tuple[Task, ClientState]:
-        """Put the client's own weights in the place of the server's where it withheld them."""
+        """Replace the server's weights by the client's where the client withheld them."""
         kept: ClientState = self.init(task) if state is None else state
         if kept.exists.shape != task.parameters.shape or kept.spans != _spans(task):
             raise ValueError(
@@ -79,7 +79,7 @@ class Withholding(Defense):
         if task.kept is not kept.pruned:
             exists = _existing(task, kept.spans)
             if own is not None and not torch.equal(kept.exists, exists):
-                # what the model did not have in the last round has only the server's value
+                # a weight that the model lacked in the last round has only the server's value
                 own = torch.where(kept.exists, own, server)
             kept = replace(kept, exists=exists, weights=own, pruned=task.kept)
         kept, start = self._start(kept, server, source)
@@ -123,7 +123,7 @@ class Withholding(Defense):
     def _trained(
         self, change: Tensor, kept: ClientState, mask: Tensor, late: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """What is sent, in gradient units and zero where it is withheld, and the weights kept."""
+        """The sent values in gradient units, zero where withheld, and the kept weights."""
         rows, weights = torch.empty_like(change), None
         start, server = kept.start, kept.server
         if start is not None and self.pseudo:
@@ -141,22 +141,22 @@ class Withholding(Defense):
 
 @dataclass(frozen=True, repr=False)
 class Withhold(Withholding):
-    """Withhold the fraction `rate` of the weights of every layer and send zeros in their place.
+    """Withhold the fraction `rate` of the weights of every layer and send zeros instead.
 
-    Exactly floor(rate * n) of a layer's n weights go (of those that base pruning left); biases and
-    the scales of norms are always sent. The mask is seen as zeros. Where it was chosen by value it
-    is a release of its own: in every layer all withheld gradients are at least as large as all that
-    are sent. With `pseudo`, what is withheld is only late: once such a weight is sent, its change
-    holds the gradients of all rounds since it was last sent (docs/pruned_learning.md).
+    Exactly floor(rate * n) of a layer's n weights are withheld (of those that base pruning left).
+    Biases and the scales of norms are always sent. The mask is visible as zeros. If it was chosen
+    by value it is itself a release: in every layer all withheld gradients are at least as large as
+    all sent ones. With `pseudo`, withheld values are only late: once a withheld weight is sent, its
+    change holds the gradients of all rounds since it was last sent (docs/pruned_learning.md).
 
     Args:
         rule: withhold the weights whose loss gradient (the change over the local steps) is
             "largest" in magnitude, "random" ones, or a "mix" of both.
         rate: the fraction of a layer's weights that is withheld.
-        pseudo: keep the withheld weights and go on from them in the next round (pseudo-pruning);
-            else drop them and go on from the server's.
+        pseudo: keep the withheld weights and continue from them in the next round (pseudo-pruning);
+            else drop them and continue from the server's.
         scope: "layer", or "global" for the largest of the whole model.
-        share: of a mix, which share of the rate goes to the largest.
+        share: for a mix, the share of the rate that goes to the largest.
 
     Guarantees: exactly that many weights are withheld. No privacy.
 
@@ -244,16 +244,16 @@ def _existing(task: Task, spans: tuple[tuple[int, int], ...]) -> Tensor:
 
 
 def blocks(spans: tuple[tuple[int, int], ...], size: int = BLOCK) -> Iterator[slice]:
-    """The spans in slices of `size`, the last of each shorter."""
-    # BLOCK is a multiple of all that torch computes at once, so that the bits are those of the
-    # whole: the rest of a tensor it computes one by one, and the last bits may differ.
+    """The spans in slices of `size`; the last slice of each may be shorter."""
+    # BLOCK is a multiple of all that torch computes at once, so the bits are those of the whole:
+    # torch computes the rest of a tensor one by one, and its last bits may differ.
     for start, stop in spans:
         for at in range(start, stop, size):
             yield slice(at, min(at + size, stop))
 
 
 def as_bytes(mask: Tensor) -> Tensor:
-    """The same memory as 0 and 1, of which torch makes floats faster than of booleans."""
+    """The same memory as 0 and 1: torch converts these to floats faster than booleans."""
     return mask.view(torch.uint8)
 
 
@@ -266,7 +266,7 @@ def choose(mask: Tensor, yes: Tensor, no: Tensor, out: Tensor) -> None:
 
 
 def mask_of_largest(values: Tensor, count: int) -> Tensor:
-    """Mask of the `count` largest values; of equal ones, the first."""
+    """Mask of the `count` largest values; of ties, the first."""
     if count == 0:
         return torch.zeros_like(values, dtype=torch.bool)
     place = len(values) - count
