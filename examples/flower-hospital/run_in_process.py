@@ -17,11 +17,11 @@ from leakbound import captured, evaluate, pair
 from leakbound.flower import run
 
 RATES = {False: 0.1, True: 1.0}
-"""Clipped gradients are shorter, and want longer steps."""
+"""Clipped gradients are shorter and need larger steps."""
 
 
 def federation(name: str, *, defended: bool, given: argparse.Namespace) -> None:
-    """One training. What the server rebuilt meets the truth here, where both sides are known."""
+    """One training. Here the server's reconstruction is compared with the truth: both are known."""
     out = given.out / name
     readings = out / "readings.jsonl"
     out.mkdir(parents=True, exist_ok=True)
@@ -30,13 +30,15 @@ def federation(name: str, *, defended: bool, given: argparse.Namespace) -> None:
     print(f"-- {name}")
 
     def judge(outcome: captured.UpdateResult) -> None:
-        guess = outcome.answers[0]
+        answer = outcome.answers[0]
         truth = hospitals(given.hospitals)[0]  # the smallest: the server attacks it
-        if guess is None:
+        if answer is None:
             print("the attack does not apply:", outcome.records[0].reason)
             return
-        psnr = evaluate(pair(truth, guess), data_range=1.0)["psnr"]
-        print("PSNR of the images that the server rebuilt:", [round(v, 1) for v in psnr], "dB")
+        psnr = evaluate(pair(truth, answer), data_range=1.0)["psnr"]
+        print(
+            "PSNR of the images that the server reconstructed:", [round(v, 1) for v in psnr], "dB"
+        )
 
     run(
         server_app(out, defended=defended, attack_steps=given.attack_steps, on_report=judge),

@@ -1,1 +1,1 @@
-"""hospital: federated learning between hospitals that measure and bound what they give away."""
+"""hospital: federated learning between hospitals that measure and bound what they leak."""

@@ -1,4 +1,4 @@
-"""A hospital: trains, defends what it sends, and looks at what that still gives away."""
+"""A hospital: trains, defends what it sends, and measures what that still leaks."""
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -12,7 +12,7 @@ from leakbound.meter import Policy
 
 
 def client_app(*, defended: bool = True, path: str | None = None) -> ClientApp:
-    """The app; `defended=False` leaves the noise away, to see what it is for.
+    """The app; `defended=False` trains without noise, for comparison.
 
     `path`: a file on the hospital's own disk for what its meter reads.
     """

@@ -1,4 +1,4 @@
-"""The server: averages, evaluates, and takes the view of one that is honest but curious."""
+"""The server: averages, evaluates, and keeps what an honest-but-curious server sees."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -71,7 +71,7 @@ def report(
         Net(),
         input_shape=(1, 28, 28),
         defense=defense,
-        steps=1,  # which every hospital is told to take
+        steps=1,  # as the server asks of every hospital
         attacks=[Spec("inverting_gradients", settings)],
         out=out,
     )

@@ -44,7 +44,7 @@ class Net(nn.Module):
 
 @cache
 def images():
-    """3,000 real images that stand for scans: public ones, those of the hospitals, the test set."""
+    """3,000 real images that replace scans: public ones, those of the hospitals, the test set."""
     whole = data.load("mnist5k")
     return (
         whole.batch(torch.arange(PUBLIC)),
@@ -55,7 +55,7 @@ def images():
 
 @cache
 def hospitals(count: int):
-    """Who holds which images: unlike mixes of classes, unlike sizes; the first is a small practice.
+    """Who holds which images: different classes and sizes; the first is a small practice.
 
     Everyone draws the same split from a named stream, as they would not in a real federation.
     """
