@@ -42,7 +42,7 @@ def test_more_noise_lifts_the_floor_up_to_the_prior(table, kind):
         assert bound.name == ("tight_trace" if kind == "trace" else "full")
         assert bound.covers == "estimate"
         assert bound.rests_on_prior
-        assert bound.prior == "one Gaussian a class in 8 directions, labels known"
+        assert bound.prior == "one Gaussian per class in 8 directions, labels known"
         assert bound.psnr == pytest.approx(-10 * math.log10(bound.value))
         assert not bound.excludes_threshold
     # at noise 10 nothing is left but the variance of the class in its leading directions
