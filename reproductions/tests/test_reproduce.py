@@ -69,15 +69,16 @@ def test_the_page_shows_paper_ours_interval_tolerance_and_verdict():
     text = pages.markdown(made())
     row = "| a is above b | 2 (table 1) | 1.25 dB | [0.5, 2] | at least 0 | 7 | holds |"
     assert row in text
-    assert "## 1-2: does not hold (1 of 2 findings hold)" in text
+    assert "## 1-2: does not hold\n" in text
+    assert "Verdict: **does not hold** (1 of 2 findings hold)." in text
     assert "| 1-3 | d | table 3 | **cannot be tested here** |" in text
     tally = "2 of 3 claims are decided (cannot be tested here: 1, does not hold: 1, holds: 1). "
     assert tally in text
     assert "Further statements: IV.1 holds." in text
-    assert "| **holds** (a theorem or an identity, which numbers check) |" in text
-    assert "## IV.1: holds (1 of 1 finding holds; as corrected)" in text
+    assert "| **holds** (theorem or identity, checked numerically) |" in text
+    assert "Verdict: **holds** (1 of 1 finding holds; as corrected)." in text
     assert "| never | no number | 0.2 |" in text
-    assert "no such data" in text
+    assert "- no such data." in text
 
 
 def test_the_html_page_has_no_marks_of_markdown(tmp_path):
@@ -170,14 +171,15 @@ def test_storing_takes_results_and_figures_over(tmp_path):
     assert (stored / "mean_to_extreme" / "plot.png").read_bytes() == b"png"
     page = overview.page(stored, tmp_path)
     assert "**2 of 3 claims are decided** (67%): 1 holds, 1 does not hold, 1 cannot be" in page
-    assert "Among all: 1-1: a theorem or an identity, which numbers check (1 decided)." in page
-    assert "Without them 1 of 2 are decided." in page
-    assert "| 1-2 | no c | **does not hold** | `cpu`: small |" in page
+    assert "| theorem or identity, checked numerically (1-1) | 1 of 1 |" in page
+    assert "| all others | 1 of 2 |" in page
+    assert "Further statements are not counted (IV.1)." in page
+    assert "| 1-2 | no c | **does not hold** |" in page
     assert "![a plot](stored/mean_to_extreme/plot.png)" in page
     assert page.count("No results are stored yet") == 3
 
 
-def test_parts_are_made_once_and_damaged_ones_told(tmp_path):
+def test_parts_are_made_once_and_damaged_ones_are_named(tmp_path):
     parts, calls = Parts(tmp_path / "parts"), []
 
     def make():

@@ -91,16 +91,29 @@ def repeated(first: Sequence[Part], second: Sequence[Part]) -> Repeated:
     whole, fresh = _judged(first), {part.statement: part for part in second}
     if not (whole.findings and fresh):
         return Repeated(list(first))
-    earlier = "; ".join(in_words(one) for one in whole.findings if one.statement in fresh)
+    earlier = [in_words(one) for one in whole.findings if one.statement in fresh]
     if whole.verdict is not Verdict.UNDECIDED:
-        later = "; ".join(in_words(one) for one in _judged(second).findings)
-        return Repeated(list(first), f"Again on other seeds, which decide nothing: {later}")
+        later = [in_words(one) for one in _judged(second).findings]
+        remark = "Measured again on other seeds, which do not change the verdict"
+        return Repeated(list(first), remarks(*(f"{remark}: {one}" for one in later)))
     return Repeated(
         [fresh.get(part.statement, part) for part in first],
-        f"A first run left this undecided ({earlier}); it is judged on seeds that the first "
-        "run did not have",
+        remarks(
+            "A first run was undecided, so the verdict uses new seeds",
+            *(f"First run, {one}" for one in earlier),
+        ),
         second=True,
     )
+
+
+def remarks(*texts: str) -> str:
+    r"""Remarks on a claim, one a line; empty ones are left out.
+
+    Example:
+        >>> remarks("a", "", "b")
+        'a\nb'
+    """
+    return "\n".join(filter(None, texts))
 
 
 def _judged(parts: Sequence[Part]) -> Claim:

@@ -40,8 +40,8 @@ class Mark(StrEnum):
     """
 
     CORRECTED = "as corrected"
-    THEOREM = "a theorem or an identity, which numbers check"
-    LATE = "by a rule made after its numbers were known"
+    THEOREM = "theorem or identity, checked numerically"
+    LATE = "rule changed after numbers were known"
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Claim:
         source: section, table or figure, with its page.
         scale: the setting in which it was tested, in words.
         findings: all must hold for the claim to hold; one that is excluded refutes it.
-        why: why it cannot be tested here, where there are no findings; else a remark or nothing.
+        why: why it cannot be tested here, if there are no findings; else remarks, one a line.
         marks: what is said beside its verdict.
     """
 

@@ -1,4 +1,4 @@
-"""`docs/reproductions.md`: what of each paper stands, from stored results."""
+"""`docs/reproductions.md`: which claims of each paper hold, from stored results."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ SEVERAL = {
 HEAD = (
     "# The papers, reproduced",
     "",
-    "What `leakbound reproduce NAME` found on real data. " + pages.RULE,
+    "`leakbound reproduce NAME` measures the claims of four papers again, on real data.",
     "",
-    "Written by `python -m leakbound_reproductions.reproductions docs/reproductions "
-    "docs/reproductions.md` from the stored results; every number was measured at the scale named "
-    "beside it.",
+)
+HOW = (
+    "**How a claim is judged.** " + pages.RULE,
+    "",
+    "This page is written from stored results by `python -m leakbound_reproductions.reproductions "
+    "docs/reproductions docs/reproductions.md`.",
     "",
 )
 
@@ -39,7 +42,7 @@ def page(stored: Path, base: Path) -> str:
         base: folder that the page will lie in, for links.
     """
     found = {name: _stored(stored / f"{name}.json") for name in REPRODUCTIONS}
-    lines = [*HEAD, *_total(found), *_summary(found)]
+    lines = [*HEAD, *_total(found), *_summary(found), *HOW]
     for name, own in found.items():
         lines += _paper(REPRODUCTIONS[name], own)
     for name, own in found.items():
@@ -65,10 +68,10 @@ def _stored(path: Path) -> Results | None:
 
 
 def _total(found: dict[str, Results | None]) -> list[str]:
-    """How many of all numbered claims are decided; further statements are counted apart.
+    """How many of all numbered claims are decided; further statements are counted separately.
 
-    So are theorems and identities, of which numbers can only find that they are printed wrong, and
-    rules that were made after their numbers.
+    So are theorems and identities, which numbers can only show to be printed wrong, and rules that
+    changed after numbers were known.
     """
     both = [own.split() for own in found.values() if own]
     counted, others = ([c for pair in both for c in pair[side]] for side in (0, 1))
@@ -79,21 +82,24 @@ def _total(found: dict[str, Results | None]) -> list[str]:
     each = ", ".join(
         f"{n} {said[n > 1]}" for word, said in SEVERAL.items() if (n := words.count(word))
     )
-    lines = [
-        f"**{decided} of {len(counted)} claims are decided** "
-        f"({decided / len(counted):.0%}): {each}."
+    total = len(counted)
+    lines = [f"**{decided} of {total} claims are decided** ({decided / total:.0%}): {each}."]
+    rows = [
+        (f"{mark} ({_numbers(own)})", _share(own))
+        for mark in (Mark.THEOREM, Mark.LATE)
+        if (own := [claim for claim in counted if mark in claim.marks])
     ]
-    for mark in (Mark.THEOREM, Mark.LATE):
-        own = [claim for claim in counted if mark in claim.marks]
-        if own:
-            told = f"{_numbers(own)}: {mark} ({_decided(own)} decided)"
-            lines.append(f"Among all: {told}.")
-    plain = [c for c in counted if not {Mark.THEOREM, Mark.LATE} & set(c.marks)]
-    if len(plain) < len(counted):
-        lines.append(f"Without them {_decided(plain)} of {len(plain)} are decided.")
+    if rows:
+        plain = [c for c in counted if not {Mark.THEOREM, Mark.LATE} & set(c.marks)]
+        rows.append(("all others", _share(plain)))
     if others:
-        lines.append(f"Beside them stand further statements ({_numbers(others)}).")
-    return [" ".join(lines), ""]
+        lines.append(f"Further statements are not counted ({_numbers(others)}).")
+    table = [*pages.table(("among these", "decided"), rows), ""] if rows else []
+    return [" ".join(lines), "", *table]
+
+
+def _share(claims: Sequence[Claim]) -> str:
+    return f"{_decided(claims)} of {len(claims)}"
 
 
 def _decided(claims: Sequence[Claim]) -> int:
@@ -112,19 +118,18 @@ def _summary(found: dict[str, Results | None]) -> list[str]:
         rows.append(
             (f"{about.letter}: [{about.paper.title}](#paper-{about.letter.lower()})", *said)
         )
-    return [*pages.table(("paper", "scale", "what stands"), rows), ""]
+    return [*pages.table(("paper", "scale", "verdicts"), rows), ""]
 
 
 def _paper(about: Reproduction, own: Results | None) -> list[str]:
     lines = [f"## Paper {about.letter}", "", f"{about.paper}.", ""]
     if own is None:
-        told = f"`leakbound reproduce {about.name}`"
-        return [*lines, f"No results are stored yet; {told} measures them.", ""]
+        command = f"`leakbound reproduce {about.name}`"
+        return [*lines, f"No results are stored yet; {command} measures them.", ""]
     rows = [
-        (c.number, c.statement, f"**{c.verdict}**{pages.beside(c)}", f"`{own.scale}`: {c.scale}")
-        for c in own.outcome.claims
+        (c.number, c.statement, f"**{c.verdict}**{pages.beside(c)}") for c in own.outcome.claims
     ]
-    return [*lines, *pages.table(("claim", "the paper says", "verdict", "scale"), rows), ""]
+    return [*lines, *pages.table(("claim", "the paper says", "verdict"), rows), ""]
 
 
 def _detail(own: Results, base: str) -> list[str]:

@@ -11,13 +11,13 @@ from leakbound_reproductions import words
 from leakbound_reproductions.claim import Claim, Finding
 from leakbound_reproductions.results import Results
 
-HEADS = ("what should be so", "paper", "ours", "95 % interval", "true for", "n", "by its 95 %")
+HEADS = ("finding", "paper", "measured", "95 % interval", "true if", "n", "verdict")
 RULE = (
-    "A claim holds if all its findings hold: their 95 % intervals lie where the statement is true "
-    "(the tolerance). It does not hold if one of them is excluded by an interval that allows for "
-    "all of the claim's findings (Bonferroni); else it is undecided. Intervals over seeds are "
-    "Student's: of fewer than six seeds they count on differences that are normal. Seeds that all "
-    "tie at the edge of a statement decide nothing."
+    "A finding holds if its 95 % interval lies where the statement is true (the tolerance). A "
+    "claim holds if all its findings hold. A claim does not hold if one finding is excluded by an "
+    "interval that allows for all findings of the claim (Bonferroni). Otherwise it is undecided. "
+    "Intervals over seeds are Student's; with fewer than six seeds they assume normal differences. "
+    "If all seeds tie at the limit of a tolerance, the finding is undecided."
 )
 
 
@@ -52,8 +52,8 @@ def tally(results: Results) -> str:
     decided = counts.get("holds", 0) + counts.get("does not hold", 0)
     each = ", ".join(f"{word}: {n}" for word, n in counts.items())
     more = [f"{claim.number} {claim.verdict}" for claim in results.split()[1]]
-    told = f" Further statements: {', '.join(more)}." if more else ""
-    return f"{decided} of {sum(counts.values())} claims are decided ({each}).{told}"
+    further = f" Further statements: {', '.join(more)}." if more else ""
+    return f"{decided} of {sum(counts.values())} claims are decided ({each}).{further}"
 
 
 def overview(claims: Iterable[Claim]) -> list[str]:
@@ -63,7 +63,7 @@ def overview(claims: Iterable[Claim]) -> list[str]:
 
 
 def beside(claim: Claim) -> str:
-    """What must be known of the verdict, after it."""
+    """The marks of the verdict, in parentheses, as they follow it."""
     return words.verdict(claim).removeprefix(str(claim.verdict))
 
 
@@ -76,17 +76,29 @@ def details(claims: Iterable[Claim], level: int = 2) -> list[str]:
     """
     lines = []
     for claim in claims:
-        lines += [f"{'#' * level} {claim.number}: {words.standing(claim)}", ""]
-        lines += [f"{claim.statement} ({claim.source})", "", f"Tested: {claim.scale}", ""]
-        if claim.why:
-            lines += [claim.why, ""]
+        lines += [f"{'#' * level} {claim.number}: {claim.verdict}", ""]
+        lines += [f"{claim.statement} ({claim.source})", ""]
         if claim.findings:
+            lines += [f"Verdict: **{claim.verdict}** ({words.basis(claim)}).", ""]
             lines += [*table(HEADS, [row(finding) for finding in claim.findings]), ""]
+        lines += [f"Tested: {ended(claim.scale)}", ""]
+        if claim.why:
+            lines += ["Remarks:", "", *(f"- {ended(one)}" for one in claim.why.split("\n")), ""]
     return lines
 
 
+def ended(text: str) -> str:
+    """The text with a period at its end.
+
+    Example:
+        >>> ended("one seed"), ended("One seed.")
+        ('one seed.', 'One seed.')
+    """
+    return text if text.endswith(".") else f"{text}."
+
+
 def row(finding: Finding) -> tuple[str, ...]:
-    """A finding as the table has it."""
+    """A finding as a row of the table."""
     return (
         finding.statement,
         finding.paper or "no number",
@@ -127,7 +139,7 @@ def pictures(results: Results, base: str = "", level: int = 2) -> list[str]:
     lines = [f"{'#' * level} Figures", ""] if results.outcome.figures else []
     for figure in results.outcome.figures:
         redrawn = f" Redrawn in the form of {figure.paper}." if figure.paper else ""
-        lines += [f"![{figure.caption}]({base}{figure.file})", "", f"{figure.caption}{redrawn}", ""]
+        lines += [f"![{figure.caption}]({base}{figure.file})", "", f"{ended(figure.caption)}{redrawn}", ""]
     return lines
 
 
@@ -173,8 +185,11 @@ overflow:hidden;clip-path:inset(50%);white-space:nowrap}
 <td><span class="word">{{ claim.verdict }}</span>{{ beside(claim) }}</td>
 </tr>{% endfor %}</tbody></table></div>
 {% for claim in claims %}<section id="c{{ claim.number }}">
-<h2>{{ claim.number }}: {{ standing(claim) }}</h2><p>{{ claim.statement }} ({{ claim.source }})</p>
-<p>Tested: {{ claim.scale|plain }}</p>{% if claim.why %}<p>{{ claim.why|plain }}</p>{% endif %}
+<h2>{{ claim.number }}: {{ claim.verdict }}</h2><p>{{ claim.statement }} ({{ claim.source }})</p>
+{% if claim.findings %}<p>Verdict: <b>{{ claim.verdict }}</b> ({{ basis(claim) }}).</p>{% endif %}
+<p>Tested: {{ ended(claim.scale)|plain }}</p>
+{% if claim.why %}<p>Remarks:</p><ul>{% for one in claim.why.split("\n") %}
+<li>{{ ended(one)|plain }}</li>{% endfor %}</ul>{% endif %}
 {% if claim.findings %}{% set name = "Findings of claim " ~ claim.number %}
 <div class="scroll" role="region" aria-label="{{ name }}" tabindex="0"><table>
 <caption class="hidden">{{ name }}</caption>
@@ -183,7 +198,7 @@ overflow:hidden;clip-path:inset(50%);white-space:nowrap}
 {% if loop.first %}<th scope="row">{{ cell }}</th>{% else %}<td>{{ cell }}</td>{% endif %}
 {% endfor %}</tr>{% endfor %}</tbody></table></div>{% endif %}</section>{% endfor %}
 {% for figure, data in figures %}<figure><img alt="{{ figure.caption }}" src="{{ data }}">
-<figcaption>{{ figure.caption }}{% if figure.paper %} Redrawn in the form of {{ figure.paper }}.
+<figcaption>{{ ended(figure.caption) }}{% if figure.paper %} Redrawn in the form of {{ figure.paper }}.
 {% endif %}</figcaption></figure>{% endfor %}
 <p>{{ known }}</p></main></body></html>
 """
@@ -203,7 +218,8 @@ def html(results: Results, folder: Path) -> str:
         rule=RULE,
         heads=HEADS,
         row=row,
-        standing=words.standing,
+        basis=words.basis,
+        ended=ended,
         beside=beside,
         figures=[(figure, _embedded(folder / figure.file)) for figure in results.outcome.figures],
         known=known(results),

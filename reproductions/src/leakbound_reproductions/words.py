@@ -1,4 +1,4 @@
-"""Numbers, intervals and regions of findings as a reader sees them."""
+"""Numbers, intervals and regions of findings as text for readers."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ def interval(ends: Interval) -> str:
 
 
 def region(ends: Interval) -> str:
-    """For which values the statement is true; an end that is the next number after a round one
-    leaves that one out.
+    """The values for which the statement is true.
+
+    An end that is the next number after a round one leaves that one out.
 
     Example:
         >>> region((0.0, math.inf)), region((-math.inf, 0.05)), region((0.9, 1.1))
@@ -71,7 +72,7 @@ def measured(finding: Finding) -> str:
 
 
 def verdict(claim: Claim) -> str:
-    """The verdict with what must be known of it.
+    """The verdict with its marks.
 
     Example:
         >>> from leakbound_reproductions.claim import Mark
@@ -81,16 +82,16 @@ def verdict(claim: Claim) -> str:
     return f"{claim.verdict} ({'; '.join(claim.marks)})" if claim.marks else str(claim.verdict)
 
 
-def standing(claim: Claim) -> str:
-    """The verdict, and how many findings stand behind it.
+def basis(claim: Claim) -> str:
+    """What the verdict rests on: how many findings hold, and the marks.
 
     Example:
-        >>> standing(Claim("1", "a", "b", "c", (), "no data"))
-        'cannot be tested here'
+        >>> from leakbound_reproductions.claim import Mark
+        >>> found = Finding("a", 2.0, (1, 3), (0, 4), (0, math.inf), 9)
+        >>> basis(Claim("1", "a", "b", "c", (found,), marks=(Mark.CORRECTED,)))
+        '1 of 1 finding holds; as corrected'
     """
-    if not claim.findings:
-        return str(claim.verdict)
-    words = [str(finding.verdict) for finding in claim.findings]
-    held = words.count("holds")
-    plural = "finding holds" if len(words) == 1 else "findings hold"
-    return f"{claim.verdict} ({'; '.join((f'{held} of {len(words)} {plural}', *claim.marks))})"
+    verdicts = [str(finding.verdict) for finding in claim.findings]
+    held = verdicts.count("holds")
+    plural = "finding holds" if len(verdicts) == 1 else "findings hold"
+    return "; ".join((f"{held} of {len(verdicts)} {plural}", *claim.marks))

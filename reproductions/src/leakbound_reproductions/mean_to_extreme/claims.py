@@ -74,14 +74,14 @@ def law(boxes: Sequence[Box]) -> Claim:
         value, interval = kolmogorov(worst.distance, worst.draws, len(own))
         found.append(
             finding(
-                f"N = {dim}: errors follow the law, largest difference in probability over "
-                f"{len(own)} noise multipliers from {own[0].noise:g} to {own[-1].noise:g}",
+                f"N = {dim}: errors follow the distribution, largest difference in probability "
+                f"over {len(own)} noise multipliers from {own[0].noise:g} to {own[-1].noise:g}",
                 value,
                 interval,
                 (0.0, ALIGNED),
                 n=worst.draws,
                 among=2,
-                paper="the law of theorem IV.5",
+                paper="the distribution of theorem IV.5",
             )
         )
     return Claim(
@@ -89,9 +89,9 @@ def law(boxes: Sequence[Box]) -> Claim:
         "In the optimal case the mean squared error is distributed as sigma² |X|² / N times a "
         "chi-square variable with N degrees of freedom.",
         "theorem IV.5, figures 4 and 5 (top rows)",
-        f"{_images(boxes)}, one trap row, clip norm 1; intervals by Dvoretzky, Kiefer and "
-        f"Wolfowitz, at once for all noise multipliers. Tolerance: {ALIGNED:g} in probability, "
-        "ours",
+        f"{_images(boxes)}, a linear trap of one row, clip norm 1. Intervals (Dvoretzky, Kiefer "
+        f"and Wolfowitz) hold for all noise multipliers at once. Tolerance: {ALIGNED:g} in "
+        "probability (ours)",
         tuple(found),
     )
 
@@ -109,19 +109,21 @@ def rows(measured: Mapping[str, list[float]]) -> Claim:
     low, high = interval(0.95)
     return Claim(
         "3-2",
-        "The variance of the reconstruction falls to sigma² |X|² once the trap has M >= "
+        "The variance of the reconstruction falls to sigma² |X|² once the linear trap has M >= "
         "(C / |X|)² rows, and no further (theorem IV.1 as corrected).",
         "caption of figure 2, theorem IV.1",
-        "MNIST digits through the client, DP-SGD and the trap at C / |X| = 5, noise multiplier "
-        "0.1: squared error over N sigma² |X|². Tolerance: 3 %, ours, above the "
+        "MNIST digits through the client, DP-SGD and the linear trap at C / |X| = 5, noise "
+        "multiplier 0.1: squared error / (N sigma² |X|²). Tolerance: 3 % (ours), above the "
         "sampling error",
         (
-            one(24, ", one row fewer: variance over its floor is above 1", ABOVE, "above 1"),
-            one(25, " = (C / |X|)²: variance over its floor", (0.97, 1.03), "1"),
-            one(100, ", four times as many: variance over its floor", (0.97, 1.03), "1"),
+            one(
+                24, ", one row fewer: variance relative to its minimum is above 1", ABOVE, "above 1"
+            ),
+            one(25, " = (C / |X|)²: variance relative to its minimum", (0.97, 1.03), "1"),
+            one(100, ", four times as many: variance relative to its minimum", (0.97, 1.03), "1"),
         ),
-        "Eq. 16 prints M >= C / |X| instead, which the caption of figure 2 and the authors' code "
-        f"do not use: M = 5 leaves {value:.2f} [{low:.2f}, {high:.2f}] times the floor.",
+        "Eq. 16 prints M >= C / |X| instead; the caption of figure 2 and the authors' code do "
+        f"not use it. M = 5 leaves {value:.2f} [{low:.2f}, {high:.2f}] times the minimum.",
     )
 
 
@@ -134,27 +136,35 @@ def sinks(boxes: Sequence[Box]) -> Claim:
         for kind in (LINEAR, RESNET):
             own = [box for box in boxes if (box.dim, box.kind) == (dim, kind)]
             least = min(own, key=lambda box: box.raised[0])
-            words = f"N = {dim}, {kind}: raises the error at every noise, by (least share)"
+            words = (
+                f"N = {dim}, {kind}: error rises at every noise level, smallest relative increase"
+            )
             more = (least.raised[0] - 1, least.raised[1])
             made.append(_mean(words, more, least.images, POSITIVE, "above 0", len(own)))
         linear = [box for box in boxes if (box.dim, box.kind) == (dim, LINEAR)]
         worst = max(linear, key=lambda box: box.distance)
-        made.append(_aligned(f"N = {dim}, {LINEAR}: errors follow the law", worst, len(linear)))
+        made.append(
+            _aligned(f"N = {dim}, {LINEAR}: errors follow the distribution", worst, len(linear))
+        )
         small = at[dim, RESNET, low]
-        words = f"N = {dim}, {RESNET}, noise {low:g}: mean error over the law's is above 1"
+        words = (
+            f"N = {dim}, {RESNET}, noise {low:g}: mean error relative to the distribution's "
+            "is above 1"
+        )
         made.append(_mean(words, small.excess, small.images, ABOVE, "above 1 (figure 4)"))
-        words = f"N = {dim}, {RESNET}, noise {high:g}: errors follow the law"
+        words = f"N = {dim}, {RESNET}, noise {high:g}: errors follow the distribution"
         made.append(_aligned(words, at[dim, RESNET, high]))
     return Claim(
         "3-3",
-        "Parameters beside the trap only lower the quality of the reconstruction. The errors still "
-        "follow the law beside a linear layer of a million parameters, and beside a ResNet but for "
-        "small noise, where they are larger.",
+        "Parameters other than the linear trap only lower the quality of the reconstruction. The "
+        "errors still follow the distribution next to a linear layer of a million parameters, "
+        "and next to a ResNet except at small noise, where they are larger.",
         "corollary IV.2, section V-B, figures 4 and 5",
-        f"{_images(boxes)}, clip norm 1, one trap row; ResNet-18 stands for ResNet-101. The law is "
-        "compared with the attacker of the authors' code, who does not know what share of the clip "
-        "norm the other parameters take; the rises are those of one who does, at the same draws. "
-        f"Tolerance: {ALIGNED:g} in probability as in 3-1; else none, the sign decides",
+        f"{_images(boxes)}, clip norm 1, a linear trap of one row; ResNet-18 replaces ResNet-101. "
+        "The distribution is compared with the errors of the attacker in the authors' code, who "
+        "does not know what share of the clip norm the other parameters take. The increases are "
+        f"those of an attacker who does, on the same draws. Tolerance: {ALIGNED:g} in probability "
+        "as in 3-1; otherwise none, the sign decides",
         tuple(make(len(made)) for make in made),
     )
 
@@ -204,19 +214,19 @@ def limits(measured: Mapping[str, Any]) -> Claim:
     low, high = interval(0.95)
     return Claim(
         "3-4",
-        "In a high-dimensional space the success probability of the from-scratch attack goes to 0 "
-        "as eta goes to 0 and as the noise grows; that of identification stays at kappa.",
+        "In a high-dimensional space, the success probability of the from-scratch attack goes to "
+        "0 as eta goes to 0 and as the noise grows. That of identification stays at kappa.",
         "section V-A, figure 3",
-        "records of random direction and norm 1.01, the paper's estimator; orthogonal candidates "
-        "for identification; exact intervals of shares. Tolerance: at most 1 % counts as 0, and "
-        "1 % on either side of chance, ours",
+        "examples of random direction and norm 1.01, the paper's estimator; orthogonal "
+        "candidates for identification; exact intervals for shares. Tolerance (ours): at most 1 "
+        "% counts as 0, and 1 % on either side of chance",
         found,
-        f"At N = 4, which is no high dimension, the paper's estimator gets there in "
+        "At N = 4, which is not a high dimension, the paper's estimator reaches these errors in "
         f"{_of(measured['far 4'])} draws at noise {draws.FAR:g} and {_of(measured['near 4'])} at "
-        f"noise {draws.SMALL:g}. Not so every attacker without candidates: at noise 1e6 a guess "
-        "that knows the norm alone reaches N eta / |X|² <= 0.5 in "
-        f"{value:.1%} [{low:.1%}, {high:.1%}] of {measured['blind']['n']:,} draws, where the "
-        f"printed law says {measured['blind law']:.1g}.",
+        f"noise {draws.SMALL:g}. Another attacker without candidates does better: at noise 1e6, a "
+        f"fixed guess that uses only the norm reaches N eta / |X|² <= 0.5 in {value:.1%} "
+        f"[{low:.1%}, {high:.1%}] of {measured['blind']['n']:,} draws; the printed distribution "
+        f"gives {measured['blind law']:.1g}.",
     )
 
 
@@ -247,14 +257,14 @@ def crossing(measured: Mapping[str, Any]) -> Claim:
             )
     return Claim(
         "3-5",
-        "There is an eta beyond which the from-scratch bound needs more noise than identification, "
-        "another goal, does for the same probability.",
+        "Beyond some eta, the from-scratch bound needs more noise than identification, another "
+        "goal, for the same probability.",
         "section VI, figure 1",
         "N = 1, |X| = 1, probability 0.1 as in figure 1, which decides; kappa as in its caption "
         "(1/11) and as in the authors' code (1/13)",
         tuple(found),
-        "The two bounds are of two goals. For one goal the blind success kappa depends on eta too, "
-        "and no such crossing exists (see the errata).",
+        "The two bounds are for two goals. For one goal, the prior-only success kappa also "
+        "depends on eta, and no such crossing exists (see the errata).",
     )
 
 
@@ -265,13 +275,14 @@ def spread(boxes: Sequence[Box]) -> Claim:
         own = [box for box in boxes if (box.dim, box.kind) == (dim, "optimal")]
         value, interval = student([value for box in own for value in box.spreads])
         groups = sum(len(box.spreads) for box in own)
-        words = f"N = {dim}: deviation over mean of the error, over sqrt(2 / N)"
+        words = f"N = {dim}: standard deviation / mean of the error, relative to sqrt(2 / N)"
         found.append(finding(words, value, interval, (0.95, 1.05), n=groups, among=2, paper="1"))
     return Claim(
         "3-6",
-        "The error concentrates as records grow: its deviation over its mean is sqrt(2 / N).",
+        "The error concentrates as the dimension of examples grows: its standard deviation "
+        "divided by its mean is sqrt(2 / N).",
         "theorem IV.5, section C of the appendix, figure 5",
-        f"{_images(boxes)}; intervals over groups of errors, n of them. Tolerance: 5 %, ours",
+        f"{_images(boxes)}. Intervals are over n groups of errors. Tolerance: 5 % (ours)",
         tuple(found),
     )
 
@@ -281,18 +292,18 @@ def sightings(measured: Mapping[str, list[float]]) -> Claim:
     found = []
     for times in draws.SIGHTINGS:
         value, interval = chi_square(measured[str(times)], 784)
-        words = f"k = {times}: variance of the mean over sigma² |X|² / k"
+        words = f"k = {times}: variance of the mean relative to sigma² |X|² / k"
         n = len(measured[str(times)])
         found.append(
             finding(words, value, interval, (0.97, 1.03), n=n, among=len(measured), paper="1")
         )
     return Claim(
         "3-7",
-        "The mean of k reconstructions that are known to be of the same record has variance "
+        "The mean of k reconstructions that are known to be of the same example has variance "
         "sigma² |X|² / k.",
         "proposition IV.10",
-        "MNIST digits, each sent k times through the client, DP-SGD (clip norm 1, noise multiplier "
-        "0.1) and the trap. Tolerance: 3 %, ours, as in 3-2",
+        "MNIST digits, each sent k times through the client, DP-SGD (clip norm 1, noise "
+        "multiplier 0.1) and the linear trap. Tolerance: 3 % (ours), as in 3-2",
         tuple(found),
     )
 

@@ -174,19 +174,19 @@ def _figures(
     return (
         Figure(
             "noise_over_eta.png",
-            "Noise for a risk of 10 % over eta: paper C, identification and gamma*.",
+            "Noise for a risk of 10 % against eta: paper C, identification and gamma*.",
             "figure 1",
         ),
         Figure(
             "trap_rows.png",
-            "The variance of the reconstruction over its floor, by rows of the trap, at "
-            "C / |X| = 5: what the caption of figure 2 says.",
+            "Variance of the reconstruction relative to its minimum, by rows of the linear trap, "
+            "at C / |X| = 5, as in the caption of figure 2.",
         ),
-        Figure("risk_surface.png", "The risk over noise and eta.", "figure 3"),
+        Figure("risk_surface.png", "The risk by noise and eta.", "figure 3"),
         Figure(
             "errors_4.png",
-            "Errors of gray 2 x 2 tiles over noise, without and with other parameters; the bands "
-            "are the law's 50 % and 95 %.",
+            "Errors of gray 2 x 2 tiles against noise, without and with other parameters. The "
+            "bands are 50 % and 95 % of the distribution.",
             "figure 4",
         ),
         Figure("errors_3072.png", "The same for color tiles of 32 x 32.", "figure 5"),
@@ -202,9 +202,9 @@ def _settings(setting: Setting, color: str) -> str:
     attacked = f"{color} of 32 x 32" if setting.color_attacked else "MNIST"
     return (
         f"{setting.images} images of `{color}` for the laws (gray 2 x 2 and color 32 x 32, norm "
-        f"{trap.NORM}, clip norm {trap.CLIP:g}), where the paper takes CIFAR-10; ResNet-18 with "
-        f"group norm on {setting.side} x {setting.side} pixels for its ResNet-101. MNIST for rows "
-        f"and sightings; {setting.attacked} images of {attacked} under "
-        f"all attacks (DLG {rivals.DLG_STEPS} steps, Inverting Gradients {setting.steps} steps, "
-        f"{setting.restarts} starts)."
+        f"{trap.NORM}, clip norm {trap.CLIP:g}); the paper uses CIFAR-10. ResNet-18 with group "
+        f"norm on {setting.side} x {setting.side} pixels replaces its ResNet-101. MNIST for rows "
+        f"and sightings; {setting.attacked} images of {attacked} under all attacks (DLG "
+        f"{rivals.DLG_STEPS} steps, Inverting Gradients {setting.steps} steps, {setting.restarts} "
+        "starts)."
     )

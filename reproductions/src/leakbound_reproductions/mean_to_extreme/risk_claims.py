@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from leakbound_reproductions.by_seed import remarks
 from leakbound_reproductions.claim import Claim, Finding, Interval, finding, proportion, student
 from leakbound_reproductions.mean_to_extreme import batch_mates as mates
 from leakbound_reproductions.mean_to_extreme import draws, rivals, trap
@@ -32,8 +33,8 @@ def batches(risks: Mapping[str, list[float]], read: Mapping[str, list[float]]) -
     among, found = len(judged) * len(draws.BATCHES), []
     for noise in judged:
         for size in draws.BATCHES:
-            value, interval = _company(risks, mates.INFORMED, noise, size)
-            words = f"noise {noise:g}, B = {size}: least error over that at B = 1"
+            value, interval = _relative(risks, mates.INFORMED, noise, size)
+            words = f"noise {noise:g}, B = {size}: smallest error relative to B = 1"
             n = len(risks[f"{mates.INFORMED} {noise} {size}"])
             found.append(finding(words, value, interval, ABOVE, n=n, among=among, paper="above 1"))
     return Claim(
@@ -41,21 +42,21 @@ def batches(risks: Mapping[str, list[float]], read: Mapping[str, list[float]]) -
         "A batch size of 1 is the greatest privacy risk: more inputs overlap, which makes each "
         "difficult to reconstruct.",
         "sections III-A and VI",
-        "read as: the best linear attacker errs more with B > 1. "
-        "Color tiles of 32 x 32 of natural norms, clip norm their median, one plain trap: the sum "
-        "of B clipped records plus noise, as in the authors' experiment on batches. The attacker "
-        "knows the noise, the clip norm, B, the record's norm and, at every B alike, the mean of "
-        "other such images; in closed form he takes the best multiple of the reading, of which the "
-        "plain reading is one and no update another. Geometric means of ratios by record; noise "
-        f"multipliers at which he errs at B = 1 less than {mates.READABLE:g} of the zero image "
-        f"(0.9: ours), of those tested {_listed(judged, 'g')} alone. Tolerance: none, the sign "
-        "decides",
+        "read as: the best linear attacker has a larger error with B > 1. Color tiles of 32 x 32 "
+        "have their natural norms; the clip norm is the median norm. One plain linear trap gives "
+        "the sum of B clipped examples plus noise, as in the authors' experiment on batches. The "
+        "attacker knows the noise, the clip norm, B, the example's norm and, at every B, the "
+        "mean of other such images. They use the best multiple of the observed sum, in closed "
+        "form; the plain estimate and the prior-only baseline are two such multiples. Means of "
+        "ratios by example are geometric. Judged are the noise multipliers at which the "
+        f"attacker's error at B = 1 is below {mates.READABLE:g} of the zero image's (0.9 is "
+        f"ours): of those tested, only {_listed(judged, 'g')}. Tolerance: none, the sign decides",
         tuple(found),
-        _company_remark(risks, read),
+        _batch_remarks(risks, read),
     )
 
 
-def _company(
+def _relative(
     risks: Mapping[str, list[float]], knows: str, noise: float, size: int
 ) -> tuple[float, draws.Law]:
     """Error over that at B = 1, geometric mean over records; without noise over the zero image's,
@@ -74,44 +75,56 @@ def _company(
     return math.exp(value), ratio
 
 
-def _company_remark(risks: Mapping[str, list[float]], read: Mapping[str, list[float]]) -> str:
-    sizes = ", ".join(str(size) for size in mates.SIZES)
-    exact = "; ".join(
-        _listed((mates.share(noise, size) for size in mates.SIZES), ".6f") + f" at noise {noise:g}"
-        for noise in mates.FAINT
-    )
-
-    def ratios(knows: str, noises: Iterable[float]) -> str:
-        return "; ".join(
-            ", ".join(_told(*_company(risks, knows, noise, size)) for size in draws.BATCHES)
-            + f" at noise {noise:g}"
-            for noise in noises
-        )
-
-    noisy = [noise for noise in draws.BATCH_NOISES if noise]
-    plain = "; ".join(
-        _listed((float(np.mean(read[f"{noise} {size}"])) for size in draws.BATCHES), ".4g")
-        + f" at noise {noise:g}"
-        for noise in draws.BATCH_NOISES
-    )
-    others = _listed(draws.BATCHES, "d")
+def _batch_remarks(risks: Mapping[str, list[float]], read: Mapping[str, list[float]]) -> str:
+    sizes, others = _listed(mates.SIZES, "d"), _listed(draws.BATCHES, "d")
     still = _listed(
-        (_company(risks, mates.INFORMED, 0.0, size)[0] for size in draws.BATCHES), ".3g"
+        (_relative(risks, mates.INFORMED, 0.0, size)[0] for size in draws.BATCHES), ".3g"
     )
-    return (
-        f"Without noise he errs by {still} of the zero image's error at B = {others}, by nothing "
-        "at B = 1: no linear reading tells two records apart, so that is not judged. "
-        "At more noise there is little left to read and nothing is judged. Of records that "
-        f"share nothing the best linear attacker leaves 1 - 1 / (B + sigma² N) of the zero image's "
-        f"error, for B = {sizes}: {exact}. It grows with B at every noise. Measured as above at "
-        f"B = {others}: {ratios(mates.INFORMED, mates.FAINT)}. Who does not know the mean of "
-        "such images learns it from company, which tells of no single record: his error over that "
-        f"at B = 1 is {ratios(mates.BLIND, noisy)}. He was in the first draft of this reading; "
-        "the mean was granted after a look at his numbers. An earlier form of this command judged "
-        "the plain reading alone, divided by B, and said that the claim does not hold: its mean "
-        f"squared error less that at B = 1 is {plain}. Below 0 the division by B "
-        "shrinks the noise by more than company adds; where sigma² N > 1 the plain reading errs "
-        "more than the zero image at B = 1, and an attacker at B = 1 may divide too."
+
+    def ratios(knows: str, noise: float) -> str:
+        each = (_relative(risks, knows, noise, size) for size in draws.BATCHES)
+        return ", ".join(_with_interval(*one) for one in each)
+
+    shares = [_listed((mates.share(at, size) for size in mates.SIZES), ".6f") for at in mates.FAINT]
+    plain = [
+        _listed((float(np.mean(read[f"{noise} {size}"])) for size in draws.BATCHES), ".4g")
+        for noise in draws.BATCH_NOISES
+    ]
+    return remarks(
+        f"Without noise, the attacker's error is {still} of the zero image's error at B = "
+        f"{others}, and 0 at B = 1. This is not judged, because no linear estimate separates two "
+        "examples",
+        "At more noise little can be inferred, and nothing is judged. If examples share nothing, "
+        "the best linear attacker leaves 1 - 1 / (B + sigma² N) of the zero image's error, which "
+        "grows with B at every noise level",
+        *(
+            f"This share at noise {noise:g}, for B = {sizes}: {share}"
+            for noise, share in zip(mates.FAINT, shares, strict=True)
+        ),
+        *(
+            f"Measured as above at noise {noise:g}, for B = {others}: "
+            f"{ratios(mates.INFORMED, noise)}"
+            for noise in mates.FAINT
+        ),
+        "An attacker who does not know the mean of such images learns it from the other examples "
+        "in the batch, which reveals no single example. The first draft used this attacker; the "
+        "mean was granted after these numbers were seen",
+        *(
+            f"Their error relative to B = 1 at noise {noise:g}, for B = {others}: "
+            f"{ratios(mates.BLIND, noise)}"
+            for noise in draws.BATCH_NOISES
+            if noise
+        ),
+        "An earlier version of this command judged only the plain estimate, divided by B, and "
+        "found that the claim does not hold",
+        *(
+            f"Mean squared error of the plain estimate minus that at B = 1, at noise {noise:g}, "
+            f"for B = {others}: {value}"
+            for noise, value in zip(draws.BATCH_NOISES, plain, strict=True)
+        ),
+        "Below 0, the division by B shrinks the noise by more than the other examples add. Where "
+        "sigma² N > 1, the plain estimate at B = 1 is worse than the zero image, and an attacker "
+        "at B = 1 may divide too",
     )
 
 
@@ -119,7 +132,7 @@ def _listed(values: Iterable[float], form: str) -> str:
     return ", ".join(format(value, form) for value in values)
 
 
-def _told(value: float, interval: draws.Law) -> str:
+def _with_interval(value: float, interval: draws.Law) -> str:
     low, high = interval(0.95)
     return f"{value:.4g} [{low:.4g}, {high:.4g}]"
 
@@ -142,12 +155,12 @@ def others(measured: Mapping[str, Errors]) -> Claim:
         "At small noise the unbiased estimator has a lower error than division, DLG and Inverting "
         "Gradients.",
         "the authors' comparison with earlier attacks",
-        f"{_attacked(images)}; DLG and Inverting Gradients on an honest MLP, the trap, which is "
-        "told the record's norm, and division by a malicious server. Tolerance: none, the sign "
-        "decides",
+        f"{_attacked(images)}. DLG and Inverting Gradients attack an honest MLP. A malicious "
+        "server uses division and the linear trap, which is given the example's norm. Tolerance: "
+        "none, the sign decides",
         tuple(found),
-        "An attack fails where its picture is not finite; it has lost, and counts with the error "
-        f"of the zero image, the best guess that is left ({', '.join(lost) or 'none here'}).",
+        "An attack fails if its reconstruction is not finite. It then counts with the error of "
+        f"the zero image, the best remaining candidate ({', '.join(lost) or 'none here'}).",
     )
 
 
@@ -158,7 +171,7 @@ def best(measured: Mapping[str, Errors]) -> Claim:
             measured[repr(noise)],
             rivals.OURS,
             rivals.ZERO,
-            f"noise {noise:g}: error of the unbiased estimator over that of the zero image",
+            f"noise {noise:g}: error of the unbiased estimator relative to the zero image",
             AT_MOST_ZERO,
             len(rivals.NOISES),
         )
@@ -169,18 +182,19 @@ def best(measured: Mapping[str, Errors]) -> Claim:
         "IV.3",
         "By the mean squared error the unbiased estimator is the best achievable one.",
         "corollary IV.3 and its proof",
-        f"{_attacked(images)}; against one other estimator, the zero image, which refutes it where "
-        "it errs less. Tolerance: none, the sign decides",
+        f"{_attacked(images)}. Compared with one other estimator, the zero image, which refutes "
+        "the statement where its error is smaller. Tolerance: none, the sign decides",
         made,
-        "It is the best unbiased one, as the corollary's first sentence says; the second, and the "
-        "proof's last, leave the word out. The zero image errs less where sigma² N > 1.",
+        "It is the best unbiased estimator, as the corollary's first sentence says. The second "
+        "sentence, and the last one of the proof, omit the word. The zero image has a smaller "
+        "error where sigma² N > 1.",
     )
 
 
 def _attacked(images: int) -> str:
     return (
-        f"{images} images under DP-SGD, clip norm the mean norm of the images, the noise "
-        "multipliers of the authors' comparison; paired by image"
+        f"{images} images under DP-SGD; the clip norm is the mean norm of the images; noise "
+        "multipliers as in the authors' comparison; paired by image"
     )
 
 
@@ -230,14 +244,14 @@ def certificate(measured: Sequence[Certificate]) -> Claim:
         )
     return Claim(
         "IV.6",
-        "No reconstruction has an error of at most eta with more probability than the law of the "
-        "unbiased estimator gives.",
+        "No reconstruction has an error of at most eta with a higher probability than the "
+        "distribution of the unbiased estimator gives.",
         "corollary IV.6",
-        "records of random direction, eta at the law's 10 %; the estimator that attains gamma*, "
-        "which knows the norm, as the paper grants by its known scales. Tolerance: none, the "
-        "law's own 10 % decides",
+        "examples of random direction, eta at the distribution's 10 %. The estimator attains "
+        "gamma*; it knows the norm, which the paper grants by its known scales. Tolerance: none, "
+        "the distribution's own 10 % decides",
         tuple(found),
-        "gamma* is the exact edge for this channel: it gives "
+        "gamma* is the exact success probability for this channel: "
         + ", ".join(f"{row.exact:.3g}" for row in own)
         + ".",
     )

@@ -65,8 +65,8 @@ def report(folder: Path, study: claims.Study, plan: Plan) -> Path:
     lines = [
         "# Optimal defenses: what was claimed and what was measured",
         "",
-        f"SimpleConvNet at random weights, MNIST, batches of {plan.batch_sizes[0]}, {seeds} paired "
-        f"seeds for errors, {plan.utility.repeats} for losses; 95 % t intervals of paired "
+        f"SimpleConvNet with random weights on MNIST, batches of {plan.batch_sizes[0]}, {seeds} "
+        f"paired seeds for errors, {plan.utility.repeats} for losses; 95 % t intervals of paired "
         "differences. Errors are compared in dB of mean squared error (higher is more private); "
         "naive is the paper's attack, aware the best of all attacks that know the defense.",
         "",

@@ -21,6 +21,7 @@ from leakbound_reproductions.optimal_defenses.settings import OURS as OPTIMAL
 from leakbound_reproductions.optimal_defenses.verdicts import Measured, noise, rate
 from leakbound_reproductions.outcome import Figure
 
+NAMED = {"noise": "noise level", "pruning": "pruning rate"}
 LOOKS = (("o-", "#0072b2"), ("s--", "#d55e00"))
 
 
@@ -66,7 +67,7 @@ def _scatter(
     save(figure, folder / f"{kind}_scatter.png")
     return Figure(
         f"{kind}_scatter.png",
-        f"Reconstruction error against the loss after 5 steps, {kind}; lower right is better.",
+        f"Reconstruction error against the loss after 5 steps, with {kind}. Lower right is better.",
         paper,
     )
 
@@ -85,7 +86,7 @@ def _errors(
         axes.set_xscale("log")
     axes.legend(frameon=False)
     save(figure, folder / f"{kind}_error.png")
-    return Figure(f"{kind}_error.png", f"Reconstruction error by level, {kind}.", paper)
+    return Figure(f"{kind}_error.png", f"Reconstruction error by {NAMED[kind]}.", paper)
 
 
 def _curves(measured: Measured, folder: Path) -> Figure:

@@ -19,17 +19,27 @@ def theory(found: Mapping[str, Any]) -> Claim:
     models, other = len(found["floor"]), found["algorithm"]
     made = [
         _normal(
-            f"theorem 3.2: error of the best attacker over the floor, least of {models} linear "
-            "models",
+            "theorem 3.2: error of the best attacker relative to the lower bound, smallest of "
+            f"{models} linear models",
             least,
             (1.0, math.inf),
             "at least 1",
             models,
         ),
-        _normal("eq. 6: Fisher information over its trace", found["fisher"], (0.98, 1.02), "1"),
-        _normal("eq. 5: variance of <g, y> over its cost", found["utility"], (0.98, 1.02), "1"),
+        _normal(
+            "eq. 6: Fisher information relative to its trace",
+            found["fisher"],
+            (0.98, 1.02),
+            "1",
+        ),
+        _normal(
+            "eq. 5: variance of <g, y> relative to its cost",
+            found["utility"],
+            (0.98, 1.02),
+            "1",
+        ),
         _share(
-            "theorem 3.5: another covariance of the same cost tells less",
+            "theorem 3.5: another covariance of the same cost leaks less",
             found["noise"],
             (0.0, 0.01),
             "never",
@@ -47,19 +57,19 @@ def theory(found: Mapping[str, Any]) -> Claim:
     ]
     return Claim(
         "0-6",
-        "As corrected: the floor of theorem 3.2 holds; theorems 3.5 and 3.6 give the noise and the "
-        "mask that tell least at a given utility; lemma 3.8 estimates what they need.",
+        "As corrected: the lower bound of theorem 3.2 holds. Theorems 3.5 and 3.6 give the noise "
+        "and the mask that leak least at a given utility. Lemma 3.8 estimates what they need.",
         "theorems 3.2, 3.5 and 3.6, eqs. 5 to 7, lemma 3.8",
-        "random linear models with Gaussian priors, Monte Carlo and other solvers; formulas as "
-        "corrected in the errata. Tolerances: 1 and 0.8 are the theorem's and the lemma's own; 2 % "
-        "of an equality, 1 % of a share and 1e-6 are ours, above what the draws and the solver "
-        "resolve",
+        "random linear models with Gaussian priors, checked by Monte Carlo and by other solvers. "
+        "Formulas are as corrected in the errata. Tolerances: 1 and 0.8 come from the theorem "
+        "and the lemma. The 2 % of an equality, 1 % of a share and 1e-6 are ours, above the "
+        "resolution of the draws and the solver",
         _all(made),
         "Theorem 3.2 is read with d as the number of input values, as in section 2.2; with d as "
         "the number of parameters, as in section 2, it exceeds the best attacker's error. "
-        "Algorithm 1 prints the squared norm where eq. 7 and the proof have the norm: eq. 7 tells "
-        f"less at the same cost in {other['hits']} of {other['n']} models, which is not judged, "
-        "for the paper does not say it.",
+        "Algorithm 1 prints the squared norm; eq. 7 and the proof have the norm. At the same "
+        f"cost, eq. 7 leaks less in {other['hits']} of {other['n']} models. This is not judged, "
+        "because the paper does not claim it.",
     )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from leakbound_reproductions.by_seed import Part, claimed, repeated
+from leakbound_reproductions.by_seed import Part, claimed, remarks, repeated
 from leakbound_reproductions.claim import POSITIVE, Claim, Mark, Verdict, student
 from leakbound_reproductions.equal_loss import at_equal_loss
 from leakbound_reproductions.optimal_defenses.claims import PAPER
@@ -46,8 +46,8 @@ APART = (
     "The two families have no mean training losses in common at this scale (or fewer than two "
     "seeds), so their errors cannot be compared at equal loss; the claim is not judged by the rest."
 )
-NO_SIZE = "what is higher or lower needs to be above 0, for the paper claims no size"
-TWO = "a factor of two (3 dB) either way counts as similar, which is ours: the paper prints none"
+NO_SIZE = "a difference must be above 0, because the paper states no size"
+TWO = "errors within a factor of two (3 dB) count as similar (our choice; the paper gives none)"
 Seeds = Mapping[int, float]
 
 
@@ -108,7 +108,7 @@ def all_claims(measured: Measured) -> tuple[Claim, ...]:
 def pruning_trade(measured: Measured) -> Claim:
     """0-1: more error for the same loss; single rates on color images, as in figures 2 and 3."""
     same = _at_equal_loss(measured, PRUNED, MAGNITUDE, "figures 2 and 7")
-    parts, told, theirs = [same], [], rate(MAGNITUDE, CUT)
+    parts, digits, theirs = [same], [], rate(MAGNITUDE, CUT)
     colored = replace(measured, naive=measured.color, losses=measured.color_losses)
     for level, source in FIGURES:
         ours, paper = rate(PRUNED, level), f"above 0 ({source})"
@@ -119,14 +119,17 @@ def pruning_trade(measured: Measured) -> Claim:
         parts.append(Part(f"color, {text}: lower loss", lower, POSITIVE, paper=paper))
         mean, interval = student(_lower(measured, ours, theirs))
         low, high = interval(0.95)
-        told.append(
-            f"{text} {_decibels(measured, ours, theirs)}, a loss lower by {mean:.3f} "
-            f"[{low:.3f}, {high:.3f}]"
+        digits.append(
+            f"MNIST, not judged, {text}: {_decibels(measured, ours, theirs)}, loss lower by "
+            f"{mean:.3f} [{low:.3f}, {high:.3f}]"
         )
-    remark = (
-        f"On MNIST, told and not judged: {'; '.join(told)}. Of MNIST section D.1.1 says 'similar "
-        "privacy' of 80 % against 90 % (see 0-3) and nothing of 70 %. Earlier forms of this "
-        "command judged MNIST here, first errors and losses, then losses alone."
+    digits.append(
+        "For MNIST, section D.1.1 claims 'similar privacy' for 80 % against 90 % (see 0-3) and "
+        "nothing for 70 %"
+    )
+    digits.append(
+        "Earlier versions of this command judged MNIST here: first errors and losses, then losses "
+        "only"
     )
     keys = [(rate(PRUNED, level), theirs) for level, _ in FIGURES]
     found = claimed(
@@ -135,10 +138,11 @@ def pruning_trade(measured: Measured) -> Claim:
         "training loss, and at 70 % and 80 % a higher error and a lower loss than magnitude "
         "pruning at 90 %.",
         "section 4.1, figures 2, 3 and 7",
-        _scale(measured) + "; the same on color images; losses after 5 steps of Adam on one batch "
-        f"of 64; at equal loss by mean losses and errors, on MNIST. Tolerance: {NO_SIZE}",
+        _scale(measured) + ". The same on color images. Losses: after 5 steps of Adam on one "
+        "batch of 64. The comparison at equal loss uses mean losses and mean "
+        f"errors on MNIST. Tolerance: {NO_SIZE}",
         parts,
-        _sentences(remark, _knowing(measured, keys)),
+        remarks(*digits, _knowing(measured, keys)),
     )
     return _apart(found, same)
 
@@ -165,8 +169,8 @@ def pruning_errors(measured: Measured) -> Claim:
         "At high pruning ratios optimal pruning consistently has a higher mean squared error and a "
         "lower PSNR than magnitude pruning at the same ratio.",
         "section D.1.1, figure 5",
-        _scale(measured) + "; means of errors over seeds are geometric (of decibels), the paper's "
-        f"are arithmetic. Tolerance: {NO_SIZE}",
+        _scale(measured) + ". Means of errors over seeds are geometric (means of decibels); the "
+        f"paper's are arithmetic. Tolerance: {NO_SIZE}",
         parts,
         _knowing(measured, [(rate(PRUNED, x), rate(MAGNITUDE, x)) for x in levels]),
     )
@@ -193,12 +197,11 @@ def pruning_speed(measured: Measured) -> Claim:
         "0-3",
         "80 % optimal pruning trains faster than 90 % magnitude pruning, at similar privacy.",
         "section D.1.1, figure 6",
-        f"{_scale(measured)}{others}; {len(faster)} trainings each with 4 clients x 16 images a "
-        "round, Adam at 5e-4. Tolerance: "
-        f"{TWO}; {NO_SIZE}",
+        f"{_scale(measured)}{others}; {len(faster)} training runs per defense, with 4 clients x "
+        f"16 images per round and Adam at 5e-4. Tolerance: {TWO}; {NO_SIZE}",
         used.parts,
     )
-    return replace(found, why=_sentences(used.told and f"{used.told}.", _sides(found)))
+    return replace(found, why=remarks(used.told, _sides(found)))
 
 
 def noises(measured: Measured) -> Claim:
@@ -220,17 +223,19 @@ def noises(measured: Measured) -> Claim:
     found = claimed(
         "0-4",
         "At the same noise scale optimal noise protects comparably and trains faster; it has the "
-        "better trade of error against loss.",
+        "better trade-off of error against loss.",
         "sections 4.2, D.1.2 and D.2, figures 4, 8, 9 and 10",
-        _scale(measured) + "; the same root mean square of the noise; neither side is clipped "
-        "here, where the paper clips both at 1 (appendix C); losses after 5 steps of Adam on one "
-        f"batch of 64, and of {len(faster)} trainings each with 4 clients x 16 images a round, "
-        f"Adam at 1e-3; accuracy after {rounds} rounds stands for that of a full training. "
-        f"Tolerance: {TWO}; {NO_SIZE} (its two accuracies have no spread)",
+        _scale(measured) + ". Both noises have the same root mean square. Neither is clipped; "
+        "the paper clips both at 1 (appendix C). Losses: after 5 steps of "
+        f"Adam on one batch of 64, and from {len(faster)} training runs per "
+        "defense, with 4 clients x 16 images per round and Adam at 1e-3. "
+        f"Accuracy after {rounds} rounds stands in for that of full training. "
+        f"Tolerance: {TWO}; {NO_SIZE} (its two accuracies come without a "
+        "spread)",
         parts,
         _knowing(measured, keys),
     )
-    return _apart(replace(found, why=_sentences(_sides(found), found.why)), same)
+    return _apart(replace(found, why=remarks(_sides(found), found.why)), same)
 
 
 def layers(measured: Measured) -> Claim:
@@ -243,12 +248,12 @@ def layers(measured: Measured) -> Claim:
         "0-5",
         "Some layers get significantly more noise than others.",
         "section D.4, figure 14",
-        f"SimpleConvNet on MNIST, optimal noise of root mean square {LOUD:g} over 5 steps; within "
-        "weights and within biases, as the panels of figure 14 are, and of the two the larger "
-        "ratio, since 'some layers' may be in either; for each seed the panel is chosen by all "
-        "other seeds, for the larger of a seed's own two would favor chance; geometric means over "
-        "seeds. Tolerance: at least three times as much counts as significant, which is ours: the "
-        "paper prints no number",
+        f"SimpleConvNet on MNIST, optimal noise of root mean square {LOUD:g} over 5 steps. Ratios "
+        "are taken within weights and within biases, as in the panels of figure 14. The larger "
+        "of the two counts, because 'some layers' may be in either panel. For each seed, all "
+        "other seeds choose the panel, so that chance is not favored. Means over seeds are "
+        "geometric. Tolerance: a ratio of at least three counts as significant (our choice; the "
+        "paper gives no number)",
         [
             Part(
                 "largest over smallest layer's noise, in the more uneven panel",
@@ -258,12 +263,13 @@ def layers(measured: Measured) -> Claim:
                 paper="more than 1 (figure 14)",
             )
         ],
-        f"Weights: {_times(panels['weight'])}; biases: {_times(panels['bias'])}; the weights were "
-        f"taken in {weights} of {len(taken)} seeds. Over all tensors together: "
-        f"{_times(_spans(measured, ''))}, with the contrast of weights and biases, which no panel "
-        "shows. The rule was changed twice: a first look had the panels apart; an earlier form of "
-        "this command then judged all tensors together, for table 1 lists each as a layer; this "
-        "form follows figure 14, when such numbers were known.",
+        f"Weights: {_times(panels['weight'])}; biases: {_times(panels['bias'])}; the panel of "
+        f"weights was chosen in {weights} of {len(taken)} seeds\n"
+        f"Over all tensors together: {_times(_spans(measured, ''))}; this includes the contrast "
+        "between weights and biases, which no panel shows\n"
+        "The rule changed twice. A first version kept the panels apart. A "
+        "second version judged all tensors together, because table 1 lists each as a layer. This "
+        "version follows figure 14; such numbers were known by then.",
     )
 
 
@@ -318,12 +324,14 @@ def _apart(found: Claim, same: Part) -> Claim:
 
 def _sides(found: Claim) -> str:
     """On which side the errors fall that should be similar and are not."""
-    told = [
-        f"{one.statement}: {'more' if one.estimate > 0 else 'less'} protection than similar."
-        for one in found.findings
-        if one.region == ALIKE and one.verdict is Verdict.FAILS
-    ]
-    return _sentences("Where it falls:", *told) if told else ""
+    return remarks(
+        *(
+            f"Does not hold: {one.statement}; protection is "
+            f"{'higher' if one.estimate > 0 else 'lower'}"
+            for one in found.findings
+            if one.region == ALIKE and one.verdict is Verdict.FAILS
+        )
+    )
 
 
 def _less(a: Seeds, b: Seeds) -> list[float]:
@@ -354,22 +362,21 @@ def _knowing(measured: Measured, keys: Sequence[tuple[Key, Key]]) -> str:
     """Our remark: the same differences of errors against attackers who know the defense."""
     if not measured.aware:
         return ""
-    parts = [
-        f"{a.level:g} against {b.level:g}: {_decibels(measured, a, b, aware=True)}" for a, b in keys
-    ]
     seeds = len(measured.aware[keys[0][0]].strongest())
-    return f"Not claimed: against attackers who know the defense, {'; '.join(parts)} (n = {seeds})."
-
-
-def _sentences(*parts: str) -> str:
-    return " ".join(part for part in parts if part)
+    return remarks(
+        *(
+            "Not part of the claim: against attackers who know the defense, "
+            f"{a.level:g} against {b.level:g}: {_decibels(measured, a, b, aware=True)}, n = {seeds}"
+            for a, b in keys
+        )
+    )
 
 
 def _scale(measured: Measured) -> str:
     setting = measured.setting
     seeds = len(measured.error(rate(MAGNITUDE, CUT)))
     return (
-        f"SimpleConvNet at random weights, MNIST, batches of {setting.batch_size}, Inverting "
-        f"Gradients with {setting.steps} steps that knows nothing of the defense, {seeds} paired "
-        "seeds"
+        f"SimpleConvNet with random weights on MNIST, batches of {setting.batch_size}. Attack: "
+        f"Inverting Gradients with {setting.steps} steps, which does not know the defense. "
+        f"{seeds} paired seeds"
     )

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from leakbound_reproductions.by_seed import Part, claimed, repeated
+from leakbound_reproductions.by_seed import Part, claimed, remarks, repeated
 from leakbound_reproductions.claim import POSITIVE, Claim
 from leakbound_reproductions.priprune.comparisons import arm, arms, at_rate, by_scheme
 from leakbound_reproductions.priprune.idle import acting, started
@@ -37,7 +37,7 @@ POINT = 1.0
 MOST = 0.75
 """The part of the reduction by Largest 60 % that counts as comparable to it: what its table 2 may
 move by chance, 0.025, is a quarter of the 0.10 that PriPrune gains there."""
-FIRST = "SGI in the first round, at random weights"
+FIRST = "SGI in the first round, with random weights"
 EACH = "SGI, mean over the attacked rounds"
 NEAR = f"NMI closer than {REPEATED:g}, the largest deviation in table 2, counts as equal"
 TABLE_2 = {
@@ -117,12 +117,14 @@ def sparse_beats_blind(found: Measured, n: str) -> Claim:
     ]
     return claimed(
         "4-2",
-        "SGI rebuilds more than GI at each rate and for each method.",
+        "SGI reconstructs more than GI at each rate and for each method.",
         "section 4.2.3, figure 3",
-        _scale(found, n, f"{FIRST}; each rate by its mean over methods, each method over rates"),
+        _scale(
+            found, n, f"{FIRST}; each rate is a mean over methods, each method a mean over rates"
+        ),
         parts,
-        "Where server and client share the base mask, both attacks see the same numbers and reach "
-        "the same: reading the mask tells something only to a server that does not have it",
+        "Where server and client share the base mask, both attacks see the same numbers and get "
+        "the same result. Reading the mask helps only a server that does not have it",
     )
 
 
@@ -143,7 +145,7 @@ def batch_lowers(found: Measured, n: str) -> Claim:
     statement = "Larger batches leak less."
     where = _scale(found, n, FIRST)
     source = "section 4.2.4, figures 4b and 4d"
-    return claimed("4-3", statement, source, where, parts, "; ".join(why))
+    return claimed("4-3", statement, source, where, parts, remarks(*why))
 
 
 def size_raises(found: Measured, n: str) -> Claim:
@@ -157,9 +159,9 @@ def size_raises(found: Measured, n: str) -> Claim:
     found, why = both[used.second], used.told
     if models := _by_size(found):
         ends = (found.where(model=m).leak("sgi", "psnr") for m in (models[-1], models[0]))
-        psnr = f"PSNR of the largest less that of the smallest: {told(*ends)} dB"
-        why = ". ".join(filter(None, (why, psnr)))
-    statement = "Larger models leak more, not in proportion: further weights add less and less."
+        psnr = f"PSNR of the largest minus that of the smallest: {told(*ends)} dB"
+        why = remarks(why, psnr)
+    statement = "Larger models leak more, but not in proportion: each further weight adds less."
     where = _scale(found, n, FIRST)
     return claimed("4-4", statement, "section 4.2.4, figure 5a", where, used.parts, why)
 
@@ -216,19 +218,21 @@ def rules(found: Measured, n: str) -> Claim:
     right = {rule: some.accuracy() for rule, some in own.items()}
     parts = [
         Part(
-            f"NMI under {other} less that under largest", less(nmi[other], nmi["largest"]), POSITIVE
+            f"NMI under {other} minus that under largest",
+            less(nmi[other], nmi["largest"]),
+            POSITIVE,
         )
         for other in ("random", "mix")
     ]
-    text, near = "NMI under random less that under mix", (-REPEATED, math.inf)
+    text, near = "NMI under random minus that under mix", (-REPEATED, math.inf)
     parts.append(Part(text, less(nmi["random"], nmi["mix"]), near))
     for more, fewer in (("random", "largest"), ("mix", "largest"), ("random", "mix")):
-        text = f"accuracy under {more} less that under {fewer}"
+        text = f"accuracy under {more} minus that under {fewer}"
         parts.append(Part(text, less(right[more], right[fewer]), POSITIVE, unit="points"))
     return claimed(
         "4-5",
-        "Withholding the largest gradients hides most and costs most, random ones least; a mix "
-        "lies between.",
+        "Withholding the largest gradients hides the most and costs the most, random ones the "
+        "least; a mix lies between.",
         "section 5.1, figure 6, appendix D.1",
         _scale(found, n, f"{EACH}; {NEAR}"),
         parts,
@@ -240,29 +244,30 @@ def pseudo_raises(found: Measured, new: Measured, n: str) -> Claim:
 
     `new`: a rule's cells that were measured again, for its accuracy.
     """
-    parts, remarks, second = [], [], []
+    parts, hidden, second = [], [], []
     for rule in RULES:
         real, kept = (arm(found, rule, 0.3, pseudo) for pseudo in (False, True))
-        text = f"{rule}: accuracy with pseudo-pruning less that of real pruning"
+        text = f"{rule}: accuracy with pseudo-pruning minus that of real pruning"
         right = less(kept.accuracy(), real.accuracy())
         part = Part(text, right, POSITIVE, unit="points", paper="notably better (section 5.1)")
         parts.append(part)
         both = [arm(new, rule, 0.3, pseudo).accuracy() for pseudo in (True, False)]
         second += [replace(part, values=less(*both))] if all(both) else []
-        text = f"{rule}: NMI under real pruning less that under pseudo-pruning"
+        text = f"{rule}: NMI under real pruning minus that under pseudo-pruning"
         parts.append(Part(text, less(_nmi(real), _nmi(kept)), (-REPEATED, math.inf)))
-        remarks += strongest(f"{rule}", real, kept)
+        hidden += strongest(f"{rule}", real, kept)
     used = repeated(parts, second)
     where = _scale(found, n, f"{EACH}; {NEAR}")
     if used.second:
         where += f", {len(second[0].values)} others for the accuracy of one rule"
     return claimed(
         "4-6",
-        "Pseudo-pruning is more accurate than real pruning with the same rule, no less private.",
+        "Pseudo-pruning is more accurate than real pruning with the same rule, and no less "
+        "private.",
         "section 5.1, figure 6",
         where,
         used.parts,
-        ". ".join(filter(None, (used.told, remark(remarks)))),
+        remarks(used.told, remark(hidden)),
     )
 
 
@@ -276,19 +281,19 @@ def as_base(found: Measured, n: str) -> Claim:
     enough = {seed: MOST * value for seed, value in possible.items()}
     parts = [
         Part(
-            "accuracy less that of PruneFL",
+            "accuracy minus that of PruneFL",
             less(own.accuracy(), base.accuracy()),
             (-POINT, math.inf),
             unit="points",
         ),
         Part(
-            "NMI of PruneFL less that with PriPrune",
+            "NMI of PruneFL minus that with PriPrune",
             list(gained.values()),
             POSITIVE,
             paper="0.22 - 0.12 = 0.10 (table 2)",
         ),
         Part(
-            f"that difference less {MOST:g} of the one by Largest (Pseudo) 60 %",
+            f"that difference minus {MOST:g} of that by Largest (Pseudo) 60 %",
             less(gained, enough),
             POSITIVE,
         ),
@@ -300,17 +305,17 @@ def as_base(found: Measured, n: str) -> Claim:
         _scale(
             found,
             n,
-            f"{_rounds(own)}; {MOST:g} of the reduction counts as comparable: 0.025, "
-            "the largest deviation in table 2, is a quarter of PriPrune's 0.10 there",
+            f"{_rounds(own)}; {MOST:g} of the reduction counts as comparable, because 0.025, the "
+            "largest deviation in table 2, is a quarter of PriPrune's 0.10 there",
         ),
         parts,
-        ". ".join(filter(None, (started(own), remark(strongest("PriPrune", base, own))))),
+        remarks(started(own), remark(strongest("PriPrune", base, own))),
     )
 
 
 def table(found: Measured, n: str) -> Claim:
     """4-8: "consistently reduces NMI", with the paper's weights for each scheme."""
-    parts, remarks, right = [], [], []
+    parts, hidden, right = [], [], []
     ours = Measured([p for p in found.pairs if p[0].defense != "none"])
     for name, own in by_scheme(found).items():
         both = arms(own)
@@ -321,16 +326,16 @@ def table(found: Measured, n: str) -> Claim:
         right.append(f"{name} {told(*(arm.accuracy() for arm in both))}")
         paper = f"{TABLE_2[name]} (table 2)" if name in TABLE_2 else ""
         parts.append(
-            Part(f"{name}: NMI without PriPrune less that with it", values, POSITIVE, paper=paper)
+            Part(f"{name}: NMI without PriPrune minus that with it", values, POSITIVE, paper=paper)
         )
-        remarks += strongest(name, *both)
+        hidden += strongest(name, *both)
     return claimed(
         "4-8",
         "PriPrune lowers the NMI of every base method.",
         "table 2, figure 9",
         _scale(found, n, _rounds(ours)),
         parts,
-        ". ".join(filter(None, (started(ours), lost(right), remark(remarks)))),
+        remarks(started(ours), lost(right), remark(hidden)),
     )
 
 
@@ -349,7 +354,7 @@ def privacy_weight(found: Measured, n: str) -> Claim:
         paper = TABLE_A1.get((least, larger), "")
         paper += " (means of table A1)" if paper else ""
         parts.append(Part(text, less(means[least], means[larger]), POSITIVE, paper=paper))
-    statement = "A larger weight of privacy l_pri lowers NMI."
+    statement = "A larger privacy weight l_pri lowers NMI."
     where = _scale(found, n, _rounds(found))
     return claimed("4-9", statement, "appendix D.3, table A1", where, parts, started(found))
 

@@ -39,9 +39,9 @@ def started(found: Measured) -> str:
     rates = {m: found.by_seed(lambda r, m=m: _rate(r, m)) for m in acting(found)}  # type: ignore[misc]
     each = ", ".join(f"{100 * fmean(own.values()):.2g} % in round {m}" for m, own in rates.items())
     return (
-        f"Before round {first(found)} PriPrune's masks cannot withhold anything (alpha's start and "
-        "step are ours, the paper prints neither): those rounds are not judged. Of the weights it "
-        f"then withholds {each}"
+        f"Before round {first(found)}, PriPrune's masks cannot withhold anything, so those rounds "
+        "are not judged. (Alpha's start and step are ours; the paper gives neither.) After that "
+        f"it withholds these shares of the weights: {each}"
     )
 
 

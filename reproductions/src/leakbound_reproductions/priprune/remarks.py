@@ -33,14 +33,12 @@ def remark(texts: Sequence[str]) -> str:
     """What the strongest attackers still get, in a sentence; nothing without texts."""
     if not texts:
         return ""
-    return (
-        f"PSNR hidden from the strongest attackers here, who know the defense: {', '.join(texts)}"
-    )
+    return f"PSNR that the strongest attackers here lose, who know the defense: {', '.join(texts)}"
 
 
 def lost(right: Sequence[str]) -> str:
     """The accuracy that schemes lose, in a sentence; nothing without texts."""
-    return f"Points of accuracy that it costs: {', '.join(right)}" if right else ""
+    return f"Accuracy lost, in points: {', '.join(right)}" if right else ""
 
 
 def told(ours: BySeed, theirs: BySeed) -> str:

@@ -13,24 +13,26 @@ from leakbound_reproductions.priprune.study import Study
 FIGURES = (
     Figure(
         "parameters.png",
-        "NMI of SGI over the pruning rate, the batch size, the number of weights (in depth) and "
-        "the round, one line a scheme.",
+        "NMI of SGI against the pruning rate, the batch size, the number of weights (by depth) "
+        "and the round. One line per scheme.",
         "figures 4a, 4b, 5a and 5b",
     ),
     Figure(
         "attacks.png",
-        "NMI of SGI and of GI over the pruning rate where the client prunes a dense model.",
+        "NMI of SGI and of GI against the pruning rate, if the client prunes a dense model.",
         "figure 3",
     ),
     Figure(
         "accuracy_nmi.png",
-        "NMI of SGI over accuracy: fixed rules with real and pseudo-pruning; rates and PriPrune; "
-        "four schemes with PriPrune and without.",
+        "NMI of SGI against accuracy: fixed rules with real and pseudo-pruning; rates and "
+        "PriPrune; four schemes with PriPrune and without.",
         "figures 6, 8c and 9",
     ),
-    Figure("rate.png", "PSNR over the rate, of both attacks, with and without a shared mask."),
-    Figure("tradeoff.png", "Accuracy over the PSNR of SGI and of the strongest attack, by round."),
-    Figure("gallery.png", "What was rebuilt of one image under each defense, by round."),
+    Figure("rate.png", "PSNR of both attacks against the rate, with and without a shared mask."),
+    Figure(
+        "tradeoff.png", "Accuracy against the PSNR of SGI and of the strongest attack, by round."
+    ),
+    Figure("gallery.png", "Reconstructions of one image under each defense, by round."),
 )
 
 
@@ -69,7 +71,8 @@ def settings(study: Study) -> str:
         f"Images: {base['data']}, {base['size']} x {base['size']}; model: {base['model']}; "
         f"{base.get('clients', 10)} clients, {base['rounds']} rounds, of which "
         f"{', '.join(map(str, base['marks']))} are attacked with {base['steps']} steps. Client 0 "
-        "holds one image unless said, and takes part in every round. NMI is raw, as in the paper, "
-        "whose chance level is far from 0 (see the results' page for corrected measures). PriPrune "
-        "has the paper's weights of its three terms, scaled by the number of weights."
+        "holds one image unless stated otherwise, and takes part in every round. NMI is raw, as "
+        "in the paper; its chance level is far from 0 (see the results page for corrected "
+        "measures). PriPrune uses the paper's weights for its three terms, scaled by the number "
+        "of model weights."
     )

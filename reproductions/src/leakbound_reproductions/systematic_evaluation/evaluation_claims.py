@@ -13,7 +13,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from leakbound.report.best_attack import BASELINE, Rounds
-from leakbound_reproductions.by_seed import Part, claimed, in_words
+from leakbound_reproductions.by_seed import Part, claimed, in_words, remarks
 from leakbound_reproductions.claim import LEVEL, Claim, Mark, student
 from leakbound_reproductions.equal_loss import at_equal_loss
 from leakbound_reproductions.paired import logs
@@ -41,7 +41,7 @@ BESIDE = "local steps"
 """Another of the paper's defenses, which those tables leave out: it decides nothing."""
 LEAST = 0.05
 """How much of the loss without a defense two families must both span to be compared: ours."""
-FREE = "not comparable: it costs no loss"
+FREE = "not comparable, because it costs no loss"
 CONSIDERED = (HONEST[0], HONEST[2], HONEST[3], MALICIOUS[0], IMPRINT)
 """The paper's attacks: its own with the features of an honest and of a planted head, Inverting
 Gradients, features alone first (CPA), Robbing the Fed as published. Its conclusion is on "our
@@ -56,7 +56,7 @@ NOTABLE = 1.0
 """Decibels between the paper's "little improvement" (0.3) and its "notable" one (2.2)."""
 RESOLUTION = 0.01
 """RMSE to which the paper's tables are printed: what is closer counts as equal."""
-WORDS = ("its RMSE less the others'", "other attacks' RMSE less its own")
+WORDS = ("its RMSE minus the others'", "other attacks' RMSE minus its own")
 TABLE_4 = {
     "noise up to 0.01": "0.03 and 0.06",
     "dropout": "0.12 to 0.14",
@@ -89,12 +89,12 @@ def claims(found: Measured, n: str) -> list[Claim]:
 
 
 def _late(claim: Claim, short: Claim) -> Claim:
-    why = [claim.why] if claim.why else []
+    why = [claim.why]
     other = [in_words(one) for one in short.findings if one not in claim.findings]
     if other:
-        numbers = "; ".join(other)
-        why.append(f"By the plan's shorter searches alone: {short.verdict} ({numbers})")
-    return replace(claim, marks=(Mark.LATE,), why=". ".join(why))
+        why.append(f"With the plan's shorter searches only, the verdict is: {short.verdict}")
+        why += [f"Shorter searches, {one}" for one in other]
+    return replace(claim, marks=(Mark.LATE,), why=remarks(*why))
 
 
 def pruning_hides_features(found: Measured, n: str, remark: str) -> Claim:
@@ -114,7 +114,7 @@ def pruning_hides_features(found: Measured, n: str, remark: str) -> Claim:
             if lost or not seeds:
                 rounds = f"rounds {', '.join(map(str, lost))}" if seeds else "no round"
                 unread.append(f"{data}, B = {batch}, {rounds}")
-            text = f"{data}, B = {batch}, p = 0.7: feature error over that without pruning"
+            text = f"{data}, B = {batch}, p = 0.7: feature error relative to no pruning"
             values = [] if lost else [_log(under[s]) - _log(plain[s]) for s in seeds]
             region = (PRUNED, math.inf)
             parts.append(Part(text, values, region, ratio=True, paper=TABLE_2[batch]))
@@ -122,9 +122,10 @@ def pruning_hides_features(found: Measured, n: str, remark: str) -> Claim:
         "2-5",
         "Pruning breaks the Gaussianity that the tensor attack needs: large errors at p = 0.7.",
         "section 3.5, table 2",
-        "a head at random weights, read by the library's tensor attack without a fit; error: "
-        f"share of the true features outside of the found span, at least {SHARE:g}, to which table "
-        f"2 is printed; {PRUNED:g}: the least ratio of table 2 at p = 0.7 (B = 1); {n}",
+        "a head with random weights, attacked by the library's tensor attack without a fit. "
+        "Error: the share of the true features outside the span that the attack finds, at least "
+        f"{SHARE:g} (the precision of table 2). Tolerance: {PRUNED:g}, the smallest ratio of "
+        f"table 2 at p = 0.7 (B = 1). {n}",
     )
     if unread:
         why = f"the feature error cannot be read for: {'; '.join(unread)}. {remark}"
@@ -158,8 +159,8 @@ def features_help(found: Measured, n: str) -> Claim:
         "2-7",
         "Features make the attack more robust to clipping and noise, not to heavy pruning.",
         "appendix I, tables 7 and 8, figure 4",
-        f"batches of 4; {HONEST[0]} with and without its features; {NOTABLE:g} dB: ours, "
-        f'between the paper\'s "little" (0.3) and "notable" (2.2); {n}',
+        f"batches of 4; {HONEST[0]} with and without its features. Tolerance: {NOTABLE:g} dB "
+        f'(ours), between the paper\'s "little" (0.3) and "notable" (2.2). {n}',
         parts,
     )
 
@@ -175,26 +176,27 @@ def pruning_is_best(found: Measured, n: str) -> Claim:
     for data in found.data:
         batch = max(found.batches(data))
         losses, errors = found.trained(data), considered(found, data, batch)
-        told = {rival: _less(losses, errors, rival) for rival in RIVALS}
-        left = {rival: values for rival, values in told.items() if values is not None}
-        aside += [f"{data}, {rival}: {FREE}" for rival in told if rival not in left]
+        each = {rival: _less(losses, errors, rival) for rival in RIVALS}
+        left = {rival: values for rival, values in each.items() if values is not None}
+        aside += [f"{data}, {rival}: {FREE}" for rival in each if rival not in left]
         alone += [data] * (not left)
         for rival, values in left.items():
-            text = f"{data}: RMSE under pruning less that under {rival}, at equal loss"
+            text = f"{data}: RMSE under pruning minus that under {rival}, at equal loss"
             parts.append(Part(text, values, (-RESOLUTION, math.inf), unit="of the range"))
         aside.append(f"{data}, {BESIDE} (not in tables 4 and 5): {_beside(losses, errors)}")
     about = (
         "2-8",
-        "At equal training loss the strongest of the considered attacks errs most under pruning.",
+        "At equal training loss, pruning leaves the largest error to the strongest of the "
+        "considered attacks.",
         "section 5.2, figure 3",
-        f"{_batches(found)}; strongest of {_attacks()}; {RESOLUTION:g}: to which the paper's "
-        f"tables are printed; losses are compared over more than {LEAST:.0%} of that without a "
-        f"defense: ours; {n}",
+        f"{_batches(found)}; strongest of {_attacks()}. Tolerance: {RESOLUTION:g}, the "
+        "precision of the paper's tables. Two families are compared only if they share a range of "
+        f"losses wider than {LEAST:.0%} of the undefended loss (ours). {n}",
     )
     if alone:
         why = f"no rival is left on {', '.join(alone)}; {'; '.join(aside)}"
         return Claim(*about, (), why)
-    return claimed(*about, parts, "; ".join(aside))
+    return claimed(*about, parts, remarks(*aside))
 
 
 def _less(losses: Errors, errors: Errors, rival: str) -> list[float] | None:
@@ -226,7 +228,8 @@ def _beside(losses: Errors, errors: Errors) -> str:
         return "not measured"
     mean, interval = student(values)
     low, high = interval(LEVEL)
-    return f"RMSE under pruning is {mean:+.3f} [{low:+.3f}, {high:+.3f}] from it, at equal loss"
+    ends = f"[{low:+.3f}, {high:+.3f}]"
+    return f"RMSE under pruning minus that under it, at equal loss: {mean:+.3f} {ends}"
 
 
 def considered(found: Measured, data: str, batch: int) -> dict[str, dict[int, float]]:
@@ -271,15 +274,16 @@ def imprint_is_strongest(found: Measured, n: str) -> Claim:
             if len(values) > 1:
                 mean, interval = student(values)
                 low, high = interval(LEVEL)
-                aware.append(f"{data}, {name} {mean:+.3f} [{low:+.3f}, {high:+.3f}]")
-    told = f"The same of one who reads it with noise and mask known: {'; '.join(aware)}"
+                measured = f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
+                where = f"For an attacker who knows noise and mask, {data}, {name}"
+                aware.append(f"{where}: {measured}")
     return claimed(
         "2-10",
         "Robbing the Fed is the strongest attack at noise up to 0.01 and fails under masks.",
         "table 4",
-        f"{_batches(found)}; of {_attacks()}; 0: which is ahead, no tolerance; {n}",
+        f"{_batches(found)}; compared: {_attacks()}. Tolerance: none, the sign decides. {n}",
         parts,
-        told if aware else "",
+        remarks(*aware),
     )
 
 

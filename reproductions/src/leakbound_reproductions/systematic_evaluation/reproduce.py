@@ -23,15 +23,15 @@ images without a defense it leaves 0.27 of the range after 250 and 0.18 after 1,
 FIGURES = (
     Figure(
         "evaluation.png",
-        "RMSE that the strongest attack of an honest server leaves after the plan's steps, over "
-        "the training loss under each defense; one line a family of defenses, one panel a set of "
-        "pictures. Dotted: the guess without an update.",
+        "RMSE of the strongest attack by an honest server after the plan's steps, against the "
+        "training loss under each defense. One line per family of defenses, one panel per set of "
+        "images. Dotted: the prior-only baseline.",
         "figure 3",
     ),
     Figure(
         "theory.png",
-        "Error of the tensor attack on two-layer networks over the width, under noise, under "
-        "dropout and pruning; and the share of the Jacobian that pruning withholds.",
+        "Error of the tensor attack on two-layer networks against the width, under noise, and "
+        "under dropout and pruning. Last panel: the share of the Jacobian that pruning withholds.",
     ),
 )
 
@@ -90,22 +90,24 @@ def settings(scale: str, color: str) -> str:
     built = dict(model.settings)
     backbone = built.get("backbone", "a small convolutional network")
     times = PRECISE[scale]
-    more = f" ({times * SEEDS[scale]} of dropout and at M = {LOUD_WIDTH:,})" if times > 1 else ""
-    again = f"; two slopes again on {REPEATED[scale]} seeds from {AGAIN} on"
+    more = f" ({times * SEEDS[scale]} for dropout and at M = {LOUD_WIDTH:,})" if times > 1 else ""
+    again = f". Two slopes again on {REPEATED[scale]} seeds from {AGAIN} on"
     return (
-        f"Theory: random two-layer networks, {SEEDS[scale]} seeds a cell{more}, from {FIRST} on "
-        "(an earlier run with seeds 0 to 99 was seen while the rules were written)"
-        f"{again if REPEATED[scale] else ''}. Pictures: "
-        f"digits (mnist5k) and color images {named(color)} of 32 x 32; {backbone} with the paper's "
-        f"random head of width {built['width']} (GELU), at random weights; batches of "
+        f"Theory: random two-layer networks, {SEEDS[scale]} seeds per configuration{more}, from "
+        f"{FIRST} on (an earlier run with seeds 0 to 99 was known when the rules were "
+        f"written){again if REPEATED[scale] else ''}. Images: digits (mnist5k) and color images "
+        f"{named(color)} of 32 x 32. Model: {backbone} with the paper's random head of width "
+        f"{built['width']} (GELU) and random weights. Batches of "
         f"{', '.join(map(str, plan.batch_sizes))}; {len(plan.seeds)} rounds, each with its own "
-        f"weights, batch and noise; seven attacks, {_searches(scale)}; training losses "
-        f"after {plan.utility.rounds} rounds, {plan.utility.repeats} repeats."
+        f"weights, batch and noise. Seven attacks, {_searches(scale)}. Training losses after "
+        f"{plan.utility.rounds} rounds, {plan.utility.repeats} repeats."
     )
 
 
 def _scale(scale: str) -> str:
-    return f"{_rounds(scale)}; {_searches(scale)}"
+    steps, longest = _steps(scale), _longest(scale)
+    more = "" if longest == steps else f" or {longest:,}"
+    return f"{_rounds(scale)}, searches of {steps:,}{more} steps"
 
 
 def _searches(scale: str) -> str:
@@ -114,8 +116,9 @@ def _searches(scale: str) -> str:
     if longest == steps:
         return told
     return (
-        f"{told}, those of {HONEST[0]} of {longest:,} for claim 2-7, and elsewhere where it could "
-        "then be the strongest (with fewer it errs less than twice as much as that one)"
+        f"{told}. {HONEST[0].capitalize()} takes {longest:,} steps for claim 2-7, and elsewhere "
+        f"where it could then be the strongest (its error after {steps:,} steps is less than twice "
+        "that of the strongest)"
     )
 
 
