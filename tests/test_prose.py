@@ -222,6 +222,19 @@ def test_reading_ease_by_hand() -> None:
     assert page.words == 11
 
 
+def test_reading_ease_is_that_of_textstat() -> None:
+    # textstat 0.7.13 with the CMU dictionary, on the beginning of its own example.
+    text = (
+        "Playing games has always been thought to be important to the development of well-balanced "
+        "and creative children; however, what part, if any, they should play in the lives of "
+        "adults has never been researched that deeply. I believe that playing games is every bit "
+        "as important for adults as for children. Not only is taking time out to play games with "
+        "our children and other adults valuable to building interpersonal relationships but is "
+        "also a wonderful way to release built up tension."
+    )
+    assert readability.measure(text).ease == pytest.approx(44.96971544715447)
+
+
 def test_sentences_end_with_items_and_skip_what_is_none() -> None:
     page = """# A heading of five words
 

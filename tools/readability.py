@@ -112,7 +112,7 @@ SILENT = re.compile(
 )
 HIATUS = re.compile(
     r"(?<![tcsgx])(?<!ll)i(?:a|ou?|u)|(?<![tcs])(?<!fr)ie(?:n|r|t)|[tc]io$|(?<!g)ua|uou|eo(?=m|$)"
-    r"|inea|[aeiou]ing|ism$|thm|crea(?=t)|idea|coe|ein$"
+    r"|inea|[aeiou]ing|ism$|thm|crea(?=t(?!u))|idea|coe|ein$"
 )
 MUTE = re.compile(
     r"[^aeiouyl]e$|[aeiouyr]le$|lle$|[^aeiouytd]ed$|[^aeiouysxzcgl](?<![sc]h)es$|[aeiouyr]les$"
