@@ -385,7 +385,7 @@ class Finer(Defense):
     [
         (Liar(0.8), "1.5.. times the declared"),
         (Liar(1.2), "0.69. times the declared"),
-        (SameNoise(), "moves together"),
+        (SameNoise(), "correlated noise"),
         (WrongShape(), "its shape is another"),
         (NotExact(), "though its release is exact"),
         (NotExactButNear(), "declares an exact release, but another stream"),
@@ -509,10 +509,10 @@ class ThreeArguments(Gray):
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (lambda batch: Holds(batch.inputs), "knows the truth from elsewhere"),
-        (lambda batch: ChoosesByTruth(batch.inputs), "knows the truth from elsewhere"),
-        (lambda batch: WalksFrames(), "looks for the truth outside|knows the truth from elsewhere"),
-        (lambda batch: WalksMemory(), "looks for the truth outside|knows the truth from elsewhere"),
+        (lambda batch: Holds(batch.inputs), "knows the truth from another source"),
+        (lambda batch: ChoosesByTruth(batch.inputs), "knows the truth from another source"),
+        (lambda batch: WalksFrames(), "looks for the truth outside|knows the truth from another source"),
+        (lambda batch: WalksMemory(), "looks for the truth outside|knows the truth from another source"),
         (lambda batch: Gray("global randomness"), "global random state"),
         (lambda batch: Gray("writes"), "wrote to a tensor"),
         (lambda batch: Gray("range"), "outside the input range"),

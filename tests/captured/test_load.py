@@ -83,7 +83,7 @@ def test_the_kind_of_a_file_is_read_from_its_metadata(kind, tmp_path):
 def test_weights_are_told_by_their_likeness_and_said_so():
     found = load(AFTER, BEFORE)
     assert found.kind == "weights"
-    assert "taken for the weights after training" in found.notes[0]
+    assert "taken as the weights after training" in found.notes[0]
 
 
 @pytest.mark.parametrize("update", [SKEW, {k: -v for k, v in SKEW.items()}], ids=["plus", "minus"])
@@ -172,5 +172,5 @@ def test_automatic_kinds_say_what_is_really_wrong(update, words):
 def test_a_count_that_nobody_could_have_trained_on_is_not_believed(count, tmp_path):
     recorded(tmp_path, 1, 1, examples=count)
     (found,) = load_all(tmp_path)
-    with pytest.raises(ValueError, match="1 to 65536 are taken from a file"):
+    with pytest.raises(ValueError, match="1 to 65536 are accepted from a file"):
         found.whole("examples")

@@ -73,11 +73,11 @@ def test_normalized_images_are_certified_in_their_own_range_alone(deviation, dig
     _, notes, proof = of(attacked(gradient, before, kind="gradient"))
     assert proof is None
     low, high = float(fed.inputs.min()), float(fed.inputs.max())
-    assert "outside of input_range 0 to 1: what is reconstructed is cut off" in notes
+    assert "outside of input_range 0 to 1: the reconstruction is cut off" in notes
     assert f"(--input-range {low:.3g} {high:.3g})" in notes
     right = attacked(gradient, before, kind="gradient", input_range=(low, high))
     _, notes, proof = of(right)
-    assert "this is the input as the model was fed it, up to rounding" in proof
+    assert "this is the input as the model gets it, up to rounding" in proof
     assert "input_range" not in notes
     assert torch.allclose(right.best.inputs, fed.inputs, atol=1e-4)
 
@@ -298,7 +298,7 @@ def test_a_true_batch_size_is_taken_from_any_optimizer(name, digits):
 def test_a_batch_size_under_the_rank_is_noted(digits):
     before, after, _ = trained(mlp(), some(digits, 4))
     outcome = attacked(after, before, examples=3)
-    words = "batch size 3 was told, but the gradient of the layer '1' has the rank of at least 4"
+    words = "the given batch size is 3, but the gradient of the layer '1' has the rank of at least 4"
     assert words in of(outcome)[1]
     assert outcome.records[0].batch_size == 3
 
@@ -338,7 +338,7 @@ def test_without_the_rate_honest_noise_is_not_called_missing(digits):
     for rate in (RATE, None):
         outcome = attacked(noisy, before, learning_rate=rate, **noise)
         assert "was not added" not in of(outcome)[1]
-    assert "cannot be held against it" in of(outcome)[0]["learning rate"].how
+    assert "cannot be compared with it" in of(outcome)[0]["learning rate"].how
     assert outcome.records[0].release.noise_share is None
     assert "was not added" in of(attacked(after, before, learning_rate=RATE, **noise))[1]
 
@@ -412,7 +412,7 @@ def test_told_labels_that_the_update_contradicts_are_noted(digits):
     before, after, _ = trained(mlp(), batch)
     label = int(batch.labels)
     _, notes, _ = of(attacked(after, before, labels=[(label + 1) % 10]))
-    assert f"the labels that were given do not hold {label}" in notes
+    assert f"the given labels do not include {label}" in notes
     assert "do not hold" not in of(attacked(after, before, labels=[label]))[1]
 
 

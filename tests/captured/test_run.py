@@ -267,7 +267,7 @@ def test_batch_norm_stays_in_its_mode_at_the_captured_statistics(training, digit
         attacks=LINEAR, labels=batch.labels,
     )  # fmt: skip
     notes = " ".join(found.records[0].capture.notes)
-    assert ("examples of a batch see each other" in notes) == training
+    assert ("examples of a batch affect each other" in notes) == training
     right = explained(found.understood[0], Reconstruction(batch.inputs, batch.labels))
     assert right.share > 1 - 1e-5
 

@@ -133,7 +133,7 @@ def test_a_key_of_the_run_configuration_that_is_not_there_is_named(folder, tmp_p
 
 
 def test_rounds_that_never_come_are_named(folder, tmp_path):
-    with pytest.raises(ValueError, match="rounds holds 5, but the app ended after round 4"):
+    with pytest.raises(ValueError, match="rounds includes 5, but the app ended after round 4"):
         capture_app(folder, tmp_path / "out", rounds=(1, 5))
 
 
@@ -160,7 +160,7 @@ def test_a_namesake_that_is_imported_already_is_not_run_in_its_place(folder, tmp
 
     assert quick.__file__ is not None
     try:
-        with pytest.raises(ValueError, match="package 'quick' has the name of one"):
+        with pytest.raises(ValueError, match="another package with the name 'quick' is"):
             capture_app(folder, tmp_path / "out")
     finally:
         for name in [name for name in sys.modules if name.split(".")[0] == "quick"]:
@@ -174,7 +174,7 @@ def test_what_is_no_app_is_named(folder, tmp_path):
     project = folder / "pyproject.toml"
     for text, words in (
         ("[tool.flwr.app]\n", "has no \\[tool.flwr.app.components\\]"),
-        ("[tool.flwr.app.components]\nclientapp = 'a:b'\n", "names no serverapp"),
+        ("[tool.flwr.app.components]\nclientapp = 'a:b'\n", "has no serverapp"),
         (PROJECT.replace("server_app:app", "server_app:FedAvg"), "a ABCMeta; give a ServerApp"),
         (PROJECT.replace("quick.server", "slow.server"), "no module 'slow'"),
         ("not toml", "cannot be read"),

@@ -277,7 +277,7 @@ def test_a_wrong_place_in_the_list_is_refused(setup):
     meter, noise = LeakMeter(setup), DefenseMod(GaussianNoise(0.1), setup)
     check_mods([meter, noise, fixedclipping_mod])
     check_mods([secaggplus_mod, meter, noise])
-    with pytest.raises(ValueError, match="after the LeakMeter judged them"):
+    with pytest.raises(ValueError, match="after the LeakMeter evaluates them"):
         check_mods([noise, meter])
     with pytest.raises(ValueError, match="fixedclipping_mod changes the weights after"):
         check_mods([fixedclipping_mod, meter])

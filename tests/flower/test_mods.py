@@ -263,7 +263,7 @@ def test_a_mod_is_refused_where_it_is_built(setup):
     for defense, words in (
         (SecureAggregation(4), "runs on the updates of all clients"),
         (chain(GaussianNoise(0.1), SecureAggregation(2)), "runs on the updates of all clients"),
-        (ClipExamples(1.0), "put Mean\\(\\) behind it"),
+        (ClipExamples(1.0), "put Mean\\(\\) after it"),
     ):
         with pytest.raises(ValueError, match=words):
             DefenseMod(defense, setup)

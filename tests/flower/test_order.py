@@ -55,7 +55,7 @@ BAD = {
     "steps_outside": ((LocalAggregation(), Sign()), "would undo Sign"),
     "anew_around_clip": ((DpSgd(), fixedclipping_mod), "would undo fixedclipping_mod"),
     "two_starts": ((Withhold(), PriPrune()), "both decide which weights"),
-    "start_and_floor": ((Withhold(), OptimalNoise(error_floor=0.1)), "weights of its own"),
+    "start_and_floor": ((Withhold(), OptimalNoise(error_floor=0.1)), "from its own weights"),
     "masked": ((GaussianNoise(0.1), secaggplus_mod), "would change masked vectors"),
 }
 
@@ -104,7 +104,7 @@ def clipping(message, context, call_next):
 def test_a_change_between_two_defenses_is_seen(flower, batches):
     given = mods(flower, Sign(), clipping, GaussianNoise(0.1))
     reason = flower.ask(flower.client_app(given, batches=batches)).error.reason
-    assert "GaussianNoise(noise_std=0.1) answered were changed on their way" in reason
+    assert "the weights from GaussianNoise(noise_std=0.1) were changed on their way" in reason
     given = mods(flower, GaussianNoise(0.1), clipping)
     assert not flower.ask(flower.client_app(given, batches=batches)).has_error()
 

@@ -122,7 +122,7 @@ def test_a_state_of_another_defense_is_refused(flower, setup, batches):
     grid = run(flower.server_app(1), first, 2)
     grid._app = flower.client_app([DefenseMod(NoisyCopy(0.2), setup)], batches=batches)
     reply = flower.ask(None, flower.message(grid), grid=grid)
-    assert "keeps the state of NoisyCopy(noise_std=0.1)" in reply.error.reason
+    assert "has the state of NoisyCopy(noise_std=0.1)" in reply.error.reason
 
 
 def test_states_go_through_records_and_back():

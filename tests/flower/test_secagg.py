@@ -166,4 +166,4 @@ def test_without_secure_aggregation_no_sum_is_kept(flower, batches, caplog):
 
     run(app, client_app(flower, batches, []), CLIENTS)
     assert strategy.captures == []
-    assert "the clients' own are there" in caplog.text
+    assert "the clients' updates are there" in caplog.text

@@ -160,12 +160,12 @@ def test_a_client_with_other_data_refuses():
     grid.run(training.server_app(units, bench, flow), training.client_app(units, "0" * 64), 3)
     assert flow.events.get() == units[0]
     reason = flow.events.get().record.reason
-    assert reason == "data source 'digits' is not the server's on this node"
+    assert reason == "data source 'digits' differs from the server's on this node"
 
 
 def test_cells_and_gpus_are_refused():
     plan, done = parsed()
-    with pytest.raises(ValueError, match="trainings alone"):
+    with pytest.raises(ValueError, match="only trainings"):
         next(training.run(plan))
     bench = type("PlanContext", (), {"device": type("Device", (), {"type": "cuda"})()})()
     with pytest.raises(ValueError, match="on CPUs"):

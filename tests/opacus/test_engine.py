@@ -292,7 +292,7 @@ def test_questions_that_have_no_answer():
     with pytest.raises(ValueError, match="needs no noise"):
         engine.make_private_with_risk(epochs=1, **loose, **made(engine))
     for prior in (None, KnownNorm(12, 2.0)):
-        with pytest.raises(ValueError, match="a target needs a prior that knows the data"):
+        with pytest.raises(ValueError, match="a target needs a prior from the data"):
             engine.make_private_with_risk(epochs=1, **{**ASK, "prior": prior}, **made(engine))
     with pytest.raises(ValueError, match="epochs is 0"):
         engine.make_private_with_risk(epochs=0, **ASK, **made(engine))
@@ -310,7 +310,7 @@ def test_one_risk_is_asked_for_once(first):
         engine.make_private(noise_multiplier=1.0, **made(engine))
     else:
         engine.make_private_with_risk(epochs=1, **ASK, **made(engine))
-    with pytest.raises(ValueError, match=r"private before.*make a new engine"):
+    with pytest.raises(ValueError, match=r"made a training private.*make a new engine"):
         engine.make_private_with_risk(epochs=1, **ASK, **made(engine))
 
 
@@ -424,7 +424,7 @@ def test_a_checkpoint_of_unknown_origin_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="does not say whether its noise was seeded"):
         engine.load_checkpoint(path="theirs.pt", module=module)
     engine.save_checkpoint(path="code.pt", module=module, checkpoint_dict={"more": _Code()})
-    with pytest.raises(ValueError, match="tensors and plain values alone"):
+    with pytest.raises(ValueError, match="tensors and plain values only"):
         engine.load_checkpoint(path="code.pt", module=module)
     assert not (tmp_path / "made-by-a-checkpoint").exists()
     assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))

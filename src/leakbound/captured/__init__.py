@@ -1,4 +1,4 @@
-"""Captured updates of a federated run: read, observed as an attacker does, and attacked."""
+"""Captured updates of a federated run: read them, observe them as an attacker does, attack them."""
 
 from leakbound.captured.capture import Capture, load, load_all, updates_in, write
 from leakbound.captured.findings import Finding

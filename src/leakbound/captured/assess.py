@@ -1,4 +1,4 @@
-"""What an attack on a captured update came to: its assessment; the truth may not be known."""
+"""Assess an attack on a captured update; the truth may not be known."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ from leakbound.risk.success import RiskSpec
 from leakbound.types import Batch, Observation, Reconstruction
 
 NO_PUBLIC = "a bound is for images of a known kind: give public images (--public DATA)"
-NO_NOISE = "the declared noise was not added to this update: no bound that rests on it holds"
-NO_LAW = "no noise of a known law was declared: the update itself bounds no attacker"
+NO_NOISE = "the declared noise was not added to this update: no bound that needs it holds"
+NO_LAW = "no noise of a known distribution was declared: the update itself bounds no attacker"
 
 
 @dataclass(frozen=True)
 class Case:
-    """One captured update under attack: what is recorded beside the attack's own result.
+    """One captured update under attack: what is recorded together with the attack's own result.
 
-    `at` is its place among the updates of the run; `declared` the defense as it was declared (what
+    `at` is its position among the updates of the run; `declared` the defense as it was declared
+    (what an attacker knows of it is in `understood`). No attack sees `truth`.
     an attacker knows of it is in `understood`). No attack sees `truth`.
     """
 
@@ -55,7 +56,7 @@ class Case:
 
 
 def read_truth(given: Batch | Path | str | None) -> Batch | None:
-    """The true batch, of a file `inputs` (or x, images) and `labels` (or y)."""
+    """The true batch, from a file with `inputs` (or x, images) and `labels` (or y)."""
     if given is not None and not isinstance(given, Batch | Path | str):
         raise ValueError(
             f"truth is a {type(given).__name__}; give leakbound.Batch(inputs, labels), or a file "
@@ -77,13 +78,13 @@ def read_truth(given: Batch | Path | str | None) -> Batch | None:
     if not inputs.is_floating_point() or labels.is_floating_point():
         raise ValueError(
             f"truth {str(path)!r} holds inputs of type {inputs.dtype} and labels of type "
-            f"{labels.dtype}; give inputs as floats, as the model was fed, and labels as numbers"
+            f"{labels.dtype}; give inputs as floats, as the model gets them, and labels as numbers"
         )
     return Batch(inputs, labels.long())
 
 
 def check_truth(truth: Batch, observation: Observation) -> Batch:
-    """The truth on the task's device, once it fits what was captured."""
+    """The truth on the task's device, after a check that it fits the capture."""
     shape = tuple(truth.inputs.shape[1:])
     if shape != observation.input_shape or truth.size != observation.examples:
         raise ValueError(
@@ -96,15 +97,15 @@ def check_truth(truth: Batch, observation: Observation) -> Batch:
     if not (least >= low - 1e-6 * (high - low) and most <= high + 1e-6 * (high - low)):
         raise ValueError(
             f"truth runs from {least:.6g} to {most:.6g}, but input_range is {low:g} to {high:g}; "
-            "give the range that the model is fed (--input-range LOW HIGH), and the truth in it"
+            "give the range of the model's input (--input-range LOW HIGH), and the truth in it"
         )
     check.labels(truth.labels, task.label_range)
     return Batch(truth.inputs.to(task.parameters), truth.labels.to(task.parameters.device))
 
 
 def explained(understood: Understood, answer: Reconstruction) -> records.Explained | None:
-    """What the guess explains; None where the attack says nothing of the labels of several images.
-    Where there is a mask, only the coordinates that were sent count.
+    """The share of the update that the reconstruction explains; None if the attack infers no labels
+    for several images. With a mask, only the coordinates that were sent count.
     """
     observation = understood.observation
     labels = answer.labels
@@ -173,7 +174,7 @@ def judged(
 ) -> tuple[records.Assessment, dict[str, bytes]]:
     understood, capture = case.understood, before.capture
     seen = understood.observation
-    assert capture is not None  # as `header` makes it
+    assert capture is not None  # set by `header`
     share = explained(understood, answer)
     proof = None
     if not understood.defense.links:
@@ -219,7 +220,7 @@ def judged(
 
 
 class PublicImages(PlanContext):
-    """A data source all of whose images are public, in the units that the model is fed."""
+    """A data source of public images only, in the units of the model's input."""
 
     def __init__(self, spec: plans.DataSpec, input_range: tuple[float, float] = (0.0, 1.0)) -> None:
         super().__init__(spec)
@@ -240,7 +241,7 @@ class PublicImages(PlanContext):
 def public_images(
     source: str, input_shape: tuple[int, ...], input_range: tuple[float, float]
 ) -> PublicImages:
-    """Public images of a data source, resized to the model's input where it is a square image."""
+    """Public images of a data source, resized to the model's input if it is a square image."""
     context, wanted = PublicImages(plans.DataSpec(source), input_range), tuple(input_shape)
     own = context.input_shape
     if own != wanted and has_neighbors(wanted) and wanted[1] == wanted[2]:
@@ -264,7 +265,7 @@ def limits_of(case: Case) -> Limits:
         return Limits(note=NO_PUBLIC)
     seen, public, batch = understood.observation, context.public, case.truth
     assert public is not None  # every image of the context is public
-    if batch is None and understood.labels is not None:  # of what stands in, labels alone count
+    if batch is None and understood.labels is not None:  # only labels count of a stand-in
         batch = Batch(public.inputs[:1].expand(seen.batch_shape), understood.labels)
     released = Released(
         task=seen.task,

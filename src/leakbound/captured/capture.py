@@ -1,4 +1,4 @@
-"""An update as it was captured: its tensors, what is known of it, and its place on disk."""
+"""A captured update: its tensors, its metadata, and its place on disk."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ Given = Path | str | Mapping[str, Any] | Sequence[Any]
 `ArrayRecord` is a mapping of arrays by name."""
 
 MOST = 2**16
-"""The largest count that is believed of a file's metadata: a stranger's could keep us busy."""
+"""The largest count that is accepted from a file's metadata: untrusted files could cost time."""
 ALIKE = 0.5
-"""From this cosine with the weights before, at a length within a factor of 2, an update is taken
-for weights."""
+"""With at least this cosine with the weights before, at a length within a factor of 2, an update
+counts as weights.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +39,8 @@ class Capture:
     """One client's update of one round, as a server or an eavesdropper holds it.
 
     Its `kind` is "gradient", "delta" (after - before) or "weights" (after). `before` are the
-    weights that the client was sent, where they are not the model's own; `about` is what its file
-    says of it; `notes` say in sentences what was taken for granted.
+    weights that the client received, if they are not the model's own. `about` is the file's
+    metadata. `notes` state in sentences what was assumed.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Capture:
         return total.hexdigest()[:16]
 
     def number(self, name: str) -> float | None:
-        """A number above 0 of the metadata; None where it is not there."""
+        """A number above 0 from the metadata; None if it is missing."""
         if name not in self.about:
             return None
         try:
@@ -70,32 +71,34 @@ class Capture:
             value = math.nan
         if not (math.isfinite(value) and value > 0):
             raise ValueError(
-                f"{self.name}: its metadata say that {name} is {self.about[name][:60]!r}; give "
+                f"{self.name}: the metadata give {name} as {self.about[name][:60]!r}; give "
                 f"{name} as an option, a number above 0"
             )
         return value
 
     def whole(self, name: str) -> int | None:
-        """A whole number of the metadata; None where it is not there."""
+        """A whole number from the metadata; None if it is missing."""
         value = self.number(name)
         if value is not None and value != int(value):
-            raise ValueError(f"{self.name}: its metadata say that {name} is {value:g}; no count")
+            raise ValueError(
+                f"{self.name}: the metadata give {name} as {value:g}, which is no count"
+            )
         if value is not None and not 1 <= value <= MOST:
             raise ValueError(
-                f"{self.name}: its metadata say that {name} is {value:g}, and 1 to {MOST} are "
-                "taken from a file; say it yourself"
+                f"{self.name}: the metadata give {name} as {value:g}, but only 1 to {MOST} are "
+                f"accepted from a file; give {name} as an option"
             )
         return None if value is None else int(value)
 
 
 def load(update: Given, before: Given | None = None, *, kind: str = "auto") -> Capture:
-    """An update from a file or from memory, with the weights that the client was sent.
+    """An update from a file or from memory, with the weights that the client received.
 
-    `update` is a .safetensors or .npz file, tensors by name (a Flower `ArrayRecord` too), or a list
-    of arrays in the order of the model's state dict. `before` is found beside a file that
-    `leakbound capture` wrote; None takes the model's own weights later. `kind` is "gradient" (of
-    the weights before), "delta" (after - before), "weights" (after), or "auto": what the file's
-    metadata say, else weights where the update lies near the weights before.
+    `update` is a .safetensors or .npz file, tensors by name (including a Flower `ArrayRecord`), or
+    a list of arrays in the order of the model's state dict. `before` is found next to a file that
+    `leakbound capture` wrote; None uses the model's own weights later. `kind` is "gradient" (at the
+    weights before), "delta" (after - before), "weights" (after), or "auto": the kind in the file's
+    metadata, otherwise weights if the update is close to the weights before.
 
     Example:
         >>> before = {"w": torch.ones(3)}
@@ -160,7 +163,7 @@ def _kind(
         return about["kind"]
     if before is None:
         raise ValueError(
-            f"kind is 'auto', and {name} says nothing of its kind; give kind (gradient, delta or "
+            f"kind is 'auto', and {name} does not state its kind; give kind (gradient, delta or "
             "weights) and the weights before"
         )
     _check_values(update, name)
@@ -177,12 +180,12 @@ def _kind(
     cosine = float(a @ b) / max(long[0] * long[1], 1e-300)
     if cosine > ALIKE and long[0] < 2 * long[1] < 4 * long[0]:
         notes.append(
-            f"taken for the weights after training: cosine {cosine:.4f} with the weights before"
+            f"taken as the weights after training: cosine {cosine:.4f} with the weights before"
         )
         return "weights"
     raise ValueError(
-        f"kind is 'auto', and {name} is not near the weights before: a gradient and a change "
-        "of the weights look alike; give kind: gradient or delta (or weights, if they moved far)"
+        f"kind is 'auto', and {name} is not close to the weights before: it may be a gradient or "
+        "a change of the weights; give kind: gradient or delta (or weights, if they moved far)"
     )
 
 
@@ -195,7 +198,7 @@ def _check_change(update: Named, before: Named | None, kind: str, name: str) -> 
     if a and all(torch.equal(x, y) for x, y in zip(a, b, strict=True) if x.is_floating_point()):
         raise ValueError(
             f"{name} and the weights before are identical: nothing was trained between them; give "
-            "the weights that the client was sent and those that it sent back"
+            "the weights that the client received and those that it sent back"
         )
 
 
@@ -206,7 +209,7 @@ def _shared(update: Named, before: Named) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _paired(update: Named, before: Named) -> tuple[list[Tensor], list[Tensor]]:
-    """As `_shared`; names lose wrappers' prefixes, and tensors without names take the closest."""
+    """As `_shared`; names lose wrappers' prefixes, and tensors without names use the closest."""
     found = _shared(*(tensors.bare(named) for named in (update, before)))
     if found[0] or not all(tensors.unnamed(key) for key in update):
         return found
@@ -252,12 +255,12 @@ def write(
 ) -> Path:
     """Write one client's update of one round, as a server sees it; returns its file.
 
-    Leaves `round-0001/before.safetensors`, written once a round, and beside it
-    `client-<number>.safetensors`. Files are readable by their owner only.
+    Writes `round-0001/before.safetensors`, once per round, and `client-<number>.safetensors` next
+    to it. Only their owner can read the files.
 
     `about` is what the server knows: `round` (from 1), `client` and `kind` ("gradient", "delta" or
-    "weights"), and where it knows them `examples`, `steps`, `learning_rate`, `batch_size` and
-    others, kept as text.
+    "weights"), and, if known, `examples`, `steps`, `learning_rate`, `batch_size` and others, kept
+    as text.
     """
     text = {k.removeprefix(PREFIX): str(value) for k, value in about.items()}
     for name in ("round", "client"):
@@ -270,9 +273,9 @@ def write(
             held, _ = tensors.read(place / BEFORE)
             if held.keys() != before.keys() or not all(
                 torch.equal(held[key], value.detach().cpu()) for key, value in before.items()
-            ):  # else an update would be read as one of the other weights
+            ):  # otherwise an update would be combined with the wrong weights
                 raise ValueError(
-                    f"{str(place / BEFORE)!r} holds other weights than the client was sent; take "
+                    f"{str(place / BEFORE)!r} holds other weights than the client received; use "
                     "another folder"
                 )
         else:

@@ -1,4 +1,4 @@
-"""What an update tells of the training behind it, and how sure that is."""
+"""What an update reveals about the training behind it, and how certain that is."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ CANDIDATES = (1, 2, 5, 10, 20)
 MOST_STEPS = 64
 TRIAL = 60
 FITS, SURE = 1e-2, 1e-3
-"""Shares of the update's norm that may be left where a number of steps fits, and fits surely."""
+"""Shares of the update's norm that may remain if a number of steps fits, and fits surely."""
 GIVE = "give the number of local steps if you know it"
 PLAIN = "if the client ran plain SGD in full precision without a defense"
-"""What conclusions from ranks assume."""
+"""The assumption behind conclusions from ranks."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact that was given, read from the update, or assumed; `how` says where it comes from.
+    """One fact that was given, inferred from the update, or assumed; `how` states its source.
 
-    `sure` means that it was told, or follows from the update for certain.
+    `sure` means that it was given, or follows from the update with certainty.
     """
 
     name: str
@@ -44,10 +44,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Size:
-    """What the ranks of the linear layers' gradients say of the number of examples, by `PLAIN`.
+    """What the ranks of the linear layers' gradients show about the number of examples, if `PLAIN`.
 
     There were at least `least`, and examples times local steps at least `products`. `likely` is
-    their number by `layer`, whose shape leaves room for more; `room` says the same of `products`.
+    their number by `layer`, whose shape allows more; `room` is the same for `products`.
     """
 
     least: int
@@ -62,10 +62,10 @@ def batch_size(
 ) -> Size:
     """Bounds on the number of examples from the rank of the linear layers' gradients.
 
-    A linear layer's gradient is a sum of one outer product an example and local step; of the layer
-    that sees the input itself an example alone. So its rank is at most their number, and where the
-    rank is below what the layer's shape allows it is likely their number. Where `steps` is None,
-    other layers say nothing of the examples alone, but where their rank is 1.
+    A linear layer's gradient is a sum of one outer product per example and local step; in a layer
+    that sees the input itself, per example only. So its rank is at most their number. If the rank
+    is below the limit of the layer's shape, it is likely their number. If `steps` is None, other
+    layers show nothing about the examples alone, unless their rank is 1.
     """
     own = None
     with suppress(NotApplicable):
@@ -100,8 +100,8 @@ def batch_size(
 def labels(
     observation: Observation, certain: tuple[int, ...] = ()
 ) -> tuple[Tensor | None, Finding]:
-    """Labels by the published rules, and how well they agree; None where no rule applies.
-    `certain` are classes that are known to occur.
+    """Labels by the published rules, and how well they agree; None if no rule applies. `certain`
+    are classes that are known to occur.
     """
     found: dict[str, tuple[int, ...]] = {}
     reasons: list[str] = []
@@ -121,7 +121,8 @@ def labels(
     how = f"{agree} of {len(found)} rules agree (attacks.LABEL_RULES)"
     if certain:
         how += (
-            f"; classes {_listed(certain)} for certain, their bias gradients being negative (of "
+            f"; classes {_listed(certain)} for certain, since their bias gradients are negative "
+            "(for "
             "plain cross-entropy, without label smoothing, weight decay or noise)"
         )
     sure = observation.examples == 1 and certain == best
@@ -135,10 +136,10 @@ def rank(size: Size) -> list[Finding]:
 
 
 def steps(observation: Observation, size: Size) -> tuple[Finding, tuple[int, ...]]:
-    """How many local steps there were, as far as closed forms tell, and the numbers left to try.
+    """The number of local steps as far as closed forms show it, and the numbers left to try.
 
-    Training on one example that the first layer gives away is replayed. Otherwise the least that is
-    possible is assumed, and `searched_steps` can try.
+    If the first layer reveals the single example, training on it is replayed. Otherwise the least
+    possible number is assumed, and `searched_steps` can try others.
     """
     replayed = _replayed(observation)
     if replayed is not None:
@@ -148,7 +149,7 @@ def steps(observation: Observation, size: Size) -> tuple[Finding, tuple[int, ...
     ranked = math.ceil(size.products / part)
     least = max(epoch, ranked, _moved(observation))
     if size.room and ranked == least:
-        how = f"likely: the linear layers' gradients have the rank of so many steps, {PLAIN}"
+        how = f"likely: the linear layers' gradients have the rank of this many steps, {PLAIN}"
         return Finding("local steps", str(least), how, False), ()
     tried = tuple(epoch * n for n in CANDIDATES if epoch * n >= least) or (least,)
     how = (
@@ -159,10 +160,10 @@ def steps(observation: Observation, size: Size) -> tuple[Finding, tuple[int, ...
 
 
 def searched_steps(observation: Observation, tried: tuple[int, ...], seconds: float) -> Finding:
-    """The number of local steps that leaves least after a short search for each that is tried.
+    """The number of local steps whose short search leaves the least unexplained.
 
-    Numbers are compared after equally many steps of their searches. If a search is stopped early,
-    no number is concluded and the first one stays assumed.
+    Numbers are compared after equally many steps of their searches. If a search stops early, no
+    number is concluded and the first one stays assumed.
     """
     search = FedAvgMatching(candidates=tried, trial=TRIAL)
     with Pace(seconds) as pace:
@@ -177,7 +178,7 @@ def searched_steps(observation: Observation, tried: tuple[int, ...], seconds: fl
 
 
 def _moved(observation: Observation) -> int:
-    """At least so many steps: each moves an entry of the last bias by at most the rate."""
+    """A lower bound on the steps: each moves an entry of the last bias by at most the rate."""
     try:
         layer = last_layer(observation)
     except NotApplicable:
@@ -209,14 +210,14 @@ def _replayed(observation: Observation) -> Finding | None:
     if errors[best] > FITS:
         return None
     how = (
-        f"training on the image that the first layer gives away, replayed: so many leave "
-        f"{errors[best]:.2g} of the update's norm (of SGD without momentum)"
+        f"training on the image that the first layer reveals, replayed: this number of steps "
+        f"leaves {errors[best]:.2g} of the update's norm (for SGD without momentum)"
     )
     return Finding("local steps", str(best + 1), how, errors[best] < SURE)
 
 
 def _rows_an_example(task: Task, input_shape: tuple[int, ...]) -> dict[str, int]:
-    """Linear layers whose gradient is sent, and how many rows of each one example makes."""
+    """Linear layers whose gradient is sent, and how many rows each has per example."""
     linear = [n for n, m in task.model.named_modules() if isinstance(m, nn.Linear)]
     names = [n for n in linear if (f"{n}.weight" if n else "weight") in task.names]
     low, high = task.input_range

@@ -1,4 +1,4 @@
-"""A captured update as what an attacker observes."""
+"""A captured update as an attacker observes it."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from leakbound.types import (
 )
 
 SEARCH = 30.0
-"""Seconds that a search for the number of local steps of one update may take."""
+"""Seconds for the search for the number of local steps of one update."""
 
 
 @dataclass(frozen=True)
 class TrainingInfo:
-    """What is known of the local training besides the update; None is not known.
+    """What is known of the local training in addition to the update; None is not known.
 
-    `labels` are of all examples, in any order. `batch_size` is that of a local step, where it is
-    not all `examples`; `defense` what the client applied to its update, where it is declared.
+    `labels` are of all examples, in any order. `batch_size` is that of a local step, if it is not
+    all `examples`. `defense` is what the client applied to its update, if declared.
     """
 
     examples: int | None = None
@@ -64,11 +64,10 @@ class TrainingInfo:
 
 @dataclass(frozen=True, eq=False)
 class Understood:
-    """An observation, and where each thing in it comes from.
+    """An observation, and the source of each fact in it.
 
-    Without `rate_known` the update's direction alone says something. If the declared noise was
-    `refuted`, no bound may rest on it. `found_steps` can search the `untried` numbers of local
-    steps.
+    Without `rate_known` only the update's direction is informative. If the declared noise was
+    `refuted`, no bound may use it. `found_steps` can search the `untried` numbers of local steps.
     """
 
     observation: Observation
@@ -94,13 +93,13 @@ def observe(
     defense: Defense | None = None,
     public: Batch | None = None,
 ) -> Observation:
-    """What an attacker sees who holds the capture; `task` is the model at the weights before.
+    """What an attacker with the capture sees; `task` is the model at the weights before.
 
-    What is not given is taken from the metadata, or from the number of labels. Else the update
-    itself tells the number of examples, and where the rate is known that of local steps, by a
-    search of at most `SEARCH` seconds. `batch_size` is that of a local step; None is all examples.
-    `defense` is what was applied to the update, where it is declared; `public` are data that the
-    attacker has.
+    What is not given comes from the metadata, or from the number of labels. Otherwise the number of
+    examples is inferred from the update. If the rate is known, so is the number of local steps, by
+    a search of at most `SEARCH` seconds. `batch_size` is that of a local step; None is all
+    examples. `defense` is what was applied to the update, if declared; `public` are the attacker's
+    data.
     """
     told = TrainingInfo(examples, labels, learning_rate, steps, batch_size, defense)
     read = partial(understand, capture, task, told, input_shape=input_shape, public=public)
@@ -122,7 +121,7 @@ def understand(
     public: Batch | None = None,
     steps: Finding | None = None,
 ) -> Understood:
-    """As `observe`, with where each thing comes from; `steps` is what `found_steps` said of it."""
+    """As `observe`, with the source of each fact; `steps` is the finding of `found_steps`."""
     found, notes = list[Finding](), list[str]()
     change, sent = _change(capture, task)
     notes += filter(None, [_thawed(capture, task)])
@@ -182,7 +181,7 @@ def _label_finding(
     found: list[Finding],
     notes: list[str],
 ) -> Tensor | None:
-    """The labels that were told or are inferred, held against the signs of the last bias."""
+    """The labels that are given or inferred, compared with the signs of the last bias."""
     certain, odd = proofs.classes(observation, spread, precision)
     notes += filter(None, [odd])
     if observation.labels is None:
@@ -190,11 +189,11 @@ def _label_finding(
         found.append(finding)
         return labels
     told = observation.labels.tolist()
-    found.append(Finding("labels", ", ".join(map(str, told[:64])), "told", True))
+    found.append(Finding("labels", ", ".join(map(str, told[:64])), "given", True))
     if lost := [str(label) for label in certain if label not in told]:
         notes.append(
-            f"the labels that were given do not hold {', '.join(lost)}, which by the signs of the "
-            "last layer's bias gradients occur (for plain cross-entropy, without weight decay or "
+            f"the given labels do not include {', '.join(lost)}, which occur by the signs of the "
+            "last layer's bias gradients (for plain cross-entropy, without weight decay or "
             "noise): check the labels, the kind and the weights before"
         )
     return observation.labels
@@ -209,13 +208,13 @@ def _steps(
         how = "assumed; give the learning rate or the number of local steps to test that"
         return Finding("local steps", "1", how, False), ()
     if observation.defense is not None and observation.defense.starts is Unit.EXAMPLE:
-        how = "the defense works on every example's gradient, which one step has"
+        how = "the defense works on every example's gradient, which implies one step"
         return Finding("local steps", "1", how, True), ()
     return reading.steps(observation, size)
 
 
 def _change(capture: Capture, task: Task) -> tuple[Tensor, Tensor | None]:
-    """The weights before less those after, or the gradient, (P,); and the weights, where sent."""
+    """The weights before minus those after, or the gradient, (P,); and the weights, if sent."""
     value = tensors.flat(task, capture.update, what=capture.name)
     if capture.kind != "weights":
         return (value if capture.kind == "gradient" else -value), None
@@ -223,13 +222,13 @@ def _change(capture: Capture, task: Task) -> tuple[Tensor, Tensor | None]:
     if not bool((change != 0).any()):
         raise ValueError(
             f"{capture.name} and the weights before are identical: nothing was trained between "
-            "them; give the weights that the client was sent and those that it sent back"
+            "them; give the weights that the client received and those that it sent back"
         )
     return change, value[None]
 
 
 def _thawed(capture: Capture, task: Task) -> str | None:
-    """A note where weights that the model holds frozen were changed by the training."""
+    """A note if the training changed weights that are frozen in the model."""
     named = tensors.by_name(task, capture.update, what=capture.name)
     moved = []
     for name, value in task.frozen.items():
@@ -242,7 +241,7 @@ def _thawed(capture: Capture, task: Task) -> str | None:
         return None
     return (
         f"{len(moved)} of {len(task.frozen)} tensors that are frozen in the model (such as "
-        f"{moved[0]}) were changed by the training: what they tell is not attacked; call "
+        f"{moved[0]}) were changed by the training: what they reveal is not attacked; call "
         "requires_grad_(True) on what the client trained, or give the weights before that belong "
         "to the update"
     )
@@ -255,10 +254,10 @@ def _rate(capture: Capture, told: TrainingInfo, found: list[Finding]) -> float |
     if rate is None:
         how = "not known: the update's direction counts, its length does not"
         if as_chain(told.defense).links:
-            how += ", so declared noise cannot be held against it"
+            how += ", so declared noise cannot be compared with it"
         found.append(Finding("learning rate", "unknown", how, False))
         return None
-    how = "told" if told.learning_rate else "the file's metadata"
+    how = "given" if told.learning_rate else "the file's metadata"
     found.append(Finding("learning rate", f"{rate:g}", how, True))
     return 1.0 if capture.kind == "gradient" else rate
 
@@ -266,7 +265,7 @@ def _rate(capture: Capture, told: TrainingInfo, found: list[Finding]) -> float |
 def _told(name: str, given: int | None, about: int | None, found: list[Finding]) -> int | None:
     value = given if given is not None else about
     if value is not None:
-        how = "told" if given is not None else "the file's metadata"
+        how = "given" if given is not None else "the file's metadata"
         found.append(Finding(name, str(value), how, True))
     return value
 
@@ -281,7 +280,8 @@ def _examples(
     if count is not None:
         if count < size.least:
             notes.append(
-                f"batch size {count} was told, but the gradient of the layer {size.layer!r} has "
+                f"the given batch size is {count}, but the gradient of the layer {size.layer!r} "
+                "has "
                 f"the rank of at least {size.least} examples: float16 or mixed precision, Adam, "
                 "weight decay or undeclared noise would explain it, or more examples or local steps"
             )
@@ -292,7 +292,7 @@ def _examples(
             sure += f", and batch size times local steps at least {size.products}"
         sure += f", {reading.PLAIN}"
         raise ValueError(
-            f"batch size is not known, and {capture.name} does not tell it ({sure}); give the "
+            f"batch size is not known, and {capture.name} does not reveal it ({sure}); give the "
             "number of examples that the client trained on (--batch-size), and of its local steps"
         )
     how = (
@@ -334,17 +334,17 @@ def task_of(
     input_range: tuple[float, float] = (0.0, 1.0),
     classes: int | None = None,
 ) -> tuple[Task, tuple[str, ...]]:
-    """The model at the capture's weights before, and what was done to get there.
+    """The model at the capture's weights before, and notes on how it was made.
 
-    Dropout is switched off, since its draws are the client's secret; batch norms stay in the mode
-    in which the model is; running statistics are those of the weights before.
+    Dropout is switched off, since its draws are the client's secret. Batch norms stay in the
+    model's mode; running statistics are those of the weights before.
     """
     own, notes = copy.deepcopy(model), []
     off = [m for m in own.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
     if any(m.training and m.p > 0 for m in off):
         notes.append(
-            "the model has dropout in training mode: it was switched off, since nobody but the "
-            "client knows its draws (the simulation is then only near to what was trained)"
+            "the model has dropout in training mode: it was switched off, since only the client "
+            "knows its draws (so the simulation only approximates the training)"
         )
     quiet = (nn.modules.dropout._DropoutNd, nn.modules.instancenorm._InstanceNorm)
     for module in own.modules():
@@ -352,12 +352,13 @@ def task_of(
             module.eval()
     if any(m.training for m in own.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)):
         notes.append(
-            "batch norms are in training mode, as the client's were: examples of a batch see each "
+            "batch norms are in training mode, as the client's were: examples of a batch affect "
+            "each "
             "other (build the model with .eval() if the client trained with fixed statistics)"
         )
     task = Task.of(own, input_range=input_range, classes=classes)
     if capture.before is None:
-        notes.append("no weights before were given: the model's own, as it was built, were taken")
+        notes.append("no weights before were given: the model's own weights were used, as built")
     else:
         weights = tensors.flat(task, capture.before, what="before")
         named = tensors.by_name(task, capture.before, what="before")
@@ -372,13 +373,13 @@ def task_of(
         if missing := [name for name in task.frozen if name not in named]:
             notes.append(
                 f"the weights before hold no value for {len(missing)} of {len(task.frozen)} frozen "
-                f"tensors (such as {missing[0]}): those of the model, as it was built, were taken"
+                f"tensors (such as {missing[0]}): the model's own were used, as built"
             )
     return _checked(task, input_shape), tuple(notes)
 
 
 def _checked(task: Task, input_shape: tuple[int, ...]) -> Task:
-    """The task with its number of classes, once one input went through."""
+    """The task with its number of classes, after a test with one input."""
     low, high = task.input_range
     shape = (2 if task.coupled else 1, *input_shape)
     image = torch.full(shape, (low + high) / 2).to(task.parameters)
@@ -402,18 +403,18 @@ def _checked(task: Task, input_shape: tuple[int, ...]) -> Task:
     if task.label_range is not None and task.label_range > output.shape[1]:
         raise ValueError(
             f"classes is {task.label_range}, but the model has {output.shape[1]} outputs; leave "
-            "classes out, or build the model with as many"
+            "classes out, or build the model with this many"
         )
     return replace(task, label_range=task.label_range or output.shape[1])
 
 
 def _of_one(capture: Capture, defense: Chain) -> Chain:
-    """Refuse noise that was declared for a client where the update is many clients' average."""
+    """Reject noise that was declared for one client if the update is many clients' average."""
     clients = capture.whole("clients") or 1
     if clients > 1 and defense.guarantee is not Guarantee.NONE:
         raise ValueError(
             f"defense is {defense!r}, but {capture.name} is the average of {clients} clients, "
-            "weighted by their numbers of examples: the level of the noise in it depends on these "
+            "weighted by their numbers of examples: the level of its noise depends on these "
             "numbers, which it does not hold; leave defense out, or give one client's update"
         )
     return defense
@@ -422,10 +423,10 @@ def _of_one(capture: Capture, defense: Chain) -> Chain:
 def _with_law(
     row: Tensor, task: Task, defense: Chain, count: int, input_shape: tuple[int, ...]
 ) -> Update:
-    """The row as an update with the law that the declared defense gives a release.
+    """The row as an update with the distribution that the declared defense gives a release.
 
-    The defense runs on a stand-in batch of random images; only what does not depend on the batch is
-    taken from that. The mask itself is where the captured row is zero.
+    The defense runs on a substitute batch of random images; only what does not depend on the batch
+    is used. The mask is where the captured row is zero.
     """
     if not defense.links:
         return Update(row[None], Unit.CLIENT, (count,))
@@ -449,12 +450,12 @@ def _with_law(
 
 
 def _on(mask: Tensor, law: Gaussian | Laplace) -> Gaussian | Laplace | Unknown:
-    """A law that fell on what a stand-in's mask left, on this mask; it must be alike everywhere."""
+    """Move a distribution from a substitute's mask to this one; it must be uniform over it."""
     name = "covariance" if isinstance(law, Gaussian) else "scale"
     spread = getattr(law, name)
     if not isinstance(spread, Tensor) or spread.ndim < 2:
         return law
     levels = torch.unique(spread[spread > 0])
     if len(levels) != 1:
-        return Unknown("noise of unequal variances fell on what a mask left")
+        return Unknown("noise of unequal variances was added after a mask")
     return replace(law, **{name: mask * levels[0]})

@@ -1,4 +1,4 @@
-"""What a captured update itself proves or refutes of its client's images, labels and noise."""
+"""What a captured update proves or refutes about its client's images, labels and noise."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from leakbound.types import (
 
 HALVES = (torch.float16, torch.bfloat16)
 CERTAIN = 1e-4
-"""The share that an outer product may leave of a layer's gradient to be called exact."""
+"""The unexplained share of a layer's gradient below which an outer product counts as exact."""
 AGREES = 0.9999
-"""The share of the update that training on a certified input must give again."""
+"""The share of the update that training on a certified input must reproduce."""
 EQUAL = 1e-3
 """Bias gradients that differ by less, relative to the largest, may be signs times a number."""
 DIRECTIONS = 4
-"""From so many directions on, two examples' gradients are no multiples of each other by chance."""
+"""From this many directions on, two gradients are not multiples of each other by chance."""
 OUTSIDE = 1e-3
-"""How far outside the input range, in units of its width, a value may lie by rounding."""
+"""How far outside the input range, in units of its width, a value may be by rounding."""
 BALANCED = 1e-3
-"""The share of their absolute sum that the last bias's gradients may sum to."""
+"""The largest share of their absolute sum to which the last bias's gradients may sum."""
 RARE = 1e-6
 """Noise of the declared law has less energy than this bound allows with this probability."""
 
@@ -52,15 +52,15 @@ def certificate(
     *,
     counted: bool,
 ) -> str | None:
-    """A proof that the answer is the input, where the update holds one; in a sentence.
+    """A proof that the answer is the input, if the update holds one; in a sentence.
 
-    Without noise and defense, of one example, every row of the first linear layer's gradient is the
-    input times a number, and the bias gradient holds these numbers. That the client trained by SGD
-    is checked: training on the answer must give the update again (at the best length it gives the
-    share `agreement`), and the numbers must differ, as signs (Adam, sign compression) do not. Two
-    examples leave an outer product too where their gradients are multiples of each other: with two
-    classes, or with one active unit, they always are. So their number must be `counted`, not
-    inferred.
+    Without noise and defense, for one example, every row of the first linear layer's gradient is
+    the input times a number, and the bias gradient holds these numbers. The check that the client
+    trained by SGD: training on the answer must reproduce the update (at the best length it gives
+    the share `agreement`), and the numbers must differ, unlike signs (Adam, sign compression). Two
+    examples also leave an outer product if their gradients are multiples of each other. With two
+    classes, or with one active unit, they always are. So the number of examples must be `counted`,
+    not inferred.
     """
     exact = isinstance(seen.update.law, Exact) and seen.update.mask is None
     if not (isinstance(attack, LinearInversion) and exact and seen.examples == 1):
@@ -77,16 +77,16 @@ def certificate(
         return None
     known = "known" if counted else "likely, by the ranks; of nearly equal ones it is the mean"
     return (
-        "this is the input as the model was fed it, up to rounding: the gradient of the layer "
+        "this is the input as the model gets it, up to rounding: the gradient of the layer "
         f"{name!r} is an outer product up to {answer.objective:.1g} of its energy, and training on "
-        f"this input gives {share_of(agreement)} of the update again. Assumed: one example "
+        f"this input reproduces {share_of(agreement)} of the update. Assumed: one example "
         f"({known}), SGD with one learning rate for all weights, with or without momentum and for "
-        "any number of local steps, and no defense that was not declared"
+        "any number of local steps, and no undeclared defense"
     )
 
 
 def share_of(value: float) -> str:
-    """In percent, with digits for what is left; rounded down."""
+    """In percent, with digits for the remainder; rounded down."""
     digits = 3 if value < 1 - 1e-5 else 4
     scale = 10**digits
     return f"{math.floor(min(value, 1.0) * 100 * scale) / scale:.{digits}f} %"
@@ -116,7 +116,7 @@ def _drawn(seen: Observation) -> bool:
 
 
 def outside(seen: Observation) -> str | None:
-    """A note where the one image that the first layer gives away lies outside the input range."""
+    """A note if the one image that the first layer reveals lies outside the input range."""
     exact = isinstance(seen.update.law, Exact) and seen.update.mask is None
     if seen.examples != 1 or not exact:
         return None
@@ -127,7 +127,7 @@ def outside(seen: Observation) -> str | None:
     if not bool((bias != 0).any()):
         return None
     image = bias @ weight / bias.square().sum()
-    if (weight - bias[:, None] * image).norm() > 0.1 * weight.norm():  # no outer product
+    if (weight - bias[:, None] * image).norm() > 0.1 * weight.norm():  # not an outer product
         return None
     low, high = seen.task.input_range
     least, most = float(image.min()), float(image.max())
@@ -138,16 +138,16 @@ def outside(seen: Observation) -> str | None:
     most = high if abs(most - high) < slack else most
     return (
         f"the first layer gives values from {least:.3g} to {most:.3g}, outside of input_range "
-        f"{low:g} to {high:g}: what is reconstructed is cut off there, and nothing is certified; "
-        f"give the range that the model is fed (--input-range {min(low, least):.3g} "
+        f"{low:g} to {high:g}: the reconstruction is cut off there, and nothing is certified; "
+        f"give the range of the model's input (--input-range {min(low, least):.3g} "
         f"{max(high, most):.3g})"
     )
 
 
 def missing_noise(seen: Observation) -> str | None:
-    """A note where the update has less energy than the declared noise alone; None elsewhere.
+    """A note if the update has less energy than the declared noise alone; None otherwise.
 
-    What is sent plus independent symmetric noise is seldom shorter than the noise alone (Anderson's
+    A signal plus independent symmetric noise is seldom shorter than the noise alone (Anderson's
     inequality). Gaussian noise: the lower tail of chi-square; Laplace noise: Maurer's inequality
     for sums of positive variables.
     """
@@ -158,7 +158,7 @@ def missing_noise(seen: Observation) -> str | None:
         white = law.covariance.whiten(rows)
     else:
         known = seen.noise_variance
-        assert known is not None  # the law is one of known variance
+        assert known is not None  # the distribution has a known variance
         variance = known.to(rows)
         white = rows[variance > 0] / variance[variance > 0].sqrt()
     count, energy = white.numel(), float(white.square().sum())
@@ -175,7 +175,7 @@ def missing_noise(seen: Observation) -> str | None:
     shown = f"{share:.2%}" if share >= 1e-4 else f"{share:.1e}"
     return (
         f"the update has {shown} of the declared noise's energy: that noise was not added, so "
-        "nothing that rests on it holds; leave the defense out, or give the right one (and the "
+        "nothing that needs it holds; leave the defense out, or give the right one (and the "
         "right learning rate)"
     )
 
@@ -183,12 +183,12 @@ def missing_noise(seen: Observation) -> str | None:
 def classes(
     seen: Observation, spread: Tensor | None = None, precision: float = 0.0
 ) -> tuple[tuple[int, ...], str | None]:
-    """Classes that occur: negative entries of the last bias; and a note where they cannot be right.
+    """Classes that occur: negative entries of the last bias; and a note if they cannot be right.
 
-    Cross-entropy's gradients of the last bias are mean probabilities less the classes' shares: they
-    sum to zero, and no more classes than examples are negative. Where either fails (for label
-    smoothing, weight decay, noise, an adaptive optimizer), no class is named. `spread` (P,) is each
-    entry's rounding, `precision` that of the file's coarsest type.
+    Cross-entropy's gradients of the last bias are mean probabilities minus the classes' shares.
+    They sum to zero, and at most as many classes as examples are negative. If either fails (for
+    label smoothing, weight decay, noise, an adaptive optimizer), no class is named. `spread` (P,)
+    is each entry's rounding, `precision` that of the file's coarsest type.
     """
     try:
         layer = last_layer(seen)
@@ -220,8 +220,8 @@ def spread(capture: Capture, task: Task, rate: float | None) -> Tensor:
     """(P,) the standard deviation of each entry's rounding, in gradient units, generously.
 
     Full precision: one unit in the last place of each value of the update and the weights before,
-    which leaves room for what training sums up. Half precision, or such values in wider types as
-    mixed precision leaves them: what rounding once does.
+    which also covers the sums of the training. Half precision, or such values in wider types as
+    mixed precision leaves them: the effect of one rounding.
     """
     total = _of(capture.update, task, capture.name)
     if capture.kind != "gradient":

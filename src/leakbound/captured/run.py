@@ -60,14 +60,15 @@ SMALL = ("inverting_gradients_large_steps",)
 SEVERAL_STEPS = ("linear_inversion", "inverting_gradients", "fed_avg_matching")
 MANY = ("linear_inversion", "inverting_gradients")
 FEW, LOTS = 8, 64
-"""Up to how many examples the longest search runs unasked, and beyond how many few attacks do."""
+"""The most examples for the longest search by default, and the number above which few attacks run.
+"""
 LARGEST = 10**8
 MOST_PICTURES = 6
 LEAST = 2.0
 """Seconds below which a search for the number of local steps does not begin."""
 OWN_DATA = "captured updates"
 Made = tuple[Assessment, dict[str, bytes], Reconstruction | None]
-"""A record, the pictures that it names, and the attack's answer."""
+"""A record, its pictures, and the attack's answer."""
 PLANTED = ("robbing_the_fed", "linear_trap", "trap_weights")
 Watch = Callable[[int, int, str, float | None], None]
 """Called with attacks done, attacks in total, what runs now, and seconds left (None: unknown)."""
@@ -75,7 +76,7 @@ Watch = Callable[[int, int, str, float | None], None]
 
 @dataclass(frozen=True)
 class Job:
-    """One attack on one update, by their places; no steps are a closed form.
+    """One attack on one update, by their positions; zero steps are a closed form.
 
     `cost` is that of a step, in gradients of one example.
     """
@@ -90,8 +91,8 @@ class Job:
 class Work:
     """Attacks on all updates: closed forms first, then searches, those of few steps first.
 
-    `jobs` have not ended, in the order in which they run; what came of the others is `made`, by
-    the places of update and attack.
+    `jobs` have not ended, in the order in which they run; `made` holds the results of the others,
+    by the positions of update and attack.
     """
 
     def __init__(self, pace: Pace, cases: list[Case], settings: Settings, pictures: bool) -> None:
@@ -108,15 +109,15 @@ class Work:
 
     @property
     def share(self) -> float:
-        """Seconds of those left for one of the attacks left."""
+        """Seconds of the remaining time for one of the remaining attacks."""
         return self._pace.left / len(self.jobs)
 
     def tell(self, watch: Watch, what: str, step: int = 0) -> None:
-        """Say how far they are, after so many steps of the first."""
+        """Report the progress, after `step` steps of the first attack."""
         watch(len(self.made), self.total, what, self._left(step) if self.jobs else None)
 
     def again(self, at: int) -> None:
-        """Choose the attacks on an update again; more is understood of it now."""
+        """Choose the attacks on an update again, after more is understood of it."""
         seen = self.cases[at].understood.observation
         cost = seen.examples * seen.task.plan.steps
         found = [job for job in self.jobs if job.at != at]
@@ -150,7 +151,7 @@ class Work:
         )
 
     def _left(self, step: int = 0) -> float | None:
-        """Seconds until all have ended, after so many steps of the first; None if unknown."""
+        """Seconds until all have ended, after `step` steps of the first; None if unknown."""
         paid, spent, limit = self._paid, self._spent, self._pace.left
         own = min(step, self.jobs[0].steps) * self.jobs[0].cost
         if step:
@@ -163,10 +164,10 @@ class Work:
 
 @dataclass(frozen=True, eq=False)
 class UpdateResult(Presented):
-    """What came out: one record and answer an attack on an update, and where all was written.
+    """The result: one record and answer per attack on an update, and where all was written.
 
-    Without the truth the records have no metrics. `understood` says for each update what was read
-    off it and what was assumed; `unended` how many attacks did not begin before the time was up.
+    Without the truth the records have no metrics. `understood` states for each update what was
+    inferred from it and what was assumed; `unended` counts attacks that did not begin in time.
     """
 
     records: tuple[Assessment, ...]
@@ -184,12 +185,12 @@ class UpdateResult(Presented):
 
     @property
     def verdict(self) -> Verdict:
-        """That of all attacks on all updates together."""
+        """The verdict of all attacks on all updates together."""
         return together(record.verdict for record in self.records)
 
     @property
     def best(self) -> Reconstruction | None:
-        """The guess that explains most of its update, of all that explain some."""
+        """The reconstruction that explains most of its update, among all that explain some."""
         found = [
             (_direction(record), -i, answer)
             for i, (record, answer) in enumerate(zip(self.records, self.answers, strict=True))
@@ -216,9 +217,9 @@ class UpdateResult(Presented):
 class Settings:
     """How updates are attacked, the same for all of a run.
 
-    Without `attacks` those that fit run, cheap to strong. `defense` is what the client is known to
-    have applied, `public` a data source of the same kind of images. After `seconds` searches stop
-    where they are and no further attack begins; `search` limits that for one update's number of
+    Without `attacks`, all suitable attacks run, from cheap to strong. `defense` is what the client
+    is known to have applied, `public` a data source of the same kind of images. After `seconds`,
+    searches stop and no further attack begins; `search` limits the time for one update's number of
     local steps.
     """
 
@@ -283,10 +284,10 @@ def attack_update(
 ) -> UpdateResult:
     """Attack one captured update: what `load` returned, or what it takes (with `before`, `kind`).
 
-    `model` is the architecture; its weights count only where the capture has none before. What is
-    known of the local training is as in `observe`, the rest as in `Settings`. `truth` is the true
+    `model` is the architecture; its weights count only if the capture has none before. The facts
+    about the local training are as in `observe`, the rest as in `Settings`. `truth` is the true
     batch or a file of it, which no attack sees. Records, pictures and report.html go into `out`;
-    None writes nothing. `name` is what they call the model, `watch` is called as `Watch` says.
+    None writes nothing. `name` is the model's name in them; `watch` is called as `Watch` says.
     """
     loaded = capture if isinstance(capture, Capture) else load(capture, before, kind=kind)
     if not isinstance(input_shape, Sequence):
@@ -327,17 +328,17 @@ def attack_all(
 ) -> UpdateResult:
     """Attack several captured updates of one model, the cheapest attacks first; as `attack_update`.
 
-    Every update is read, and `understood` called with what was found, before the first attack;
-    `ended` is called with every record. When `settings.seconds` are over, or on Ctrl-C, the search
-    that runs ends with the best that it found, attacks that did not begin have no record, and what
-    is there is written to `out`; an interrupt is then raised again.
+    Every update is read, and `understood` called with the findings, before the first attack;
+    `ended` is called with every record. After `settings.seconds`, or on Ctrl-C, the running search
+    ends with its best candidate so far, and attacks that did not begin have no record. All results
+    are written to `out`; an interrupt is then raised again.
     """
     if not captures:
         raise ValueError("captures is empty; give at least one update")
     if truth is not None and len(captures) > 1:
         raise ValueError(f"truth is that of one update, and {len(captures)} were given; name one")
     if not isinstance(model, nn.Module):
-        raise ValueError(f"model is {str(model)[:60]!r}; give a torch.nn.Module, as it is built")
+        raise ValueError(f"model is {str(model)[:60]!r}; give a torch.nn.Module")
     if out is not None:
         check_place(Path(out))
     batch, title = read_truth(truth), name or type(model).__name__
@@ -367,7 +368,7 @@ def attack_all(
 
 
 def _found_steps(work: Work, read: Sequence[Callable[[Finding], Case]], watch: Watch) -> bool:
-    """Search for the number of local steps where the next attack needs it; whether it did."""
+    """Search for the number of local steps if the next attack needs it; return whether it did."""
     job = work.jobs[0]
     case, seconds = work.cases[job.at], min(work.settings.search, work.share / 4)
     if not job.steps or not case.understood.untried or seconds < LEAST:
@@ -419,7 +420,7 @@ def _case(
 
 
 def _attacks(settings: Settings, understood: Understood) -> tuple[plans.Spec, ...]:
-    """The attacks to run: those asked for, or those that fit, cheap to strong."""
+    """The attacks to run: the requested ones, or the suitable ones, from cheap to strong."""
     if settings.attacks is not None:
         return settings.attacks
     seen = understood.observation
@@ -434,13 +435,13 @@ def _attacks(settings: Settings, understood: Understood) -> tuple[plans.Spec, ..
 
 
 def _build(spec: plans.Spec, understood: Understood) -> Attack:
-    """The attack; of `fed_avg_matching` the steps that were found are filled in."""
+    """The attack; `fed_avg_matching` gets the number of steps that was found."""
     settings = spec.parameters
     plan = understood.observation.task.plan
     if spec.name == "fed_avg_matching" and "local_steps" not in settings:
         settings |= {"local_steps": plan.steps}
     built = registry.build("attack", spec.name, settings)
-    assert isinstance(built, Attack)  # the registry holds attacks only
+    assert isinstance(built, Attack)  # the registry holds only attacks
     if isinstance(built, FedAvgMatching) and not understood.rate_known:
         raise NotApplicable("the learning rate is not known: no local training can be simulated")
     return built
@@ -461,7 +462,7 @@ def _run(case: Case, spec: plans.Spec, seed: int, pictures: bool) -> Made:
         return *judged(case, before, built, answer, pictures=pictures), answer
     except NotApplicable as error:
         return ended(status="not_applicable", reason=" ".join(error.reason.split()))
-    except Exception as error:  # a crash is a result of its own: recorded and counted
+    except Exception as error:  # a crash is a result: recorded and counted
         return ended(status="failed", reason=one_line(error), verdict=UNDECIDED)
 
 
@@ -487,7 +488,7 @@ def write_run(work: Work, folder: Path) -> UpdateResult:
 
 
 def check_place(folder: Path) -> None:
-    """Refuse a folder that `write_run` cannot write into, before any attack runs."""
+    """Reject a folder that `write_run` cannot write into, before any attack runs."""
     from leakbound.report import check_installed
     from leakbound.report.page import FILE
 
@@ -500,7 +501,7 @@ def check_place(folder: Path) -> None:
         about = json.loads(files.read(folder / files.RUN)) if old else {}
     if about.get("data", {}).get("source", OWN_DATA) != OWN_DATA:
         raise ValueError(
-            f"out is {str(folder)!r}, which belongs to an audit; take an empty or new folder"
+            f"out is {str(folder)!r}, which belongs to an audit; use an empty or new folder"
         )
 
 
@@ -524,6 +525,6 @@ def _header(work: Work) -> dict[str, Any]:
         "versions": versions(),
         "machine": machine(),
         "pictures": work.pictures,
-        "experiments": work.total,  # the page calls those missing that have no record
+        "experiments": work.total,  # the page reports those without a record as missing
         "own_data": True,
     }

@@ -1,14 +1,14 @@
 """Flower: defenses and a leak meter as client mods, the server's view, apps in one process.
 
-The only package that imports flwr; install it with `pip install leakbound[flower]`.
+Only this package imports flwr; install it with `pip install leakbound[flower]`.
 
-A defense around a training with any optimizer and number of steps (DP-SGD: see `DefenseMod`):
+A defense of a training with any optimizer and number of steps (DP-SGD: see `DefenseMod`):
 
     defense = chain(Clip(5.0), GaussianNoise(0.02))  # of the whole update
     app = ClientApp(mods=[DefenseMod(defense, Setup(Net))])
 """
 
-from leakbound.flower import compat as _compat  # before all else: it imports flwr without noise
+from leakbound.flower import compat as _compat  # first: it imports flwr without log noise
 from leakbound.flower.grid import InProcessGrid, run
 from leakbound.flower.meter import LeakMeter
 from leakbound.flower.mods import DefenseMod, check_mods, protected

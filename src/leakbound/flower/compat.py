@@ -1,4 +1,4 @@
-"""What is used of Flower beyond its public interface: imports, identity, error codes."""
+"""Uses of Flower beyond its public interface: imports, identity, error codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["delivered", "empty_run", "error_reply", "log", "take_identity"]
 
 
 def error_reply(message: Message, reason: str, *, raised: bool = False) -> Message:
-    """A reply with a reason and no content: of a mod, or of an app that raised."""
+    """A reply with a reason and no content: from a mod, or from an app that raised."""
     code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION if raised else ErrorCode.MOD_FAILED_PRECONDITION
     return Message(Error(code=code, reason=reason), reply_to=message)
 
@@ -33,12 +33,12 @@ def take_identity(run_id: int) -> None:
 
 
 def empty_run(run_id: int) -> Run:
-    """The record of a run that no SuperLink knows: strategies of the older API ask for its id."""
+    """The record of a run unknown to any SuperLink: strategies of the older API ask for its id."""
     return Run.create_empty(run_id)
 
 
 def delivered(message: Message, number: str) -> Message:
-    """The message as another process gets it: with an id and its own records of shared bytes."""
+    """The message as another process receives it: with an id and own records of shared bytes."""
     metadata = copy.copy(message.metadata)
     metadata.__dict__["_message_id"] = number
     if message.has_error():

@@ -1,4 +1,4 @@
-"""A Flower app in this process: no Ray, no SuperLink, nothing that listens."""
+"""A Flower app in this process: no Ray, no SuperLink, no listening port."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class InProcessGrid(Grid):
     """A Grid that calls the ClientApp directly, one client after the other.
 
     ServerApp, ClientApp, strategies and mods run unchanged. An exception of the ClientApp becomes
-    an error reply and a line of the log. Each client's `context.state` lives as long as the grid.
+    an error reply and a line in the log. Each client's `context.state` lives as long as the grid.
 
     Args:
         clients: how many; each has `partition-id` and `num-partitions` in its `node_config`.
-        run_config: what `context.run_config` holds.
-        on_exchange: called with every message of the server and its reply, as on the wire.
+        run_config: the value of `context.run_config`.
+        on_exchange: called with every message of the server and its reply, as sent.
 
     Example:
         >>> grid = InProcessGrid(ClientApp(), 2)
@@ -73,7 +73,7 @@ class InProcessGrid(Grid):
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Let every client answer, in the order of the messages."""
+        """Get every client's answer, in the order of the messages."""
         names = []
         for message in messages:
             self._count += 1
@@ -112,7 +112,7 @@ def run(
     run_config: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> InProcessGrid:
-    """Run a whole app in this process; returns the grid. Arguments as of `InProcessGrid`."""
+    """Run a whole app in this process; returns the grid. Arguments as in `InProcessGrid`."""
     grid = InProcessGrid(client_app, clients, run_config=run_config, **settings)
     server_app(grid, Context(1, 1, {}, RecordDict(), dict(run_config or {})))
     return grid

@@ -1,8 +1,8 @@
-"""Flower's records as tensors and back: messages, and what a client keeps between rounds.
+"""Convert Flower's records to tensors and back: messages, and a client's state between rounds.
 
 An array record declares each array's type, shape and storage, and the bytes declare them again. The
-sender may lie in both: Flower's own reader allocates whatever the bytes announce. What is kept goes
-into records, too: no pickle, no code by name.
+sender may lie in both, and Flower's own reader allocates the size that the bytes declare. State is
+stored in records, too: no pickle, no code by name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from leakbound.defenses.base import Chain
 
 MOST_BYTES = 2**32
 HEADER = 10_000
-"""The most bytes of an array's own header; longer ones are refused unread."""
+"""The most bytes of an array's own header; longer ones are rejected unread."""
 COUNTS = ("num-examples", "num_examples")
 """Metrics in which clients report their number of examples."""
 SENT, REPLY = "the server's message", "the reply"
@@ -43,7 +43,7 @@ def is_train(message: Message) -> bool:
 
 
 def client_of(context: Context) -> str:
-    """The client's name: its partition in a simulation, else its node."""
+    """The client's name: its partition in a simulation, otherwise its node."""
     return str(context.node_config.get("partition-id", context.node_id))
 
 
@@ -72,7 +72,7 @@ def only_arrays(content: RecordDict, what: str) -> tuple[str, ArrayRecord]:
 
 
 def names(record: ArrayRecord, like: Mapping[str, Tensor], what: str) -> dict[str, str]:
-    """The model's name for each key of a record: its own, or that of its place where numbered.
+    """The model's name for each key of a record: the key, or the name at its position if numbered.
 
     A record of plain NumPy arrays (`get_weights`, Flower's `NumPyClient`) has the keys 0, 1, ...
     """
@@ -80,7 +80,7 @@ def names(record: ArrayRecord, like: Mapping[str, Tensor], what: str) -> dict[st
     if keys and keys == [str(i) for i in range(len(keys))] and keys[0] not in like:
         if len(keys) != len(like):
             raise ValueError(
-                f"{what} holds {len(keys)} numbered arrays, and the model has {len(like)} tensors; "
+                f"{what} holds {len(keys)} numbered arrays, but the model has {len(like)} tensors; "
                 "send the values of model.state_dict() in their order"
             )
         return dict(zip(keys, like, strict=True))
@@ -110,7 +110,7 @@ def read(
     total = sum(len(array.data) for array in record.values())
     if total > most_bytes:
         raise ValueError(
-            f"{what} holds {total} bytes of arrays, more than the {most_bytes} that are allowed; "
+            f"{what} holds {total} bytes of arrays, but the limit is {most_bytes}; "
             "give Setup a larger most_bytes if the model is that large"
         )
     tensors = {}
@@ -125,7 +125,7 @@ def read(
 def write(
     changed: Mapping[str, Tensor], record: ArrayRecord, like: Mapping[str, Tensor], what: str
 ) -> ArrayRecord:
-    """A record with the keys, order and types of `record`: new values where `changed` has some."""
+    """A record with the keys, order and types of `record`, and the new values in `changed`."""
     fresh = dict(record)
     for key, name in names(record, like, what).items():
         if name in changed:
@@ -144,16 +144,17 @@ def digest(record: ArrayRecord) -> str:
 
 
 def _values(array: Array, like: Tensor, where: str) -> Tensor:
-    """The values of an array that is what it declares, and what the model wants."""
+    """The values of an array, if it is what it declares and what the model expects."""
     wanted = tuple(like.shape)
     if array.stype != _STORAGE:
-        raise ValueError(f"{where} is stored as {array.stype!r}; only {_STORAGE!r} is read")
+        raise ValueError(f"{where} is stored as {array.stype!r}; only {_STORAGE!r} is supported")
     shape, kind, order, start = _header(array.data[:HEADER], where)
     declared = bool(array.dtype or array.shape)  # Flower's older interface declares nothing
     if declared and (tuple(array.shape), array.dtype) != (shape, str(kind)):
         raise ValueError(
-            f"{where} says {array.dtype[:40]} of shape {tuple(array.shape)}, but its own header "
-            f"says {kind} of {shape}"
+            f"{where} declares {array.dtype[:40]} of shape {tuple(array.shape)}, but its own "
+            "header "
+            f"declares {kind} of {shape}"
         )
     if str(kind) not in _TYPES:
         raise ValueError(f"{where} has the type {kind}; known are {list(_TYPES)}")
@@ -168,7 +169,7 @@ def _values(array: Array, like: Tensor, where: str) -> Tensor:
     size = like.numel() * kind.itemsize
     if start + size != len(array.data):
         raise ValueError(
-            f"{where} says {kind} of shape {shape}, which is {size} bytes, but "
+            f"{where} declares {kind} of shape {shape}, which is {size} bytes, but "
             f"{len(array.data) - start} bytes follow its header"
         )
     flat = np.frombuffer(array.data, kind, like.numel(), start)
@@ -186,7 +187,7 @@ def _header(
             raise ValueError(f"its format is {version}")
         reader = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, kind = reader(stream, max_header_size=HEADER)
-    except Exception as error:  # a parser may fail in many ways on bytes that are made to
+    except Exception as error:  # a parser may fail in many ways on malicious bytes
         raise ValueError(f"{where} has a header that cannot be read: {error}") from error
     return shape, kind, "F" if fortran else "C", stream.tell()
 
@@ -201,19 +202,19 @@ def save(records: RecordDict, key: str, owner: str, value: Any) -> None:
 
 
 def load(records: RecordDict, key: str, owner: str, defense: Chain) -> Any:
-    """The value under a key, None where there is none.
+    """The value under a key, None if there is none.
 
-    Only dataclasses that the modules of the defense's own links know are made again.
+    Only dataclasses that the modules of the defense's own links define are restored.
     """
     if f"{key}.tree" not in records:
         return None
     kept, arrays = records[f"{key}.tree"], records[f"{key}.arrays"]
     if not isinstance(kept, ConfigRecord) or not isinstance(arrays, ArrayRecord):
-        raise ValueError(f"the state under {key!r} is not what was kept there; start a new run")
+        raise ValueError(f"the state under {key!r} is not what was stored there; start a new run")
     if kept["owner"] != owner:
         raise ValueError(
-            f"this node keeps the state of {kept['owner']!s}, and {owner} asks for it; keep the "
-            "mods and the model of a run as they are, or start a new run"
+            f"this node has the state of {kept['owner']!s}, but {owner} asks for it; keep the "
+            "mods and the model of a run unchanged, or start a new run"
         )
     tensors = {name: torch.from_numpy(np.array(array.numpy())) for name, array in arrays.items()}
     return _value(json.loads(str(kept["tree"])), tensors, _known(defense))
@@ -259,7 +260,7 @@ def _value(plain: Any, tensors: Mapping[str, Tensor], known: Mapping[str, type])
 
 
 def _known(defense: Chain) -> dict[str, type]:
-    """The dataclasses that the modules of the links (and of covariances) know, by their names."""
+    """The dataclasses that the modules of the links (and of covariances) define, by name."""
     modules = {cls.__module__ for link in defense.links for cls in type(link).__mro__}
     places = [sys.modules[name] for name in modules if name in sys.modules] + [covariance]
     things = [thing for place in places for thing in vars(place).values()]

@@ -1,4 +1,4 @@
-"""The leak meter as a Flower client mod: judges what is about to leave, on the client."""
+"""The leak meter as a Flower client mod: evaluates an update on the client before it leaves."""
 
 from __future__ import annotations
 
@@ -32,35 +32,37 @@ from leakbound.tensors import flat
 from leakbound.types import Batch, Exact, Guarantee, Law, Task, Unit, Unknown, Update
 
 REFUSED = "refused by the client's policy"
-BROKEN = "the leak meter could not judge the update; the client's log says why"
+BROKEN = "the leak meter could not evaluate the update; the client's log says why"
 ROUNDS = "leakbound.meter"
 NOT_MEASURED = "the update could not be measured, and no bound is given"
 logger = logging.getLogger("leakbound.meter")
 
 
 class LeakMeter:
-    """Tells a client what its update leaks, and lets it refuse; the outermost mod.
+    """Report to a client what its update leaks, and let it refuse; the outermost mod.
 
-    On a `train` message it inspects the received model before anything is trained, lets the mods
-    inside and the train function run, attacks and bounds the very weights that are about to leave,
-    and sends, warns or refuses by the policy. What it measures goes to the Python log
-    "leakbound.meter" and, where a path is given, to a file on the client: not into the reply.
-    The train function has to call `leakbound.flower.tap(inputs, labels)`, once a local step.
+    On a `train` message it inspects the received model before training and lets the inner mods and
+    the train function run. It then attacks and bounds the weights that are about to leave, and
+    sends, warns or refuses by the policy. Its measurements go to the Python log "leakbound.meter"
+    and, if a path is given, to a file on the client, but not into the reply. The train function has
+    to call `leakbound.flower.tap(inputs, labels)` once per local step.
 
     A refusal depends on the client's data (unless the model's marks were the reason) and so leaks
     something; so does silence under `on_refuse="send nothing useful"`. Without public images in the
     setup, the model is inspected again after training, on random images of the tapped shape. A
     measurement that fails under differential privacy counts as undecided, since a server could make
-    it fail on some data and not on other; without, it refuses as the policy's `on_refuse` says.
+    it fail on some data only. Without differential privacy, the meter then refuses as the policy's
+    `on_refuse` says.
 
     Args:
-        setup: what is trained, and how.
+        setup: the model, the loss and the step size.
         policy: the client's rules.
         release: put `Reading.release()` into the reply's metrics (into the text of a refusal).
         defense: what the train function itself does to the update, such as DP-SGD by Opacus; not
-            verified. None where mods do all.
-        every: measure in every so many rounds; the model is inspected in each.
-        path: a JSON Lines file on the client that gets every reading, readable by its owner only.
+            verified. None if mods do everything.
+        every: measure in every round that is a multiple of this; the model is inspected in each
+            round.
+        path: a JSON Lines file on the client for every reading; only its owner can read it.
 
     Example:
         >>> from torch import nn
@@ -141,7 +143,7 @@ class LeakMeter:
         inside: Inside,
         findings: Sequence[LayerFinding],
     ) -> tuple[Reading | None, Decision]:
-        """The reading of the weights in the reply; None where it fails on a private update."""
+        """The reading of the weights in the reply; None if it fails on a private update."""
         batch = _distinct(tapped)
         defense = unbroken(inside, reply, repr(self))
         law: Law = Exact() if defense is None else Unknown("several mods made the update")
@@ -150,7 +152,7 @@ class LeakMeter:
             defense = made[1]
         if defense is None and self.defense is not None:
             defense = resolve(self.defense, task, batch.size)
-            law = Unknown("the train function makes the noise, and the meter does not see its law")
+            law = Unknown("the train function makes the noise, and the meter does not know its law")
         defense = defense or NoDefense()
         after = self._read(only_arrays(reply.content, REPLY)[1], REPLY)
         # the learning rate is public: it does not depend on this stream
@@ -174,7 +176,7 @@ class LeakMeter:
                 seeded=inside.seeded,
             )
         except Exception as error:
-            # an error that the data decide would leak what the defense's noise does not cover
+            # an error that depends on the data would leak what the defense's noise does not cover
             if defense.guarantee is not Guarantee.DIFFERENTIAL_PRIVACY:
                 raise
             logger.error("not measured: %s: %s", type(error).__name__, error)
@@ -188,7 +190,7 @@ class LeakMeter:
         return error_reply(message, f"{REFUSED}; released knowingly: {numbers}")
 
     def _broken(self, message: Message, error: Exception) -> Message:
-        """What cannot be judged is not sent; texts that may reveal the data stay here."""
+        """Send nothing that cannot be evaluated; texts that may reveal the data stay here."""
         logger.error("%s: %s", type(error).__name__, error)
         return error_reply(message, BROKEN)
 
@@ -200,7 +202,7 @@ class LeakMeter:
         reasons = list(decision.reasons)
         if reading is not None and EXPERIMENT in reading.notes:
             reasons.append(EXPERIMENT)
-        words = "; ".join(reasons) or "nothing to say"
+        words = "; ".join(reasons) or "no remarks"
         level = logging.INFO if decision.action == "send" else logging.WARNING
         logger.log(level, "client %s: %s (%s): %s", who, decision.action, verdict, words)
         if self.path is not None:
@@ -217,11 +219,11 @@ def _unchanged(reply: Message, record: ArrayRecord) -> Message:
 
 
 def _distinct(tapped: Tapped) -> Batch:
-    """All that was trained on, every example once."""
+    """All training examples, each once."""
     if not tapped:
         raise ValueError(
-            "the train function showed no batch, and nothing can be judged; call "
-            "leakbound.flower.tap(inputs, labels) in it, in the thread that the mods run in"
+            "the train function showed no batch, so nothing can be evaluated; call "
+            "leakbound.flower.tap(inputs, labels) in it, in the thread in which the mods run"
         )
     batch = joined(tapped)
     first: dict[bytes, int] = {}
@@ -232,7 +234,7 @@ def _distinct(tapped: Tapped) -> Batch:
 
 
 def _count(context: Context) -> int:
-    """How many train messages this node has answered before; kept on the node."""
+    """How many train messages this node has answered before; stored on the node."""
     before = context.state.config_records.get(ROUNDS)
     number = 0 if before is None else int(str(before["rounds"]))
     context.state[ROUNDS] = ConfigRecord({"rounds": number + 1})

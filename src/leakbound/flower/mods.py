@@ -1,4 +1,4 @@
-"""Every defense of a client as a Flower client mod, and which mods may stand around which."""
+"""Every defense of a client as a Flower client mod, and the valid orders of mods."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from leakbound.types import (
 MARK = "leakbound-experiment-only"
 """The metric of a reply whose noise came from a seed."""
 LEAST_STEPS = 8
-"""Noise has to reach over so many steps of the floating-point grid of a weight."""
+"""The least noise, in steps of a weight's floating-point grid."""
 ANSWERED = "the reply of the train function"
 CHANGING = frozenset({"LocalDpMod", "adaptiveclipping_mod", "fixedclipping_mod"})
 MASKING = frozenset({"secagg_mod", "secaggplus_mod"})
@@ -50,26 +50,26 @@ class PrivateError(ValueError):
 
 
 class DefenseMod:
-    """Runs a defense on what a client sends: the new weights in its reply to `train` messages.
+    """Run a defense on what a client sends: the new weights in its reply to `train` messages.
 
     The defense sees the row (weights before - weights after) / learning rate. Links that change
-    what leaves edit what your training made, after any number of local steps. Links that need other
-    examples or another training compute the update anew from the batches that your train loop gave
-    `tap`. Links that need every example's gradient (DP-SGD) take one step on one tapped batch;
-    docs/flower.md has the table.
+    what leaves edit the result of your training, after any number of local steps. Links that need
+    other examples or another training compute the update again from the batches that your train
+    loop gave to `tap`. Links that need every example's gradient (DP-SGD) take one step on one
+    tapped batch; docs/flower.md has the table.
 
-    Buffers, such as running statistics of batch norms, would leave undefended: the server's are
-    sent back unchanged. Metrics and the number of examples leave as you wrote them. Errors become
-    error replies; texts that could reveal the client's data stay in the client's log.
+    Buffers, such as running statistics of batch norms, would leave without defense: the server's
+    are sent back unchanged. Metrics and the number of examples leave unchanged. Errors become error
+    replies; texts that could reveal the client's data stay in the client's log.
 
     Args:
-        defense: a chain or a single defense; links on the sum of all clients are refused.
-        setup: what is trained, and how.
-        seed: for experiments only: names every draw, and adds `leakbound-experiment-only` to the
-            replies' metrics. By default noise comes from the operating system's entropy.
+        defense: a chain or a single defense; links on the sum of all clients raise an error.
+        setup: the model, the loss and the step size.
+        seed: for experiments only: determines every draw, and adds `leakbound-experiment-only` to
+            the replies' metrics. By default noise comes from the operating system's entropy.
 
     Guarantees: those of the defense, for the weights. They take the number of examples as public:
-    DP-SGD divides by it, and replies send it.
+        DP-SGD divides by it, and replies contain it.
 
     Example:
         >>> from torch import nn
@@ -91,8 +91,9 @@ class DefenseMod:
             )
         if self.defense.returns(self.defense.starts) is not Unit.CLIENT:
             raise ValueError(
-                f"{self.defense!r} leaves one row per example, and a client sends one; put Mean() "
-                "behind it"
+                f"{self.defense!r} leaves one row per example, but a client sends one row; put "
+                "Mean() "
+                "after it"
             )
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -103,7 +104,7 @@ class DefenseMod:
                 work = _DefendedRound(self, message, context, inside.depth)
             except Exception as error:
                 return self._refuse(message, error)
-            # a long training's batches would fill the memory for nothing where none is needed
+            # without a need for them, a long training's batches would only fill the memory
             with listening() if _needs_batches(self.defense) else nullcontext([]) as tapped:
                 reply = work.train(message, call_next)
         if reply.has_error():
@@ -133,18 +134,18 @@ class DefenseMod:
 
 
 def computes_anew(defense: Chain) -> Defense | None:
-    """The link for which the update is computed anew; None where training is only edited."""
+    """The link for which the update is computed again; None if training is only edited."""
     if defense.starts is Unit.EXAMPLE:
         return next(link for link in defense.links if Unit.CLIENT not in link.accepts)
     return next((k for k in defense.links if k.replaces_examples or k.changes_training), None)
 
 
 def combined(inner: Chain, outer: Chain) -> Chain:
-    """Two mods' defenses as one chain; refused where one breaks what the other needs."""
+    """Two mods' defenses as one chain; ValueError if one breaks what the other needs."""
     anew = computes_anew(outer)
     if anew is not None:
         raise ValueError(
-            f"{anew!r} computes the update anew and would undo {inner!r} inside it; put both into "
+            f"{anew!r} computes the update again and would undo {inner!r} inside it; put both into "
             "one DefenseMod, as a chain, or that of the former inside (after the other in the list)"
         )
     return chain(inner, outer)
@@ -163,7 +164,7 @@ class _DefendedRound:
     """One client's round, from the server's message to the defended reply."""
 
     def __init__(self, mod: DefenseMod, message: Message, context: Context, depth: int) -> None:
-        """Read and check the message and what was kept; decide which weights to start from."""
+        """Read and check the message and the stored state; decide from which weights to start."""
         self.defense, self.setup, self.context = mod.defense, mod.setup, context
         config = settings(message, context)
         self.source: Source = secure()
@@ -205,12 +206,13 @@ class _DefendedRound:
             message.content[self.key] = given
 
     def answer(self, reply: Message, tapped: Tapped) -> tuple[Update, Chain]:
-        """Put the defended weights into the reply; the update with its law, and what made it."""
+        """Put the defended weights into the reply; return the update and its defense."""
         key, record = only_arrays(reply.content, ANSWERED)
         if odd := set(record) ^ set(self.record):
             raise ValueError(
-                f"the array {min(odd)!r} is not both in {SENT} and in {ANSWERED}; send back what "
-                "was sent"
+                f"the array {min(odd)!r} is not in both {SENT} and {ANSWERED}; send back the "
+                "arrays "
+                "that were sent"
             )
         examples = _example_count(reply, tapped) if _is_tuned(self.defense) else 1
         ready = resolve(self.defense, self.task, examples, self.previous)
@@ -234,7 +236,7 @@ class _DefendedRound:
         return update, ready
 
     def _edited(self, ready: Chain, record: ArrayRecord, tapped: Tapped) -> Update:
-        most = self.setup.most_bytes  # which numbers overflow reveals the data
+        most = self.setup.most_bytes  # the set of numbers that overflow reveals the data
         named = read(record, self.like, what=ANSWERED, most_bytes=most, not_finite=PrivateError)
         refuse_thawed(self.task, self.task.frozen, named)
         after = flat(self.task, named, what=ANSWERED)
@@ -255,7 +257,7 @@ class _DefendedRound:
         return update
 
     def _check_grid(self, update: Update, rate: float) -> None:
-        """Refuse noise finer than the numbers in which weights are sent: it would be lost."""
+        """Reject noise finer than the number grid of the sent weights: rounding would remove it."""
         law = update.law
         if not isinstance(law, Gaussian | Laplace):
             return
@@ -275,7 +277,7 @@ class _DefendedRound:
             raise PrivateError(text) if law.private else ValueError(text)
 
     def _keep(self, ready: Chain) -> None:
-        """Save the state, and what was resolved where it is to serve for several rounds."""
+        """Save the state, and the resolved defense if it serves for several rounds."""
         links = None
         if any(getattr(link, "refresh", 1) > 1 for link in self.defense.links):
             pairs = zip(ready.links, self.defense.links, strict=True)
@@ -294,30 +296,30 @@ def _private() -> Iterator[None]:
 
 
 def _example_count(reply: Message, tapped: Tapped) -> int:
-    """How many examples the client trained on: as tapped, else as its reply says."""
+    """How many examples the client trained on: as tapped, otherwise from its reply."""
     if tapped:
         return sum(batch.size for batch in tapped)
     count = messages.first(messages.COUNTS, reply.content.metric_records.values())
     if isinstance(count, int) and count > 0:
         return count
     raise ValueError(
-        "how many examples the client trained on is not known, and the defense is tuned on it; "
+        "the number of examples that the client trained on is not known, but the defense uses it; "
         "call leakbound.flower.tap(inputs, labels) in the train loop, or send num-examples"
     )
 
 
 def _batch(tapped: Tapped, plan: LocalPlan, who: str, unit: Unit) -> Batch:
-    """What the client trained on, as one batch that the plan cuts in the same order."""
+    """The client's training examples, as one batch that the plan cuts in the same order."""
     if not tapped:
         raise ValueError(
-            f"{who} reads the client's batch, and the train function showed none; call "
-            "leakbound.flower.tap(inputs, labels) in it, in the thread that the mod runs in"
+            f"{who} needs the client's batch, but the train function showed none; call "
+            "leakbound.flower.tap(inputs, labels) in it, in the thread in which the mod runs"
         )
     sizes = [batch.size for batch in tapped]
     if unit is Unit.EXAMPLE and (len(sizes) > 1 or plan.steps > 1):
         raise ValueError(
-            f"{who} needs every example's gradient of one local step, and the train function took "
-            f"{max(len(sizes), plan.steps)}; take a defense that edits the whole update, such as "
+            f"{who} needs every example's gradient of one local step, but the train function took "
+            f"{max(len(sizes), plan.steps)}; use a defense that edits the whole update, such as "
             "chain(Clip(5.0), GaussianNoise(0.02)), train one step on one batch of all examples, "
             "or use leakbound.opacus for DP-SGD in every local step"
         )
@@ -325,7 +327,8 @@ def _batch(tapped: Tapped, plan: LocalPlan, who: str, unit: Unit) -> Batch:
     cut = len(sizes) == plan.steps and {*sizes[:-1], size} == {size} and sizes[-1] <= (size or 0)
     if len(sizes) > 1 and not cut:
         raise ValueError(
-            f"{who} reads what the client trained on, and the train function showed other batches "
+            f"{who} needs the client's training batches, but the train function showed other "
+            "batches "
             f"than the Setup says (steps={plan.steps}, batch_size={size}); tap one batch, or give "
             "Setup the steps and the batch size"
         )
@@ -333,19 +336,19 @@ def _batch(tapped: Tapped, plan: LocalPlan, who: str, unit: Unit) -> Batch:
 
 
 def protected(mods: Sequence[Mod]) -> list[Mod]:
-    """The mods as they are, after `check_mods`: for `@app.train(mods=protected([...]))`."""
+    """The mods unchanged, after `check_mods`: for `@app.train(mods=protected([...]))`."""
     check_mods(mods)
     return list(mods)
 
 
 def check_mods(mods: Sequence[Mod]) -> None:
-    """Refuse a list of mods whose order undoes a defense or breaks what it promises.
+    """Raise an error if the order of mods undoes a defense or breaks its promise.
 
-    The first mod of a list is the outermost: it sees a reply last. So the defenses of a list act
+    The first mod of a list is the outermost: it sees a reply last. So the defenses of a list apply
     from its end to its start.
 
     Raises:
-        ValueError: naming both mods and the order that works.
+        ValueError: names both mods and the correct order.
     """
     _check_meter(mods)
     whole: Chain | None = None
@@ -357,15 +360,15 @@ def check_mods(mods: Sequence[Mod]) -> None:
             whole = mod.defense if whole is None else combined(whole, mod.defense)
         elif name in CHANGING and whole is not None and whole.guarantee is not Guarantee.NONE:
             raise ValueError(
-                f"{name} changes the weights after {whole!r}, whose noise distribution would no "
-                f"longer hold; put it behind {inner!r} in the list"
+                f"{name} changes the weights after {whole!r}, so the distribution of its noise no "
+                f"longer holds; put it after {inner!r} in the list"
             )
         if isinstance(mod, DefenseMod) or name in CHANGING | MASKING:
             inner = mod
 
 
 def _check_meter(mods: Sequence[Mod]) -> None:
-    """A meter judges what leaves: nothing outside it changes weights, nothing inside masks them."""
+    """A meter evaluates what leaves: no outer mod changes weights, no inner one masks them."""
     at = next((i for i, mod in enumerate(mods) if isinstance(mod, LeakMeter)), None)
     if at is None:
         return
@@ -373,7 +376,8 @@ def _check_meter(mods: Sequence[Mod]) -> None:
         name = _flowers(mod)
         if isinstance(mod, DefenseMod) or name in CHANGING:
             raise ValueError(
-                f"{name or repr(mod)} changes the weights after the LeakMeter judged them; put the "
+                f"{name or repr(mod)} changes the weights after the LeakMeter evaluates them; put "
+                "the "
                 "LeakMeter before it in the list"
             )
     for mod in mods[at + 1 :]:
@@ -387,13 +391,14 @@ def _check_meter(mods: Sequence[Mod]) -> None:
 def _check_inside(mod: DefenseMod, inner: str | None) -> None:
     if inner in MASKING:
         raise ValueError(
-            f"{mod!r} stands before {inner} and would change masked vectors; put {inner} first in "
+            f"{mod!r} is before {inner} and would change masked vectors; put {inner} first in "
             "the list"
         )
     anew = computes_anew(mod.defense)
     if inner in CHANGING and anew is not None:
         raise ValueError(
-            f"{anew!r} computes the update anew and would undo {inner} inside it; leave {inner} out"
+            f"{anew!r} computes the update again and would undo {inner} inside it; leave {inner} "
+            "out"
         )
 
 

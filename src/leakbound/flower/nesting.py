@@ -1,7 +1,7 @@
-"""What a client's mods learn from what runs inside them: tapped batches, and seals of defenses.
+"""What a client's mods learn from the mods inside them: tapped batches, and seals of defenses.
 
-Both travel in context variables, never in a message. A seal lets a mod see what the mods inside it
-did to the weights, and whether anything changed the weights afterwards.
+Both are context variables and never part of a message. A seal shows a mod what its inner mods did
+to the weights, and whether anything changed the weights afterwards.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from leakbound.flower.messages import digest, only_arrays
 from leakbound.types import Batch, Update
 
 Tapped = list[Batch]
-"""The batches of one round of one client, in the order in which it trained on them."""
+"""The batches of one round of one client, in training order."""
 T = TypeVar("T")
 _TAP: ContextVar[Tapped | None] = ContextVar("leakbound_tap", default=None)
 
 
 def tap(inputs: Tensor, labels: Tensor) -> None:
-    """Show a batch to the leakbound mods around this train function, once a local step.
+    """Show a batch to the leakbound mods around this train function, once per local step.
 
-    Does nothing where no mod listens. It copies the batch; the copy stays in this process's memory
+    Does nothing if no mod listens. It copies the batch; the copy stays in this process's memory
     until the mods have answered, and enters no message and no file.
 
     Args:
-        inputs: (B, *S) what the model is fed, after all augmentation.
+        inputs: (B, *S) the model's inputs, after all augmentation.
         labels: (B,) class numbers.
 
     Example:
@@ -63,17 +63,17 @@ def _holding(variable: ContextVar[T | None], value: T) -> Iterator[T]:
 
 
 def listening() -> AbstractContextManager[Tapped]:
-    """What `tap` is given inside, in this thread alone; nested ones share the outermost's."""
+    """Collect the batches given to `tap` in this thread; nested calls share the outermost's."""
     tapped = _TAP.get()
     return _holding(_TAP, []) if tapped is None else nullcontext(tapped)
 
 
 @dataclass(frozen=True)
 class Seal:
-    """What a defense's mod answered: all links, those inside it included, and a digest.
+    """The answer of a defense's mod: all links, including inner ones, and a digest.
 
-    `made`: the update with its law and the resolved links that made it; None where several mods
-    did. `seeded`: noise of this mod, or of one inside, can be replayed.
+    `made`: the update with its distribution and the resolved links that made it; None if several
+    mods did. `seeded`: noise of this mod, or of an inner one, can be replayed.
     """
 
     defense: Chain
@@ -84,7 +84,7 @@ class Seal:
 
 @dataclass
 class Inside:
-    """What the mods inside one mod sealed; `depth` counts the defenses outside this one."""
+    """The seals of the mods inside one mod; `depth` counts the defenses outside this one."""
 
     depth: int
     defends: bool
@@ -108,7 +108,7 @@ def collecting(*, defends: bool) -> AbstractContextManager[Inside]:
 def seal(
     reply: Message, defense: Chain, made: tuple[Update, Chain] | None, *, seeded: bool
 ) -> None:
-    """Report to the mods outside what left this one. Call it outside of `collecting`."""
+    """Report what left this mod to the outer mods. Call it outside of `collecting`."""
     outer = _INSIDE.get()
     if outer is not None:
         name = digest(only_arrays(reply.content, "the reply")[1])
@@ -116,14 +116,14 @@ def seal(
 
 
 def unbroken(inside: Inside, reply: Message, who: str) -> Chain | None:
-    """The defenses inside; refused where something in between changed the weights afterwards."""
+    """The defenses inside; ValueError if something in between changed the weights afterwards."""
     if not inside.seals:
         return None
     last = inside.seals[-1]
     if digest(only_arrays(reply.content, "the reply")[1]) != last.digest:
         raise ValueError(
-            f"the weights that {last.defense!r} answered were changed on their way to {who}, so "
-            "their noise distribution is unknown; put the mod in between inside the defense "
+            f"the weights from {last.defense!r} were changed on their way to {who}, so "
+            "the distribution of their noise is unknown; put the mod in between inside the defense "
             "(after it in the list)"
         )
     return last.defense

@@ -1,4 +1,4 @@
-"""What an honest-but-curious server sees of a round: strategies that keep it, apps run for it."""
+"""An honest-but-curious server's view of a round: strategies that keep it, and app runs."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def _passed_on(name: str) -> Any:
 
 
 class Watched(Strategy):
-    """A strategy that does what another does, and keeps what the server sees of some rounds.
+    """A strategy that wraps another and keeps what the server sees in some rounds.
 
     It keeps the weights that it sent, and those that each client answered, in `captures`.
 
     Args:
         strategy: the strategy of your app.
         rounds: which rounds to keep, from 1.
-        out: a folder to write them to, as `leakbound capture` does; None: in memory alone.
-        on_round: is called with the round's number and its captures once they are there.
+        out: a folder to write them to, as `leakbound capture` does; None: only in memory.
+        on_round: called with the round's number and its captures once they are complete.
         learning_rate: of the clients' SGD; by default "lr" or "learning-rate" in the server's
             configuration.
 
@@ -80,7 +80,7 @@ class Watched(Strategy):
         self._sent: dict[int, Message] = {}
 
     def __getattr__(self, name: str) -> Any:
-        if name == "strategy":  # not there yet: copied or unpickled
+        if name == "strategy":  # not set yet: copied or unpickled
             raise AttributeError(name)
         return getattr(self.strategy, name)
 
@@ -120,7 +120,7 @@ class Watched(Strategy):
                 captures.append(capture_of(number, asked, reply, learning_rate=self._rate))
                 if self._out is not None:
                     keep(self._out, captures[-1])
-            except Exception as error:  # the training goes on: this only looks
+            except Exception as error:  # the training continues: this code only observes
                 log(WARNING, "leakbound does not keep the reply: %s", error)
         self._sent = {}
         self.captures += captures
@@ -132,14 +132,14 @@ class WatchedSum(SumStrategy):
     """A strategy of `flwr.server` that keeps the sums that SecAgg+ shows the server, in `captures`.
 
     SecAgg+ gives the server the average of the clients' weights, weighted by their numbers of
-    examples. For one local step that is one client's step on all examples, in which no attack can
-    tell whose image is whose; for several local steps this is an approximation.
+    examples. For one local step this equals one client's step on all examples, in which no attack
+    can assign images to clients; for several local steps it is an approximation.
 
     Args:
-        strategy: the strategy that the `LegacyContext` would get.
-        rounds: which to keep, from 1.
+        strategy: the strategy for the `LegacyContext`.
+        rounds: which rounds to keep, from 1.
         learning_rate: of the clients' SGD.
-        out: a folder to write them to; None: in memory alone.
+        out: a folder to write them to; None: only in memory.
     """
 
     def __init__(
@@ -178,7 +178,11 @@ class WatchedSum(SumStrategy):
     def _keep(self, number: int, results: Results) -> None:
         shared = results[0][1].parameters
         if any(answer.parameters is not shared for _, answer in results):
-            log(WARNING, "leakbound keeps no sum of round %s: the clients' own are there", number)
+            log(
+                WARNING,
+                "leakbound keeps no sum of round %s: the clients' updates are there",
+                number,
+            )
             return
         count = sum(answer.num_examples for _, answer in results)
         name = f"round {number}, the sum of {len(results)} clients"
@@ -196,7 +200,7 @@ def capture_of(
     """What the server holds of one client in one round."""
     client = reply.metadata.src_node_id
     name = f"round {number}, client {client}"
-    _, sent = only_arrays(asked.content, SENT)  # by this server itself: nothing to check
+    _, sent = only_arrays(asked.content, SENT)  # from this server itself: no check needed
     before = {key: torch.from_numpy(array.numpy().copy()) for key, array in sent.items()}
     _, answered = only_arrays(reply.content, f"the reply of {name}")
     after = read(answered, before, what=f"the reply of {name}")
@@ -246,18 +250,19 @@ def capture_app(
 
     This runs the app's code: the components that its pyproject.toml names under
     `[tool.flwr.app.components]` are imported. The app runs in this process, one client after the
-    other, and is stopped once the last wanted round's replies are there.
+    other, and stops after the last requested round's replies.
 
     Args:
         folder: of the app, with its pyproject.toml. It is not written to.
         out: a folder for the captured updates (docs/captured_updates.md has its form).
-        rounds: which, from 1.
+        rounds: which rounds to keep, from 1.
         clients: how many clients there are.
-        run_config: values over those of `[tool.flwr.app.config]`.
-        on_progress: is given a sentence at every step, and before each import.
+        run_config: values that override those of `[tool.flwr.app.config]`.
+        on_progress: called with a sentence at every step, and before each import.
 
     Raises:
-        ValueError: no Flower app in the folder, code that does not import, or no wanted reply.
+        ValueError: the folder has no Flower app, the code does not import, or no requested reply
+            came.
     """
     wanted, say, place = checked_rounds(rounds), on_progress or (lambda text: None), Path(folder)
     about = _about(place)
@@ -289,14 +294,14 @@ def capture_app(
     missing = [number for number in wanted if number not in grid.seen]
     if missing:
         raise ValueError(
-            f"rounds holds {missing[0]}, but the app ended after round {grid.round}; ask for "
-            "earlier rounds, or give more rounds in run_config"
+            f"rounds includes {missing[0]}, but the app ended after round {grid.round}; ask for "
+            "earlier rounds, or set more rounds in run_config"
         )
     return grid.written
 
 
 class _Enough(BaseException):
-    """All wanted rounds are there; no `except Exception` of an app is to catch this."""
+    """All requested rounds are complete; an app's `except Exception` must not catch this."""
 
 
 class _CapturingGrid(InProcessGrid):
@@ -321,14 +326,14 @@ class _CapturingGrid(InProcessGrid):
         return names
 
     def called(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Note the shape of a kind of module's first input, and how many tensors it has."""
+        """Note the shape of the first input of a module class, and how many tensors it has."""
         kind = type(module)
         if kind not in self._models and inputs and isinstance(inputs[0], Tensor):
             shape = ",".join(map(str, inputs[0].shape[1:]))
             self._models[kind] = shape, len(module.state_dict())
 
     def _model(self, tensors: int) -> dict[str, str]:
-        """The class and input shape of the first module called that has so many tensors."""
+        """The class and input shape of the first called module with this many tensors."""
         for kind, (shape, count) in self._models.items():
             if count == tensors and shape:
                 return {"model": f"{kind.__module__}:{kind.__qualname__}", "input_shape": shape}
@@ -391,7 +396,7 @@ def _component(folder: Path, about: Mapping[str, Any], name: str, kind: type, sa
     path = about["components"].get(name)
     if not isinstance(path, str):
         raise ValueError(
-            f"[tool.flwr.app.components] names no {name}; add {name} = 'package.module:app'"
+            f"[tool.flwr.app.components] has no {name}; add {name} = 'package.module:app'"
         )
     _refuse_namesake(folder, path.partition(":")[0].partition(".")[0])
     say(f"importing {path} (this runs the app's code)")
@@ -402,20 +407,20 @@ def _component(folder: Path, about: Mapping[str, Any], name: str, kind: type, sa
 
 
 def _refuse_namesake(folder: Path, package: str) -> None:
-    """Python would take a package of that name that is imported already, and not the folder's."""
+    """Raise an error if an imported package has the folder package's name: Python would use it."""
     other = getattr(sys.modules.get(package), "__file__", None)
     place = folder.resolve()
     own = (place / package).is_dir() or (place / f"{package}.py").is_file()
     if own and other is not None and not Path(other).resolve().is_relative_to(place):
         raise ValueError(
-            f"folder is {str(folder)!r}, whose package {package!r} has the name of one that is "
-            "imported from elsewhere; run this in a process of its own"
+            f"folder is {str(folder)!r}, but another package with the name {package!r} is "
+            "already imported; run this in a separate process"
         )
 
 
 @contextmanager
 def _importing(folder: Path) -> Iterator[None]:
-    """The folder in front of the import path; its modules are forgotten afterwards."""
+    """Put the folder first in the import path; its modules are removed afterwards."""
     place, known = str(folder.resolve()), set(sys.modules)
     sys.path.insert(0, place)
     importlib.invalidate_caches()

@@ -20,8 +20,8 @@ from leakbound.types import Batch, LocalPlan, Loss, Task
 class Setup:
     """The training that mods defend or measure.
 
-    Parameters that `model` returns frozen are constants: a train function that changes them is
-    refused. Batch norms stay as `model` returns them: return `Net().eval()` if you train with
+    Parameters that `model` returns frozen are constants: a train function that changes them raises
+    an error. Batch norms stay as `model` returns them: return `Net().eval()` if you train with
     frozen statistics. A mod that computes the update itself trains without dropout.
 
     Args:
@@ -29,12 +29,12 @@ class Setup:
         learning_rate: of the local SGD, or its key in the configuration that the server sends with
             a message, or in the app's run configuration.
         loss: of the model's outputs and the labels, a mean over the batch.
-        input_range: the box that every input lies in, as the model is fed.
-        classes: how many, to check labels; None does not check.
-        public: data that anyone may see, of the same kind; some defenses are tuned on it.
-        steps: local steps a round.
+        input_range: the range of every input value of the model.
+        classes: the number of classes, to check labels; None does not check.
+        public: public data of the same kind; some defenses use it.
+        steps: local steps per round.
         batch_size: of a local step; None is all that a client trains on in a round.
-        most_bytes: messages with more bytes of arrays are refused.
+        most_bytes: messages with more bytes of arrays are rejected.
 
     Example:
         >>> linear = lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
@@ -70,7 +70,7 @@ class Setup:
         return dict(self._fresh().state_dict())
 
     def rate(self, config: Mapping[str, Any]) -> float:
-        """The learning rate, looked up where it was given by its key."""
+        """The learning rate, looked up if it was given by its key."""
         if not isinstance(self.learning_rate, str):
             return self.learning_rate
         if self.learning_rate not in config:
@@ -90,7 +90,7 @@ class Setup:
         return float(value)
 
     def task(self, named: Mapping[str, Tensor], config: Mapping[str, Any]) -> Task:
-        """The task at the weights that the server sent; what `named` lacks is the model's own."""
+        """The task at the weights that the server sent; the model's own fill what `named` lacks."""
         model = self._fresh()
         own = trained(model)
         names = model.named_parameters(remove_duplicate=False)
@@ -100,7 +100,7 @@ class Setup:
                 "tied weights: give each layer its own"
             )
         if missing := [name for name in own if name not in named]:
-            raise ValueError(f"the weights {missing[0]!r} are missing; send all that are trained")
+            raise ValueError(f"the weights {missing[0]!r} are missing; send all trained weights")
         model.load_state_dict(dict(named), strict=False)
         return Task.of(
             model,
@@ -112,7 +112,7 @@ class Setup:
         )
 
     def _fresh(self) -> nn.Module:
-        """A model without dropout, made without moving torch's global generator."""
+        """A model without dropout, made without a draw from torch's global generator."""
         with torch.random.fork_rng(devices=[]):
             model = self.model()
         for module in model.modules():
@@ -138,10 +138,10 @@ def refuse_thawed(task: Task, sent: Mapping[str, Tensor], answered: Mapping[str,
 
 
 def settings(message: Message, context: Context) -> dict[str, Any]:
-    """The app's run configuration and what the server sent with the message, by their keys.
+    """The app's run configuration and the server's message configuration, by their keys.
 
-    A mod cannot see which of two values your training reads: a server could add a key to take a
-    defense's noise away.
+    A mod cannot see which of two values your training uses: a server could add a key to remove a
+    defense's noise.
     """
     config: dict[str, Any] = dict(context.run_config)
     for record in message.content.config_records.values():

@@ -1,8 +1,8 @@
-"""A plan's trainings through Flower's messages, with the numbers of `leakbound.audit.utility`.
+"""Run a plan's trainings through Flower's messages, with the numbers of `leakbound.audit.utility`.
 
-The server sends weights, the resolved defense and the numbers of the images; a client answers with
-its defended update, and keeps its state and the place in its stream of noise in `context.state`.
-`run` plays a plan on Flower's simulation engine.
+The server sends weights, the resolved defense and the numbers of the images. A client answers with
+its defended update, and keeps its state and the position in its noise stream in `context.state`.
+`run` runs a plan on Flower's simulation engine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from leakbound.types import Update
 
 WEIGHTS, TURN, DEFENSE, SENT, KEPT, WHY = "weights", "turn", "defense", "sent", "kept", "why"
 PATIENCE, GRACE = 120.0, 30.0
-"""Seconds for the clients of a simulation to be there, and for it to end."""
+"""Seconds to wait for the clients of a simulation to start, and for its end."""
 
 
 def run(
@@ -50,13 +50,13 @@ def run(
 ) -> Generator[Result, None, None]:
     """Run a plan's trainings on Flower's simulation engine; otherwise as `leakbound.audit.run`.
 
-    One client a node, `workers` of them at a time (processes with one torch thread each), in a Ray
-    on this machine's loopback that ends with the generator. Experiments have to be done.
+    One client per node, `workers` of them at a time (processes with one torch thread each), in a
+    Ray on this machine's loopback that ends with the generator. Experiments must be done before.
     """
     finished = set(done)
     if any(one.id not in finished for one in plan.experiments()):
         raise ValueError(
-            "engine is 'flower', which runs trainings alone; run experiments without it"
+            "engine is 'flower', which runs only trainings; run experiments without it"
         )
     units = [unit for unit in plan.trainings() if unit.id not in finished]
     context = context or PlanContext(plan.data)
@@ -86,7 +86,7 @@ def run(
 
 
 def _simulate(units: Sequence[TrainingUnit], context: PlanContext, flow: Flow) -> None:
-    """Flower's engine, which takes the Ray that is there; its log keeps to errors."""
+    """Run Flower's engine on the existing Ray; its log shows only errors."""
     from flwr.simulation import run_simulation
 
     logger = logging.getLogger("flwr")
@@ -107,12 +107,12 @@ def _simulate(units: Sequence[TrainingUnit], context: PlanContext, flow: Flow) -
 
 
 class Stopped(BaseException):
-    """The training is to end now; no error of the training's own."""
+    """The training must end now; not an error of the training."""
 
 
 @dataclass
 class Flow:
-    """From a server's thread to the one that waits for it: units, results, errors; and `stop`."""
+    """From a server's thread to the waiting one: units, results, errors; and `stop`."""
 
     events: SimpleQueue[Any] = field(default_factory=SimpleQueue)
     stop: threading.Event = field(default_factory=threading.Event)
@@ -140,7 +140,7 @@ def client_app(units: Iterable[TrainingUnit], fingerprint: str) -> ClientApp:
 def server_app(
     units: Sequence[TrainingUnit], context: PlanContext, flow: Flow | None = None
 ) -> ServerApp:
-    """An app that plays the trainings one after the other, and hands their results to `flow`."""
+    """An app that runs the trainings one after the other, and gives their results to `flow`."""
     app, out = ServerApp(), flow or Flow()
 
     @app.main()
@@ -159,7 +159,7 @@ def server_app(
 
 
 class GridClients:
-    """Clients by the order of their nodes' numbers, in which sums go."""
+    """Clients in the order of their nodes' numbers, which is the order of sums."""
 
     def __init__(self, grid: Grid, unit: TrainingUnit, flow: Flow) -> None:
         self._grid, self._unit, self._flow = grid, unit, flow
@@ -222,7 +222,7 @@ def _turn(
     unit, number = known[str(turn["unit"])], int(turn["round"])
     known_data = _context(unit.data)
     if known_data.dataset.fingerprint != fingerprint:
-        raise ValueError(f"data source {unit.data.source!r} is not the server's on this node")
+        raise ValueError(f"data source {unit.data.source!r} differs from the server's on this node")
     task = known_data.task(unit.model, unit.seed).with_parameters(_tensor(arrays["weights"]))
     plain = build_defense(unit.defense)
     ready = type(plain)(messages.load(content, DEFENSE, unit.id, plain))

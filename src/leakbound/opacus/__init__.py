@@ -1,6 +1,6 @@
 """Opacus: secure noise, noise of a public shape, calibration to a risk, statements of risk.
 
-The only place that imports Opacus.
+Only this package imports Opacus.
 """
 
 try:

@@ -1,8 +1,8 @@
-"""Batches by Poisson sampling: drawn by the operating system's entropy, and empty at times.
+"""Batches by Poisson sampling from the operating system's entropy; some are empty.
 
-A batch that can be replayed hides no example. A batch that holds none must still be followed by a
-step of noise: PyTorch's expanded weights ("ew") refuse empty batches, and so does its vmap
-("functorch") in convolutions. A training that stops there reveals that a batch was empty.
+A batch that can be replayed hides no example. An empty batch must still be followed by a step of
+noise. PyTorch's expanded weights ("ew") reject empty batches, and so does its vmap ("functorch") in
+convolutions. A training that stops there reveals that a batch was empty.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from leakbound.random import secure
 
 
 class SecureSampler(UniformWithReplacementSampler):  # type: ignore[misc]
-    """Opacus' own draws of PyTorch's global generator: whoever knows its seed knows the batches."""
+    """Secure draws instead of Opacus' draws from PyTorch's global generator, whose seed reveals
+    them.
+    """
 
     def __iter__(self) -> Iterator[list[int]]:
         source = secure()
@@ -49,7 +51,7 @@ def resampled(loader: DataLoader[Any], *, steps: int, seeded: bool) -> DataLoade
         generator=loader.generator if seeded else None,
         steps=steps,
     )
-    # torch forbids exchanging a sampler, as its batches may be on their way; none are yet
+    # torch forbids replacing a sampler, as its batches may be in use; none are yet
     object.__setattr__(loader, "batch_sampler", sampler)
     result: DataLoader[Any] = loader
     return result
@@ -59,7 +61,7 @@ class _EmptyBatches:
     """A wrapper that empty batches bypass: no example has a gradient."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """As Opacus'; of an empty batch the plain outputs, which lead back to no parameter."""
+        """As Opacus'; for an empty batch the plain outputs, without a graph to any parameter."""
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         along = 0 if self.batch_first else 1
         if not inputs or inputs[0].dim() <= along or inputs[0].shape[along]:
@@ -75,19 +77,19 @@ class _EmptyBatches:
 
 
 class Hooked(_EmptyBatches, GradSampleModule):  # type: ignore[misc]
-    """Opacus' module of "hooks" and "functorch"."""
+    """Opacus' module for "hooks" and "functorch"."""
 
 
 class Expanded(_EmptyBatches, GradSampleModuleExpandedWeights):  # type: ignore[misc]
-    """Opacus' module of "ew"."""
+    """Opacus' module for "ew"."""
 
 
 KINDS = {"hooks": Hooked, "functorch": Hooked, "ew": Expanded}
-"""By `grad_sample_mode`. Ghost clipping takes empty batches as it is."""
+"""By `grad_sample_mode`. Ghost clipping supports empty batches unchanged."""
 
 
 def wrapped(module: nn.Module, mode: str, **settings: Any) -> AbstractGradSampleModule:
-    """What gives every example's gradient, and takes empty batches; `mode`: a key of `KINDS`."""
+    """A module with per-example gradients that supports empty batches; `mode`: a key of `KINDS`."""
     kind = KINDS[mode]
     if not isinstance(module, AbstractGradSampleModule):
         forced = {"force_functorch": True} if mode == "functorch" else {}
@@ -95,7 +97,7 @@ def wrapped(module: nn.Module, mode: str, **settings: Any) -> AbstractGradSample
     if type(module) is kind and all(getattr(module, k) == v for k, v in settings.items()):
         return module
     raise ValueError(
-        f"module is a {type(module).__name__} already, not one for grad_sample_mode {mode!r} with "
+        f"module is already a {type(module).__name__}, not one for grad_sample_mode {mode!r} with "
         f"{settings}; give the plain model"
     )
 

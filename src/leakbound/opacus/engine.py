@@ -1,4 +1,4 @@
-"""A `PrivacyEngine` that meets a risk, adds secure noise, and states the risk of its steps."""
+"""A `PrivacyEngine` that meets a target risk, adds secure noise, and states the risk so far."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
     replayed, and engine, optimizer and statements say *experiment only*.
 
     Args:
-        accountant: "prv", "rdp" or "gdp", as in Opacus. Risks are computed from its history alone.
+        accountant: "prv", "rdp" or "gdp", as in Opacus. Risks use only its history.
 
     Example:
         >>> data = torch.utils.data.TensorDataset(torch.rand(40, 4), torch.arange(40) % 2)
@@ -97,16 +97,16 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         """As Opacus' `make_private`, also with noise of a public shape.
 
         `whiten` is the shape (None: isotropic), computed every `refresh` steps from `public`:
-        images anyone may see, none of them private, under `public_loss`. `max_grad_norm` bounds the
-        whitened gradients. `module` is the plain model, before Opacus has put its hooks on it.
-        Without `poisson_sampling` no risk is known. A seeded `noise_generator` is for experiments.
+        public images only, under `public_loss`. `max_grad_norm` bounds the whitened gradients.
+        `module` is the plain model, before Opacus adds its hooks. Without `poisson_sampling` no
+        risk is known. A seeded `noise_generator` is for experiments.
 
-        The noisy sum is divided by the floor of examples / batches, a constant; with
-        `loss_reduction` "sum" by nothing. Your loss has to be the mean (or sum) of one term an
-        example, as `loss_reduction` says; where you give it as `criterion`, that is checked.
+        The noisy sum is divided by the integer part of examples / batches, a constant; with
+        `loss_reduction` "sum" it is not divided. Your loss must be the mean (or sum) of one term
+        per example, as `loss_reduction` says; if you give it as `criterion`, that is checked.
 
         Raises:
-            NotApplicable: a combination whose guarantee would not hold.
+            NotApplicable: the guarantee does not hold for this combination.
         """
         check.non_negative(noise_multiplier=noise_multiplier)
         _refuse(max_grad_norm, whiten, public, rest)
@@ -158,21 +158,21 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             epochs: of the whole training.
             max_grad_norm: L2 bound of every example's gradient.
             input_range: width of the range of an input.
-            participation: "hidden" where no attacker sees which batch holds an example, as epsilon
-                in Opacus has it; "visible" where one does, such as a server that picks clients.
+            participation: "hidden" if no attacker sees which batch holds an example, as Opacus'
+                epsilon assumes; "visible" if one does, such as a server that picks clients.
             prior: of the examples, taken from public ones: `record_priors.from_images(public)`.
             matches: what prior-only guesses match in the data.
-            delta: at which epsilon is stated.
+            delta: the delta at which epsilon is stated.
             rest: all other arguments of `make_private`.
 
         Raises:
             ValueError: nothing meets the target, no noise is needed, the data's first example does
-                not fit `dim` or `input_range`, or this engine has a training already.
+                not fit `dim` or `input_range`, or this engine already has a training.
         """
         check.count(epochs=epochs)
         if getattr(prior, "basis", None) is None:
             raise ValueError(
-                f"prior is {prior!r}; a target needs a prior that knows the data, taken from "
+                f"prior is {prior!r}; a target needs a prior from the data, taken from "
                 "public examples: leakbound.bounds.record_priors.from_images(public)"
             )
         if len(self.accountant) > 0:
@@ -182,8 +182,8 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             )
         if self._trains:
             raise ValueError(
-                "this engine has made a training private before: both would share the risk that "
-                "is asked for here, and each could use it up; make a new engine"
+                "this engine has already made a training private: both would share the requested "
+                "risk, and each could use it up; make a new engine"
             )
         if isinstance(target, str):
             target = Target.parse(target, input_range=input_range)
@@ -208,15 +208,15 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
     def risk(self, *, delta: float = 1e-5, **asked: Any) -> Statement:
         """The risk of the steps so far; arguments as of `leakbound.opacus.risk`.
 
-        After `make_private_with_risk`, what was asked for there is the default.
+        After `make_private_with_risk`, its arguments are the default.
 
         Raises:
-            NotApplicable: a training without Poisson sampling, for which no bound is known.
+            NotApplicable: the training has no Poisson sampling, so no bound is known.
         """
         if not self._flags["poisson_sampling"]:
             raise NotApplicable(
-                "poisson_sampling is False: the bounds hold for Poisson sampling alone, and an "
-                "example that takes part once an epoch is at more risk"
+                "poisson_sampling is False: the bounds hold only for Poisson sampling, and an "
+                "example that takes part once per epoch is at more risk"
             )
         if self._asked is not None:
             goal = {} if {"eta", "psnr"} & set(asked) else self._asked["goal"]
@@ -229,12 +229,12 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
     def save_checkpoint(
         self, *, checkpoint_dict: dict[str, Any] | None = None, **rest: Any
     ) -> None:
-        """As Opacus', with what `risk` needs besides the history.
+        """As Opacus', with the data for `risk` in addition to the history.
 
         `checkpoint_dict` may hold tensors and plain values; anything else cannot be loaded.
         """
         asked = None
-        if self._asked is not None:  # a prior is no plain value
+        if self._asked is not None:  # a prior is not a plain value
             asked = {**self._asked, "whom": {**self._asked["whom"], "prior": None}}
         whole = {**(checkpoint_dict or {}), "leakbound": {**self._flags, "asked": asked}}
         super().save_checkpoint(checkpoint_dict=whole, **rest)
@@ -242,9 +242,9 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
     def load_checkpoint(
         self, *, path: Any, torch_load_kwargs: dict[str, Any] | None = None, **rest: Any
     ) -> dict[str, Any]:
-        """As Opacus'; what was true of the saved training stays true of what follows it.
+        """As Opacus'; the facts about the saved training also hold for what follows it.
 
-        A checkpoint that holds code, or that `save_checkpoint` did not write, is refused.
+        A checkpoint that holds code, or that `save_checkpoint` did not write, raises a ValueError.
         """
         settings = torch_load_kwargs or {}
         whole, kept = _opened(path, settings)
@@ -305,9 +305,11 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
 def _refuse(
     max_grad_norm: Any, whiten: Whiten | None, public: Batch | None, rest: dict[str, Any]
 ) -> None:
-    """Refuse what has no secure noise, or a guarantee that would not hold."""
+    """Reject settings without secure noise, or without a valid guarantee."""
     if isinstance(max_grad_norm, list):
-        raise NotApplicable("max_grad_norm is a list: only one bound for the whole gradient")
+        raise NotApplicable(
+            "max_grad_norm is a list: only one bound for the whole gradient is supported"
+        )
     check.positive(max_grad_norm=max_grad_norm)
     if (clipping := rest.get("clipping", "flat")) != "flat":
         raise NotApplicable(f"clipping is {clipping!r}: only 'flat' has secure noise here")
@@ -316,12 +318,12 @@ def _refuse(
         raise NotApplicable(f"grad_sample_mode is {mode!r}: only {', '.join(MODES)} are known")
     if (whiten is None) != (public is None):
         raise NotApplicable(
-            "a shape needs both whiten= and public images that decide it; give both or neither"
+            "a shape needs both whiten= and public images that determine it; give both or neither"
         )
     if public is not None and mode == "ghost":
         raise NotApplicable(
             "grad_sample_mode is 'ghost', which never has the gradient of one example, so it "
-            "cannot be whitened; take 'hooks' or 'functorch'"
+            "cannot be whitened; use 'hooks' or 'functorch'"
         )
     _refuse_loss(rest.get("criterion"), rest.get("loss_reduction", "mean"), mode)
     if rest.get("rand_on_empty"):
@@ -332,7 +334,7 @@ def _refuse(
 
 
 def _refuse_loss(criterion: Any, reduction: str, mode: str) -> None:
-    """Refuse a loss under which every example's gradient depends on who else is in the batch."""
+    """Reject a loss for which an example's gradient depends on the rest of the batch."""
     own = getattr(criterion, "reduction", reduction)
     if own in ("mean", "sum") and own != reduction:
         raise NotApplicable(
@@ -347,7 +349,7 @@ def _refuse_loss(criterion: Any, reduction: str, mode: str) -> None:
         raise NotApplicable(
             "criterion has class weights and the reduction 'mean', which divides by the sum of the "
             "weights in the batch, and that is private; give reduction='sum' and "
-            "loss_reduction='sum', or take grad_sample_mode 'ghost'"
+            "loss_reduction='sum', or use grad_sample_mode 'ghost'"
         )
 
 
@@ -357,7 +359,7 @@ def _expected_size(loader: DataLoader[Any]) -> int:
 
 
 def refuse_misfit(loader: DataLoader[Any], dim: int, target: Target) -> None:
-    """Refuse a first example of another size or, for decibels, a wider range than the target's."""
+    """Reject a first example of another size or, for decibels, a wider range than the target's."""
     inputs = _first(loader.dataset)
     if not inputs:
         return
@@ -377,20 +379,20 @@ def refuse_misfit(loader: DataLoader[Any], dim: int, target: Target) -> None:
 
 
 def _width(target: Target) -> float:
-    """The width of the range of inputs that makes a target's decibels its error."""
+    """The width of the input range for which the target's decibels equal its error."""
     assert target.psnr is not None
     return math.sqrt(target.eta * 10 ** (target.psnr / 10))
 
 
 def _first(dataset: Any) -> list[Tensor]:
-    """The tensors of the first example that are no single number, the input first as a rule."""
+    """The tensors of the first example that are not single numbers, usually the input first."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         return []
     state = random.getstate()
     try:
         with torch.random.fork_rng(devices=[]):
             example = dataset[0]
-    except Exception:  # whatever a data set may raise; the training will raise it again
+    except Exception:  # a data set may raise anything; the training will raise it again
         return []
     finally:
         random.setstate(state)
@@ -399,13 +401,13 @@ def _first(dataset: Any) -> list[Tensor]:
 
 
 def _opened(path: Any, settings: dict[str, Any]) -> tuple[io.BytesIO, dict[str, Any]]:
-    """A checkpoint's bytes, and what `save_checkpoint` put into it; nothing in the file is run."""
+    """A checkpoint's bytes, and what `save_checkpoint` stored; no code in the file runs."""
     whole = io.BytesIO(path.read() if hasattr(path, "read") else files.read(Path(path)))
     try:
         checkpoint = torch.load(whole, **settings, weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"path is {path!r}, which is no checkpoint of tensors and plain values alone "
+            f"path is {path!r}, which is not a checkpoint of tensors and plain values only "
             f"({str(error).splitlines()[0][:200]}); leave other things out of checkpoint_dict"
         ) from None
     whole.seek(0)
@@ -413,7 +415,7 @@ def _opened(path: Any, settings: dict[str, Any]) -> tuple[io.BytesIO, dict[str, 
     if not isinstance(kept, dict) or any(type(kept.get(flag)) is not bool for flag in FLAGS):
         raise ValueError(
             f"path is {path!r}, which does not say whether its noise was seeded and its batches "
-            "were Poisson samples, so no risk could be stated; take one that "
+            "were Poisson samples, so no risk can be stated; use one that "
             "RiskEngine.save_checkpoint wrote"
         )
     return whole, kept

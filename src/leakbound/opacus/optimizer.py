@@ -24,17 +24,17 @@ Spans = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, eq=False)
 class PublicRoot:
-    """What `Whiten` makes of a model at its current weights, without private data.
+    """The factor S from `Whiten` for a model at its current weights, without private data.
 
-    The weights in training are a private release already, and the images are public: computing S
-    anew from both is post-processing, and the next step composes with it.
+    The weights in training are already a private release, and the images are public. Computing S
+    again from both is post-processing, and the next step composes with it.
 
     Attributes:
         settings: rule, correlation, rank, images, and for how many steps one S is kept (`refresh`).
         task: the architecture, with the public data.
         examples: the expected size of a batch.
-        parameters: those of the live model that are trained, in the order of its
-            `named_parameters()`; those that were frozen when this was made are constants.
+        parameters: the trained ones of the live model, in the order of its `named_parameters()`;
+            those that were frozen when this was made are constants.
     """
 
     settings: Whiten
@@ -51,11 +51,11 @@ class PublicRoot:
         examples: int,
         loss: Loss = nn.functional.cross_entropy,
     ) -> PublicRoot:
-        """For a plain module, before Opacus wraps it. No guarantee needs `loss` to fit."""
+        """For a plain module, before Opacus wraps it. The guarantee does not depend on `loss`."""
         check.count(examples=examples)
         if any(hasattr(part, "autograd_grad_sample_hooks") for part in module.modules()):
             raise NotApplicable(
-                "the module has Opacus' hooks on it, which the public gradients would set off; "
+                "the module has Opacus' hooks, which the public gradients would trigger; "
                 "give the plain module"
             )
         bare = copy.deepcopy(module).eval()
@@ -92,7 +92,7 @@ def restricted(root: Structured, spans: Spans) -> Structured:
 
 
 def _part(block: LowRank | Kronecker, inside: Tensor, start: int) -> LowRank | Kronecker:
-    """A block on the coordinates `inside` of it, which begin at `start` among those that stay."""
+    """The part of a block on the coordinates `inside`, which begin at `start` among those kept."""
     if len(inside) == block.stop - block.start:
         return replace(block, start=start, stop=start + len(inside))
     if isinstance(block, Kronecker):
@@ -107,14 +107,14 @@ def _part(block: LowRank | Kronecker, inside: Tensor, start: int) -> LowRank | K
 
 CHUNK = 2**24
 """Most numbers that are held flat and whitened at a time: 64 MiB in float32."""
-EXPERIMENT = "EXPERIMENT ONLY: seeded noise, which anybody with the seed can subtract"
+EXPERIMENT = "EXPERIMENT ONLY: seeded noise, which anyone with the seed can subtract"
 
 
 class SecureNoise:
-    """Gaussian noise from the operating system's entropy, added in float64 and put on a grid.
+    """Gaussian noise from the operating system's entropy, added in float64 and rounded to a grid.
 
-    The grid is 2^-24 to 2^-25 of the noise, so that each released number has many draws behind it
-    (docs/sharp_edges/floating_point_noise.md). With a `generator` noise is left as it is drawn.
+    The grid is 2^-24 to 2^-25 of the noise, so that many draws give each released number
+    (docs/sharp_edges/floating_point_noise.md). With a `generator`, noise is not rounded.
     """
 
     generator: torch.Generator | None
@@ -123,7 +123,7 @@ class SecureNoise:
     params: list[Any]
     _divisor: int | None
 
-    def __init__(  # Opacus takes and ignores any other keyword, such as one with a typing error
+    def __init__(  # Opacus accepts and ignores any other keyword, such as a misspelled one
         self,
         optimizer: torch.optim.Optimizer,
         *,
@@ -156,12 +156,12 @@ class SecureNoise:
 
     @expected_batch_size.setter
     def expected_batch_size(self, value: int | None) -> None:
-        """Set once: a divisor that follows the batches shows their sizes in the noise's level."""
+        """Set once: a divisor that follows the batches shows their sizes in the noise level."""
         if "_divisor" in vars(self):
             raise NotApplicable(
                 f"expected_batch_size is set to {value} after the optimizer was made: the number "
-                "that updates are divided by has to be a public constant, since the size of a "
-                "sampled batch is private; leave it, or make the training private anew"
+                "that divides updates must be a public constant, since the size of a "
+                "sampled batch is private; leave it, or make the training private again"
             )
         self._divisor = value
 
@@ -202,14 +202,14 @@ class SecureNoise:
 class SecureDPOptimizer(SecureNoise, DPOptimizer):  # type: ignore[misc]
     """Opacus' `DPOptimizer` with secure noise.
 
-    An example whose gradient is not finite adds nothing; Opacus lets it turn the whole release into
-    NaN, which no noise hides. All else, and every other argument, is Opacus' own.
+    An example whose gradient is not finite adds nothing; in Opacus it turns the whole release into
+    NaN, which no noise hides. Everything else, and every other argument, is as in Opacus.
 
     Args:
         noise_multiplier: noise standard deviation / max_grad_norm.
         max_grad_norm: L2 bound of every example's gradient.
-        expected_batch_size: what the sum is divided by under `loss_reduction` "mean": a public
-            number, which cannot be changed afterwards.
+        expected_batch_size: the divisor of the sum under `loss_reduction` "mean": a public number,
+            which cannot be changed afterwards.
         generator: a seeded CPU generator, for experiments only.
 
     Source: Abadi et al. 2016, algorithm 1; docs/sharp_edges/floating_point_noise.md.
@@ -239,14 +239,14 @@ class SecureGhostOptimizer(SecureNoise, DPOptimizerFastGradientClipping):  # typ
     """Opacus' optimizer for ghost clipping with secure noise; arguments as `SecureDPOptimizer`.
 
     A step whose sum of clipped gradients is not finite is `NotApplicable`: ghost clipping has only
-    the sum, and cannot leave one example out of it. Nothing is released.
+    the sum, and cannot leave one example out. Nothing is released.
     """
 
     def accumulate(self) -> None:
         if not all(bool(p.grad.isfinite().all()) for p in self.params):
             raise NotApplicable(
                 "an example has a gradient that is not finite, which ghost clipping cannot leave "
-                "out; take grad_sample_mode 'hooks', where it adds nothing, or mend the example"
+                "out; use grad_sample_mode 'hooks', where it adds nothing, or fix the example"
             )
         super().accumulate()
 
@@ -255,16 +255,16 @@ class WhitenedDPOptimizer(SecureDPOptimizer):
     """DP-SGD whose noise has a public covariance S Sᵀ: whiten, clip, sum, add noise, color.
 
     Every example's gradient g becomes S⁻¹ g over the flat vector of trained parameters and is
-    clipped in that norm. White noise goes on the sum, and then S is applied. `p.summed_grad` holds
-    the sum in whitened coordinates.
+    clipped in that norm. White noise is added to the sum, and then S is applied. `p.summed_grad`
+    holds the sum in whitened coordinates.
 
     Args:
-        shape: where S comes from, and the model's parameters in order. S is computed anew every
+        shape: the source of S, and the model's parameters in order. S is computed again every
             `shape.settings.refresh` steps, never inside a batch that is split in parts.
         settings: as of `SecureDPOptimizer`; `max_grad_norm` bounds the whitened norm.
 
     Guarantees: one step is the Gaussian mechanism with that multiplier for adding or removing one
-    example, as of `DPOptimizer`: an accountant sees no difference (docs/whitened_dp.md).
+    example, as in `DPOptimizer`: an accountant needs no change (docs/whitened_dp.md).
 
     Source: docs/whitened_dp.md; Chen, Gursoy and Lei, theorem 3.5.
     """
@@ -278,7 +278,7 @@ class WhitenedDPOptimizer(SecureDPOptimizer):
         known = {id(p) for p in shape.parameters}
         if any(id(p) not in known for p in self.params):
             raise NotApplicable(
-                "the optimizer trains parameters that the shape was not made for; give "
+                "the optimizer trains parameters for which the shape was not made; give "
                 "PublicRoot.of the module whose parameters the optimizer has"
             )
         self._trained = self._which()
@@ -293,8 +293,8 @@ class WhitenedDPOptimizer(SecureDPOptimizer):
     def clip_and_accumulate(self) -> None:
         if self._which() != self._trained:
             raise NotApplicable(
-                "which parameters are trained has changed since the optimizer was made; make it "
-                "anew after freezing or unfreezing"
+                "the set of trained parameters has changed since the optimizer was made; make it "
+                "again after freezing or unfreezing"
             )
         params = self._ordered
         for p in params:

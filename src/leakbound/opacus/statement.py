@@ -1,4 +1,4 @@
-"""What a training amounts to: a risk and an epsilon, from an accountant's history."""
+"""The risk and the epsilon of a training, from an accountant's history."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ PUBLIC = {
     ),
     "batch size": "the number of examples and the size of every batch are public",
 }
-"""What a statement takes as public, by what each noisy sum of gradients is divided by."""
+"""What a statement takes as public, by the divisor of each noisy sum of gradients."""
 SEEDED = (
-    "EXPERIMENT ONLY: the noise came from a seeded generator, and whoever has the seed subtracts it"
+    "EXPERIMENT ONLY: the noise came from a seeded generator; anyone with the seed can subtract it"
 )
 RISES = (0.01, 0.001, 0.0001)
-"""Probabilities of a guess without the training, for which a statement without a prior answers."""
+"""Prior-only success probabilities for which a statement without a prior answers."""
 SHAPED = "; with noise of a public shape, that the same attack attains as much"
 
 
 class Accountant(Protocol):
-    """What is read of an Opacus accountant."""
+    """The part of an Opacus accountant that is used."""
 
     history: list[Any]
 
@@ -53,26 +53,26 @@ class Accountant(Protocol):
 class Statement:
     """The risk after some steps from both sides, and epsilon.
 
-    Without a prior that knows the data, no probability holds for all attackers: their success
-    without the training is then unknown, and the statement says only what the training adds.
+    Without a prior from the data, no probability holds for all attackers: their success without the
+    training is then unknown, and the statement says only what the training adds.
 
     Attributes:
         history: (noise multiplier, sampling rate, steps) of each kind of step, merged.
         dim, norm: of the examples that it holds for: number of values, least norm.
         eta: mean squared error up to which an example counts as reconstructed, input units squared.
-        psnr: the same in dB, where it was given so.
+        psnr: the same in dB, if it was given so.
         participation: whether the attacker sees which steps hold the example.
         attained: success of the best attack on the linear trap.
         bound: success that no attacker exceeds, on average over the prior; None without one.
         log_kappa: natural logarithm of the prior-only success behind it; None without a prior.
-        rises: (a, b) pairs: what is guessed with probability a without the training is
+        rises: (a, b) pairs: an example that is guessed with probability a without the training is
             reconstructed with probability b at most.
         epsilon, delta: of all steps, adding or removing one example; infinite without noise.
-        prior: for which examples the upper bound holds; None if none was given.
+        prior: the examples for which the upper bound holds; None if none was given.
         attained_scope, bound_scope: whom each side covers and what it does not say.
         experiment_only: the noise can be replayed.
-        divisor: what each noisy sum is divided by: a public "constant" (or nothing), or the
-            "batch size" that was drawn, which is then taken as public.
+        divisor: the divisor of each noisy sum: a public "constant" (or none), or the "batch size"
+            that was drawn, which is then taken as public.
     """
 
     history: tuple[Part, ...]
@@ -99,7 +99,7 @@ class Statement:
         return sum(count for *_, count in self.history)
 
     def plain(self) -> dict[str, Any]:
-        """All of it as JSON values; what is infinite is None."""
+        """The statement as JSON values; infinite values are None."""
         values = asdict(self) | {"steps": self.steps, "words": str(self)}
         values |= {"history": list(map(list, self.history)), "rises": list(map(list, self.rises))}
         for key in ("epsilon", "log_kappa"):
@@ -178,8 +178,8 @@ def risk(
     """The risk that an example is reconstructed, after the steps of an accountant.
 
     Steps of one setting: `risk.corridor`. Of several: the privacy losses are composed on one grid
-    (`bounds.mixed_steps`), and the attack weighs steps by their noise. Numerical errors go to more
-    risk in the upper bound, and to less in the attained success.
+    (`bounds.mixed_steps`), and the attack weights steps by their noise. Numerical errors increase
+    the upper bound and decrease the attained success.
 
     Args:
         history: an Opacus accountant, or its history [(noise multiplier, sampling rate, steps)].
@@ -188,24 +188,24 @@ def risk(
         psnr: in dB, for inputs of range `input_range`; or
         eta: a mean squared error, input units squared.
         input_range: width of the range of an input.
-        participation: "hidden" where no attacker sees which batch holds an example, as epsilon in
-            Opacus has it; "visible" where one does.
+        participation: "hidden" if no attacker sees which batch holds an example, as Opacus' epsilon
+            assumes; "visible" if one does.
         prior: of the examples, for the upper bound, as `record_priors.from_images(public)`. Without
-            one the statement says only what the training adds to an attacker's guess.
-        delta: at which epsilon is stated.
+            one the statement says only what the training adds to an attacker's success.
+        delta: the delta at which epsilon is stated.
         experiment_only: the noise was seeded; the statement then says so.
         shaped: the noise had a public shape: whether the attack attains as much is unknown.
-        divisor: what each noisy sum of gradients was divided by. "constant": a number that does not
-            depend on the batch, as Opacus' `expected_batch_size`, or nothing. "batch size": the
-            number of examples that were drawn, in the optimizer, the loss or the learning rate.
+        divisor: the divisor of each noisy sum of gradients. "constant": a number that does not
+            depend on the batch, as Opacus' `expected_batch_size`, or none. "batch size": the number
+            of examples that were drawn, in the optimizer, the loss or the learning rate.
 
     Assumptions: Poisson sampling; noise that the attacker cannot replay; a public number of
-    examples, since Opacus computes rate and divisor from it. Epsilon compares with a training in
-    which the example's gradient counts as zero and all else is the same.
+        examples, since Opacus computes rate and divisor from it. Epsilon compares with a training
+        in which the example's gradient counts as zero and all else is the same.
 
     Raises:
-        NotApplicable: hidden participation in sampled steps, divided by the batch's size: the level
-            of the noise shows that size, and the size shows whether the example takes part.
+        NotApplicable: hidden participation in sampled steps, divided by the batch's size: the noise
+            level shows that size, and the size shows whether the example takes part.
 
     Source: docs/errata.md, "the valid corridor"; docs/opacus.md for several settings.
 
@@ -234,7 +234,7 @@ def risk(
         lower = least(mixed.merged(parts, more=False), dim=dim, eta=goal.eta, norm=norm)
         upper = _upper(parts, setting, log_kappa)
         if prior is None:
-            lower = min(lower, upper)  # both round outwards: they cross by rounding alone
+            lower = min(lower, upper)  # both round outward: they cross only by rounding
         privacy = mixed.epsilon(mixed.merged(parts), delta, visible=visible)
     else:
         lower = float(identification.kappa_sphere(dim=dim, eta=goal.eta, norm=norm))
@@ -264,13 +264,13 @@ def risk(
 def _covered(
     parts: tuple[Part, ...], divisor: Divisor, participation: Participation
 ) -> tuple[Part, ...]:
-    """The parts; refused where a drawn batch size is the divisor and shows hidden participation."""
+    """The parts; an error if the drawn batch size is the divisor and shows hidden participation."""
     check.one_of(SEES, participation=participation)
     check.one_of(PUBLIC, divisor=divisor)
     sampled = any(rate < 1 for _, rate, _ in parts)
     if divisor == "batch size" and participation == "hidden" and sampled:
         raise NotApplicable(
-            "divisor is 'batch size' and participation is 'hidden': the level of the noise shows "
+            "divisor is 'batch size' and participation is 'hidden': the noise level shows "
             "how many examples a batch has, and so whether it holds a given one; divide by a "
             "constant such as Opacus' expected_batch_size, or give participation='visible', "
             "which takes the batch sizes as public"
@@ -303,8 +303,7 @@ def _read(history: Accountant | Sequence[Sequence[float]]) -> list[Part]:
     mechanism = getattr(history, "mechanism", None)
     if mechanism is not None and mechanism() == "gdp":
         warnings.warn(
-            "the gdp accountant's own epsilon may be too low; this statement uses its history "
-            "alone",
+            "the gdp accountant's own epsilon may be too low; this statement uses only its history",
             stacklevel=3,
         )
     counts: dict[tuple[float, float], int] = {}
@@ -319,7 +318,8 @@ def _read(history: Accountant | Sequence[Sequence[float]]) -> list[Part]:
         if not 0 < rate <= 1:
             raise ValueError(
                 f"history holds the sampling rate {rate}; give one in (0, 1] (Opacus counts more "
-                "where gradients of several batches were accumulated, which is no Poisson sample)"
+                "where gradients of several batches were accumulated, which is not a Poisson "
+                "sample)"
             )
         if int(steps) != steps or steps < 1:
             raise ValueError(f"history holds {steps} steps; give a whole number of at least 1")

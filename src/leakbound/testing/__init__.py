@@ -1,7 +1,7 @@
-"""Contract checks for defenses, attacks and metrics, of third parties and our own.
+"""Contract checks for defenses, attacks and metrics, third-party and built-in.
 
-Each raises `ContractError` with a sentence that says what is broken, and returns None otherwise.
-All randomness is named, so a check gives the same answer every time.
+Each raises `ContractError` with a sentence about the violation, and returns None otherwise. All
+randomness is seeded by name, so a check always gives the same answer.
 
 Example:
     >>> from leakbound.defenses import GaussianNoise

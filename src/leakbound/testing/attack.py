@@ -1,4 +1,4 @@
-"""The contract of an attack: a function of what it sees and of one generator, and of no truth."""
+"""The contract of an attack: a function of its observation and one generator, without the truth."""
 
 from __future__ import annotations
 
@@ -38,23 +38,24 @@ from leakbound.types import (
 )
 
 CANDIDATES, REPEATS, UNLIKELY = 8, 8, 1e-4
-"""Images among which the truth is sought, how often, and the chance below which that is no luck."""
+"""Number of images that include the truth, number of trials, and the chance level that is no luck.
+"""
 
 
 def check_attack(attack: Attack, *, task: Task | None = None, batch: Batch | None = None) -> None:
     """Check that an attack keeps its contract, above all that it never sees the truth.
 
-    Signature and settings; purity, determinism and global random states; the answer's shape and
-    range; a problem where the update is zero; `many` and `plant`; the same answer whatever truth
-    lies in reach of its stack frames or the garbage collector; and no better than chance at
-    pointing to a truth of which the update tells nothing. `ContractError` says what is broken
-    first; an attack that says `NotApplicable` for this task is only checked for its signature.
+    The check covers: signature and settings; purity, determinism and global random states; the
+    answer's shape and range; a problem for an update of zeros; `many` and `plant`; the same answer
+    for any truth in reach of its stack frames or the garbage collector; and no better than chance
+    at finding a truth that the update does not contain. `ContractError` states the first violation.
+    An attack that raises `NotApplicable` for this task is only checked for its signature.
 
     Args:
-        attack: with few steps, since it is called some thirty times.
+        attack: with few steps, since it is called about thirty times.
         task: by default a small perceptron on 6x6 images with 3 classes.
-        batch: needed with a task of your own; also what a cheating attack may hold. Random pixels
-            are the fair choice: an attack with a prior knows something of natural images.
+        batch: needed with your own task; a cheating attack may hold it. Random pixels are the fair
+            choice: an attack with a prior knows something of natural images.
     """
     task, batch = given_or_small(task, batch)
     name = repr(attack)
@@ -66,7 +67,7 @@ def check_attack(attack: Attack, *, task: Task | None = None, batch: Batch | Non
     try:
         answer = attack(observation, stream(0, "contract", "attack"))
     except NotApplicable as none:
-        require(bool(str(none.reason).strip()), f"{name} is not applicable for no reason")
+        require(bool(str(none.reason).strip()), f"{name} is not applicable without a reason")
         return
     unchanged.check(name)
     _check_answer(answer, observation, name)
@@ -101,7 +102,7 @@ def _check_plant(attack: Attack, task: Task, batch: Batch, name: str) -> None:
 
 
 def _observed(attack: Attack, task: Task, batch: Batch) -> Observation:
-    """What a malicious server sees of an undefended client; it plants if the attack does."""
+    """What a malicious server sees of an undefended client; the attack may change the model."""
     threat = ThreatModel(server=Server.MALICIOUS)
     sources = [stream(0, "contract", "observe", i) for i in range(2)]
     return play(task, [batch], NoDefense(), sources, threat=threat, attack=attack).observation
@@ -128,7 +129,7 @@ def _check_answer(answer: Reconstruction, observation: Observation, name: str) -
 
 
 def _check_pure(attack: Attack, observation: Observation, batch: Batch, name: str) -> None:
-    """Same generator, same bits, under any global random state, and nothing is written to."""
+    """Same generator, same bits, for any global random state, and nothing is written to."""
     unchanged = _unchanged(observation, batch)
     kept = _global_states()
     answers = []
@@ -177,7 +178,7 @@ def _check_zero(attack: Attack, observation: Observation, name: str) -> None:
 
 
 def _check_blind(attack: Attack, task: Task, batch: Batch, name: str) -> None:
-    """The answer is the same while the truth is gone, in reach, or another truth is."""
+    """The answer is the same while the truth is gone, in reach, or replaced by another."""
     hidden = _observed(attack, task, small_batch(task, batch, seed=3))
     gc.collect()
     answers = [_answer(attack, hidden, stream(0, "contract", "blind"))]
@@ -187,13 +188,13 @@ def _check_blind(attack: Attack, task: Task, batch: Batch, name: str) -> None:
     for answer in answers[1:]:
         require(
             _same_answers(answers[0], answer),
-            f"{name} answers otherwise while a batch lies in its stack frames or in memory: it "
+            f"{name} answers differently while a batch is in its stack frames or in memory: it "
             "looks for the truth outside of its observation",
         )
 
 
 def _check_chance(attack: Attack, observation: Observation, batch: Batch, name: str) -> None:
-    """Shown noise, the answer is no nearer to a truth than to other images more than by chance."""
+    """Given noise, the answer is not closer to a truth than to other images beyond chance."""
     task = observation.task
 
     def other(k: int, i: int) -> Batch:
@@ -219,13 +220,14 @@ def _check_chance(attack: Attack, observation: Observation, batch: Batch, name: 
             asked, hits = asked + 1, hits + (errors[0] < min(errors[1:]))
         require(
             stats.binom.sf(hits - 1, max(asked, 1), 1 / CANDIDATES) > UNLIKELY,
-            f"{name} was shown noise and still came nearest to the truth {hits} of {asked} times "
-            f"among {CANDIDATES} images: it knows the truth from elsewhere",
+            f"{name} was shown noise, but its answer was closest to the truth {hits} of {asked} "
+            "times "
+            f"among {CANDIDATES} images: it knows the truth from another source",
         )
 
 
 def _noise(observation: Observation, seed: int) -> Observation:
-    """The same observation with noise of each tensor's size in place of the update."""
+    """The same observation with noise of each tensor's size instead of the update."""
     rows = observation.update.rows
     noise = normal(rows.shape, stream(seed, "contract", "noise"), like=rows)
     for _, _, start, stop in observation.task.layout:
@@ -251,7 +253,7 @@ def _answer(
 def _beside(
     attack: Attack, observation: Observation, generator: torch.Generator, truth: Batch
 ) -> Reconstruction | None:
-    """The answer while a truth lies in this frame and in the garbage collector's view."""
+    """The answer while a truth is in this frame and visible to the garbage collector."""
     batch, inputs, in_reach = truth, truth.inputs, [truth]
     answer = _answer(attack, observation, generator)
     assert batch is in_reach[0]

@@ -14,13 +14,13 @@ from leakbound.random import stream, uniform
 from leakbound.types import Batch, Task
 
 CHANCE = 1e-6
-"""A statistical check fails where what it saw has a probability below this."""
+"""A statistical check fails if its observation has a probability below this."""
 
 CLASSES = 3
 
 
 class ContractError(AssertionError):
-    """A defense, attack or metric does not do what it declares; the message says what."""
+    """A defense, attack or metric violates its contract; the message says how."""
 
 
 def require(holds: bool, message: str) -> None:
@@ -51,7 +51,7 @@ def given_or_small(task: Task | None, batch: Batch | None) -> tuple[Task, Batch]
 
 
 def small_batch(task: Task, like: Batch | None = None, *, seed: int = 0) -> Batch:
-    """Random images in the task's range, shaped as `like` (else two of 6x6), with its labels."""
+    """Random images in the task's range, shaped as `like` (otherwise two of 6x6), with labels."""
     low, high = task.input_range
     shape = (2, 1, 6, 6) if like is None else tuple(like.inputs.shape)
     draw = uniform(shape, stream(seed, "contract", "batch"), like=task.parameters)
@@ -70,7 +70,7 @@ def check_settings(thing: object, name: str) -> None:
 
 
 def check_repr(thing: Any, name: str) -> None:
-    """The repr names every field and its value, since records and hashes are made of it."""
+    """The repr names every field and its value, since records and hashes use it."""
     text = repr(thing)
     for field in dataclasses.fields(thing):
         shown = f"{field.name}={getattr(thing, field.name)!r}"
@@ -78,7 +78,7 @@ def check_repr(thing: Any, name: str) -> None:
 
 
 class Unchanged:
-    """Remembers tensors, models and random states, and finds what was written to since."""
+    """Stores tensors, models and random states, and detects later writes to them."""
 
     def __init__(self, task: Task, batch: Batch, *tensors: Tensor | None) -> None:
         self.task, self.batch = task, batch

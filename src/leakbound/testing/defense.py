@@ -1,4 +1,4 @@
-"""The contract of a defense: what it declares of its release is true, by statistics over draws."""
+"""The contract of a defense: its declared distribution is true, by statistics over draws."""
 
 from __future__ import annotations
 
@@ -42,17 +42,19 @@ FEW, MANY = 4, 256
 def check_defense(
     defense: Defense, *, task: Task | None = None, batch: Batch | None = None
 ) -> None:
-    """Check that a defense (or a chain) keeps its contract, above all that its law is true.
+    """Check that a defense (or a chain) keeps its contract, above all that its distribution is
+    true.
 
-    Settings, units, purity and determinism; the mask; the declared law by its variance, shape,
-    independence and mean over many streams; what differential privacy rests on (the bound and the
-    noise); `imitate`, which must be the noise-free part; a server that gives no context; updates
-    that are zero or not finite. `ContractError` says what is broken first.
+    The check covers: settings, units, purity and determinism; the mask; the declared distribution
+    by its variance, shape, independence and mean over many streams; the basis of differential
+    privacy (the bound and the noise); `imitate`, which must be the noise-free part; a server that
+    gives no context; updates that are zero or not finite. `ContractError` states the first
+    violation.
 
     Args:
-        defense: a link or a chain; a link that needs others before it is checked behind them.
+        defense: a link or a chain; a link that needs others before it is checked after them.
         task: what the clients train; by default a small perceptron on 6x6 images.
-        batch: what one client holds; needed with a task of your own.
+        batch: one client's data; needed with your own task.
     """
     task, batch = given_or_small(task, batch)
     for link in defense.links if isinstance(defense, Chain) else (defense,):
@@ -66,7 +68,7 @@ def check_defense(
 
 
 def runnable(defense: Defense) -> Chain:
-    """The defense behind the links that it needs, so that a round can run."""
+    """The defense after the links that it needs, so that a round can run."""
     if isinstance(defense, Chain):
         return defense
     if defense.needs_bound:
@@ -95,7 +97,7 @@ def _check_link(link: Defense, task: Task, batch: Batch) -> None:
 
 
 def _plain(link: Defense, unit: Unit, task: Task, batch: Batch) -> Update:
-    """Rows of a unit before any defense; bounded to 1 where the link asks for a bound."""
+    """Rows of a unit before any defense; bounded to 1 if the link needs a bound."""
     if unit is Unit.EXAMPLE:
         rows = example_gradients(task, batch.inputs, batch.labels)
         examples: tuple[int, ...] = (1,) * batch.size
@@ -175,13 +177,15 @@ def _check_imitate(link: Defense, update: Update, out: Update, name: str) -> Non
         )
         require(guess.requires_grad, f"imitate of {name} is not differentiable")
         (slope,) = torch.autograd.grad(guess.sum(), rows)
-        require(bool(slope.isfinite().all()), f"imitate of {name} has a slope that is not finite")
+        require(
+            bool(slope.isfinite().all()), f"imitate of {name} has a derivative that is not finite"
+        )
     if isinstance(out.law, Exact) and not link.uses_context:
         _check_same(out, link.imitate(update.rows), name)
 
 
 def _check_same(out: Update, guess: Tensor, name: str) -> None:
-    """`imitate` gives the release itself, or at least its signs where that has few values."""
+    """`imitate` gives the release, or at least its signs if that has few values."""
     shown = _shown(out)
     seen, guess = out.rows[shown], guess.detach()[shown]
     if len(seen) and len(torch.unique(seen)) < len(seen) / 4:
@@ -219,7 +223,7 @@ def _check_task_kept(whole: Chain, task: Task, batch: Batch) -> None:
 
 
 def _check_releases(whole: Chain, task: Task, batch: Batch) -> None:
-    """The declared law over whole rounds: prepare, gradients, every link."""
+    """The declared distribution over whole rounds: prepare, gradients, every link."""
     name = repr(whole)
     draws = _rounds(whole, task, batch, range(FEW))
     first = draws[0]
@@ -253,7 +257,7 @@ def _rounds(whole: Chain, task: Task, batch: Batch, seeds: Sequence[int]) -> lis
 
 
 def _check_privacy(whole: Chain, task: Task, batch: Batch) -> None:
-    """Every link that promises differential privacy has what its promise rests on.
+    """Every link that promises differential privacy has the basis of its promise.
 
     Neighbors differ in one row, which is zero in one of them (add or remove at a fixed divisor).
     """
@@ -278,7 +282,7 @@ def _plain_rows(upto: Chain, task: Task, batch: Batch) -> list[Tensor]:
 def _check_bound(
     upto: Chain, link: Defense, clients: list[Tensor], task: Task, batch: Batch
 ) -> float:
-    """No row, however scaled or turned, moves the release by more than the declared bound."""
+    """No row, at any scale and direction, moves the release by more than the declared bound."""
     name = f"{link!r} promises differential privacy, but"
     bound = _released(upto, clients, task, batch).bound
     if bound is None:
@@ -320,7 +324,7 @@ def _neighbors(rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 def _check_noise(
     upto: Chain, link: Defense, bound: float, clients: list[Tensor], task: Task, batch: Batch
 ) -> None:
-    """The link's own noise has a true law, at least `noise_multiplier` times the bound."""
+    """The link's own noise has a true distribution, at least `noise_multiplier` times the bound."""
     name = f"{link!r} promises differential privacy, but"
     before = Chain(upto.links[:-1])
     given = replace(
@@ -363,16 +367,16 @@ def _released(
 
 
 MOST = 400
-"""Coordinates that a law is checked on; of wider updates, evenly spread ones."""
+"""Coordinates on which a distribution is checked; evenly spread ones for wider updates."""
 
 
 def check_law(
     draws: list[Update], center: Tensor | None, name: str, *, promise: Guarantee | None = None
 ) -> None:
-    """Draws of one release by independent streams have the law they declare.
+    """Draws of one release by independent streams have the distribution that they declare.
 
-    `center`: the noise-free rows (R, P); None takes the mean of the draws in their place. A
-    `promise` of KNOWN_NOISE needs a noise law on every draw.
+    `center`: the noise-free rows (R, P); None uses the mean of the draws instead. A `promise` of
+    KNOWN_NOISE needs a noise distribution on every draw.
     """
     law = draws[0].law
     for draw in draws:
@@ -398,7 +402,7 @@ def check_law(
 
 
 def check_exact(draws: list[Update], name: str) -> None:
-    """Draws are the same; with masks, where two of them show, and up to a factor of the mask."""
+    """Draws are equal; with masks, on coordinates that two of them show, up to a mask's factor."""
     first = draws[0]
     for draw in draws[1:]:
         if first.mask is None and draw.mask is None:
@@ -457,7 +461,7 @@ def _standard(draws: list[Update], center: Tensor | None, name: str) -> tuple[Te
 def _check_spread(
     residual: Tensor, seen: Tensor, law: Gaussian | Laplace, name: str, *, centered: bool
 ) -> None:
-    """Variance is 1: pooled, and of every coordinate on its own."""
+    """The variance is 1: pooled, and of every coordinate separately."""
     kurtosis = 3.0 if isinstance(law, Gaussian) else 6.0
     count = seen.sum(0).double() - (1 if centered else 0)
     squares = residual.square()
@@ -481,7 +485,7 @@ def _check_spread(
 
 
 def _check_independence(residual: Tensor, name: str) -> None:
-    """No two coordinates (of any layer or row) move together, and not all of them a little."""
+    """No two coordinates (of any layer or row) are correlated, nor all of them slightly."""
     draws, width = residual.shape
     if width < 2:
         return
@@ -491,7 +495,7 @@ def _check_independence(residual: Tensor, name: str) -> None:
     limit = stats.norm.isf(CHANCE / 2 / pairs) / draws**0.5
     require(
         float(upper.abs().max()) < min(0.95, 1.2 * limit),
-        f"{name} gives two coordinates noise that moves together; draw it for each of them",
+        f"{name} gives two coordinates correlated noise; draw it separately for each",
     )
     average = float(upper.square().sum() / pairs) * draws
     require(

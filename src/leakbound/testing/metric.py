@@ -1,4 +1,4 @@
-"""The contract of a metric: one number an image, and a direction that is true."""
+"""The contract of a metric: one number per image, and a direction that is true."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from leakbound.testing.common import CLASSES, ContractError, check_settings, req
 from leakbound.types import Batch
 
 LEVELS = (0.0, 0.1, 0.3, 1.0, 1000.0)
-"""Standard deviations of the noise; the last drowns every image and is only compared to none."""
+"""Standard deviations of the noise; the last hides every image and is only compared to none."""
 
 SIZES = ((12, 1, 16, 16), (2, 1, 180, 180))
 
 
 def check_metric(metric: Metric) -> None:
-    """Check that a metric keeps its contract; `ContractError` says what is broken first.
+    """Check that a metric keeps its contract; `ContractError` states the first violation.
 
-    One number or None an image; labels or distractors that are missing, and tiny images, are no
-    error; a perfect reconstruction is best, more noise (and more wrong labels) never better on
-    average, the most noise worse; a permuted batch permutes the values; nothing is written to.
+    One number or None per image. Missing labels or distractors, and tiny images, are no error. A
+    perfect reconstruction is best; more noise (and more wrong labels) is never better on average;
+    the most noise is worse. A permuted batch permutes the values. Nothing is written to.
     """
     name = f"metric {metric.name!r}"
     check_settings(metric, name)
@@ -40,7 +40,7 @@ def check_metric(metric: Metric) -> None:
 
 
 def _check_order(metric: Metric, shape: tuple[int, ...], name: str) -> bool:
-    """Whether values are defined at this size; where they are, they follow the noise."""
+    """Whether values are defined at this size; if so, they follow the noise."""
     means, better = [], 1 if metric.higher_is_better else -1
     for level in LEVELS:
         values = _values(metric, *_noisy(shape, level), name)
@@ -95,7 +95,7 @@ def _values(
 
 
 def _noisy(shape: tuple[int, ...], level: float, *, labels: bool = True) -> tuple[Paired, Tensor]:
-    """Random images, guesses with noise of that size (and labels as wrong), and other images."""
+    """Random images, reconstructions with noise of that size (and labels as wrong), and others."""
     truth = uniform(shape, stream(0, "contract", "truth")).double()
     noise = normal(shape, stream(0, "contract", "metric noise")).double()
     true_labels = torch.arange(shape[0]) % CLASSES
